@@ -309,7 +309,7 @@ fn plan(id: RunId, stage: &str, attempt: Attempt, warnings: Vec<String>, weights
             cuda: false,
             sha256: "5d41402a".repeat(8),
         },
-        disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3 },
+        disk: plan::DiskNeed { checkpoint_bytes: 22_000_000, count: 3, is_data_set: false },
         master: None,
         job_script: None,
         replaces: None,

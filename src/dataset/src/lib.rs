@@ -6,6 +6,7 @@
 pub mod check;
 mod clip;
 mod conditions;
+mod encode;
 #[cfg(test)]
 mod fixtures;
 mod import;
@@ -19,6 +20,7 @@ mod table;
 
 pub use clip::Clip;
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors};
+pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use index::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};

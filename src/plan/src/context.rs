@@ -38,8 +38,19 @@ pub struct StartOptions {
     pub push: bool,
     /// Files of the data set that every node must be able to read: a few that stand for all.
     pub data_files: Vec<Utf8PathBuf>,
+    /// What an encode reads, writes and needs, if the recipe is one.
+    pub encode: Option<EncodeFacts>,
     /// Warnings about the request itself, such as nodes that were left out.
     pub warnings: Vec<String>,
+}
+
+/// What an encode reads, writes and needs, which the caller computes from its inputs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EncodeFacts {
+    /// The disk space that the data set needs, at most.
+    pub disk_bytes: u64,
+    /// The rows of the summary: clips, size, memory.
+    pub rows: Vec<(String, String)>,
 }
 
 /// The trainer binary.

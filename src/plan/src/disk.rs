@@ -17,6 +17,9 @@ pub struct DiskNeed {
     pub checkpoint_bytes: u64,
     /// The maximum number of checkpoints on disk at once, in addition to those on disk now.
     pub count: u64,
+    /// Whether it is a data set and not checkpoints: then `checkpoint_bytes` is all of it.
+    #[serde(default)]
+    pub is_data_set: bool,
 }
 
 impl DiskNeed {
@@ -27,7 +30,11 @@ impl DiskNeed {
             // The next checkpoint is as large as the newest and is written before an old one is removed. It is unknown how
             // many checkpoints the command keeps.
             let next = newest_bytes.filter(|bytes| *bytes > MIN_BYTES);
-            return next.map_or(Self::default(), |checkpoint_bytes| Self { checkpoint_bytes, count: 1 });
+            return next.map_or(Self::default(), |checkpoint_bytes| Self {
+                checkpoint_bytes,
+                count: 1,
+                is_data_set: false,
+            });
         }
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
@@ -37,7 +44,13 @@ impl DiskNeed {
         Self {
             checkpoint_bytes: recipe.cost().checkpoint_bytes,
             count: written.min(room + kept_for_good(recipe, done, total)),
+            is_data_set: false,
         }
+    }
+
+    /// Returns the need of a data set.
+    pub(crate) fn of_data_set(bytes: u64) -> Self {
+        Self { checkpoint_bytes: bytes, count: 1, is_data_set: true }
     }
 
     /// Returns the size of these checkpoints in bytes.
@@ -71,7 +84,9 @@ pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, s
     }
     let (one, free) = (size(need.checkpoint_bytes), size(free_bytes));
     let missing = size(needed - free_bytes);
-    let why = if need.count == 0 {
+    let why = if need.is_data_set {
+        format!("the data set needs up to {one} while it is made, and {at} has {free} free")
+    } else if need.count == 0 {
         format!("logs and checkpoints of the command need at least {}, and {at} has {free} free", size(needed))
     } else if need.count == 1 {
         format!("the checkpoint needs {one}, and {at} has {free} free")
@@ -129,7 +144,7 @@ mod tests {
     #[test]
     fn a_disk_too_small_is_refused_with_the_arithmetic() {
         let at = Utf8Path::new("/runs");
-        let one = DiskNeed { checkpoint_bytes: 1_288_490_189, count: 1 };
+        let one = DiskNeed { checkpoint_bytes: 1_288_490_189, count: 1, is_data_set: false };
         let three = DiskNeed { count: 3, ..one };
         assert_eq!(check_disk("cannot launch demo", &one, one.bytes(), at, "--runs"), Ok(()));
         let refusals = [&one, &three]

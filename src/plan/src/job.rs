@@ -84,7 +84,11 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
 fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -> Result<LaunchPlan, Failure> {
     let recipe = request.run.recipe()?;
     let steps = attempt.steps.unwrap_or(recipe.train.steps);
-    let disk = DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes());
+    let disk = match (&cx.options.encode, recipe.task) {
+        (Some(encode), recipe::Task::Encode) => DiskNeed::of_data_set(encode.disk_bytes),
+        (None, recipe::Task::Encode) => DiskNeed::default(),
+        _ => DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes()),
+    };
     Ok(LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx))
 }
 
@@ -112,6 +116,9 @@ pub fn requeue(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now
 }
 
 fn is_done(facts: &RunFacts, newest: &Attempt) -> bool {
+    if facts.is_independent {
+        return facts.has_finished;
+    }
     let finished =
         |exit: &rundir::ExitFile| exit.attempt == newest.number && exit.reason == rundir::ExitReason::Finished;
     !facts.exits.is_empty() && facts.exits.iter().all(finished)

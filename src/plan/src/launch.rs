@@ -1,7 +1,7 @@
 //! Plans a new run.
 
 use camino::Utf8PathBuf;
-use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Trainable, save_reserve_s};
+use recipe::{Curriculum, Mesh, Recipe, StageSpec, StageStart, Task, Trainable, save_reserve_s};
 use rundir::{AttemptWhy, ErrorCode, Failure, Lineage, Run, RunDir, RunId, SCHEMA, StartFrom};
 
 use crate::launch_plan::{Draft, crossing, place, sizes};
@@ -102,8 +102,9 @@ impl NewRun<'_> {
             Failure { what: what.to_owned(), why, ..error.into() }
         })?;
         let is_command = recipe.trainer == recipe::TrainerKind::Command;
-        let mesh = match (is_command, cx.target.slots()) {
-            // The mesh of a command is unknown, so that the command gets all ranks of the target.
+        // Ranks that work by themselves have no mesh, and that of a command is unknown: both get all ranks of the target.
+        let is_free = is_command || !recipe.task.ranks_depend_on_each_other();
+        let mesh = match (is_free, cx.target.slots()) {
             (true, slots) if slots > 0 && slots != recipe.mesh.world() => command_mesh(slots),
             _ => recipe.mesh,
         };
@@ -118,17 +119,25 @@ impl NewRun<'_> {
                 "pass the weights in command.run, and set start = \"random\" for the stage",
             ));
         }
+        if recipe.task == Task::Encode && self.origin.start != StartFrom::Random {
+            return Err(Failure::new(
+                ErrorCode::InvalidArgument,
+                what,
+                "an encode starts from the encoders of its recipe, and not from weights of a run",
+                "remove --init",
+            ));
+        }
         if is_command {
             self.origin.description = "chosen by the command".into();
         }
-        if !is_command && self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
+        if !is_free && self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
             self.warnings.push(format!(
                 "only {} is trained, and the initial weights are random: all other weights stay random",
                 recipe.train.trainable
             ));
         }
         let placement = place(what, &mesh, cx)?;
-        if !is_command {
+        if !is_free {
             self.warnings.extend(short_limit(recipe));
             self.warnings.extend(crossing(&recipe.mesh, &placement));
         }

@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement, PlacementError};
-use recipe::{Mesh, Per, Recipe};
+use recipe::{Mesh, Per, Recipe, Task};
 use rundir::{
     Attempt, AttemptWhy, CommandPlace, ErrorCode, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder,
     command_output, command_ranks, command_words,
@@ -86,6 +86,11 @@ impl LaunchPlan {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
     }
 
+    /// Returns what the ranks do.
+    pub fn task(&self) -> recipe::Task {
+        self.run.task()
+    }
+
     /// Returns whether ranks of the embedded trainer use GPUs. `finds` is whether the trainer finds GPUs.
     pub fn on_gpus(&self, finds: bool) -> bool {
         self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
@@ -147,10 +152,17 @@ impl Draft<'_> {
             slurm: cx.target.slurm.clone(),
         };
         let steps = self.steps.unwrap_or(self.recipe.train.steps);
-        let disk = DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes);
+        let encode = cx.options.encode.as_ref().filter(|_| self.recipe.task == Task::Encode);
+        let disk = match self.recipe.task {
+            Task::Encode => DiskNeed::of_data_set(encode.map_or(0, |encode| encode.disk_bytes)),
+            _ => DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes),
+        };
         let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
         let mut summary = match self.recipe.trainer {
+            _ if self.recipe.task == Task::Encode => {
+                encode_summary(dir, self.recipe, attempt, encode.map_or(&[], |encode| &encode.rows), &cx.trainer.path)
+            }
             recipe::TrainerKind::Embedded => {
                 summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
             }
@@ -350,6 +362,44 @@ fn summary(
     let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
     rows.extend(cost_rows(&on_this_mesh).into_iter().filter(|(name, _)| name != "checkpoint"));
     rows
+}
+
+fn encode_summary(
+    dir: &RunDir,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    facts: &[(String, String)],
+    trainer: &Utf8Path,
+) -> Vec<(String, String)> {
+    let by_node = attempt.placement.by_node();
+    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
+    let encode = &recipe.encode;
+    let rate = if encode.fps > 0.0 { format!(" at {} per second", encode.fps) } else { String::new() };
+    let mut rows = vec![
+        ("recipe", recipe.name.clone()),
+        ("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)),
+        ("manifest", encode.manifest.to_string()),
+        ("encoders", recipe.encoders.folder.to_string()),
+        (
+            "frames",
+            format!("{} ({}){rate}, {} × {} pixels", encode.frames, encode.mode.name(), encode.width, encode.height),
+        ),
+        ("data set", encode.out.to_string()),
+        ("run directory", dir.root.to_string()),
+    ];
+    if recipe.run.time_limit.seconds().is_some() {
+        rows.push(("time limit", format!("{}; the attempt stops before it", recipe.run.time_limit)));
+    }
+    if let Some(spec) = queued {
+        rows.push(("job", crate::job::in_words(spec)));
+        rows.push(("command", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
+    } else if let [(node, _)] = by_node[..] {
+        rows.push(("command", command_line(&supervise_command(trainer, dir, attempt.number, node))));
+    } else {
+        rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
+    }
+    let rows = rows.into_iter().map(|(name, value)| (name.to_owned(), value));
+    rows.chain(facts.iter().cloned()).collect()
 }
 
 /// Returns what a start restores and what it resets.

@@ -19,7 +19,7 @@ mod quote;
 mod resume;
 mod script;
 
-pub use context::{Context, Master, StartOptions, Target, TrainerBinary, Weights};
+pub use context::{Context, EncodeFacts, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
 pub use job::{JobStart, JobStartRequest, job_start, requeue};

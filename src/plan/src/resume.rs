@@ -88,6 +88,9 @@ pub(crate) fn next_attempt(
     replaces: Option<JobKill>,
 ) -> Result<LaunchPlan, Failure> {
     let recipe = request.run.recipe()?;
+    if recipe.task == recipe::Task::Encode {
+        return continue_encode(what, request, &recipe, cx, why, replaces);
+    }
     let checkpoint = choose(what, request)?;
     let is_command = recipe.trainer == recipe::TrainerKind::Command;
     if is_command && request.options.kind != ResumeKind::Everything {
@@ -162,6 +165,60 @@ pub(crate) fn next_attempt(
     Ok(draft.finish(cx))
 }
 
+/// Plans the next attempt of an encode: the queue of its data set has what is left.
+fn continue_encode(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    recipe: &Recipe,
+    cx: &Context,
+    why: AttemptWhy,
+    replaces: Option<JobKill>,
+) -> Result<LaunchPlan, Failure> {
+    let ResumeOptions { step, kind, steps } = request.options;
+    if step.is_some() || steps.is_some() || kind != ResumeKind::Everything {
+        return Err(Failure::new(
+            ErrorCode::InvalidArgument,
+            what,
+            "an encode has no checkpoints: it continues with the clips that are left",
+            "remove --step, --weights-only, --fresh-data and --set",
+        ));
+    }
+    if derive(request.facts, cx.now_s) == RunState::Finished {
+        return Err(Failure::new(
+            ErrorCode::RunFinished,
+            what,
+            format!("all {} items are done", request.facts.steps_total),
+            format!("launch another encode into {}: it encodes only what has changed", recipe.encode.out),
+        ));
+    }
+    let last = request.facts.attempt.as_ref();
+    let ranks = match cx.target.slots() {
+        0 => last_ranks(request.run, last),
+        slots => slots,
+    };
+    let mesh = command_mesh(ranks);
+    let draft = Draft {
+        run: request.run.clone(),
+        dir: request.dir.clone(),
+        recipe,
+        number: last.map_or(1, |last| last.number + 1),
+        why,
+        start: StartFrom::Random,
+        start_step: request.facts.last_metric.map_or(request.facts.start_step(), |(step, _)| step),
+        asked_step: None,
+        checkpoint: None,
+        weights: String::new(),
+        mesh,
+        placement: place(what, &mesh, cx)?,
+        steps: None,
+        saved: 0,
+        newest_bytes: None,
+        warnings: Vec::new(),
+        replaces,
+    };
+    Ok(draft.finish(cx))
+}
+
 fn short(sha256: &str) -> &str {
     sha256.get(..8).unwrap_or(sha256)
 }
@@ -209,7 +266,10 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
             RunState::Saving => "is saving a checkpoint".to_owned(),
             RunState::Stopping => "is stopping".to_owned(),
             RunState::Stalled { .. } => "is stalled, and its processes are alive".to_owned(),
-            RunState::Running => "is training".to_owned(),
+            RunState::Running => match request.run.task() {
+                recipe::Task::Encode => "is encoding".to_owned(),
+                recipe::Task::Train | recipe::Task::Sample => "is training".to_owned(),
+            },
             // The first node has ended, and the others follow.
             _ => "is ending".to_owned(),
         };

@@ -92,14 +92,14 @@ pub struct Encode {
     pub crop: CropMode,
     /// The seed of random frames and crops.
     pub seed: u64,
-    /// Clips that the VAE encodes together.
+    /// Captions that the text encoder encodes together.
     pub batch: usize,
     /// Tokens of a caption: longer ones are cut, shorter ones padded.
     pub text_len: usize,
-    /// Clips that each rank decodes at the same time; 0: one per CPU core that the rank has.
+    /// Clips that each rank decodes ahead of the VAE; 0: the CPU threads of the rank, at least 2.
     pub decoders: usize,
-    /// Decoded clips of each rank that wait for the VAE.
-    pub ahead: usize,
+    /// Whether clips that failed in an earlier encode into the same folder are tried again.
+    pub retry_failed: bool,
     /// The part of the clips that may be dropped.
     pub max_dropped: f64,
 }
@@ -121,7 +121,7 @@ impl Default for Encode {
             batch: 1,
             text_len: 226,
             decoders: 0,
-            ahead: 4,
+            retry_failed: false,
             max_dropped: 0.05,
         }
     }

@@ -232,10 +232,10 @@ pub static SCHEMA: &[Key] = &[
     preset("encode.stride", int(1, 1000), Preset::Int(1), "frames from one taken frame to the next, for mode = \"stride\""),
     preset("encode.crop", Kind::OneOf(&["center", "random", "none"]), Preset::Str("center"), "part of a picture with another aspect ratio that is kept; none: all of it, stretched"),
     preset("encode.seed", int(0, i64::MAX), Preset::Int(42), "seed of random starts and random crops"),
-    preset("encode.batch", int(1, 1024), Preset::Int(1), "clips that the VAE encodes together; halved where memory is short"),
+    preset("encode.batch", int(1, 1024), Preset::Int(1), "captions that the text encoder encodes together; halved where memory is short. The VAE encodes clips one by one"),
     preset("encode.text_len", int(1, 4096), Preset::Int(226), "tokens of a caption; longer captions are cut, shorter ones padded"),
-    preset("encode.decoders", int(0, 256), Preset::Int(0), "clips that each rank decodes at the same time; 0: the CPU threads of the rank"),
-    preset("encode.ahead", int(1, 1024), Preset::Int(4), "decoded clips of each rank that may wait for the VAE; they bound its memory"),
+    preset("encode.decoders", int(0, 256), Preset::Int(0), "clips that each rank decodes ahead of the VAE; each needs the memory of its frames; 0: the CPU threads of the rank, at least 2"),
+    preset("encode.retry_failed", Kind::Bool, Preset::Bool(false), "tries clips again that failed in an earlier encode into the same folder"),
     preset("encode.max_dropped", FRACTION, Preset::Float(0.05), "part of the clips that may be dropped, from 0 to 1; a manifest that excludes more is refused"),
 
     needed("train.steps", int(1, MANY), "optimizer steps of the whole run"),

@@ -73,6 +73,7 @@ pub fn check_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) ->
             checks.extend(nodes::this_machine(&what, plan, &launch.node, transport));
         }
         checks.extend(command::checks(&what, plan, transports));
+        checks.extend(command::ffmpeg(&what, plan, transports));
     } else {
         checks.extend(check_nodes(&what, plan, transports));
     }
@@ -84,6 +85,7 @@ pub fn check_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) ->
 pub(crate) fn check_nodes<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let mut checks = nodes::checks(what, plan, shells);
     checks.extend(command::checks(what, plan, shells));
+    checks.extend(command::ffmpeg(what, plan, shells));
     check::waive(&mut checks, plan);
     checks
 }

@@ -5,6 +5,7 @@ mod conditions;
 mod data;
 mod deadline;
 mod device;
+mod encode;
 mod exchange;
 mod fault;
 mod init;

@@ -3,7 +3,7 @@
 use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::trainer::{Finish, Trainer};
-use crate::{device, interface, sample};
+use crate::{device, encode, interface, sample};
 use c10d::Store;
 use cluster::NodeId;
 use recipe::{Recipe, Task};
@@ -56,9 +56,10 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let result = match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),
         Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
-        task @ Task::Encode => Err(not_of_this_version(task)),
+        Task::Encode => encode_clips(run, &meta, &recipe, &attempt, &place),
     };
-    if let (Err(failure), 0) = (&result, place.rank)
+    // Where ranks do not need each other, the failure of one is not that of the run; its supervisor records it.
+    if let (Err(failure), 0, true) = (&result, place.rank, recipe.task.ranks_depend_on_each_other())
         && let Ok(mut log) = RunLog::open(run, number)
     {
         let step = runstate::recent_metrics(run).ok().and_then(|m| m.last().map(|m| m.step)).unwrap_or(step);
@@ -67,14 +68,24 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     result
 }
 
-/// Refuses a task that this version of the trainer cannot do.
-fn not_of_this_version(task: Task) -> Failure {
-    Failure::new(
-        rundir::ErrorCode::InvalidRecipe,
-        format!("cannot start a rank with task = \"{}\"", task.name()),
-        format!("vidtui-train {} cannot do this task", env!("CARGO_PKG_VERSION")),
-        "install the version of vidtui-train that belongs to this vidtui on every node",
-    )
+fn encode_clips(
+    run: &RunDir,
+    meta: &Run,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    place: &RankEnv,
+) -> Result<Finish, Failure> {
+    let threads = threads(recipe.train.threads, place.local_world);
+    tch::set_num_threads(threads);
+    encode::encode(&encode::Rank {
+        run,
+        meta,
+        recipe,
+        attempt,
+        place: encode::place(place.rank, place.local_rank)?,
+        threads: threads.max(1) as usize,
+        device: device::choose(recipe.train.device, place.local_rank, place.local_world)?,
+    })
 }
 
 fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {

@@ -146,6 +146,7 @@ impl Command {
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,
             Self::Fetch(args) => args.output.json,
+            Self::Data(DataCommand::Encode(args)) => args.then.output.json,
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
             Self::Export(_) | Self::Replay(_) | Self::Supervise(_) | Self::Job(_) | Self::Completions { .. } => false,
@@ -192,6 +193,8 @@ pub enum DataCommand {
     Import(DataImportArgs),
     /// Shows what a data set of latents holds: clips, sizes, failures; or one clip, its frames and its caption
     Show(DataShowArgs),
+    /// Encodes the clips of a manifest to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
+    Encode(Box<DataEncodeArgs>),
 }
 
 /// Machine-readable output.
@@ -209,6 +212,56 @@ pub struct StagesArgs {
     pub curriculum: Utf8PathBuf,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui data encode`.
+#[derive(Debug, Arguments)]
+pub struct DataEncodeArgs {
+    /// The manifest of the clips, which `vidtui data check` writes
+    pub manifest: Utf8PathBuf,
+    /// The diffusers folder with vae/, text_encoder/ and tokenizer/
+    #[arg(long, value_name = "FOLDER")]
+    pub model: Utf8PathBuf,
+    /// The folder of the data set. What is there already is reused
+    #[arg(long, value_name = "DATA")]
+    pub out: Utf8PathBuf,
+    /// Frames per clip: 4k + 1
+    #[arg(long, default_value_t = 49)]
+    pub frames: usize,
+    /// Rows of a frame in pixels
+    #[arg(long, default_value_t = 480)]
+    pub height: usize,
+    /// Columns of a frame in pixels
+    #[arg(long, default_value_t = 720)]
+    pub width: usize,
+    /// Rate at which frames are taken, per second [default: the rate of each clip]
+    #[arg(long)]
+    pub fps: Option<f64>,
+    /// Which frames are taken: head, middle, random, stride, linspace or time@fps
+    #[arg(long)]
+    pub mode: Option<String>,
+    /// Part of a picture with another aspect ratio that is kept: center, random or none
+    #[arg(long)]
+    pub crop: Option<String>,
+    /// Tokens of a caption
+    #[arg(long, value_name = "N")]
+    pub text_len: Option<usize>,
+    /// dtype of the encoders: bfloat16 or float32
+    #[arg(long)]
+    pub dtype: Option<String>,
+    /// Part of the clips that may be dropped, from 0 to 1
+    #[arg(long, value_name = "SHARE")]
+    pub max_dropped: Option<f64>,
+    /// Tries clips again that failed in an earlier encode into the same folder
+    #[arg(long)]
+    pub retry_failed: bool,
+    /// Name of the run [default: encode, and the name of the folder]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub how: HowArgs,
+    #[command(flatten)]
+    pub then: ThenArgs,
 }
 
 /// `vidtui recipe show`.

@@ -1,9 +1,10 @@
 //! The data set of a recipe: checks that it fits the model, and picks sample files.
 
 use ::dataset::store::{INDEX, SPEC};
-use ::dataset::{Index, Table, open_null_text, store_folder};
+use ::dataset::{Clip, ENCODER_FOLDERS, EncodeInputs, Index, Manifest, Table, open_null_text, store_folder};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::Recipe;
+use plan::EncodeFacts;
+use recipe::{Recipe, Task};
 use rundir::Failure;
 use std::collections::BTreeSet;
 
@@ -12,6 +13,11 @@ use std::collections::BTreeSet;
 /// # Errors
 /// When a file is missing or has the wrong shape; the failure names the first line.
 pub fn check(recipe: &Recipe) -> Result<String, Failure> {
+    if recipe.task == Task::Encode {
+        let inputs = EncodeInputs::open(recipe)?;
+        let (clips, excluded) = (inputs.manifest.usable().count(), inputs.manifest.excluded().count());
+        return Ok(format!("{}, {excluded} excluded; the encoders are complete", units::counted(clips, "clip")));
+    }
     let table = Table::open(&recipe.data.index, &recipe.model)?;
     let info = table.with_conditions(recipe.condition.kind, &recipe.model)?.info;
     if let Some(path) = recipe.data.null_text() {
@@ -20,8 +26,43 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!("{} samples, {}, all shapes match", info.samples, units::bytes(info.bytes)))
 }
 
+/// Returns what an encode reads, writes and needs. Another check reports inputs that cannot be used.
+pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
+    let inputs = EncodeInputs::open(recipe).ok().filter(|_| recipe.task == Task::Encode)?;
+    let (cost, clips, captions) = (inputs.cost(), inputs.manifest.usable().count(), inputs.captions());
+    let size = units::size;
+    let disk_bytes = cost.disk_bytes(clips as u64, captions as u64);
+    let tiled = cost.tiled.map_or(String::new(), |tiled| format!(", in tiles {}", size(tiled.total())));
+    let rows = [
+        ("clips", format!("{}, {} each", units::grouped(clips as u64), size(cost.latent_bytes))),
+        ("captions", format!("{} different ones, {} each", units::grouped(captions as u64), size(cost.text_bytes))),
+        (
+            "memory",
+            format!(
+                "{} per rank at the peak: the text encoder {}, then the VAE {}{tiled}; both at once would need {}",
+                size(cost.peak_bytes()),
+                size(cost.text.total()),
+                size(cost.vae.total()),
+                size(cost.both_bytes())
+            ),
+        ),
+        ("decoding", format!("{} of node memory per clip that is decoded ahead", size(cost.clip_bytes))),
+        ("disk", format!("{} for the data set, as much again while it is joined", size(disk_bytes / 2))),
+    ];
+    Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
+}
+
 /// Returns the files of the first, middle and last sample, or of a store its index and first shard, and the null text.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
+    if recipe.task == Task::Encode {
+        let clips = Manifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);
+        let paths: Vec<_> = clips.into_iter().filter(Clip::is_usable).map(|clip| clip.path).collect();
+        let picked = BTreeSet::from([0, paths.len() / 2, paths.len().saturating_sub(1)]);
+        let picked = picked.into_iter().filter_map(|at| paths.get(at).cloned());
+        let of_encoders = ENCODER_FOLDERS.into_iter().zip(["config.json", "config.json", "spiece.model"]);
+        let folder = &recipe.encoders.folder;
+        return picked.chain(of_encoders.map(|(name, file)| folder.join(name).join(file))).collect();
+    }
     let null_text = recipe.data.null_text().map(Utf8Path::to_owned);
     // Another check reports a broken index.
     let files: Vec<Utf8PathBuf> = match store_folder(&recipe.data.index) {

@@ -62,6 +62,8 @@ pub enum CheckId {
     Rendezvous,
     /// The program and working folder of a command exist.
     Command,
+    /// The programs that decode videos exist.
+    Ffmpeg,
     /// The node has enough GPUs.
     Gpus,
     /// No other process uses the GPUs.
@@ -109,6 +111,7 @@ impl CheckId {
             Self::Output => "output",
             Self::Rendezvous => "rendezvous",
             Self::Command => "command",
+            Self::Ffmpeg => "ffmpeg",
             Self::Gpus => "GPUs",
             Self::GpuProcesses => "GPU processes",
             Self::GpuMemory => "GPU memory",

@@ -2,6 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{DiskNeed, LaunchPlan, check_disk};
+use recipe::Task;
 use rundir::{ErrorCode, Failure};
 use units::size;
 
@@ -25,10 +26,15 @@ pub(super) fn runs(plan: &LaunchPlan) -> &Utf8Path {
     plan.dir.root.parent().unwrap_or(&plan.dir.root)
 }
 
-/// Returns the folder that a command saves to, if it is outside the folder of runs.
+/// Returns the folder that a command or an encode writes to, if it is outside the folder of runs.
 fn output(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
-    let recipe = plan.run.recipe().ok().filter(|_| plan.is_command())?;
-    Some(rundir::command_output(&plan.dir, &plan.run, &recipe)).filter(|output| !output.starts_with(runs(plan)))
+    let recipe = plan.run.recipe().ok()?;
+    let output = match (plan.is_command(), plan.task()) {
+        (true, _) => rundir::command_output(&plan.dir, &plan.run, &recipe),
+        (false, Task::Encode) => recipe.encode.out,
+        (false, Task::Train | Task::Sample) => return None,
+    };
+    Some(output).filter(|output| !output.starts_with(runs(plan)))
 }
 
 /// Checks the free space for a Slurm job, whose nodes are not known yet, from this machine.
@@ -56,12 +62,17 @@ fn output_folder(plan: &LaunchPlan, facts: &NodeFacts, output: &Utf8Path, fail: 
         return fail(
             ErrorCode::PermissionDenied,
             format!("{output} is not writable"),
-            "change its permissions, or choose another folder: command.output",
+            &format!("change its permissions, or choose another folder: {}", output_key(plan)),
         );
     }
-    let space = free_space(&plan.disk, facts, "output", output, "command.output", fail)?;
+    let space = free_space(&plan.disk, facts, "output", output, output_key(plan), fail)?;
     free_inodes(facts, "output", output, fail).transpose()?;
     Ok(format!("{output}, {space}"))
+}
+
+/// Returns the key that names the folder that a command or an encode writes to.
+fn output_key(plan: &LaunchPlan) -> &'static str {
+    if plan.is_command() { "command.output" } else { "encode.out" }
 }
 
 /// Checks the free space on the disk of a folder; `setting` is the setting that chooses the folder.

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use camino::Utf8Path;
 use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, check_weights};
-use recipe::{Secrets, TrainerKind};
+use recipe::{Secrets, Task, TrainerKind};
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, RunDir};
 use units::size;
 
@@ -56,6 +56,9 @@ fn weights(what: &str, plan: &LaunchPlan) -> CheckResult {
     let recipe = plan.run.recipe()?;
     if recipe.trainer == TrainerKind::Command {
         return command_weights(what, plan);
+    }
+    if recipe.task == Task::Encode {
+        return Ok(format!("the encoders in {}", recipe.encoders.folder));
     }
     let Some(dir) = weights_dir(plan) else { return Ok("random".into()) };
     let checkpoint = Checkpoint::open(&dir).map_err(|error| {

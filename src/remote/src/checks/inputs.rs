@@ -1,7 +1,7 @@
 //! Checks of what a launch is planned from: the recipe, the target, the data set, the weights and the trainer.
 
 use plan::{Target, TrainerBinary, Weights, check_weights};
-use recipe::{Recipe, TrainerKind};
+use recipe::{Recipe, Task, TrainerKind};
 use rundir::{Checkpoint, Failure};
 use units::counted;
 
@@ -27,6 +27,11 @@ pub(super) fn checks(inputs: LaunchInputs<'_>) -> Vec<Check> {
     let valid = format!("{}: valid", recipe.name);
     let mut checks = vec![Check::new(CheckId::Recipe, None, Ok(valid))];
     match recipe.trainer {
+        TrainerKind::Embedded if recipe.task == Task::Encode => checks.extend([
+            Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))),
+            Check::new(CheckId::Data, None, data),
+            Check::new(CheckId::Trainer, None, program.map(|program| trainer(recipe, &program))),
+        ]),
         TrainerKind::Embedded => checks.extend([
             Check::new(CheckId::Mesh, None, target.and_then(|target| mesh(recipe, &target))),
             Check::new(CheckId::Data, None, data),

@@ -8,7 +8,7 @@ use rundir::{ErrorCode, Failure};
 use super::answer::{CheckResult, Fail, NodeAnswer, NodeCheck, NodeFacts, leave_out};
 use super::check::CheckId;
 use super::majority::{Majority, Version, is_replaced};
-use super::{disks, gpus};
+use super::{disks, gpus, nodes};
 use crate::weights::weights_dir;
 
 /// Runs every check of a node.
@@ -138,7 +138,7 @@ fn run_folder(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResu
 fn data(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult {
     let unread: Vec<&str> = facts.all("unread").collect();
     match (plan.run.recipe(), &unread[..]) {
-        (Ok(recipe), []) => Ok(recipe.data.index.to_string()),
+        (Ok(recipe), []) => Ok(nodes::data_file(recipe).to_string()),
         (Ok(_), [first, others @ ..]) => {
             let others = if others.is_empty() { "" } else { ", among others" };
             fail(

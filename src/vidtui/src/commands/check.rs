@@ -6,7 +6,7 @@ use crate::checks;
 use crate::output;
 use crate::refusal::Refusal;
 use crate::workspace::{LaunchOptions, Workspace};
-use recipe::{Flops, TrainerKind};
+use recipe::{Flops, Task, TrainerKind};
 use remote::Check;
 use rundir::{ErrorCode, Failure};
 
@@ -20,7 +20,8 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
     let recipe = &subject.resolved().recipe;
     let checks = checks::all(workspace, &options);
     // Only the command itself can predict its cost.
-    let own = recipe.trainer == TrainerKind::Embedded;
+    let own = recipe.trainer == TrainerKind::Embedded && recipe.task != Task::Encode;
+    let encode = crate::dataset::encode_facts(recipe);
     let failed: Vec<&Check> = checks.iter().filter(|check| check.failure().is_some()).collect();
     if args.output.json {
         output::json(&serde_json::json!({
@@ -34,7 +35,8 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
         }))?;
     } else {
         let fitted = options.fitted.iter().map(|fitted| format!("{fitted}\n")).collect::<String>();
-        let costs = if own { format!("\n{}", output::facts(&plan::cost_rows(recipe))) } else { String::new() };
+        let rows = if own { plan::cost_rows(recipe) } else { encode.map_or_else(Vec::new, |encode| encode.rows) };
+        let costs = if rows.is_empty() { String::new() } else { format!("\n{}", output::facts(&rows)) };
         output::text(&format!("{fitted}{}{costs}", checks::table(&checks, appearance::is_unicode())))?;
     }
     match failed.first().and_then(|check| Some((check.id, check.failure()?))) {

@@ -60,7 +60,8 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
     Ok(steps)
 }
 
-fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
+/// Starts a plan, or shows it.
+pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
     if then.dry_run {
         return show(plan, then.output.json);
     }

@@ -7,6 +7,7 @@ mod convert;
 mod data;
 mod data_check;
 mod data_show;
+mod encode;
 mod export;
 mod fetch;
 mod inspect;
@@ -64,6 +65,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
         Command::Fetch(args) => fetch::run(args),
+        Command::Data(DataCommand::Encode(args)) => encode::encode(&workspace, args),
         Command::Convert(args) => convert::run(&workspace, args),
         Command::Inspect(args) => inspect::run(&workspace, args),
         Command::Replay(args) => return replay::run(args),

@@ -25,6 +25,7 @@ impl Workspace {
         let trainer = recipe.map_or(TrainerKind::Embedded, |recipe| recipe.trainer);
         let checked = recipe.filter(|_| trainer == TrainerKind::Embedded && target.has_other_nodes());
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
+        let encode = recipe.and_then(crate::dataset::encode_facts);
         let data_files = checked.map_or_else(Vec::new, crate::dataset::sample_files);
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
@@ -38,7 +39,7 @@ impl Workspace {
             trainer: program(trainer)?,
             program: own_file()?,
             target,
-            options: StartOptions { waived: waive, push, data_files, warnings },
+            options: StartOptions { waived: waive, push, data_files, encode, warnings },
         })
     }
 }

@@ -87,6 +87,7 @@ impl Workspace {
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         // The size of a command's checkpoint is known after the first one.
         let checkpoint_bytes = match summary.run.is_command() {
+            _ if facts.is_independent => None,
             true => summary.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),
             false => recipe.as_ref().map(|recipe| recipe.cost().checkpoint_bytes),
         };

@@ -95,6 +95,8 @@ impl Workspace {
             Fitting::Off => return Ok(None),
             // A command starts on as many ranks as there are.
             Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
+            // Ranks that work by themselves have no mesh.
+            _ if !resolved.recipe.task.ranks_depend_on_each_other() => return Ok(None),
             Fitting::To(ranks) => ranks,
             Fitting::ToNodes => self.target(None, nodes, resolved.recipe.mesh.world())?.slots(),
         };

@@ -1,0 +1,219 @@
+//! `task = "encode"`: each rank takes captions and clips from the queue of a data set, and stores texts and latents.
+//!
+//! Ranks exchange nothing. One makes the queue, and the others find its mark in the run's folder. Whatever a rank leaves behind,
+//! others take over when its leases expire; the rank that joins the results ends the run.
+
+mod clips;
+mod queue;
+mod report;
+mod texts;
+
+use self::clips::Clips;
+use self::report::Report;
+use self::texts::Texts;
+use crate::log::RunLog;
+use crate::signals::Signals;
+use crate::trainer::Finish;
+use cluster::{NodeId, RankPlace};
+use dataset::EncodeInputs;
+use dataset::store::{Finish as Joined, Held, Item, Queue, Range, Stage};
+use recipe::{Dtype, Recipe};
+use rundir::{Attempt, ErrorCode, EventKind, Failure, ItemCounts, Run, RunDir};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tch::{Device, Kind, Tensor};
+
+/// How long a rank waits before it asks again for work that others hold.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long before its time limit an attempt begins to stop: a clip is finished in that time.
+const RESERVE_S: f64 = 60.0;
+
+/// One rank of an encode.
+pub struct Rank<'a> {
+    pub run: &'a RunDir,
+    pub meta: &'a Run,
+    pub recipe: &'a Recipe,
+    pub attempt: &'a Attempt,
+    pub place: RankPlace,
+    /// CPU threads of the rank.
+    pub threads: usize,
+    pub device: Device,
+}
+
+/// Why a rank ends before the work is done.
+pub struct Stop {
+    signals: Signals,
+    run: RunDir,
+    limit: Option<Instant>,
+}
+
+impl Stop {
+    fn new(rank: &Rank<'_>) -> Result<Self, Failure> {
+        let signals = Signals::watch().map_err(|error| {
+            Failure::new(ErrorCode::Internal, "cannot handle signals", error.to_string(), "report this as a bug")
+        })?;
+        let limit_s = rank.recipe.run.time_limit.seconds().map(|s| (s as f64 - RESERVE_S).max(s as f64 / 2.0));
+        let limit = limit_s.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+        Ok(Self { signals, run: rank.run.clone(), limit })
+    }
+
+    /// Returns why the rank is to stop, if it is.
+    pub fn reason(&self) -> Option<&'static str> {
+        let reasons = [
+            (self.signals.stop(), "SIGTERM or SIGINT"),
+            (self.run.stop_request().is_some(), "a file in the run directory requests it"),
+            (self.signals.orphaned(), "the supervisor is gone"),
+            (self.limit.is_some_and(|limit| Instant::now() >= limit), "the time limit is near"),
+        ];
+        reasons.into_iter().find_map(|(is_so, reason)| is_so.then_some(reason))
+    }
+}
+
+/// Whether a stage has work left that this rank can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing is left.
+    Nothing,
+    /// Other ranks hold what is left.
+    Held,
+}
+
+/// Encodes as one rank of an attempt until nothing is left or a stop is requested.
+///
+/// # Errors
+/// The inputs cannot be used; the data set cannot be written; or the device failed. A single clip that cannot be encoded is
+/// recorded and is no error.
+pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
+    let stop = Stop::new(rank)?;
+    let inputs = EncodeInputs::open(rank.recipe)?;
+    let Some(queue) = queue::open(rank, &inputs, &stop)? else { return Ok(Finish::Complete) };
+    let report = Report::start(rank.run, &rank.place, rank.attempt.number, rank.device);
+    let kind = match rank.recipe.encoders.dtype {
+        Dtype::Bfloat16 => Kind::BFloat16,
+        Dtype::Float32 => Kind::Float,
+    };
+    let mut texts = Texts::new(rank, &inputs, kind, report.counts());
+    let mut clips = Clips::new(rank, &queue, kind, report.counts())?;
+    loop {
+        if let Some(reason) = stop.reason() {
+            return Ok(Finish::Stopped(reason.into()));
+        }
+        // The text encoder is freed before the VAE is loaded, and the other way round.
+        let left_texts = texts.work(&queue, &stop)?;
+        let left_clips = clips.work(&queue, &stop)?;
+        if (left_texts, left_clips) == (Left::Nothing, Left::Nothing) {
+            let exact = queue.progress().ok().map(queue::counts);
+            match queue.finish(&mut |_| ControlFlow::Continue(()))? {
+                Joined::Joined(_) => {
+                    report.end(exact);
+                    log_finished(rank, exact);
+                    return Ok(Finish::Complete);
+                }
+                Joined::Done => {
+                    report.end(None);
+                    return wait_for_the_end(rank);
+                }
+                Joined::Wait => {}
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Records that the run is finished. One rank joins the results, so that one rank records it.
+pub fn log_finished(rank: &Rank<'_>, counts: Option<ItemCounts>) {
+    if let Ok(mut log) = RunLog::open(rank.run, rank.attempt.number) {
+        log.event(counts.unwrap_or_default().total(), EventKind::Finished);
+    }
+}
+
+/// Waits until the rank that joined the results has recorded the end, by which the supervisor of this node sees it.
+fn wait_for_the_end(rank: &Rank<'_>) -> Result<Finish, Failure> {
+    let until = Instant::now() + Duration::from_secs(5);
+    let is_finished = || {
+        let events = rundir::read_events(rank.run).unwrap_or_default();
+        events.iter().any(|event| event.attempt == rank.attempt.number && event.kind == EventKind::Finished)
+    };
+    while !is_finished() && Instant::now() < until {
+        std::thread::sleep(PAUSE);
+    }
+    if !is_finished() {
+        // That rank died between the two.
+        log_finished(rank, None);
+    }
+    Ok(Finish::Complete)
+}
+
+/// Stores an item; `Lost` where another worker has taken the range over.
+fn commit(range: &mut Range, item: &Item, times: &[f64], tensors: &[StoredTensor]) -> Result<Held, Failure> {
+    let new: Vec<_> = tensors.iter().map(StoredTensor::as_new).collect();
+    range.commit(item, times, &new)
+}
+
+/// A tensor as it is stored: bf16.
+struct StoredTensor {
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl StoredTensor {
+    /// Copies a tensor; none if a value is not finite.
+    fn of(tensor: &Tensor) -> Option<Self> {
+        let tensor = tensor.to_kind(Kind::BFloat16).to_device(Device::Cpu).contiguous();
+        if tensor.isfinite().all().int64_value(&[]) == 0 {
+            return None;
+        }
+        let shape = tensor.size().iter().map(|&size| size as usize).collect();
+        let elements = tensor.numel();
+        let mut bytes = vec![0; elements * 2];
+        tensor.copy_data_u8(&mut bytes, elements);
+        Some(Self { shape, bytes })
+    }
+
+    fn as_new(&self) -> dataset::store::NewTensor<'_> {
+        dataset::store::NewTensor { role: "", dtype: weights::Dtype::BF16, shape: &self.shape, bytes: &self.bytes }
+    }
+
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}
+
+/// Returns whether the failure is that of one item, and not of the rank, its node or the data set's disk.
+fn is_of_item(failure: &Failure) -> bool {
+    use ErrorCode::{DeviceFailed, DiskFull, ProgramMissing};
+    ![ProgramMissing, DiskFull, DeviceFailed].contains(&failure.code)
+}
+
+/// Returns the failure of an item whose result has values that are not finite.
+fn not_finite(what: String) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        what,
+        "the result has values that are not finite",
+        "encode with encoders.dtype = \"float32\", or remove the item",
+    )
+}
+
+/// Claims a range of a stage. `Err` of the outer result is what is left where there is none to claim.
+fn claim(queue: &Queue, stage: Stage) -> Result<Result<Box<Range>, Left>, Failure> {
+    use dataset::store::Claim;
+    Ok(match queue.claim(stage)? {
+        Claim::Range(range) => Ok(range),
+        Claim::Wait => Err(Left::Held),
+        Claim::Done => Err(Left::Nothing),
+    })
+}
+
+type SharedQueue = Arc<Queue>;
+
+/// Makes the place of a rank from the environment.
+pub fn place(rank: usize, local_rank: usize) -> Result<RankPlace, Failure> {
+    let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
+    let node = node.ok_or_else(|| {
+        let why = "VIDTUI_NODE is not set, or is no name of a node";
+        Failure::new(ErrorCode::StartFailed, "cannot start a rank", why, "start ranks through `vidtui-train supervise`")
+    })?;
+    Ok(RankPlace { rank, node, local_rank })
+}

@@ -1,0 +1,267 @@
+//! The stage of clips: frames are decoded ahead in threads, and the VAE makes moments of them, one clip after the other.
+
+// B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
+
+use super::report::{Counts, Stage as Reported};
+use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
+use camino::Utf8PathBuf;
+use dataset::store::{Held, Item, Queue, Range, Stage, StoreSpec, Work};
+use encoders::Vae;
+use rundir::{ErrorCode, Failure};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use tch::{Device, Kind, Tensor};
+use video::{Crop, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, choose};
+
+/// Encodes clips.
+pub struct Clips {
+    folder: Utf8PathBuf,
+    tiling: recipe::Tiling,
+    kind: Kind,
+    device: Device,
+    decoders: usize,
+    decoder: Decoder,
+    counts: Counts,
+}
+
+/// How frames are chosen and decoded.
+#[derive(Clone)]
+struct Decoder {
+    spec: StoreSpec,
+    mode: FrameMode,
+    crop: Crop,
+    counts: Counts,
+}
+
+/// The chosen frames of a clip.
+struct Decoded {
+    times: Vec<f64>,
+    frames: Frames,
+}
+
+/// The ranges that this rank holds, in the order of their items in the pool.
+#[derive(Default)]
+struct Claimed {
+    ranges: VecDeque<Box<Range>>,
+    /// What is left where nothing more can be claimed.
+    left: Option<Result<Left, Failure>>,
+}
+
+type SharedClaims = Arc<Mutex<Claimed>>;
+
+impl Clips {
+    pub fn new(rank: &Rank<'_>, queue: &Queue, kind: Kind, counts: Counts) -> Result<Self, Failure> {
+        let encode = &rank.recipe.encode;
+        let mode = encode.mode.name().parse().map_err(|why: String| {
+            Failure::new(ErrorCode::InvalidRecipe, "cannot choose frames", why, "set encode.mode to one of these")
+        })?;
+        let crop = match encode.crop {
+            recipe::CropMode::Center => Crop::Center,
+            recipe::CropMode::Random => Crop::Random,
+            recipe::CropMode::None => Crop::None,
+        };
+        Ok(Self {
+            folder: rank.recipe.encoders.folder.join("vae"),
+            tiling: rank.recipe.encoders.tiling,
+            kind,
+            device: rank.device,
+            decoders: if encode.decoders > 0 { encode.decoders } else { rank.threads.max(2) },
+            decoder: Decoder { spec: queue.spec().clone(), mode, crop, counts: counts.clone() },
+            counts,
+        })
+    }
+
+    /// Encodes clips until none is left to claim, or a stop is requested.
+    pub fn work(&mut self, queue: &SharedQueue, stop: &Stop) -> Result<Left, Failure> {
+        let first = match claim(queue, Stage::Latent)? {
+            Ok(range) => range,
+            Err(left) => return Ok(left),
+        };
+        let claims = SharedClaims::default();
+        let items = Items::new(queue.clone(), claims.clone(), first);
+        let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
+        self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
+        let decoder = self.decoder.clone();
+        let options = PoolOptions { workers: self.decoders, order: Order::AsGiven };
+        let pool = Pool::start(&Programs::default(), options, items, move |programs, item: &Item| {
+            decoder.decode(programs, item)
+        });
+        let result = self.consume(pool, &claims, &mut vae, stop);
+        // Ranges that are not done go back to the queue.
+        let mut claims = claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.ranges.clear();
+        result?;
+        claims.left.take().unwrap_or(Ok(Left::Held))
+    }
+
+    fn consume(
+        &self,
+        mut pool: Pool<Item, Decoded>,
+        claims: &SharedClaims,
+        vae: &mut Vae,
+        stop: &Stop,
+    ) -> Result<(), Failure> {
+        let mut range: Option<Box<Range>> = None;
+        let mut todo = 0;
+        loop {
+            self.counts.waiting(Reported::Vae, pool.ready());
+            if stop.reason().is_some() {
+                pool.cancel();
+                return Ok(());
+            }
+            let Some((item, decoded)) = pool.next() else { break };
+            while todo == 0 {
+                if let Some(mut done) = range.take() {
+                    done.finish()?;
+                }
+                let next = claims.lock().unwrap_or_else(PoisonError::into_inner).ranges.pop_front();
+                let Some(next) = next else { return Err(queue::wrong_stage(&item.name)) };
+                todo = next.items().len();
+                range = Some(next);
+            }
+            todo -= 1;
+            let Some(held) = range.as_mut() else { return Err(queue::wrong_stage(&item.name)) };
+            // A range that was lost is only counted down: another worker encodes its items.
+            self.store(vae, held, &item, decoded)?;
+        }
+        if let Some(mut done) = range.take() {
+            done.finish()?;
+        }
+        // Ranges whose items were all stored by the worker before have no items in the pool.
+        let rest = std::mem::take(&mut claims.lock().unwrap_or_else(PoisonError::into_inner).ranges);
+        for mut range in rest {
+            range.finish()?;
+        }
+        Ok(())
+    }
+
+    fn store(
+        &self,
+        vae: &mut Vae,
+        range: &mut Range,
+        item: &Item,
+        decoded: Result<Decoded, Failure>,
+    ) -> Result<Held, Failure> {
+        let began = Instant::now();
+        let encoded = decoded.and_then(|decoded| Ok((self.encode(vae, item, &decoded)?, decoded.times)));
+        let (latent, times) = match encoded {
+            Ok(encoded) => encoded,
+            Err(failure) if is_of_item(&failure) => {
+                eprintln!("{}: {failure}", item.name);
+                let held = range.fail(item, failure)?;
+                if held == Held::Mine {
+                    self.counts.quarantined();
+                }
+                return Ok(held);
+            }
+            Err(failure) => return Err(failure),
+        };
+        let bytes = latent.len();
+        let held = commit(range, item, &times, &[latent])?;
+        if held == Held::Mine {
+            self.counts.passed(Reported::Vae, began, bytes);
+            self.counts.stored(Reported::Vae);
+        }
+        Ok(held)
+    }
+
+    /// Returns the moments `[T, 2C, h, w]` of a clip: whole frames, or tiles where memory is short.
+    fn encode(&self, vae: &mut Vae, item: &Item, decoded: &Decoded) -> Result<StoredTensor, Failure> {
+        let Frames { width, height, count, rgb } = &decoded.frames;
+        let shape = [1, *count as i64, *height as i64, *width as i64, 3];
+        let video_bfhwc = Tensor::from_slice(rgb).view(shape).to_device(self.device);
+        let video_bcfhw = video_bfhwc.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0;
+        let failed = |failure: Failure| {
+            self.counts.failed_in(Reported::Vae);
+            failure
+        };
+        let moments = match vae.encode(&video_bcfhw) {
+            Err(failure) if failure.code == ErrorCode::OutOfMemory && self.tiling == recipe::Tiling::Auto => {
+                eprintln!("{}: {}; encoding it in tiles", item.name, failure.why);
+                self.tile(vae, true)?;
+                let moments = vae.encode(&video_bcfhw);
+                self.tile(vae, false)?;
+                moments
+            }
+            moments => moments,
+        };
+        let moments_bcthw = moments.map_err(failed)?.joined();
+        let latent = StoredTensor::of(&moments_bcthw.squeeze_dim(0).permute([1, 0, 2, 3]));
+        latent.ok_or_else(|| failed(not_finite(format!("cannot encode {}", item.name))))
+    }
+
+    fn tile(&self, vae: &mut Vae, tiles: bool) -> Result<(), Failure> {
+        let tiling = tiles.then(|| encoders::Tiling::of(vae.config()));
+        vae.tiling(tiling)
+    }
+}
+
+impl Decoder {
+    /// Chooses and decodes the frames of a clip.
+    fn decode(&self, programs: &Programs, item: &Item) -> Result<Decoded, Failure> {
+        let Work::Video { source: path, content } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
+        let (frames, picture) = (&self.spec.frames, &self.spec.picture);
+        let failed = |stage| {
+            move |failure: Failure| {
+                self.counts.failed_in(stage);
+                failure
+            }
+        };
+        let began = Instant::now();
+        let source = programs.open(path).map_err(failed(Reported::Probe))?;
+        let choice = FrameChoice {
+            mode: self.mode,
+            frames: frames.count,
+            fps: frames.fps,
+            stride: frames.stride,
+            seed: self.spec.seed_of(content),
+        };
+        let times = choose(&source.times(), &choice).map_err(|error| failed(Reported::Probe)(error.failure(path)))?;
+        self.counts.passed(Reported::Probe, began, 0);
+        let began = Instant::now();
+        let picture =
+            Picture { width: picture.width, height: picture.height, crop: self.crop, seed: self.spec.seed_of(content) };
+        let frames = programs.decode(&source, &times, &picture).map_err(failed(Reported::Decode))?;
+        self.counts.passed(Reported::Decode, began, frames.rgb.len() as u64);
+        Ok(Decoded { times, frames })
+    }
+}
+
+/// The items of ranges, which are claimed when the items before are taken.
+struct Items {
+    queue: SharedQueue,
+    claims: SharedClaims,
+    items: VecDeque<Item>,
+}
+
+impl Items {
+    fn new(queue: SharedQueue, claims: SharedClaims, first: Box<Range>) -> Self {
+        let items = first.items().iter().cloned().collect();
+        claims.lock().unwrap_or_else(PoisonError::into_inner).ranges.push_back(first);
+        Self { queue, claims, items }
+    }
+}
+
+impl Iterator for Items {
+    type Item = Item;
+
+    fn next(&mut self) -> Option<Item> {
+        while self.items.is_empty() {
+            let claimed = claim(&self.queue, Stage::Latent);
+            let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+            if claims.left.is_some() {
+                return None;
+            }
+            match claimed {
+                Ok(Ok(range)) => {
+                    self.items.extend(range.items().iter().cloned());
+                    claims.ranges.push_back(range);
+                }
+                Ok(Err(left)) => claims.left = Some(Ok(left)),
+                Err(failure) => claims.left = Some(Err(failure)),
+            }
+        }
+        self.items.pop_front()
+    }
+}

@@ -1,0 +1,126 @@
+//! Who makes the queue of an attempt, and how the other ranks find it.
+
+use super::{PAUSE, Rank, SharedQueue, Stop, log_finished};
+use crate::log::RunLog;
+use dataset::EncodeInputs;
+use dataset::store::{Holder, Progress, Queue, Stage, Timing};
+use rundir::{ErrorCode, EventKind, Failure, ItemCounts, QueueReady, SCHEMA, read_events};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Seconds without a heartbeat after which a lease is taken over, for tests.
+const EXPIRY: &str = "VIDTUI_LEASE_S";
+
+/// Opens the queue of the attempt. None if there is nothing to encode, or a stop comes first.
+pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Option<SharedQueue>, Failure> {
+    loop {
+        if let Some(ready) = rank.run.read_queue_ready(rank.attempt.number) {
+            if ready.counts.total() == 0 {
+                return Ok(None);
+            }
+            let worker = format!("{}/{}/{}", rank.meta.id, rank.place.node, rank.place.rank);
+            return match Queue::open(&ready.data, &worker, timing()) {
+                Ok(queue) => Ok(Some(Arc::new(queue))),
+                // The others were done before this rank began.
+                Err(_) if is_finished(rank) => Ok(None),
+                Err(failure) => Err(failure),
+            };
+        }
+        if stop.reason().is_some() {
+            return Ok(None);
+        }
+        if is_first_alive(rank) {
+            return create(rank, inputs);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Makes the queue, and marks that it exists.
+fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>, Failure> {
+    let plan = inputs.plan()?;
+    eprintln!("{}", plan.summary());
+    let data = &rank.recipe.encode.out;
+    let mut log = RunLog::open(rank.run, rank.attempt.number)?;
+    let mark = |counts| {
+        let ready = QueueReady { v: SCHEMA, rank: rank.place.rank, data: data.clone(), counts };
+        rank.run.write_queue_ready(rank.attempt.number, &ready)
+    };
+    let world = rank.attempt.placement.world();
+    if plan.is_done() {
+        log.event(0, EventKind::Started { world });
+        mark(ItemCounts::default())?;
+        log_finished(rank, None);
+        return Ok(None);
+    }
+    let holder = Holder { run: rank.meta.id.to_string(), node: rank.place.node.to_string(), pid: std::process::id() };
+    let queue = Queue::create(data, &plan, &holder, timing())?;
+    let mut counts = counts(queue.progress()?);
+    // A plan may have nothing to encode and still clips to remove from the index.
+    if counts.total() == 0 {
+        counts.texts = 1;
+        counts.texts_done = 1;
+    }
+    log.event(counts.done(), EventKind::Started { world });
+    for stage in [Stage::Text, Stage::Latent] {
+        eprintln!("{} to encode: {}", plan.count(stage), if stage == Stage::Text { "captions" } else { "clips" });
+    }
+    mark(counts)?;
+    Ok(Some(Arc::new(queue)))
+}
+
+/// Returns the counts of a queue as a run reports them.
+pub fn counts(progress: Progress) -> ItemCounts {
+    ItemCounts {
+        clips_done: progress.latents_done as u64,
+        clips: progress.latents as u64,
+        texts_done: progress.texts_done as u64,
+        texts: progress.texts as u64,
+        failed: progress.failed as u64,
+    }
+}
+
+fn timing() -> Timing {
+    let expiry = std::env::var(EXPIRY).ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs_f64);
+    let default = Timing::default();
+    match expiry {
+        Some(expiry) => Timing { expiry, heartbeat: Some(expiry / 6), ..default },
+        None => default,
+    }
+}
+
+/// Returns whether all ranks before this one are dead, so that it makes the queue.
+fn is_first_alive(rank: &Rank<'_>) -> bool {
+    if rank.place.rank == 0 {
+        return true;
+    }
+    let events = read_events(rank.run).unwrap_or_default();
+    let (mut dead, mut lost) = (BTreeSet::new(), BTreeSet::new());
+    for event in events.into_iter().filter(|event| event.attempt == rank.attempt.number) {
+        match event.kind {
+            EventKind::RankDied { rank, .. } => drop(dead.insert(rank)),
+            EventKind::NodeLost { node, .. } => drop(lost.insert(node)),
+            _ => {}
+        }
+    }
+    let places = &rank.attempt.placement.ranks;
+    let before = places.iter().filter(|place| place.rank < rank.place.rank);
+    before.into_iter().all(|place| dead.contains(&place.rank) || lost.contains(&place.node))
+}
+
+fn is_finished(rank: &Rank<'_>) -> bool {
+    let events = read_events(rank.run).unwrap_or_default();
+    events.iter().any(|event| event.attempt == rank.attempt.number && event.kind == EventKind::Finished)
+}
+
+/// Returns the failure of an item whose file or caption does not belong to its stage: the queue is damaged.
+pub fn wrong_stage(name: &str) -> Failure {
+    Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("cannot encode {name}"),
+        "the queue lists it in the wrong stage",
+        "remove the folder work/ of the data set, and start the encode again",
+    )
+}

@@ -1,0 +1,156 @@
+//! Reports the progress of a rank about once a second.
+
+use crate::memory::Memory;
+use cluster::RankPlace;
+use rundir::{ItemCounts, RankProgress, RunDir, SCHEMA, StageCount, Stages, now_s};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tch::Device;
+
+/// How often the report is written.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What the rank has done; threads share it.
+#[derive(Debug, Clone, Default)]
+pub struct Counts(Arc<Mutex<Done>>);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Done {
+    clips: u64,
+    texts: u64,
+    failed: u64,
+    stages: Stages<StageCount>,
+    exact: Option<ItemCounts>,
+}
+
+/// A stage of the work.
+#[derive(Debug, Clone, Copy)]
+pub enum Stage {
+    Probe,
+    Decode,
+    Vae,
+    Text,
+}
+
+impl Counts {
+    fn change(&self, change: impl FnOnce(&mut Done)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Counts an item of a stage that took since `began` and made so many bytes.
+    pub fn passed(&self, stage: Stage, began: Instant, bytes: u64) {
+        let busy_s = began.elapsed().as_secs_f64();
+        self.change(|done| {
+            let count = of(&mut done.stages, stage);
+            *count = *count + StageCount { items: 1, bytes, busy_s, ..StageCount::default() };
+        });
+    }
+
+    /// Counts an item that failed in a stage. It is not counted as failed before that is stored.
+    pub fn failed_in(&self, stage: Stage) {
+        self.change(|done| of(&mut done.stages, stage).failed += 1);
+    }
+
+    /// Sets how many items wait for a stage.
+    pub fn waiting(&self, stage: Stage, items: usize) {
+        self.change(|done| of(&mut done.stages, stage).waiting = items as u64);
+    }
+
+    /// Counts an item as stored.
+    pub fn stored(&self, stage: Stage) {
+        self.change(|done| match stage {
+            Stage::Text => done.texts += 1,
+            _ => done.clips += 1,
+        });
+    }
+
+    /// Counts an item whose failure is stored.
+    pub fn quarantined(&self) {
+        self.change(|done| done.failed += 1);
+    }
+
+    fn read(&self) -> Done {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn of(stages: &mut Stages<StageCount>, stage: Stage) -> &mut StageCount {
+    match stage {
+        Stage::Probe => &mut stages.probe,
+        Stage::Decode => &mut stages.decode,
+        Stage::Vae => &mut stages.vae,
+        Stage::Text => &mut stages.text,
+    }
+}
+
+/// The thread that writes. Dropping it writes once more.
+pub struct Report {
+    counts: Counts,
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Report {
+    /// Starts to report.
+    pub fn start(run: &RunDir, place: &RankPlace, attempt: u32, device: Device) -> Self {
+        let counts = Counts::default();
+        let (end, ended) = mpsc::channel();
+        let (run, place, shared) = (run.clone(), place.clone(), counts.clone());
+        let thread = thread::spawn(move || {
+            let mut written = None;
+            loop {
+                let is_end = !matches!(ended.recv_timeout(EVERY), Err(RecvTimeoutError::Timeout));
+                let done = shared.read();
+                if written != Some(done) {
+                    let report = progress(&place, &done, device);
+                    // A report that is lost is no reason to end; the next one replaces it.
+                    match run.write_rank_progress(&place.node, attempt, &report) {
+                        Ok(()) => written = Some(done),
+                        Err(error) => eprintln!("{error}"),
+                    }
+                }
+                if is_end {
+                    return;
+                }
+            }
+        });
+        Self { counts, end: Some(end), thread: Some(thread) }
+    }
+
+    /// Returns what is reported.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
+    }
+
+    /// Reports the end, with the counts of the queue if they are known.
+    pub fn end(self, exact: Option<ItemCounts>) {
+        self.counts.change(|done| done.exact = exact);
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn progress(place: &RankPlace, done: &Done, device: Device) -> RankProgress {
+    let memory = Memory::of(device);
+    RankProgress {
+        v: SCHEMA,
+        rank: place.rank,
+        t: now_s(),
+        clips_done: done.clips,
+        texts_done: done.texts,
+        failed: done.failed,
+        stages: done.stages,
+        mem_gib: memory.now_gib,
+        mem_peak_gib: memory.peak_gib,
+        exact: done.exact,
+    }
+}

@@ -1,0 +1,121 @@
+//! The stage of captions: tokens, then the text encoder, which is loaded for it and freed after it.
+
+// N captions, L tokens, D width of the text encoder.
+
+use super::report::{Counts, Stage as Reported};
+use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
+use dataset::EncodeInputs;
+use dataset::store::{Held, Item, Range, Stage, Work};
+use encoders::T5Encoder;
+use rundir::{ErrorCode, Failure};
+use std::time::Instant;
+use tch::{Device, Kind, Tensor};
+
+/// Encodes captions.
+pub struct Texts<'a> {
+    inputs: &'a EncodeInputs,
+    folder: camino::Utf8PathBuf,
+    kind: Kind,
+    device: Device,
+    len: usize,
+    batch: usize,
+    counts: Counts,
+}
+
+impl<'a> Texts<'a> {
+    pub fn new(rank: &Rank<'_>, inputs: &'a EncodeInputs, kind: Kind, counts: Counts) -> Self {
+        let encode = &rank.recipe.encode;
+        Self {
+            inputs,
+            folder: rank.recipe.encoders.folder.join("text_encoder"),
+            kind,
+            device: rank.device,
+            len: encode.text_len,
+            batch: encode.batch,
+            counts,
+        }
+    }
+
+    /// Encodes captions until none is left to claim, or a stop is requested.
+    pub fn work(&mut self, queue: &SharedQueue, stop: &Stop) -> Result<Left, Failure> {
+        let mut encoder: Option<T5Encoder> = None;
+        loop {
+            if stop.reason().is_some() {
+                return Ok(Left::Held);
+            }
+            let mut range = match claim(queue, Stage::Text)? {
+                Ok(range) => range,
+                Err(left) => return Ok(left),
+            };
+            if encoder.is_none() && !range.items().is_empty() {
+                encoder = Some(T5Encoder::open(&self.folder, self.kind, self.device)?);
+            }
+            if let Some(encoder) = &encoder {
+                self.encode(encoder, &mut range, stop)?;
+            }
+            range.finish()?;
+        }
+    }
+
+    fn encode(&self, encoder: &T5Encoder, range: &mut Range, stop: &Stop) -> Result<(), Failure> {
+        let items = range.items().to_vec();
+        for group in items.chunks(self.batch) {
+            if stop.reason().is_some() {
+                return Ok(());
+            }
+            if self.group(encoder, range, group)? == Held::Lost {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes some captions together; where memory is short, in halves.
+    fn group(&self, encoder: &T5Encoder, range: &mut Range, items: &[Item]) -> Result<Held, Failure> {
+        let began = Instant::now();
+        let mut ids: Vec<i64> = Vec::new();
+        for item in items {
+            let Work::Text { caption } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
+            ids.extend(self.inputs.tokenizer.encode(caption, self.len));
+        }
+        let ids = Tensor::from_slice(&ids).view([items.len() as i64, self.len as i64]).to_device(self.device);
+        let texts_nld = match encoder.encode(&ids) {
+            Ok(texts) => texts,
+            Err(failure) if failure.code == ErrorCode::OutOfMemory && items.len() > 1 => {
+                let (first, second) = items.split_at(items.len() / 2);
+                return match self.group(encoder, range, first)? {
+                    Held::Mine => self.group(encoder, range, second),
+                    Held::Lost => Ok(Held::Lost),
+                };
+            }
+            Err(failure) if is_of_item(&failure) && items.len() == 1 => return self.fail(range, &items[0], failure),
+            Err(failure) => return Err(failure),
+        };
+        for (row, item) in items.iter().enumerate() {
+            let Some(text) = StoredTensor::of(&texts_nld.get(row as i64)) else {
+                let failure = not_finite(format!("cannot encode the caption {}", item.name));
+                if self.fail(range, item, failure)? == Held::Lost {
+                    return Ok(Held::Lost);
+                }
+                continue;
+            };
+            let bytes = text.len();
+            if commit(range, item, &[], &[text])? == Held::Lost {
+                return Ok(Held::Lost);
+            }
+            self.counts.passed(Reported::Text, began, bytes);
+            self.counts.stored(Reported::Text);
+        }
+        Ok(Held::Mine)
+    }
+
+    fn fail(&self, range: &mut Range, item: &Item, failure: Failure) -> Result<Held, Failure> {
+        eprintln!("{}: {failure}", item.name);
+        self.counts.failed_in(Reported::Text);
+        let held = range.fail(item, failure)?;
+        if held == Held::Mine {
+            self.counts.quarantined();
+        }
+        Ok(held)
+    }
+}
