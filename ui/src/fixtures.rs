@@ -76,6 +76,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         job: None,
         is_command: false,
         is_stepless: false,
+        items: None,
         start_deadline_s: None,
     }
 }

@@ -192,6 +192,9 @@ pub struct RunRow {
     /// Whether its steps are unknown: no adapter reads the log of its command.
     #[serde(default)]
     pub is_stepless: bool,
+    /// What is done of its items, if its steps are items.
+    #[serde(default)]
+    pub items: Option<rundir::ItemCounts>,
     /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,

@@ -127,6 +127,10 @@ fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
+    // Clips and captions have no loss.
+    if lines.last().is_some_and(|line| line.items.is_some()) {
+        return None;
+    }
     // Most other trainers do not print the gradient norm: it is missing, not non-finite.
     let has_gradient = !evidence.facts.is_command;
     let is_bad = |sample: &&MetricSample| sample.loss.is_none() || has_gradient && sample.grad_norm.is_none();
@@ -274,7 +278,11 @@ fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let since_s = lines.get(begin.map_or(0, |at| at + 1)).map(|line| line.t);
     let place = evidence.facts.attempt.as_ref().and_then(|a| a.placement.ranks.iter().find(|p| p.rank == rank));
     let about = Subject::Rank(rank, place.map(|place| place.node.clone()));
-    let saw = format!("all other ranks wait {more_s:.2} s per step for this rank");
+    // Ranks that work by themselves do not wait for each other.
+    let saw = match recent.last().is_some_and(|line| line.items.is_some()) {
+        true => format!("this rank takes {more_s:.2} s longer per clip than the others"),
+        false => format!("all other ranks wait {more_s:.2} s per step for this rank"),
+    };
     let fix =
         "check clocks, temperature and processes of its GPU (vidtui nodes), or resume without the node: --exclude";
     let since_s = since_s.or(recent.first().map(|line| line.t));

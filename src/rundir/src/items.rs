@@ -88,6 +88,20 @@ impl ItemCounts {
     pub fn total(&self) -> u64 {
         self.clips + self.texts
     }
+
+    /// Returns how far the items are, and those that failed: `1,204 of 9,849 clips · 3 failed`. Captions come before clips.
+    pub fn in_words(&self) -> String {
+        let of = |done, all, what| format!("{} of {} {what}", units::grouped(done), units::grouped(all));
+        let is_of_captions = self.clips == 0 || (self.clips_done == 0 && self.texts_done < self.texts);
+        let mut words = match is_of_captions {
+            true => of(self.texts_done, self.texts, "captions"),
+            false => of(self.clips_done, self.clips, "clips"),
+        };
+        if self.failed > 0 {
+            words += &format!(" · {} failed", units::grouped(self.failed));
+        }
+        words
+    }
 }
 
 /// The items in a line of `metrics.jsonl`, summed over all ranks.
@@ -231,6 +245,15 @@ mod tests {
         let ready = QueueReady { v: SCHEMA, rank: 0, data: "/data".into(), counts: ItemCounts::default() };
         run.write_queue_ready(1, &ready).unwrap();
         assert_eq!(run.read_queue_ready(1), Some(ready));
+    }
+
+    #[test]
+    fn progress_counts_captions_first_and_then_clips() {
+        let counts =
+            |clips_done, texts_done, failed| ItemCounts { clips_done, clips: 9849, texts_done, texts: 50, failed };
+        assert_eq!(counts(0, 12, 0).in_words(), "12 of 50 captions");
+        assert_eq!(counts(0, 50, 0).in_words(), "0 of 9,849 clips");
+        assert_eq!(counts(1204, 50, 3).in_words(), "1,204 of 9,849 clips · 3 failed");
     }
 
     #[test]

@@ -111,6 +111,7 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         job: summary.job.clone(),
         is_command: run.is_command(),
         is_stepless: run.is_stepless(),
+        items: summary.last.as_ref().and_then(|sample| Some(sample.items.as_ref()?.counts)),
         start_deadline_s: facts.start_awaited_until_s(),
     }
 }

@@ -174,6 +174,7 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");
     let steps = match row.steps_total {
+        _ if row.items.is_some() => format!("encoding {}", row.items.map(|items| items.in_words()).unwrap_or_default()),
         0 => "no step yet".to_owned(),
         _ if row.is_stepless => "steps unknown".to_owned(),
         total => format!("step {} of {}", units::grouped(row.step), units::grouped(total)),
@@ -183,7 +184,11 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let mut tail = Vec::new();
     if kind == StateKind::Running || kind == StateKind::Saving {
         tail.extend(row.eta_s.map(|s| format!("{} left", units::duration(s))));
-        tail.extend(row.step_s.map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))));
+        tail.extend(
+            row.step_s
+                .filter(|_| row.items.is_none())
+                .map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))),
+        );
     } else if !kind.is_active() {
         tail.push(units::ago(model.now, row.updated_s));
     }

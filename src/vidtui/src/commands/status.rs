@@ -54,8 +54,13 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     if run.is_stepless() {
         progress = "unknown, because adapter = \"none\" does not read the log of the command".into();
     }
-    facts.push(("step", progress));
-    if let Some(sample) = &summary.last {
+    let items = crate::commands::waiting::items_in_words(summary);
+    let is_encode = run.is_independent();
+    match items {
+        Some(items) => facts.push(("items", items)),
+        None => facts.push(("step", progress)),
+    }
+    if let Some(sample) = summary.last.as_ref().filter(|_| !is_encode) {
         facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
         facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
         if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
@@ -74,13 +79,13 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         let ago = units::ago(now, attempt.started_s);
         facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
-    facts.push((
-        "checkpoint",
-        match &summary.checkpoint {
-            Some(c) => format!("step {}, {}, {}", c.step, units::bytes(c.bytes), units::ago(now, c.saved_s)),
-            None => "none yet".into(),
-        },
-    ));
+    let checkpoint = match &summary.checkpoint {
+        Some(c) => format!("step {}, {}, {}", c.step, units::bytes(c.bytes), units::ago(now, c.saved_s)),
+        None => "none yet".into(),
+    };
+    if !is_encode {
+        facts.push(("checkpoint", checkpoint));
+    }
     facts.push(("folder", summary.dir.root.to_string()));
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
