@@ -4,6 +4,7 @@ mod checkpoint;
 mod conditions;
 mod data;
 mod deadline;
+mod decode;
 mod device;
 mod encode;
 mod exchange;
@@ -99,6 +100,18 @@ enum DataCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Decodes the latent of a clip to an mp4; `vidtui data show` calls it
+    Decode {
+        /// The folder of the data set
+        data: Utf8PathBuf,
+        /// The id of the clip
+        id: String,
+        /// The video to write
+        out: Utf8PathBuf,
+        /// The folder of the VAE
+        #[arg(long)]
+        vae: Utf8PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -107,6 +120,9 @@ fn main() -> ExitCode {
         Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
         Command::Data(DataCommand::Import { index, target, root, channels, force }) => {
             import(&ImportRequest { index, root, target, channels }, force)
+        }
+        Command::Data(DataCommand::Decode { data, id, out, vae }) => {
+            decode::decode(&data, &id, &out, &vae, tch::Device::cuda_if_available())
         }
         Command::Version { json } => {
             print_version(json);

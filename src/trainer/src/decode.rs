@@ -1,0 +1,75 @@
+//! `vidtui-train data decode`: decodes the latent of a clip of a store back to a video, so that people can see what was
+//! encoded.
+
+use crate::data::kind;
+use camino::Utf8Path;
+use dataset::show::find_clip;
+use dataset::store::Line;
+use encoders::Vae;
+use rundir::{ErrorCode, Failure};
+use tch::{Device, Kind, Tensor};
+use video::{Frames, write_mp4};
+use weights::Header;
+
+/// The rate of a video whose rate is not known: CogVideoX's.
+const FPS: f64 = 8.0;
+
+/// Decodes the mean of a clip's latent with the VAE in folder `vae`, and writes an mp4.
+///
+/// # Errors
+/// There is no such clip, the VAE does not fit the latent, or the video cannot be written.
+pub fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: &Utf8Path, device: Device) -> Result<(), Failure> {
+    let clip = find_clip(data, id)?;
+    let header = Header::read(&data.join(&clip.latent.shard))?;
+    let info = header.tensor(&clip.latent.name)?;
+    let shape: Vec<i64> = info.shape.iter().map(|d| *d as i64).collect();
+    let stored = Tensor::from_data_size(&header.read_tensor(&clip.latent.name)?, &shape, kind(info.dtype));
+    let latent_tchw = if clip.drawn { stored } else { stored.chunk(2, 1).swap_remove(0) };
+    let vae = Vae::open(vae, Kind::Float, device)?;
+    // [T, C, H, W] -> [1, C, T, H, W]
+    let latent = latent_tchw.to_kind(Kind::Float).to_device(device).permute([1, 0, 2, 3]).unsqueeze(0);
+    let video_bcfhw = vae.decode(&latent)?;
+    write_mp4(out, &frames(&video_bcfhw, id)?, rate(&clip))
+}
+
+/// Converts a video `[1, 3, F, H, W]`, values about -1…1, to bytes.
+fn frames(video_bcfhw: &Tensor, id: &str) -> Result<Frames, Failure> {
+    let [_, 3, count, height, width] = video_bcfhw.size()[..] else {
+        return Err(Failure::new(
+            ErrorCode::TensorMismatch,
+            format!("cannot write the video of '{id}'"),
+            format!("the VAE made {:?}, expected [1, 3, frames, rows, columns]", video_bcfhw.size()),
+            "use the VAE that encoded the data set",
+        ));
+    };
+    let bytes = ((video_bcfhw / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0).round().to_kind(Kind::Uint8);
+    let bytes = bytes.get(0).permute([1, 2, 3, 0]).contiguous().to_device(Device::Cpu);
+    let mut rgb = vec![0; (count * height * width * 3) as usize];
+    let len = rgb.len();
+    bytes.copy_data_u8(&mut rgb, len);
+    Ok(Frames { width: width as usize, height: height as usize, count: count as usize, rgb })
+}
+
+/// Returns the frames per second of a clip.
+fn rate(clip: &Line) -> f64 {
+    match clip.times[..] {
+        [first, .., last] if last > first => (clip.times.len() - 1) as f64 / (last - first),
+        _ => FPS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_video_become_bytes_frame_by_frame() {
+        // Two frames of one pixel.
+        let video = Tensor::from_slice(&[-1.0f32, 1.0, 0.0, 0.5, -2.0, 2.0]).view([1, 3, 2, 1, 1]);
+        let frames = frames(&video, "a").unwrap();
+        assert_eq!((frames.count, frames.height, frames.width), (2, 1, 1));
+        assert_eq!(frames.rgb, [0, 128, 0, 255, 191, 255]);
+        let failure = super::frames(&video.view([1, 1, 6, 1, 1]), "a").unwrap_err();
+        assert_eq!(failure.code, ErrorCode::TensorMismatch);
+    }
+}
