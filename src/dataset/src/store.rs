@@ -17,6 +17,8 @@ mod clock;
 mod index;
 mod join;
 mod lease;
+#[cfg(test)]
+mod million;
 mod open;
 mod part;
 mod plan;

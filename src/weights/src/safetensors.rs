@@ -168,6 +168,39 @@ struct RawTensor {
     data_offsets: [u64; 2],
 }
 
+/// A header whose every entry has the usual form.
+#[derive(Default)]
+struct RawHeader {
+    metadata: BTreeMap<String, String>,
+    tensors: Vec<(String, RawTensor)>,
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> serde::de::Visitor<'de> for Entries {
+            type Value = RawHeader;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map of tensors")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+                let mut header = RawHeader::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        header.metadata = map.next_value()?;
+                    } else {
+                        header.tensors.push((name, map.next_value()?));
+                    }
+                }
+                Ok(header)
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
 impl Header {
     /// Reads and validates the header of a file, and checks that the file has all the data without reading it.
     ///
@@ -199,6 +232,14 @@ impl Header {
         }
         let mut json = vec![0; usize::try_from(length).expect("at most MAX_HEADER")];
         file.read_exact_at(&mut json, 8).map_err(io)?;
+        // A shard of a data set has thousands of tensors: this takes a fifth of the time. What it cannot read is read again
+        // below, where the error names the tensor.
+        if let Ok(raw) = serde_json::from_slice::<RawHeader>(&json)
+            && let Some(tensors) = usual_tensors(raw.tensors, data_start)
+            && check_layout(&tensors, data_start).is_ok_and(|end| end == bytes)
+        {
+            return Ok(Self { path: path.to_owned(), tensors, metadata: raw.metadata, bytes });
+        }
         let mut raw: BTreeMap<String, serde_json::Value> =
             serde_json::from_slice(&json).map_err(|e| malformed(format!("its header is not JSON: {e}")))?;
         let metadata = match raw.remove("__metadata__") {
@@ -284,8 +325,15 @@ pub fn read_range(
     file.read_exact_at(out, info.begin + start * size).map_err(io)
 }
 
+fn usual_tensors(raw: Vec<(String, RawTensor)>, data_start: u64) -> Option<BTreeMap<String, TensorInfo>> {
+    raw.into_iter().map(|(name, raw)| Some((name, check_raw(&raw, data_start).ok()?))).collect()
+}
+
 fn check_tensor(raw: serde_json::Value, data_start: u64) -> Result<TensorInfo, String> {
-    let raw: RawTensor = serde_json::from_value(raw).map_err(|e| e.to_string())?;
+    check_raw(&serde_json::from_value(raw).map_err(|e| e.to_string())?, data_start)
+}
+
+fn check_raw(raw: &RawTensor, data_start: u64) -> Result<TensorInfo, String> {
     let dtype = Dtype::parse(&raw.dtype).ok_or_else(|| format!("its element type '{}' is unknown", raw.dtype))?;
     let [begin, end] = raw.data_offsets;
     let size = raw.shape.iter().try_fold(dtype.size() as u64, |n, d| n.checked_mul(*d));

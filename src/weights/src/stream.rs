@@ -57,6 +57,12 @@ impl TensorToWrite {
         Self::new(name, shape, dtype, dtype, spans.into_iter().map(Segment::File).collect())
     }
 
+    /// Creates a tensor of zeros.
+    pub fn zeros(name: &str, shape: &[usize], dtype: Dtype) -> Self {
+        let bytes = dtype.size() * shape.iter().product::<usize>();
+        Self::new(name, shape, dtype, dtype, vec![Segment::Zeros(bytes as u64)])
+    }
+
     /// Creates a tensor without a merged adapter.
     pub(crate) fn new(name: &str, shape: &[usize], from: Dtype, to: Dtype, segments: Vec<Segment>) -> Self {
         Self { name: name.to_owned(), shape: shape.to_vec(), from, to, segments, merge: None }

@@ -6,6 +6,7 @@
 mod checkpoint;
 mod cluster;
 mod console;
+mod data;
 mod encoders;
 pub mod python;
 mod scaling;
@@ -28,6 +29,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("ttt", ttt::rows),
     ("encoders", encoders::rows),
     ("weights", weights::rows),
+    ("data", data::rows),
     ("video", video::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),

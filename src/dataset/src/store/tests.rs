@@ -367,7 +367,7 @@ fn joining_continues_after_every_interruption() {
 }
 
 /// Wants latents `[2, 1, 2, 2]` and two tokens of two.
-fn model() -> recipe::Model {
+pub(super) fn model() -> recipe::Model {
     let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     let model = recipe::load(minimal.into(), &[]).unwrap().recipe.model;
     let (latent_height, latent_width, in_channels, out_channels) = (2, 2, 1, 1);
