@@ -3,7 +3,7 @@
 usage: console.py IDLE_SECONDS VIDTUI ARGS...
 
 Prints one JSON object: seconds from the program's start to its first frame, to the first frame that shows the run's
-last step, and the CPU it used while nothing happened, as a share of one core.
+last step, the CPU it used while nothing happened, as a share of one core, and the CPU of one frame of moving pictures.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ import termios
 import time
 
 idle_s, argv = float(sys.argv[1]), sys.argv[2:]
+FPS = 30
 # The last step of the long run, as the console prints it.
 LAST = [b"100,000", b"100000", b"100 000"]
 
@@ -66,7 +67,24 @@ try:
     while time.perf_counter() < until:
         pump(0.1)
     used = (cpu_s(pid) - before) / idle_s
+    # The samples of the run: videos of 30 frames a second.
+    os.write(terminal, b"\r")
+    settle = time.perf_counter() + 1
+    while time.perf_counter() < settle:
+        pump(0.1)
+    os.write(terminal, b"v")
+    settle = time.perf_counter() + 4
+    while time.perf_counter() < settle:
+        pump(0.1)
+    before, began, seen = cpu_s(pid), time.perf_counter(), b""
+    while time.perf_counter() - began < idle_s:
+        pump(0.1)
+    moving_s, moving_cpu_s = time.perf_counter() - began, cpu_s(pid) - before
+    if len(seen) < 1 << 20:
+        sys.exit("the pictures of the sample did not move")
 finally:
     os.kill(pid, signal.SIGTERM)
+    # Pictures fill the terminal's buffer, and the console ends after its last frame was read.
+    os.close(terminal)
     os.waitpid(pid, 0)
-print(json.dumps({"first_frame_s": first, "run_shown_s": shown, "idle_cpu": used}))
+print(json.dumps({"first_frame_s": first, "run_shown_s": shown, "idle_cpu": used, "frame_cpu_s": moving_cpu_s / (FPS * moving_s)}))

@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
 use video::{Crop, Frames, Picture};
 
-/// The most frames of a clip: ten seconds at the highest rate that is shown.
+/// The most frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
 const MAX_FRAMES: usize = 160;
-/// The highest rate, frames per second. CogVideoX makes 8 or 16.
-const MAX_FPS: f64 = 16.0;
+/// The highest rate, frames per second: that of the screen. CogVideoX makes 8 or 16.
+const MAX_FPS: f64 = 30.0;
 /// The widest picture in pixels, because every frame is sent to the terminal.
 const MAX_WIDTH: usize = 640;
 /// The size of a cell in pixels where the terminal does not report it.

@@ -1,4 +1,4 @@
-//! The console on a long run: time to its first frame, and CPU while it is idle.
+//! The console on a long run: time to its first frame, CPU while it is idle, and CPU of a frame of moving pictures.
 
 use std::fmt::Write;
 use std::fs;
@@ -26,7 +26,7 @@ pub fn rows() -> Result<Vec<Row>> {
 fn measure(runs: &camino::Utf8Path) -> Result<Vec<Row>> {
     let script = root().join("tests/bench/console.py");
     let program = release_dir().join("vidtui");
-    let (mut first, mut shown, mut idle) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut first, mut shown, mut idle, mut frame) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
         println!("console on {STEPS} logged steps: round {round} of {ROUNDS}");
         let mut run = command("python3", [script.as_str(), IDLE_S, program.as_str(), "--runs", runs.as_str()]);
@@ -37,12 +37,14 @@ fn measure(runs: &camino::Utf8Path) -> Result<Vec<Row>> {
         first.push(figure("first_frame_s") * 1e3);
         shown.push(figure("run_shown_s") * 1e3);
         idle.push(figure("idle_cpu") * 100.0);
+        frame.push(figure("frame_cpu_s") * 1e3);
     }
     let row = |what: &str, unit, rounds, at_most| Row { what: what.into(), unit, rounds, at_most, note: String::new() };
     Ok(vec![
         row("first frame of the console, 100,000 steps", "ms", first, 100.0),
         row("the run's last step on screen", "ms", shown, 100.0),
         row("CPU of the idle console", "%", idle, 0.5),
+        row("CPU of a frame, a video of 30 fps in 150 × 44 cells", "ms", frame, 4.0),
     ])
 }
 
@@ -84,6 +86,24 @@ fn make_run(runs: &camino::Utf8Path) -> Result<()> {
         );
     }
     fs::write(dir.join("metrics.jsonl"), metrics).map_err(failed)?;
+    make_sample(&dir)?;
     let event = format!("{{\"v\":1,\"t\":1763700001.0,\"attempt\":1,\"step\":{STEPS},\"event\":\"finished\"}}\n");
     fs::write(dir.join("events.jsonl"), event).map_err(failed)
+}
+
+/// Writes a sample of the last step: a video of 30 frames a second in which every pixel changes.
+fn make_sample(dir: &camino::Utf8Path) -> Result<()> {
+    let folder = dir.join(format!("samples/step-{STEPS:08}"));
+    let failed = |e| Failure::new(format!("cannot write to {folder}"), e, "check the disk");
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let video = folder.join("000.mp4");
+    let source = "testsrc2=size=720x480:rate=30:duration=4,noise=alls=40:allf=t";
+    let args = ["-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", "-y", video.as_str()];
+    output(&mut command("ffmpeg", args), "install ffmpeg")?;
+    let sidecar = format!(
+        "{{\"v\":1,\"step\":{STEPS},\"index\":0,\"prompt\":\"a test pattern\",\"seed\":1,\"width\":720,\"height\":480,\
+         \"frames\":120,\"fps\":30.0,\"sampling_steps\":1,\"scheduler\":\"ddim\",\"guidance\":1.0,\"dtype\":\"float32\",\
+         \"weights\":\"bench\",\"weights_xxh3\":\"0\",\"trainer\":\"0\",\"took_s\":0.0,\"t\":1763700001.0}}"
+    );
+    fs::write(folder.join("000.json"), sidecar).map_err(failed)
 }
