@@ -10,7 +10,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// What such a folder holds.
-const KINDS: [&str; 6] = ["cogvideox", "i2v", "sampling", "t5", "ttt", "vae"];
+const KINDS: [&str; 10] =
+    ["cogvideox", "cogvideox15", "i2v", "i2v_training", "rotary", "sampling", "schedules", "t5", "ttt", "vae"];
 
 /// The folder of recorded numbers.
 ///
