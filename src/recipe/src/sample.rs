@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Layer, Model, Positions, Prompt, Recipe, SEGMENT_FRAMES};
+use crate::{Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE.
 pub const VIDEO_FRAMES: usize = 4;
@@ -180,6 +180,29 @@ impl Sampling {
 }
 
 impl Recipe {
+    /// Returns a recipe that samples a model, still without prompts. Environment, dtype, device, mesh and encoders are those of the
+    /// recipe that trained it, or the defaults.
+    ///
+    /// # Errors
+    /// The model breaks a rule.
+    pub fn for_sampling(model: &Model, trained: Option<&Recipe>) -> Result<Recipe, RecipeError> {
+        let like = match trained {
+            Some(trained) => trained.clone(),
+            None => {
+                let condition = if model.in_channels == 2 * model.out_channels { "image" } else { "none" };
+                let mut table: toml::Table = format!(
+                    "[data]\nindex = \"/\"\n[train]\nsteps = 1\nglobal_batch = 1\n[condition]\nkind = \"{condition}\""
+                )
+                .parse()
+                .expect("this is TOML");
+                table.insert("model".into(), model.to_table().into());
+                Recipe::from_table(&table)?
+            }
+        };
+        let sample = Sampling { every: 0, validation_index: Utf8PathBuf::new(), ..like.sample.clone() };
+        Ok(Recipe { name: "sample".into(), task: Task::Sample, model: model.clone(), sample, ..like })
+    }
+
     /// Returns the videos that `sample.prompts` stands for, in their order.
     ///
     /// # Errors
@@ -305,7 +328,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{RecipeErrorKind, Task, load};
+    use crate::{RecipeErrorKind, load};
 
     fn minimal(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();

@@ -81,6 +81,8 @@ pub enum Command {
     Resume(ResumeArgs),
     /// Starts the next stage of the curriculum from the newest checkpoint of a run
     Next(NextArgs),
+    /// Makes videos from the weights of a run, as mp4 files
+    Sample(SampleArgs),
     /// Lists the runs, newest first
     Runs(JsonArgs),
     /// Shows a run: state, progress, loss, newest checkpoint, findings
@@ -133,6 +135,7 @@ impl Command {
             Self::Recipe(RecipeCommand::Show(args)) => args.output.json,
             Self::Check(args) => args.output.json,
             Self::Launch(args) => args.then.output.json,
+            Self::Sample(args) => args.output.json,
             Self::Resume(args) => args.then.output.json,
             Self::Next(args) => args.then.output.json,
             Self::Runs(output) => output.json,
@@ -349,6 +352,96 @@ pub struct LaunchArgs {
     pub name: Option<String>,
     #[command(flatten)]
     pub then: ThenArgs,
+}
+
+/// `vidtui sample`.
+#[derive(Debug, Arguments)]
+pub struct SampleArgs {
+    /// A run, whose newest checkpoint is used, or a checkpoint folder
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    pub from: String,
+    /// A prompt (repeatable). It may end in flags: --w --h --f --d --s --g --n --i
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Vec<String>,
+    /// File with a prompt on each line; lines that begin with # are comments
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<Utf8PathBuf>,
+    /// First image of the videos, for image-to-video models: PNG, JPEG or WebP
+    #[arg(long, value_name = "FILE")]
+    pub image: Option<Utf8PathBuf>,
+    /// Seed of the noise [default: 42]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Sampling steps [default: 50]
+    #[arg(long)]
+    pub steps: Option<usize>,
+    /// Scale of classifier-free guidance [default: 6]
+    #[arg(long)]
+    pub guidance: Option<f64>,
+    /// Sampler [default: the one of the makers of the model]
+    #[arg(long)]
+    pub scheduler: Option<SchedulerArg>,
+    /// Frames of a video [default: as the model was trained]
+    #[arg(long)]
+    pub frames: Option<usize>,
+    /// Rows of a video in pixels [default: as the model was trained]
+    #[arg(long)]
+    pub height: Option<usize>,
+    /// Columns of a video in pixels [default: as the model was trained]
+    #[arg(long)]
+    pub width: Option<usize>,
+    /// Frames per second of the mp4 [default: 8, or 16 for CogVideoX 1.5]
+    #[arg(long)]
+    pub fps: Option<f64>,
+    /// Folder of the videos [default: samples/ in the folder of the new run]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<Utf8PathBuf>,
+    /// Also writes each frame as a PNG file
+    #[arg(long)]
+    pub png: bool,
+    /// Diffusers folder with vae/, text_encoder/ and tokenizer/ [default: encoders.folder of the run]
+    #[arg(long, value_name = "DIR")]
+    pub encoders: Option<Utf8PathBuf>,
+    /// Samples on this machine with N ranks [default: the size of the mesh of the run]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
+    pub local: Option<usize>,
+    #[command(flatten)]
+    pub nodes: NodesArgs,
+    /// Name of the new run [default: sample]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Makes the samples in the recipe of a training run now, from its current weights
+    #[arg(long, conflicts_with_all = ["prompt", "prompts", "image", "out", "local", "hostfile", "slurm"])]
+    pub now: bool,
+    /// Shows the plan and starts nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Prints the id of the new run and does not wait for the videos
+    #[arg(long)]
+    pub no_wait: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// A sampler.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum SchedulerArg {
+    /// CogVideoX's DDIM
+    Ddim,
+    /// CogVideoX's DPM++ 2M SDE
+    Dpm,
+    /// The sampler of ttt-video-dit
+    Vpsde,
+}
+
+impl From<SchedulerArg> for recipe::SampleScheduler {
+    fn from(arg: SchedulerArg) -> Self {
+        match arg {
+            SchedulerArg::Ddim => Self::Ddim,
+            SchedulerArg::Dpm => Self::Dpm,
+            SchedulerArg::Vpsde => Self::Vpsde,
+        }
+    }
 }
 
 /// `vidtui resume`.

@@ -5,7 +5,7 @@ use ::dataset::{Clip, ENCODER_FOLDERS, EncodeInputs, Index, Manifest, Table, ope
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::EncodeFacts;
 use recipe::{Recipe, Task};
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::collections::BTreeSet;
 
 /// Checks that the data set exists, and that every latent and text has the shape that the model expects.
@@ -17,6 +17,9 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         let inputs = EncodeInputs::open(recipe)?;
         let (clips, excluded) = (inputs.manifest.usable().count(), inputs.manifest.excluded().count());
         return Ok(format!("{}, {excluded} excluded; the encoders are complete", units::counted(clips, "clip")));
+    }
+    if recipe.task == Task::Sample {
+        return check_encoders(recipe);
     }
     let table = Table::open(&recipe.data.index, &recipe.model)?;
     let info = table.with_conditions(recipe.condition.kind, &recipe.model)?.info;
@@ -52,6 +55,28 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
 }
 
+/// Checks that the VAE and the text encoder of a recipe that samples belong to its model.
+fn check_encoders(recipe: &Recipe) -> Result<String, Failure> {
+    let (folder, model) = (&recipe.encoders.folder, &recipe.model);
+    let channels = weights::VaeConfig::read(&folder.join("vae"))?.latent_channels;
+    let features = weights::T5Config::read(&folder.join("text_encoder"))?.d_model;
+    let pairs = [
+        ("latents of its VAE have", "channels", channels, model.out_channels),
+        ("embeddings of its text encoder have", "features", features, model.text_dim),
+    ];
+    for (whose, unit, has, wanted) in pairs {
+        if has != wanted {
+            return Err(Failure::new(
+                ErrorCode::TensorMismatch,
+                format!("cannot sample with the encoders in {folder}"),
+                format!("the {whose} {has} {unit}, and those of the model have {wanted}"),
+                "give the folder of the model that the weights belong to: --encoders DIR",
+            ));
+        }
+    }
+    Ok(format!("the VAE and the text encoder in {folder} belong to the model"))
+}
+
 /// Returns the files of the first, middle and last sample, or of a store its index and first shard, and the null text.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     if recipe.task == Task::Encode {
@@ -62,6 +87,10 @@ pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
         let of_encoders = ENCODER_FOLDERS.into_iter().zip(["config.json", "config.json", "spiece.model"]);
         let folder = &recipe.encoders.folder;
         return picked.chain(of_encoders.map(|(name, file)| folder.join(name).join(file))).collect();
+    }
+    if recipe.task == Task::Sample {
+        let folder = &recipe.encoders.folder;
+        return ["vae/config.json", "text_encoder/config.json"].map(|file| folder.join(file)).to_vec();
     }
     let null_text = recipe.data.null_text().map(Utf8Path::to_owned);
     // Another check reports a broken index.

@@ -79,7 +79,7 @@ pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Res
 }
 
 /// Shows a plan: the summary, as in the launch dialog of the console, and the scripts.
-fn show(plan: &LaunchPlan, json: bool) -> Result<(), Refusal> {
+pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), Refusal> {
     if json {
         let summary: serde_json::Map<_, _> =
             plan.summary.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();

@@ -21,6 +21,7 @@ mod nodes;
 mod recipe;
 mod replay;
 mod runs;
+mod sample;
 mod stacks;
 mod stages;
 mod status;
@@ -52,6 +53,7 @@ pub fn run(args: &Args) -> Result<End, Refusal> {
         Command::Resume(args) => launch::resume(&workspace, args),
         Command::Next(args) => launch::next(&workspace, args),
         Command::Runs(args) => runs::run(&workspace, args),
+        Command::Sample(args) => sample::run(&workspace, args),
         Command::Status(args) => status::run(&workspace, args),
         Command::Nodes(args) => nodes::nodes(&workspace, args),
         Command::Smi(args) => nodes::smi(&workspace, args),

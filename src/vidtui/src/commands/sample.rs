@@ -1,0 +1,205 @@
+//! `vidtui sample`: videos out of a run, a checkpoint or other weights.
+
+use crate::args::SampleArgs;
+use crate::commands::waiting;
+use crate::output;
+use crate::refusal::Refusal;
+use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Mesh, Recipe, Resolved, prompt_lines};
+use rundir::{ErrorCode, Failure, RunDir, Sample};
+use std::collections::BTreeMap;
+use weights::{Source, SourceKind};
+
+/// Makes the recipe, launches it, waits, and prints the paths of the videos.
+pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
+    if args.now {
+        return now(workspace, args);
+    }
+    let source = crate::commands::transfer::find(workspace, &args.from)?;
+    let source = Source::open(&source)?;
+    let mut recipe = recipe_of(&source)?;
+    let lines = fill(workspace, &mut recipe, args)?;
+    check_encoders(&recipe)?;
+    if let Err(bad) = recipe.samples() {
+        let place = &lines[bad.index];
+        let flag = bad.flag.map(|flag| format!("{flag}: ")).unwrap_or_default();
+        let what = format!("cannot sample {place}");
+        return Err(Refusal::request(Failure::new(
+            ErrorCode::InvalidArgument,
+            what,
+            format!("{flag}{}", bad.why),
+            bad.fix,
+        )));
+    }
+    recipe.mesh = mesh(workspace, &recipe, args)?;
+    let out = recipe.sample.out().map(Utf8Path::to_owned);
+    let count = recipe.sample.prompts.len();
+    let subject = Subject::Recipe(Box::new(Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() }));
+    let init = source.location.weights.as_str();
+    let options = LaunchOptions {
+        subject: &subject,
+        ranks: args.local,
+        nodes: &args.nodes,
+        name: args.name.as_deref(),
+        init: Init::Given(init),
+        fitted: None,
+    };
+    let plan = workspace.plan_launch(&options)?;
+    if args.dry_run {
+        return super::launch::show(&plan, args.output.json);
+    }
+    for warning in &plan.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let dir = workspace.launch(&plan, &|step| eprintln!("{step}"))?;
+    if args.no_wait {
+        return output::line(plan.run.id.as_str());
+    }
+    waiting::until_finished(workspace, &dir)?;
+    report(&dir, out.as_deref(), count, args.output.json)
+}
+
+/// Requests the samples of a training run now.
+fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
+    let dir = workspace.find(&args.from)?;
+    let (summary, _) = workspace.summary(&dir)?;
+    let refuse = |code, why: &str, fix: String| {
+        Err(Refusal::from(Failure::new(code, format!("cannot sample {} now", summary.run.id), why, fix)))
+    };
+    if summary.state.is_end() {
+        let fix = format!("sample its newest checkpoint: vidtui sample {} --prompt TEXT", summary.run.id);
+        return refuse(ErrorCode::RunNotRunning, "the run has ended", fix);
+    }
+    if summary.run.recipe()?.sample.prompts.is_empty() {
+        let fix = "launch with sample.prompts and encoders.folder".to_owned();
+        return refuse(ErrorCode::InvalidArgument, "its recipe has no sample.prompts", fix);
+    }
+    rundir::write_atomic(&dir.sample_file(), b"")?;
+    output::line(&format!("{} makes samples after this step; see {}", summary.run.id, dir.samples()))
+}
+
+/// Returns the recipe of the weights' run as one that samples, or one with the defaults for other weights.
+fn recipe_of(source: &Source) -> Result<Recipe, Refusal> {
+    let weights = &source.location.weights;
+    if !matches!(source.location.kind, SourceKind::Checkpoint | SourceKind::Run) {
+        return Err(Refusal::request(Failure::new(
+            ErrorCode::UnsupportedModel,
+            format!("cannot sample {}", source.location.path),
+            "these weights are not in the form that the trainer loads",
+            format!(
+                "convert them first: vidtui convert {} --to internal CHECKPOINT, then vidtui sample CHECKPOINT",
+                source.location.path
+            ),
+        )));
+    }
+    let model = source.model()?;
+    let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
+    let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| run.run_toml().exists());
+    let trained = run.map(|run| -> Result<Recipe, rundir::Error> { run.read_run()?.recipe() }).transpose();
+    Ok(Recipe::for_sampling(model, trained?.as_ref()).map_err(Failure::from)?)
+}
+
+/// Sets what the flags say, and returns a name of each prompt for errors.
+fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result<Vec<String>, Refusal> {
+    let absolute = |path: &Utf8PathBuf| workspace.here.join(path);
+    let mut places = Vec::new();
+    let sample = &mut recipe.sample;
+    sample.prompts.clear();
+    for (number, prompt) in args.prompt.iter().enumerate() {
+        places.push(format!("prompt {}", number + 1));
+        sample.prompts.push(prompt.clone());
+    }
+    if let Some(file) = &args.prompts {
+        let text = std::fs::read_to_string(file).map_err(|error| rundir::Error::io("read", file, error))?;
+        for (line, prompt) in prompt_lines(&text) {
+            places.push(format!("line {line} of {file}"));
+            sample.prompts.push(prompt.to_owned());
+        }
+    }
+    if sample.prompts.is_empty() {
+        let fix = "give --prompt TEXT, or --prompts FILE with a prompt on each line";
+        let failure = Failure::new(ErrorCode::InvalidArgument, "cannot sample", "there is no prompt", fix);
+        return Err(Refusal::request(failure));
+    }
+    // Images of prompts are relative to this folder; ranks run in others.
+    for (line, place) in sample.prompts.iter_mut().zip(&places) {
+        let mut prompt = recipe::Prompt::parse(line).map_err(|wrong| {
+            let why = format!("{}: {}", wrong.flag, wrong.why);
+            Refusal::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {place}"), why, wrong.fix))
+        })?;
+        prompt.image = prompt.image.as_ref().map(absolute);
+        *line = prompt.to_line();
+    }
+    let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
+    set(&mut sample.steps, args.steps);
+    set(&mut sample.frames, args.frames);
+    set(&mut sample.height, args.height);
+    set(&mut sample.width, args.width);
+    sample.seed = args.seed.unwrap_or(sample.seed);
+    sample.guidance = args.guidance.unwrap_or(sample.guidance);
+    sample.fps = args.fps.unwrap_or(sample.fps);
+    sample.png |= args.png;
+    if let Some(scheduler) = args.scheduler {
+        sample.scheduler = scheduler.into();
+    }
+    sample.image = args.image.as_ref().map(absolute).unwrap_or_default();
+    sample.out = args.out.as_ref().map(absolute).unwrap_or_default();
+    if let Some(folder) = &args.encoders {
+        recipe.encoders.folder = absolute(folder);
+    }
+    Ok(places)
+}
+
+/// Checks that the VAE, the text encoder and the tokenizer are there.
+fn check_encoders(recipe: &Recipe) -> Result<(), Refusal> {
+    let folder = &recipe.encoders.folder;
+    let missing = ["vae", "text_encoder", "tokenizer"].into_iter().find(|part| !folder.join(part).is_dir());
+    let why = match missing {
+        None => return Ok(()),
+        Some(_) if folder.as_str().is_empty() => {
+            "neither --encoders nor the recipe of the run names the VAE and the text encoder".to_owned()
+        }
+        Some(part) => format!("there is no folder {}", folder.join(part)),
+    };
+    let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder with --encoders DIR";
+    Err(Refusal::request(Failure::new(ErrorCode::NotFound, "cannot sample", why, fix)))
+}
+
+/// Returns a mesh for the ranks of the target: that of the training run where it fits, else the model sharded over all ranks.
+fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mesh, Refusal> {
+    let own = recipe.mesh;
+    let is_given = args.local.is_some() || args.nodes.hostfile.is_some() || args.nodes.slurm.is_some();
+    if !is_given {
+        return Ok(own);
+    }
+    let slots = workspace.target(args.local, &args.nodes, own.world())?.slots();
+    if slots == 0 || slots == own.world() {
+        return Ok(own);
+    }
+    let tp = if slots.is_multiple_of(own.tp) { own.tp } else { 1 };
+    Ok(Mesh { dp_replicate: 1, dp_shard: slots / tp, tp })
+}
+
+/// Prints the videos.
+fn report(dir: &RunDir, out: Option<&Utf8Path>, count: usize, json: bool) -> Result<(), Refusal> {
+    let mut made: Vec<(Utf8PathBuf, Sample)> = Vec::new();
+    match out {
+        Some(out) => {
+            for index in 0..count {
+                let video = out.join(format!("{index:03}.mp4"));
+                made.extend(Sample::read(&video.with_extension("json"))?.map(|sample| (video, sample)));
+            }
+        }
+        None => {
+            let samples = dir.list_samples()?.into_iter();
+            made.extend(samples.map(|sample| (dir.sample_video(sample.step, sample.index), sample)));
+        }
+    }
+    if json {
+        let videos: Vec<_> =
+            made.iter().map(|(path, sample)| serde_json::json!({ "path": path, "sample": sample })).collect();
+        return output::json(&serde_json::json!({ "run": dir.name(), "dir": dir.root, "videos": videos }));
+    }
+    made.iter().try_for_each(|(path, _)| output::line(path.as_str()))
+}
