@@ -328,9 +328,10 @@ mod tests {
             MetricSource::Step(value, _) => value(sample),
             _ => None,
         };
-        let adapted = MetricSample { adapted: true, ..MetricSample::default() };
+        let trained = MetricSample { step: 1, ..MetricSample::default() };
+        let adapted = MetricSample { adapted: true, ..trained.clone() };
         assert!(value("loss", &adapted).unwrap().is_nan() && value("grad_norm", &adapted).is_none());
-        assert!(value("grad_norm", &MetricSample::default()).unwrap().is_nan());
-        assert_eq!((value("lr", &adapted), value("lr", &MetricSample::default())), (None, Some(0.0)));
+        assert!(value("grad_norm", &trained).unwrap().is_nan());
+        assert_eq!((value("lr", &adapted), value("lr", &trained)), (None, Some(0.0)));
     }
 }
