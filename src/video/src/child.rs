@@ -149,7 +149,8 @@ struct Lines {
 impl Lines {
     fn add(&mut self, bytes: &[u8], line: &mut dyn FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
-            let text = piece.trim_ascii_end();
+            // A program writes a line in parts: a space at the end of one belongs to the line.
+            let text = piece.strip_suffix(b"\n").or_else(|| piece.strip_suffix(b"\r")).unwrap_or(piece);
             let room = MAX_LINE.saturating_sub(self.line.len());
             self.line.extend_from_slice(if text.len() > room { &text[..room] } else { text });
             if piece.ends_with(b"\n") || piece.ends_with(b"\r") {
@@ -289,6 +290,15 @@ mod tests {
         let done = run(script, &limits(&cancel), None, &mut |line| lines.push(line.to_owned())).unwrap();
         assert_eq!((done.bytes.as_slice(), done.status.code()), (&b"out"[..], Some(3)));
         assert_eq!(lines, ["a", "b"]);
+    }
+
+    #[test]
+    fn a_line_that_is_written_in_parts_keeps_the_spaces_between_them() {
+        let (mut lines, mut seen) = (Lines::default(), Vec::new());
+        for part in ["[mov @ 0x1] ", "moov atom", " not found \r\n", "b", "\n"] {
+            lines.add(part.as_bytes(), &mut |line| seen.push(line.to_owned()));
+        }
+        assert_eq!(seen, ["[mov @ 0x1] moov atom not found", "b"]);
     }
 
     #[test]
