@@ -139,29 +139,6 @@ pub const METRICS: &[Metric] = &[
     step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss))
         .drawn(Chart::Loss, 'l', "loss")
         .smoothed(),
-    step("validation_loss", "validation loss", Unit::Plain, Reduction::Same, |s| s.validation_loss).drawn(
-        Chart::Loss,
-        'v',
-        "validation",
-    ),
-    step("validation_loss_10", "validation loss at 10 % noise level", Unit::Plain, Reduction::Same, validation::<0>)
-        .drawn(Chart::ValidationLoss, '1', "10 %"),
-    step("validation_loss_20", "validation loss at 20 % noise level", Unit::Plain, Reduction::Same, validation::<1>)
-        .drawn(Chart::ValidationLoss, '2', "20 %"),
-    step("validation_loss_30", "validation loss at 30 % noise level", Unit::Plain, Reduction::Same, validation::<2>)
-        .drawn(Chart::ValidationLoss, '3', "30 %"),
-    step("validation_loss_40", "validation loss at 40 % noise level", Unit::Plain, Reduction::Same, validation::<3>)
-        .drawn(Chart::ValidationLoss, '4', "40 %"),
-    step("validation_loss_50", "validation loss at 50 % noise level", Unit::Plain, Reduction::Same, validation::<4>)
-        .drawn(Chart::ValidationLoss, '5', "50 %"),
-    step("validation_loss_60", "validation loss at 60 % noise level", Unit::Plain, Reduction::Same, validation::<5>)
-        .drawn(Chart::ValidationLoss, '6', "60 %"),
-    step("validation_loss_70", "validation loss at 70 % noise level", Unit::Plain, Reduction::Same, validation::<6>)
-        .drawn(Chart::ValidationLoss, '7', "70 %"),
-    step("validation_loss_80", "validation loss at 80 % noise level", Unit::Plain, Reduction::Same, validation::<7>)
-        .drawn(Chart::ValidationLoss, '8', "80 %"),
-    step("validation_loss_90", "validation loss at 90 % noise level", Unit::Plain, Reduction::Same, validation::<8>)
-        .drawn(Chart::ValidationLoss, '9', "90 %"),
     step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.adapted {
         true => s.grad_norm,
         false => finite_or_nan(s, s.grad_norm),
@@ -196,11 +173,34 @@ pub const METRICS: &[Metric] = &[
     step("reduce_s", "waiting for other ranks", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.reduce_s)),
     step("optimizer_s", "optimizer", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.optimizer_s)),
     step("checkpoint_s", "checkpoint", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.checkpoint_s)),
-    step("sample_s", "samples and validation", Unit::Seconds, Reduction::Same, |s| measured(s, s.sample_s)),
     step("samples_per_s", "samples per second", Unit::Plain, Reduction::Same, |s| measured(s, s.samples_per_s)),
     step("tokens_per_s", "tokens per second", Unit::Plain, Reduction::Same, |s| measured(s, s.tokens_per_s)),
     step("tflops", "TFLOP/s per rank", Unit::Plain, Reduction::Same, |s| measured(s, s.tflops)),
     step("mfu", "MFU", Unit::Share, Reduction::Same, |s| s.mfu).drawn(Chart::Mfu, 'u', "MFU"),
+    step("validation_loss", "validation loss", Unit::Plain, Reduction::Same, |s| s.validation_loss).drawn(
+        Chart::Loss,
+        'v',
+        "validation",
+    ),
+    step("validation_loss_10", "validation loss at 10 % noise level", Unit::Plain, Reduction::Same, validation::<0>)
+        .drawn(Chart::ValidationLoss, '1', "10 %"),
+    step("validation_loss_20", "validation loss at 20 % noise level", Unit::Plain, Reduction::Same, validation::<1>)
+        .drawn(Chart::ValidationLoss, '2', "20 %"),
+    step("validation_loss_30", "validation loss at 30 % noise level", Unit::Plain, Reduction::Same, validation::<2>)
+        .drawn(Chart::ValidationLoss, '3', "30 %"),
+    step("validation_loss_40", "validation loss at 40 % noise level", Unit::Plain, Reduction::Same, validation::<3>)
+        .drawn(Chart::ValidationLoss, '4', "40 %"),
+    step("validation_loss_50", "validation loss at 50 % noise level", Unit::Plain, Reduction::Same, validation::<4>)
+        .drawn(Chart::ValidationLoss, '5', "50 %"),
+    step("validation_loss_60", "validation loss at 60 % noise level", Unit::Plain, Reduction::Same, validation::<5>)
+        .drawn(Chart::ValidationLoss, '6', "60 %"),
+    step("validation_loss_70", "validation loss at 70 % noise level", Unit::Plain, Reduction::Same, validation::<6>)
+        .drawn(Chart::ValidationLoss, '7', "70 %"),
+    step("validation_loss_80", "validation loss at 80 % noise level", Unit::Plain, Reduction::Same, validation::<7>)
+        .drawn(Chart::ValidationLoss, '8', "80 %"),
+    step("validation_loss_90", "validation loss at 90 % noise level", Unit::Plain, Reduction::Same, validation::<8>)
+        .drawn(Chart::ValidationLoss, '9', "90 %"),
+    step("sample_s", "samples and validation", Unit::Seconds, Reduction::Same, |s| measured(s, s.sample_s)),
     step("clips_per_s", "clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.vae))
         .drawn(Chart::ItemRate, 'v', "VAE")
         .smoothed(),
