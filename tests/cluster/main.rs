@@ -4,6 +4,7 @@
 
 mod command;
 mod console;
+mod encode;
 mod faults;
 mod life;
 mod power;

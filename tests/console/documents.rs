@@ -6,8 +6,15 @@ use std::process::Command;
 const DOCUMENT: &str = include_str!("../../docs/your-videos.md");
 
 /// Commands that are not run here: how they begin, and why.
-const NOT_RUN: [(&str, &str); 1] =
-    [("vidtui fetch ", "needs the network; the tests of the crate `hub` download from a local server")];
+const NOT_RUN: [(&str, &str); 7] = [
+    ("vidtui fetch ", "needs the network; the tests of the crate `hub` download from a local server"),
+    ("vidtui data encode ", "needs the weights of a model; tests/cluster encodes with small ones"),
+    ("vidtui data show ", "needs an encoded data set; tests/cluster shows one"),
+    ("vidtui convert ", "needs the weights of a model; tests/console/weights converts small ones"),
+    ("vidtui check ", "needs a data set for the model; tests/console checks small ones"),
+    ("vidtui launch ", "needs GPUs; tests/cluster trains on an encoded data set"),
+    ("vidtui sample ", "needs a trained model; tests/cluster samples from a small one"),
+];
 
 /// Returns the lines of the blocks of shell commands.
 fn commands() -> Vec<&'static str> {
