@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Seconds without a heartbeat after which a lease is taken over, for tests.
-const EXPIRY: &str = "VIDTUI_LEASE_S";
+const EXPIRY: &str = "ENCODE_LEASE_S";
 
 /// Opens the queue of the attempt. None if there is nothing to encode, or a stop comes first.
 pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Option<SharedQueue>, Failure> {
