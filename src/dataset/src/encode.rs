@@ -214,7 +214,7 @@ fn check_sizes(encode: &Encode, vae: &VaeConfig) -> Result<(), Failure> {
             );
         }
     }
-    if (encode.frames - 1) % frames != 0 {
+    if !(encode.frames - 1).is_multiple_of(frames) {
         let below = (encode.frames - 1) / frames * frames + 1;
         return bad(
             format!(

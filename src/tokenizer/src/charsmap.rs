@@ -22,7 +22,7 @@ impl Charsmap {
         let Some((trie, texts)) = rest.split_at_checked(size) else {
             return Err(bad(format!("needs {size} bytes and has {}", rest.len())));
         };
-        if size % 4 != 0 || size == 0 {
+        if !size.is_multiple_of(4) || size == 0 {
             return Err(bad(format!("has a trie of {size} bytes")));
         }
         if std::str::from_utf8(texts).is_err() || texts.last() != Some(&0) {

@@ -1,5 +1,7 @@
 //! Files that are not models are refused, and no text or file makes the tokenizer panic.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
+
 use camino::{Utf8Path, Utf8PathBuf};
 use proptest::prelude::*;
 use rundir::ErrorCode;

@@ -134,7 +134,7 @@ fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
 fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::new().video("a.mp4", "long.mp4", "a");
-    fs::set_permissions(site.path.join("a.mp4"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(site.path.join("a.mp4"), fs::Permissions::from_mode(0o000)).unwrap();
     if fs::File::open(site.path.join("a.mp4")).is_ok() {
         eprintln!("skipped: this user may read every file");
         return;

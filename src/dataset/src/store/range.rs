@@ -50,6 +50,7 @@ impl Range {
     }
 
     /// Returns the items that are left to encode, in order.
+    #[expect(clippy::misnamed_getters, reason = "the items of a range are, to its worker, those that are left")]
     pub fn items(&self) -> &[Item] {
         &self.todo
     }

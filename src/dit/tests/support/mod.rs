@@ -32,7 +32,6 @@ pub fn read(path: &Utf8Path, tensors: &mut Tensors) {
             Dtype::U8 => (Kind::Uint8, Kind::Uint8),
             Dtype::I32 => (Kind::Int, Kind::Int64),
             Dtype::I64 => (Kind::Int64, Kind::Int64),
-            Dtype::U8 => (Kind::Uint8, Kind::Uint8),
             other => panic!("{path}: {name} is {other:?}"),
         };
         let shape: Vec<i64> = view.shape().iter().map(|&s| s as i64).collect();

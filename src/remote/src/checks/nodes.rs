@@ -151,7 +151,7 @@ pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
 }
 
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
-    let index = plan.run.recipe().ok().filter(|_| !plan.is_command()).map(|recipe| data_file(recipe));
+    let index = plan.run.recipe().ok().filter(|_| !plan.is_command()).map(data_file);
     let data: Vec<String> = index.iter().chain(&plan.data).map(|file| quote(file.as_str())).collect();
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();

@@ -117,7 +117,7 @@ fn decode_span(size: usize, overlap: f64, factor: usize) -> Span {
 fn on_grid(size: usize, overlap: f64, factor: usize) -> bool {
     let (encode, decode) = (encode_span(size, overlap, factor), decode_span(size, overlap, factor));
     size > 0
-        && size % factor == 0
+        && size.is_multiple_of(factor)
         && encode.stride > 0
         && decode.stride > 0
         && encode.stride == encode.keep * factor
