@@ -1,7 +1,7 @@
 //! The checks of a launch as people and scripts read them.
 
+use crate::command_error::CommandError;
 use crate::dataset;
-use crate::refusal::Refusal;
 use crate::workspace::{self, LaunchOptions, Workspace};
 use recipe::TrainerKind;
 use remote::{Check, CheckStatus, LaunchInputs, merge_passed, run_checks};
@@ -13,15 +13,15 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
     let recipe = &options.subject.resolved().recipe;
     let inputs = LaunchInputs {
         recipe,
-        target: workspace.target(options.ranks, options.nodes, recipe.mesh.world()).map_err(Refusal::into_failure),
+        target: workspace.target(options.ranks, options.nodes, recipe.mesh.world()).map_err(CommandError::into_failure),
         data: match recipe.trainer {
             TrainerKind::Embedded => dataset::check(recipe),
             TrainerKind::Command => Ok(String::new()),
         },
-        weights: workspace.weights_of(options).map_err(Refusal::into_failure),
+        weights: workspace.weights_of(options).map_err(CommandError::into_failure),
         program: workspace::program(recipe.trainer),
     };
-    let plan = || workspace.plan_launch(options).map_err(Refusal::into_failure);
+    let plan = || workspace.plan_launch(options).map_err(CommandError::into_failure);
     merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins)))
 }
 

@@ -8,10 +8,10 @@
 //! ```
 
 use crate::appearance;
+use crate::command_error::CommandError;
 use crate::effects::Runner;
 use crate::queue::{self, Item, Reader, Sender};
 use crate::record::{Header, RecordedMsg, Recorder};
-use crate::refusal::Refusal;
 use crate::signals;
 use crate::terminal::{self, Colours, Screen};
 use crate::watches::Watcher;
@@ -49,16 +49,16 @@ pub enum End {
 ///
 /// # Errors
 /// A failure when there is no terminal, or the terminal cannot be used.
-pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, Refusal> {
+pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, CommandError> {
     if !Screen::available() {
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::NoTerminal,
             "cannot open the console",
             "standard input or output is not a terminal",
             "use `vidtui runs` and `vidtui status RUN`",
         )));
     }
-    let run = run.map(|run| Ok::<_, Refusal>(workspace.find(run)?.read_run()?.id)).transpose()?;
+    let run = run.map(|run| Ok::<_, CommandError>(workspace.find(run)?.read_run()?.id)).transpose()?;
     let workspace = Arc::new(workspace);
     let (sender, reader) = queue::queue();
     let mut screen = take_terminal(&sender)?;
@@ -99,7 +99,7 @@ pub fn replay(
     header: &Header,
     messages: impl Iterator<Item = RecordedMsg> + Send + 'static,
     speed: f64,
-) -> Result<End, Refusal> {
+) -> Result<End, CommandError> {
     let (sender, reader) = queue::queue();
     let mut screen = take_terminal(&sender)?;
     let (width, height) = screen.size().map_err(cannot_open)?;
@@ -123,7 +123,7 @@ pub fn replay(
 }
 
 /// Takes the terminal. Before that, it makes sure that a panic, a signal and a suspension restore it.
-fn take_terminal(queue: &Sender) -> Result<Screen, Refusal> {
+fn take_terminal(queue: &Sender) -> Result<Screen, CommandError> {
     terminal::install_panic_hook();
     terminal::hold_suspension().map_err(cannot_open)?;
     signals::watch(queue.clone()).map_err(cannot_open)?;
@@ -144,7 +144,7 @@ struct Live {
 }
 
 impl Console {
-    fn run(&mut self, screen: &mut Screen) -> Result<End, Refusal> {
+    fn run(&mut self, screen: &mut Screen) -> Result<End, CommandError> {
         self.tick(screen)?;
         self.draw(screen)?;
         let (mut drawn, mut ticked) = (Instant::now(), Instant::now());
@@ -185,12 +185,12 @@ impl Console {
     }
 
     /// Sends the time to the model. A recording has its own times.
-    fn tick(&mut self, screen: &mut Screen) -> Result<(), Refusal> {
+    fn tick(&mut self, screen: &mut Screen) -> Result<(), CommandError> {
         if self.live.is_some() { self.handle(Msg::Tick(now_s()), screen) } else { Ok(()) }
     }
 
     /// Updates the model with a message and starts the effects. Nothing else changes the model.
-    fn handle(&mut self, msg: Msg, screen: &mut Screen) -> Result<(), Refusal> {
+    fn handle(&mut self, msg: Msg, screen: &mut Screen) -> Result<(), CommandError> {
         if let Some(Live { recorder: Some(recorder), .. }) = &mut self.live {
             recorder.push(&msg)?;
         }
@@ -213,13 +213,13 @@ impl Console {
         Ok(())
     }
 
-    fn draw(&mut self, screen: &mut Screen) -> Result<(), Refusal> {
+    fn draw(&mut self, screen: &mut Screen) -> Result<(), CommandError> {
         screen.draw(|frame| ui::view(&self.model, frame)).map_err(cannot_draw)?;
         self.model.drawn();
         Ok(())
     }
 
-    fn redraw_all(&mut self, screen: &mut Screen) -> Result<(), Refusal> {
+    fn redraw_all(&mut self, screen: &mut Screen) -> Result<(), CommandError> {
         let (width, height) = screen.size().map_err(cannot_draw)?;
         self.handle(Msg::Resize(Size { width, height }), screen)?;
         self.draw(screen)
@@ -289,7 +289,7 @@ fn message_of(event: Event) -> Option<Msg> {
     }
 }
 
-fn cannot_open(error: io::Error) -> Refusal {
+fn cannot_open(error: io::Error) -> CommandError {
     Failure::new(
         ErrorCode::NoTerminal,
         "cannot open the console",
@@ -300,7 +300,7 @@ fn cannot_open(error: io::Error) -> Refusal {
 }
 
 /// The terminal was closed, or cannot be written to.
-fn cannot_draw(error: io::Error) -> Refusal {
+fn cannot_draw(error: io::Error) -> CommandError {
     let fix = "open the console again: vidtui (runs continue without it)";
     Failure::new(ErrorCode::NoTerminal, "the console lost its terminal", error.to_string(), fix).into()
 }

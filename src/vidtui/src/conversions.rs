@@ -1,6 +1,6 @@
 //! The conversions of the console: previews, and conversions exactly as previewed.
 
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, now_s};
 use std::hash::{BuildHasher, RandomState};
@@ -14,7 +14,7 @@ use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm, Report, Source
 const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Plans a conversion for the preview.
-pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, Refusal> {
+pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, CommandError> {
     let plan = planned(options)?;
     let refusal = plan.check(options.replace).err();
     Ok(ConvertPreview {
@@ -37,7 +37,7 @@ pub fn convert(
     shown: &ConvertPreview,
     stop: &AtomicBool,
     send: &dyn Fn(weights::Progress),
-) -> Result<Outcome, Refusal> {
+) -> Result<Outcome, CommandError> {
     let plan = planned(&shown.options)?;
     if plan.fingerprint() != shown.fingerprint {
         let what = format!("cannot convert {}", shown.options.source);
@@ -119,7 +119,7 @@ pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
     alone.chain(patterns).collect()
 }
 
-fn planned(options: &ConvertOptions) -> Result<ConvertPlan, Refusal> {
+fn planned(options: &ConvertOptions) -> Result<ConvertPlan, CommandError> {
     let to = match options.to {
         ConvertForm::Internal => Form::Internal,
         ConvertForm::Diffusers => Form::Diffusers,

@@ -1,7 +1,7 @@
 //! The curves of a run: reads its metrics and makes charts and tables of them, for the console and for `vidtui export`.
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use rundir::{
     ChartInfo, Error, ErrorCode, Failure, History, METRICS, Metric, MetricSample, MetricSource, NodePoint, NodeSeries,
     Reduction, RunDir, Spread, Tail,
@@ -20,11 +20,11 @@ pub struct Measured {
 }
 
 /// Finds a metric by name.
-pub fn metric(name: &str) -> Result<&'static Metric, Refusal> {
+pub fn metric(name: &str) -> Result<&'static Metric, CommandError> {
     rundir::find_metric(name).map(|(_, metric)| metric).ok_or_else(|| {
         let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
         let why = format!("the metrics are {}", names.join(", "));
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::UnknownName,
             format!("there is no metric '{name}'"),
             why,

@@ -1,10 +1,10 @@
 //! Executes the effects that the screen requests: one thread per effect, one answer per job.
 
 use crate::chart_export;
+use crate::command_error::CommandError;
 use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
-use crate::refusal::Refusal;
 use crate::workspace::{
     self, Fitting, Init, KillCallbacks, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words,
 };
@@ -109,7 +109,12 @@ fn job_of(effect: &Effect) -> Option<JobId> {
     }
 }
 
-fn run(at: &Workspace, effect: Effect, send: &(dyn Fn(JobMsg) + Sync), stop: &AtomicBool) -> Result<JobMsg, Refusal> {
+fn run(
+    at: &Workspace,
+    effect: Effect,
+    send: &(dyn Fn(JobMsg) + Sync),
+    stop: &AtomicBool,
+) -> Result<JobMsg, CommandError> {
     let progress: &(dyn Fn(String) + Sync) = &|line| send(JobMsg::Progress(line));
     Ok(match effect {
         Effect::PlanLaunch { curriculum, stage, from, .. } => {

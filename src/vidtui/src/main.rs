@@ -4,6 +4,7 @@ mod appearance;
 mod args;
 mod chart_export;
 mod checks;
+mod command_error;
 mod commands;
 mod console;
 mod conversions;
@@ -17,7 +18,6 @@ mod output;
 mod pictures;
 mod queue;
 mod record;
-mod refusal;
 mod signals;
 mod simulate;
 mod terminal;
@@ -25,8 +25,8 @@ mod watches;
 mod workspace;
 
 use clap::Parser;
+use command_error::ErrorFormat;
 use console::End;
-use refusal::ErrorFormat;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -1,32 +1,32 @@
 //! Standard output: text, JSON and tables. A closed pipe is not an error.
 
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::io::{self, Write};
 
 /// Prints text as it is.
-pub fn text(text: &str) -> Result<(), Refusal> {
+pub fn text(text: &str) -> Result<(), CommandError> {
     written(io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()))
 }
 
 /// Prints one line.
-pub fn line(line: &str) -> Result<(), Refusal> {
+pub fn line(line: &str) -> Result<(), CommandError> {
     text(&format!("{line}\n"))
 }
 
 /// Prints one JSON document, indented.
-pub fn json(document: &impl Serialize) -> Result<(), Refusal> {
+pub fn json(document: &impl Serialize) -> Result<(), CommandError> {
     let document = serde_json::to_string_pretty(document).map_err(unserializable)?;
     line(&document)
 }
 
 /// Prints one JSON object on one line, for streams.
-pub fn json_line(object: &impl Serialize) -> Result<(), Refusal> {
+pub fn json_line(object: &impl Serialize) -> Result<(), CommandError> {
     line(&serde_json::to_string(object).map_err(unserializable)?)
 }
 
-fn written(result: io::Result<()>) -> Result<(), Refusal> {
+fn written(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
         // For example `vidtui logs RUN | head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
@@ -41,7 +41,7 @@ fn written(result: io::Result<()>) -> Result<(), Refusal> {
     }
 }
 
-fn unserializable(error: serde_json::Error) -> Refusal {
+fn unserializable(error: serde_json::Error) -> CommandError {
     Failure::new(
         ErrorCode::Internal,
         "cannot print JSON",

@@ -3,7 +3,7 @@
 //! A recording can be replayed by the version that made it. The first line has that version.
 
 use crate::appearance;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, RunId};
 use serde::{Deserialize, Serialize};
@@ -65,10 +65,10 @@ pub struct Recorder {
 
 impl Recorder {
     /// Starts a recording in a new file.
-    pub fn create(path: &Utf8Path, setup: &Setup) -> Result<Self, Refusal> {
+    pub fn create(path: &Utf8Path, setup: &Setup) -> Result<Self, CommandError> {
         let file = File::create_new(path).map_err(|error| {
             let what = format!("cannot record to {path}");
-            Refusal::request(Failure::new(
+            CommandError::request(Failure::new(
                 ErrorCode::of_io(&error),
                 what,
                 error.to_string(),
@@ -89,7 +89,7 @@ impl Recorder {
     }
 
     /// Appends a message.
-    pub fn push(&mut self, msg: &Msg) -> Result<(), Refusal> {
+    pub fn push(&mut self, msg: &Msg) -> Result<(), CommandError> {
         #[derive(Serialize)]
         struct Borrowed<'a> {
             at_s: f64,
@@ -99,7 +99,7 @@ impl Recorder {
         self.write(&Borrowed { at_s, msg })
     }
 
-    fn write(&mut self, line: &impl Serialize) -> Result<(), Refusal> {
+    fn write(&mut self, line: &impl Serialize) -> Result<(), CommandError> {
         let failed = |path: &Utf8Path, code, error: String| {
             Failure::new(
                 code,
@@ -117,25 +117,33 @@ impl Recorder {
 }
 
 /// Opens a recording: its header, and an iterator over its messages.
-pub fn open(path: &Utf8Path) -> Result<(Header, impl Iterator<Item = Result<RecordedMsg, Refusal>> + use<>), Refusal> {
+pub fn open(
+    path: &Utf8Path,
+) -> Result<(Header, impl Iterator<Item = Result<RecordedMsg, CommandError>> + use<>), CommandError> {
     let unreadable = |code, why: String| {
         Failure::new(code, format!("cannot replay {path}"), why, "record a session with `vidtui --record FILE`")
     };
-    let file =
-        File::open(path).map_err(|error| Refusal::request(unreadable(ErrorCode::of_io(&error), error.to_string())))?;
+    let file = File::open(path)
+        .map_err(|error| CommandError::request(unreadable(ErrorCode::of_io(&error), error.to_string())))?;
     let mut lines = BufReader::new(file).lines();
     let first = lines
         .next()
         .transpose()
         .map_err(|error| unreadable(ErrorCode::of_io(&error), error.to_string()))?
         .unwrap_or_default();
-    let header: Header = serde_json::from_str(&first)
-        .map_err(|_| Refusal::request(unreadable(ErrorCode::Malformed, "it is not a recording of vidtui".into())))?;
+    let header: Header = serde_json::from_str(&first).map_err(|_| {
+        CommandError::request(unreadable(ErrorCode::Malformed, "it is not a recording of vidtui".into()))
+    })?;
     let ours = env!("CARGO_PKG_VERSION");
     if header.vidtui != ours {
         let why = format!("it was recorded by vidtui {}, and this is vidtui {ours}", header.vidtui);
         let fix = format!("replay it with vidtui {}", header.vidtui);
-        return Err(Refusal::request(Failure::new(ErrorCode::Malformed, format!("cannot replay {path}"), why, fix)));
+        return Err(CommandError::request(Failure::new(
+            ErrorCode::Malformed,
+            format!("cannot replay {path}"),
+            why,
+            fix,
+        )));
     }
     let path = path.to_owned();
     let moments = lines.enumerate().map(move |(i, line)| {

@@ -3,8 +3,8 @@
 //! Keys of the console and commands of the shell both use it, so that they do the same.
 
 use crate::args::NodesArgs;
+use crate::command_error::CommandError;
 use crate::node_samples::NodeSamples;
-use crate::refusal::Refusal;
 use camino::{Utf8Path, Utf8PathBuf};
 use remote::{Fleet, SshOptions, Transport};
 use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
@@ -49,11 +49,16 @@ pub struct Workspace {
 
 impl Workspace {
     /// Opens the workspace in the working folder.
-    pub fn new(runs: &Utf8Path, configs: &Utf8Path, nodes: NodesArgs, patience: Duration) -> Result<Self, Refusal> {
+    pub fn new(
+        runs: &Utf8Path,
+        configs: &Utf8Path,
+        nodes: NodesArgs,
+        patience: Duration,
+    ) -> Result<Self, CommandError> {
         let here = std::env::current_dir().map_err(|error| error.to_string());
         let here = here.and_then(|here| Utf8PathBuf::try_from(here).map_err(|error| error.to_string()));
         let here = here.map_err(|why| {
-            Refusal::request(Failure::new(
+            CommandError::request(Failure::new(
                 ErrorCode::Io,
                 "cannot use the working folder",
                 why,

@@ -3,15 +3,15 @@
 use crate::appearance;
 use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{LaunchOptions, Workspace};
 use recipe::{Flops, Task, TrainerKind};
 use remote::Check;
 use rundir::{ErrorCode, Failure};
 
 /// Runs every check of a launch and starts nothing.
-pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> {
     let StageArgs { recipe: named, how, init } = &args.stage;
     let mut subject = workspace.subject(named, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;

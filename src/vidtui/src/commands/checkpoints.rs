@@ -1,14 +1,14 @@
 //! `vidtui checkpoints`: the checkpoints of a run.
 
 use crate::args::RunArgs;
+use crate::command_error::CommandError;
 use crate::documents::CheckpointDocument;
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use rundir::{CheckpointEntry, now_s};
 
 /// Lists the checkpoints of a run, complete or not.
-pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let entries = adapters::checkpoints(&dir)?;
     if args.output.json {

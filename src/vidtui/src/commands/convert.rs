@@ -1,10 +1,10 @@
 //! `vidtui convert`: plans the result for every tensor, then writes it.
 
 use crate::args::{ConvertArgs, DtypeArg, FormArg, LayerArg};
+use crate::command_error::CommandError;
 use crate::commands::transfer::{Transfer, find};
 use crate::conversions::{facts, rows};
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Layer;
 use rundir::{ErrorCode, Failure, now_s};
@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use weights::{ConvertPlan, ConvertRequest, Dtype, Form, LoraForm};
 
 /// Converts weights, or shows the plan with `--dry-run`.
-pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), CommandError> {
     let request = request(workspace, args)?;
     let plan = weights::plan_conversion(&request)?;
     if !args.output.json {
@@ -37,7 +37,7 @@ pub fn run(workspace: &Workspace, args: &ConvertArgs) -> Result<(), Refusal> {
     output::line(done.target.as_str())
 }
 
-fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, Refusal> {
+fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, CommandError> {
     let shard_bytes = match args.shard_gb {
         Some(gb) if gb > 0.0 && gb.is_finite() => Some((gb * 1e9) as u64),
         Some(gb) => {
@@ -47,7 +47,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
                 "the size must be greater than 0",
                 "for example: --shard-gb 5",
             );
-            return Err(Refusal::request(failure));
+            return Err(CommandError::request(failure));
         }
         None => None,
     };

@@ -1,13 +1,13 @@
 //! `vidtui data import`: converts a data set for training.
 
 use crate::args::DataImportArgs;
+use crate::command_error::CommandError;
 use crate::commands::transfer::Transfer;
 use crate::output;
-use crate::refusal::Refusal;
 use ::dataset::{ImportRequest, Imported, plan_import};
 
 /// Converts a data set of torch pickles.
-pub fn import(args: &DataImportArgs) -> Result<(), Refusal> {
+pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
     let DataImportArgs { index, target, root, channels, force, .. } = args;
     let request =
         ImportRequest { index: index.clone(), root: root.clone(), target: target.clone(), channels: *channels };

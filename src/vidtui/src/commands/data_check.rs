@@ -1,9 +1,9 @@
 //! `vidtui data check`: what of a folder or table of videos can be used.
 
 use crate::args::DataCheckArgs;
+use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output;
-use crate::refusal::Refusal;
 use camino::Utf8Path;
 use dataset::SourceRequest;
 use dataset::check::{CheckRequest, Checked, check};
@@ -15,7 +15,7 @@ use video::FrameChoice;
 const WIDTH: usize = 80;
 
 /// Checks a data set, prints the report and writes the manifest.
-pub fn run(args: &DataCheckArgs) -> Result<(), Refusal> {
+pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
     let DataCheckArgs { source, layout, video_column, caption_column, root, .. } = args;
     let source = SourceRequest {
         source: source.clone(),
@@ -68,10 +68,10 @@ pub fn run(args: &DataCheckArgs) -> Result<(), Refusal> {
     Ok(accepted?)
 }
 
-fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, Refusal> {
+fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
     let DataCheckArgs { frames, fps, mode, stride, .. } = args;
     let invalid = |flag: String, why: &str, fix: &str| {
-        Refusal::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
+        CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
     };
     match (frames, fps) {
         (Some(0), _) => Err(invalid("--frames 0".into(), "a clip has at least one frame", "for example: --frames 49")),
@@ -96,10 +96,10 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, Refusal> {
 }
 
 /// Finds out before the work whether its result can be written.
-fn check_writable(out: &Utf8Path) -> Result<(), Refusal> {
+fn check_writable(out: &Utf8Path) -> Result<(), CommandError> {
     let folder = out.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let refuse = |code, why: &str, fix: String| {
-        Err(Refusal::request(Failure::new(code, format!("cannot write {out}"), why, fix)))
+        Err(CommandError::request(Failure::new(code, format!("cannot write {out}"), why, fix)))
     };
     if out.is_dir() {
         return refuse(

@@ -1,8 +1,8 @@
 //! `vidtui data show`: what a store of latents and texts holds.
 
 use crate::args::DataShowArgs;
+use crate::command_error::CommandError;
 use crate::output::{self, Side, facts, table};
-use crate::refusal::Refusal;
 use ::dataset::show::{Summary, find_clip, summarize};
 use ::dataset::store::{Line, StoreSpec};
 use ::dataset::store_folder;
@@ -14,7 +14,7 @@ use std::process::Command;
 const FAILURES: usize = 20;
 
 /// Prints a summary of a store, or one of its clips.
-pub fn run(args: &DataShowArgs) -> Result<(), Refusal> {
+pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
     let data = store_folder(&args.data).unwrap_or_else(|| args.data.clone());
     let Some(id) = &args.id else {
         let summary = summarize(&data)?;

@@ -1,9 +1,9 @@
 //! `vidtui data encode`: writes a recipe with `task = "encode"`, shows what it will do, and launches it.
 
 use crate::args::DataEncodeArgs;
+use crate::command_error::CommandError;
 use crate::commands::launch;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{LaunchOptions, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::EncodeInputs;
@@ -14,9 +14,9 @@ use toml::{Table, Value};
 const RECIPE: &str = "encode.toml";
 
 /// Encodes the clips of a manifest.
-pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Refusal> {
+pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), CommandError> {
     if args.manifest.is_dir() {
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::InvalidArgument,
             format!("cannot encode {}", args.manifest),
             "it is a folder, and an encode reads a manifest",
@@ -54,7 +54,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Refusa
 }
 
 /// Writes the recipe into the folder of the data set. It is the same for the same arguments, and can be launched again.
-fn write_recipe(args: &DataEncodeArgs) -> Result<Utf8PathBuf, Refusal> {
+fn write_recipe(args: &DataEncodeArgs) -> Result<Utf8PathBuf, CommandError> {
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
     let text = recipe(args, &here);
     let path = args.out.join(RECIPE);

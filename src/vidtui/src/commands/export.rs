@@ -2,9 +2,9 @@
 
 use crate::args::ExportArgs;
 use crate::chart_export;
+use crate::command_error::CommandError;
 use crate::curves::{self, Group, View};
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use rundir::{ErrorCode, Failure, METRICS, Metric};
 use ui::XAxis;
@@ -13,10 +13,10 @@ use ui::XAxis;
 const OVERVIEW: [&str; 4] = ["loss", "lr", "grad_norm", "step_s"];
 
 /// Writes the curves of a run as a picture or a table.
-pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError> {
     let to = &args.out;
     let cannot = |why: String, fix: &str| {
-        Refusal::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix))
+        CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot export to {to}"), why, fix))
     };
     let is_table = match to.extension() {
         Some("csv") => true,
@@ -49,9 +49,9 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), Refusal> {
     output::line(to.as_str())
 }
 
-fn view(args: &ExportArgs) -> Result<View, Refusal> {
+fn view(args: &ExportArgs) -> Result<View, CommandError> {
     let invalid = |what: String, why: &str, fix: &str| {
-        Err(Refusal::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)))
+        Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)))
     };
     let (from, to) = (args.from.unwrap_or(f64::NEG_INFINITY), args.to.unwrap_or(f64::INFINITY));
     if from.is_nan() || to.is_nan() || from > to {

@@ -1,17 +1,17 @@
 //! `vidtui fetch`: downloads a model from the Hugging Face Hub.
 
 use crate::args::FetchArgs;
+use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output;
-use crate::refusal::Refusal;
 use hub::{FetchRequest, Settings, fetch};
 use rundir::ErrorCode;
 
 /// Downloads a model and prints its folder.
-pub fn run(args: &FetchArgs) -> Result<(), Refusal> {
+pub fn run(args: &FetchArgs) -> Result<(), CommandError> {
     let FetchArgs { model, files, revision, cache, .. } = args;
     let request = FetchRequest { model: model.clone(), revision: revision.clone(), files: files.clone() };
-    let mut settings = Settings::from_environment(&|name| std::env::var(name).ok()).map_err(Refusal::request)?;
+    let mut settings = Settings::from_environment(&|name| std::env::var(name).ok()).map_err(CommandError::request)?;
     if let Some(cache) = cache {
         settings.cache.clone_from(cache);
     }
@@ -29,7 +29,7 @@ pub fn run(args: &FetchArgs) -> Result<(), Refusal> {
     });
     transfer.end();
     let fetched = fetched.map_err(|failure| match failure.code {
-        ErrorCode::InvalidArgument | ErrorCode::UnknownName => Refusal::request(failure),
+        ErrorCode::InvalidArgument | ErrorCode::UnknownName => CommandError::request(failure),
         _ => failure.into(),
     })?;
     if args.output.json {

@@ -1,15 +1,15 @@
 //! `vidtui inspect`: the properties of weights, and the differences from other weights.
 
 use crate::args::InspectArgs;
+use crate::command_error::CommandError;
 use crate::commands::transfer::{Transfer, find};
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use weights::{Changed, Difference, Inspection, Source, TensorRow};
 
 /// Shows the properties of weights, or the differences of two.
-pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
     let path = find(workspace, &args.path)?;
     if let Some(other) = &args.other {
         return compare(&path, &find(workspace, other)?, args);
@@ -69,7 +69,7 @@ fn tensor_table(tensors: &[TensorRow], stats: bool) -> String {
     output::table(&columns, &tensors.iter().map(row).collect::<Vec<_>>())
 }
 
-fn compare(first: &Utf8Path, second: &Utf8Path, args: &InspectArgs) -> Result<(), Refusal> {
+fn compare(first: &Utf8Path, second: &Utf8Path, args: &InspectArgs) -> Result<(), CommandError> {
     let (a, b) = (Source::open(first)?, Source::open(second)?);
     let mut transfer = Transfer::begin();
     let found = weights::compare(&a, &b, &mut |progress| transfer.step(progress));

@@ -3,8 +3,8 @@
 
 use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use camino::Utf8Path;
 use cluster::NodeId;
@@ -12,14 +12,14 @@ use plan::{JobStart, JobStartRequest, ResumeOptions, ResumeRequest, Target};
 use rundir::{ErrorCode, Failure, RunDir, now_s};
 
 /// Runs a command of the script.
-pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), CommandError> {
     match command {
         JobCommand::Begin { run_dir, attempt } => begin(workspace, run_dir, *attempt),
         JobCommand::Again { run_dir, warned } => again(run_dir, *warned),
     }
 }
 
-fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<(), Refusal> {
+fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<(), CommandError> {
     let (job, names) = allocation()?;
     let dir = RunDir::new(run_dir);
     let run = dir.read_run()?;
@@ -27,7 +27,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     let attempt = dir.read_attempt(submitted)?;
     let Some(slurm) = attempt.slurm else {
         let why = format!("attempt {submitted} of {} was not submitted as a job", run.id);
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::SlurmJobState,
             "cannot start an attempt in this job",
             why,
@@ -71,7 +71,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     output::line(&format!("{:04}", plan.attempt.number))
 }
 
-fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
+fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
     let dir = RunDir::new(run_dir);
     let facts = remote::read_facts(&dir, &dir.read_run()?)?;
     let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
@@ -85,9 +85,9 @@ fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), Refusal> {
 }
 
 /// Returns the Slurm job of this process, and its nodes.
-fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
+fn allocation() -> Result<(u64, Vec<NodeId>), CommandError> {
     let invalid = |name: &str, why: String| {
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::SlurmJobState,
             "cannot start an attempt in this job",
             format!("{name} {why}"),
@@ -104,9 +104,9 @@ fn allocation() -> Result<(u64, Vec<NodeId>), Refusal> {
 
 const FIX: &str = "only the script of a Slurm job calls this command: submit the script with sbatch";
 
-fn variable(name: &str) -> Result<String, Refusal> {
+fn variable(name: &str) -> Result<String, CommandError> {
     std::env::var(name).map_err(|_| {
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::SlurmJobState,
             "cannot start an attempt in this job",
             format!("{name} is not set"),

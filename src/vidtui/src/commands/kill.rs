@@ -1,9 +1,9 @@
 //! `vidtui kill`: shows what will be signalled, asks for confirmation, kills and verifies.
 
 use crate::args::KillArgs;
+use crate::command_error::CommandError;
 use crate::commands::kill_orphans;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{KillCallbacks, Workspace, execute_kill, report_in_words};
 use plan::{KillHow, KillPlan, KillScope, RunKill};
 use remote::{GpuMemory, KillReport, NodeReport, Transport};
@@ -26,7 +26,7 @@ pub struct KillOptions {
 }
 
 /// Kills a run, all runs on some nodes, or processes by their command lines.
-pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), Refusal> {
+pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> {
     let (dry_run, yes, wait, json) = (args.dry_run, args.yes, args.wait, args.output.json);
     let options = KillOptions { how: KillHow::Kill, dry_run, yes, wait, json };
     if let Some(pattern) = &args.pattern {
@@ -78,11 +78,16 @@ fn with_progress<T>(options: &KillOptions, run: impl FnOnce(KillCallbacks<'_>) -
 ///
 /// # Errors
 /// [`ErrorCode::Cancelled`] if the answer is not yes, [`ErrorCode::NoTerminal`] without a terminal.
-pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), Refusal> {
+pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError> {
     if !io::stdin().is_terminal() {
         let why = "confirmation is required, and standard input is not a terminal";
         let fix = format!("confirm on the command line: {yes}");
-        return Err(Refusal::request(Failure::new(ErrorCode::NoTerminal, format!("cannot kill {what}"), why, fix)));
+        return Err(CommandError::request(Failure::new(
+            ErrorCode::NoTerminal,
+            format!("cannot kill {what}"),
+            why,
+            fix,
+        )));
     }
     eprint!("{question} [y/N] ");
     // If the question cannot be shown, the answer is read as no.
@@ -119,7 +124,7 @@ pub fn nodes(reports: &[NodeReport]) -> Vec<Value> {
 }
 
 /// Prints the plan for a run.
-pub fn show(plan: RunKill, json: bool) -> Result<(), Refusal> {
+pub fn show(plan: RunKill, json: bool) -> Result<(), CommandError> {
     if json { output::json(&run_document(&plan)) } else { output::text(&run_in_words(&plan)) }
 }
 

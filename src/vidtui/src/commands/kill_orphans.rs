@@ -1,10 +1,10 @@
 //! `vidtui stop` and `vidtui kill` of processes that are found on nodes: those of the user's runs, or by their command lines.
 
 use crate::args::NodesArgs;
+use crate::command_error::CommandError;
 use crate::commands::kill::{self, KillOptions, confirm, nodes, run_document, run_in_words};
 use crate::commands::node_listing::{NodeListing, names};
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillPlan, KillScope, OrphanKill, RunKill};
 use remote::KillReport;
@@ -12,7 +12,7 @@ use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::{Value, json};
 
 /// Stops or kills all runs of the user that have processes on some nodes.
-pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -> Result<(), Refusal> {
+pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -> Result<(), CommandError> {
     kill_listed(workspace, on, options, |listing| {
         let mut plans: Vec<RunKill> = Vec::new();
         for found in plan::detect_runs(&listing.listed) {
@@ -36,11 +36,11 @@ pub fn kill_matching(
     pattern: &str,
     scope: KillScope,
     options: &KillOptions,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let regex = regex::Regex::new(pattern).map_err(|error| {
         let fix = "write it as for `grep -E`, and quote it: 'train\\.py.*--config'";
         let what = format!("cannot use the pattern {pattern}");
-        Refusal::request(Failure::new(ErrorCode::InvalidArgument, what, error.to_string(), fix))
+        CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, error.to_string(), fix))
     })?;
     let own = remote::own_ancestry().map_err(|error| error.failure("cannot list processes"))?;
     kill_listed(workspace, on, options, |listing| {
@@ -60,8 +60,8 @@ fn kill_listed(
     workspace: &Workspace,
     on: &NodesArgs,
     options: &KillOptions,
-    mut plan: impl FnMut(&NodeListing) -> Result<(Vec<KillPlan>, String), Refusal>,
-) -> Result<(), Refusal> {
+    mut plan: impl FnMut(&NodeListing) -> Result<(Vec<KillPlan>, String), CommandError>,
+) -> Result<(), CommandError> {
     let mut listing = NodeListing::read(workspace, on)?;
     let (mut documents, mut texts) = (Vec::new(), Vec::new());
     loop {
@@ -84,7 +84,7 @@ fn kill_listed(
     }
 }
 
-fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), Refusal> {
+fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), CommandError> {
     // Processes that are selected by a pattern are shown even when no confirmation is required.
     if !options.yes || matches!(plans, [KillPlan::Orphans(_)]) {
         eprint!("{}", plans_in_words(plans));
@@ -110,7 +110,7 @@ fn execute<'a>(
     plans: &'a [KillPlan],
     listing: &mut NodeListing,
     options: &KillOptions,
-) -> Result<Vec<(&'a KillPlan, KillReport)>, Refusal> {
+) -> Result<Vec<(&'a KillPlan, KillReport)>, CommandError> {
     let (mut reports, mut first_failure) = (Vec::new(), None);
     for plan in plans {
         // An attempt may have more nodes than the hostfile.

@@ -1,15 +1,15 @@
 //! `vidtui launch`, `vidtui resume` and `vidtui next`: three ways to make a plan, one way to execute it.
 
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
+use crate::command_error::CommandError;
 use crate::commands::waiting;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::{ErrorCode, Failure};
 
 /// Starts a run.
-pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
+pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), CommandError> {
     let StageArgs { recipe, how, init } = &args.stage;
     let mut subject = workspace.subject(recipe, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
@@ -20,7 +20,7 @@ pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), Refusal> {
 }
 
 /// Continues a run.
-pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), Refusal> {
+pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandError> {
     let kind = match (args.weights_only, args.fresh_data) {
         (true, _) => ResumeKind::WeightsOnly,
         (_, true) => ResumeKind::FreshData,
@@ -32,17 +32,17 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), Refusal> {
 }
 
 /// Starts the stage after the stage of a run.
-pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), Refusal> {
+pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> {
     let how = &args.how;
     let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
     execute(workspace, &plan, &args.then)
 }
 
 /// Returns the number of steps, the only key that a resume can change.
-fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
+fn steps(sets: &[String]) -> Result<Option<u64>, CommandError> {
     let invalid = |set: &str, why: &str| {
         let fix = "change train.steps only; for other keys, launch a new run with --init RUN";
-        Err(Refusal::request(Failure::new(
+        Err(CommandError::request(Failure::new(
             ErrorCode::InvalidArgument,
             format!("cannot resume with --set {set}"),
             why,
@@ -61,7 +61,7 @@ fn steps(sets: &[String]) -> Result<Option<u64>, Refusal> {
 }
 
 /// Starts a plan, or shows it.
-pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), Refusal> {
+pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), CommandError> {
     if then.dry_run {
         return show(plan, then.output.json);
     }
@@ -79,7 +79,7 @@ pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Res
 }
 
 /// Shows a plan: the summary, as in the launch dialog of the console, and the scripts.
-pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), Refusal> {
+pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), CommandError> {
     if json {
         let summary: serde_json::Map<_, _> =
             plan.summary.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();

@@ -1,8 +1,8 @@
 //! `vidtui logs`: the logs of the ranks.
 
 use crate::args::LogsArgs;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use rundir::{Attempt, Error, ErrorCode, Failure, RunDir, Tail};
 use std::thread;
@@ -18,7 +18,7 @@ struct Log {
 }
 
 /// Prints the logs of the newest attempt.
-pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let Some(mut attempt) = dir.latest_attempt()? else {
         let fix = format!("see its state: vidtui status {}", dir.name());
@@ -55,7 +55,7 @@ pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), Refusal> {
     }
 }
 
-fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>, Refusal> {
+fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>, CommandError> {
     let places = attempt.placement.ranks.iter().filter(|place| only.is_none_or(|rank| rank == place.rank));
     let logs: Vec<Log> = places
         .map(|place| Log { rank: place.rank, tail: Tail::new(dir.rank_log(&place.node, attempt.number, place.rank)) })
@@ -64,7 +64,7 @@ fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>
         (true, Some(rank)) => {
             let last = attempt.placement.world().saturating_sub(1);
             let why = format!("attempt {} has ranks 0 to {last}", attempt.number);
-            Err(Refusal::request(Failure::new(
+            Err(CommandError::request(Failure::new(
                 ErrorCode::UnknownName,
                 format!("{} has no rank {rank}", dir.name()),
                 why,
@@ -76,7 +76,7 @@ fn open(dir: &RunDir, attempt: &Attempt, only: Option<usize>) -> Result<Vec<Log>
 }
 
 /// Returns the new lines of a log.
-fn read(log: &mut Log) -> Result<Vec<String>, Refusal> {
+fn read(log: &mut Log) -> Result<Vec<String>, CommandError> {
     let mut lines = Vec::new();
     loop {
         let path = log.tail.path().to_owned();
@@ -88,7 +88,7 @@ fn read(log: &mut Log) -> Result<Vec<String>, Refusal> {
     }
 }
 
-fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> Result<(), Refusal> {
+fn print(args: &LogsArgs, attempt: &Attempt, rank: usize, lines: &[String]) -> Result<(), CommandError> {
     if args.json {
         for line in lines {
             output::json_line(&serde_json::json!({ "attempt": attempt.number, "rank": rank, "line": line }))?;

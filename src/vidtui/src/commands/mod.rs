@@ -31,13 +31,13 @@ mod transfer;
 mod waiting;
 
 use crate::args::{Args, Command, DataCommand, RecipeCommand};
+use crate::command_error::CommandError;
 use crate::console::{self, End};
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use std::time::Duration;
 
 /// Runs the command, or the console if there is none.
-pub fn run(args: &Args) -> Result<End, Refusal> {
+pub fn run(args: &Args) -> Result<End, CommandError> {
     // A command can wait for slow nodes. The screen cannot: it would look frozen.
     let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
     let workspace = Workspace::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;

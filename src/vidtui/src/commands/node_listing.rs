@@ -1,8 +1,8 @@
 //! The processes of some nodes, with the nodes that did not answer.
 
 use crate::args::NodesArgs;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{Workspace, waits_in_words};
 use cluster::NodeId;
 use plan::NodeProcesses;
@@ -29,7 +29,7 @@ pub struct NodeListing {
 
 impl NodeListing {
     /// Lists the processes of nodes. Nodes that do not answer are retried.
-    pub fn read(workspace: &Workspace, on: &NodesArgs) -> Result<Self, Refusal> {
+    pub fn read(workspace: &Workspace, on: &NodesArgs) -> Result<Self, CommandError> {
         let target = workspace.target(None, on, 1)?;
         let transports = workspace.transports(&target.logins)?;
         let mut listing = Self { listed: Vec::new(), transports, failed: Vec::new() };
@@ -92,7 +92,7 @@ impl NodeListing {
     ///
     /// # Errors
     /// When some nodes could not be listed: processes may run there.
-    pub fn finish(&self, is_dry_run: bool, json: bool, found: Vec<Value>, text: &str) -> Result<(), Refusal> {
+    pub fn finish(&self, is_dry_run: bool, json: bool, found: Vec<Value>, text: &str) -> Result<(), CommandError> {
         if json {
             let of_node = |(node, error): &(NodeId, RemoteError)| json!({ "node": node, "why": error.to_string() });
             let failed: Vec<Value> = self.failed.iter().map(of_node).collect();

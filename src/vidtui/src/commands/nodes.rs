@@ -2,8 +2,8 @@
 
 use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
+use crate::command_error::CommandError;
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::simulate;
 use crate::workspace::Workspace;
 use cluster::fault::Fault;
@@ -27,7 +27,7 @@ const EVERY: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Shows the state of nodes, once or repeatedly.
-pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refusal> {
+pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), CommandError> {
     let list = || match &args.run {
         Some(run) => Ok(workspace.nodes_of_run(&workspace.find(run)?)?),
         None if args.local => Ok(workspace.this_machine()),
@@ -67,7 +67,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Refus
 }
 
 /// Shows one node: its GPUs, the processes on them, and the output of nvidia-smi.
-pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), Refusal> {
+pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), CommandError> {
     let login = login_of(workspace, args)?;
     let node = Node { id: login.node.clone(), slots: 1 };
     let mut updates = Updates::of(workspace, vec![(node.into(), login.clone())]);
@@ -115,7 +115,7 @@ pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), Refusal> {
     output::text(&text)
 }
 
-fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
+fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError> {
     let what = format!("cannot show {}", args.node);
     let known = match &args.run {
         Some(run) => Some(workspace.nodes_of_run(&workspace.find(run)?)?),
@@ -124,7 +124,7 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
     };
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
-            Refusal::request(Failure::new(
+            CommandError::request(Failure::new(
                 ErrorCode::InvalidArgument,
                 &*what,
                 error.to_string(),
@@ -137,17 +137,17 @@ fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, Refusal> {
     found.ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(listed, _)| listed.node.id.as_str()).collect();
         let why = format!("the nodes are {}", cluster::hostlist::compress(&names));
-        Refusal::request(Failure::new(ErrorCode::UnknownName, what, why, "choose one of them"))
+        CommandError::request(Failure::new(ErrorCode::UnknownName, what, why, "choose one of them"))
     })
 }
 
-fn sort_of(word: Option<&str>) -> Result<Sort, Refusal> {
+fn sort_of(word: Option<&str>) -> Result<Sort, CommandError> {
     let Some(word) = word else { return Ok(Sort::Listed) };
     let found = Sort::ALL.iter().find(|(_, known)| *known == word).map(|(sort, _)| *sort);
     found.ok_or_else(|| {
         let words: Vec<&str> = Sort::ALL.iter().map(|(_, word)| *word).collect();
         let why = format!("the columns are {}", words.join(", "));
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::UnknownName,
             format!("cannot sort by '{word}'"),
             why,

@@ -1,13 +1,13 @@
 //! `vidtui recipe show`: the complete recipe.
 
 use crate::args::RecipeShowArgs;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use recipe::Origin;
 
 /// Prints the complete recipe as TOML that can be loaded.
-pub fn show(workspace: &Workspace, args: &RecipeShowArgs) -> Result<(), Refusal> {
+pub fn show(workspace: &Workspace, args: &RecipeShowArgs) -> Result<(), CommandError> {
     let subject = workspace.subject(&args.recipe, &args.set)?;
     let resolved = subject.resolved();
     match (args.output.json, args.why) {

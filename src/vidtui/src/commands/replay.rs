@@ -1,9 +1,9 @@
 //! `vidtui replay`: plays a recorded session, or prints its last screen.
 
 use crate::args::ReplayArgs;
+use crate::command_error::CommandError;
 use crate::console::{self, End};
 use crate::record::{self, RecordedMsg};
-use crate::refusal::Refusal;
 use crate::terminal::Screen;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -11,7 +11,7 @@ use rundir::{ErrorCode, Failure};
 use ui::{Model, Msg, Size};
 
 /// Plays a recording.
-pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
+pub fn run(args: &ReplayArgs) -> Result<End, CommandError> {
     let (header, moments) = record::open(&args.file)?;
     if let Some(size) = &args.screen {
         let size = parse_size(size)?;
@@ -27,7 +27,7 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
     }
     if !Screen::available() {
         let fix = "print the last screen instead: vidtui replay FILE --screen 80x24";
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::NoTerminal,
             format!("cannot replay {}", args.file),
             "standard input or output is not a terminal",
@@ -36,7 +36,7 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
     }
     if !(args.speed.is_finite() && args.speed > 0.0) {
         let why = format!("--speed {} is not a positive number", args.speed);
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::InvalidArgument,
             format!("cannot replay {}", args.file),
             why,
@@ -48,7 +48,7 @@ pub fn run(args: &ReplayArgs) -> Result<End, Refusal> {
     console::replay(&header, moments.into_iter(), args.speed)
 }
 
-fn print_screen(model: &Model, size: Size) -> Result<(), Refusal> {
+fn print_screen(model: &Model, size: Size) -> Result<(), CommandError> {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(size.width, size.height));
     let Ok(_) = terminal.draw(|frame| ui::view(model, frame));
     let buffer = terminal.backend().buffer();
@@ -61,7 +61,7 @@ fn print_screen(model: &Model, size: Size) -> Result<(), Refusal> {
     crate::output::text(&text)
 }
 
-fn parse_size(text: &str) -> Result<Size, Refusal> {
+fn parse_size(text: &str) -> Result<Size, CommandError> {
     let size = text.split_once('x').and_then(|(width, height)| Some((width.parse().ok()?, height.parse().ok()?)));
     match size {
         Some((width, height)) if width > 0 && height > 0 && width <= 1000 && height <= 1000 => {
@@ -69,7 +69,7 @@ fn parse_size(text: &str) -> Result<Size, Refusal> {
         }
         _ => {
             let what = format!("cannot use --screen {text}");
-            Err(Refusal::request(Failure::new(
+            Err(CommandError::request(Failure::new(
                 ErrorCode::InvalidArgument,
                 what,
                 "the size must be COLSxROWS, each from 1 to 1000",

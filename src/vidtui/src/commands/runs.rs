@@ -1,16 +1,16 @@
 //! `vidtui runs`: the list of runs.
 
 use crate::args::JsonArgs;
+use crate::command_error::CommandError;
 use crate::documents::RunDocument;
 use crate::output::{self, Side};
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use rundir::now_s;
 use runstate::RunSummary;
 use ui::run_state::StateKind;
 
 /// Lists the runs, the newest first.
-pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), CommandError> {
     let (mut runs, unreadable) = workspace.summaries();
     runs.reverse();
     if args.json {

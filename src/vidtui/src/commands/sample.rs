@@ -1,9 +1,9 @@
 //! `vidtui sample`: videos out of a run, a checkpoint or other weights.
 
 use crate::args::SampleArgs;
+use crate::command_error::CommandError;
 use crate::commands::waiting;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, prompt_lines};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use weights::{Source, SourceKind};
 
 /// Makes the recipe, launches it, waits, and prints the paths of the videos.
-pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     if args.now {
         return now(workspace, args);
     }
@@ -25,7 +25,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
         let place = &lines[bad.index];
         let flag = bad.flag.map(|flag| format!("{flag}: ")).unwrap_or_default();
         let what = format!("cannot sample {place}");
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::InvalidArgument,
             what,
             format!("{flag}{}", bad.why),
@@ -61,11 +61,11 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
 }
 
 /// Requests the samples of a training run now.
-fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
+fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.from)?;
     let (summary, _) = workspace.summary(&dir)?;
     let refuse = |code, why: &str, fix: String| {
-        Err(Refusal::from(Failure::new(code, format!("cannot sample {} now", summary.run.id), why, fix)))
+        Err(CommandError::from(Failure::new(code, format!("cannot sample {} now", summary.run.id), why, fix)))
     };
     if summary.state.is_end() {
         let fix = format!("sample its newest checkpoint: vidtui sample {} --prompt TEXT", summary.run.id);
@@ -80,10 +80,10 @@ fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), Refusal> {
 }
 
 /// Returns the recipe of the weights' run as one that samples, or one with the defaults for other weights.
-fn recipe_of(source: &Source) -> Result<Recipe, Refusal> {
+fn recipe_of(source: &Source) -> Result<Recipe, CommandError> {
     let weights = &source.location.weights;
     if !matches!(source.location.kind, SourceKind::Checkpoint | SourceKind::Run) {
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::UnsupportedModel,
             format!("cannot sample {}", source.location.path),
             "these weights are not in the form that the trainer loads",
@@ -101,7 +101,7 @@ fn recipe_of(source: &Source) -> Result<Recipe, Refusal> {
 }
 
 /// Sets what the flags say, and returns a name of each prompt for errors.
-fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result<Vec<String>, Refusal> {
+fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result<Vec<String>, CommandError> {
     let absolute = |path: &Utf8PathBuf| workspace.here.join(path);
     let mut places = Vec::new();
     let sample = &mut recipe.sample;
@@ -120,13 +120,18 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     if sample.prompts.is_empty() {
         let fix = "give --prompt TEXT, or --prompts FILE with a prompt on each line";
         let failure = Failure::new(ErrorCode::InvalidArgument, "cannot sample", "there is no prompt", fix);
-        return Err(Refusal::request(failure));
+        return Err(CommandError::request(failure));
     }
     // Images of prompts are relative to this folder; ranks run in others.
     for (line, place) in sample.prompts.iter_mut().zip(&places) {
         let mut prompt = recipe::Prompt::parse(line).map_err(|wrong| {
             let why = format!("{}: {}", wrong.flag, wrong.why);
-            Refusal::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {place}"), why, wrong.fix))
+            CommandError::request(Failure::new(
+                ErrorCode::InvalidArgument,
+                format!("cannot use {place}"),
+                why,
+                wrong.fix,
+            ))
         })?;
         prompt.image = prompt.image.as_ref().map(absolute);
         *line = prompt.to_line();
@@ -152,7 +157,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
 }
 
 /// Checks that the VAE, the text encoder and the tokenizer are there.
-fn check_encoders(recipe: &Recipe) -> Result<(), Refusal> {
+fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     let folder = &recipe.encoders.folder;
     let missing = ["vae", "text_encoder", "tokenizer"].into_iter().find(|part| !folder.join(part).is_dir());
     let why = match missing {
@@ -163,11 +168,11 @@ fn check_encoders(recipe: &Recipe) -> Result<(), Refusal> {
         Some(part) => format!("there is no folder {}", folder.join(part)),
     };
     let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder with --encoders DIR";
-    Err(Refusal::request(Failure::new(ErrorCode::NotFound, "cannot sample", why, fix)))
+    Err(CommandError::request(Failure::new(ErrorCode::NotFound, "cannot sample", why, fix)))
 }
 
 /// Returns a mesh for the ranks of the target: that of the training run where it fits, else the model sharded over all ranks.
-fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mesh, Refusal> {
+fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mesh, CommandError> {
     let own = recipe.mesh;
     let is_given = args.local.is_some() || args.nodes.hostfile.is_some() || args.nodes.slurm.is_some();
     if !is_given {
@@ -182,7 +187,7 @@ fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mes
 }
 
 /// Prints the videos.
-fn report(dir: &RunDir, out: Option<&Utf8Path>, count: usize, json: bool) -> Result<(), Refusal> {
+fn report(dir: &RunDir, out: Option<&Utf8Path>, count: usize, json: bool) -> Result<(), CommandError> {
     let mut made: Vec<(Utf8PathBuf, Sample)> = Vec::new();
     match out {
         Some(out) => {

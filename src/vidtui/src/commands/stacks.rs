@@ -1,12 +1,12 @@
 //! `vidtui stacks`: the stacks of all ranks.
 
 use crate::args::RunArgs;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{Workspace, stacks_in_words};
 
 /// Writes the stacks of the processes of a run into its folder and prints the path. Signals no process.
-pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let stacks = workspace.stacks(&dir)?;
     if args.output.json {

@@ -1,8 +1,8 @@
 //! `vidtui stages`: the stages of a curriculum.
 
 use crate::args::StagesArgs;
+use crate::command_error::CommandError;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{self, Workspace};
 use recipe::{Curriculum, StageSpec, StageStart};
 use runstate::{RunState, RunSummary};
@@ -19,7 +19,7 @@ struct Stage<'a> {
 }
 
 /// Lists the stages of a curriculum.
-pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), CommandError> {
     let curriculum = workspace::curriculum(&args.curriculum, &[])?;
     let (runs, _) = workspace.summaries();
     let stages: Vec<Stage<'_>> = curriculum

@@ -1,9 +1,9 @@
 //! `vidtui status`: the state of a run.
 
 use crate::args::RunArgs;
+use crate::command_error::CommandError;
 use crate::documents::RunDocument;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::Workspace;
 use cluster::{NodeId, hostlist};
 use health::Finding;
@@ -13,7 +13,7 @@ use ui::advice::finding_in_words;
 use ui::run_state::StateKind;
 
 /// Shows one run: state, progress, loss, checkpoint.
-pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), Refusal> {
+pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let (summary, known) = workspace.summary(&workspace.find(&args.run)?)?;
     let findings = workspace.findings(&summary, &known);
     if args.output.json {

@@ -1,16 +1,16 @@
 //! `vidtui stop`: requests a run, or all runs on some nodes, to save a checkpoint and end.
 
 use crate::args::StopArgs;
+use crate::command_error::CommandError;
 use crate::commands::kill::{KillOptions, execute_run, show};
 use crate::commands::{kill_orphans, waiting};
 use crate::documents::RunDocument;
 use crate::output;
-use crate::refusal::Refusal;
 use crate::workspace::{Workspace, report_in_words};
 use plan::KillHow;
 
 /// Requests a run to save and stop.
-pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), Refusal> {
+pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> {
     let json = args.output.json;
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };

@@ -1,6 +1,6 @@
 //! Commands that take long: finding weights, progress on standard error, and interruption by a signal.
 
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use crate::signals;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -21,7 +21,7 @@ const LOG: Duration = Duration::from_secs(10);
 const WIDTH: u64 = 24;
 
 /// Finds weights by their path, or by the name of a run.
-pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> {
+pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandError> {
     let path = Utf8Path::new(given);
     if path.exists() {
         return Ok(path.to_owned());
@@ -29,7 +29,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
     let command = hub::fetch_command(given);
     if given.contains('/') {
         let Some(command) = command else { return Ok(path.to_owned()) };
-        return Err(Refusal::request(Failure::new(
+        return Err(CommandError::request(Failure::new(
             ErrorCode::NotFound,
             format!("cannot find '{given}'"),
             "there is no such file or folder",
@@ -42,7 +42,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, Refusal> 
     workspace.find(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file, folder or run: {why}");
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::NotFound,
             format!("cannot find '{given}'"),
             why,

@@ -1,6 +1,6 @@
 //! `--wait`: watches a run until it has ended.
 
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use crate::workspace::Workspace;
 use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, RunState, RunSummary};
@@ -17,7 +17,7 @@ const PRINT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When the run ends without finishing.
-pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Refusal> {
+pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), CommandError> {
     let summary = until_ended(workspace, dir)?;
     let stopped = || {
         let why = format!("it was stopped at step {} of {}", summary.step, summary.steps_total);
@@ -39,7 +39,7 @@ pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), Refusal
 ///
 /// # Errors
 /// When the run cannot be read.
-pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, Refusal> {
+pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, CommandError> {
     let mut printed = Instant::now();
     loop {
         let (summary, facts) = workspace.summary(dir)?;

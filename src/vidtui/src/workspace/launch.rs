@@ -2,7 +2,7 @@
 
 use super::{Fitting, Init, Subject, Workspace, curriculum};
 use crate::args::NodesArgs;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
 use rundir::{Attempt, ErrorCode, Failure, Login, RunDir};
 
@@ -24,14 +24,14 @@ pub struct LaunchOptions<'a> {
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
-    pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, Refusal> {
+    pub fn plan_launch(&self, options: &LaunchOptions<'_>) -> Result<LaunchPlan, CommandError> {
         let recipe = &options.subject.resolved().recipe;
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
         let target = self.target(options.ranks, options.nodes, recipe.mesh.world())?;
         let context = self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         let request = LaunchRequest { recipe, name: options.name, stage, init };
-        plan::launch(&request, &context).map_err(Refusal::request)
+        plan::launch(&request, &context).map_err(CommandError::request)
     }
 
     /// Plans to continue a run. Starts nothing.
@@ -41,7 +41,7 @@ impl Workspace {
         ranks: Option<usize>,
         nodes: &NodesArgs,
         options: ResumeOptions,
-    ) -> Result<LaunchPlan, Refusal> {
+    ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
         let checkpoints = adapters::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
@@ -73,12 +73,12 @@ impl Workspace {
         nodes: &NodesArgs,
         sets: &[String],
         fitting: Fitting,
-    ) -> Result<LaunchPlan, Refusal> {
+    ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
         let Some(path) = &summary.run.curriculum else {
             let why = "it was launched from a recipe file, not as a stage of a curriculum";
             let fix = format!("launch a recipe with its weights: vidtui launch RECIPE --init {}", summary.run.id);
-            return Err(Refusal::request(Failure::new(
+            return Err(CommandError::request(Failure::new(
                 ErrorCode::UnknownStage,
                 format!("{} has no next stage", summary.run.id),
                 why,
@@ -98,7 +98,7 @@ impl Workspace {
         let latest = adapters::latest_for_sure(dir)?;
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
-        let refuse = if following.is_some() { Refusal::from } else { Refusal::request };
+        let refuse = if following.is_some() { CommandError::from } else { CommandError::request };
         plan::next(&request, &context).map_err(refuse)
     }
 

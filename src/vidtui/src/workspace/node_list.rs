@@ -1,7 +1,7 @@
 //! The nodes to watch, and the output of nvidia-smi on a node.
 
 use crate::args::NodesArgs;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use crate::workspace::Workspace;
 use cluster::Node;
 use cluster::slurm::SlurmNode;
@@ -26,7 +26,7 @@ impl Workspace {
     /// When the hostfile, or the attempt of the run, cannot be read.
     pub fn nodes_of(&self, of: &FleetSource) -> Result<Vec<(ListedNode, Login)>, Failure> {
         match of {
-            FleetSource::Given => self.nodes_given(&self.nodes).map_err(Refusal::into_failure),
+            FleetSource::Given => self.nodes_given(&self.nodes).map_err(CommandError::into_failure),
             FleetSource::Run(run) => self.nodes_of_run(&self.dir(run)),
         }
     }
@@ -35,7 +35,7 @@ impl Workspace {
     ///
     /// # Errors
     /// When the file cannot be used, or Slurm does not answer.
-    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(ListedNode, Login)>, Refusal> {
+    pub fn nodes_given(&self, nodes: &NodesArgs) -> Result<Vec<(ListedNode, Login)>, CommandError> {
         let nodes = self.wanted(nodes);
         if let Some(path) = &nodes.slurm {
             let spec = self.slurm_spec(path)?;

@@ -1,7 +1,7 @@
 //! The runs of the folder: look-up by name, summaries and findings.
 
 use super::Workspace;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use health::{Disk, Evidence, Finding};
 use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
@@ -9,10 +9,10 @@ use runstate::{Liveness, Load, RunFacts, RunSummary};
 
 impl Workspace {
     /// Finds a run by its id, by a unique prefix or suffix of its id, or as `latest`.
-    pub fn find(&self, name: &str) -> Result<RunDir, Refusal> {
+    pub fn find(&self, name: &str) -> Result<RunDir, CommandError> {
         let runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
         let not_found = |code, why: String, fix: String| {
-            Err(Refusal::request(Failure::new(code, format!("there is no run '{name}'"), why, fix)))
+            Err(CommandError::request(Failure::new(code, format!("there is no run '{name}'"), why, fix)))
         };
         if runs.is_empty() {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";

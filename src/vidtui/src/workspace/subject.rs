@@ -2,7 +2,7 @@
 
 use super::Workspace;
 use crate::args::NodesArgs;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use camino::Utf8Path;
 use recipe::{Curriculum, Resolved, StageSpec, TrainerKind};
 use rundir::{ErrorCode, Failure};
@@ -66,7 +66,7 @@ impl From<Option<usize>> for Fitting {
 
 impl Workspace {
     /// Reads a recipe file, or CURRICULUM:STAGE.
-    pub fn subject(&self, text: &str, sets: &[String]) -> Result<Subject, Refusal> {
+    pub fn subject(&self, text: &str, sets: &[String]) -> Result<Subject, CommandError> {
         if let Some((path, stage)) = text.rsplit_once(':')
             && !Utf8Path::new(text).exists()
         {
@@ -79,7 +79,7 @@ impl Workspace {
             let curriculum = curriculum(path, sets)?;
             let first = curriculum.stages.first().map_or("STAGE", |stage| stage.name.as_str());
             let why = "it is a curriculum, and a run trains one stage";
-            return Err(Refusal::request(Failure::new(
+            return Err(CommandError::request(Failure::new(
                 ErrorCode::UnknownStage,
                 format!("cannot use {text}"),
                 why,
@@ -90,7 +90,12 @@ impl Workspace {
     }
 
     /// Fits mesh and gradient accumulation of a recipe to a number of ranks. Returns a description of the changes.
-    pub fn fit(&self, resolved: &mut Resolved, fitting: Fitting, nodes: &NodesArgs) -> Result<Option<String>, Refusal> {
+    pub fn fit(
+        &self,
+        resolved: &mut Resolved,
+        fitting: Fitting,
+        nodes: &NodesArgs,
+    ) -> Result<Option<String>, CommandError> {
         let ranks = match fitting {
             Fitting::Off => return Ok(None),
             // A command starts on as many ranks as there are.
@@ -107,7 +112,7 @@ impl Workspace {
 }
 
 /// Reads a curriculum from its file, or from the `curriculum.toml` of its folder.
-pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusal> {
+pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, CommandError> {
     let file = if path.is_dir() { path.join("curriculum.toml") } else { path.to_owned() };
     // Runs store the absolute path. A stage finds its runs by it.
     let file = file.canonicalize_utf8().unwrap_or(file);
@@ -115,11 +120,11 @@ pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, Refusa
 }
 
 /// Finds a stage by name.
-pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a StageSpec, Refusal> {
+pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a StageSpec, CommandError> {
     curriculum.stage(name).ok_or_else(|| {
         let names: Vec<&str> = curriculum.stages.iter().map(|stage| stage.name.as_str()).collect();
         let what = format!("{} has no stage '{name}'", curriculum.path);
-        Refusal::request(Failure::new(
+        CommandError::request(Failure::new(
             ErrorCode::UnknownStage,
             what,
             format!("its stages are {}", names.join(", ")),
@@ -161,6 +166,6 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
 }
 
 /// Returns the error of an invalid recipe. It is an invalid request, whatever the state of the machine.
-pub fn recipe_failure(error: recipe::RecipeError) -> Refusal {
-    Refusal::request(Failure::from(error))
+pub fn recipe_failure(error: recipe::RecipeError) -> CommandError {
+    CommandError::request(Failure::from(error))
 }

@@ -2,7 +2,7 @@
 
 use super::Workspace;
 use crate::args::NodesArgs;
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use camino::Utf8Path;
 use cluster::Hostfile;
 use cluster::hostfile::Filter;
@@ -12,7 +12,7 @@ use rundir::{Attempt, ErrorCode, Failure};
 
 impl Workspace {
     /// Returns the target of a run of `world` ranks: the nodes of a hostfile, a Slurm allocation, or this machine.
-    pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, Refusal> {
+    pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, CommandError> {
         let here = self.fleet.this_node().node.as_str();
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
@@ -21,7 +21,7 @@ impl Workspace {
         let Some(path) = nodes.hostfile.as_ref().filter(|_| ranks.is_none()) else {
             if ranks.is_none() && (nodes.include.is_some() || nodes.exclude.is_some()) {
                 let why = "--include and --exclude select nodes from a hostfile, and no hostfile is given";
-                return Err(Refusal::request(Failure::new(
+                return Err(CommandError::request(Failure::new(
                     ErrorCode::InvalidArgument,
                     "cannot choose nodes",
                     why,
@@ -35,33 +35,33 @@ impl Workspace {
     }
 
     /// Reads a hostfile and keeps the selected nodes.
-    pub fn hostfile(&self, path: &Utf8Path, nodes: &NodesArgs) -> Result<Hostfile, Refusal> {
+    pub fn hostfile(&self, path: &Utf8Path, nodes: &NodesArgs) -> Result<Hostfile, CommandError> {
         let what = format!("cannot use hostfile {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix =
                 "write a hostfile with one node per line, such as `gpu01 slots=8`, or train on this machine: --local N";
-            Refusal::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
+            CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
         let chosen = Hostfile::parse(&text).and_then(|file| file.select(&filter));
         chosen.map_err(|error| {
-            Refusal::request(Failure::new(ErrorCode::InvalidHostfile, &*what, error.to_string(), &*error.fix))
+            CommandError::request(Failure::new(ErrorCode::InvalidHostfile, &*what, error.to_string(), &*error.fix))
         })
     }
 
-    fn slurm_target(&self, path: &Utf8Path) -> Result<Target, Refusal> {
+    fn slurm_target(&self, path: &Utf8Path) -> Result<Target, CommandError> {
         Ok(Target::slurm(self.slurm_spec(path)?, format!("Slurm file {path}")))
     }
 
     /// Reads a Slurm file.
-    pub fn slurm_spec(&self, path: &Utf8Path) -> Result<SlurmSpec, Refusal> {
+    pub fn slurm_spec(&self, path: &Utf8Path) -> Result<SlurmSpec, CommandError> {
         let what = format!("cannot use Slurm file {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix = "write a file like hostfiles/slurm.toml, or name nodes: --hostfile FILE";
-            Refusal::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
+            CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
         SlurmSpec::parse(&text)
-            .map_err(|e| Refusal::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))
+            .map_err(|e| CommandError::request(Failure::new(ErrorCode::InvalidSlurmFile, &*what, e.why, e.fix)))
     }
 
     /// Returns the node flags of a command. If it has none, returns the flags that precede the command.
@@ -74,13 +74,13 @@ impl Workspace {
         &self,
         last: &Attempt,
         nodes: &NodesArgs,
-    ) -> Result<(Target, Vec<String>), Refusal> {
+    ) -> Result<(Target, Vec<String>), CommandError> {
         let mut target = Target::of(last);
         let what = "cannot choose nodes";
         for (list, flag) in [(&nodes.include, "--include"), (&nodes.exclude, "--exclude")] {
             let Some(list) = list else { continue };
             let names = cluster::hostlist::expand(list).map_err(|error| {
-                Refusal::request(Failure::new(
+                CommandError::request(Failure::new(
                     ErrorCode::InvalidArgument,
                     what,
                     format!("{flag} {list}: {error}"),

@@ -1,7 +1,7 @@
 //! Finds the weights that a launch starts from.
 
 use super::{LaunchOptions, Workspace};
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use camino::Utf8Path;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
@@ -25,7 +25,7 @@ impl<'a> From<Option<&'a str>> for Init<'a> {
 
 impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.
-    pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, Refusal> {
+    pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, CommandError> {
         Ok(match (&options.init, options.subject.stage()) {
             (Init::Given(given), _) => Some(self.given_weights(given)?),
             (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),

@@ -3,9 +3,9 @@
 use rundir::Failure;
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked to do.
+/// Why a command failed.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct CommandError {
     failure: Failure,
     exit: Exit,
 }
@@ -28,7 +28,7 @@ pub enum ErrorFormat {
     Json,
 }
 
-impl Refusal {
+impl CommandError {
     /// Makes the error of an invalid request (exit code 2).
     pub fn request(failure: impl Into<Failure>) -> Self {
         Self { failure: failure.into(), exit: Exit::InvalidRequest }
@@ -49,13 +49,13 @@ impl Refusal {
     }
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for CommandError {
     fn from(failure: Failure) -> Self {
         Self { failure, exit: Exit::Failed }
     }
 }
 
-impl From<rundir::Error> for Refusal {
+impl From<rundir::Error> for CommandError {
     fn from(error: rundir::Error) -> Self {
         Failure::from(error).into()
     }
