@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{EventKind, RunDir, read_events, xxh3_hex};
+use rundir::{EventKind, RunDir, Sample, read_events, xxh3_hex};
 
 use crate::site::{SMALL, TestSite, samples};
 
@@ -86,14 +86,14 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
         "launch configs/demo/2s.toml --local 2 {SMALL} --set data.index={shared} --set train.steps=2 --set model.in_channels=4 \
          --set model.out_channels=4 --set model.latent_frames=3 --set model.latent_height=8 --set model.latent_width=12 \
          --set model.text_len=24 --set model.text_dim=24 --set model.latent_scale=0.7 --set model.layer=none --set model.ttt_mini_batch=32 \
-         --set optimizer.warmup_steps=1 --wait"
+         --set optimizer.warmup_steps=1 --set encoders.folder={model} --wait"
     ));
     assert!(trained.ok, "{}\n{}", trained.err, trained.out);
     assert_eq!(site.state(), "finished");
-    let video = Utf8PathBuf::from(
-        site.does(&format!("sample latest --prompt pattern --steps 2 --seed 7 --encoders {model} --local 2")),
-    );
+    // Encoders, mesh and dtype are those of the run.
+    let video = Utf8PathBuf::from(site.does("sample latest --prompt pattern --steps 2 --seed 7"));
     let probe = video::probe(&video).unwrap();
     assert_eq!((probe.width, probe.height), (96, 64));
     assert_eq!(video::frame_times(&video).unwrap().len(), 9);
+    assert_eq!(Sample::read(&video.with_extension("json")).unwrap().unwrap().dtype, "float32");
 }

@@ -95,7 +95,8 @@ fn recipe_of(source: &Source) -> Result<Recipe, CommandError> {
     }
     let model = source.model()?;
     let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
-    let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| run.run_toml().exists());
+    // The weights are those of a run's folder, or of RUN/checkpoints/step-N.
+    let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
     let trained = run.map(|run| -> Result<Recipe, rundir::Error> { run.read_run()?.recipe() }).transpose();
     Ok(Recipe::for_sampling(model, trained?.as_ref()).map_err(Failure::from)?)
 }

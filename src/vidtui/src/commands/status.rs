@@ -55,12 +55,11 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         progress = "unknown, because adapter = \"none\" does not read the log of the command".into();
     }
     let items = crate::commands::waiting::items_in_words(summary);
-    let is_encode = run.is_independent();
     match items {
         Some(items) => facts.push(("items", items)),
         None => facts.push(("step", progress)),
     }
-    if let Some(sample) = summary.last.as_ref().filter(|_| !is_encode) {
+    if let Some(sample) = summary.last.as_ref().filter(|sample| sample.is_training()) {
         facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
         facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
         if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
@@ -83,7 +82,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         Some(c) => format!("step {}, {}, {}", c.step, units::bytes(c.bytes), units::ago(now, c.saved_s)),
         None => "none yet".into(),
     };
-    if !is_encode {
+    if !run.is_independent() {
         facts.push(("checkpoint", checkpoint));
     }
     facts.push(("folder", summary.dir.root.to_string()));
