@@ -49,6 +49,9 @@ pub fn describe(event: &Event) -> (String, Severity) {
             (format!("sample saved as {path} in {took}"), Severity::Good)
         }
         EventKind::SampleFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
+        EventKind::ItemFailed { item, failure } => {
+            (sentence(&format!("{item} left out"), &failure.why), Severity::Warn)
+        }
         EventKind::Validated { loss, .. } => (format!("validation loss {}", units::number(*loss)), Severity::Plain),
         EventKind::SampleRequested => ("samples requested".to_owned(), Severity::Plain),
         EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),

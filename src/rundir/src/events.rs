@@ -118,6 +118,13 @@ pub enum EventKind {
         /// The loss at each level, the lowest first.
         by_level: Vec<f64>,
     },
+    /// A clip or a caption could not be encoded. It is left out, and the encode continues.
+    ItemFailed {
+        /// The id of the clip, or the key of the text.
+        item: String,
+        /// Why.
+        failure: Failure,
+    },
     /// A sample was requested beyond those at the interval.
     SampleRequested,
     /// An evaluation began. No steps are made until it ends.
@@ -322,6 +329,15 @@ mod tests {
             EventKind::SampleSaved { path: "/runs/a/samples/step-00000010/000.mp4".into(), seconds: 2.5 },
             EventKind::Validated { loss: 0.5, by_level: vec![0.25, 0.75] },
             EventKind::SampleRequested,
+            EventKind::ItemFailed {
+                item: "clips/a.mp4".into(),
+                failure: Failure::new(
+                    crate::ErrorCode::Malformed,
+                    "clips/a.mp4 is damaged",
+                    "it is cut",
+                    "copy it again",
+                ),
+            },
             EventKind::SignalReceived { signal: 15 },
             EventKind::Other { name: "coffee_ready".into(), text: "cups: 2".into() },
         ]

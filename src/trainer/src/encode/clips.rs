@@ -149,9 +149,9 @@ impl Clips {
             Ok(encoded) => encoded,
             Err(failure) if is_of_item(&failure) => {
                 eprintln!("{}: {failure}", item.name);
-                let held = range.fail(item, failure)?;
+                let held = range.fail(item, failure.clone())?;
                 if held == Held::Mine {
-                    self.counts.quarantined();
+                    self.counts.quarantined(&item.name, failure);
                 }
                 return Ok(held);
             }

@@ -2,7 +2,9 @@
 
 use crate::memory::Memory;
 use cluster::RankPlace;
-use rundir::{ItemCounts, RankProgress, RunDir, SCHEMA, StageCount, Stages, now_s};
+use rundir::{
+    Event, EventKind, Failure, ItemCounts, LineAppender, RankProgress, RunDir, SCHEMA, StageCount, Stages, now_s,
+};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -11,10 +13,18 @@ use tch::Device;
 
 /// How often the report is written.
 const EVERY: Duration = Duration::from_secs(1);
+/// The failed items of a rank that become events. `vidtui data show` lists all.
+const MAX_EVENTS: u64 = 1000;
 
 /// What the rank has done; threads share it.
-#[derive(Debug, Clone, Default)]
-pub struct Counts(Arc<Mutex<Done>>);
+#[derive(Debug, Clone)]
+pub struct Counts {
+    done: Arc<Mutex<Done>>,
+    place: RankPlace,
+    attempt: u32,
+    /// The events of this node: ranks of other nodes do not append to the same file.
+    events: camino::Utf8PathBuf,
+}
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Done {
@@ -36,7 +46,7 @@ pub enum Stage {
 
 impl Counts {
     fn change(&self, change: impl FnOnce(&mut Done)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Counts an item of a stage that took since `began` and made so many bytes.
@@ -66,13 +76,23 @@ impl Counts {
         });
     }
 
-    /// Counts an item whose failure is stored.
-    pub fn quarantined(&self) {
+    /// Counts an item whose failure is stored, and records it as an event of the run.
+    pub fn quarantined(&self, item: &str, failure: Failure) {
         self.change(|done| done.failed += 1);
+        if self.read().failed > MAX_EVENTS {
+            return;
+        }
+        let kind = EventKind::ItemFailed { item: item.to_owned(), failure };
+        let event = Event::new(now_s(), self.attempt, None, kind).by_rank(self.place.rank);
+        let event = event.by_node(self.place.node.clone());
+        let written = LineAppender::open(&self.events).and_then(|mut file| file.append(&event));
+        if let Err(error) = written {
+            eprintln!("cannot log an event to {}: {error}", self.events);
+        }
     }
 
     fn read(&self) -> Done {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,7 +115,8 @@ pub struct Report {
 impl Report {
     /// Starts to report.
     pub fn start(run: &RunDir, place: &RankPlace, attempt: u32, device: Device) -> Self {
-        let counts = Counts::default();
+        let events = run.node_events(&place.node);
+        let counts = Counts { done: Arc::default(), place: place.clone(), attempt, events };
         let (end, ended) = mpsc::channel();
         let (run, place, shared) = (run.clone(), place.clone(), counts.clone());
         let thread = thread::spawn(move || {

@@ -112,9 +112,9 @@ impl<'a> Texts<'a> {
     fn fail(&self, range: &mut Range, item: &Item, failure: Failure) -> Result<Held, Failure> {
         eprintln!("{}: {failure}", item.name);
         self.counts.failed_in(Reported::Text);
-        let held = range.fail(item, failure)?;
+        let held = range.fail(item, failure.clone())?;
         if held == Held::Mine {
-            self.counts.quarantined();
+            self.counts.quarantined(&item.name, failure);
         }
         Ok(held)
     }
