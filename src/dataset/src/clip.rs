@@ -4,14 +4,15 @@ use crate::Reason;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-/// A video with its caption. What was measured is zero or empty if the video could not be read.
+/// A video with its caption. Measured fields are zero or empty if the video could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Clip {
     /// Unique in its manifest: the path of the video below the folder of the data set. If a video has several captions,
     /// `#2`, `#3`… follow.
     pub id: String,
-    /// The video. On disk it is relative to [`crate::ManifestHeader::root`] if it is below that folder; in memory it is not.
+    /// The path of the video. On disk, a path below [`crate::ManifestHeader::root`] is relative to it; in memory, every
+    /// path is absolute.
     pub path: Utf8PathBuf,
     /// The caption, without white space at its ends.
     pub caption: String,
@@ -30,7 +31,7 @@ pub struct Clip {
     pub fps: f64,
     /// Seconds.
     pub duration_s: f64,
-    /// Frames. An estimate if the file does not count them.
+    /// The number of frames; an estimate if the file does not state it.
     pub frames: usize,
     /// Name of the codec, as ffprobe prints it.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -44,7 +45,7 @@ pub struct Clip {
     /// Tokens of the caption, if a tokenizer has counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
-    /// Why the clip cannot be used. `None`: it can.
+    /// Why the clip cannot be used. `None` for a usable clip.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<Reason>,
 }

@@ -16,8 +16,8 @@ pub const KNOWN: &str = "known";
 /// The tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
 pub const MASKED: &str = "masked";
 
-/// Returns the names of the tensors that a condition needs. In a store they are roles of the clip's further tensors; with one file
-/// per clip they are in the file of the latent.
+/// Returns the names of the tensors that a condition needs. In a store, the names are roles of a clip's further
+/// tensors. With one file per clip, the tensors are in the file of the latent.
 pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     match kind {
         ConditionKind::None => &[],
@@ -80,7 +80,7 @@ impl Table {
 struct Headers(HashMap<camino::Utf8PathBuf, Header>);
 
 impl Headers {
-    /// Finds and checks a tensor of a role; none if the file has none of that name.
+    /// Finds and checks the tensor of a role. Returns `None` if the file has no tensor of that name.
     fn find(&mut self, file: &Utf8Path, (role, name): (&str, &str), model: &Model) -> Result<Option<Located>, Failure> {
         if !self.0.contains_key(file) {
             self.0.insert(file.to_owned(), Header::read(file)?);

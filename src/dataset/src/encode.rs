@@ -1,4 +1,4 @@
-//! What an encode starts from: the manifest, the files of the encoders, and what follows from them before anything runs.
+//! The inputs of an encode (manifest and encoder files), and the sizes and memory that follow from them before it runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Dtype, Encode, Recipe, Tiling};
@@ -12,7 +12,7 @@ use crate::store::{FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpe
 /// The folders of a diffusers folder that an encode reads.
 pub const ENCODER_FOLDERS: [&str; 3] = ["vae", "text_encoder", "tokenizer"];
 
-/// What a recipe with `task = "encode"` starts from, opened and checked.
+/// The inputs of a recipe with `task = "encode"`, opened and checked.
 #[derive(Debug)]
 pub struct EncodeInputs {
     recipe: Recipe,
@@ -28,7 +28,7 @@ pub struct EncodeInputs {
     text_files: EncoderFiles,
 }
 
-/// What an encode writes and what a rank needs, in bytes.
+/// The sizes of an encode in bytes: its outputs, and the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeCost {
     /// One latent.
@@ -39,7 +39,7 @@ pub struct EncodeCost {
     pub clip_bytes: u64,
     /// The peak memory of the VAE.
     pub vae: Peak,
-    /// The peak memory of the VAE with tiles, if they make a difference.
+    /// The peak memory of the VAE with tiles, if tiles reduce it.
     pub tiled: Option<Peak>,
     /// The peak memory of the text encoder.
     pub text: Peak,
@@ -51,12 +51,13 @@ impl EncodeCost {
         self.vae.total().max(self.text.total())
     }
 
-    /// Returns the peak if both were loaded together.
+    /// Returns the peak memory if both encoders were loaded together.
     pub fn both_bytes(&self) -> u64 {
         self.vae.total().max(self.text.total()) + self.vae.weights.min(self.text.weights)
     }
 
-    /// Returns the disk space of so many latents and texts. While they are joined into shards, the parts exist too.
+    /// Returns the disk space for this many latents and texts. It includes the part files, which exist while shards are
+    /// written.
     pub fn disk_bytes(&self, latents: u64, texts: u64) -> u64 {
         2 * (latents * self.latent_bytes + texts * self.text_bytes)
     }
@@ -137,16 +138,16 @@ impl EncodeInputs {
         Ok(StoreSpec::new(frames, picture, vae, text))
     }
 
-    /// Plans the encode: what is reused, new and stale. Reads all weights for their hashes, and writes nothing.
+    /// Plans the encode: which items are reused, new or stale. Reads all weights for their hashes, and writes nothing.
     ///
     /// # Errors
-    /// Weights or the data set that is there cannot be read.
+    /// The weights or the existing data set cannot be read.
     pub fn plan(&self) -> Result<Plan, Failure> {
         let quarantined = if self.recipe.encode.retry_failed { Quarantined::Retry } else { Quarantined::Skip };
         plan_encode(&self.recipe.encode.out, &self.manifest, &self.spec()?, quarantined)
     }
 
-    /// Returns what the encode writes and needs.
+    /// Returns the sizes of the outputs and the memory that the encode needs.
     pub fn cost(&self) -> EncodeCost {
         let Recipe { encode, encoders, .. } = &self.recipe;
         let element = encoders.dtype.bytes();
@@ -177,7 +178,7 @@ impl EncodeInputs {
     }
 }
 
-/// Checks that a diffusers folder has what an encode reads.
+/// Checks that a diffusers folder has all files that an encode reads.
 ///
 /// # Errors
 /// [`ErrorCode::NoWeights`] with the parts that are missing and the command that fetches them.

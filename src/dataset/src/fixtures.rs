@@ -13,7 +13,7 @@ pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     (keep, folder)
 }
 
-/// Returns the whole failure for a snapshot, with `folder` replaced by FOLDER.
+/// Returns the full text of a failure for a snapshot, with `folder` replaced by FOLDER.
 pub fn shown(failure: &Failure, folder: &Utf8Path) -> String {
     failure.to_string().replace(folder.as_str(), "FOLDER")
 }

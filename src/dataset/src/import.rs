@@ -113,7 +113,7 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     Ok(ImportPlan { target, samples, source, files, spec, head, lines })
 }
 
-/// Returns what is known about how the latents were made, after checking that all texts have one shape.
+/// Checks that all texts have the same shape, and returns the known settings by which the latents were made.
 fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<StoreSpec, Failure> {
     let mut texts = clips.iter().flat_map(|clip| &clip.texts);
     let (len, dim) = texts.next().map_or((0, 0), |(_, text)| (text.shape[0], text.shape[1]));
@@ -142,7 +142,7 @@ fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<St
     ))
 }
 
-/// Identifies a file by its path below the source and its size: reading terabytes only to hash them would double the time.
+/// Identifies a file by its path below the source and its size. Hashing the content would read terabytes a second time.
 fn content(path: &Utf8Path, source: &Utf8Path) -> Result<String, Failure> {
     let meta = fs::metadata(path).map_err(|e| {
         Failure::new(ErrorCode::of_io(&e), format!("cannot read {path}"), e.to_string(), "check that it exists")

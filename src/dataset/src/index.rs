@@ -13,12 +13,12 @@ use std::fs;
 use std::io;
 use weights::{Dtype, Error, Header, TensorInfo, is_torch_file};
 
-/// The tensor of a latent file: `[T, C, H, W]`.
+/// The name of the tensor in a latent file: `[T, C, H, W]`.
 pub const LATENT: &str = "latent";
-/// The tensor that a latent file may have instead, `[T, 2C, H, W]`: means, then log-variances. Training draws a new latent
-/// from them each time it reads them.
+/// The name of the tensor that a latent file may have instead, `[T, 2C, H, W]`: means, then log-variances. Training
+/// draws a new latent from these moments at each read.
 pub const MOMENTS: &str = "moments";
-/// The tensor of a text file: `[t, text_dim]`.
+/// The name of the tensor in a text file: `[t, text_dim]`.
 pub const TEXT: &str = "text";
 
 /// The element types a dataset may have.
@@ -29,7 +29,7 @@ pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 pub struct Index {
     /// The index file.
     pub path: Utf8PathBuf,
-    /// One per line; at least one.
+    /// The samples, one per line; at least one.
     pub samples: Vec<Sample>,
 }
 
@@ -40,7 +40,7 @@ pub struct Sample {
     pub line: usize,
     /// The file with [`LATENT`].
     pub latent: Utf8PathBuf,
-    /// The files with [`TEXT`], whose tokens follow each other.
+    /// The files with [`TEXT`]. Their tokens are concatenated in this order.
     pub text: Vec<Utf8PathBuf>,
     /// The caption, for people.
     pub caption: String,
@@ -92,7 +92,7 @@ impl Index {
         Self::open_in(path, path.parent().unwrap_or(Utf8Path::new("")))
     }
 
-    /// As [`Index::open`], with paths that are relative to another folder than that of the index.
+    /// Reads an index file as [`Index::open`] does, with paths relative to the folder `root`.
     pub(crate) fn open_in(path: &Utf8Path, folder: &Utf8Path) -> Result<Self, Failure> {
         let text = fs::read(path).map_err(|e| unreadable(path, &e))?;
         let mut samples = Vec::new();
@@ -135,7 +135,7 @@ impl Index {
         Ok(self.table(model)?.info)
     }
 
-    /// Checks as [`Index::check`], and returns where each tensor is.
+    /// Checks as [`Index::check`] does, and returns the location of each tensor.
     pub(crate) fn table(&self, model: &Model) -> Result<Table, Failure> {
         let mut identity = String::new();
         let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{temp, write};
 
-    /// Wants latents `[3, 16, 8, 8]` and 16 tokens of 32.
+    /// A model with latents `[3, 16, 8, 8]` and texts of 16 tokens of width 32.
     fn model() -> Model {
         let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
         recipe::load(minimal.into(), &["model.text_dim=32".into()]).unwrap().recipe.model
@@ -319,7 +319,7 @@ mod tests {
 
     const LATENT_SHAPE: &[usize] = &[3, 16, 8, 8];
 
-    /// Two samples that fit.
+    /// Two samples that fit the model.
     fn dataset(folder: &Utf8Path) -> Utf8PathBuf {
         write(&folder.join("0.latent"), &[(LATENT, Dtype::F32, LATENT_SHAPE)]);
         write(&folder.join("1.latent"), &[(LATENT, Dtype::BF16, LATENT_SHAPE)]);
@@ -335,7 +335,7 @@ mod tests {
         index
     }
 
-    /// Damages a good data set and returns the failure, without the name of the folder.
+    /// Damages a valid data set and returns the failure, with the folder's name removed.
     fn wrong(harm: impl FnOnce(&Utf8Path)) -> Failure {
         let (_keep, folder) = temp();
         let index = dataset(&folder);

@@ -1,4 +1,4 @@
-//! Data sets of video clips. No libtorch.
+//! Data sets of video clips. This crate does not need libtorch.
 //!
 //! A [`Manifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`Reason`]. The
 //! [`store`] holds their latents and texts.
@@ -31,7 +31,7 @@ pub use table::{Reader, Slot, Table, store_folder};
 /// A tensor in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawTensor {
-    /// Its little-endian bytes.
+    /// The data in little-endian byte order.
     pub bytes: Vec<u8>,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -41,8 +41,8 @@ pub struct RawTensor {
     pub moments: bool,
 }
 
-/// Returns the channels of a latent of the data set of a model.
+/// Returns the number of channels that a model expects of the data set's latents.
 pub(crate) fn latent_channels(model: &recipe::Model) -> usize {
-    // Conditions such as an image's latent add channels to the input only.
+    // Conditions such as an image latent add channels to the model's input, not to the data set's latents.
     model.out_channels.min(model.in_channels)
 }

@@ -10,9 +10,9 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 
 /// The newest version of the format that this build reads.
 pub const SCHEMA: u32 = 1;
-/// What the first line of a manifest begins with.
+/// The first bytes of every manifest.
 pub(crate) const FORMAT: &str = "vidtui-manifest";
-/// The clips that a failure lists.
+/// The most clips that a failure lists.
 const SHOWN: usize = 3;
 
 /// The first line of a manifest.
@@ -22,7 +22,7 @@ pub struct ManifestHeader {
     pub format: String,
     /// The version of the format.
     pub schema: u32,
-    /// What was checked: a folder or a table.
+    /// The folder or table that was checked.
     pub source: Utf8PathBuf,
     /// The layout of the source: `pairs`, `lists` or `table`.
     pub layout: String,
@@ -31,7 +31,7 @@ pub struct ManifestHeader {
 }
 
 impl ManifestHeader {
-    /// Makes the header of a source.
+    /// Makes the header for a source.
     pub fn new(source: &Utf8Path, layout: &str, root: &Utf8Path) -> Self {
         let (source, root) = (source.to_owned(), root.to_owned());
         Self { format: FORMAT.into(), schema: SCHEMA, source, layout: layout.into(), root }
@@ -41,9 +41,9 @@ impl ManifestHeader {
 /// The clips of a data set, excluded ones included.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Manifest {
-    /// What the clips were made from.
+    /// The source of the clips.
     pub header: ManifestHeader,
-    /// In the order of the source.
+    /// The clips, in the order of the source.
     pub clips: Vec<Clip>,
 }
 
@@ -123,7 +123,7 @@ impl Manifest {
         if self.clips.is_empty() { 0.0 } else { self.excluded().count() as f64 / self.clips.len() as f64 }
     }
 
-    /// Refuses a data set without usable clips, or with more excluded clips than a share `most` of 0 to 1.
+    /// Rejects a data set without usable clips, or whose share of excluded clips exceeds `most` (0 to 1).
     ///
     /// # Errors
     /// [`ErrorCode::TooManyDropped`], with the counts by reason and the first clips.
@@ -236,7 +236,7 @@ mod tests {
         let path = folder.join("manifest.jsonl");
         written.write(&path).unwrap();
         assert_eq!(Manifest::read(&path).unwrap(), written);
-        // The folder may move: paths below it are relative.
+        // Paths below the root are relative, so that the folder can be moved.
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(r#""path":"2.mp4""#) && text.contains(r#""path":"/elsewhere/1.mp4""#), "{text}");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(code(2, 20, 0.05), Some(ErrorCode::TooManyDropped));
         assert_eq!(code(2, 20, 0.1), None);
         assert_eq!(code(0, 20, 0.0), None);
-        // Nothing to train on is refused whatever is accepted.
+        // A data set without usable clips is rejected at any accepted share.
         assert_eq!(code(2, 2, 1.0), Some(ErrorCode::TooManyDropped));
         assert_eq!(code(0, 0, 1.0), Some(ErrorCode::TooManyDropped));
         let failure = manifest(root, 3, 20).refuse_if_dropped(0.05).unwrap_err();

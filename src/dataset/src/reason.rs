@@ -1,9 +1,9 @@
-//! Why a clip cannot be used.
+//! The reasons why a clip cannot be used.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Why a clip is excluded. The name on disk (`kind`) is in kebab case and never changes.
+/// The reason why a clip is excluded. Its name on disk (`kind`) is in kebab case and never changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Reason {
@@ -17,7 +17,7 @@ pub enum Reason {
     VideoEmpty,
     /// The file is not a video: a picture or text.
     NotAVideo {
-        /// What it is.
+        /// The detected type of the file.
         what: String,
     },
     /// The file has sound and no picture.
@@ -60,7 +60,7 @@ pub enum Reason {
         /// The limit.
         most: usize,
     },
-    /// The same video with the same caption is listed before.
+    /// The same video with the same caption is listed earlier.
     ListedTwice {
         /// The clip that is kept.
         first: String,
@@ -70,13 +70,13 @@ pub enum Reason {
         /// The clip that is kept.
         first: String,
     },
-    /// A reason that a newer version wrote.
+    /// A reason that a newer version of vidtui wrote.
     #[serde(other)]
     Other,
 }
 
 impl Reason {
-    /// Returns a title for all clips that are excluded for this kind of reason.
+    /// Returns the title of this kind of reason, for lists of clips.
     pub fn title(&self) -> &'static str {
         match self {
             Self::VideoMissing => "video missing",
@@ -101,7 +101,7 @@ impl Reason {
     }
 }
 
-/// The facts behind the title, with the real values; empty if the title is all there is.
+/// Returns the details with the real values; empty if the title is sufficient.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! What a store holds, for people and for `--json`.
+//! Summaries of the content of a store, as text and for `--json`.
 
 use crate::store::{Item, Line, Progress, Queue, SPEC, StoreSpec, Timing, is_working, old_failures, read_index};
 use camino::Utf8Path;
@@ -10,9 +10,9 @@ use std::fs;
 /// A summary of a store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
-    /// How it was made.
+    /// The settings by which the store was made.
     pub spec: StoreSpec,
-    /// Clips of the index.
+    /// The number of clips in the index.
     pub clips: usize,
     /// Clips by bucket: frames × height × width.
     pub buckets: BTreeMap<String, usize>,
@@ -20,26 +20,26 @@ pub struct Summary {
     pub shapes: BTreeMap<String, usize>,
     /// Distinct texts that clips use.
     pub texts: usize,
-    /// Whether it has the text of the empty caption.
+    /// Whether the store has the text of the empty caption.
     pub empty_text: bool,
-    /// Shards that the index names.
+    /// The number of shards that the index refers to.
     pub shards: usize,
-    /// Their size.
+    /// The size of these shards.
     pub bytes: u64,
-    /// The size of shards that the index does not name any more.
+    /// The size of shards that the index no longer refers to.
     pub unused_bytes: u64,
-    /// Items that failed, and why.
+    /// The items that failed, with their failures.
     pub failures: Vec<FailedItem>,
-    /// How far an encode is that is running or was interrupted.
+    /// The progress of an encode that is running or was interrupted.
     pub encode: Option<Progress>,
 }
 
 /// An item that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FailedItem {
-    /// The item.
+    /// The id of the item.
     pub item: Item,
-    /// Why.
+    /// The failure.
     pub failure: Failure,
 }
 
@@ -104,7 +104,8 @@ pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
 /// Returns a clip of a store by its id.
 ///
 /// # Errors
-/// [`ErrorCode::UnknownName`] if there is no such clip, with the failure of a clip that was left out.
+/// [`ErrorCode::UnknownName`] if there is no such clip. If the clip was left out of the store, the error includes its
+/// failure.
 pub fn find_clip(data: &Utf8Path, id: &str) -> Result<Line, Failure> {
     let (mut found, mut some) = (None, Vec::new());
     read_index(data, |_, line| {

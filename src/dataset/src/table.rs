@@ -1,4 +1,4 @@
-//! Where the tensors of every sample are: what training needs of a data set, in a few bytes per sample.
+//! The location of each sample's tensors, which is all that training needs of a data set, in a few bytes per sample.
 //!
 //! Rank 0 makes the table from the index and the headers of the files, and the other ranks receive its bytes. A sample
 //! takes 16 bytes for its latent and 16 for each text.
@@ -16,12 +16,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use weights::{Dtype, Error, Header, TensorInfo};
 
-/// Open files. A store of a million clips has thousands of shards, more than a process may open.
+/// The most open files. A store of a million clips has thousands of shards, more than a process may open.
 const OPEN: usize = 128;
 /// The size of a [`Slot`] in bytes.
 const SLOT: usize = 16;
 
-/// Where the tensors of every sample are.
+/// The location of each sample's tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     /// The index.
@@ -30,13 +30,13 @@ pub struct Table {
     pub info: DatasetInfo,
     files: Vec<SourceFile>,
     kinds: Vec<TensorKind>,
-    /// Texts of a sample.
+    /// The number of texts per sample.
     segments: usize,
     latents: Vec<Slot>,
-    /// [`Table::segments`] per sample.
+    /// The slots of texts, [`Table::segments`] per sample.
     texts: Vec<Slot>,
     empty_text: Option<Slot>,
-    /// The tensors of the condition, as many per sample as the condition has.
+    /// The slots of the condition's tensors; their number per sample depends on the condition.
     extras: Vec<Slot>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct SourceFile {
     pub bytes: u64,
 }
 
-/// What tensors have in common.
+/// A form that many tensors share: type, shape and meaning.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct TensorKind {
     pub dtype: String,
@@ -149,7 +149,7 @@ impl Table {
     }
 
     fn slot(&mut self, tensor: &Located) -> Slot {
-        // Neighbouring samples often share texts, and rarely anything else.
+        // Neighbouring samples often share texts, but rarely other tensors.
         let recent = self.files.len().saturating_sub(16);
         let file = self.files[recent..].iter().position(|file| file.path == tensor.path).map(|at| recent + at);
         let file = file.unwrap_or_else(|| {
@@ -228,7 +228,7 @@ impl Table {
         bytes
     }
 
-    /// Reads the bytes of [`Table::to_bytes`]; none if they are something else.
+    /// Reads the bytes of [`Table::to_bytes`]. Returns `None` for other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|byte| *byte == b'\n')?;
         let Described { path, info, files, kinds, segments, samples, empty_text, extras } =

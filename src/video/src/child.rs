@@ -14,55 +14,55 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::programs::Cancel;
 
-/// How often a silent child is checked for a cancellation.
+/// The interval between checks for cancellation while a child writes nothing.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// Bytes of one line of stderr that are kept.
+/// The most bytes of one stderr line that are kept.
 const MAX_LINE: usize = 2048;
 
-/// Bytes that a growing output buffer grows by at least.
+/// The smallest number of bytes by which an output buffer grows.
 const CHUNK: usize = 64 << 10;
 
 /// The limits on a child process.
 pub(crate) struct Run<'a> {
-    /// It is killed when it makes no progress for this long.
+    /// The child is killed when it makes no progress for this long.
     pub limit: Duration,
-    /// It is killed when this is cancelled.
+    /// The child is killed when this is cancelled.
     pub cancel: &'a Cancel,
-    /// It is killed when it writes more.
+    /// The child is killed when it writes more bytes than this.
     pub max_bytes: usize,
-    /// Bytes of output that are expected; 0 if unknown.
+    /// The expected number of output bytes; 0 if unknown.
     pub capacity: usize,
 }
 
 /// A child process that ended by itself.
 #[derive(Debug)]
 pub(crate) struct Done {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Its standard output.
+    /// The standard output.
     pub bytes: Vec<u8>,
 }
 
-/// Why a child process did not end by itself.
+/// The reason why a child process did not end by itself.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It could not be started.
+    /// The program could not be started.
     NotStarted(io::Error),
-    /// It made no progress for this long.
+    /// The child made no progress for this long.
     Silent(Duration),
     /// The caller cancelled it.
     Cancelled,
-    /// It wrote more than this.
+    /// The child wrote more bytes than this.
     TooMuch(usize),
-    /// Its pipes could not be read.
+    /// The pipes of the child could not be read.
     Io(io::Error),
 }
 
-/// What a child process reads: each call returns the next bytes, or none at the end.
+/// The standard input of a child process. Each call returns the next bytes, or none at the end.
 pub(crate) type Input<'a> = &'a mut dyn FnMut() -> Option<Vec<u8>>;
 
-/// Runs a command to its end; `line` gets each line of stderr, of which long ones are cut.
+/// Runs a command to its end. `line` receives each line of stderr; long lines are cut.
 pub(crate) fn run(
     mut command: Command,
     run: &Run<'_>,
@@ -87,7 +87,7 @@ struct Reaped(Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // Both fail only if it was reaped already.
+        // Both fail only if the child was already reaped.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -107,7 +107,7 @@ impl Reaped {
             if began.elapsed() > run.limit {
                 return Err(Stop::Silent(run.limit));
             }
-            // It unmaps its libraries, which takes milliseconds.
+            // The process unmaps its libraries, which takes milliseconds.
             thread::sleep((began.elapsed() / 8).clamp(Duration::from_micros(100), Duration::from_millis(20)));
         }
     }
@@ -124,7 +124,7 @@ impl Output {
     fn read(&mut self, from: &mut impl Read, max: usize) -> Result<usize, Stop> {
         if self.filled == self.bytes.len() {
             if self.filled >= max {
-                // Nothing more may come, except the end of the pipe.
+                // The limit is reached: the child may write nothing more, and only the end of the pipe may follow.
                 return match from.read(&mut [0]) {
                     Ok(0) => Ok(0),
                     Ok(_) => Err(Stop::TooMuch(max)),
@@ -149,7 +149,7 @@ struct Lines {
 impl Lines {
     fn add(&mut self, bytes: &[u8], line: &mut dyn FnMut(&str)) {
         for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
-            // A program writes a line in parts: a space at the end of one belongs to the line.
+            // A program may write a line in parts. A space at the end of a part belongs to the line.
             let text = piece.strip_suffix(b"\n").or_else(|| piece.strip_suffix(b"\r")).unwrap_or(piece);
             let room = MAX_LINE.saturating_sub(self.line.len());
             self.line.extend_from_slice(if text.len() > room { &text[..room] } else { text });
@@ -167,7 +167,7 @@ impl Lines {
     }
 }
 
-/// The bytes that are not written yet.
+/// The bytes that have not been written yet.
 struct Pending<'a> {
     pipe: ChildStdin,
     next: Input<'a>,
@@ -176,7 +176,7 @@ struct Pending<'a> {
 }
 
 impl Pending<'_> {
-    /// Writes what the pipe takes; returns whether there is more to write.
+    /// Writes as many bytes as the pipe accepts; returns whether more remain.
     fn write(&mut self) -> Result<bool, Stop> {
         if self.written == self.bytes.len() {
             let Some(next) = (self.next)() else { return Ok(false) };
@@ -185,7 +185,7 @@ impl Pending<'_> {
         match self.pipe.write(&self.bytes[self.written..]) {
             Ok(written) => self.written += written,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            // It has ended; its status and stderr have the reason.
+            // The child has ended. Its exit status and stderr contain the reason.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
             Err(error) => return Err(Stop::Io(error)),
         }
@@ -211,7 +211,7 @@ fn talk(
     };
     #[cfg(target_os = "linux")]
     if let Some(stdout) = &stdout {
-        // Fewer turns; a user's limit on pipes may refuse it.
+        // A larger pipe needs fewer reads. The kernel may refuse it because of the user's limit on pipes.
         let _ = fcntl(stdout, FcntlArg::F_SETPIPE_SZ(1 << 20));
     }
     let (mut lines, mut scratch) = (Lines::default(), [0; 8192]);

@@ -1,4 +1,4 @@
-//! Which frames to take, by their presentation times.
+//! Chooses frames by their presentation times.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// Where the chosen frames lie in the clip.
 ///
-/// With a target rate, the wanted times are `1 / fps` apart, and the nearest frame to each is taken; of two that are equally near,
-/// the earlier. Without a rate, the frames are `stride` frames apart.
+/// With a target rate, the wanted times are `1 / fps` apart, and the frame nearest to each time is taken. If two frames
+/// are equally near, the earlier one is taken. Without a rate, the frames are `stride` frames apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum FrameMode {
@@ -18,7 +18,7 @@ pub enum FrameMode {
     Head,
     /// Around the middle of the clip.
     Middle,
-    /// From a place that the seed chooses, at which all frames fit.
+    /// From a start that the seed chooses among those at which all frames fit.
     Random,
     /// Every `stride`-th frame from the first one on. Ignores the rate.
     Stride,
@@ -76,18 +76,18 @@ impl TryFrom<String> for FrameMode {
     }
 }
 
-/// Which frames of a clip to take.
+/// The rule for choosing frames of a clip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FrameChoice {
-    /// Where they lie.
+    /// The place of the frames in the clip.
     pub mode: FrameMode,
-    /// How many.
+    /// The number of frames.
     pub frames: usize,
     /// The target rate in frames per second; none keeps the frames of the clip.
     pub fps: Option<f64>,
-    /// The distance in frames where there is no rate; at least 1.
+    /// The distance in frames if there is no target rate; at least 1.
     pub stride: usize,
-    /// Chooses the place in the mode `random`. Give each clip another seed.
+    /// The seed of the mode `random`. Use a different seed for each clip.
     pub seed: u64,
 }
 
@@ -173,7 +173,7 @@ pub fn choose(times: &[f64], choice: &FrameChoice) -> Result<Vec<f64>, NotEnough
     Ok((0..frames).map(|i| nearest(times, start + i as f64 / rate)).collect())
 }
 
-/// Returns how many of the times are the same frame as the one before.
+/// Returns how many of the chosen frames repeat the frame before.
 pub fn repeated(times: &[f64]) -> usize {
     times.windows(2).filter(|pair| pair[0] == pair[1]).count()
 }
@@ -202,9 +202,9 @@ fn linspace(times: &[f64], frames: usize) -> Result<Vec<f64>, NotEnough> {
     Ok((0..frames).map(|i| nearest(times, first + i as f64 * step)).collect())
 }
 
-/// Returns the time that is nearest to `wanted`; the earlier of two that are equally near.
+/// Returns the time nearest to `wanted`, or the earlier time if two are equally near.
 fn nearest(times: &[f64], wanted: f64) -> f64 {
-    // Sums of periods differ from decimal times in the last bits. That must not decide a tie.
+    // Sums of periods differ from decimal times by rounding, which must not decide a tie.
     const TIE_S: f64 = 1e-7;
     let after = times.partition_point(|&time| time < wanted);
     match (after.checked_sub(1).map(|before| times[before]), times.get(after).copied()) {

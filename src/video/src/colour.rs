@@ -1,4 +1,5 @@
-//! How stored colours become RGB: explicit rules, because ffmpeg and PyAV read untagged HD video with the matrix of SD video.
+//! Explicit rules that convert stored colours to RGB, because ffmpeg and PyAV read untagged HD video with the matrix of
+//! SD video.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub const COLOUR_RULE: &str =
     "video-1 matrix=tag|bt709>=720|bt601 range=tag|limited hdr=hable,1000nit rotate=yes sar=square scale=bicubic";
 
-/// Videos without a tag are read with BT.709 from this number of stored lines on.
+/// The number of stored lines from which untagged videos are read with BT.709.
 const HD_LINES: usize = 720;
 
 /// The colour tags of a video stream, as ffprobe names them. `None` is untagged.
@@ -32,7 +33,7 @@ pub enum Matrix {
     Bt709,
     /// UHD video, non-constant luminance.
     Bt2020,
-    /// A forgotten standard of the United States, close to BT.601.
+    /// An obsolete standard of the United States, close to BT.601.
     Fcc,
     /// Old Japanese HD video.
     Smpte240m,
@@ -87,7 +88,7 @@ impl Colour {
     }
 }
 
-/// The flags of the scaler: the same result on every processor, and chroma at full precision.
+/// The flags of the scaler: the same result on every CPU, and chroma at full precision.
 pub(crate) const SCALE_FLAGS: &str = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact";
 
 /// Returns the filters that scale to `width` × `height` and convert to RGB.

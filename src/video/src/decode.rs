@@ -1,4 +1,4 @@
-//! Pixels of chosen frames.
+//! Decodes the pixels of chosen frames.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::geometry::{Fit, Picture};
 use crate::programs::Programs;
 use crate::source::{APART, FRAME_KEY, Source, ended_well, frame_filters, frame_pts};
 
-/// Runs of consecutive frames in one command, so that it stays below the limit of a command line.
+/// The most runs of consecutive frames in one command, which keeps the command line below its limit.
 const MAX_RUNS: usize = 4096;
 
 /// The longest side of a picture.
@@ -31,8 +31,9 @@ pub fn decode(path: &Utf8Path, times: &[f64], picture: &Picture) -> Result<Frame
 impl Programs {
     /// Decodes the frames at these times, which [`Source::times`] lists, in the order given. A time may be given twice.
     ///
-    /// ffmpeg starts at the last keyframe before the first frame. It writes the time stamp of every frame it decodes. If a chosen
-    /// one is missing, or an error is logged, the file is decoded from its start; only what fails there is a failure.
+    /// ffmpeg starts at the last keyframe before the first frame. ffmpeg writes the time stamp of every frame that it
+    /// decodes. If a chosen frame is missing or an error is logged, the file is decoded again from its start, and only
+    /// errors of that attempt are failures.
     ///
     /// # Errors
     /// `Malformed`, if a frame is missing or ffmpeg logs an error; `InvalidArgument`, if there is no frame at a time;
@@ -54,7 +55,7 @@ impl Programs {
         };
         let (size, unique) = (picture.width * picture.height * 3, &plan.indices);
         if !indices.iter().eq(unique) {
-            // Some frame is wanted twice, or the order differs.
+            // A frame is requested twice, or the order differs.
             let place = |index: &usize| unique.binary_search(index).expect("the plan has every index") * size;
             rgb = indices.iter().map(place).flat_map(|at| rgb[at..at + size].iter().copied()).collect();
         }
@@ -124,9 +125,9 @@ fn indices(source: &Source, times: &[f64]) -> Result<Vec<usize>, Failure> {
     times.iter().map(find).collect()
 }
 
-/// What ffmpeg is to do.
+/// The arguments of one call of ffmpeg.
 struct Plan {
-    /// The frames, each once, ascending.
+    /// The frames in ascending order, without repetitions.
     indices: Vec<usize>,
     filters: String,
     /// Bytes of all frames.
@@ -165,7 +166,7 @@ impl Plan {
     }
 }
 
-/// Returns the expression that is true for the chosen frames: a range for each run of consecutive ones.
+/// Returns the ffmpeg expression that selects the chosen frames: one range for each run of consecutive frames.
 fn select(source: &Source, indices: &[usize]) -> Result<String, Failure> {
     let runs: Vec<&[usize]> = indices.chunk_by(|a, b| a + 1 == *b).collect();
     if runs.len() > MAX_RUNS {

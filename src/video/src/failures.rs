@@ -1,4 +1,4 @@
-//! What can be wrong with a clip, a picture or a program, as failures.
+//! Failures of clips, pictures and programs.
 //!
 //! Programs tell the reasons apart by the code: `Malformed` is a damaged or suspect file, `InvalidDataset` a file that is intact and
 //! cannot be used, `NoAnswer` a program that made no progress, `CommandFailed` one that was killed from outside.
@@ -14,10 +14,10 @@ use rundir::{Error, ErrorCode, Failure};
 use crate::child::Stop;
 use crate::programs::install_hint;
 
-/// Lines of a program's errors that a failure shows.
+/// The number of a program's error lines that a failure shows.
 pub(crate) const SHOWN_LINES: usize = 5;
 
-/// Error lines of a program: the first ones, and how many there were.
+/// The first error lines of a program, and their total number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Complaints {
     pub lines: Vec<String>,
@@ -41,7 +41,7 @@ impl Complaints {
     }
 }
 
-/// The failure of a program that did not end by itself.
+/// Returns the failure of a program that did not end by itself.
 pub(crate) fn stopped(program: &Utf8Path, stop: Stop) -> Failure {
     let name = program.file_name().unwrap_or(program.as_str());
     match stop {
@@ -89,7 +89,7 @@ pub(crate) fn about(path: &Utf8Path, failure: Failure) -> Failure {
     Failure { what: format!("cannot read {path}"), why: format!("{}: {}", failure.what, failure.why), ..failure }
 }
 
-/// The failure of a program that a signal ended.
+/// Returns the failure of a program that a signal ended.
 pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Option<Failure> {
     let signal = status.signal()?;
     let why = format!("{program} was ended by signal {signal}");
@@ -97,7 +97,7 @@ pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Opti
     Some(Failure::new(ErrorCode::CommandFailed, format!("cannot read {path}"), why, fix))
 }
 
-/// The failure of a file that is damaged, or that a program logged errors about.
+/// Returns the failure of a file that is damaged, or about which a program logged errors.
 pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> Failure {
     let fix = format!(
         "copy the file again, re-encode it with `ffmpeg -i {path} NEW.mp4` and look at it, or remove it from the data set"
@@ -105,18 +105,19 @@ pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::Malformed, format!("{path} is damaged"), why, fix)
 }
 
-/// The failure of a file that is intact and cannot be used.
+/// Returns the failure of a file that is intact but cannot be used.
 pub(crate) fn unusable(path: &Utf8Path, why: impl Into<String>, fix: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::InvalidDataset, format!("cannot use {path}"), why, fix)
 }
 
-/// Checks that a file can be read and is not empty, because ffprobe's messages about it are worse. Returns its bytes.
+/// Checks that a file can be read and is not empty, and returns its size in bytes. ffprobe's messages about such files
+/// are less clear.
 pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, Failure> {
     let about = fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
     if about.is_dir() {
         return Err(unusable(path, "it is a folder", "name a video file"));
     }
-    // A pipe or a device would make a program wait.
+    // Reading a pipe or a device could block for ever.
     if !about.is_file() {
         return Err(unusable(path, "it is not a regular file", "name a video file"));
     }

@@ -30,7 +30,7 @@ impl Frames {
         &self.rgb[index * size..(index + 1) * size]
     }
 
-    /// Returns why the sizes and the bytes disagree, if they do.
+    /// Returns a description of the mismatch if sizes and bytes disagree.
     pub(crate) fn mismatch(&self) -> Option<String> {
         let wanted = self.frame_bytes() * self.count;
         let (Self { width, height, count, .. }, have) = (self, self.rgb.len());
@@ -40,7 +40,7 @@ impl Frames {
 }
 
 impl fmt::Debug for Frames {
-    /// Shows the sizes; the pixels would fill screens.
+    /// Shows the sizes only, not the pixels.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { width, height, count, rgb } = self;
         write!(f, "Frames({count} × {width} × {height}, {} bytes)", rgb.len())

@@ -1,19 +1,19 @@
-//! From the size of a video to the size of a picture.
+//! Computes how a frame is scaled and cropped to the size of a picture.
 
 use serde::{Deserialize, Serialize};
 
 use crate::choose::unit;
 
-/// How a video of another shape is made to fit.
+/// The way in which a frame of another shape is fitted to the picture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Crop {
-    /// Scaled until it covers the picture; what sticks out is cut off on both sides alike.
+    /// Scaled until it covers the picture; equal parts are cut off on both sides.
     #[default]
     Center,
-    /// Scaled until it covers the picture; the seed chooses what is cut off.
+    /// Scaled until it covers the picture; the seed chooses the parts that are cut off.
     Random,
-    /// Stretched to the picture, the shape of things is not kept.
+    /// Stretched to the picture, without keeping the aspect ratio.
     #[serde(alias = "stretch")]
     None,
     /// Scaled until it fits into the picture, with black bars.
@@ -44,7 +44,7 @@ pub struct Picture {
     pub height: usize,
     /// How a frame of another shape is made to fit.
     pub crop: Crop,
-    /// Chooses the place of [`Crop::Random`]. Give each clip another seed.
+    /// The seed of [`Crop::Random`]. Use a different seed for each clip.
     #[serde(default)]
     pub seed: u64,
 }
@@ -56,14 +56,14 @@ impl Picture {
     }
 }
 
-/// A frame is scaled to a size, and a picture is cut from it, or it is put into the picture.
+/// The size to which a frame is scaled, and the place of the picture in the frame (or of the frame in the picture).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// The size that the frame is scaled to.
     pub scaled: (usize, usize),
-    /// The first column and row of the picture in the frame, or of the frame in the picture.
+    /// The first column and row of the picture in the scaled frame, or of the scaled frame in the picture.
     pub at: (usize, usize),
-    /// Whether the frame is put into the picture.
+    /// Whether the frame is placed in the picture, with black bars.
     pub pad: bool,
 }
 

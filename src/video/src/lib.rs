@@ -1,4 +1,4 @@
-//! Video files: which frames they have, which of them to take, and their pixels.
+//! Video files: lists their frames, chooses some by time, and decodes their pixels.
 //!
 //! FFmpeg is not linked. The programs `ffprobe` and `ffmpeg` run as child processes, so that a damaged clip that crashes, hangs or
 //! fills the memory ends one process and not the trainer. They run without a shell, with a limit on the time without progress, and

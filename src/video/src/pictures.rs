@@ -10,7 +10,7 @@ use rundir::{Error, ErrorCode, Failure};
 use crate::frames::Frames;
 use crate::write::Part;
 
-/// Writes one frame as a PNG, under a temporary name that is renamed at the end. A file of that name is replaced.
+/// Writes one frame as a PNG, first under a temporary name. An existing file is replaced.
 ///
 /// # Errors
 /// `InvalidArgument` if there is no such frame; `DiskFull`, `Io` and other codes of the file system.

@@ -13,36 +13,38 @@ use crate::programs::{Cancel, Programs};
 /// The order of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Order {
-    /// That of the items.
+    /// The order of the items.
     #[default]
     AsGiven,
-    /// That in which they are ready. The consumer never waits for a slow clip while another is ready.
+    /// The order in which results are ready. The consumer never waits for a slow clip while another is ready.
     AsReady,
 }
 
 /// The size of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
-    /// Threads. Each holds at most one result that the consumer has not taken, so this bounds the memory too.
+    /// The number of threads. Each holds at most one result that the consumer has not taken, so this also limits
+    /// memory.
     pub workers: usize,
     /// The order of results.
     pub order: Order,
 }
 
 impl Default for PoolOptions {
-    /// Returns a worker for each core.
+    /// Returns a pool size with one worker per core.
     fn default() -> Self {
         Self { workers: thread::available_parallelism().map_or(1, usize::from), order: Order::AsGiven }
     }
 }
 
-/// Work on items in threads. Iterate over it to get each item with its result; a failure does not end the pool.
+/// A pool of threads that process items. Iterate over it to get each item with its result. A failed item does not end
+/// the pool.
 ///
-/// Dropping it ends the work: running programs are killed.
+/// Dropping the pool kills its running programs.
 pub struct Pool<I, T> {
     shared: Arc<Shared<I, T>>,
     order: Order,
-    /// The item that is returned next, in the order given.
+    /// The number of the item that is returned next, if items are returned in order.
     next: usize,
     wait: Duration,
     cancel: Cancel,
@@ -55,23 +57,23 @@ struct Shared<I, T> {
 }
 
 struct State<I, T> {
-    /// Results that were not taken, by the number of their item.
+    /// Results that the consumer has not taken, by the number of their item.
     ready: BTreeMap<usize, (I, Result<T, Failure>)>,
-    /// Workers that have not ended.
+    /// The number of workers that have not ended.
     alive: usize,
-    /// Seconds of work of all workers.
+    /// The time that all workers have worked, in seconds.
     busy: Duration,
 }
 
 impl<I, T> Shared<I, T> {
     fn lock(&self) -> MutexGuard<'_, State<I, T>> {
-        // Work runs outside of the lock, so that no panic leaves it half changed.
+        // Work runs outside the lock, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<I: Send + 'static, T: Send + 'static> Pool<I, T> {
-    /// Starts to work on items. `work` decodes one clip with the programs it is given, which this pool can cancel.
+    /// Starts the threads. `work` decodes one clip with the programs that it receives, which this pool can cancel.
     ///
     /// Items are taken from the iterator one at a time, when a worker is free. If `programs` leaves the number of threads to ffmpeg,
     /// each ffmpeg gets its share of the cores.
@@ -127,7 +129,7 @@ impl<I, T> Shared<I, T> {
     }
 }
 
-/// Counts a worker as ended, also when taking an item panics.
+/// Counts a worker as ended, even if taking an item panics.
 struct End<'a, I, T>(&'a Shared<I, T>);
 
 impl<I, T> Drop for End<'_, I, T> {
@@ -155,7 +157,7 @@ impl<I, T> Pool<I, T> {
 
     /// Ends the work: running programs are killed, and the pool returns no more results.
     pub fn cancel(&self) {
-        // The lock orders this before or after a worker's check, so that none misses the notification.
+        // The lock orders this before or after a worker's check, so no worker misses the notification.
         let _state = self.shared.lock();
         self.cancel.cancel();
         self.shared.changed.notify_all();
@@ -182,7 +184,7 @@ impl<I, T> Iterator for Pool<I, T> {
             if state.alive == 0 {
                 break state.ready.pop_first().map(|(_, result)| result);
             }
-            // The whole work may be cancelled without a notification.
+            // A cancellation of the whole work sends no notification, so wait with a timeout.
             let slice = Duration::from_millis(100);
             state = self.shared.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
         };
@@ -264,7 +266,7 @@ mod tests {
             thread::sleep(Duration::from_millis(2));
             drop(clip);
         }
-        // The consumer holds one more.
+        // The consumer holds another result.
         assert!(MOST.load(Ordering::SeqCst) <= 4, "{} clips at once", MOST.load(Ordering::SeqCst));
         assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
     }

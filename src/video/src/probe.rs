@@ -1,4 +1,4 @@
-//! What ffprobe reports about a file, reduced to what decides how it is decoded.
+//! The properties from ffprobe that decide how a file is decoded.
 
 use camino::Utf8Path;
 use rundir::Failure;
@@ -10,10 +10,10 @@ use crate::colour::{Colour, Hdr, Matrix};
 use crate::failures::{self, Complaints, about, check_file, damaged, killed, unusable};
 use crate::programs::Programs;
 
-/// Bytes of JSON: 64 MiB are a million packets.
+/// The most bytes of JSON output. 64 MiB hold about a million packets.
 const MAX_JSON: usize = 64 << 20;
 
-/// The video stream of a file that is used, and the file.
+/// The properties of a file and of the video stream that is used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
     /// The container: `mov,mp4,m4a,3gp,3g2,mj2`, `matroska,webm`…
@@ -32,7 +32,7 @@ pub struct Probe {
     pub stored_width: usize,
     /// Height as stored, before rotation.
     pub stored_height: usize,
-    /// Degrees that the picture is turned clockwise to show it: 0, 90, 180 or 270.
+    /// The clockwise rotation in degrees that shows the picture upright: 0, 90, 180 or 270.
     pub rotation: u32,
     /// Width to height of a stored pixel.
     pub sample_aspect: [u32; 2],
@@ -62,7 +62,7 @@ pub struct Probe {
     pub interlaced: bool,
     /// Size of the file.
     pub bytes: u64,
-    /// Errors that ffprobe logged about the file, the first ones. A file with any is suspect.
+    /// The first errors that ffprobe logged about the file. A file with errors is suspect.
     pub errors: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ impl Programs {
     }
 }
 
-/// The answer of an ffprobe that succeeded.
+/// The output of an ffprobe that succeeded.
 pub(crate) struct Asked {
     /// Size of the file.
     pub bytes: u64,
@@ -108,11 +108,11 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Asks ffprobe for JSON about a file.
+    /// Requests JSON about a file from ffprobe.
     pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, Failure> {
         let bytes = check_file(path)?;
         let mut command = programs.ffprobe_command();
-        // Playlists and references inside files may name other files, never the network.
+        // Playlists and references in files may name other files, but no network addresses.
         command.args(["-protocol_whitelist", "file"]).args(what).args(["-of", "json=compact=1"]);
         command.arg("-i").arg(format!("file:{path}"));
         let run = Run { limit: programs.silent_limit, cancel: &programs.cancel, max_bytes: MAX_JSON, capacity: 0 };
@@ -131,7 +131,7 @@ impl Asked {
     }
 }
 
-/// Reads the answer of ffprobe.
+/// Parses the output of ffprobe.
 pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Complaints) -> Result<Probe, Failure> {
     let container = json["format"]["format_name"].as_str().unwrap_or_default();
     let empty = Vec::new();
@@ -212,13 +212,13 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
     })
 }
 
-/// Returns the size after rotation, in pixels of the stored height made square.
+/// Returns the size after rotation, in square pixels of the stored height.
 fn shown_size(width: usize, height: usize, rotation: u32, aspect: [u32; 2]) -> (usize, usize) {
     let width = (width as f64 * f64::from(aspect[0]) / f64::from(aspect[1])).round().max(1.0) as usize;
     if rotation % 180 == 90 { (height, width) } else { (width, height) }
 }
 
-/// Returns the clockwise rotation by the display matrix, or by the tag of older versions of ffprobe.
+/// Returns the clockwise rotation from the display matrix, or from the tag that older versions of ffprobe report.
 fn rotation(stream: &Value) -> Result<u32, f64> {
     let empty = Vec::new();
     let data = stream["side_data_list"].as_array().unwrap_or(&empty);
@@ -246,7 +246,7 @@ fn colour(stream: &Value) -> Colour {
     }
 }
 
-/// Returns the bits of a component: of the codec, or by the name of the pixel format (`yuv420p10le`, `rgb48be`).
+/// Returns the bits per component, from the codec or from the name of the pixel format (`yuv420p10le`, `rgb48be`).
 fn bit_depth(stream: &Value, pixel_format: &str) -> u32 {
     const ENDS: [(&str, u32); 9] =
         [("16", 16), ("48", 16), ("64", 16), ("14", 14), ("12", 12), ("10", 10), ("9", 9), ("f32", 32), ("f16", 16)];

@@ -1,4 +1,4 @@
-//! The programs ffmpeg and ffprobe: where they are, what they can do, and how long they may be silent.
+//! The programs ffmpeg and ffprobe: their paths, capabilities and time limits.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -12,16 +12,16 @@ use rundir::{ErrorCode, Failure};
 use crate::child::{self, Run};
 use crate::failures;
 
-/// The variables that name other programs than those on `PATH`.
+/// The environment variables that replace the programs on `PATH`.
 const VARIABLES: [&str; 2] = ["VIDTUI_FFMPEG", "VIDTUI_FFPROBE"];
 
-/// How long a program may make no progress. A network file system may take that long to recover.
+/// The time limit without progress. A network file system may need this long to recover.
 const SILENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The output of `-version` and `-filters` is short; more is not ffmpeg.
+/// The most bytes of the output of `-version` and `-filters`. A program that writes more is not ffmpeg.
 const MAX_ANSWER: usize = 1 << 20;
 
-/// The programs, and the limits on them. Clones share what is known of the programs, and the cancellation.
+/// The programs and their limits. Clones share the detected capabilities and the cancellation.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The path or name of ffmpeg.
@@ -32,12 +32,12 @@ pub struct Programs {
     pub silent_limit: Duration,
     /// Threads of each ffmpeg; 0 lets ffmpeg choose.
     pub threads: usize,
-    /// Ends all work of these programs.
+    /// The request that ends all work of these programs.
     pub cancel: Cancel,
     abilities: Arc<OnceLock<Abilities>>,
 }
 
-/// A request to end work. Clones are the same request.
+/// A request to end work. Clones share its state.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
     own: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// Kills the programs that run, and starts no more of them.
+    /// Kills the running programs, and prevents new ones.
     pub fn cancel(&self) {
         self.own.store(true, Ordering::Relaxed);
     }
@@ -55,14 +55,14 @@ impl Cancel {
         std::iter::once(&self.own).chain(&self.outer).any(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Returns a request to end a part of the work. It is cancelled with the whole, and not the other way round.
+    /// Returns a request for a part of the work. Cancelling the whole cancels the part, but not the reverse.
     pub(crate) fn part(&self) -> Self {
         let outer = self.outer.iter().chain([&self.own]).map(Arc::clone).collect();
         Self { own: Arc::default(), outer }
     }
 }
 
-/// What an ffmpeg can do.
+/// The capabilities of an ffmpeg.
 #[derive(Debug, Clone)]
 struct Abilities {
     /// The first line of `ffmpeg -version`.
@@ -168,7 +168,8 @@ fn command(program: &Utf8Path) -> Command {
     command
 }
 
-/// Returns the release of the line `ffmpeg version 5.1.9-0+deb12u1 …`; nothing for builds from git, which are new.
+/// Returns the release in the line `ffmpeg version 5.1.9-0+deb12u1 …`, or `None` for builds from git, which count as
+/// new.
 fn release(version: &str) -> Option<(u32, u32)> {
     let number = version.strip_prefix("ffmpeg version ")?.trim_start_matches('n');
     let mut parts = number.split(|c: char| !c.is_ascii_digit());

@@ -1,4 +1,5 @@
-//! Pillow's Lanczos filter, bit by bit, because image-to-video pipelines resize their picture with it.
+//! Pillow's Lanczos filter, with the same bits in the result, because image-to-video pipelines resize their picture
+//! with it.
 //!
 //! Source: Pillow, `src/libImaging/Resample.c`: coefficients in fixed point, columns first, then rows, both rounded to 8 bits.
 
@@ -33,7 +34,7 @@ pub fn lanczos(frames: &Frames, width: usize, height: usize) -> Frames {
     Frames { width, height, count: frames.count, rgb }
 }
 
-/// The weights of the pixels that one new pixel is made of.
+/// The weights of the old pixels in one new pixel.
 struct Taps {
     first: usize,
     weights: Vec<i64>,

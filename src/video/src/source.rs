@@ -1,4 +1,4 @@
-//! A file that is ready to be decoded: what it is, and the time of every frame.
+//! A file that is ready to be decoded: its properties, and the time of every frame.
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
@@ -15,9 +15,9 @@ use crate::programs::Programs;
 /// The key of the line that ffmpeg writes for each frame.
 pub(crate) const FRAME_KEY: &str = "vidtui";
 
-/// Gives frames times that are far apart, after their own were written.
+/// The filter that moves the times of frames far apart, after their own times were written.
 ///
-/// A muxer counts in periods of the average rate, in one of which two frames of a variable rate may lie.
+/// A muxer counts time in periods of the average rate, and two frames of a variable rate may be in the same period.
 pub(crate) const APART: &str = "settb=1,setpts=N*1000";
 
 /// A video file with the times of its frames.
@@ -25,11 +25,11 @@ pub(crate) const APART: &str = "settb=1,setpts=N*1000";
 pub struct Source {
     /// The file.
     pub path: Utf8PathBuf,
-    /// What it is.
+    /// The properties of the file.
     pub probe: Probe,
     /// The time stamps of its frames in units of the time base, ascending.
     pub(crate) pts: Vec<i64>,
-    /// Those at which decoding can start, ascending; empty if unknown.
+    /// The time stamps at which decoding can start, ascending; empty if unknown.
     pub(crate) keys: Vec<i64>,
 }
 
@@ -93,7 +93,7 @@ impl Programs {
         Ok(Source { path: path.to_owned(), probe, pts: pts.into_iter().collect(), keys: keys.into_iter().collect() })
     }
 
-    /// Lists the frames by decoding them. ffmpeg gives each the time stamp that it gives it in [`Programs::decode`].
+    /// Lists the frames by decoding them. Their time stamps are the same as in [`Programs::decode`].
     fn frames(&self, path: &Utf8Path, probe: &Probe) -> Result<BTreeSet<i64>, Failure> {
         let mut pts = BTreeSet::new();
         self.walk(path, probe, &frame_filters(probe), &mut |line| {
@@ -103,7 +103,7 @@ impl Programs {
         Ok(pts)
     }
 
-    /// Decodes a whole file and returns what it has: the check that finds damage anywhere in it.
+    /// Decodes a whole file and counts its frames. This check finds damage anywhere in the file.
     ///
     /// # Errors
     /// `Malformed`, if ffmpeg logs an error about the file; otherwise as [`Programs::open`].
@@ -120,7 +120,8 @@ impl Programs {
         Ok(scan)
     }
 
-    /// Decodes a whole file through filters that write lines. A line that `expected` does not expect is an error of ffmpeg.
+    /// Decodes a whole file with filters that write lines. Each line for which `expected` returns false is an error of
+    /// ffmpeg.
     fn walk(
         &self,
         path: &Utf8Path,
@@ -169,25 +170,25 @@ pub(crate) fn frame_filters(probe: &Probe) -> String {
     )
 }
 
-/// What a whole file has.
+/// The frames of a whole file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Frames that were decoded.
     pub frames: usize,
-    /// Those that look as if they consisted of two fields (ffmpeg's filter `idet`).
+    /// Frames that look interlaced (ffmpeg's filter `idet`).
     pub interlaced: usize,
 }
 
-/// Returns the time stamp of a line that ffmpeg writes for a frame: `frame:3    pts:1536    pts_time:0.12`.
+/// Returns the time stamp in a line that ffmpeg writes for a frame: `frame:3 pts:1536 pts_time:0.12`.
 pub(crate) fn frame_pts(line: &str) -> Option<i64> {
     let (_, rest) = line.strip_prefix("frame:")?.split_once(" pts:")?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Time stamps of frames, and those at which decoding can start.
+/// Time stamps of all frames, and of the frames at which decoding can start.
 type Listed = (BTreeSet<i64>, BTreeSet<i64>);
 
-/// Lists the packets that are shown; nothing if one has no time stamp.
+/// Lists the packets that are shown. Returns `None` if a packet has no time stamp.
 fn packets(path: &Utf8Path, json: &Value, stream: usize) -> Result<Option<Listed>, Failure> {
     let (mut pts, mut keys) = Listed::default();
     let all = json["packets"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -196,7 +197,7 @@ fn packets(path: &Utf8Path, json: &Value, stream: usize) -> Result<Option<Listed
         if flags.contains('C') {
             return Err(damaged(path, "the container marks a packet as corrupt"));
         }
-        // An edit list hides packets that others need.
+        // An edit list hides packets that other packets need for decoding.
         if flags.contains('D') {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Frames to an mp4.
+//! Writes frames as an mp4.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::programs::Programs;
 const ENCODERS: [(&str, &[&str]); 3] = [
     ("libx264", &["-preset", "medium", "-crf", "16"]),
     ("libopenh264", &["-b:v", "8M"]),
-    // Part of every ffmpeg.
+    // Every ffmpeg has this encoder.
     ("mpeg4", &["-q:v", "2"]),
 ];
 
@@ -28,7 +28,7 @@ pub fn write_mp4(path: &Utf8Path, frames: &Frames, fps: f64) -> Result<(), Failu
 }
 
 impl Programs {
-    /// Writes frames as an H.264 mp4 in BT.709, under a temporary name that is renamed at the end. A file of that name is replaced.
+    /// Writes frames as an H.264 mp4 in BT.709, first under a temporary name. An existing file is replaced.
     ///
     /// Players need even sizes: an odd one is extended by repeating the last column or row.
     ///
@@ -68,7 +68,7 @@ impl Programs {
         part.rename(path)
     }
 
-    /// Runs ffmpeg; returns its errors if it failed.
+    /// Runs ffmpeg, and returns its errors if it fails.
     fn encode(
         &self,
         part: &Utf8Path,
@@ -94,7 +94,7 @@ impl Programs {
             "-color_range",
             "tv",
         ]);
-        // The same frames give the same bytes.
+        // These options make the bytes depend on the frames alone.
         command.args(["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:v", "+bitexact"]);
         command.args(["-movflags", "+faststart", "-f", "mp4"]).arg(format!("file:{part}"));
         let mut index = 0;
@@ -118,7 +118,7 @@ impl Programs {
     }
 }
 
-/// Returns a frame `[H, W, 3]` with its last column and row repeated where their number is odd.
+/// Returns a frame `[H, W, 3]` whose last column or row is repeated if the width or height is odd.
 fn even(frame: &[u8], width: usize, height: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(width.next_multiple_of(2) * height.next_multiple_of(2) * 3);
     let row = |bytes: &mut Vec<u8>, row: &[u8]| {
@@ -140,7 +140,7 @@ fn even(frame: &[u8], width: usize, height: usize) -> Vec<u8> {
 pub(crate) struct Part(pub Utf8PathBuf);
 
 impl Part {
-    /// Returns a name beside the file, which only this process uses.
+    /// Returns a name in the same folder that only this process uses.
     pub fn beside(path: &Utf8Path) -> Self {
         use std::sync::atomic::{AtomicU64, Ordering};
         static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -149,7 +149,7 @@ impl Part {
         Self(path.with_file_name(format!(".{name}.{}-{number}.part", std::process::id())))
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     pub fn rename(self, path: &Utf8Path) -> Result<(), Failure> {
         fs::rename(&self.0, path).map_err(|error| Error::io("write", path, error))?;
         Ok(())
@@ -158,7 +158,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // It was renamed, or could not be created.
+        // The file was renamed, or was never created.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Makes clips of rows and probes.
+//! Makes the clips of a data set from its rows and the results of their probes.
 
 use super::CheckRequest;
 use super::facts::Found;
@@ -8,7 +8,7 @@ use crate::{Clip, Manifest, Reason};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
 
-/// Makes a clip of each row, in their order.
+/// Makes one clip per row, in the order of the rows.
 pub(super) fn clips(source: &Source, probed: &Results, request: &CheckRequest<'_>) -> Vec<Clip> {
     let mut ids = HashSet::new();
     source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), request, &mut ids)).collect()
@@ -51,7 +51,7 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
     clip
 }
 
-/// Returns an id that no clip has: the name, then the name with `#2`…
+/// Returns an unused id: the name itself, or the name with `#2`, `#3`… if other clips have it.
 fn unique(name: &str, ids: &mut HashSet<String>) -> String {
     let name = if name.is_empty() { "?" } else { name };
     let numbered = (2..).map(|n| format!("{name}#{n}"));
@@ -60,7 +60,7 @@ fn unique(name: &str, ids: &mut HashSet<String>) -> String {
     id
 }
 
-/// Excludes clips with the same content and the same caption as a clip before.
+/// Excludes clips that repeat the content and the caption of an earlier clip.
 pub(super) fn exclude_repeated(clips: &mut [Clip]) {
     let mut seen: HashMap<(String, String), (String, camino::Utf8PathBuf)> = HashMap::new();
     for clip in clips.iter_mut().filter(|clip| clip.is_usable()) {
@@ -76,7 +76,8 @@ pub(super) fn exclude_repeated(clips: &mut [Clip]) {
 }
 
 impl Manifest {
-    /// Excludes the clips that have too few frames for a choice, and includes those that were too short for another one.
+    /// Excludes the clips that are too short for a frame choice, and includes again the clips that were too short for
+    /// an earlier choice.
     pub fn exclude_short(&mut self, choice: &FrameChoice) {
         for clip in &mut self.clips {
             if matches!(clip.excluded, Some(Reason::TooShort { .. })) {
@@ -89,7 +90,8 @@ impl Manifest {
     }
 }
 
-/// Returns why a clip has too few frames. Only the first and the last time and the number of frames decide.
+/// Returns why a clip has too few frames. The result depends only on the first time, the last time and the number of
+/// frames.
 fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<Reason> {
     if clip.fps <= 0.0 {
         return None;
@@ -106,7 +108,7 @@ fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<Reason> {
         Ok(_) | Err(NotEnough::Invalid(_)) => None,
         Err(NotEnough::Frames { need, have }) => Some(reason(have, need)),
         Err(NotEnough::Seconds { .. }) => {
-            // As `choose` does: the last wanted time may lie behind the last frame by half a period.
+            // Same tolerance as in `choose`: the last wanted time may be up to half a period after the last frame.
             let fps = choice.fps.unwrap_or(clip.fps);
             Some(reason((span_s * fps + 0.5) as usize + 1, choice.frames))
         }

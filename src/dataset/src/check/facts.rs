@@ -1,4 +1,4 @@
-//! What a probe finds out about one file.
+//! The facts that a probe collects about one file.
 
 use crate::Reason;
 use camino::Utf8Path;
@@ -9,13 +9,13 @@ use std::io::{self, Read};
 use video::{Programs, is_variable};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes that are hashed at once.
+/// The bytes that are read and hashed at a time.
 const CHUNK: usize = 1 << 20;
-/// What ffprobe logs about a file that ends too early.
+/// Messages that ffprobe logs about a truncated file.
 const CUT_OFF: [&str; 5] =
     ["moov atom not found", "partial file", "ended prematurely", "Truncating packet", "end of file"];
 
-/// A file that has not changed since: its size and the time of its last change.
+/// The size and modification time of a file. A file with the same stamp has not changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     pub bytes: u64,
@@ -23,7 +23,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Reads the stamp of a file, or why it cannot be a video.
+    /// Reads the stamp of a file; returns the reason if the file cannot be a video.
     pub(super) fn of(path: &Utf8Path) -> Result<Self, Reason> {
         let metadata = fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Reason::VideoMissing,
@@ -60,11 +60,11 @@ pub(super) struct Facts {
 pub(super) enum Found {
     /// A video.
     Video(Facts),
-    /// No video that can be used.
+    /// The reason why the file cannot be used.
     Excluded(Reason),
 }
 
-/// A result, and whether it holds as long as the file does not change.
+/// A result, and whether it can be cached until the file changes.
 pub(super) struct Probed {
     pub found: Found,
     pub lasts: bool,
@@ -89,7 +89,7 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
     let frames = times.len();
     let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
     let measured = if span_s > 0.0 { (frames - 1) as f64 / span_s } else { probe.fps };
-    // The stated rate is the exact one, where both agree: 23.976.
+    // If both rates agree, the stated rate is the exact one, for example 23.976.
     let fps = if (measured - probe.fps).abs() < 0.002 * probe.fps { probe.fps } else { measured };
     Facts {
         width: probe.width,
@@ -116,18 +116,19 @@ fn reason(path: &Utf8Path, failure: Failure) -> Reason {
     }
 }
 
-/// Returns whether a file begins as a video does. ffprobe reads anything named `.mp4` as one.
+/// Returns whether a file begins like a video. ffprobe would read any file named `.mp4` as a video.
 fn is_begun(path: &Utf8Path) -> bool {
     let mut start = [0; 12];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
     read.is_ok() && (&start[4..8] == b"ftyp" || !start.is_ascii())
 }
 
-/// Removes what a table of clips shows elsewhere: the path, and the parts of ffprobe that logged.
+/// Removes from a message the path, which the table of clips shows in another column, and the names of ffprobe's
+/// components.
 fn short(path: &Utf8Path, why: &str) -> String {
     let why = why.strip_prefix("ffprobe cannot read it: ").or_else(|| why.strip_prefix("ffprobe: ")).unwrap_or(why);
     let mut why = why.replace(&format!("file:{path}: "), "").replace(path.as_str(), "it");
-    // `[mov,mp4,m4a @ 0x55d0c8] `: a part, and its address in memory.
+    // `[mov,mp4,m4a @ 0x55d0c8] `: a component of ffprobe and its address in memory.
     while let Some(start) = why.find('[')
         && let Some(end) = why[start..].find("] ")
         && why[start..start + end].contains(" @ 0x")

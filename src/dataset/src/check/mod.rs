@@ -17,12 +17,12 @@ use video::{FrameChoice, Programs};
 
 pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
 
-/// The tokens that CogVideoX's text encoder reads of a caption.
+/// The number of tokens of a caption that CogVideoX's text encoder reads.
 pub const CAPTION_TOKENS: usize = 226;
-/// More characters than this are a mistake: a subtitle file or a log.
+/// The most characters of a caption. A longer text is a mistake, such as a subtitle file or a log.
 pub const CAPTION_CHARACTERS: usize = 5000;
 
-/// What to check.
+/// A request to check a data set.
 pub struct CheckRequest<'a> {
     /// The folder or table.
     pub source: SourceRequest,
@@ -30,13 +30,13 @@ pub struct CheckRequest<'a> {
     pub frames: Option<FrameChoice>,
     /// The size that pictures are scaled to: height, width. Smaller videos are counted, not dropped.
     pub size: Option<[usize; 2]>,
-    /// The characters of a caption, at most.
+    /// The maximum length of a caption in characters.
     pub most_characters: usize,
-    /// The tokens of a caption; more are cut by the encoder, and counted.
+    /// The number of tokens that the encoder reads of a caption. The report counts longer captions.
     pub most_tokens: usize,
     /// Counts the tokens of a caption.
     pub count_tokens: Option<&'a (dyn Fn(&str) -> usize + Sync)>,
-    /// The folder that keeps the results of probes. `None`: they are not kept.
+    /// The folder of the probe cache. `None`: results are not cached.
     pub cache: Option<Utf8PathBuf>,
     /// ffprobe.
     pub programs: Programs,
@@ -45,7 +45,7 @@ pub struct CheckRequest<'a> {
 }
 
 impl CheckRequest<'_> {
-    /// Makes the request of a source with the defaults: all cores, the user's cache folder.
+    /// Makes a request with the defaults: all cores, and the cache folder of the user.
     pub fn new(source: SourceRequest) -> Self {
         Self {
             source,
@@ -61,18 +61,18 @@ impl CheckRequest<'_> {
     }
 }
 
-/// How far a check is.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckProgress {
-    /// Videos that are probed, those of earlier checks included.
+    /// Videos that are probed, including those with cached results.
     pub done: usize,
     /// All videos.
     pub total: usize,
-    /// Videos that an earlier check has probed.
+    /// Videos whose results come from the cache.
     pub cached: usize,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checked {
     /// All clips, excluded ones included.
@@ -81,7 +81,7 @@ pub struct Checked {
     pub report: Report,
 }
 
-/// Checks a data set. Probes run on all cores; each result is kept at once, so that an interrupted check continues.
+/// Checks a data set. Probes run on all cores. Each result is cached at once, so an interrupted check can continue.
 ///
 /// # Errors
 /// If the source cannot be read, ffprobe is missing, or `on_progress` breaks (`Cancelled`). A video that cannot be used is
@@ -103,7 +103,7 @@ pub fn check(
     Ok(Checked { manifest, report })
 }
 
-/// Returns the folder for results that may be lost.
+/// Returns the cache folder of the user. Losing its content costs time only.
 fn cache_folder() -> Option<Utf8PathBuf> {
     let named = |name: &str| std::env::var(name).ok().filter(|path| path.starts_with('/')).map(Utf8PathBuf::from);
     let folder = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;

@@ -1,4 +1,4 @@
-//! Probes all videos of a source on all cores, and keeps the results for the next check.
+//! Probes all videos of a source on all cores, and caches the results for the next check.
 
 use super::facts::{Found, Stamp, content, probe};
 use super::{CheckProgress, CheckRequest};
@@ -16,7 +16,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// The version of the rules of a probe. Results of other rules are not used.
+/// The version of the rules of a probe. Cached results of other versions are ignored.
 const RULES: u32 = 1;
 /// How often the progress is reported while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub(super) struct Results {
     pub by_path: HashMap<Utf8PathBuf, Outcome>,
     /// Results of an earlier check.
     pub cached: usize,
-    /// Why results were not kept, if so.
+    /// Why the results could not be cached, if caching failed.
     pub not_kept: Option<String>,
 }
 

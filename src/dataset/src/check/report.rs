@@ -1,4 +1,4 @@
-//! What a check found, in numbers.
+//! The counts and facts that a check reports.
 
 use super::CheckRequest;
 use super::probing::Results;
@@ -18,7 +18,7 @@ pub struct Report {
     pub source: Utf8PathBuf,
     /// `pairs`, `lists` or `table`.
     pub layout: &'static str,
-    /// Why this layout.
+    /// Why this layout was chosen.
     pub layout_why: String,
     /// Clips, excluded ones included.
     pub clips: usize,
@@ -28,7 +28,7 @@ pub struct Report {
     pub hours: f64,
     /// Bytes of usable clips.
     pub bytes: u64,
-    /// Lengths of usable clips. `None`: there are none.
+    /// Lengths of usable clips. `None` if no clip is usable.
     pub lengths: Option<Lengths>,
     /// Sizes such as `1280x720`, the most frequent first.
     pub sizes: Vec<Count>,
@@ -40,9 +40,9 @@ pub struct Report {
     pub variable_rate: usize,
     /// Clips with a high dynamic range.
     pub hdr: usize,
-    /// Clips that are smaller than the size that was given.
+    /// Clips that are smaller than the requested size.
     pub enlarged: usize,
-    /// Clips whose rate is lower than the rate that was given: frames are repeated.
+    /// Clips with a lower frame rate than requested. Their frames are repeated.
     pub repeated_frames: usize,
     /// Clips with another size or length than their table states.
     pub stated_wrong: usize,
@@ -52,11 +52,11 @@ pub struct Report {
     pub histogram: Vec<Histogram>,
     /// Every clip that would be dropped.
     pub dropped: Vec<Dropped>,
-    /// Facts that may surprise.
+    /// Notes about the source, such as text files without a video.
     pub notes: Vec<String>,
     /// Videos.
     pub videos: usize,
-    /// Videos that an earlier check has probed.
+    /// Videos whose results come from the cache.
     pub cached: usize,
 }
 
@@ -83,15 +83,15 @@ pub struct Count {
 /// The captions of a data set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Captions {
-    /// Clips without one.
+    /// Clips without a caption.
     pub missing: usize,
-    /// Clips with an empty one.
+    /// Clips with an empty caption.
     pub empty: usize,
-    /// Clips with one that is not UTF-8.
+    /// Clips whose caption is not UTF-8.
     pub not_utf8: usize,
-    /// Clips that are dropped because the caption has too many characters.
+    /// Clips that are dropped because their caption has too many characters.
     pub too_long: usize,
-    /// Usable clips whose caption another usable clip has too.
+    /// Usable clips that share their caption with another usable clip.
     pub doubled: usize,
     /// Characters of the median caption.
     pub median_characters: usize,
@@ -101,7 +101,7 @@ pub struct Captions {
     pub median_tokens: Option<usize>,
     /// Tokens of the longest caption, if a tokenizer was given.
     pub most_tokens: Option<usize>,
-    /// Clips whose caption has more tokens than the encoder reads. It cuts them.
+    /// Clips whose caption has more tokens than the encoder reads. The encoder ignores the rest.
     pub cut: Option<usize>,
 }
 
@@ -129,7 +129,7 @@ pub struct Dropped {
     pub origin: String,
     /// The reason in a few words.
     pub title: &'static str,
-    /// The facts behind it.
+    /// The details of the reason.
     pub detail: String,
     /// The reason, for programs.
     pub reason: Reason,
@@ -161,7 +161,7 @@ impl Report {
             enlarged: request
                 .size
                 .map_or(0, |[height, width]| count(&|clip| clip.height < height || clip.width < width)),
-            // A hundredth of tolerance: 23.976 is 24.
+            // With a tolerance of 1 %, 23.976 counts as 24.
             repeated_frames: target_fps.map_or(0, |fps| count(&|clip| clip.fps < fps * 0.99)),
             stated_wrong: source.rows.iter().filter(|row| states_otherwise(row, &by_path)).count(),
             captions: captions(manifest, source, &usable, request),

@@ -1,4 +1,4 @@
-//! Data sets with videos that ffmpeg makes, and everything that can be wrong with them.
+//! Checks of data sets with videos made by ffmpeg: good clips, and each reason why a clip is dropped.
 
 use super::*;
 use crate::{Clip, Reason};
@@ -108,7 +108,7 @@ fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
         .video("picture.mp4", "picture.png", "picture")
         .with("empty.mp4", "")
         .with("text.mp4", "this is not a video")
-        // The table of frames comes first in the one, and is lost with the end of the other.
+        // The table of frames is at the start of one file. In the other it is at the end, and is lost.
         .with("cut.mp4", &long[..long.len() * 2 / 3])
         .with("headless.mp4", &short[..short.len() / 2]);
     for name in ["empty.txt", "text.txt", "cut.txt", "headless.txt"] {
@@ -185,7 +185,7 @@ fn clips_that_repeat_another_one_are_excluded() {
     let reasons = reasons(&checked);
     assert_eq!(reasons["a.mp4"], None);
     assert_eq!(reasons["a.mp4#2"], Some(&Reason::ListedTwice { first: first() }));
-    // Another caption of a video is another clip.
+    // The same video with another caption is another clip.
     assert_eq!((reasons["a.mp4#3"], reasons["copy.mp4#2"]), (None, None));
     assert_eq!(reasons["copy.mp4"], Some(&Reason::DoubledFile { first: first() }));
 }
@@ -247,7 +247,7 @@ fn a_second_check_probes_only_what_changed() {
     assert_eq!(first.report.cached, 0);
     let second = site.check();
     assert_eq!((second.report.cached, &second.manifest), (3, &first.manifest));
-    // Another content, and a caption, which is never cached.
+    // The content of a video changes, and so does a caption. Captions are never cached.
     let site = site.video("b.mp4", "tall.mkv", "another caption");
     let third = site.check();
     assert_eq!(third.report.cached, 2);

@@ -4,15 +4,15 @@ use super::report::{Count, Report};
 use std::fmt::Write;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Sizes, rates and codecs that a line lists.
+/// The most sizes, rates or codecs on one line.
 const LISTED: usize = 4;
-/// Bars of the histogram.
+/// The most bars of the histogram.
 const BARS: usize = 24;
 /// The widest column of ids of dropped clips.
 const ID_WIDTH: usize = 28;
 
 impl Report {
-    /// Draws the report. `width` cuts lines of clips to this many columns; without it they are whole.
+    /// Draws the report. Lines about clips are cut to `width` columns, if it is given.
     pub fn text(&self, width: Option<usize>) -> String {
         let mut text = format!("{}: {}\n\n", self.layout, one_line(&self.layout_why));
         if !self.histogram.is_empty() {
@@ -148,7 +148,7 @@ fn hours(hours: f64) -> String {
     if hours < 0.1 { units::duration(hours * 3600.0) } else { format!("{} h", units::number(hours)) }
 }
 
-/// The end of a text that is cut off.
+/// The mark at the end of a text that was cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Start,

@@ -6,7 +6,7 @@
 //! | finetrainers | `finetrainers-precomputed-data/latent-N.pt`: a dict with `latents` `[1, T, 2C, H, W]` | `condition-N.pt`: a dict with `encoder_hidden_states` `[1, tokens, width]` |
 //! | cogvideox-factory | `video_latents/*.pt`: `[2C, T, H, W]` | `prompt_embeds/*.pt`: `[tokens, width]`, captions in `prompts/*.txt` |
 //!
-//! Every latent may also have C channels: it was drawn from its mean and variance already.
+//! A latent may also have C channels, if it was already drawn from its mean and variance.
 
 use crate::index::DTYPES;
 use crate::{Index, Sample};
@@ -19,7 +19,7 @@ use weights::{
     Files, Header, Span, StoredTensor, is_torch_file, open_torch_file, open_torch_tensor, tensors_of_header,
 };
 
-/// A clip that is prepared.
+/// A prepared clip.
 pub(super) struct Prepared {
     pub id: String,
     /// The file of the latent.
@@ -133,7 +133,7 @@ fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Ve
             .map_err(|refused| cannot(&latent_file, refused))?;
         let text = only_tensor(disk, &text_file).and_then(checked_text);
         let text = text.map_err(|refused| cannot(&text_file, refused))?;
-        // A caption is for people only.
+        // Programs do not use the caption.
         let caption = fs::read_to_string(folder.join("prompts").join(format!("{id}.txt"))).unwrap_or_default();
         let caption = caption.trim().to_owned();
         Ok(Prepared { id, source: latent_file, caption, latent, texts: vec![(text_file, text)] })
@@ -208,7 +208,7 @@ fn only_tensor(disk: &mut Files, path: &Utf8Path) -> Result<StoredTensor, Refuse
     }
 }
 
-/// Removes a batch axis of one.
+/// Removes a batch axis of length 1.
 fn without_batch(mut tensor: StoredTensor) -> Result<StoredTensor, Refused> {
     match tensor.shape.first() {
         Some(1) => {
@@ -222,7 +222,7 @@ fn without_batch(mut tensor: StoredTensor) -> Result<StoredTensor, Refused> {
     }
 }
 
-/// Turns `[C, T, H, W]` into `[T, C, H, W]`.
+/// Transposes `[C, T, H, W]` to `[T, C, H, W]`.
 fn frames_first(tensor: StoredTensor) -> Result<StoredTensor, Refused> {
     let [channels, frames, height, width] = tensor.shape[..] else { return Ok(tensor) };
     let picture = (height * width * tensor.dtype.size()) as u64;

@@ -19,7 +19,7 @@ fn import(request: &ImportRequest, force: bool) -> Result<Imported, Failure> {
     plan_import(request)?.execute(force, &mut |_| ControlFlow::Continue(()))
 }
 
-/// Wants three segments of 8 tokens of width 6, and 37 latent frames of 4 channels.
+/// A model with three segments of 8 tokens of width 6, and 37 latent frames of 4 channels.
 fn model() -> recipe::Model {
     let sets = ["text_dim=6", "text_len=8", "segments=3", "latent_frames=37", "in_channels=4", "out_channels=4"];
     let sets = sets.into_iter().chain(["latent_height=4", "latent_width=4"]).map(|set| format!("model.{set}"));

@@ -40,9 +40,9 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Returns the line of the record that begins at a byte; records come in order.
+    /// Returns the line of the record that begins at a byte. Call it with records in ascending order.
     fn at(&mut self, start: usize) -> usize {
-        // Between `\r` and `\n`, the record begins after the latter.
+        // If the byte is between `\r` and `\n`, the record begins after `\n`.
         let start = start + usize::from(self.bytes.get(start) == Some(&b'\n'));
         let passed = self.bytes.get(self.counted..start).unwrap_or_default();
         self.line += passed.iter().filter(|byte| **byte == b'\n').count();

@@ -1,4 +1,4 @@
-//! Which layout a source has, and its rows.
+//! Detects the layout of a source and reads its rows.
 
 use super::pairs::{Files, is_of, no_videos};
 use super::table::Columns;
@@ -8,12 +8,12 @@ use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The tables that are looked for in a folder, the first one preferred.
+/// The tables that are searched for in a folder, in order of preference.
 const TABLES: [&str; 5] = ["metadata.csv", "metadata.jsonl", "metadata.json", "metadata.parquet", "captions.json"];
-/// The file names of tables.
+/// The file name extensions of tables.
 const TABLE_ENDINGS: [&str; 6] = ["csv", "tsv", "json", "jsonl", "parquet", "pq"];
 
-/// How a source lists videos and captions.
+/// The way in which a source lists videos and captions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
@@ -45,7 +45,7 @@ impl fmt::Display for Layout {
 /// Reads what a source lists. Videos are not opened.
 ///
 /// # Errors
-/// If the source does not exist, has no layout that is known, or is not whole.
+/// If the source does not exist, has no known layout, or is incomplete.
 pub fn read_source(request: &SourceRequest) -> Result<Source, Failure> {
     let given = &request.source;
     let source = given.canonicalize_utf8().map_err(|error| match error.kind() {

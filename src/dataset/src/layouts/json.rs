@@ -119,7 +119,7 @@ impl Values for Object {
     fn take(&mut self, column: &str) -> Cell {
         match self.object.remove(column) {
             None | Some(Value::Null) => Cell::Null,
-            // Only the texts with a replacement character were not UTF-8.
+            // A text with a replacement character was not UTF-8.
             Some(Value::String(text)) if !self.is_utf8 && text.contains('\u{fffd}') => Cell::NotUtf8(text),
             Some(Value::String(text)) => Cell::Text(text),
             Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),

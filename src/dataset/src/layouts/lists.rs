@@ -1,4 +1,4 @@
-//! Two text files with as many lines each: `prompts.txt` and `videos.txt`.
+//! Two text files with the same number of lines: `prompts.txt` and `videos.txt`.
 
 use super::paths::{Located, locate};
 use super::text::{caption, without_mark};
@@ -7,12 +7,12 @@ use camino::Utf8Path;
 use rundir::Failure;
 use std::fs;
 
-/// The names of the list of captions, the first one preferred.
+/// The names of the list of captions, in order of preference.
 pub(super) const CAPTIONS: [&str; 4] = ["prompts.txt", "captions.txt", "prompt.txt", "caption.txt"];
 /// The names of the list of videos.
 pub(super) const VIDEOS: [&str; 2] = ["videos.txt", "video.txt"];
 
-/// Returns the first of these names that is a file in the folder.
+/// Returns the first of the names that exists as a file in the folder.
 pub(super) fn find(folder: &Utf8Path, names: &[&'static str]) -> Option<&'static str> {
     names.iter().copied().find(|name| folder.join(name).is_file())
 }
@@ -23,7 +23,7 @@ pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &
         let path = folder.join(name);
         let bytes = fs::read(&path).map_err(|error| unreadable(&path, error))?;
         let bytes = without_mark(&bytes);
-        // A newline ends the last line, and begins none.
+        // A newline at the end of the file does not begin another line.
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         Ok(if bytes.is_empty() { vec![] } else { bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect() })
     };

@@ -1,4 +1,4 @@
-//! Layouts of data sets: which videos a folder or table has, and the caption of each.
+//! Layouts of data sets: how a folder or table lists its videos and their captions.
 
 mod csv;
 mod detect;
@@ -19,14 +19,14 @@ use serde::Serialize;
 
 pub use detect::{Layout, read_source};
 
-/// The file names of videos that a folder is searched for.
+/// The file name extensions of videos.
 pub const VIDEO_ENDINGS: [&str; 16] =
     ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
 
-/// The file names of pictures, which are not trained on.
+/// The file name extensions of pictures, which are skipped.
 const PICTURE_ENDINGS: [&str; 8] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "avif"];
 
-/// What to read, and how.
+/// A source and the options for reading it.
 #[derive(Debug, Clone, Default)]
 pub struct SourceRequest {
     /// A folder, or a table.
@@ -41,18 +41,18 @@ pub struct SourceRequest {
     pub root: Option<Utf8PathBuf>,
 }
 
-/// What a layout lists.
+/// The videos and captions that a source lists.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Source {
     /// The layout that was read.
     pub layout: Layout,
-    /// Why this layout, for people.
+    /// Why this layout was chosen, as text for users.
     pub why: String,
     /// The absolute folder that relative paths start at.
     pub root: Utf8PathBuf,
-    /// One per video and caption, in the order of the source.
+    /// The rows, one per video and caption, in the order of the source.
     pub rows: Vec<Row>,
-    /// Facts that may surprise, for people: captions without a video, pictures that were skipped.
+    /// Notes for users: captions without a video, pictures that were skipped.
     pub notes: Vec<String>,
 }
 
@@ -65,11 +65,11 @@ pub struct Row {
     pub path: Utf8PathBuf,
     /// The caption.
     pub caption: Caption,
-    /// Where the caption was read, for people.
+    /// The source of the caption, as text for users.
     pub origin: String,
-    /// What the layout itself finds wrong.
+    /// The fault that the layout itself finds, if any.
     pub excluded: Option<Reason>,
-    /// What a table states about the video.
+    /// The properties of the video that a table states.
     pub stated: Stated,
 }
 
@@ -81,17 +81,17 @@ impl Default for Row {
     }
 }
 
-/// A caption, or why there is none.
+/// A caption, or the reason why it cannot be used.
 pub type Caption = Result<String, CaptionFault>;
 
 /// Why a caption cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaptionFault {
-    /// There is none.
+    /// The caption is missing.
     Missing,
-    /// It is empty, or white space.
+    /// The caption is empty or white space.
     Empty,
-    /// It is not UTF-8.
+    /// The caption is not UTF-8.
     NotUtf8,
 }
 
@@ -105,7 +105,7 @@ impl From<CaptionFault> for Reason {
     }
 }
 
-/// The size that a table states. Zero: not stated.
+/// The size that a table states; zero where it states none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Stated {
     /// Frames.

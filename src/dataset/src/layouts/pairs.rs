@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-/// The files below a folder, hidden ones left out.
+/// The files below a folder, without hidden files.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     /// Videos, in the order of their paths.
@@ -59,7 +59,7 @@ impl Files {
     }
 }
 
-/// Returns whether a file name has one of these endings, in capital or small letters.
+/// Returns whether a file name has one of these extensions, in upper or lower case.
 pub(super) fn is_of(ending: Option<&str>, endings: &[&str]) -> bool {
     ending.is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
 }

@@ -10,11 +10,12 @@ pub(super) struct Located {
     pub name: String,
     /// The absolute path.
     pub path: Utf8PathBuf,
-    /// What is wrong with it.
+    /// The fault of the path, if any.
     pub excluded: Option<Reason>,
 }
 
-/// Locates a path. An absolute path may be anywhere; a relative one stays below the root, whatever links there are.
+/// Locates a path. An absolute path may be anywhere; a relative path must stay below the root, also after links are
+/// followed.
 pub(super) fn locate(root: &Utf8Path, written: &str) -> Located {
     let written = written.trim();
     if written.is_empty() {

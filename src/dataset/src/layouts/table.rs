@@ -1,4 +1,4 @@
-//! Tables: which columns name the video and the caption, and the rows they make.
+//! Tables: detection of the columns for video and caption, and the rows made from them.
 
 use super::paths::{Located, locate};
 use super::text::clean;
@@ -7,7 +7,7 @@ use crate::Reason;
 use camino::Utf8Path;
 use rundir::Failure;
 
-/// The names of the column of videos, the first one preferred.
+/// The known names of the video column, in order of preference.
 const VIDEO_COLUMNS: [&str; 13] = [
     "video",
     "path",
@@ -23,7 +23,7 @@ const VIDEO_COLUMNS: [&str; 13] = [
     "videos",
     "clip",
 ];
-/// The names of the column of captions, the first one preferred.
+/// The known names of the caption column, in order of preference.
 const CAPTION_COLUMNS: [&str; 6] = ["caption", "text", "prompt", "captions", "prompts", "description"];
 /// The column of VideoX-Fun that distinguishes `video` from `image`.
 const KIND_COLUMN: &str = "type";
@@ -31,7 +31,7 @@ const KIND_COLUMN: &str = "type";
 /// A value of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
-    /// Nothing.
+    /// An empty cell.
     Null,
     /// Text.
     Text(String),
@@ -44,7 +44,7 @@ pub(super) enum Cell {
 }
 
 impl Cell {
-    /// Makes a cell of the bytes of a text.
+    /// Makes a cell from the bytes of a text.
     pub(super) fn of_bytes(bytes: &[u8]) -> Self {
         match std::str::from_utf8(bytes) {
             Ok(text) => Self::Text(text.to_owned()),
@@ -81,17 +81,17 @@ impl Cell {
     }
 }
 
-/// The columns of a table that are read.
+/// The columns that are read from a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Columns {
-    /// Names the video.
+    /// The column with the path of the video.
     pub video: String,
-    /// Holds the caption.
+    /// The column with the caption.
     pub caption: String,
 }
 
 impl Columns {
-    /// Chooses the columns among those that a table has.
+    /// Chooses the columns of video and caption from the titles of a table.
     pub(super) fn choose(path: &Utf8Path, names: &[String], request: &SourceRequest) -> Result<Self, Failure> {
         let choose = |given: &Option<String>, known: &[&str], what: &str, flag: &str| match given {
             Some(given) if names.contains(given) => Ok(given.clone()),
@@ -125,13 +125,13 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
     invalid(format!("cannot read {path}"), format!("it has {why}; its columns are: {columns}"), guess)
 }
 
-/// The values of a row that may be read, by the names of columns.
+/// The values of a row by column name.
 pub(super) trait Values {
     /// Returns the value of a column.
     fn take(&mut self, column: &str) -> Cell;
 }
 
-/// Makes the rows of a video: one per caption.
+/// Makes the rows of a video, one per caption.
 pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<Row> {
     let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
     let kind = values.take(KIND_COLUMN).into_text();

@@ -1,4 +1,4 @@
-//! Layouts as people have them, and their faults.
+//! Tests of the layouts: common forms of data sets, and malformed ones.
 
 use super::*;
 use camino::Utf8Path;

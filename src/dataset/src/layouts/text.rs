@@ -1,4 +1,4 @@
-//! Captions as bytes become text.
+//! Converts the bytes of a caption to text.
 
 use super::{Caption, CaptionFault};
 use camino::Utf8Path;
@@ -14,13 +14,13 @@ pub(super) fn caption_file(path: &Utf8Path) -> io::Result<Caption> {
     }
 }
 
-/// Makes a caption of bytes: without byte order mark, with `\n` between lines, without white space at its ends.
+/// Makes a caption from bytes: without byte order mark, with `\n` between lines, without white space at its ends.
 pub(super) fn caption(bytes: &[u8]) -> Caption {
     let text = std::str::from_utf8(without_mark(bytes)).map_err(|_| CaptionFault::NotUtf8)?;
     clean(text)
 }
 
-/// As [`caption`], of a text.
+/// Makes a caption from a text, as [`caption`] does from bytes.
 pub(super) fn clean(text: &str) -> Caption {
     match text.trim() {
         "" => Err(CaptionFault::Empty),
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(caption(b"\xef\xbb\xbf a cat\r\nsleeps \r\n"), Ok("a cat\nsleeps".into()));
         assert_eq!(caption(b" \r\n"), Err(CaptionFault::Empty));
         assert_eq!(caption(b"caf\xe9"), Err(CaptionFault::NotUtf8));
-        // UTF-16, as Notepad saves it.
+        // UTF-16, which Notepad writes.
         assert_eq!(caption(b"\xff\xfea\0"), Err(CaptionFault::NotUtf8));
     }
 }

@@ -1,4 +1,4 @@
-//! The time of a worker. Leases are judged by it alone: clocks of nodes may differ.
+//! The clock of a worker. Leases use only this clock, because the clocks of nodes may differ.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};

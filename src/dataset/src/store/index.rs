@@ -16,9 +16,9 @@ pub const INDEX: &str = "index.jsonl";
 pub struct Head {
     /// The version of the format.
     pub schema: u32,
-    /// The number of clips, so that an index that was cut is noticed.
+    /// The number of clips, which shows whether an index was truncated.
     pub clips: usize,
-    /// [`super::StoreSpec::identity`] of the specification that the latents and texts were made by.
+    /// [`super::StoreSpec::identity`] of the specification by which the latents and texts were made.
     pub spec: String,
     /// The queue that made this index.
     pub queue: String,
@@ -33,7 +33,7 @@ pub struct Head {
 /// A clip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// Its name, unique within the data set.
+    /// The id of the clip, unique within the data set.
     pub id: String,
     /// The video.
     pub source: Utf8PathBuf,
@@ -46,13 +46,13 @@ pub struct Line {
     pub shape: Vec<usize>,
     /// Frames × height × width of the clip in pixels, or of the latent when they are not known: `49x480x720`.
     pub bucket: String,
-    /// What the clip shows.
+    /// The caption.
     pub caption: String,
     /// The latent.
     pub latent: Place,
     /// The key of the latent.
     pub latent_key: String,
-    /// True if the latent was drawn already: `[T, C, H, W]` in place of means and log-variances.
+    /// True if the latent is already drawn, `[T, C, H, W]`, in place of means and log-variances.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drawn: bool,
     /// Further tensors of the clip by role, such as `image`.
@@ -64,19 +64,19 @@ pub struct Line {
     pub text_keys: Vec<String>,
 }
 
-/// Where a tensor is.
+/// The location of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Place {
     /// The file, relative to the data set.
     pub shard: String,
-    /// The tensor in the file.
+    /// The name of the tensor in the file.
     pub name: String,
 }
 
 /// Reads an index, and calls `each` with the number of every line (from 1) and its clip.
 ///
 /// # Errors
-/// The index is missing, cut, malformed, or of a newer schema; or `each` fails.
+/// The index is missing, truncated, malformed, or of a newer schema; or `each` fails.
 pub fn read_index(data: &Utf8Path, mut each: impl FnMut(usize, Line) -> Result<(), Failure>) -> Result<Head, Failure> {
     let path = data.join(INDEX);
     let (head, mut lines) = Lines::open(&path)?;
@@ -171,7 +171,7 @@ pub(crate) fn write_index(
         fs::rename(&temporary, &path).and_then(|()| File::open(data)?.sync_all()).map_err(io)
     };
     write().inspect_err(|_| {
-        // The failure of the write is the one to report.
+        // Report the failure of the write, not that of the removal.
         let _ = fs::remove_file(&temporary);
     })
 }

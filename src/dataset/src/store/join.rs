@@ -1,8 +1,8 @@
 //! Joins the parts of an encode into shards, and replaces the index.
 //!
-//! The order of the manifest alone decides which tensor goes into which shard, so that the bytes do not depend on who
-//! encoded what. Shards are written under a temporary name and renamed, then the specification and at last the index are
-//! replaced. A crash at any point leaves the old index, or the new one; the next call continues.
+//! The order of the manifest alone decides which tensor goes into which shard, so the bytes do not depend on which
+//! worker encoded an item. Shards are written under a temporary name and renamed, then the specification and at last
+//! the index are replaced. A crash at any point leaves the old index, or the new one; the next call continues.
 
 use super::index::{Head, INDEX, Lines, Place, cannot_write, malformed, unreadable, write_index};
 use super::part::{Entry, Piece};
@@ -32,7 +32,7 @@ pub struct Joined {
     pub texts: usize,
     /// Latents that were encoded.
     pub latents: usize,
-    /// Items that failed, and those that failed earlier and were left out.
+    /// Items that failed in this encode, or failed in an earlier one and were left out.
     pub failed: usize,
     /// Clips that are left out because their latent or a text failed.
     pub left_out: usize,
@@ -57,7 +57,7 @@ struct Shard<'a> {
     tensors: Vec<Named<'a>>,
 }
 
-/// What the new index needs of a latent.
+/// The fields of a latent that the new index needs.
 struct Latent {
     place: Place,
     extra: BTreeMap<String, Place>,
@@ -87,7 +87,7 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
     let quarantined = super::queue::old_failures(data)?;
     let mut known = known(data, &queue.head.id)?;
     let Some(known) = &mut known else {
-        // An earlier call replaced the index and was interrupted before it removed the work.
+        // An earlier call replaced the index and was interrupted before it removed the work folder.
         let clips = Lines::open(&data.join(INDEX))?.0.clips;
         clean(queue, &failures, &quarantined)?;
         return Ok(Joined {
@@ -135,7 +135,7 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
 const LATENTS: &str = "latents-";
 const TEXTS: &str = "texts-";
 
-/// Reads what the store has; none if its index was made by this queue.
+/// Reads the latents and texts that the store has. Returns `None` if this queue made the index.
 fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
     let (path, mut known) = (data.join(INDEX), Known::default());
     if !path.exists() {
@@ -174,7 +174,7 @@ fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
     Ok(Some(known))
 }
 
-/// Shares the tensors of the queue out to shards.
+/// Assigns the tensors of the queue to shards.
 fn shards<'a>(
     queue: &'a Queue,
     work: &Utf8Path,
@@ -209,7 +209,7 @@ fn shards<'a>(
     shards
 }
 
-/// Writes the shards that are not there yet, and removes each part once no later shard needs it.
+/// Writes the missing shards, and removes each part file when no later shard needs it.
 fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: OnProgress<'_>) -> Result<(), Failure> {
     let temporary = queue.generation().join(format!("join-{}", lease.epoch()));
     super::lease::create_dir(&temporary)?;
@@ -225,7 +225,7 @@ fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: On
         if !is_complete(&path, &shard.file) {
             let partial = temporary.join(&shard.file.name);
             let mut step = |part: Progress| {
-                // Without a thread for heartbeats, the progress renews the lease.
+                // If no thread sends heartbeats, renew the lease here.
                 let now = queue.timing.clock.now();
                 if now.saturating_sub(beaten) > Duration::from_secs(1) {
                     beaten = now;
@@ -256,14 +256,14 @@ fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: On
         }
         before += shard.file.bytes();
         for (part, _) in last_use.iter().filter(|(_, last)| **last == number) {
-            // The file is not needed any more; the work folder is removed at the end anyway.
+            // A failed removal does no harm: the work folder is removed at the end.
             let _ = fs::remove_file(queue.data.join(WORK).join(part));
         }
     }
     Ok(())
 }
 
-/// Returns whether a shard was written by an earlier call: its header is the same and no byte is missing.
+/// Returns whether an earlier call wrote this shard: its header is equal and no byte is missing.
 fn is_complete(path: &Utf8Path, wanted: &NewTensorFile) -> bool {
     let header = wanted.header();
     let Ok(file) = File::open(path) else { return false };
@@ -332,7 +332,7 @@ fn replace_index(queue: &Queue, known: &Known) -> Result<(usize, usize), Failure
     Ok((count, total - count))
 }
 
-/// Removes the work except the list of failures.
+/// Removes the work folder except the list of failures.
 fn clean(queue: &Queue, failures: &[(&Item, &Failure)], quarantined: &[(Item, Failure)]) -> Result<(), Failure> {
     let work = queue.data.join(WORK);
     let mut all: BTreeMap<&str, (&Item, &Failure)> = BTreeMap::new();
@@ -340,7 +340,8 @@ fn clean(queue: &Queue, failures: &[(&Item, &Failure)], quarantined: &[(Item, Fa
         all.insert(&item.key, (item, failure));
     }
     write_failures(&work, all.into_values())?;
-    // Without the queue, the rest is not continued. The holder of the folder removes its lease itself.
+    // The queue is removed first: without it, a later encode does not continue the rest. The holder of the folder's
+    // lease removes the lease itself.
     let remove = |path: &Utf8Path, removed: std::io::Result<()>| match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(cannot_write(path, &e)),
         _ => Ok(()),

@@ -1,9 +1,9 @@
 //! Leases on a shared file system: at most one live holder of a name, without file locks and without comparing clocks.
 //!
 //! A lease of `NAME` is the file `NAME.EPOCH`, created with `O_EXCL`; the highest epoch holds the lease. The holder
-//! rewrites the file at every heartbeat. A worker that saw no change for [`Leases::expiry`] of its own time takes the
-//! lease over by creating the next epoch. A holder that was only slow finds the next epoch and gives up; until then it
-//! writes to files of its own epoch, where it does no harm.
+//! rewrites the file at every heartbeat. A worker that sees no change for [`Leases::expiry`] on its own clock takes the
+//! lease over by creating the next epoch. A holder that was only slow finds the next epoch and gives up. Until then it
+//! writes only to files of its own epoch, which does no harm.
 
 use super::Clock;
 use super::index::{cannot_write, unreadable};
@@ -37,13 +37,13 @@ pub(super) struct Leases {
     seen: Mutex<HashMap<String, Seen>>,
 }
 
-/// What was last read of a lease, and since when it has not changed.
+/// The last content read from a lease, and the time since when it has not changed.
 #[derive(Debug)]
 struct Seen {
     epoch: u32,
     content: Vec<u8>,
     since: Duration,
-    /// Contents seen in this epoch.
+    /// The number of different contents seen in this epoch.
     beats: usize,
 }
 
@@ -96,12 +96,12 @@ impl Leases {
         }
     }
 
-    /// Takes the lease of `name` whoever holds it: the caller knows that the holder is gone.
+    /// Takes the lease of `name` from any holder. The caller must be certain that the holder has ended.
     pub fn seize(&self, name: &str, epoch: Option<u32>, holder: &str) -> Result<Taken, Failure> {
         self.create(name, epoch.map_or(0, |epoch| epoch + 1), holder)
     }
 
-    /// Returns the holder of an epoch; none if it gave the lease back or the lease expired.
+    /// Returns the holder of an epoch, or `None` if the holder gave the lease back or the lease expired.
     pub fn holder(&self, name: &str, epoch: u32) -> Result<Option<String>, Failure> {
         let path = self.dir.join(format!("{name}.{epoch}"));
         let content = match fs::read(&path) {
@@ -109,7 +109,7 @@ impl Leases {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Some("another worker".into())),
             Err(e) => return Err(unreadable(&path, &e)),
         };
-        // A lease that was just created, or whose holder crashed there, is empty.
+        // A lease is empty if it was just created, or if its holder crashed before writing.
         let written = serde_json::from_slice::<Written>(&content).ok();
         if written.as_ref().is_some_and(|written| written.released) {
             return Ok(None);
@@ -175,18 +175,19 @@ impl Lease {
         let path = self.path(self.epoch);
         match OpenOptions::new().write(true).open(&path).and_then(|file| self.write(&file, released)) {
             Ok(()) => Ok(true),
-            // The work is over, and its folder was removed.
+            // The work is complete, and its folder was removed.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(cannot_write(&path, &e)),
         }
     }
 
-    /// Writes the content in place: a reader that sees half of it sees a change, which is all that a heartbeat is.
+    /// Writes the content in place. A reader that sees half of it sees a change, which is all that a heartbeat
+    /// requires.
     fn write(&self, file: &File, released: bool) -> io::Result<()> {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
         let written = Written { holder: self.holder.clone(), beat, released };
         let mut text = serde_json::to_string(&written).expect("a lease has a JSON form");
-        // The length never shrinks, so that the file needs no truncation: `true` is shorter than `false`.
+        // The content never gets shorter during an epoch, so the file needs no truncation.
         text.push_str("  ");
         file.write_all_at(text.as_bytes(), 0)
     }

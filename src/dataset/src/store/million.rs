@@ -9,10 +9,10 @@ use std::io::{BufWriter, Write};
 use std::time::Instant;
 use weights::{Dtype, NewTensorFile, TensorToWrite};
 
-/// Clips of a shard, as there are for latents of 49 frames of 480×720.
+/// The number of clips in a shard, as for latents of 49 frames of 480×720.
 const PER_SHARD: usize = 450;
 
-/// Writes shards whose tensors have two numbers each.
+/// Writes shards in which each tensor has two elements.
 fn write_shards(data: &Utf8Path, kind: &str, clips: usize, shape: &[usize], name: &dyn Fn(usize) -> String) {
     for first in (0..clips).step_by(PER_SHARD) {
         let last = clips.min(first + PER_SHARD);

@@ -48,13 +48,13 @@ struct Wanted {
     shard: u32,
     name_len: u32,
     name: u64,
-    /// Where its slot goes: latents, then texts, then the empty caption.
+    /// The index of its slot: latents first, then texts, then the empty caption.
     target: u64,
     line: u32,
     drawn: bool,
 }
 
-/// The names of the index.
+/// The names in the index.
 #[derive(Default)]
 struct Names {
     shards: Vec<String>,
@@ -193,7 +193,8 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> 
         let failed = found.is_err();
         results.lock().expect("no thread panics with this lock").push((number, found));
         if failed {
-            // The failure of the first shard is reported, so the shards before it are read to their end.
+            // Of several failures, that of the first shard is reported, so the shards before a failed one are still
+            // read.
             next.fetch_max(by_shard.len(), Ordering::Relaxed);
         }
     };

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// A tensor to store.
 #[derive(Debug, Clone, Copy)]
 pub struct NewTensor<'a> {
-    /// What it is: empty for the latent or the text itself, else a role such as `image`.
+    /// The role of the tensor: empty for the latent or the text itself, otherwise a role such as `image`.
     pub role: &'a str,
     /// Its element type.
     pub dtype: Dtype,
@@ -29,7 +29,7 @@ pub struct NewTensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Writes to a disk; tests use one that fills up or stops.
+/// An interface for writes to a disk. Tests replace it with disks that are full or fail.
 pub trait Disk: Debug + Send + Sync {
     /// Writes all bytes at an offset.
     ///
@@ -38,7 +38,7 @@ pub trait Disk: Debug + Send + Sync {
     fn write_all_at(&self, file: &File, bytes: &[u8], at: u64) -> io::Result<()>;
 }
 
-/// The disk as it is.
+/// The real disk.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalDisk;
 
@@ -112,8 +112,8 @@ impl Part {
         })
     }
 
-    /// Appends an item: its tensors, then the line of the journal. After a failure the part is as before, and the next
-    /// item overwrites what was half-written.
+    /// Appends an item: its tensors, then the line of the journal. After a failure, the part is unchanged, and the next
+    /// item overwrites partial bytes.
     pub fn commit(&mut self, key: &str, times: &[f64], tensors: &[NewTensor]) -> Result<Entry, Failure> {
         let (mut at, mut pieces) = (self.tensors_end, Vec::with_capacity(tensors.len()));
         for tensor in tensors {
@@ -166,7 +166,7 @@ impl Part {
         line.push(b'\n');
         let written = self.disk.write_all_at(&self.journal, &line, self.journal_end);
         written.map_err(|e| {
-            // A longer half-written line must not follow the next line.
+            // Truncate, so that the rest of a longer partial line cannot follow the next line.
             let _ = self.journal.set_len(self.journal_end);
             cannot_write(&self.journal_path, &e)
         })?;
@@ -179,11 +179,12 @@ impl Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verify {
     Sums,
-    /// The data was synced before the entries were recorded.
+    /// No: the data was synced before the entries were recorded.
     Nothing,
 }
 
-/// Returns the whole items of a journal. A torn last line, and items whose bytes are missing or differ, are left out.
+/// Returns the complete items of a journal. A torn last line, and items whose bytes are missing or differ, are left
+/// out.
 pub(super) fn read_journal(work: &Utf8Path, journal: &Utf8Path, verify: Verify) -> Result<Vec<Entry>, Failure> {
     let text = fs::read(journal).map_err(|e| unreadable(journal, &e))?;
     let whole = text.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
@@ -197,7 +198,7 @@ pub(super) fn read_journal(work: &Utf8Path, journal: &Utf8Path, verify: Verify) 
     Ok(entries)
 }
 
-/// Returns whether the bytes of an item are those that were written.
+/// Returns whether the bytes of an item have their recorded checksums.
 fn is_intact(work: &Utf8Path, entry: &Entry) -> bool {
     let Ok(file) = File::open(work.join(&entry.part)) else { return entry.tensors.is_empty() };
     let size = file.metadata().map_or(0, |meta| meta.len());

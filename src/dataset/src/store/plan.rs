@@ -1,4 +1,4 @@
-//! What an encode has to do: what it reuses, what is new, and what is stale and why.
+//! The plan of an encode: the items that it reuses, those that are new, and those that are stale, with the reasons.
 
 use super::index::{INDEX, Lines, malformed};
 use super::spec::{SPEC, StoreSpec};
@@ -12,13 +12,13 @@ use std::collections::{HashMap, HashSet};
 /// A clip that the data set should have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedClip {
-    /// Its name, unique within the data set.
+    /// The id of the clip, unique within the data set.
     pub id: String,
     /// The video.
     pub source: Utf8PathBuf,
     /// The hash of the video.
     pub content: String,
-    /// What the clip shows: one caption per segment.
+    /// One caption per segment.
     pub captions: Vec<String>,
 }
 
@@ -26,13 +26,13 @@ pub struct WantedClip {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Captions become texts.
+    /// Captions are encoded to texts.
     Text,
-    /// Videos become latents.
+    /// Videos are encoded to latents.
     Latent,
 }
 
-/// One thing to encode.
+/// One caption or video to encode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
     /// The key of the result.
@@ -74,16 +74,16 @@ impl Work {
 /// Whether items that failed in an earlier encode are tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quarantined {
-    /// They are left out and listed.
+    /// Failed items are left out and listed.
     Skip,
-    /// They are tried again.
+    /// Failed items are retried.
     Retry,
 }
 
-/// What an encode will do.
+/// The plan of an encode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Clips whose latent and texts are there.
+    /// Clips whose latent and texts the store has.
     pub reuse: usize,
     /// Clips that the store does not have.
     pub new: usize,
@@ -103,7 +103,7 @@ impl Plan {
         self.items.iter().filter(|item| item.work.stage() == stage).count()
     }
 
-    /// Returns whether the store is as wanted already.
+    /// Returns whether nothing has to be done.
     pub fn is_done(&self) -> bool {
         self.items.is_empty() && self.new == 0 && self.stale.is_empty()
     }
@@ -199,7 +199,7 @@ pub(crate) fn plan_clips(
         let work = Work::Video { source: clip.source.clone(), content: clip.content.clone() };
         let latent = Item { key: spec.latent_key(&clip.content), name: clip.id.clone(), work };
         let of_clip: Vec<Item> = clip.captions.iter().map(|caption| text(caption)).collect();
-        // Without one of its tensors the clip is left out, so the others are not needed.
+        // If one tensor of a clip failed, the clip is left out, and its other tensors are not needed.
         let hopeless = std::iter::once(&latent).chain(&of_clip).find_map(|item| {
             let there = old.latents.contains(&item.key) || old.texts.contains(&item.key);
             (!there).then(|| failed.get(&item.key).map(|failure| (item.clone(), failure.clone()))).flatten()
@@ -241,7 +241,7 @@ fn check_ids(data: &Utf8Path, clips: &[WantedClip]) -> Result<(), Failure> {
         if !seen.insert(clip.id.as_str()) {
             return bad(format!("two clips of the manifest have the id '{}'", clip.id), "give each clip its own id");
         }
-        // The format of the shards uses this name for itself.
+        // The shard format reserves this name.
         if clip.id == "__metadata__" || clip.id.is_empty() {
             return bad(format!("'{}' cannot be the id of a clip", clip.id), "give the clip another id");
         }
@@ -249,7 +249,7 @@ fn check_ids(data: &Utf8Path, clips: &[WantedClip]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a store has.
+/// The content of a store.
 #[derive(Default)]
 struct Old {
     spec: Option<StoreSpec>,
@@ -274,7 +274,8 @@ impl Old {
         if !path.exists() {
             return Ok(old);
         }
-        // The specification only explains why; keys decide. A crash may have left it newer than the index.
+        // Keys decide what is stale; the specification only explains why. After a crash, the specification can be newer
+        // than the index.
         old.spec = if data.join(SPEC).exists() { Some(StoreSpec::read(data)?) } else { None };
         let (head, mut lines) = Lines::open(&path)?;
         if head.empty_text.is_some() {

@@ -4,7 +4,7 @@
 //! work/
 //! ├── queue.jsonl          a head, the clips of the manifest, the items in order; replaced by rename
 //! ├── folder.E             the lease of the whole folder: one encode at a time
-//! ├── failures.jsonl       items that failed in earlier encodes
+//! ├── failures.jsonl items that failed in earlier encodes
 //! └── G/                   one folder per plan
 //!     ├── leases/RRRRR.E   the lease of a range
 //!     ├── parts/RRRRR-E.part, .jsonl
@@ -30,21 +30,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The folder of the work within the data set.
+/// The name of the work folder within the data set.
 pub(super) const WORK: &str = "work";
 pub(super) const QUEUE: &str = "queue.jsonl";
 const FAILURES: &str = "failures.jsonl";
 /// The lease of the whole folder.
 const FOLDER: &str = "folder";
-/// Items of a range, unless there are very many items.
+/// The number of items in a range, unless there are very many items.
 const RANGE: usize = 16;
-/// The most ranges of a queue: every claim lists their leases.
+/// The most ranges of a queue. Every claim lists all their leases.
 const MAX_RANGES: usize = 4096;
 
-/// Who encodes: shown to a second encode into the same folder.
+/// The identity of a worker, which is shown to a second encode into the same folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The run, or another name of the encode. An encode of the same name continues at once after a crash.
+    /// The run, or another name of the encode. After a crash, an encode of the same name continues at once.
     pub run: String,
     /// The node.
     pub node: String,
@@ -52,7 +52,7 @@ pub struct Holder {
     pub pid: u32,
 }
 
-/// The times of the protocol, and what tests replace.
+/// The timing of the protocol, and the parts that tests replace.
 #[derive(Debug, Clone)]
 pub struct Timing {
     /// The time without a heartbeat after which a lease is taken over.
@@ -61,11 +61,11 @@ pub struct Timing {
     pub heartbeat: Option<Duration>,
     /// The clock of this worker.
     pub clock: Arc<dyn Clock>,
-    /// The disk that items are written to.
+    /// The disk to which items are written.
     pub disk: Arc<dyn Disk>,
     /// The size of a shard, in bytes. A shard is closed before it would grow beyond this.
     pub shard: u64,
-    /// Items of a range; none for the default.
+    /// The number of items in a range; `None` for the default.
     pub range: Option<usize>,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct QueueHead {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Queued {
     pub item: Item,
-    /// The result, if an earlier generation has it.
+    /// The result, if an earlier generation encoded the item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<Entry>,
 }
@@ -115,9 +115,9 @@ pub struct Queue {
     pub(super) worker: String,
     pub(super) timing: Timing,
     pub(super) leases: Leases,
-    /// Ranges that are known to be done; they stay done.
+    /// Ranges that are known to be done. A range that is done stays done.
     done: Mutex<BTreeSet<usize>>,
-    /// Only in the worker that created or resumed the queue.
+    /// The lease of the folder; only in the worker that created or resumed the queue.
     holding: Option<Holding>,
 }
 
@@ -126,7 +126,7 @@ pub struct Queue {
 pub enum Claim {
     /// A range that this worker holds now.
     Range(Box<Range>),
-    /// Other workers hold all ranges of the stage that are not done. Ask again after a second or so.
+    /// Other workers hold all ranges of the stage that are not done. Try again after about a second.
     Wait,
     /// All ranges of the stage are done.
     Done,
@@ -137,13 +137,13 @@ pub enum Claim {
 pub enum Finish {
     /// The store is complete.
     Joined(super::Joined),
-    /// Some ranges are not done, or another worker joins the parts. Ask again after a second or so.
+    /// Some ranges are not done, or another worker joins the parts. Try again after about a second.
     Wait,
     /// Another worker has completed the store.
     Done,
 }
 
-/// How far an encode is.
+/// The progress of an encode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Progress {
     /// Texts that are stored.
@@ -165,8 +165,8 @@ impl Queue {
     /// the others call [`Queue::open`] afterwards.
     ///
     /// # Errors
-    /// [`ErrorCode::AlreadyExists`] if another encode works in the folder; names it. It may take [`Timing::expiry`] to find
-    /// out that an encode has crashed.
+    /// [`ErrorCode::AlreadyExists`] with the name of the other encode, if one works in the folder. Detecting that an
+    /// encode has crashed can take [`Timing::expiry`].
     pub fn create(data: &Utf8Path, plan: &Plan, holder: &Holder, timing: Timing) -> Result<Self, Failure> {
         let work = data.join(WORK);
         create_dir(&work)?;
@@ -184,7 +184,7 @@ impl Queue {
     /// Opens the queue that another worker of the same encode created. `worker` names this process in leases.
     ///
     /// # Errors
-    /// There is no queue, or it cannot be read.
+    /// The queue is missing or cannot be read.
     pub fn open(data: &Utf8Path, worker: &str, timing: Timing) -> Result<Self, Failure> {
         let file = QueueFile::read(&data.join(WORK))?;
         let ranges = ranges(&file.items, file.head.range);
@@ -208,7 +208,7 @@ impl Queue {
         &self.head.spec
     }
 
-    /// Claims a range of a stage. Its items are encoded in order; those that another worker had stored already are left out.
+    /// Claims a range of a stage. Its items are encoded in order. Items that another worker has stored are left out.
     ///
     /// # Errors
     /// The folder cannot be read or written.
@@ -226,7 +226,7 @@ impl Queue {
             match self.leases.take(&name, epochs.get(&name).copied(), &self.worker)? {
                 Taken::Held => held = true,
                 Taken::Mine(lease) => {
-                    // The worker before may have finished the range since it was listed.
+                    // The previous holder may have finished the range since the listing.
                     if self.done_file(number).exists() {
                         done.insert(number);
                         continue;
@@ -238,7 +238,7 @@ impl Queue {
         Ok(if held { Claim::Wait } else { Claim::Done })
     }
 
-    /// Returns how far all workers together are.
+    /// Returns the progress of all workers together.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -277,10 +277,11 @@ impl Queue {
         Ok(failed.collect())
     }
 
-    /// Joins the parts into shards and replaces the index, if all ranges are done. Any worker may call it; one of them joins.
+    /// Joins the parts into shards and replaces the index, if all ranges are done. Any worker may call this; one of
+    /// them joins the parts.
     ///
     /// # Errors
-    /// A file cannot be read or written. The work is then as before, and the next call continues it.
+    /// A file cannot be read or written. The work is then unchanged, and the next call continues it.
     pub fn finish(&self, progress: weights::OnProgress<'_>) -> Result<Finish, Failure> {
         if !self.generation().exists() {
             return self.over().map(|()| Finish::Done);
@@ -333,7 +334,7 @@ impl Queue {
         Ok(done.clone())
     }
 
-    /// Makes the range of a lease: what earlier holders stored is not encoded again.
+    /// Makes the range of a lease, without the items that earlier holders stored.
     fn range(&self, number: usize, lease: Lease) -> Result<Range, Failure> {
         let work = self.data.join(WORK);
         let (_, items) = &self.ranges[number];
@@ -374,7 +375,7 @@ impl Queue {
         self.generation().join("done").join(format!("{}.jsonl", range_name(number)))
     }
 
-    /// The entries of the ranges that are done, which decide what goes into the shards.
+    /// Returns the entries of the ranges that are done. They decide the content of the shards.
     pub(super) fn done_entries(&self) -> Result<HashMap<String, Entry>, Failure> {
         let mut entries = HashMap::with_capacity(self.items.len());
         for number in 0..self.ranges.len() {
@@ -458,7 +459,7 @@ impl QueueFile {
     }
 }
 
-/// Writes the queue of a plan, unless it is there already.
+/// Writes the queue of a plan, unless it exists.
 fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(), Failure> {
     let work = data.join(WORK);
     let mut body = Vec::new();
@@ -477,7 +478,7 @@ fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(), Failure>
     let mut generation = 0;
     if let Some(old) = old {
         generation = old.head.generation + 1;
-        // What was synced is trusted, and the rest is compared with its checksums.
+        // Bytes that were synced are trusted; the rest is compared with its checksums.
         found = generation_entries(&work, old.head.generation, Verify::Sums)?;
         for queued in old.items {
             found.extend(queued.found.map(|entry| (entry.key.clone(), entry)));
@@ -603,7 +604,7 @@ impl Holding {
                     let lease = Some(Heartbeat::start(lease, timing.heartbeat));
                     return Ok(Self { work: data.join(WORK), lease });
                 }
-                // Another encode was faster; the next round names it.
+                // Another encode took the lease first. The next iteration reports its name.
                 continue;
             }
             let name = parsed.map_or_else(|| "another encode".to_owned(), |other| other.worker());
@@ -625,7 +626,7 @@ impl Drop for Holding {
         let Some(lease) = self.lease.take() else { return };
         let epoch = lease.epoch();
         lease.stop(true);
-        // Once the work is complete, nothing of it is left but failures.
+        // When the work is complete, only the list of failures remains.
         if !self.work.join(QUEUE).exists() {
             for epoch in 0..=epoch {
                 let _ = fs::remove_file(self.work.join(format!("{FOLDER}.{epoch}")));
@@ -652,7 +653,7 @@ impl Heartbeat {
             let beat = move || {
                 use std::sync::mpsc::RecvTimeoutError::Timeout;
                 while let Err(Timeout) = stopped.recv_timeout(every) {
-                    // A file system that fails for a moment is tried again at the next beat.
+                    // After a temporary error of the file system, the next heartbeat retries.
                     if let Ok(false) = lease.beat() {
                         lost.store(true, Ordering::Relaxed);
                         break;

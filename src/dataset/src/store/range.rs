@@ -11,19 +11,20 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest time between syncs of a part, so that the crash of a node loses little.
+/// The longest time between syncs of a part file, which limits the loss when a node crashes.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
 
 /// Whether this worker still holds a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// It does.
+    /// This worker holds the range.
     Mine,
     /// Another worker took the range over, because no heartbeat of this one was seen. Drop the range and claim another.
     Lost,
 }
 
-/// A range of items of one stage. Dropping it without [`Range::finish`] gives it back; what is stored stays stored.
+/// A range of items of one stage. Dropping it without [`Range::finish`] gives the range back and keeps the stored
+/// items.
 #[derive(Debug)]
 pub struct Range {
     items: Vec<Item>,
@@ -49,13 +50,13 @@ impl Range {
         Self { items, todo, stored, part, lease: Some(lease), done_file, synced: clock.now(), clock }
     }
 
-    /// Returns the items that are left to encode, in order.
+    /// Returns the remaining items, in order.
     #[expect(clippy::misnamed_getters, reason = "the items of a range are, to its worker, those that are left")]
     pub fn items(&self) -> &[Item] {
         &self.todo
     }
 
-    /// Renews the lease. Only needed if [`super::Timing::heartbeat`] is none.
+    /// Renews the lease. Needed only if [`super::Timing::heartbeat`] is `None`.
     ///
     /// # Errors
     /// The lease cannot be written.
@@ -64,10 +65,11 @@ impl Range {
         Ok(if mine { Held::Mine } else { Held::Lost })
     }
 
-    /// Stores an item: `times` are those of the chosen frames, `tensors` the latent or text and further tensors by role.
+    /// Stores an item. `times` are the times of the chosen frames; `tensors` are the latent or text and further tensors
+    /// by role.
     ///
     /// # Errors
-    /// The disk is full or fails. The item is then not stored, and storing can be tried again.
+    /// The disk is full or fails. The item is then not stored, and the call can be repeated.
     pub fn commit(&mut self, item: &Item, times: &[f64], tensors: &[NewTensor]) -> Result<Held, Failure> {
         if !self.lease().is_mine() {
             return Ok(Held::Lost);
@@ -101,7 +103,7 @@ impl Range {
     /// Marks the range as done. Every item must be stored or failed; otherwise the range is given back.
     ///
     /// # Errors
-    /// The disk is full or fails. The range can then be finished again.
+    /// The disk is full or fails. The call can then be repeated.
     pub fn finish(&mut self) -> Result<Held, Failure> {
         let Some(lease) = &self.lease else { return Ok(Held::Lost) };
         if !lease.is_mine() {

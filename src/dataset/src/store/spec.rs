@@ -1,4 +1,4 @@
-//! How the latents and texts of a store are made, and the keys that follow from it.
+//! The specification of a store (how its latents and texts are made), and the keys that follow from it.
 
 use camino::Utf8Path;
 use recipe::Model;
@@ -13,16 +13,16 @@ pub const CODE: &str = "1";
 /// The newest schema of a store that this program reads.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// How a store is made. Equal specifications give equal keys.
+/// The settings by which a store is made. Equal specifications give equal keys.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoreSpec {
     /// The version of the format.
     pub schema: u32,
     /// [`CODE`] of the program that made it.
     pub code: String,
-    /// Which frames are taken from a video.
+    /// The choice of frames from a video.
     pub frames: FrameSpec,
-    /// How a frame becomes a picture of the wanted size.
+    /// The scaling and cropping of a frame to the requested size.
     pub picture: PictureSpec,
     /// The encoder of videos.
     pub vae: VaeSpec,
@@ -30,7 +30,7 @@ pub struct StoreSpec {
     pub text: TextSpec,
 }
 
-/// Which frames are taken from a video.
+/// The choice of frames from a video.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FrameSpec {
     /// The mode, as recipes name it: `head`, `middle`, `random`, `stride`, `linspace`, `time@fps`.
@@ -46,7 +46,7 @@ pub struct FrameSpec {
     pub seed: u64,
 }
 
-/// How a frame becomes a picture.
+/// The scaling and cropping of a frame.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PictureSpec {
     /// Pixels; 0 if it is not known.
@@ -62,7 +62,7 @@ pub struct PictureSpec {
 /// The encoder of videos.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VaeSpec {
-    /// The folder it was read from, for people.
+    /// The folder from which the encoder was read; for users only.
     pub name: String,
     /// The hash of its weights and configuration; empty if it is not known.
     pub identity: String,
@@ -70,14 +70,14 @@ pub struct VaeSpec {
     pub channels: usize,
     /// The factor that multiplies latents before training; 0 if it is not known.
     pub scaling_factor: f64,
-    /// The element type that it computes in: `bf16` or `fp32`.
+    /// The element type of the computation: `bf16` or `fp32`.
     pub dtype: String,
 }
 
 /// The encoder of captions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TextSpec {
-    /// The folder it was read from, for people.
+    /// The folder from which the encoder was read; for users only.
     pub name: String,
     /// The hash of the tokenizer.
     pub tokenizer: String,
@@ -87,7 +87,7 @@ pub struct TextSpec {
     pub len: usize,
     /// Width of a token.
     pub dim: usize,
-    /// The element type that it computes in: `bf16` or `fp32`.
+    /// The element type of the computation: `bf16` or `fp32`.
     pub dtype: String,
 }
 
@@ -138,7 +138,7 @@ impl StoreSpec {
         xxh3_128(format!("{} {content}", self.frames.seed).as_bytes()) as u64
     }
 
-    /// Names what makes a latent of `old` unusable under `self`; empty if nothing does.
+    /// Names the differences that make a latent of `old` unusable under `self`; empty if it can be used.
     pub(crate) fn latent_changes(&self, old: &Self) -> Vec<String> {
         let rows = [
             ("VAE", old.vae.identity != self.vae.identity || old.vae.channels != self.vae.channels),
@@ -152,7 +152,7 @@ impl StoreSpec {
         rows.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// Names what makes a text of `old` unusable under `self`.
+    /// Names the differences that make a text of `old` unusable under `self`.
     pub(crate) fn text_changes(&self, old: &Self) -> Vec<String> {
         let rows = [
             ("tokenizer", old.text.tokenizer != self.text.tokenizer),
@@ -167,7 +167,8 @@ impl StoreSpec {
     /// Checks that latents and texts fit a model.
     ///
     /// # Errors
-    /// Another VAE than the model's: other channels or another scaling factor. Texts of another length or width.
+    /// The VAE has other channels or another scaling factor than the model expects, or the texts have another length or
+    /// width.
     pub fn check_model(&self, data: &Utf8Path, model: &Model) -> Result<(), Failure> {
         let bad = |why: String, fix: String| {
             Err(Failure::new(
@@ -215,7 +216,8 @@ impl StoreSpec {
     }
 }
 
-/// Hashes a value by its JSON form to 128 bits. No person chooses the keys, so a fast hash is enough.
+/// Hashes a value by its JSON form to 128 bits. Keys are not chosen by users, so a fast, non-cryptographic hash is
+/// sufficient.
 fn key<T: Serialize>(value: &T) -> String {
     format!("{:032x}", xxh3_128(&serde_json::to_vec(value).expect("specifications have a JSON form")))
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weights::Dtype;
 
-/// A clock that only tests move.
+/// A clock that advances only when a test advances it.
 #[derive(Debug, Default)]
 struct FakeClock(Mutex<Duration>);
 
@@ -28,7 +28,7 @@ impl Clock for FakeClock {
     }
 }
 
-/// A disk that has room for some more bytes, and writes what fits.
+/// A disk with a limited number of free bytes. A write that does not fit is written in part.
 #[derive(Debug)]
 struct SmallDisk(Mutex<usize>);
 
@@ -78,7 +78,7 @@ fn manifest(ids: &[usize]) -> Manifest {
     let clip = |n: &usize| Clip {
         id: format!("clips/{n}.mp4"),
         path: format!("/videos/{n}.mp4").into(),
-        // Every third caption is that of another clip.
+        // Every third clip shares its caption with another clip.
         caption: format!("caption {}", n - usize::from(n % 3 == 2)),
         content: format!("content {n}"),
         ..Clip::default()
@@ -129,7 +129,7 @@ fn finish(queue: &Queue) -> Result<Finish, Failure> {
     queue.finish(&mut |_| ControlFlow::Continue(()))
 }
 
-/// Encodes a manifest without disturbance; returns the plan and the number of items that were encoded.
+/// Encodes a manifest without faults; returns the plan and the number of items that were encoded.
 fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usize) {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(data, manifest, spec, Quarantined::Skip).unwrap();
@@ -220,7 +220,7 @@ fn an_encode_that_is_interrupted_and_changed_keeps_the_whole_items() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 2, 3, 4]), &spec(), Quarantined::Skip).unwrap();
-    // Room for the texts, two latents and a half.
+    // There is space for the texts and two and a half latents.
     let queue = Queue::create(&data, &plan, &holder("a"), full_after(1400, &clock)).unwrap();
     assert_eq!(work(&queue).unwrap_err().code, ErrorCode::DiskFull);
     let done = queue.progress().unwrap();
@@ -249,12 +249,12 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
     let refused = Queue::create(&data, &plan, &holder("second"), quick()).unwrap_err();
     assert_eq!(refused.code, ErrorCode::AlreadyExists);
     assert!(refused.why.contains("first on node01, process 7"), "{refused}");
-    // It was given back: no wait.
+    // The lease was given back, so there is no wait.
     drop(first);
     let clock = Arc::new(FakeClock::default());
     let second = Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap();
     assert_eq!(clock.now(), Duration::ZERO);
-    // It crashed: another encode waits for the expiry, and one of the same name does not.
+    // The holder crashed. Another encode waits for the expiry; an encode of the same name does not.
     std::mem::forget(second);
     std::mem::forget(Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap());
     assert_eq!(clock.now(), Duration::ZERO);
@@ -312,7 +312,7 @@ fn a_worker_that_was_only_slow_loses_its_range_and_harms_nothing() {
     let Claim::Range(mut range) = slow.claim(Stage::Text).unwrap() else { panic!("nothing to do") };
     let items = range.items().to_vec();
     commit(&mut range, &items[0]).unwrap();
-    // The quick worker sees the lease once, waits, and sees it unchanged.
+    // The fast worker reads the lease, waits, and finds it unchanged.
     assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
     clock.sleep(EXPIRY / 2);
     assert_eq!(range.heartbeat().unwrap(), Held::Mine);
@@ -366,7 +366,7 @@ fn joining_continues_after_every_interruption() {
     }
 }
 
-/// Wants latents `[2, 1, 2, 2]` and two tokens of two.
+/// A model with latents `[2, 1, 2, 2]` and texts of two tokens of width 2.
 pub(super) fn model() -> recipe::Model {
     let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     let model = recipe::load(minimal.into(), &[]).unwrap().recipe.model;
@@ -489,8 +489,8 @@ fn a_store_is_summarized_also_while_it_is_encoded() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Workers crash in the middle of a write, at any byte, and others take over; sometimes a worker that was taken
-    /// over goes on.
+    /// Workers crash in the middle of a write, at any byte, and others take over. Sometimes a worker continues after
+    /// its range was taken over.
     #[test]
     fn crashes_and_take_overs_give_the_bytes_of_one_undisturbed_worker(
         rooms in proptest::collection::vec(0usize..2500, 0..6),
@@ -510,7 +510,7 @@ proptest! {
         let mut zombies = Vec::new();
         for (number, room) in rooms.iter().enumerate() {
             let queue = Queue::open(&data, &format!("worker {number}"), full_after(*room, &clock)).unwrap();
-            // A crash in the middle of an item: nothing is given back.
+            // A crash in the middle of an item: the lease is not given back.
             'stages: for stage in [Stage::Text, Stage::Latent] {
                 loop {
                     match queue.claim(stage).unwrap() {
@@ -534,7 +534,8 @@ proptest! {
                 }
             }
         }
-        // A crash of a node may lose the end of what was written and not synced: of parts of ranges that are not done.
+        // A crash of a node may lose bytes that were written but not synced, at the end of parts whose ranges are not
+        // done.
         let parts = data.join("work/0/parts");
         let mut lost: Vec<Utf8PathBuf> = parts.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).collect();
         lost.sort();
@@ -552,7 +553,8 @@ proptest! {
         }
         if zombie {
             for range in &mut zombies {
-                // It still has no room, or its range was taken over, or it writes to its own part.
+                // The disk may still be full, or the range may be taken over; otherwise the worker writes to its own
+                // part.
                 for item in range.items().to_vec() {
                     let _ = commit(range, &item);
                 }

@@ -1,4 +1,4 @@
-//! Bad input: each gives a failure with a code, and none gives pixels.
+//! Bad input: each file gives a failure with a code, and none gives pixels.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ fn a_file_without_read_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let path = file("secret.mp4", 0, |path| fs::write(path, "x").unwrap());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).unwrap();
-    // Root reads everything, and then it is no video.
+    // Root can read every file; then the failure is that it is no video.
     let is_root = fs::read(&path).is_ok();
     assert_eq!(code(&path), if is_root { ErrorCode::Malformed } else { ErrorCode::PermissionDenied });
 }
@@ -89,7 +89,7 @@ fn damaged_bits_are_noticed_though_ffmpeg_succeeds() {
     for seed in [1_usize, 2, 3] {
         let hurt = changed("hurt.mp4", &whole, |bytes| {
             let data = bytes.windows(4).position(|w| w == b"mdat").unwrap() + 1000;
-            // The header of no packet: those lengths are checked by every decoder.
+            // The damage is not in a packet's header, because every decoder checks the lengths there.
             for i in 0..40 {
                 let at = data + i * 41 * seed + i;
                 if at < bytes.len() * 2 / 3 {

@@ -1,7 +1,7 @@
 //! Clips for the tests, made once by the ffmpeg of this machine, and programs that misbehave.
 //!
-//! The frames of a numbered clip carry their number as eight black or white blocks, so that a test sees which frame it got without
-//! trusting a time stamp.
+//! The frames of a numbered clip carry their number as eight black or white blocks, so that a test can identify a frame
+//! without trusting its time stamp.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -28,7 +28,7 @@ pub const HEIGHT: usize = 2 * BLOCK;
 pub const X264: &[&str] =
     &["-c:v", "libx264", "-preset", "veryfast", "-crf", "12", "-g", "12", "-bf", "2", "-pix_fmt", "yuv420p"];
 
-/// Returns the folder of the clips. A clip is kept from one run of the tests to the next, under a name that depends on how it is made.
+/// Returns the folder of the clips. Clips are kept between test runs, under names that depend on how they are made.
 pub fn folder() -> &'static Utf8Path {
     static FOLDER: OnceLock<Utf8PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -43,7 +43,7 @@ pub fn programs() -> Programs {
     Programs::default()
 }
 
-/// Returns the file that `make` writes; makes it if there is none. `key` is all that decides its content.
+/// Returns the file that `make` writes, and makes it if it is missing. The content depends only on `key`.
 pub fn file(name: &str, key: impl Hash, make: impl FnOnce(&Utf8Path)) -> Utf8PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut hasher = DefaultHasher::new();
@@ -64,7 +64,7 @@ pub fn numbered(count: usize) -> Frames {
     for number in 0..count {
         for y in 0..HEIGHT {
             for x in 0..WIDTH {
-                // The second row is the inverse of the first, which a frame that is damaged or turned seldom keeps.
+                // The second row is the inverse of the first. A damaged or turned frame rarely has this property.
                 let bit = (number >> (x / BLOCK)) & 1 == 1;
                 rgb.extend([if bit == (y < BLOCK) { 235 } else { 16 }; 3]);
             }
@@ -145,7 +145,7 @@ pub fn program(name: &str, script: &str) -> Utf8PathBuf {
 /// Returns the programs with an ffmpeg that hangs; it is killed when it is silent for half a second.
 pub fn with_hanging_ffmpeg(name: &str, script: &str) -> Programs {
     let mut programs = with_ffmpeg(name, script);
-    // Version and filters are known before.
+    // Read version and filters with the real program first.
     programs.check().unwrap();
     programs.silent_limit = Duration::from_millis(500);
     programs
@@ -153,7 +153,7 @@ pub fn with_hanging_ffmpeg(name: &str, script: &str) -> Programs {
 
 /// Returns the programs with another ffmpeg.
 ///
-/// The script is started for decoding only: questions about version and filters go to the real ffmpeg.
+/// The script is started for decoding only; the real ffmpeg handles `-version` and `-filters`.
 pub fn with_ffmpeg(name: &str, script: &str) -> Programs {
     let ask = "for arg; do case $arg in -version|-filters) exec ffmpeg \"$@\";; esac; done";
     let mut programs = programs();

@@ -1,4 +1,4 @@
-//! Colours against known patterns: patches of RGB go in, and must come out.
+//! Colours: decoded patches must have the RGB values that were encoded.
 
 use rundir::ErrorCode;
 use video::{Crop, Frames, Hdr, Matrix, Picture, Programs};
@@ -22,7 +22,7 @@ fn patches(width: usize, height: usize) -> Frames {
     Frames { width, height, count: 1, rgb: line.repeat(height) }
 }
 
-/// Encodes the patches with a matrix and a range; `tags` says what the file states about them.
+/// Encodes the patches with a matrix and a range; `tags` are the colour tags of the file.
 fn tagged(name: &str, height: usize, matrix: &str, range: &str, tags: &[&str], pix_fmt: &str) -> camino::Utf8PathBuf {
     let convert = format!(
         "scale=in_range=pc:out_range={range}:out_color_matrix={matrix}:flags=accurate_rnd+full_chroma_inp,format={pix_fmt}"
@@ -130,7 +130,8 @@ fn hdr_is_tone_mapped() {
         let levels: Vec<u8> = seen.iter().map(|rgb| rgb[1]).collect();
         assert!(levels.is_sorted() && levels[0] <= 3, "{name}: {levels:?}");
         if kind == Hdr::Pq {
-            // Plain conversion shows 100 cd/m², the white of SDR, as a dark grey of 129 and 1000 cd/m² as 191. Tone-mapped, the peak is white.
+            // Conversion without tone mapping shows 100 cd/m², the white of SDR, as a dark grey of 129, and 1000 cd/m²
+            // as 191. With tone mapping, the peak is white.
             assert!(levels[7] >= 245, "{levels:?}");
             assert!(levels[4] >= 80 && levels[4] < levels[7] - 40, "{levels:?}");
         }

@@ -1,4 +1,4 @@
-//! The right frames: by number, not by what ffmpeg states.
+//! Tests that decoding returns the right frames, identified by the numbers in their pixels.
 
 use video::{Crop, FrameChoice, FrameMode, Picture, Programs, Source, choose, is_variable};
 
@@ -162,7 +162,7 @@ fn the_first_video_stream_is_read_unless_another_is_the_default() {
     assert_eq!((plain.probe.stream, plain.probe.video_streams), (0, 2));
     let other = both("two-default.mkv", &["-disposition:v:0", "0", "-disposition:v:1", "default"]);
     assert_eq!(other.probe.stream, 1);
-    // A negative of frame n reads as the number 255 − n.
+    // The inverted frame n reads as the number 255 − n.
     assert_eq!(decoded(&other, &times(&other, &[9])), [255 - 9]);
 }
 

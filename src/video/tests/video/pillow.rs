@@ -1,4 +1,4 @@
-//! The picture that conditions a video, against recorded results of Pillow.
+//! Compares the resized picture that conditions a video with recorded results of Pillow.
 
 use safetensors::SafeTensors;
 use video::{Frames, lanczos};

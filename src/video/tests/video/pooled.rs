@@ -1,4 +1,4 @@
-//! The pool with real clips.
+//! Tests of the pool with real clips.
 
 use rundir::ErrorCode;
 use video::{Crop, Order, Picture, Pool, PoolOptions};

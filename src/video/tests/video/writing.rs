@@ -1,4 +1,4 @@
-//! Writing mp4 files.
+//! Tests of writing mp4 files.
 
 use std::fs;
 
