@@ -1,4 +1,4 @@
-//! What surrounds the transformer of CogVideoX: the VAE and the text encoder, as functions of their parameters.
+//! The VAE and the text encoder of CogVideoX, as functions of their parameters.
 //!
 //! [`Vae`] is diffusers' `AutoencoderKLCogVideoX`, [`T5Encoder`] is the encoder of T5 v1.1. Both are read straight from the folders of
 //! a diffusers model (`vae/`, `text_encoder/`); their configurations and tables of parameter names are in the crate `weights`, which

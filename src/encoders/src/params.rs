@@ -16,7 +16,7 @@ impl<'a> Params<'a> {
         Params { reader, kind, device }
     }
 
-    /// Returns the identity of what was read.
+    /// Returns the identity of all parameters that were read.
     pub fn identity(&self) -> String {
         self.reader.identity()
     }
@@ -26,7 +26,7 @@ impl<'a> Params<'a> {
         self.reader.has(name)
     }
 
-    /// Adds a parameter to the identity that stays in its file.
+    /// Adds a parameter that stays in its file to the identity.
     pub fn hash(&mut self, name: &str) -> Result<(), Failure> {
         self.reader.hash(name)
     }
@@ -36,15 +36,15 @@ impl<'a> Params<'a> {
         self.tensor_of(name, self.kind)
     }
 
-    /// Reads a small parameter in fp32, whatever the kind of the computation.
+    /// Reads a small parameter in fp32 at any kind of the computation.
     pub fn precise(&mut self, name: &str) -> Result<Tensor, Failure> {
         self.tensor_of(name, Kind::Float)
     }
 
-    /// Reads matrices into one, each below the one before.
+    /// Reads several matrices and stacks their rows in one.
     pub fn joined(&mut self, names: &[String], rows: i64, columns: i64) -> Result<Tensor, Failure> {
         let what = |error: TchError| failed(&format!("cannot load {}", names[0]), &error);
-        // The whole comes first, so that the parts leave no holes between weights that stay.
+        // Allocate the whole first, so that the freed parts leave no holes between weights that stay.
         let whole = Tensor::f_empty([rows, columns], (self.kind, self.device)).map_err(what)?;
         let mut at = 0;
         for name in names {
@@ -76,7 +76,8 @@ pub fn kind_of(dtype: Dtype) -> Kind {
     }
 }
 
-/// Makes the failure of an operation of libtorch. Out of memory has a code of its own, so that callers can use smaller pieces.
+/// Makes the failure of an operation of libtorch. Out of memory has its own code, so that callers can retry with
+/// smaller pieces.
 pub fn failed(what: &str, error: &TchError) -> Failure {
     let text = error.to_string();
     let why = text.lines().next().unwrap_or("").to_owned();

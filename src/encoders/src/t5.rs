@@ -13,11 +13,11 @@ const EMBEDDING: &str = "shared.weight";
 #[derive(Debug)]
 struct Block {
     attention_norm: Tensor,
-    /// Queries, keys and values one below the other, `[3 · inner, D]`.
+    /// Weights of queries, keys and values, stacked: `[3 · inner, D]`.
     qkv: Tensor,
     attention_out: Tensor,
     ff_norm: Tensor,
-    /// The half that goes through GELU, then the other half, `[2 · d_ff, D]`.
+    /// The half that goes through GELU, then the other half: `[2 · d_ff, D]`.
     ff_in: Tensor,
     ff_out: Tensor,
 }
@@ -29,11 +29,12 @@ struct Block {
 pub struct T5Encoder {
     config: T5Config,
     identity: String,
-    /// `[vocabulary, D]`, in its file: a text needs a few rows of what is 0.26 GB for T5-XXL.
+    /// `[vocabulary, D]`. The table stays in its file, because a text needs only a few of its rows (0.26 GB for
+    /// T5-XXL).
     embedding: Rows,
     kind: Kind,
     device: Device,
-    /// `[buckets, heads]`, of the first block, for all blocks.
+    /// `[buckets, heads]`. The table of the first block, which all blocks use.
     bias: Tensor,
     blocks: Vec<Block>,
     final_norm: Tensor,
@@ -86,7 +87,7 @@ impl T5Encoder {
     /// Encodes token ids `[N, L]` to hidden states `[N, L, D]`.
     ///
     /// # Errors
-    /// An id is outside of the vocabulary: the tokenizer belongs to another model; or libtorch failed, with
+    /// An id is outside of the vocabulary, because the tokenizer belongs to another model; or libtorch failed, with
     /// [`ErrorCode::OutOfMemory`] if memory is short.
     pub fn encode(&self, ids: &Tensor) -> Result<Tensor, Failure> {
         self.check(ids)?;
@@ -151,7 +152,7 @@ impl T5Encoder {
         scaled.f_to_kind(weight.kind())?.f_mul_(weight)
     }
 
-    /// Returns what is added to the scores, `[1, heads, L, L]`.
+    /// Returns the position bias that is added to the scores, `[1, heads, L, L]`.
     fn attention_bias(&self, tokens: i64) -> Result<Tensor, TchError> {
         let mut buckets = Vec::with_capacity((tokens * tokens) as usize);
         for query in 0..tokens {
@@ -174,7 +175,8 @@ fn bucket(distance: i64, config: &T5Config) -> i64 {
     if far < exact {
         return later + far;
     }
-    // In fp32, as transformers computes it: at some distances the quotient is a whole number but for rounding.
+    // fp32, as in transformers: at some distances, only rounding decides to which whole number the quotient is
+    // truncated.
     let log =
         (far as f32 / exact as f32).ln() / ((config.relative_attention_max_distance as f64 / exact as f64).ln() as f32);
     later + (exact + (log * (half - exact) as f32) as i64).min(half - 1)

@@ -40,8 +40,8 @@ impl Moments {
 /// A VAE with its parameters.
 ///
 /// Neither direction scales latents: multiply by `config().scaling_factor` after encoding and divide before decoding.
-/// Samples of a batch are computed one after another, and frames in windows that hand two frames of each convolution's input to the
-/// next window, so the peak memory depends on the size of one window.
+/// Samples of a batch are computed one after another, and frames in windows. Each window passes two frames of every
+/// convolution's input to the next window, so the peak memory depends on the size of one window.
 #[derive(Debug)]
 pub struct Vae {
     config: VaeConfig,
@@ -201,7 +201,7 @@ mod tests {
         let video = Tensor::rand([1, 3, 17, 24, 32], (Kind::Float, Device::Cpu)) * 2 - 1;
         let moments = vae.encode(&video).unwrap();
         let decoded = vae.decode(&moments.mean).unwrap();
-        // Two frames at a time, then a number that does not divide the frames of a window.
+        // First two frames at a time, then a number that does not divide the frames of a window.
         for budget in [1, 4 * 24 * 32 * 6 * 4] {
             vae.budget = budget;
             assert!(apart(&vae.encode(&video).unwrap().mean, &moments.mean) < 1e-5);
@@ -217,7 +217,7 @@ mod tests {
         let video = Tensor::rand([1, 3, 9, 16, 16], (Kind::Float, Device::Cpu)) * 2 - 1;
         let near = |a: &Tensor, b: &Tensor| {
             assert_eq!(a.kind(), Kind::BFloat16);
-            // 8 bits of mantissa, rounded in some thirty layers one after another.
+            // bf16 has 8 bits of mantissa, and about thirty layers round one after another.
             assert!(((a.to_kind(Kind::Float) - b).norm() / b.norm()).double_value(&[]) < 0.05);
         };
         let mean = vae.encode(&video).unwrap().mean;

@@ -1,4 +1,4 @@
-//! What cannot be encoded or decoded is refused with a code.
+//! Tests that invalid inputs are rejected with error codes.
 
 mod support;
 

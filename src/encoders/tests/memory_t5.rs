@@ -1,6 +1,6 @@
 //! Compares the estimate of peak memory with the measured peak on this machine's CPU.
 //!
-//! Alone in its program: allocators keep what other tests freed.
+//! The only test of its program, because allocators keep memory that other tests freed.
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Compares the estimate of peak memory with the measured peak on this machine's CPU.
 //!
-//! Alone in its program: allocators keep what other tests freed.
+//! The only test of its program, because allocators keep memory that other tests freed.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn the_estimated_peak_of_the_vae_is_near_the_measured_one() {
     let tiles = Tiling { height: 96, width: 128, overlap_height: 0.5, overlap_width: 0.5 };
     // The first computation loads parts of libraries.
     vae.encode(&Tensor::zeros([1, 3, 1, 16, 16], (Kind::Float, Device::Cpu))).unwrap();
-    // The small one first: allocators keep what was freed.
+    // Measure the small case first, because allocators keep freed memory.
     let before = status("VmRSS");
     for tiling in [Some(tiles), None] {
         vae.tiling(tiling).unwrap();

@@ -45,7 +45,7 @@ impl Cache {
         self.folder().join("snapshots").join(commit)
     }
 
-    /// Returns the commit that a revision was at the last download.
+    /// Returns the commit to which a revision pointed at the last download.
     pub fn commit(&self, revision: &str) -> Option<String> {
         let known = fs::read_to_string(self.folder().join("refs").join(revision)).ok();
         let known = known.map(|text| text.trim().to_owned());
@@ -80,7 +80,7 @@ impl Cache {
         fs::rename(&partial, &path).map_err(|error| Error::io("create the link", &path, error).into())
     }
 
-    /// Takes the lock that Python takes too while it downloads a blob. It is released when the file is dropped.
+    /// Takes the lock that Python also takes while it downloads a blob. The lock is released when the file is dropped.
     pub(crate) fn lock(&self, hash: &str) -> Result<File, Failure> {
         let path = self.hub.join(".locks").join(&self.name).join(format!("{hash}.lock"));
         create_parent(&path)?;
@@ -94,7 +94,8 @@ impl Cache {
                 "another process is downloading the same file",
                 "wait until it has ended, then run the command again",
             )),
-            // Network file systems without locks: the last one to rename wins, and both have verified the bytes.
+            // A network file system without locks: the last process to rename wins, and every process has verified the
+            // bytes.
             Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
             Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", &path, error).into()),
         }

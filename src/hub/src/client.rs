@@ -1,4 +1,4 @@
-//! HTTP requests to the Hub, with redirects, timeouts and errors that say what to do.
+//! HTTP requests to the Hub, with redirects, timeouts, and errors with a hint.
 
 use crate::Settings;
 use rundir::{ErrorCode, Failure};
@@ -8,9 +8,9 @@ use ureq::http::{Response, header};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 use ureq::{Agent, Body};
 
-/// The Hub redirects to its network of caches, a mirror perhaps once more.
+/// The most redirects. The Hub redirects to its CDN, and a mirror may redirect once more.
 const REDIRECTS: usize = 10;
-/// How long it may take to connect.
+/// The time limit for a connection attempt.
 const CONNECT: Duration = Duration::from_secs(20);
 
 /// A client of one model.
@@ -22,9 +22,9 @@ pub(crate) struct Client<'a> {
 
 /// Why a request failed.
 pub(crate) enum RequestError {
-    /// It may succeed later: the network, or a server that has too much to do.
+    /// The request may succeed later: a network error or an overloaded server.
     Transient(Failure),
-    /// It fails again.
+    /// The request would fail again.
     Lasting(Failure),
 }
 
@@ -38,7 +38,7 @@ impl RequestError {
 
 impl<'a> Client<'a> {
     pub(crate) fn new(settings: &'a Settings, model: &'a str) -> Self {
-        // The roots of the system: clusters have certificates of their own proxies there.
+        // Use the root certificates of the system: clusters add the certificates of their proxies to them.
         let tls = TlsConfig::builder().provider(TlsProvider::NativeTls).root_certs(RootCerts::PlatformVerifier).build();
         // Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
         let config = Agent::config_builder()
@@ -47,7 +47,7 @@ impl<'a> Client<'a> {
             .max_redirects_will_error(false)
             .http_status_as_error(false)
             .user_agent(concat!("vidtui/", env!("CARGO_PKG_VERSION")))
-            // A compressed body would have another size.
+            // Disable compression, because a compressed body has another size.
             .accept_encoding("identity")
             .timeout_connect(Some(CONNECT))
             .timeout_recv_response(Some(settings.silent_limit))
@@ -56,7 +56,8 @@ impl<'a> Client<'a> {
         Self { agent: Agent::new_with_config(config), settings, model }
     }
 
-    /// Requests a path below the endpoint, from a byte on. The token goes to the endpoint only, not to other hosts.
+    /// Requests a path below the endpoint, beginning at a byte. The token goes to the endpoint only, not to other
+    /// hosts.
     pub(crate) fn get(&self, path: &str, from: u64) -> Result<Response<Body>, RequestError> {
         let mut url = format!("{}{path}", self.settings.endpoint);
         for _ in 0..=REDIRECTS {
@@ -136,7 +137,7 @@ impl<'a> Client<'a> {
                 let fix = format!("accept the licence at {endpoint}/{model} with the account of the token");
                 lasting(ErrorCode::PermissionDenied, "the model is gated, and your account has no access", fix)
             }
-            // Without a token, the Hub answers 401 for models that do not exist too.
+            // Without a token, the Hub also returns 401 for models that do not exist.
             (401, "RepoNotFound", None) => {
                 let fix = format!("check the name at {endpoint}/{model}; if the model is private or gated, {set}");
                 lasting(ErrorCode::NotFound, "there is no such model, or it is private", fix)

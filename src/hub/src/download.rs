@@ -1,4 +1,4 @@
-//! Downloads one file: continues what is there, retries, verifies, and renames.
+//! Downloads one file: continues a partial download, retries, verifies, and renames.
 
 use crate::Settings;
 use crate::cache::{Cache, create_parent};
@@ -13,15 +13,15 @@ use std::ops::ControlFlow;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Bytes that are read at once.
+/// The number of bytes that are read at a time.
 const CHUNK: usize = 1 << 18;
 /// The longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Receives the bytes of the file that are there, and whether they are only being verified.
+/// Receives the number of bytes on the disk, and whether they are only being verified.
 pub(crate) type OnBytes<'a> = &'a mut dyn FnMut(u64, bool) -> ControlFlow<()>;
 
-/// A file that is downloaded.
+/// A file to download.
 pub(crate) struct Download<'a> {
     pub client: &'a Client<'a>,
     pub settings: &'a Settings,
@@ -49,7 +49,7 @@ impl Download<'_> {
             match self.receive(file, &path, &mut hash, &mut done, on_bytes) {
                 Ok(()) => {}
                 Err(RequestError::Lasting(failure)) => return Err(failure),
-                // A download that advances is not given up.
+                // A download that made progress gets all its retries again.
                 Err(RequestError::Transient(_)) if done > before => (failures, pause) = (0, self.settings.pause),
                 Err(RequestError::Transient(failure)) if failures >= self.settings.retries => return Err(failure),
                 Err(RequestError::Transient(_)) => {
@@ -74,12 +74,12 @@ impl Download<'_> {
         fs::rename(&path, &blob).map_err(|error| Error::io("write", &blob, error).into())
     }
 
-    /// Hashes what an earlier download has left.
+    /// Hashes the bytes of an earlier, partial download.
     fn resume(&self, file: &mut File, path: &Utf8Path, on_bytes: OnBytes<'_>) -> Result<(Hash, u64), Failure> {
         let io = |error| Failure::from(Error::io("read", path, error));
         let new = || Hash::new(&self.file.expected, self.file.size);
         let (mut hash, mut done) = (new(), 0);
-        // More bytes than the file has are not its bytes.
+        // A partial file that is longer than the file cannot belong to it.
         if file.metadata().map_err(io)?.len() > self.file.size {
             file.set_len(0).map_err(io)?;
         }
@@ -98,7 +98,7 @@ impl Download<'_> {
         }
     }
 
-    /// Requests the rest and appends it.
+    /// Requests the rest of the file and appends it.
     fn receive(
         &self,
         file: &mut File,
@@ -110,7 +110,7 @@ impl Download<'_> {
         let lasting = |error| RequestError::Lasting(Error::io("write", path, error).into());
         let url = format!("/{}/resolve/{}/{}", encoded(self.model), self.commit, encoded(&self.file.path));
         let mut response = self.client.get(&url, *done)?;
-        // Without ranges, or with a range that cannot be, the file comes from its start or not at all.
+        // If the server does not support ranges or rejects this range, start at the first byte.
         let is_rest = response.status() == 206 && starts_at(&response) == Some(*done);
         if *done > 0 && !is_rest {
             file.set_len(0).map_err(lasting)?;
@@ -129,7 +129,7 @@ impl Download<'_> {
             if n == 0 {
                 return Ok(());
             }
-            // What a server sends beyond the end is not written.
+            // Bytes beyond the listed size are not written.
             let wanted = usize::try_from(self.file.size - *done).map_or(n, |left| n.min(left));
             file.write_all(&chunk[..wanted]).map_err(lasting)?;
             hash.update(&chunk[..wanted]);
@@ -150,7 +150,7 @@ fn starts_at(response: &ureq::http::Response<ureq::Body>) -> Option<u64> {
     range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
 }
 
-/// Waits, and stops waiting if the user interrupts.
+/// Waits; returns early if the user interrupts.
 pub(crate) fn wait(pause: Duration, goes_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), Failure> {
     let end = Instant::now() + pause;
     while Instant::now() < end {

@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::ops::ControlFlow;
 
-/// Room that is left on the disk for others.
+/// The free space that is left on the disk for other programs.
 const SPARE: u64 = 64 << 20;
 
-/// What to download.
+/// A request to download files of a model.
 #[derive(Debug, Clone)]
 pub struct FetchRequest {
     /// `OWNER/NAME`.
@@ -28,14 +28,14 @@ pub struct FetchRequest {
     pub files: Vec<String>,
 }
 
-/// How far a download is.
+/// The progress of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FetchProgress<'a> {
-    /// The file that is downloaded now.
+    /// The file that is being downloaded.
     pub file: &'a str,
-    /// Bytes that an earlier download has left are being verified.
+    /// The bytes of an earlier, partial download are being verified.
     pub verifies: bool,
-    /// Bytes of all files that are there.
+    /// The bytes on the disk, of all files.
     pub done: u64,
     /// Bytes of all files.
     pub total: u64,
@@ -52,15 +52,16 @@ pub struct Fetched {
     pub files: usize,
     /// Bytes of them.
     pub bytes: u64,
-    /// Files that were not there before.
+    /// Files that this call downloaded.
     pub downloaded: usize,
 }
 
-/// Downloads a model, or completes it. What is there is not downloaded again.
+/// Downloads a model, or the files of it that are missing in the cache.
 ///
 /// # Errors
 /// `HubUnreachable`, `HubFailed`, `NotFound`, `PermissionDenied` (gated or private), `DiskFull`, `DownloadDamaged`,
-/// `UnknownName` (no such file), `Cancelled`, or an error of the file system. What was downloaded is kept for the next call.
+/// `UnknownName` (no such file), `Cancelled`, or an error of the file system. Downloaded bytes are kept for the next
+/// call.
 pub fn fetch(
     request: &FetchRequest,
     settings: &Settings,
@@ -99,7 +100,7 @@ pub fn fetch(
     Ok(Fetched { folder, commit: listing.commit, files: wanted.len(), bytes: total, downloaded: downloaded.len() })
 }
 
-/// Calls until it succeeds, with pauses, as long as the failures are transient.
+/// Repeats a call, with pauses, until it succeeds or fails permanently.
 fn retried<T>(
     settings: &Settings,
     goes_on: &mut dyn FnMut() -> ControlFlow<()>,
@@ -112,7 +113,7 @@ fn retried<T>(
         }
         match call() {
             Ok(value) => return Ok(value),
-            // Without a network at all, an answer is wanted now.
+            // If the network is unreachable, fail at once.
             Err(RequestError::Transient(failure)) if failure.code == ErrorCode::HubUnreachable => return Err(failure),
             Err(RequestError::Transient(_)) => wait(pause, goes_on)?,
             Err(RequestError::Lasting(failure)) => return Err(failure),
@@ -179,7 +180,7 @@ fn free(folder: &Utf8Path) -> Option<u64> {
     Some(disk.blocks_available() as u64 * disk.fragment_size() as u64)
 }
 
-/// Returns what is in the cache.
+/// Returns the cached files of the model.
 fn offline(cache: &Cache, request: &FetchRequest) -> Result<Fetched, Failure> {
     let FetchRequest { model, revision, .. } = request;
     let Some(commit) = cache.commit(revision).filter(|commit| cache.snapshot(commit).is_dir()) else {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// What the Hub lists about the bytes of a file.
+/// The hash that the Hub lists for a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Expected {
@@ -15,14 +15,14 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Returns the digits, which name the blob.
+    /// Returns the digits, which are the blob's file name.
     pub(crate) fn digits(&self) -> &str {
         match self {
             Self::Sha256(digits) | Self::Git(digits) => digits,
         }
     }
 
-    /// Returns whether the digits are those of the hash, and not a path.
+    /// Returns whether the digits are hexadecimal and have the right number, so that they cannot be a path.
     pub(crate) fn is_valid(&self) -> bool {
         let length = match self {
             Self::Sha256(_) => 64,
@@ -32,7 +32,7 @@ impl Expected {
     }
 }
 
-/// The hash of bytes that arrive in pieces.
+/// A hash that is computed piece by piece.
 pub(crate) enum Hash {
     Sha256(Sha256),
     Git(Sha1),

@@ -1,9 +1,10 @@
-//! The command that downloads weights which are missing.
+//! Hints with the command that downloads missing weights.
 
-/// The family of models that are most often meant.
+/// The owner of the models that users most often mean.
 const FAMILY: &str = "cogvideox";
 
-/// Returns the command that downloads what a user has named in place of a folder, if it looks like a model of the Hub.
+/// Returns the command that downloads a model, if the name that the user gave in place of a folder looks like a model
+/// of the Hub.
 pub fn fetch_command(named: &str) -> Option<String> {
     let is_name = |part: &&str| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);

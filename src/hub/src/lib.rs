@@ -1,6 +1,6 @@
 //! Downloads models from the Hugging Face Hub, or a mirror, into the cache that Python's `huggingface_hub` reads.
 //!
-//! A download that was cut off continues where it stopped. Every file is checked against the size and hash that the Hub
+//! An interrupted download continues where it stopped. Every file is checked against the size and hash that the Hub
 //! lists, and is visible in the cache only after that. Endpoint, token, cache and revision are given explicitly
 //! ([`Settings`]); [`Settings::from_environment`] is the only reader of the environment.
 

@@ -6,7 +6,7 @@ use camino::{Utf8Component, Utf8Path};
 use rundir::{ErrorCode, Failure};
 use serde::Deserialize;
 
-/// The largest list of files that is read.
+/// The largest accepted list of files, in bytes.
 const LARGEST: u64 = 64 << 20;
 
 /// A model at a commit.
@@ -52,7 +52,7 @@ struct Lfs {
 impl Listing {
     /// Requests the list.
     pub(crate) fn request(client: &Client<'_>, model: &str, revision: &str) -> Result<Self, RequestError> {
-        // A slash in the name of a branch is part of the name.
+        // Encode slashes, because a slash in a branch name is part of the name.
         let revision = encoded(revision).replace('/', "%2F");
         let mut response = client.get(&format!("/api/models/{}/revision/{revision}?blobs=true", encoded(model)), 0)?;
         let text = response.body_mut().with_config().limit(LARGEST).read_to_string();
@@ -71,7 +71,7 @@ impl Listing {
         }
         let file = |sibling: Sibling| {
             let path = sibling.rfilename;
-            // A name decides where a file is written.
+            // The name decides where the file is written, so reject names that leave the folder.
             if path.is_empty()
                 || !Utf8Path::new(&path).components().all(|part| matches!(part, Utf8Component::Normal(_)))
             {

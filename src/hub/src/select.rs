@@ -1,13 +1,13 @@
-//! Which files of a model are downloaded.
+//! Selects the files of a model to download.
 
 use crate::listing::ListedFile;
 use rundir::{ErrorCode, Failure};
 
-/// Files that are for people, not programs.
+/// Files that only people read.
 const FOR_PEOPLE: [&str; 10] =
     [".md", ".gitattributes", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp4", ".pdf", ".svg"];
 
-/// Returns the files that match a pattern, or without patterns all that programs read.
+/// Returns the files that match a pattern; without patterns, all files that programs read.
 pub(crate) fn select(model: &str, files: &[ListedFile], patterns: &[String]) -> Result<Vec<ListedFile>, Failure> {
     if patterns.is_empty() {
         let wanted = |file: &&ListedFile| {
@@ -35,7 +35,8 @@ fn likeness(pattern: &str, path: &str) -> f64 {
     strsim::jaro_winkler(pattern, path)
 }
 
-/// Returns whether a pattern names a file: its path, a folder above it, or with `*` for any characters.
+/// Returns whether a pattern matches a file. A pattern is a path, a folder above the file, or a path with `*` for any
+/// characters.
 fn matches(pattern: &str, path: &str) -> bool {
     let pattern = pattern.trim_start_matches("./").trim_end_matches('/');
     if pattern.contains('*') {

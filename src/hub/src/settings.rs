@@ -1,4 +1,4 @@
-//! Where to download from and to, and the token.
+//! The settings of downloads: endpoint, cache and token.
 
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
@@ -9,12 +9,12 @@ use std::time::Duration;
 /// The Hub itself.
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// A secret. It is never shown: not in errors, and not with `{:?}`.
+/// A secret that is never shown, neither in errors nor with `{:?}`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// Makes a token of a text without white space at its ends; `None` if it is empty.
+    /// Makes a token from a text, without white space at its ends. Returns `None` if the text is empty.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         (!text.is_empty()).then(|| Self(text.to_owned()))
@@ -37,7 +37,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Where to download from and to.
+/// The settings of downloads.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The Hub or a mirror, without a slash at the end.
@@ -46,11 +46,11 @@ pub struct Settings {
     pub token: Option<Token>,
     /// The folder of the cache: `~/.cache/huggingface/hub`.
     pub cache: Utf8PathBuf,
-    /// Only what is in the cache is used.
+    /// Whether only the cache is used.
     pub offline: bool,
-    /// How long a connection may be silent.
+    /// The time limit for a connection that transfers nothing.
     pub silent_limit: Duration,
-    /// How often a download that makes no progress is tried again.
+    /// The number of retries of a download that makes no progress.
     pub retries: u32,
     /// The first pause before a retry; each following one is twice as long.
     pub pause: Duration,

@@ -1,4 +1,4 @@
-//! Downloads from a server in this process that behaves as the Hub and its network of caches do.
+//! Tests with a server in this process that behaves like the Hub and its CDN.
 
 use super::*;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -16,29 +16,29 @@ use std::time::Duration;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const MODEL: &str = "zai-org/CogVideoX-5b";
 
-/// A request, as the server has received it.
+/// A request that the server received.
 #[derive(Debug, Clone)]
 struct Request {
     path: String,
     headers: BTreeMap<String, String>,
 }
 
-/// What the servers do, and what they have received.
+/// The behaviour of the servers, and the requests that they received.
 #[derive(Default)]
 struct World {
     files: BTreeMap<String, Vec<u8>>,
     /// Bytes after which each of the next connections for a file is cut.
     cuts: Vec<usize>,
     ignores_ranges: bool,
-    /// Sent in place of what was listed.
+    /// Bytes that are sent in place of the listed ones.
     damage: bool,
-    /// Status, `X-Error-Code`, and how often.
+    /// Status, `X-Error-Code`, and the number of times.
     refuses: Option<(u16, &'static str, usize)>,
     to_hub: Vec<Request>,
     to_caches: Vec<Request>,
 }
 
-/// The Hub and its network of caches, on two ports.
+/// The Hub and its CDN, on two ports.
 struct Hub {
     endpoint: String,
     world: Arc<Mutex<World>>,
@@ -104,7 +104,7 @@ impl Hub {
         self.world.lock().unwrap().files["vae/model.safetensors"].clone()
     }
 
-    /// The ranges that the caches were asked for.
+    /// Returns the ranges that were requested from the CDN.
     fn ranges(&self) -> Vec<Option<String>> {
         self.world.lock().unwrap().to_caches.iter().map(|request| request.headers.get("range").cloned()).collect()
     }
@@ -214,7 +214,7 @@ fn the_token_is_sent_to_the_hub_and_not_to_its_caches_or_logs() {
 #[test]
 fn a_download_that_is_cut_off_continues_where_it_stopped() {
     let hub = Hub::new();
-    // Three cuts in one call: more than it retries without progress.
+    // Three interruptions in one call, which is more than the retries without progress.
     hub.change(|world| world.cuts = vec![1, 300_000, 100_000, 65_536]);
     hub.fetch(&["vae/model.safetensors"]).unwrap();
     let starts = ["bytes=65536-", "bytes=165536-", "bytes=465536-", "bytes=465537-"];
@@ -286,7 +286,7 @@ fn refusals_name_what_the_user_can_do() {
         assert!(failure.fix.contains(in_fix), "{status} {code}: {failure}");
         assert!(!failure.to_string().contains("secret"), "{failure}");
     }
-    // A server that is busy for a moment is asked again.
+    // A request to a server that is busy for a moment is retried.
     hub.change(|world| world.refuses = Some((503, "", 2)));
     assert_eq!(hub.fetch(&[]).unwrap().files, 3);
 }
@@ -315,7 +315,7 @@ fn a_model_in_the_cache_needs_no_network() {
 #[test]
 fn a_disk_that_is_too_small_is_reported_before_the_download() {
     let hub = Hub::new();
-    // A file of 4 EiB, which is listed and never sent.
+    // A file of 4 EiB that is listed but never sent.
     let digits = "a".repeat(64);
     let listing = serde_json::json!({ "sha": COMMIT, "siblings": [
         { "rfilename": "big.safetensors", "lfs": { "sha256": digits, "size": 1_u64 << 62 } },

@@ -33,7 +33,7 @@ impl Options {
     /// Starts the rig; returns when every node accepts logins and Slurm, if added, reports all nodes idle.
     ///
     /// # Errors
-    /// [`RigError::Impossible`] where namespaces or packages are missing; otherwise what failed.
+    /// [`RigError::Impossible`] if namespaces or packages are missing; otherwise the step that failed.
     pub fn up(&self) -> Result<Rig, RigError> {
         let mut command = Command::new(SCRIPT);
         // The scripts create the folder, so they can remove it.

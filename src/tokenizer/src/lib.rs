@@ -1,7 +1,8 @@
-//! T5's tokens, exactly as Google's SentencePiece gives them. No libtorch.
+//! A T5 tokenizer that gives exactly the tokens of Google's SentencePiece. This crate does not need libtorch.
 //!
-//! [`Tokenizer`] is `T5Tokenizer` of transformers up to version 4, with `legacy` as the pipelines of CogVideoX have it: text is split at
-//! special tokens, and SentencePiece encodes each part. [`SentencePiece`] reads unigram models (`spiece.model`) alone.
+//! [`Tokenizer`] equals `T5Tokenizer` of transformers up to version 4, with `legacy` set as in the pipelines of
+//! CogVideoX: text is split at special tokens, and SentencePiece encodes each part. [`SentencePiece`] reads unigram
+//! models (`spiece.model`) alone.
 
 mod charsmap;
 mod normalizer;
@@ -18,7 +19,7 @@ pub use unigram::SentencePiece;
 
 /// The file with the SentencePiece model.
 const MODEL: &str = "spiece.model";
-/// The id of padding and the id that ends a text, if the model does not name them; those of every T5.
+/// The default ids of padding and of the end of a text, which every T5 has.
 const PAD: i64 = 0;
 const END: i64 = 1;
 
@@ -90,7 +91,7 @@ impl Tokenizer {
         ids
     }
 
-    /// Ends a text, unless it ends in `</s>` already.
+    /// Appends `</s>` to a text that does not end in it.
     fn finish(&self, ids: &mut Vec<i64>) {
         if ids.last() != Some(&self.end) {
             ids.push(self.end);
@@ -98,12 +99,12 @@ impl Tokenizer {
     }
 }
 
-/// Why a file is not a model that can be used.
+/// The reason why a file is not a usable model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// It is not a SentencePiece model, or it is damaged.
+    /// The file is not a SentencePiece model, or is damaged.
     Malformed(String),
-    /// It is a model of another kind, such as BPE.
+    /// The file is a model of another kind, such as BPE.
     Kind(String),
 }
 

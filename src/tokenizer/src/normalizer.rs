@@ -4,7 +4,7 @@ use crate::Error;
 use crate::charsmap::Charsmap;
 use crate::proto::Fields;
 
-/// What a space becomes.
+/// The replacement of a space.
 const SPACE: &str = "\u{2581}";
 
 /// The normalizer of a model.
@@ -14,9 +14,9 @@ pub struct Normalizer {
     add_dummy_prefix: bool,
     remove_extra_whitespaces: bool,
     escape_whitespaces: bool,
-    /// Of the trainer's settings: words end in a space instead of beginning with one.
+    /// A setting of SentencePiece's trainer: words end in a space instead of beginning with one.
     pub whitespace_as_suffix: bool,
-    /// Pieces that users defined, which are not normalized; the longest first.
+    /// User-defined pieces, which are not normalized; the longest first.
     pub user_defined: Vec<String>,
 }
 

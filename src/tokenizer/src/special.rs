@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 /// The file with the special tokens.
 const CONFIG: &str = "tokenizer_config.json";
-/// T5's tokens, and the number of its sentinels, where the file does not name them.
+/// T5's special tokens and the number of its sentinels, used if the file does not name them.
 const TOKENS: [(&str, i64); 3] = [("<pad>", 0), ("</s>", 1), ("<unk>", 2)];
 const SENTINELS: usize = 100;
 
@@ -16,9 +16,9 @@ const SENTINELS: usize = 100;
 struct Special {
     text: String,
     id: i64,
-    /// Whether it takes the spaces before it.
+    /// Whether the token absorbs the spaces before it.
     left: bool,
-    /// Whether it takes the spaces after it.
+    /// Whether the token absorbs the spaces after it.
     right: bool,
 }
 
@@ -101,12 +101,12 @@ impl Specials {
         })
     }
 
-    /// Splits a text at special tokens; the longest one wins where several begin.
+    /// Splits a text at special tokens. If several begin at the same place, the longest is taken.
     pub fn split<'a>(&self, text: &'a str) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         let (mut begin, mut at) = (0, 0);
         let mut swallow = false;
-        // Tokens that follow each other have an empty text between them, which is left out.
+        // The empty text between two adjacent tokens is left out.
         let add = |parts: &mut Vec<Part<'a>>, text: &'a str, left: bool, right: bool| {
             let text = if left { text.trim_start_matches(is_space) } else { text };
             let text = if right { text.trim_end_matches(is_space) } else { text };

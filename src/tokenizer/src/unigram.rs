@@ -1,13 +1,14 @@
-//! Unigram models: the most probable way to cut a normalized text into pieces.
+//! Unigram models, which cut a normalized text into its most probable sequence of pieces.
 
 use crate::Error;
 use crate::normalizer::Normalizer;
 use crate::proto::Fields;
 use std::collections::HashMap;
 
-/// How much less probable an unknown character is than the least probable piece.
+/// The distance of an unknown character's score below the lowest score of a piece.
 const UNKNOWN_PENALTY: f32 = 10.0;
-/// How much a piece that a user defined is below the most probable one for each byte, so that it is always chosen.
+/// The distance, per byte, of a user-defined piece's score below the highest score. With it, such a piece is always
+/// chosen.
 const USER_DEFINED_PENALTY: f64 = 0.1;
 /// The kinds of models by their numbers in the file.
 const KINDS: [(u64, &str); 4] = [(1, "unigram"), (2, "BPE"), (3, "word"), (4, "character")];
@@ -23,7 +24,7 @@ enum Type {
     Byte,
 }
 
-/// A piece of the vocabulary; its id is its place.
+/// A piece of the vocabulary. Its id is its index.
 #[derive(Debug, Clone)]
 struct Piece {
     text: String,
@@ -42,16 +43,16 @@ pub struct SentencePiece {
     unknown: u32,
     unknown_score: f32,
     max_score: f32,
-    /// The ids of all bytes, if unknown characters are cut into bytes.
+    /// The ids of all bytes, if unknown characters are encoded as bytes.
     bytes: Option<Vec<u32>>,
 }
 
-/// The best way to cut the text up to some place.
+/// The best sequence of pieces for a prefix of the text.
 #[derive(Debug, Clone, Copy)]
 struct Best {
     id: u32,
     score: f32,
-    /// Where the last piece begins; none if no way is known yet.
+    /// The start of the last piece; `None` if no sequence is known yet.
     start: Option<u32>,
 }
 
@@ -59,7 +60,7 @@ impl SentencePiece {
     /// Parses a `.model` file.
     ///
     /// # Errors
-    /// It is not a SentencePiece model, or one of another kind than unigram.
+    /// The file is not a SentencePiece model, or is of another kind than unigram.
     pub fn parse(file: &[u8]) -> Result<Self, Error> {
         let (mut pieces, mut normalizer) = (Vec::new(), Normalizer::default());
         let (mut kind, mut byte_fallback) = (1, false);
@@ -162,7 +163,7 @@ impl SentencePiece {
                     let of_piece = &normalized.as_bytes()[start..end];
                     ids.extend(of_piece.iter().map(|&byte| i64::from(bytes[usize::from(byte)])));
                 }
-                // Unknown characters in a row are one unknown piece.
+                // Consecutive unknown characters are one unknown piece.
                 _ if unknown && unknown_before => {}
                 _ => ids.push(i64::from(id)),
             }

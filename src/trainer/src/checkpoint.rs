@@ -1,4 +1,4 @@
-//! Saving and loading sharded parameters as logical tensors.
+//! Saves and loads sharded parameters as logical tensors.
 //!
 //! Each rank of the first replica writes the pieces that it owns; rank 0 writes the manifest with the place of every piece.
 //! Loading looks up the pieces that this rank owns now, so a checkpoint can be loaded on any mesh.
@@ -51,7 +51,7 @@ pub struct SaveInfo<'a> {
     pub saved_s: f64,
 }
 
-/// What is restored from a checkpoint.
+/// The parts of a checkpoint to restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restore {
     /// Parameters only: a new stage.
@@ -63,7 +63,7 @@ pub enum Restore {
 /// This rank's piece of a tensor.
 struct Piece {
     name: String,
-    /// Whether it may be missing in weights to start from.
+    /// Whether the tensor may be missing in the initial weights.
     addable: bool,
     shape: Vec<usize>,
     /// The box of the tensor that the ranks of this rank's shard group hold.
@@ -71,7 +71,7 @@ struct Piece {
     /// The first element, counted in the box.
     start: i64,
     values: Tensor,
-    /// Whether this rank saves it: only the first rank of a TP group saves a replicated tensor.
+    /// Whether this rank saves the piece. Only the first rank of a TP group saves a replicated tensor.
     saved: bool,
 }
 
@@ -93,7 +93,7 @@ struct RankPart {
     tensors: Vec<LogicalTensor>,
 }
 
-/// The host memory that every save copies to: allocating it would take longer than the copy.
+/// The host memory that every save copies to. It is kept, because allocating it would take longer than the copy.
 #[derive(Debug, Default)]
 pub struct StagingMemory {
     ready: VecDeque<Tensor>,
@@ -101,7 +101,7 @@ pub struct StagingMemory {
 }
 
 impl StagingMemory {
-    /// Starts to allocate it in a thread, so that the first save is as fast as later ones.
+    /// Starts to allocate the memory in a thread, so that the first save is as fast as later ones.
     pub fn allocate_ahead(sharded: &TrainingState<'_>) -> Self {
         let device = sharded.fsdp.groups().device;
         let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
@@ -141,7 +141,7 @@ fn set_device(device: Device) -> c10d::Result<()> {
     if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
-/// Number of elements below which libtorch uses one thread. More threads would take the cores that train.
+/// The number of elements below which libtorch uses one thread. More threads would slow down training.
 const ONE_THREAD: i64 = 16 * 1024;
 
 /// Allocates host memory like a tensor; page-locked if the tensor is on a GPU.
@@ -161,7 +161,7 @@ fn host_like(values: &Tensor) -> c10d::Result<Tensor> {
     })
 }
 
-/// Copies a tensor to the next buffer: tensors come in the same order in every save.
+/// Copies a tensor to the next buffer. Every save must pass the tensors in the same order.
 ///
 /// A copy from a GPU is asynchronous.
 fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> {
@@ -202,7 +202,7 @@ const METADATA_BYTES: u64 = 1500;
 /// Returns an error if the disk has too little space for a checkpoint.
 fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     let parent = dir.parent().unwrap_or(dir);
-    // If the free space is unknown, writing finds out.
+    // If the free space is unknown, let the write fail.
     let Ok(disk) = nix::sys::statvfs::statvfs(parent.as_std_path()) else { return Ok(()) };
     let free = disk.blocks_available() * disk.fragment_size();
     if free >= needed {
@@ -217,8 +217,8 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     ))
 }
 
-/// Starts a thread that copies this rank's part of a checkpoint and writes the copy. A short collective: the next forward and
-/// backward passes only read the weights, and [`AdamState::step`] waits for the copy.
+/// Starts a thread that copies this rank's part of a checkpoint and writes the copy. This collective is short: the next
+/// forward and backward passes only read the weights, and [`AdamState::step`] waits for the copy.
 ///
 /// # Errors
 /// The staging folder cannot be made, or the disk has too little space.
@@ -284,7 +284,7 @@ fn to_save(sharded: &TrainingState<'_>) -> Files {
     files
 }
 
-/// Copies of this rank's tensors. Those from a GPU may still be in flight.
+/// Copies of this rank's tensors. Copies from a GPU may still be in progress.
 struct Copies {
     files: Files,
     /// Recorded after the last copy from a GPU.
@@ -349,7 +349,7 @@ pub fn finish(
 /// The result of reading a checkpoint, the same on every rank.
 #[derive(Debug)]
 pub enum Loaded<T> {
-    /// The checkpoint is as it was written.
+    /// The checkpoint is intact.
     Intact(T),
     /// A file is missing or has changed.
     Damaged(Failure),
@@ -404,13 +404,13 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         Loaded::Intact(checkpoint) => checkpoint,
         damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
-    // In parallel: what one thread reads from disk, the other finds in the page cache.
+    // Load and verify in parallel: bytes that one thread reads from disk are in the page cache for the other.
     let (verified, filled) = std::thread::scope(|scope| {
         let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
         let filled = fill(sharded, &checkpoint, restore);
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
-    // A damaged file is the better reason, if loading failed because of it.
+    // If loading failed because a file is damaged, report the damage.
     if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
         return Ok(Loaded::Damaged(damage));
     }
@@ -418,7 +418,7 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
     Ok(Loaded::Intact(checkpoint))
 }
 
-/// Returns what this rank has read if every rank has, else the damage that a rank found. A collective.
+/// Returns this rank's value if every rank succeeded, otherwise the damage that a rank found. A collective.
 fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Loaded<T>, Failure> {
     use rundir::Error::{Checksum, Incomplete};
     let (value, damage) = match read {
@@ -484,8 +484,8 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     Ok(())
 }
 
-/// Elements that are read or written at a time: they fit in the CPU cache, and are fewer than libtorch copies with several
-/// threads (32768), which would spin on the cores that compute checksums.
+/// The number of elements that are read or written at a time. They fit in the CPU cache. From 32768 elements on,
+/// libtorch would copy with several threads, which would spin on the cores that compute checksums.
 const AT_ONCE: u64 = 16 * 1024;
 
 /// Groups ranges into reads: a long range is read in parts, those of many rows together.
@@ -546,8 +546,8 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
     Ok(part)
 }
 
-/// Writes pieces as the tensors of a new safetensors file, and computes its checksum in the same pass, which the library
-/// cannot.
+/// Writes pieces as the tensors of a new safetensors file and computes its checksum in the same pass. The safetensors
+/// crate cannot do both.
 fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
     let mut pieces: Vec<&Piece> = pieces.iter().collect();
     // Wide elements first, so that all tensors are aligned.

@@ -1,4 +1,4 @@
-//! The conditions of a batch: what the network receives besides the noised latent and the text.
+//! The conditions of a batch: inputs of the network besides the noised latent and the text.
 
 use crate::seeds::{self, Purpose};
 use dataset::{IMAGE, KNOWN, MASKED};
@@ -7,7 +7,8 @@ use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use tch::{Kind, Tensor};
 
-/// The conditions of the samples of a batch, fp32 and scaled as latents are; none for those that the recipe does not use.
+/// The conditions of a batch's samples, fp32 and scaled like latents. A condition that the recipe does not use is
+/// `None`.
 #[derive(Debug, Default)]
 pub struct Conditions {
     /// Latents of the first images, `[B, 1, C, h, w]`.
@@ -18,8 +19,8 @@ pub struct Conditions {
     pub masked: Option<Tensor>,
 }
 
-/// Returns a stored tensor of sample `number` as a latent, drawn if it holds means and log-variances. `place` is its place in the
-/// condition, so that each has its own draws.
+/// Returns a stored tensor of sample `number` as a latent, drawn if it holds means and log-variances. `place` is the
+/// tensor's index in the condition; each index has its own draws.
 pub fn drawn(place: usize, stored: &Tensor, moments: bool, seed: u64, number: u64) -> Tensor {
     if !moments {
         return stored.shallow_clone();
@@ -47,7 +48,8 @@ impl Conditions {
         conditions
     }
 
-    /// Returns what is concatenated with the noised latents of `frames` frames; none for a recipe without conditions.
+    /// Returns the tensor that is concatenated with the noised latents of `frames` frames, or `None` for a recipe
+    /// without conditions.
     ///
     /// * `first` — the number of the first sample of the global batch, which decides whether the images are dropped.
     /// * `numbers` — the numbers of the samples of this batch.
@@ -74,7 +76,7 @@ impl Conditions {
             ConditionKind::None => Ok(None),
             ConditionKind::Image => {
                 let latent = self.image.as_ref().ok_or_else(|| missing(IMAGE))?;
-                // One draw for the whole batch, as in cogvideox-factory; the same on every mesh.
+                // There is one draw for the whole batch, as in cogvideox-factory, and it is the same on every mesh.
                 let dropped = seeds::uniform(seed, Purpose::ImageDropout, first) < condition.image_dropout;
                 let input = dit::conditions::image(latent, frames);
                 Ok(Some(if dropped { input.zeros_like() } else { input }))

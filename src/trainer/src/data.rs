@@ -1,8 +1,8 @@
 //! Batches of precomputed latents in an order that is exact over epochs, ranks and resumes.
 //!
 //! Samples are numbered from the start of the run. Number `k` is item `k % n` of the permutation of epoch `k / n`, so
-//! every item is seen once per epoch whatever the batch size, and the position is one integer. While a step computes, a
-//! thread reads the next batch; it is never further ahead than that.
+//! every item is seen once per epoch at any batch size, and the position is one integer. While a step computes, a
+//! thread reads the next batch, and no further ones.
 
 use crate::conditions::Conditions;
 use crate::exchange::{agree_on, peer_lost};
@@ -26,7 +26,7 @@ pub struct Data {
     seed: u64,
     model: Model,
     condition: Condition,
-    /// `[text_len, text_dim]`, which replaces dropped texts; zeros if neither the recipe nor the store has one.
+    /// The text that replaces dropped texts, `[text_len, text_dim]`; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
     epoch: Option<(u64, Vec<usize>)>,
     ahead: Option<Ahead>,
@@ -60,7 +60,7 @@ struct Read {
 }
 
 impl Data {
-    /// Opens and checks the data set. Rank 0 reads the index and shares what the others need. A collective.
+    /// Opens and checks the data set. Rank 0 reads the index and sends its table to the other ranks. A collective.
     ///
     /// # Errors
     /// The first item that does not fit the model. Every rank returns the failure of the rank that found it.
@@ -163,7 +163,7 @@ impl Data {
         Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0), conditions })
     }
 
-    /// Returns where the latents, texts and conditions of samples are.
+    /// Returns the locations of the latents, texts and conditions of samples.
     fn samples(&mut self, numbers: Range<u64>) -> Vec<[Vec<Slot>; 3]> {
         numbers
             .map(|number| {
@@ -187,7 +187,7 @@ impl Data {
     }
 }
 
-/// Gives the table of rank 0 to all ranks. A collective.
+/// Sends the table of rank 0 to all ranks. A collective.
 fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
     if world.size() == 1 {
         return Ok(table.expect("the only rank opened the table"));
@@ -275,7 +275,7 @@ mod tests {
         Data::open(recipe, &Group::alone())
     }
 
-    /// Five samples of one latent number each, the item's own; `log_variance` turns latents into moments.
+    /// Five samples whose latent has one element: the item's number. With `log_variance`, the latents are moments.
     fn dataset(folder: &Utf8Path, log_variance: Option<f32>) -> recipe::Recipe {
         let write = |name: String, key: &str, shape: Vec<usize>, values: Vec<f32>| {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -345,7 +345,7 @@ mod tests {
             seen.sort_unstable();
             assert_eq!(seen, [0, 1, 2, 3, 4]);
         }
-        // Two ranks, two samples each and step; the second begins in the middle, as a resume does.
+        // Two ranks with two samples per step each. The second call starts in the middle, like a resume.
         for (rank, from) in [(0, 0), (1, 4)] {
             let mut data = open(&recipe).unwrap();
             for first in (from..20).step_by(4) {
@@ -381,7 +381,7 @@ mod tests {
         let (first, again) = (draw(3, 1).latent, draw(3, 1).latent);
         assert_eq!(first.size(), [1, 3, 16, 8, 8]);
         assert_eq!(first, again);
-        // The mean is a whole number that the draw is too wide to show in one place.
+        // The mean is a whole number. A single drawn value is too noisy to identify it.
         let item = first.mean(Kind::Float).double_value(&[]);
         assert!((item - item.round()).abs() < 0.05, "{item}");
         assert!((first.std(true).double_value(&[]) - 0.5).abs() < 0.02);

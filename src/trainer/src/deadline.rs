@@ -1,9 +1,9 @@
-//! When to save and stop so that a run ends within its time limit.
+//! Decides when to save and stop so that a run ends within its time limit.
 
 use recipe::{TimeLimit, save_reserve_s};
 use std::time::Instant;
 
-/// The time limit of an attempt. It is near when the time left is what a step and a save may take.
+/// The time limit of an attempt. The limit is near when the remaining time is what a step and a save may take.
 #[derive(Debug)]
 pub struct Deadline {
     started: Instant,
@@ -27,7 +27,7 @@ impl Deadline {
 
     /// Records the duration of a step.
     pub fn record_step(&mut self, seconds: f64) {
-        // A slow step may happen again; old ones lose weight.
+        // A slow step may recur, so its duration is remembered and decays.
         self.step_s = seconds.max(self.step_s * 0.99);
     }
 
@@ -50,8 +50,8 @@ impl Deadline {
 
 /// Returns the expected duration of the first save of an attempt from those of earlier attempts, newest first.
 ///
-/// One slow save, as on a network disk that hung, must not take the time of an attempt that trains: beyond a quarter of the
-/// limit it counts only as far as the save before it was slow too.
+/// A single slow save, such as on a network disk that hung, must not shorten later attempts too much. Beyond a quarter
+/// of the limit, it counts only as far as the save before it was slow too.
 pub fn save_s_after(mut earlier: impl Iterator<Item = f64>, limit: TimeLimit) -> Option<f64> {
     let (newest, before) = (earlier.next()?, earlier.next().unwrap_or(0.0));
     let most = limit.seconds().map_or(f64::INFINITY, |s| s as f64 / 4.0);

@@ -1,5 +1,5 @@
-//! `vidtui-train data decode`: decodes the latent of a clip of a store back to a video, so that people can see what was
-//! encoded.
+//! `vidtui-train data decode`: decodes the latent of a clip of a store to a video, so that users can check the
+//! encoding.
 
 use crate::data::kind;
 use camino::Utf8Path;
@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use video::{Frames, write_mp4};
 use weights::Header;
 
-/// The rate of a video whose rate is not known: CogVideoX's.
+/// The frame rate if a clip's rate is unknown: that of CogVideoX.
 const FPS: f64 = 8.0;
 
 /// Decodes the mean of a clip's latent with the VAE in folder `vae`, and writes an mp4.
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn values_of_a_video_become_bytes_frame_by_frame() {
-        // Two frames of one pixel.
+        // Two frames of one pixel each.
         let video = Tensor::from_slice(&[-1.0f32, 1.0, 0.0, 0.5, -2.0, 2.0]).view([1, 3, 2, 1, 1]);
         let frames = frames(&video, "a").unwrap();
         assert_eq!((frames.count, frames.height, frames.width), (2, 1, 1));

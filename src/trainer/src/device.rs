@@ -1,4 +1,4 @@
-//! The device of a rank, and what depends on it: uploads and timing.
+//! The device of a rank, and the functions that depend on it: uploads and timing.
 
 use c10d::cuda::{self, Event};
 use recipe::Device as Wanted;
@@ -27,7 +27,7 @@ pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<D
     Ok(device)
 }
 
-/// Chooses as [`choose`], given the number of visible GPUs.
+/// Chooses as [`choose`] does, given the number of visible GPUs.
 fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let fail = |code, why: &str, fix: &str| {
         Err(Failure::new(code, "cannot train on GPUs: train.device is \"cuda\"", why, fix))
@@ -62,7 +62,7 @@ pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
     }
 }
 
-/// A point in time: of the host's clock, or of a GPU's stream, which runs behind the host.
+/// A point in time of the host's clock, or of a GPU's stream, which runs behind the host.
 #[derive(Debug)]
 pub enum Mark {
     /// Time of the host.

@@ -1,7 +1,8 @@
 //! `task = "encode"`: each rank takes captions and clips from the queue of a data set, and stores texts and latents.
 //!
-//! Ranks exchange nothing. One makes the queue, and the others find its mark in the run's folder. Whatever a rank leaves behind,
-//! others take over when its leases expire; the rank that joins the results ends the run.
+//! Ranks exchange no messages. One rank makes the queue and marks it in the run's folder, where the others find it.
+//! When a rank dies, other ranks take over its work after its leases expire. The rank that joins the results ends the
+//! run.
 
 mod clips;
 mod queue;
@@ -24,9 +25,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 
-/// How long a rank waits before it asks again for work that others hold.
+/// The pause before a rank tries again to claim work that other ranks hold.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long before its time limit an attempt begins to stop: a clip is finished in that time.
+/// The time before its time limit at which an attempt begins to stop, enough to finish a clip.
 const RESERVE_S: f64 = 60.0;
 
 /// One rank of an encode.
@@ -41,7 +42,7 @@ pub struct Rank<'a> {
     pub device: Device,
 }
 
-/// Why a rank ends before the work is done.
+/// The reason why a rank ends before the work is done.
 pub struct Stop {
     signals: Signals,
     run: RunDir,
@@ -58,7 +59,7 @@ impl Stop {
         Ok(Self { signals, run: rank.run.clone(), limit })
     }
 
-    /// Returns why the rank is to stop, if it is.
+    /// Returns the reason to stop, if the rank must stop.
     pub fn reason(&self) -> Option<&'static str> {
         let reasons = [
             (self.signals.stop(), "SIGTERM or SIGINT"),
@@ -70,16 +71,16 @@ impl Stop {
     }
 }
 
-/// Whether a stage has work left that this rank can do.
+/// The work that remains in a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing is left.
+    /// No work remains.
     Nothing,
-    /// Other ranks hold what is left.
+    /// Other ranks hold the remaining work.
     Held,
 }
 
-/// Encodes as one rank of an attempt until nothing is left or a stop is requested.
+/// Encodes as one rank of an attempt until no work remains or a stop is requested.
 ///
 /// # Errors
 /// The inputs cannot be used; the data set cannot be written; or the device failed. A single clip that cannot be encoded is
@@ -99,7 +100,7 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
         if let Some(reason) = stop.reason() {
             return Ok(Finish::Stopped(reason.into()));
         }
-        // The text encoder is freed before the VAE is loaded, and the other way round.
+        // Only one encoder is in memory at a time.
         let left_texts = texts.work(&queue, &stop)?;
         let left_clips = clips.work(&queue, &stop)?;
         if (left_texts, left_clips) == (Left::Nothing, Left::Nothing) {
@@ -121,14 +122,15 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
     }
 }
 
-/// Records that the run is finished. One rank joins the results, so that one rank records it.
+/// Records that the run is finished. Only one rank joins the results, so only that rank records the end.
 pub fn log_finished(rank: &Rank<'_>, counts: Option<ItemCounts>) {
     if let Ok(mut log) = RunLog::open(rank.run, rank.attempt.number) {
         log.event(counts.unwrap_or_default().total(), EventKind::Finished);
     }
 }
 
-/// Waits until the rank that joined the results has recorded the end, by which the supervisor of this node sees it.
+/// Waits until the rank that joined the results has recorded the end of the run, so that the supervisor of this node
+/// sees it.
 fn wait_for_the_end(rank: &Rank<'_>) -> Result<Finish, Failure> {
     let until = Instant::now() + Duration::from_secs(5);
     let is_finished = || {
@@ -139,26 +141,26 @@ fn wait_for_the_end(rank: &Rank<'_>) -> Result<Finish, Failure> {
         std::thread::sleep(PAUSE);
     }
     if !is_finished() {
-        // That rank died between the two.
+        // The rank that joined the results died before it recorded the end.
         log_finished(rank, None);
     }
     Ok(Finish::Complete)
 }
 
-/// Stores an item; `Lost` where another worker has taken the range over.
+/// Stores an item. Returns `Lost` if another worker has taken the range over.
 fn commit(range: &mut Range, item: &Item, times: &[f64], tensors: &[StoredTensor]) -> Result<Held, Failure> {
     let new: Vec<_> = tensors.iter().map(StoredTensor::as_new).collect();
     range.commit(item, times, &new)
 }
 
-/// A tensor as it is stored: bf16.
+/// Converts a tensor to its stored form, bf16.
 struct StoredTensor {
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl StoredTensor {
-    /// Copies a tensor; none if a value is not finite.
+    /// Copies a tensor. Returns `None` if a value is not finite.
     fn of(tensor: &Tensor) -> Option<Self> {
         let tensor = tensor.to_kind(Kind::BFloat16).to_device(Device::Cpu).contiguous();
         if tensor.isfinite().all().int64_value(&[]) == 0 {
@@ -180,7 +182,7 @@ impl StoredTensor {
     }
 }
 
-/// Returns whether the failure is that of one item, and not of the rank, its node or the data set's disk.
+/// Returns whether a failure concerns only one item, and not the rank, its node or the data set's disk.
 fn is_of_item(failure: &Failure) -> bool {
     use ErrorCode::{DeviceFailed, DiskFull, ProgramMissing};
     ![ProgramMissing, DiskFull, DeviceFailed].contains(&failure.code)
@@ -196,7 +198,7 @@ fn not_finite(what: String) -> Failure {
     )
 }
 
-/// Claims a range of a stage. `Err` of the outer result is what is left where there is none to claim.
+/// Claims a range of a stage. The inner `Err` is the remaining work if there is no range to claim.
 fn claim(queue: &Queue, stage: Stage) -> Result<Result<Box<Range>, Left>, Failure> {
     use dataset::store::Claim;
     Ok(match queue.claim(stage)? {
@@ -208,7 +210,7 @@ fn claim(queue: &Queue, stage: Stage) -> Result<Result<Box<Range>, Left>, Failur
 
 type SharedQueue = Arc<Queue>;
 
-/// Makes the place of a rank from the environment.
+/// Reads the place of a rank from the environment.
 pub fn place(rank: usize, local_rank: usize) -> Result<RankPlace, Failure> {
     let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
     let node = node.ok_or_else(|| {

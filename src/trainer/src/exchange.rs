@@ -12,7 +12,7 @@ const SMALL: usize = 512;
 /// Returns the values of all ranks, in rank order. A collective.
 ///
 /// # Errors
-/// A peer is gone.
+/// A peer was lost.
 pub fn all_gather<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> c10d::Result<Vec<T>> {
     let bytes = to_json(mine);
     let lens = Tensor::zeros([group.size() as i64], (Kind::Int64, Device::Cpu));
@@ -20,10 +20,10 @@ pub fn all_gather<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> c
     gather_padded(group, bytes, lens.max().int64_value(&[]) as usize)
 }
 
-/// As [`all_gather`] with one collective instead of two, for values that are at most 512 bytes of JSON.
+/// Gathers as [`all_gather`] does, with one collective instead of two, for values of at most 512 bytes of JSON.
 ///
 /// # Errors
-/// A peer is gone.
+/// A peer was lost.
 pub fn all_gather_small<T: Serialize + DeserializeOwned>(group: &Group, mine: &T) -> c10d::Result<Vec<T>> {
     let bytes = to_json(mine);
     assert!(bytes.len() <= SMALL, "{} bytes are not small", bytes.len());
@@ -56,7 +56,7 @@ pub fn agree<T: Serialize + DeserializeOwned>(group: &Group, mine: Result<T, Fai
     all.into_iter().collect()
 }
 
-/// Returns this rank's value if every rank has one, else the first failure of any. A collective.
+/// Returns this rank's value if every rank has one, otherwise the failure of the lowest rank. A collective.
 ///
 /// # Errors
 /// As [`agree`].

@@ -1,7 +1,8 @@
 //! Fault injection: kills this process in the middle of a save, for tests of crash recovery, or makes it train slowly.
 //!
 //! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when the save of that step reaches that phase.
-//! `TRAIN_PACE_S=SECONDS` makes every step take at least that long. Without the variables, each costs one read of a static.
+//! `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one
+//! read of a static.
 
 use signal_hook::consts::SIGKILL;
 use std::sync::LazyLock;
@@ -20,13 +21,13 @@ pub fn reached(phase: &str, step: u64) {
     }
 }
 
-/// The least time that a step takes, in seconds.
+/// The environment variable with the minimum duration of a step in seconds.
 const PACE: &str = "TRAIN_PACE_S";
 
 static PACE_S: LazyLock<Option<f64>> = LazyLock::new(|| std::env::var(PACE).ok()?.parse().ok());
 
-/// Sleeps until a step that began at `start` has taken as long as `TRAIN_PACE_S` says, so that a test of a long run
-/// leaves the CPU to other tests.
+/// Sleeps until a step that began at `start` has taken `TRAIN_PACE_S` seconds, so that a test of a long run leaves the
+/// CPU to other tests.
 pub fn pace(start: Instant) {
     if let Some(rest) = PACE_S.and_then(|s| Duration::try_from_secs_f64(s).ok()?.checked_sub(start.elapsed())) {
         std::thread::sleep(rest);

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Initializes this rank's shards. The values of a tensor depend only on the seed and its name.
 pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], model: &Model, seed: u64) {
-    // A shard holds at most one piece of a tensor, so each whole tensor is made once and then dropped.
+    // A shard holds at most one piece of a tensor, so each full tensor is made once and then dropped.
     for mut owned in fsdp.owned() {
         let spec = &tables[owned.unit][owned.range.slot];
         let whole = first_values(spec, model, seed);

@@ -40,7 +40,7 @@ use rundir::{Failure, RunDir};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-/// The embedded trainer of vidtui. People use `vidtui launch`; the console starts this program on every node.
+/// The embedded trainer of vidtui. `vidtui launch` starts it on every node; users need not call it.
 #[derive(Parser)]
 #[command(version, about)]
 struct Args {

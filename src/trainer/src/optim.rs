@@ -19,7 +19,7 @@ pub struct LearningRates {
 }
 
 impl LearningRates {
-    /// Returns the rates of the step after `step` finished ones, in a run of `total` steps.
+    /// Returns the rates of the step that follows `step` finished steps, in a run of `total` steps.
     ///
     /// Source: reference/ttt-video `optimizers.py`; the formulas are [`recipe::Schedule::lr_at`].
     pub fn at(o: &Optimizer, step: u64, total: u64) -> Self {
@@ -35,7 +35,7 @@ pub struct AdamState {
     shards: Vec<ShardState>,
     /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
     pub steps: u64,
-    /// Closed when the snapshot of a save is complete.
+    /// A channel that closes when the snapshot of a save is complete.
     snapshot: Option<Receiver<Infallible>>,
     stalled: Duration,
 }
@@ -49,7 +49,7 @@ pub struct SnapshotGuard {
 struct ShardState {
     /// Index of the unit.
     unit: usize,
-    /// Mean of gradients, one-dimensional, as long as the shard.
+    /// Mean of gradients, one-dimensional, with the length of the shard.
     exp_avg: Tensor,
     /// Mean of squared gradients.
     exp_avg_sq: Tensor,
@@ -118,7 +118,7 @@ impl AdamState {
     pub fn wait_for_snapshot(&mut self) {
         let Some(snapshot) = self.snapshot.take() else { return };
         let start = Instant::now();
-        // Nothing is sent: the channel closes when the thread is done, and also when it panics.
+        // No message is sent. The channel closes when the thread ends, even by a panic.
         let _ = snapshot.recv();
         self.stalled += start.elapsed();
     }

@@ -32,7 +32,7 @@ pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     layouts_of(recipe, tables, |spec| recipe.train.trains(spec))
 }
 
-/// Returns the layouts of a rank that trains nothing: weights in the compute dtype, without gradients.
+/// Returns the layouts for inference: weights in the compute dtype, without gradients.
 pub fn frozen_layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     layouts_of(recipe, tables, |_| false)
 }
@@ -98,7 +98,8 @@ impl TensorParallel for Sharded<'_> {
     }
 }
 
-/// The model's functions return libtorch's errors only; in the backward pass a lost peer is one already.
+/// The model's functions return only libtorch's errors, so a lost peer becomes one. In the backward pass it already is
+/// one.
 fn to_torch_error(error: c10d::Error) -> TchError {
     TchError::Torch(error.to_string())
 }

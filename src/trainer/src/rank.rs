@@ -1,4 +1,4 @@
-//! The process of one rank: from the environment that the supervisor set to the end of the loop.
+//! The process of one rank: reads the environment that the supervisor set, joins the other ranks and runs the task.
 
 use crate::exchange::peer_lost;
 use crate::log::RunLog;
@@ -15,9 +15,9 @@ use std::time::Duration;
 use supervise::{STORE_VARIABLE, threads};
 use tch::Device;
 
-/// How long a rank waits for the others to start.
+/// The time that a rank waits for the others to start.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long a collective may take. A dead peer is detected at once; this limit is for one that hangs.
+/// The time limit of a collective. A dead peer is detected at once; this limit is for a peer that hangs.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// The rank's environment: torchrun's variables.
@@ -35,7 +35,7 @@ struct RankEnv {
 /// Trains as one rank of an attempt.
 ///
 /// # Errors
-/// What ended the run; it is recorded for the supervisor of the node, and rank 0 has logged it as an event.
+/// The failure that ended the run. It is recorded for the supervisor of the node, and rank 0 has logged it as an event.
 pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     run_rank(run, attempt).inspect_err(|failure| {
         let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
@@ -58,7 +58,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
         Task::Encode => encode_clips(run, &meta, &recipe, &attempt, &place),
     };
-    // Where ranks do not need each other, the failure of one is not that of the run; its supervisor records it.
+    // If ranks do not need each other, the failure of one rank does not end the run; its supervisor records it.
     if let (Err(failure), 0, true) = (&result, place.rank, recipe.task.ranks_depend_on_each_other())
         && let Ok(mut log) = RunLog::open(run, number)
     {

@@ -12,7 +12,7 @@ pub struct SaveStopRequests {
     pub stop: Option<Reason>,
     /// Make samples now.
     pub sample: bool,
-    /// Whether the pending checkpoint, if there is one, is written.
+    /// Whether the pending checkpoint, if any, is written.
     pub save_done: bool,
 }
 
@@ -31,7 +31,7 @@ impl SaveStopRequests {
     }
 }
 
-/// The origin of a request. If there are several, the one that comes last here is reported.
+/// The origin of a request. Of several origins, the last in this list is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
     /// The supervisor of a rank is gone.

@@ -1,8 +1,8 @@
-//! Videos from weights: the task `sample`, and the samples and validation losses of a training run.
+//! Makes videos from weights, for the task `sample` and for the samples and validation losses of a training run.
 //!
-//! All ranks of a shard group and of a TP group walk through the network together. Each data rank makes a sample of its own, in
-//! rounds of samples with the same number of steps; a rank without one repeats the last sample of the round and discards it. The
-//! noise depends on the seed of a sample alone, so the mesh does not change a video.
+//! All ranks of a shard group and of a TP group walk through the network together. Each data rank makes its own sample,
+//! in rounds of samples with the same number of steps. A rank without a sample repeats the last one of the round and
+//! discards it. The noise depends on the seed of a sample alone, so the mesh does not change a video.
 
 mod decode;
 mod denoise;
@@ -23,14 +23,14 @@ use rundir::{ErrorCode, Failure, Sample, now_s};
 use std::time::Instant;
 use texts::Texts;
 
-/// The weights that samples are made from, as their sidecars describe them.
+/// The weights that samples are made from, in the form in which sidecars describe them.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// The optimizer steps behind the weights.
+    /// The number of optimizer steps that the weights were trained for.
     pub step: u64,
-    /// The checkpoint or folder; of a training run, the run.
+    /// The checkpoint or folder, or the run if samples are made during training.
     pub weights: camino::Utf8PathBuf,
-    /// XXH3 of the manifest; of a training run, a hash of the run's id and the step.
+    /// XXH3 of the manifest, or a hash of the run's id and step if samples are made during training.
     pub weights_xxh3: String,
 }
 
@@ -94,7 +94,7 @@ fn make_round(
     agree_on(&denoiser.fsdp.groups().world, written)
 }
 
-/// Where samples are written.
+/// The folder and format of samples.
 struct Target<'a> {
     run: &'a rundir::RunDir,
     source: &'a Source,
@@ -109,7 +109,7 @@ impl Target<'_> {
         }
     }
 
-    /// Returns the sidecar that a whole sample has, but for its times.
+    /// Returns the sidecar of a complete sample, without its times.
     fn sidecar(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> Sample {
         Sample {
             v: rundir::SCHEMA,
@@ -135,7 +135,7 @@ impl Target<'_> {
         }
     }
 
-    /// Returns whether a sample was made by an earlier attempt.
+    /// Returns whether an earlier attempt made a sample.
     fn is_whole(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> bool {
         let video = self.video(recipe, index);
         let Ok(Some(found)) = Sample::read(&video.with_extension("json")) else { return false };
@@ -144,7 +144,7 @@ impl Target<'_> {
         video.is_file() && found == wanted
     }
 
-    /// Writes the video, its frames if they are wanted, and then its sidecar.
+    /// Writes the video, its frames if requested, and then its sidecar.
     fn write(
         &self,
         recipe: &Recipe,
@@ -158,7 +158,7 @@ impl Target<'_> {
         let io =
             |path: &camino::Utf8Path, source| rundir::Error::Io { action: "create", path: path.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(|error| io(folder, error))?;
-        // An earlier sidecar describes another video.
+        // Remove an earlier sidecar first, because it describes another video.
         let sidecar = video.with_extension("json");
         let _ = std::fs::remove_file(&sidecar);
         video::write_mp4(&video, &pictures.frames, spec.fps)?;

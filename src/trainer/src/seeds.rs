@@ -75,7 +75,8 @@ pub fn uniform_tensor(seed: u64, purpose: Purpose, counter: u64, shape: &[i64], 
     Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound)
 }
 
-/// tch exposes only libtorch's global generator, so each draw seeds it again; nothing else here uses it.
+/// Seeds libtorch's global generator, the only one that tch exposes, before each draw. No other code of the trainer
+/// uses it.
 fn seed_libtorch(seed: u64, purpose: Purpose, counter: u64) {
     tch::manual_seed((bits(seed, purpose, counter) >> 1) as i64);
 }

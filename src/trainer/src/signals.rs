@@ -33,7 +33,8 @@ impl Signals {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the supervisor is gone. No process would then report how this rank ends, so it saves and stops.
+    /// Returns whether the supervisor has ended. Then no process would report how this rank ends, so the rank saves and
+    /// stops.
     pub fn orphaned(&self) -> bool {
         std::os::unix::process::parent_id() != self.parent
     }

@@ -1,4 +1,4 @@
-//! Detects a loss that is far above those before it.
+//! Detects a loss that is far above the losses before it.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,8 @@ const WARM_UP: usize = 16;
 
 /// Detects spikes in the losses of the last steps.
 ///
-/// A spike is a distance from the median of several median absolute deviations: a spike among the losses moves neither.
+/// A spike is a loss that is several median absolute deviations above the median. Earlier spikes hardly change either
+/// value.
 #[derive(Debug, Default)]
 pub struct Spikes {
     losses: VecDeque<f64>,
@@ -18,12 +19,13 @@ pub struct Spikes {
 }
 
 impl Spikes {
-    /// Adds a finite loss. Returns the median before it if the loss begins a spike: if it is more than `times` deviations above.
+    /// Adds a finite loss. If the loss begins a spike, that is, if it is more than `times` deviations above the median,
+    /// returns that median.
     pub fn push(&mut self, loss: f64, times: f64) -> Option<f64> {
         let center = median(self.losses.iter().copied());
         let deviation = center.and_then(|center| median(self.losses.iter().map(|l| (l - center).abs())));
         let spike = match (center, deviation) {
-            // Below a thousandth of the median, differences are noise.
+            // Differences below a thousandth of the median are noise.
             (Some(center), Some(deviation)) if times > 0.0 && self.losses.len() >= WARM_UP => {
                 loss > center + times * deviation.max(center.abs() * 1e-3)
             }

@@ -1,4 +1,4 @@
-//! One training step: what every rank computes, and what the ranks exchange afterwards.
+//! One training step: the computation on every rank, and the values that ranks exchange afterwards.
 
 use crate::data::{Batch, Data};
 use crate::device::{Mark, upload};
@@ -40,7 +40,7 @@ pub struct Outcome {
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Whether the optimizer ran: it does not if the gradient is not finite.
+    /// Whether the optimizer ran. It is skipped if the gradient is not finite.
     pub applied: bool,
     /// The learning rates of the step.
     pub lr: LearningRates,
@@ -48,7 +48,8 @@ pub struct Outcome {
     pub requests: SaveStopRequests,
     /// Norm of all trained weights after the step, on logged steps.
     pub weight_norm: Option<f64>,
-    /// Seconds of this rank for reading data; then those of forward, backward, waiting for collectives, and optimizer.
+    /// Seconds of this rank for reading data. The next fields are those for forward, backward, waiting for collectives,
+    /// and optimizer.
     pub data_s: f64,
     /// See `data_s`.
     pub forward_s: f64,
@@ -58,7 +59,7 @@ pub struct Outcome {
     pub reduce_s: f64,
     /// See `data_s`.
     pub optimizer_s: f64,
-    /// Seconds that the optimizer waited for a save. They are in no other time, nor in `step_s_by_rank`.
+    /// Seconds that the optimizer waited for a save. No other time includes them, nor does `step_s_by_rank`.
     pub checkpoint_s: f64,
     /// Seconds of the step that were not spent waiting for other ranks, by rank.
     pub busy_s_by_rank: Vec<f64>,
@@ -98,8 +99,8 @@ impl Step<'_> {
         })
     }
 
-    /// As [`Step::run`], on micro-batches that `read` returns: given a range of samples of the global batch, the inputs and the
-    /// target.
+    /// Trains as [`Step::run`] does, on micro-batches from `read`, which returns the inputs and the target for a range
+    /// of the global batch.
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
@@ -147,7 +148,7 @@ impl Step<'_> {
         let reduce_s = fsdp.take_waited_s();
         let back = Mark::now(device).map_err(peer_lost)?;
         let optimizing = Instant::now();
-        // The host waits for the GPU only here, and for the norm of weights on logged steps.
+        // The host waits for the GPU only here and, on logged steps, for the norm of weights.
         let norm = grad_norm(fsdp).map_err(peer_lost)?;
         let waited_s = match device {
             Device::Cpu => reduce_s + optimizing.elapsed().as_secs_f64(),
@@ -244,7 +245,7 @@ fn timesteps(seed: u64, first: u64, batch: usize, count: i64) -> Vec<i64> {
     bands.into_iter().enumerate().map(draw).collect()
 }
 
-/// What each rank reports to all others after a step.
+/// The values that each rank reports to all others after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct RankReport {
     /// `None` if not finite, which JSON cannot hold.

@@ -1,4 +1,5 @@
-//! Tests of the whole trainer: against recorded numbers, over meshes, with ranks as threads and as processes.
+//! Tests of the whole trainer: comparisons with recorded numbers and between meshes, with ranks as threads and as
+//! processes.
 
 mod collective_traffic;
 mod converted_weights;

@@ -90,7 +90,7 @@ struct Progress {
     failed_saves: u64,
     /// Seconds that saving stalled training between the last step and the next.
     checkpoint_s: f64,
-    /// Seconds of samples and validation since the last step.
+    /// Seconds spent on samples and validation since the last step.
     sample_s: f64,
     /// Seconds that loading the checkpoint took at the start.
     load_s: f64,
@@ -407,7 +407,7 @@ impl Trainer {
         if bad < self.recipe.train.max_bad_steps {
             return Ok(());
         }
-        // A failed save has an event of its own; this failure is about the gradient.
+        // A failed save already has an event; this failure is about the gradient.
         let _ = self.finish_save();
         Err(Failure::new(
             rundir::ErrorCode::NotFinite,
@@ -488,7 +488,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Measures the validation loss, if there are held-out clips. The time is apart from that of the step.
+    /// Measures the validation loss, if there are held-out clips. The time is not part of the step's time.
     fn validate(&mut self) -> Result<Option<Losses>, Failure> {
         if !self.samples.has_validation() {
             return Ok(None);
@@ -532,9 +532,9 @@ impl Trainer {
         }
     }
 
-    /// Saves a checkpoint of the current step unless there is one, and returns when it is complete.
+    /// Saves a checkpoint of the current step unless it exists, and returns when it is complete.
     fn save_now(&mut self) -> Result<(), Failure> {
-        // A failed save of an earlier step has an event already; only this save decides the result.
+        // A failed save of an earlier step already has an event. Only this save decides the result.
         let _ = self.finish_save();
         self.begin_save()?;
         self.finish_save()?;
@@ -542,7 +542,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts a checkpoint of the current step unless there is one. Waits for a pending one first: there is at most one.
+    /// Starts a checkpoint of the current step unless it exists. First waits for a pending checkpoint, because at most
+    /// one is written at a time.
     fn begin_save(&mut self) -> Result<(), Failure> {
         let step = self.progress.step;
         if self.progress.saved == Some(step) {

@@ -190,11 +190,12 @@ pub enum RecipeCommand {
 /// `vidtui data …`.
 #[derive(Debug, Subcommand)]
 pub enum DataCommand {
-    /// Checks a folder or table of videos with captions: what can be used, what is dropped and why. Writes a manifest
+    /// Checks a folder or table of videos with captions: which clips can be used, which are dropped and why. Writes a
+    /// manifest
     Check(DataCheckArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
-    /// Shows what a data set of latents holds: clips, sizes, failures; or one clip, its frames and its caption
+    /// Shows the clips, sizes and failures of a data set of latents, or one clip with its frames and caption
     Show(DataShowArgs),
     /// Encodes the clips of a manifest to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
     Encode(Box<DataEncodeArgs>),
@@ -225,7 +226,7 @@ pub struct DataEncodeArgs {
     /// The diffusers folder with vae/, text_encoder/ and tokenizer/
     #[arg(long, value_name = "FOLDER")]
     pub model: Utf8PathBuf,
-    /// The folder of the data set. What is there already is reused
+    /// The folder of the data set. Existing latents and texts are reused
     #[arg(long, value_name = "DATA")]
     pub out: Utf8PathBuf,
     /// Frames per clip: 4k + 1
@@ -255,7 +256,7 @@ pub struct DataEncodeArgs {
     /// Part of the clips that may be dropped, from 0 to 1
     #[arg(long, value_name = "SHARE")]
     pub max_dropped: Option<f64>,
-    /// Tries clips again that failed in an earlier encode into the same folder
+    /// Retries clips that failed in an earlier encode into the same folder
     #[arg(long)]
     pub retry_failed: bool,
     /// Name of the run [default: encode, and the name of the folder]
@@ -320,7 +321,7 @@ impl HowArgs {
     }
 }
 
-/// What happens with a plan.
+/// The options for executing a plan.
 #[derive(Debug, Arguments)]
 pub struct ThenArgs {
     /// Shows the plan and starts nothing
@@ -410,7 +411,7 @@ pub struct SampleArgs {
     /// Name of the new run [default: sample]
     #[arg(long)]
     pub name: Option<String>,
-    /// Makes the samples in the recipe of a training run now, from its current weights
+    /// Makes the samples of a training run's recipe now, from its current weights
     #[arg(long, conflicts_with_all = ["prompt", "prompts", "image", "out", "local", "hostfile", "slurm"])]
     pub now: bool,
     /// Shows the plan and starts nothing
@@ -452,10 +453,10 @@ pub struct ResumeArgs {
     /// Continues from the checkpoint of this step [default: the newest]
     #[arg(long)]
     pub step: Option<u64>,
-    /// Loads only the weights. Optimizer and data order start new
+    /// Loads only the weights. Optimizer and data order restart
     #[arg(long, conflicts_with = "fresh_data")]
     pub weights_only: bool,
-    /// Loads weights and optimizer. The data order starts new
+    /// Loads weights and optimizer. The data order restarts
     #[arg(long)]
     pub fresh_data: bool,
     /// Continues on this machine with N ranks [default: the nodes of the last attempt]
@@ -562,7 +563,7 @@ pub struct OnNodesArgs {
 }
 
 impl OnNodesArgs {
-    /// Returns the nodes, as a launch names them.
+    /// Returns the nodes in the form that a launch uses.
     pub fn nodes(&self) -> NodesArgs {
         let Self { hostfile, include, exclude } = self.clone();
         NodesArgs { hostfile, include, exclude, ..NodesArgs::default() }
@@ -840,7 +841,7 @@ pub struct DataCheckArgs {
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
     #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>)]
     pub mode: video::FrameMode,
-    /// Frames from one taken frame to the next, if there is no rate
+    /// Distance between taken frames, in frames, if there is no rate
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub stride: usize,
     /// Height that pictures are scaled to. Smaller videos are counted
@@ -858,7 +859,7 @@ pub struct DataCheckArgs {
     /// Folder with spiece.model, to count tokens: tokenizer/ of a diffusers model
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<Utf8PathBuf>,
-    /// Accepts that this share of the clips is dropped; more is a failure
+    /// Largest share of clips that may be dropped; a larger share is a failure
     #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
     pub max_dropped: f64,
     #[command(flatten)]
@@ -906,7 +907,7 @@ pub struct DataShowArgs {
     /// Decodes the latent of the clip with the VAE into this mp4
     #[arg(long, value_name = "MP4", requires = "id")]
     pub decode: Option<Utf8PathBuf>,
-    /// The folder of the VAE [default: that which encoded the data set]
+    /// The folder of the VAE [default: the VAE that encoded the data set]
     #[arg(long, value_name = "DIR", requires = "decode")]
     pub vae: Option<Utf8PathBuf>,
     #[command(flatten)]

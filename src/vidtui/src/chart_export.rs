@@ -37,7 +37,7 @@ const PALETTE: [RGBColor; 6] = [
     RGBColor(0xe6, 0x9f, 0x00),
 ];
 
-/// What to draw.
+/// A chart to draw.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
     /// The first line: run and stage.
@@ -61,7 +61,7 @@ pub struct Panel {
     pub unit: Unit,
     /// The scale of the y axis.
     pub scale: Scale,
-    /// The curves, the first one below the others.
+    /// The curves. The first one is drawn first, below the others.
     pub curves: Vec<Curve>,
 }
 

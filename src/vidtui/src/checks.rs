@@ -1,4 +1,4 @@
-//! The checks of a launch as people and scripts read them.
+//! Prints the checks of a launch as a table or as JSON.
 
 use crate::command_error::CommandError;
 use crate::dataset;

@@ -3,7 +3,7 @@
 use rundir::Failure;
 use std::process::ExitCode;
 
-/// Why a command failed.
+/// The error of a command.
 #[derive(Debug)]
 pub struct CommandError {
     failure: Failure,
@@ -15,14 +15,14 @@ pub struct CommandError {
 enum Exit {
     /// The command failed, or the machine is not in the state that the command needs.
     Failed = 1,
-    /// The request is invalid, whatever the state of the machine: a flag, a name, a recipe.
+    /// The request (a flag, a name, a recipe) is invalid in any state of the machine.
     InvalidRequest = 2,
 }
 
-/// How a failure is printed.
+/// The output format of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFormat {
-    /// What failed and why, then a hint.
+    /// Text: what failed, the reason, then a hint.
     Text,
     /// `{"error": {"code": …, "what": …, "why": …, "fix": …}}` on one line.
     Json,

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use ui::{ChartSpec, XAxis};
 use units::Unit;
 
-/// Everything that was measured of a run.
+/// All metrics and node samples of a run.
 pub struct Measured {
     /// The metrics of its steps.
     pub history: History,
@@ -33,7 +33,7 @@ pub fn metric(name: &str) -> Result<&'static Metric, CommandError> {
     })
 }
 
-/// Reads everything that was measured of a run.
+/// Reads all metrics and node samples of a run.
 pub fn read(dir: &RunDir) -> Result<Measured, Failure> {
     Ok(Measured { history: read_history(dir)?, node_points: read_node_points(dir)? })
 }
@@ -66,7 +66,7 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
     }
 }
 
-/// How charts are drawn.
+/// The options for drawing charts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct View {
     /// The x axis.
@@ -136,7 +136,7 @@ fn panel(group: &Group, view: View, measured: &Measured) -> Panel {
             }
         }
     }
-    // After smoothing: the average at the left edge includes what lies before it, as on the screen.
+    // Cut after smoothing: the average at the left edge includes the values before it, as on the screen.
     if let Some((from, to)) = view.window {
         drawn.iter_mut().for_each(|curve| curve.points.retain(|(x, _)| (from..=to).contains(x)));
     }

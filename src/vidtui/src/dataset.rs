@@ -29,7 +29,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!("{} samples, {}, all shapes match", info.samples, units::bytes(info.bytes)))
 }
 
-/// Returns what an encode reads, writes and needs. Another check reports inputs that cannot be used.
+/// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.
 pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     let inputs = EncodeInputs::open(recipe).ok().filter(|_| recipe.task == Task::Encode)?;
     let (cost, clips, captions) = (inputs.cost(), inputs.manifest.usable().count(), inputs.captions());
@@ -55,7 +55,7 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
 }
 
-/// Checks that the VAE and the text encoder of a recipe that samples belong to its model.
+/// Checks that the VAE and the text encoder of a sampling recipe belong to its model.
 fn check_encoders(recipe: &Recipe) -> Result<String, Failure> {
     let (folder, model) = (&recipe.encoders.folder, &recipe.model);
     let channels = weights::VaeConfig::read(&folder.join("vae"))?.latent_channels;

@@ -43,7 +43,7 @@ pub struct RunDocument {
 pub struct FindingDocument {
     rule: health::Rule,
     urgency: health::Urgency,
-    /// In words: `GPU 2 of node03`.
+    /// The subject as text: `GPU 2 of node03`.
     about: String,
     since_s: Option<f64>,
     saw: String,
@@ -54,9 +54,9 @@ pub struct FindingDocument {
 #[derive(Debug, Serialize)]
 struct JobDocument {
     id: u64,
-    /// The state in the words of Slurm.
+    /// Slurm's name of the state.
     state: Option<String>,
-    /// The reason for waiting or for the end, in the words of Slurm.
+    /// Slurm's reason for waiting or for the end.
     reason: Option<String>,
     /// The start time, or the expected one.
     start_s: Option<f64>,

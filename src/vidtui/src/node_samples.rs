@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much of the end of a node's file is read first: more than five minutes of sixteen GPUs.
+/// The bytes at the end of a node's file that are read first: more than five minutes of sixteen GPUs.
 const FIRST_BYTES: u64 = 128 << 10;
-/// The most that is read, to find the GPU power before the last step: half a day of eight GPUs.
+/// The most bytes that are read to find the GPU power before the last step: half a day of eight GPUs.
 const MOST_BYTES: u64 = 4 << 20;
 /// Samples arrive some seconds late, more on a busy disk. Clocks that differ by less count as equal.
 const CLOCK_TOLERANCE_S: f64 = 10.0;
@@ -29,7 +29,7 @@ pub struct NodeSamples {
 
 struct RunSamples {
     attempt: u32,
-    /// How far the clocks of the nodes are ahead of this machine, by the samples that arrived last.
+    /// The seconds by which the clocks of the nodes are ahead of this machine, measured on the newest samples.
     ahead_s: Option<f64>,
     read: Instant,
     nodes: Vec<NodeFile>,
@@ -39,7 +39,8 @@ struct RunSamples {
 
 struct NodeFile {
     tail: Option<Tail<NodeSample>>,
-    /// How far the clock of the node is ahead, by its newest sample. A few seconds too little.
+    /// The seconds by which the clock of the node is ahead, measured on its newest sample. A few seconds too low,
+    /// because samples arrive late.
     ahead_s: Option<f64>,
     evidence: NodeEvidence,
 }

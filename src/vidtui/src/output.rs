@@ -54,7 +54,7 @@ fn unserializable(error: serde_json::Error) -> CommandError {
 /// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// For words.
+    /// For text.
     Left,
     /// For numbers.
     Right,

@@ -1,7 +1,9 @@
-//! Pictures in the terminal: the videos of samples as cells, by Kitty's, iTerm2's or Sixel's graphics, or by half blocks.
+//! Pictures in the terminal: the videos of samples as cells, with the graphics of Kitty, iTerm2 or Sixel, or with half
+//! blocks.
 //!
-//! The terminal is recognized by its environment, which SSH passes on in `TERM`. It is not queried: its answer would arrive
-//! among the keys. Inside tmux, graphics need a setting of the user's, so half blocks are the default there.
+//! The terminal is recognized by its environment, which SSH passes on in `TERM`. The terminal is not queried, because
+//! its answer would arrive among the keys. Inside tmux, graphics work only if the user enables them, so half blocks are
+//! the default there.
 
 use camino::Utf8Path;
 use image::{DynamicImage, RgbImage};
@@ -24,14 +26,14 @@ use video::{Crop, Frames, Picture};
 
 /// The most frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
 const MAX_FRAMES: usize = 160;
-/// The highest rate, frames per second: that of the screen. CogVideoX makes 8 or 16.
+/// The highest frame rate per second, which is that of the screen. CogVideoX makes 8 or 16.
 const MAX_FPS: f64 = 30.0;
 /// The widest picture in pixels, because every frame is sent to the terminal.
 const MAX_WIDTH: usize = 640;
 /// The size of a cell in pixels where the terminal does not report it.
 const CELL: (usize, usize) = (10, 20);
 
-/// How a terminal shows pictures.
+/// The protocol by which a terminal shows pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Graphics {
     /// Kitty's protocol, with Unicode placeholders.
@@ -44,7 +46,7 @@ pub enum Graphics {
     HalfBlocks,
 }
 
-/// How this terminal shows pictures.
+/// The protocol and cell size of this terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     graphics: Graphics,
@@ -110,7 +112,7 @@ impl Terminal {
         let (most_width, most_height) = ((columns * cell_width).min(MAX_WIDTH), rows * cell_height);
         let scale = (most_width as f64 / width.max(1) as f64).min(most_height as f64 / height.max(1) as f64);
         let fit = |side: usize, most: usize| ((side as f64 * scale).round() as usize).clamp(1, most);
-        // Encoders of video want even sizes, and a cell of half blocks has two rows.
+        // Make sizes even: video encoders need even sizes, and a cell of half blocks has two rows.
         let even = |side: usize| if side > 1 { side / 2 * 2 } else { 2 };
         (even(fit(width, most_width)), even(fit(height, most_height)))
     }

@@ -1,4 +1,4 @@
-//! The queue that every key, signal and message of a stream or a job comes through, in one order.
+//! The queue for every key, every signal and every message of a stream or a job, in one order.
 //!
 //! It has two lanes. The *urgent* one (keys, signals, answers of jobs) is unbounded and never blocks its senders. The *stream*
 //! one is bounded: when the screen cannot keep up, the threads that read files wait. No data is lost, because every reader
@@ -12,7 +12,7 @@ use ui::Msg;
 /// How many stream items can wait.
 const STREAM_CAPACITY: usize = 1024;
 
-/// What comes through the queue.
+/// An item of the queue.
 #[derive(Debug)]
 pub enum Item {
     /// From the keyboard or a job.
@@ -46,7 +46,7 @@ pub struct Reader {
     stream: Receiver<Option<Item>>,
 }
 
-/// The reader has gone.
+/// The reader was dropped.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Closed;
 
@@ -54,7 +54,7 @@ impl Sender {
     /// Sends an urgent item. Never blocks.
     ///
     /// # Errors
-    /// `Closed` when the reader has gone.
+    /// `Closed` if the reader was dropped.
     pub fn urgent(&self, item: Item) -> Result<(), Closed> {
         self.urgent.send(item).map_err(|_| Closed)?;
         match self.stream.try_send(None) {
@@ -67,7 +67,7 @@ impl Sender {
     /// Sends a stream item. Blocks while the lane is full.
     ///
     /// # Errors
-    /// `Closed` when the reader has gone.
+    /// `Closed` if the reader was dropped.
     pub fn stream(&self, item: Item) -> Result<(), Closed> {
         self.stream.send(Some(item)).map_err(|_| Closed)
     }
@@ -91,7 +91,7 @@ impl Reader {
     }
 }
 
-/// Stops one stream, also while it sleeps.
+/// Stops one stream, even while it sleeps.
 #[derive(Debug, Clone, Default)]
 pub struct StopFlag(Arc<(Mutex<bool>, Condvar)>);
 

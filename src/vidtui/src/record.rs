@@ -24,7 +24,7 @@ pub struct Header {
     pub runs_dir: Utf8PathBuf,
     /// The folder for exported charts.
     pub export_dir: Utf8PathBuf,
-    /// The source of the nodes when no run is selected, in words.
+    /// The source of the nodes when no run is selected, as text.
     pub nodes_from: String,
     /// The run that the console opened with.
     pub open: Option<RunId>,

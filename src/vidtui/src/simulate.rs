@@ -19,7 +19,7 @@ pub fn nodes(count: usize) -> Vec<Node> {
     (1..=count).map(|i| Node { id: NodeId::from_hostname(&format!("sim{i:04}")), slots: GPUS }).collect()
 }
 
-/// Simulated nodes that send frames in turn.
+/// Simulated nodes, which send their frames one after the other.
 pub struct Nodes {
     nodes: Vec<(NodeId, Frames)>,
     every: Duration,

@@ -26,9 +26,9 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 /// Whether the console uses colours. A non-empty `NO_COLOR` turns them off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
-    /// Those of the theme.
+    /// The colours of the theme.
     On,
-    /// None: bold, reverse and glyphs have the meaning instead.
+    /// No colours: bold, reverse and glyphs show the differences instead.
     Off,
 }
 

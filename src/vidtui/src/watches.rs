@@ -24,11 +24,12 @@ const FOLLOW: Duration = Duration::from_millis(300);
 const LIST: Duration = Duration::from_secs(1);
 /// How often recipes are read again. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
-/// Samples in one message: enough to open a long run fast, few enough that keys are handled in between.
+/// The number of samples in one message: enough to open a long run fast, and few enough that keys are handled in
+/// between.
 const SAMPLES: usize = 10_000;
-/// How long a stream that has sent everything waits between two looks at its stop flag.
+/// The interval at which a stream that has sent everything checks its stop flag.
 const IDLE: Duration = Duration::from_secs(60);
-/// How much of the end of a log is read when it is opened: more than the screen keeps.
+/// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
 /// The running streams.

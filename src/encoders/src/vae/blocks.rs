@@ -30,7 +30,7 @@ struct Level {
     in_time: bool,
 }
 
-/// Frames to moments.
+/// The encoder: frames to moments.
 #[derive(Debug)]
 pub struct Encoder {
     conv_in: Conv,
@@ -40,7 +40,7 @@ pub struct Encoder {
     conv_out: Conv,
 }
 
-/// A latent to frames.
+/// The decoder: a latent to frames.
 #[derive(Debug)]
 pub struct Decoder {
     conv_in: Conv,
@@ -162,7 +162,7 @@ fn resnets(
 }
 
 impl Resnet {
-    /// Computes the block; its result overwrites `x_thwc` if the width stays.
+    /// Computes the block. The result overwrites `x_thwc` if the width does not change.
     fn forward(
         &self,
         x_thwc: Tensor,
@@ -180,11 +180,11 @@ impl Resnet {
     }
 }
 
-/// Halves rows and columns, and averages pairs of frames first if `in_time`; an odd number of frames keeps its first.
+/// Halves rows and columns. If `in_time`, first averages pairs of frames; the first of an odd number of frames is kept.
 fn down(x_thwc: &Tensor, conv: &Conv, in_time: bool) -> Result<Tensor, TchError> {
     let [frames, height, width, channels] = [0, 1, 2, 3].map(|axis| x_thwc.size()[axis]);
     let options = (x_thwc.kind(), x_thwc.device());
-    // One row and one column of zeros, right and below.
+    // Pad with one column of zeros on the right and one row below.
     let padded = Tensor::f_zeros([1, height + 1, width + 1, channels], options)?;
     let inside = padded.f_select(0, 0)?.f_narrow(0, 0, height)?.f_narrow(1, 0, width)?;
     let results = if in_time { frames / 2 + frames % 2 } else { frames };
@@ -202,7 +202,7 @@ fn down(x_thwc: &Tensor, conv: &Conv, in_time: bool) -> Result<Tensor, TchError>
     Ok(out)
 }
 
-/// Doubles rows and columns, and frames too if `in_time`: all but the first of an odd number, and never a single one.
+/// Doubles rows and columns. If `in_time`, also doubles frames, except the first of an odd number and a single frame.
 fn up(x_thwc: &Tensor, conv: &Conv, in_time: bool) -> Result<Tensor, TchError> {
     let [frames, height, width, channels] = [0, 1, 2, 3].map(|axis| x_thwc.size()[axis]);
     let options = (x_thwc.kind(), x_thwc.device());
@@ -216,7 +216,8 @@ fn up(x_thwc: &Tensor, conv: &Conv, in_time: bool) -> Result<Tensor, TchError> {
             .f_view([1, height, 1, width, 1, channels])?
             .f_expand([1, height, 2, width, 2, channels], false)?
             .f_reshape([1, 2 * height, 2 * width, channels])?;
-        // Both copies of a frame convolve to the same, because this convolution does not look at other frames.
+        // Both copies of a frame give the same result, because this convolution does not read other frames. Convolve
+        // once, then copy.
         let result = conv.over_frame(&enlarged, 1, 1)?;
         let copies = if doubled && !(frame == 0 && frames % 2 == 1) { 2 } else { 1 };
         for _ in 0..copies {

@@ -4,7 +4,7 @@ use crate::params::Params;
 use rundir::Failure;
 use tch::{Kind, TchError, Tensor};
 
-/// ε of all norms but those of the encoder's ResNet blocks, where the configuration has it.
+/// ε of all norms except those of the encoder's ResNet blocks, whose ε is in the configuration.
 pub const EPS: f64 = 1e-6;
 
 /// A group norm. Its parameters are fp32.
@@ -37,7 +37,7 @@ pub struct Norm {
 pub struct Applied {
     scale: Tensor,
     shift: Tensor,
-    /// Of the tensor to normalize.
+    /// The number of frames of the tensor to normalize.
     frames: i64,
 }
 
@@ -69,7 +69,8 @@ impl Norm {
         let (Some(condition), Some(latent)) = (&self.condition, latent_thwc) else {
             return Ok(Applied { scale, shift, frames });
         };
-        // diffusers enlarges the latent and then convolves it with 1 x 1 x 1; the other way around gives the same.
+        // diffusers enlarges the latent and then convolves it with 1 x 1 x 1. The reverse order gives the same result
+        // with less work.
         let [t, h, w] = [0, 1, 2].map(|axis| latent.size()[axis]);
         let spread = |x: Tensor| x.f_view([t, h, 1, w, 1, -1]);
         let by = latent.f_linear(&condition.scale_weight, Some(&condition.scale_bias))?;
@@ -95,7 +96,8 @@ impl GroupNorm {
         let per_group = channels / self.groups;
         let count = (rows.size()[0] * per_group) as f64;
         let step = (chunk * x_thwc.size()[1] * x_thwc.size()[2]).max(1);
-        // Two passes over a few frames at a time: exact where the mean is much larger than the deviation, without a copy of x.
+        // Two passes over a few frames at a time are exact even if the mean is much larger than the deviation, and need
+        // no copy of x.
         let sum = |of: &dyn Fn(Tensor) -> Result<Tensor, TchError>| {
             let mut total = Tensor::f_zeros([channels], (Kind::Double, x_thwc.device()))?;
             let mut at = 0;
@@ -142,12 +144,12 @@ fn silu_into(x: &Tensor, scale: &Tensor, shift: &Tensor, out: &Tensor) -> Result
     if out.kind() == Kind::Float {
         return shift.f_addcmul_out(out, x, scale)?.f_silu_().map(drop);
     }
-    // In 16 bits, rounding only once.
+    // In 16 bits, round only once.
     let mut precise = shift.f_addcmul(&x.f_to_kind(Kind::Float)?, scale)?;
     out.shallow_clone().f_copy_(&precise.f_silu_()?)
 }
 
-/// Returns the latent frame that belongs to a frame: the nearest, but the first one of an odd number of frames is apart.
+/// Returns the nearest latent frame of a frame. With an odd number of frames, the first frame has its own latent frame.
 fn source_frame(frame: i64, frames: i64, latent_frames: i64) -> i64 {
     if frames > 1 && frames % 2 == 1 {
         return if frame == 0 { 0 } else { 1 + (frame - 1) * (latent_frames - 1) / (frames - 1) };

@@ -10,7 +10,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 /// Frames in front of a convolution over three frames.
 const PAST: i64 = 2;
-/// The size of the buffer of normalized frames: in the cache of a CPU, and enough work at a time for a GPU.
+/// The size of the buffer of normalized frames. It fits in the cache of a CPU, and gives a GPU enough work at a time.
 const CPU_CHUNK: i64 = 16 << 20;
 const GPU_CHUNK: i64 = 256 << 20;
 
@@ -56,7 +56,7 @@ impl Conv {
     pub fn read(params: &mut Params<'_>, name: &str) -> Result<Self, Failure> {
         let weight = params.tensor(&format!("{name}.weight"))?;
         let last = weight.dim() as i64 - 1;
-        // Stored with the channels last, seen in the order that libtorch's functions expect.
+        // The tensor is stored with channels last, and viewed in the order that libtorch's functions expect.
         let there: Vec<i64> = std::iter::once(0).chain(2..=last).chain([1]).collect();
         let back: Vec<i64> = [0, last].into_iter().chain(1..last).collect();
         let weight = weight.permute(there.as_slice()).contiguous().permute(back.as_slice());
@@ -160,7 +160,7 @@ pub fn step(
         if at == frames && more {
             *place = Some(newest.f_detach_copy()?);
         } else if at < frames {
-            // The two overlap if only one frame is computed at a time.
+            // Source and destination overlap if only one frame is computed at a time.
             let newest = if count < PAST { newest.f_detach_copy()? } else { newest };
             past.f_copy_(&newest)?;
         }
@@ -175,7 +175,7 @@ enum Output {
     Sum(Tensor),
     /// The results are copied into it.
     Parts(Tensor),
-    /// One result is all of it.
+    /// The result of a single call is the whole output.
     Whole(Option<Tensor>),
 }
 

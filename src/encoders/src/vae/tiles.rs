@@ -21,7 +21,7 @@ pub fn compute(
                 (tiles.columns.size as i64).min(width - left),
             )?;
             let tile = compute(&part)?;
-            // Neighbours are those already blended, as diffusers has them.
+            // As in diffusers, tiles are blended with neighbours that are already blended.
             if let Some(above) = above.get(column) {
                 blend(above, &tile, 2, tiles.rows.blend as i64)?;
             }
@@ -47,7 +47,8 @@ fn starts(length: i64, stride: usize) -> impl Iterator<Item = i64> {
     (0..length).step_by(stride)
 }
 
-/// Mixes the first rows (axis 2) or columns (axis 3) of a tile with the last of its neighbour; the tile's part grows from 0.
+/// Blends the first rows (axis 2) or columns (axis 3) of a tile with the last ones of its neighbour. The weight of the
+/// tile grows from 0.
 fn blend(neighbour: &Tensor, tile: &Tensor, axis: i64, extent: i64) -> Result<(), TchError> {
     let (length, own) = (neighbour.size()[axis as usize], tile.size()[axis as usize]);
     let extent = extent.min(length).min(own);

@@ -1,4 +1,4 @@
-//! Reads recorded tensors and compares with them.
+//! Reads recorded tensors and compares results with them.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 #![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]

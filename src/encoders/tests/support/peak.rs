@@ -2,17 +2,18 @@
 
 #![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]
 
-/// How far an estimate may be off, either way: allocators and the workspaces of libraries are not modelled.
+/// The allowed relative error of an estimate in both directions. Allocators and workspaces of libraries are not
+/// modelled.
 pub const FACTOR: f64 = 2.0;
 
-/// Returns a size that the system reports about this process, in bytes.
+/// Returns a size in bytes that the system reports for this process.
 pub fn status(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?.trim();
     Some(line.strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// Returns by how much the peak of resident memory exceeds `before`; none where the system does not report it.
+/// Returns by how many bytes the peak of resident memory exceeds `before`, or `None` if the system does not report it.
 pub fn peak_of<T>(before: Option<u64>, compute: impl FnOnce() -> T) -> Option<u64> {
     let before = before?;
     // Resets the peak.

@@ -97,7 +97,7 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
         drop(tch::no_grad(|| piece.values.uniform_(0.0, 1.0)));
     }
     let before: Vec<Vec<f32>> = rank.pieces().iter().map(numbers).collect();
-    // The writer gets its memory only after the update, or the update seems to wait for the copies.
+    // The writer gets its memory only after the update, unless the update waits for the copies.
     let (updated, update) = std::sync::mpsc::channel::<()>();
     let making = std::thread::spawn(move || {
         let _ = update.recv_timeout(Duration::from_secs(1));
@@ -178,7 +178,7 @@ fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
     let tensors = &Checkpoint::open(&run.step_dir(1)).unwrap().manifest.tensors;
     let bytes = || tensors.iter().map(|tensor| 4.0 * tensor.elements().unwrap() as f64);
     let (all, largest) = (bytes().sum::<f64>(), bytes().fold(0.0, f64::max));
-    // Memory that does not grow with the model: buffers, headers, threads and their stacks.
+    // The allowance for memory that does not grow with the model: buffers, headers, threads and their stacks.
     const REST: f64 = 16e6;
     let most = 3.0 * largest + REST;
     assert!(all > 150e6 && most < all / 3.0, "a checkpoint of {all} bytes, the largest tensor has {largest}");

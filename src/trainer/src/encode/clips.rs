@@ -1,4 +1,4 @@
-//! The stage of clips: frames are decoded ahead in threads, and the VAE makes moments of them, one clip after the other.
+//! The stage of clips: threads decode frames ahead, and the VAE encodes them to moments, one clip after the other.
 
 // B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
 
@@ -25,7 +25,7 @@ pub struct Clips {
     counts: Counts,
 }
 
-/// How frames are chosen and decoded.
+/// The rules for choosing and decoding frames.
 #[derive(Clone)]
 struct Decoder {
     spec: StoreSpec,
@@ -44,7 +44,7 @@ struct Decoded {
 #[derive(Default)]
 struct Claimed {
     ranges: VecDeque<Box<Range>>,
-    /// What is left where nothing more can be claimed.
+    /// The remaining work, once no more ranges can be claimed.
     left: Option<Result<Left, Failure>>,
 }
 
@@ -122,13 +122,13 @@ impl Clips {
             }
             todo -= 1;
             let Some(held) = range.as_mut() else { return Err(queue::wrong_stage(&item.name)) };
-            // A range that was lost is only counted down: another worker encodes its items.
+            // Another worker encodes the items of a lost range; here they are only counted down.
             self.store(vae, held, &item, decoded)?;
         }
         if let Some(mut done) = range.take() {
             done.finish()?;
         }
-        // Ranges whose items were all stored by the worker before have no items in the pool.
+        // A range whose items were all stored by its previous worker has no items in the pool.
         let rest = std::mem::take(&mut claims.lock().unwrap_or_else(PoisonError::into_inner).ranges);
         for mut range in rest {
             range.finish()?;
@@ -166,7 +166,7 @@ impl Clips {
         Ok(held)
     }
 
-    /// Returns the moments `[T, 2C, h, w]` of a clip: whole frames, or tiles where memory is short.
+    /// Returns the moments `[T, 2C, h, w]` of a clip. Encodes whole frames, or tiles if memory is short.
     fn encode(&self, vae: &mut Vae, item: &Item, decoded: &Decoded) -> Result<StoredTensor, Failure> {
         let Frames { width, height, count, rgb } = &decoded.frames;
         let shape = [1, *count as i64, *height as i64, *width as i64, 3];
@@ -228,7 +228,7 @@ impl Decoder {
     }
 }
 
-/// The items of ranges, which are claimed when the items before are taken.
+/// An iterator over the items of ranges. It claims a range when the items before it are taken.
 struct Items {
     queue: SharedQueue,
     claims: SharedClaims,

@@ -1,4 +1,4 @@
-//! Who makes the queue of an attempt, and how the other ranks find it.
+//! Creates or opens the queue of an attempt: one rank creates it, and the others find its mark.
 
 use super::{PAUSE, Rank, SharedQueue, Stop, log_finished};
 use crate::log::RunLog;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Seconds without a heartbeat after which a lease is taken over, for tests.
+/// The environment variable with the seconds without a heartbeat after which a lease is taken over; for tests.
 const EXPIRY: &str = "ENCODE_LEASE_S";
 
-/// Opens the queue of the attempt. None if there is nothing to encode, or a stop comes first.
+/// Opens the queue of the attempt. Returns `None` if there is nothing to encode, or a stop is requested first.
 pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Option<SharedQueue>, Failure> {
     loop {
         if let Some(ready) = rank.run.read_queue_ready(rank.attempt.number) {
@@ -23,7 +23,7 @@ pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Optio
             let worker = format!("{}/{}/{}", rank.meta.id, rank.place.node, rank.place.rank);
             return match Queue::open(&ready.data, &worker, timing()) {
                 Ok(queue) => Ok(Some(Arc::new(queue))),
-                // The others were done before this rank began.
+                // The other ranks finished before this rank started.
                 Err(_) if is_finished(rank) => Ok(None),
                 Err(failure) => Err(failure),
             };
@@ -58,7 +58,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     let holder = Holder { run: rank.meta.id.to_string(), node: rank.place.node.to_string(), pid: std::process::id() };
     let queue = Queue::create(data, &plan, &holder, timing())?;
     let mut counts = counts(queue.progress()?);
-    // A plan may have nothing to encode and still clips to remove from the index.
+    // A plan with nothing to encode may still remove clips from the index.
     if counts.total() == 0 {
         counts.texts = 1;
         counts.texts_done = 1;
@@ -71,7 +71,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     Ok(Some(Arc::new(queue)))
 }
 
-/// Returns the counts of a queue as a run reports them.
+/// Returns the counts of a queue in the form that a run reports.
 pub fn counts(progress: Progress) -> ItemCounts {
     ItemCounts {
         clips_done: progress.latents_done as u64,
@@ -91,7 +91,7 @@ fn timing() -> Timing {
     }
 }
 
-/// Returns whether all ranks before this one are dead, so that it makes the queue.
+/// Returns whether all lower ranks are dead, so that this rank must create the queue.
 fn is_first_alive(rank: &Rank<'_>) -> bool {
     if rank.place.rank == 0 {
         return true;

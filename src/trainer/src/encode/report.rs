@@ -11,12 +11,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tch::Device;
 
-/// How often the report is written.
+/// The interval between reports.
 const EVERY: Duration = Duration::from_secs(1);
 /// The failed items of a rank that become events. `vidtui data show` lists all.
 const MAX_EVENTS: u64 = 1000;
 
-/// What the rank has done; threads share it.
+/// The counters of the rank, which its threads share.
 #[derive(Debug, Clone)]
 pub struct Counts {
     done: Arc<Mutex<Done>>,
@@ -49,7 +49,7 @@ impl Counts {
         change(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Counts an item of a stage that took since `began` and made so many bytes.
+    /// Counts an item of a stage that started at `began` and produced `bytes` bytes.
     pub fn passed(&self, stage: Stage, began: Instant, bytes: u64) {
         let busy_s = began.elapsed().as_secs_f64();
         self.change(|done| {
@@ -58,7 +58,7 @@ impl Counts {
         });
     }
 
-    /// Counts an item that failed in a stage. It is not counted as failed before that is stored.
+    /// Counts an item that failed in a stage. The total of failed items changes only when its failure is stored.
     pub fn failed_in(&self, stage: Stage) {
         self.change(|done| of(&mut done.stages, stage).failed += 1);
     }
@@ -105,7 +105,7 @@ fn of(stages: &mut Stages<StageCount>, stage: Stage) -> &mut StageCount {
     }
 }
 
-/// The thread that writes. Dropping it writes once more.
+/// The thread that writes the report. Dropping it writes a last report.
 pub struct Report {
     counts: Counts,
     end: Option<Sender<()>>,
@@ -126,7 +126,7 @@ impl Report {
                 let done = shared.read();
                 if written != Some(done) {
                     let report = progress(&place, &done, device);
-                    // A report that is lost is no reason to end; the next one replaces it.
+                    // A report that could not be written is ignored, because the next one replaces it.
                     match run.write_rank_progress(&place.node, attempt, &report) {
                         Ok(()) => written = Some(done),
                         Err(error) => eprintln!("{error}"),
@@ -140,7 +140,7 @@ impl Report {
         Self { counts, end: Some(end), thread: Some(thread) }
     }
 
-    /// Returns what is reported.
+    /// Returns the report.
     pub fn counts(&self) -> Counts {
         self.counts.clone()
     }

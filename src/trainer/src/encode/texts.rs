@@ -1,4 +1,4 @@
-//! The stage of captions: tokens, then the text encoder, which is loaded for it and freed after it.
+//! The stage of captions: tokenizes them and runs the text encoder, which is loaded for this stage and freed after it.
 
 // N captions, L tokens, D width of the text encoder.
 
@@ -70,7 +70,7 @@ impl<'a> Texts<'a> {
         Ok(())
     }
 
-    /// Encodes some captions together; where memory is short, in halves.
+    /// Encodes some captions together, or in halves if memory is short.
     fn group(&self, encoder: &T5Encoder, range: &mut Range, items: &[Item]) -> Result<Held, Failure> {
         let began = Instant::now();
         let mut ids: Vec<i64> = Vec::new();

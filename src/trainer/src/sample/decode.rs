@@ -1,4 +1,4 @@
-//! Between latents and pictures: the first image of a video, and the frames of a sample.
+//! Converts between latents and pictures: encodes the first image of a video, and decodes the frames of a sample.
 
 use crate::seeds::{self, Purpose};
 use crate::step::compute_kind;
@@ -15,7 +15,8 @@ pub struct Pictures {
 }
 
 impl Pictures {
-    /// Decodes a latent `[1, T, C, h, w]`. The VAE is read for it and freed afterwards, because the network needs the memory.
+    /// Decodes a latent `[1, T, C, h, w]`. The VAE is read for this call and freed afterwards, because the network
+    /// needs the memory.
     ///
     /// # Errors
     /// The VAE cannot be read or belongs to another model, or memory is short.
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn values_become_bytes_as_diffusers_rounds_them() {
-        // Two frames of one row of two pixels; channel by channel.
+        // Two frames of one row of two pixels, listed channel by channel.
         let video = Tensor::from_slice(&[-1.0f32, 1.0, 2.0, -2.0, 0.0, 0.002, 0.5, -0.5, 0.1, 0.2, 0.3, 0.4]);
         let frames = frames(&video.view([1, 3, 2, 1, 2]));
         assert_eq!((frames.width, frames.height, frames.count), (2, 1, 2));

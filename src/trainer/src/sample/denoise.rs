@@ -1,4 +1,4 @@
-//! From noise to a latent: the sampler around the forward pass of the sharded network.
+//! Denoises latents: the sampler around the forward pass of the sharded network.
 
 use super::texts::Texts;
 use crate::device::upload;
@@ -42,7 +42,8 @@ impl Denoiser<'_> {
     ) -> Result<Tensor, Failure> {
         let (device, compute) = (self.fsdp.groups().device, self.compute);
         let sampler = sampler(spec, self.schedule);
-        // An odd number of latent frames is made whole patches in front, and the added frames are dropped at the end.
+        // An odd number of latent frames is padded at the front to whole patches. The added frames are dropped at the
+        // end.
         let latent_frames = spec.model.latent_frames;
         let frames = latent_frames.next_multiple_of(spec.model.patch_size_t);
         let model = Model { latent_frames: frames, ..spec.model.clone() };

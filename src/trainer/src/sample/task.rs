@@ -20,7 +20,7 @@ use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::time::Instant;
 
-/// Makes the videos of a run whose task is `sample`, except those that are whole. A collective.
+/// Makes the videos of a run whose task is `sample`, except those that are already complete. A collective.
 ///
 /// # Errors
 /// The weights or the encoders cannot be read, a video cannot be made, or a peer is lost.
@@ -57,7 +57,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables };
-    // No tensor may be missing, TTT layers included; there are no moments without trained tensors.
+    // No tensor may be missing, not even of TTT layers. Without trained tensors, there is no optimizer state.
     let loaded = match checkpoint::load(&mut state, &path, Restore::Everything)? {
         Loaded::Intact(checkpoint) => checkpoint,
         Loaded::Damaged(damage) => return Err(damage),
@@ -68,7 +68,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let target = Target { run, source: &source };
 
-    // Only rank 0 looks: a shared file system may show an older state on other nodes.
+    // Only rank 0 checks which videos exist: a shared file system may show an older state on other nodes.
     let whole: Vec<usize> = match first {
         true => (0..specs.len()).filter(|&i| target.is_whole(&recipe, &specs[i], i)).collect(),
         false => Vec::new(),

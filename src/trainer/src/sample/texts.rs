@@ -44,12 +44,12 @@ impl Texts {
             }
         };
         let embeddings = agree_on(world, encoded)?;
-        // Rank 0 adds its values to zeros, which is a broadcast.
+        // The other ranks contribute zeros, so this sum is a broadcast.
         world.all_reduce(&embeddings, Reduce::Sum).and_then(|sum| sum.wait()).map_err(peer_lost)?;
         Ok(Texts { texts, embeddings })
     }
 
-    /// Returns the embeddings of some texts joined, `[1, L, D]`.
+    /// Returns the concatenated embeddings of some texts, `[1, L, D]`.
     pub fn joined(&self, texts: &[String]) -> Tensor {
         let of = |text: &String| {
             let row = self.texts.binary_search(text).expect("every text of a sample was encoded");

@@ -15,10 +15,10 @@ use sharding::mesh::MeshGroups;
 use tch::Kind;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a training run samples and measures.
+/// The prompts and held-out clips of a training run.
 pub struct TrainingSamples {
     specs: Vec<SampleSpec>,
-    /// None without prompts.
+    /// The samples to make; `None` without prompts.
     texts: Option<Texts>,
     validation: Option<Validation>,
     compute: Kind,
@@ -86,7 +86,7 @@ impl TrainingSamples {
         let name = format!("{}-{step}", run.root);
         let source =
             Source { step, weights: run.root.clone(), weights_xxh3: format!("{:016x}", xxh3_64(name.as_bytes())) };
-        // Each step has its own folder in the run; sample.out belongs to the task.
+        // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
         let mut inside = recipe.clone();
         inside.sample.out = camino::Utf8PathBuf::new();
         let target = Target { run, source: &source };

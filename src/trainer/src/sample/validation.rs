@@ -1,5 +1,5 @@
-//! The validation loss: held-out clips at nine fixed noise levels with fixed noise, so that two points of a curve differ by the
-//! weights alone.
+//! The validation loss of held-out clips at nine fixed noise levels. The noise is fixed too, so two points of a curve
+//! differ only by the weights.
 
 use crate::data::Data;
 use crate::device::upload;
@@ -35,7 +35,7 @@ impl Validation {
         let Some(index) = recipe.sample.validation_index() else { return Ok(None) };
         let mut held_out = recipe.clone();
         held_out.data.index = index.to_owned();
-        // The order and the draws of latents are those of the seed of samples, whatever the run's seed.
+        // The order and the draws of latents depend on the seed of samples, not on the run's seed.
         held_out.train.seed = recipe.sample.seed;
         let data = Data::open(&held_out, world)?;
         let clips = data.len().min(recipe.sample.validation_clips as u64);
@@ -56,7 +56,7 @@ impl Validation {
         let (place, ranks) = (place as u64, ranks as u64);
         let device = fsdp.groups().device;
         let mut sums = [0.0; LEVELS];
-        // Every rank makes as many passes as the others. Those without a clip of their own repeat one and do not count it.
+        // Every rank makes the same number of passes. A rank without a clip repeats one and does not count it.
         for round in 0..self.clips.div_ceil(ranks) {
             let own = round * ranks + place;
             let clip = own.min(self.clips - 1);

@@ -1,4 +1,5 @@
-//! Compares the input that the trainer makes of a batch with conditions with the inputs that cogvideox-factory and VideoX-Fun made.
+//! Compares the network's input for a batch with conditions with the recorded inputs of cogvideox-factory and
+//! VideoX-Fun.
 //!
 //! Reads `i2v_training/*.safetensors` of the oracle. The network, the losses and the gradients of the same files are tested in `dit`.
 
@@ -10,7 +11,7 @@ use recipe::{Condition, ConditionKind};
 use tch::{Kind, Tensor};
 use weights::{Header, SchedulerConfig};
 
-/// A probability that no draw misses.
+/// A probability so close to 1 that every draw is below it.
 const ALWAYS: f64 = 1.0;
 
 struct Case {

@@ -105,8 +105,8 @@ impl Trace {
         names.map(|name| name.contains("ttt")).collect()
     }
 
-    /// Returns meshes with gradient accumulation: one rank; one data axis with two and with four ranks; two data axes; TP alone
-    /// and with data ranks; one rank that accumulates. For four samples: 1, 2, 4, 2 × 2, TP 2, 2 × TP 2, and two parts.
+    /// Returns meshes, each with its gradient accumulation. For four samples: 1 rank, 2, 4, 2 × 2, TP 2, 2 × TP 2, and
+    /// 1 rank with two micro-batches.
     fn meshes(&self) -> [(Mesh, usize); 7] {
         let least = |n: usize| (2..=n).find(|d| n.is_multiple_of(*d)).unwrap_or(2);
         let model = self.recipe(ALONE, 1, BLOCK).model;
@@ -375,8 +375,8 @@ fn a_rank_of_a_mesh() {
     }
 }
 
-/// Repeats traces on the wanted ones of their meshes, each with every remat setting; returns the number of runs, and prints
-/// the invalid ones.
+/// Repeats traces on those of their meshes that `wanted` selects, each with every remat setting. Returns the number of
+/// runs, and prints invalid ones.
 fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
     let mut by_mesh: BTreeMap<_, Vec<Again>> = BTreeMap::new();
     for path in paths {

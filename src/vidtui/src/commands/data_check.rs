@@ -1,4 +1,4 @@
-//! `vidtui data check`: what of a folder or table of videos can be used.
+//! `vidtui data check`: reports which videos of a folder or table can be used.
 
 use crate::args::DataCheckArgs;
 use crate::command_error::CommandError;
@@ -44,7 +44,7 @@ pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
     });
     transfer.end();
     let Checked { manifest, report } = checked?;
-    // The manifest of a data set that is refused is of use too: it lists the reasons.
+    // Write the manifest of a rejected data set too, because it lists the reasons.
     if let Some(out) = &args.out {
         manifest.write(out)?;
     }
@@ -95,7 +95,7 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
     }
 }
 
-/// Finds out before the work whether its result can be written.
+/// Checks before the work that its result can be written.
 fn check_writable(out: &Utf8Path) -> Result<(), CommandError> {
     let folder = out.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let refuse = |code, why: &str, fix: String| {

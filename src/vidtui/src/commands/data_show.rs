@@ -1,4 +1,4 @@
-//! `vidtui data show`: what a store of latents and texts holds.
+//! `vidtui data show`: shows the content of a store of latents and texts.
 
 use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::process::Command;
 
-/// The failures that a table lists; `--json` lists all.
+/// The most failures in a table. `--json` lists all.
 const FAILURES: usize = 20;
 
 /// Prints a summary of a store, or one of its clips.
@@ -30,7 +30,7 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
     output::text(&clip_shown(&clip))
 }
 
-/// Decodes the latent of a clip with the trainer, which has the VAE.
+/// Decodes the latent of a clip with the trainer, which contains the VAE's code.
 fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: Option<&Utf8Path>) -> Result<(), Failure> {
     let spec = StoreSpec::read(data)?;
     let vae: Utf8PathBuf = vae.map_or_else(|| spec.vae.name.clone().into(), Utf8Path::to_owned);
@@ -105,7 +105,7 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
     text
 }
 
-/// A name with the start of its hash and its dtype.
+/// Formats a name with the first digits of its hash and its dtype.
 fn of(name: &str, identity: &str, dtype: &str) -> String {
     let hash: String = identity.chars().take(12).collect();
     [name, &hash, dtype].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")

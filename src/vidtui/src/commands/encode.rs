@@ -53,7 +53,8 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     launch::execute(workspace, &plan, &args.then)
 }
 
-/// Writes the recipe into the folder of the data set. It is the same for the same arguments, and can be launched again.
+/// Writes the recipe into the folder of the data set. The same arguments give the same recipe, which can also be
+/// launched directly.
 fn write_recipe(args: &DataEncodeArgs) -> Result<Utf8PathBuf, CommandError> {
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
     let text = recipe(args, &here);

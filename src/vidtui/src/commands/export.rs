@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 use rundir::{ErrorCode, Failure, METRICS, Metric};
 use ui::XAxis;
 
-/// The metrics of a picture when none is named.
+/// The default metrics of a picture.
 const OVERVIEW: [&str; 4] = ["loss", "lr", "grad_norm", "step_s"];
 
 /// Writes the curves of a run as a picture or a table.

@@ -15,7 +15,7 @@ pub fn run(args: &FetchArgs) -> Result<(), CommandError> {
     if let Some(cache) = cache {
         settings.cache.clone_from(cache);
     }
-    // The folder is printed, for other commands in other folders.
+    // Print an absolute folder, so that commands in other folders can use it.
     settings.cache = camino::absolute_utf8(&settings.cache).unwrap_or(settings.cache);
     let mut transfer = Transfer::begin();
     let fetched = fetch(&request, &settings, &mut |progress| {

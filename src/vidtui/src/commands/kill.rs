@@ -11,7 +11,7 @@ use rundir::{ErrorCode, Failure};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
 
-/// Options of `stop` and `kill`, besides what they end.
+/// Options of `stop` and `kill`, except their targets.
 pub struct KillOptions {
     /// Stop or kill.
     pub how: KillHow,
@@ -19,7 +19,7 @@ pub struct KillOptions {
     pub dry_run: bool,
     /// Do not ask for confirmation.
     pub yes: bool,
-    /// Retry nodes that do not answer until they do.
+    /// Retry unreachable nodes until they answer.
     pub wait: bool,
     /// Print JSON.
     pub json: bool,

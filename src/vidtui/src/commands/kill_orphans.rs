@@ -19,7 +19,7 @@ pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -
             let reported = found.dir.as_ref().map(RunDir::new);
             let dirs = [Some(workspace.dir(&found.run)), reported.clone()];
             let dir = dirs.into_iter().flatten().find(|dir| dir.run_toml().exists());
-            // The process files of its folder name all of its nodes. Without them, the found processes are all that is known.
+            // The process files in a run's folder list all its nodes. Without them, only the found processes are known.
             let by_files = dir.as_ref().and_then(|dir| workspace.plan_kill(dir, options.how).ok());
             let dir = dir.or(reported).unwrap_or_else(|| workspace.dir(&found.run));
             plans.extend(plan::kill_detected(found, dir, options.how, by_files));
@@ -54,8 +54,8 @@ pub fn kill_matching(
     })
 }
 
-/// Lists the processes of nodes, plans, and executes the plans; with `--wait` again for nodes that answer later. `plan`
-/// returns the plans, and the message if there are none.
+/// Lists the processes of nodes, plans, and executes the plans. With `--wait`, repeats this for nodes that answer
+/// later. `plan` returns the plans, and a message for the case that there are none.
 fn kill_listed(
     workspace: &Workspace,
     on: &NodesArgs,
@@ -104,7 +104,7 @@ fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), Comman
     }
 }
 
-/// Executes plans one after the other. A failure does not keep the others from being executed.
+/// Executes plans one after the other. After a failure, the remaining plans are still executed.
 fn execute<'a>(
     workspace: &Workspace,
     plans: &'a [KillPlan],

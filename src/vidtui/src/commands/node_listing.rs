@@ -1,4 +1,4 @@
-//! The processes of some nodes, with the nodes that did not answer.
+//! Lists the processes of some nodes, and the nodes that did not answer.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -63,7 +63,8 @@ impl NodeListing {
         unreachable.into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Waits until nodes answer that did not before, and replaces the listing by theirs. Returns whether there are any.
+    /// Waits until nodes that did not answer do so, and replaces the listing with theirs. Returns whether there are
+    /// such nodes.
     pub fn wait_for_more(&mut self) -> bool {
         self.listed.clear();
         while self.listed.is_empty() {
@@ -88,7 +89,7 @@ impl NodeListing {
         names(self.listed.iter().map(|node| &node.node))
     }
 
-    /// Prints what was found or done.
+    /// Prints the results.
     ///
     /// # Errors
     /// When some nodes could not be listed: processes may run there.

@@ -23,7 +23,7 @@ use ui::{NodeMsg, run_state};
 
 /// How often nodes send samples.
 const EVERY: Duration = Duration::from_secs(2);
-/// How long nodes have for the first sample, connecting included. Slower nodes are shown without one.
+/// The time limit for a node's first sample, including the connection. Slower nodes are shown without a sample.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Shows the state of nodes, once or repeatedly.
@@ -402,7 +402,7 @@ struct NodeDocument<'a> {
     gpu: &'a [GpuSample],
 }
 
-/// The state of a node in the words of Slurm.
+/// Slurm's name of the state of a node.
 #[derive(Serialize)]
 struct SlurmDocument<'a> {
     partition: &'a str,

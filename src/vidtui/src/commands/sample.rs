@@ -1,4 +1,4 @@
-//! `vidtui sample`: videos out of a run, a checkpoint or other weights.
+//! `vidtui sample`: makes videos from a run, a checkpoint or other weights.
 
 use crate::args::SampleArgs;
 use crate::command_error::CommandError;
@@ -79,7 +79,8 @@ fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     output::line(&format!("{} makes samples after this step; see {}", summary.run.id, dir.samples()))
 }
 
-/// Returns the recipe of the weights' run as one that samples, or one with the defaults for other weights.
+/// Returns a sampling recipe: that of the weights' run with another task, or the defaults if the weights belong to no
+/// run.
 fn recipe_of(source: &Source) -> Result<Recipe, CommandError> {
     let weights = &source.location.weights;
     if !matches!(source.location.kind, SourceKind::Checkpoint | SourceKind::Run) {
@@ -95,13 +96,13 @@ fn recipe_of(source: &Source) -> Result<Recipe, CommandError> {
     }
     let model = source.model()?;
     let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
-    // The weights are those of a run's folder, or of RUN/checkpoints/step-N.
+    // The weights are a run's folder or RUN/checkpoints/step-N.
     let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
     let trained = run.map(|run| -> Result<Recipe, rundir::Error> { run.read_run()?.recipe() }).transpose();
     Ok(Recipe::for_sampling(model, trained?.as_ref()).map_err(Failure::from)?)
 }
 
-/// Sets what the flags say, and returns a name of each prompt for errors.
+/// Applies the flags to the recipe, and returns a name for each prompt, for errors.
 fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result<Vec<String>, CommandError> {
     let absolute = |path: &Utf8PathBuf| workspace.here.join(path);
     let mut places = Vec::new();
@@ -123,7 +124,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
         let failure = Failure::new(ErrorCode::InvalidArgument, "cannot sample", "there is no prompt", fix);
         return Err(CommandError::request(failure));
     }
-    // Images of prompts are relative to this folder; ranks run in others.
+    // Make image paths absolute: they are relative to this folder, and ranks run in another.
     for (line, place) in sample.prompts.iter_mut().zip(&places) {
         let mut prompt = recipe::Prompt::parse(line).map_err(|wrong| {
             let why = format!("{}: {}", wrong.flag, wrong.why);
@@ -157,7 +158,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     Ok(places)
 }
 
-/// Checks that the VAE, the text encoder and the tokenizer are there.
+/// Checks that the VAE, the text encoder and the tokenizer exist.
 fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     let folder = &recipe.encoders.folder;
     let missing = ["vae", "text_encoder", "tokenizer"].into_iter().find(|part| !folder.join(part).is_dir());
@@ -172,7 +173,8 @@ fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     Err(CommandError::request(Failure::new(ErrorCode::NotFound, "cannot sample", why, fix)))
 }
 
-/// Returns a mesh for the ranks of the target: that of the training run where it fits, else the model sharded over all ranks.
+/// Returns a mesh for the ranks of the target: the mesh of the training run if it fits, otherwise one that shards the
+/// model over all ranks.
 fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mesh, CommandError> {
     let own = recipe.mesh;
     let is_given = args.local.is_some() || args.nodes.hostfile.is_some() || args.nodes.slurm.is_some();

@@ -1,4 +1,4 @@
-//! Commands that take long: finding weights, progress on standard error, and interruption by a signal.
+//! Support for long commands: finding weights, progress on standard error, and interruption by a signal.
 
 use crate::command_error::CommandError;
 use crate::signals;
@@ -56,18 +56,18 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandEr
 pub enum Measure {
     /// Bytes.
     Bytes,
-    /// Things with this name: `video`.
+    /// Items with this name, such as `video`.
     Items(&'static str),
 }
 
-/// How far a phase is.
+/// The progress of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step<'a> {
     /// The name of the phase: `writing`.
     pub phase: &'a str,
-    /// What is done.
+    /// The completed amount.
     pub done: u64,
-    /// All there is.
+    /// The total amount.
     pub total: u64,
     /// What is counted.
     pub measure: Measure,
@@ -82,7 +82,7 @@ impl From<Progress> for Step<'static> {
 /// The progress of one transfer, shown on standard error.
 pub struct Transfer {
     phase: Option<String>,
-    /// What was done when the phase began.
+    /// The completed amount at the start of the phase.
     from: u64,
     signal: Arc<AtomicUsize>,
     began: Instant,

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct KillCallbacks<'a> {
     /// Reports which nodes do not answer, before they are retried.
     pub on_wait: &'a mut dyn FnMut(String),
-    /// Reports what was done.
+    /// Reports the result.
     pub progress: &'a mut dyn FnMut(KillProgress),
     /// Whether to give up on the nodes that do not answer.
     pub is_cancelled: &'a dyn Fn() -> bool,

@@ -8,7 +8,7 @@ use rundir::{Attempt, ErrorCode, Failure, Login, RunDir};
 
 /// The options of a launch.
 pub struct LaunchOptions<'a> {
-    /// What to train.
+    /// The recipe or stage to train.
     pub subject: &'a Subject,
     /// Number of ranks on this machine. By default, the size of the mesh.
     pub ranks: Option<usize>,

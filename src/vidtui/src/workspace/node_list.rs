@@ -158,7 +158,7 @@ mod tests {
         };
         write("nvidia-smi", "echo a table");
         let table = (Some(0), "a table\n".to_owned());
-        // No other one, one that loops all day, and one that waits for the driver for a moment.
+        // The cases: no other nvidia-smi, one that loops all day, and one that waits briefly for the driver.
         for processes in ["", "S    90000\\n", "D    3\\nS 40\\n"] {
             assert_eq!(run_with(processes), table, "{processes}");
         }

@@ -1,4 +1,4 @@
-//! What to train: a recipe or a stage of a curriculum, with its mesh fitted to the target.
+//! The subject of a launch: a recipe or a stage of a curriculum, with its mesh fitted to the target.
 
 use super::Workspace;
 use crate::args::NodesArgs;
@@ -8,7 +8,7 @@ use recipe::{Curriculum, Resolved, StageSpec, TrainerKind};
 use rundir::{ErrorCode, Failure};
 use ui::StageView;
 
-/// What to train.
+/// A recipe file or a stage of a curriculum.
 pub enum Subject {
     /// A recipe file.
     Recipe(Box<Resolved>),
@@ -47,10 +47,10 @@ impl Subject {
     }
 }
 
-/// How the mesh of a recipe is fitted to the number of ranks.
+/// The fitting of a recipe's mesh to the number of ranks.
 #[derive(Debug, Clone, Copy)]
 pub enum Fitting {
-    /// Not at all. Another number of ranks is an error.
+    /// No fitting. Another number of ranks is an error.
     Off,
     /// To this number of ranks.
     To(usize),
@@ -137,7 +137,7 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
     if recipe.trainer == TrainerKind::Command {
-        // Only the number of steps is known of a model that a command trains.
+        // For a model that a command trains, only the number of steps is known.
         return StageView {
             name: stage.name.clone(),
             command: Some(plan::command_line(&recipe.command.run)),
@@ -165,7 +165,7 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
     }
 }
 
-/// Returns the error of an invalid recipe. It is an invalid request, whatever the state of the machine.
+/// Returns the error of an invalid recipe, which is an invalid request in any state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> CommandError {
     CommandError::request(Failure::from(error))
 }
