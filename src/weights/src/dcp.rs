@@ -7,8 +7,9 @@ use crate::tensor_spans::{Files, Span, StoredTensor, Tensors};
 use crate::torch_file::open_torch_tensor;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::io;
 use std::sync::Arc;
 
 /// The file with the locations of all chunks. The writer creates it last.
@@ -52,34 +53,50 @@ struct Described<'a> {
     runs: Vec<(u64, Span)>,
 }
 
+/// Why a checkpoint cannot be opened.
+enum Wrong {
+    /// The files that do not exist, of those that `.metadata` names.
+    Missing { files: BTreeSet<String>, of: usize },
+    /// A file is damaged, or it is not a distributed checkpoint.
+    Damaged(String),
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Self {
+        Self::Damaged(why)
+    }
+}
+
 /// Opens the folder of a distributed checkpoint.
 ///
 /// # Errors
-/// Fails when it is damaged or incomplete, or when its pickle uses a name that is not allowed.
+/// `NotFound` when files are missing. Also fails when it is damaged, or when its pickle uses a name that is not allowed.
 pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
     let path = folder.join(METADATA);
-    let bad = |why: String| {
-        Failure::new(
-            ErrorCode::Malformed,
-            format!("cannot read the distributed checkpoint {folder}"),
-            why,
-            "copy it again from its source",
-        )
-    };
+    let what = || format!("cannot read the distributed checkpoint {folder}");
+    let bad = |why: String| Failure::new(ErrorCode::Malformed, what(), why, "copy it again from its source");
     let len = fs::metadata(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?.len();
     if len > MAX_PICKLE {
         return Err(bad(format!("its {METADATA} has {len} bytes, the limit is {MAX_PICKLE}")));
     }
     let bytes = fs::read(&path).map_err(|e| bad(format!("{METADATA}: {e}")))?;
     let pickle = Pickle::read(&bytes).map_err(|why| bad(format!("{METADATA}: {why}")))?;
-    let tensors = tensors(folder, &pickle).map_err(bad)?;
+    let tensors = tensors(folder, &pickle).map_err(|wrong| match wrong {
+        Wrong::Damaged(why) => bad(why),
+        Wrong::Missing { files, of } => {
+            let names = files.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let why = format!("{} of the {of} files that its {METADATA} names do not exist: {names}", files.len());
+            let fix = format!("copy them to {folder} from its source; each rank saved a file of its own");
+            Failure::new(ErrorCode::NotFound, what(), why, fix)
+        }
+    })?;
     if tensors.is_empty() {
         return Err(bad("it holds no tensors".into()));
     }
     Ok(tensors)
 }
 
-fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
+fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, Wrong> {
     let strange = || format!("its {METADATA} does not describe a distributed checkpoint");
     let part = |name| pickle.field(pickle.root, name).and_then(|at| pickle.pairs(at)).ok_or_else(strange);
     let places = places(folder, pickle, part("storage_data")?)?;
@@ -115,7 +132,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
         let same = stored.shape.iter().map(|d| *d as u64).eq(chunk.sizes.iter().copied());
         if !same || stored.dtype != *dtype {
             let found = format!("{} {:?}", stored.dtype, stored.shape);
-            return Err(wrong(format!("its chunk is {found}, {METADATA} expects {dtype} {:?}", chunk.sizes)));
+            return Err(wrong(format!("its chunk is {found}, {METADATA} expects {dtype} {:?}", chunk.sizes)).into());
         }
         spread(shape, &chunk, &stored, runs).map_err(wrong)?;
     }
@@ -123,7 +140,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, String> {
         let stored = joined(&shape, elements, dtype, runs).map_err(|why| format!("tensor {name}: {why}"))?;
         Ok((name.to_owned(), stored))
     });
-    joined.collect()
+    Ok(joined.collect::<Result<_, String>>()?)
 }
 
 /// Returns the location of each chunk by tensor name and offsets.
@@ -131,8 +148,9 @@ fn places<'a>(
     folder: &Utf8Path,
     pickle: &'a Pickle,
     entries: &[(At, At)],
-) -> Result<HashMap<(&'a str, Vec<u64>), ChunkLocation>, String> {
-    let mut files: HashMap<&str, (Arc<Utf8Path>, u64)> = HashMap::new();
+) -> Result<HashMap<(&'a str, Vec<u64>), ChunkLocation>, Wrong> {
+    // A file that does not exist has no size.
+    let mut files: HashMap<&str, (Arc<Utf8Path>, Option<u64>)> = HashMap::new();
     let mut places = HashMap::new();
     for (index, info) in entries {
         // An entry without an offset is not a chunk of a tensor.
@@ -143,28 +161,35 @@ fn places<'a>(
         let file = pickle.field(*info, "relative_path").and_then(|at| pickle.text(at));
         let (Some(name), Some(file), Some(offset), Some(length)) = (name, file, number("offset"), number("length"))
         else {
-            return Err(format!("its {METADATA} has a chunk without a location"));
+            return Err(format!("its {METADATA} has a chunk without a location").into());
         };
         if file.is_empty() || file.contains(['/', '\\', '\0']) || file == ".." {
-            return Err(format!("its {METADATA} names a file outside of the folder: '{}'", file.escape_debug()));
+            return Err(format!("its {METADATA} names a file outside of the folder: '{}'", file.escape_debug()).into());
         }
         if !files.contains_key(file) {
             let path: Utf8PathBuf = folder.join(file);
-            let size = fs::metadata(&path).map_err(|_| format!("{file} is missing"))?.len();
+            let size = match fs::metadata(&path) {
+                Ok(found) => Some(found.len()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(format!("{file}: {error}").into()),
+            };
             files.insert(file, (Arc::from(path), size));
         }
         let (path, size) = &files[file];
-        if offset.checked_add(length).is_none_or(|end| end > *size) {
+        if let Some(size) = size.filter(|size| offset.checked_add(length).is_none_or(|end| end > *size)) {
             return Err(format!(
                 "{file} is truncated: it has {size} bytes, and {name} has {length} bytes at offset {offset}"
-            ));
+            )
+            .into());
         }
         let previous = places.insert((name, offsets), ChunkLocation { file: path.clone(), offset, length });
         if previous.is_some() {
-            return Err(format!("its {METADATA} lists a chunk of {name} twice"));
+            return Err(format!("its {METADATA} lists a chunk of {name} twice").into());
         }
     }
-    Ok(places)
+    let missing = files.iter().filter(|(_, (_, size))| size.is_none()).map(|(name, _)| (*name).to_owned());
+    let missing: BTreeSet<String> = missing.collect();
+    if missing.is_empty() { Ok(places) } else { Err(Wrong::Missing { files: missing, of: files.len() }) }
 }
 
 /// Returns the dtype of a tensor: the property `dtype`, or else the first property.

@@ -119,7 +119,7 @@ fn a_distributed_checkpoint_with_parts_missing_or_elsewhere_is_refused() {
         refusals.push(shown(&failure, &folder));
         failure.code
     };
-    assert_eq!(refused(), ErrorCode::Malformed);
+    assert_eq!(refused(), ErrorCode::NotFound);
     assert!(!inspect(&dcp, false).unwrap().complete);
     fs::write(dcp.join("__1_0.distcp"), "short").unwrap();
     assert_eq!(refused(), ErrorCode::Malformed);
