@@ -34,7 +34,7 @@ pub enum Reason {
     },
     /// The video has a single frame.
     OneFrame,
-    /// The video has a high dynamic range, which is not converted.
+    /// The video has a high dynamic range, which this ffmpeg cannot convert.
     HighDynamicRange,
     /// The video has too few frames, or is too short.
     TooShort {
@@ -112,13 +112,13 @@ impl fmt::Display for Reason {
             }
             Self::CaptionTooLong { characters, most } => write!(f, "{characters} characters, at most {most}"),
             Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),
+            Self::HighDynamicRange => f.write_str("this ffmpeg lacks the filters zscale and tonemap"),
             Self::VideoMissing
             | Self::OutsideFolder
             | Self::NameNotUtf8
             | Self::VideoEmpty
             | Self::AudioOnly
             | Self::OneFrame
-            | Self::HighDynamicRange
             | Self::CaptionMissing
             | Self::CaptionEmpty
             | Self::CaptionNotUtf8

@@ -102,7 +102,10 @@ impl Programs {
     }
 
     /// Returns whether ffmpeg can convert high dynamic range.
-    pub(crate) fn can_tone_map(&self) -> Result<bool, Failure> {
+    ///
+    /// # Errors
+    /// `ProgramMissing` with the command that installs ffmpeg.
+    pub fn can_tone_map(&self) -> Result<bool, Failure> {
         let filters = &self.abilities()?.filters;
         Ok(["zscale", "tonemap"].iter().all(|wanted| filters.iter().any(|have| have == wanted)))
     }

@@ -60,6 +60,13 @@ fn unique(name: &str, ids: &mut HashSet<String>) -> String {
     id
 }
 
+/// Excludes videos of high dynamic range.
+pub(super) fn exclude_hdr(clips: &mut [Clip]) {
+    for clip in clips.iter_mut().filter(|clip| clip.is_usable() && clip.hdr) {
+        clip.excluded = Some(Reason::HighDynamicRange);
+    }
+}
+
 /// Excludes clips that repeat the content and the caption of an earlier clip.
 pub(super) fn exclude_repeated(clips: &mut [Clip]) {
     let mut seen: HashMap<(String, String), (String, camino::Utf8PathBuf)> = HashMap::new();

@@ -11,7 +11,7 @@ mod text;
 use crate::layouts::{SourceRequest, read_source};
 use crate::{Manifest, ManifestHeader};
 use camino::Utf8PathBuf;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::ops::ControlFlow;
 use video::{FrameChoice, Programs};
 
@@ -93,6 +93,9 @@ pub fn check(
     let source = read_source(&request.source)?;
     let probed = probing::probe_all(&source, request, on_progress)?;
     let mut clips = clips::clips(&source, &probed, request);
+    if clips.iter().any(|clip| clip.is_usable() && clip.hdr) && can_not_tone_map(&request.programs)? {
+        clips::exclude_hdr(&mut clips);
+    }
     clips::exclude_repeated(&mut clips);
     let header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
     let mut manifest = Manifest { header, clips };
@@ -101,6 +104,15 @@ pub fn check(
     }
     let report = Report::new(&manifest, &source, &probed, request);
     Ok(Checked { manifest, report })
+}
+
+/// Returns whether decoding refuses videos of high dynamic range. A check needs ffprobe alone: without ffmpeg it is not known.
+fn can_not_tone_map(programs: &Programs) -> Result<bool, Failure> {
+    match programs.can_tone_map() {
+        Ok(can) => Ok(!can),
+        Err(failure) if failure.code == ErrorCode::ProgramMissing => Ok(false),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Returns the cache folder of the user. Losing its content costs time only.

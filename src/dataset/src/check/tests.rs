@@ -11,12 +11,18 @@ use std::sync::OnceLock;
 use video::FrameMode;
 
 /// Videos that tests copy: name and the arguments of ffmpeg.
-const MATERIAL: [(&str, &str); 6] = [
+const MATERIAL: [(&str, &str); 8] = [
     ("long.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 50 -movflags +faststart"),
     ("short.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 10"),
     ("tall.mkv", "-f lavfi -i testsrc2=size=48x64:rate=12 -frames:v 50"),
     ("one.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 1"),
     ("audio.mp4", "-f lavfi -i sine=duration=1"),
+    ("ten-bit.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 12 -c:v libx264 -pix_fmt yuv420p10le"),
+    (
+        "hdr.mp4",
+        "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 13 -c:v libx264 -pix_fmt yuv420p10le -colorspace bt2020nc \
+         -color_primaries bt2020 -color_trc smpte2084",
+    ),
     ("picture.png", "-f lavfi -i testsrc2=size=64x48 -frames:v 1"),
 ];
 
@@ -26,7 +32,7 @@ fn material() -> &'static Utf8Path {
         let site = Site::new();
         for (name, args) in MATERIAL {
             let mut ffmpeg = Command::new("ffmpeg");
-            ffmpeg.args(["-v", "error"]).args(args.split(' ')).arg(site.path.join(name));
+            ffmpeg.current_dir(&site.path).args(["-v", "error"]).args(args.split(' ')).arg(name);
             assert!(ffmpeg.status().expect("ffmpeg is installed").success(), "{name}");
         }
         site
@@ -130,6 +136,42 @@ fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
     assert_eq!(checked.manifest.refuse_if_dropped(0.05).unwrap_err().code, ErrorCode::TooManyDropped);
 }
 
+/// Turns an mp4 by a quarter: changes the display matrix of its track. Versions of ffmpeg have different options for it.
+fn turned(mut mp4: Vec<u8>) -> Vec<u8> {
+    let at = mp4.windows(4).position(|w| w == b"tkhd").unwrap() + 44;
+    let matrix: [i32; 9] = [0, 0x10000, 0, -0x10000, 0, 0, 0, 0, 0x4000_0000];
+    mp4.splice(at..at + 36, matrix.iter().flat_map(|n| n.to_be_bytes()));
+    mp4
+}
+
+#[test]
+fn turned_and_deep_videos_are_used_and_hdr_ones_where_ffmpeg_can_tone_map() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new()
+        .with("turned.mp4", turned(fs::read(material().join("long.mp4")).unwrap()))
+        .with("turned.txt", "from a phone")
+        .video("ten-bit.mp4", "ten-bit.mp4", "ten bits")
+        .video("hdr.mp4", "hdr.mp4", "a bright light");
+    let program = |name: &str, script: &str| {
+        let path = site.path.join("..").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let with = |ffmpeg: Utf8PathBuf| checked(&CheckRequest { programs: Programs::at(ffmpeg, "ffprobe"), ..site.request() });
+    let can = program("can", "echo ' ... zscale V->V x'; echo ' ... tonemap V->V x'");
+    let found = with(can);
+    assert_eq!(found.manifest.usable().count(), 3);
+    let clip = |id: &str| found.manifest.clips.iter().find(|clip| clip.id == id).unwrap();
+    assert_eq!((clip("turned.mp4").width, clip("turned.mp4").height), (48, 64), "the size after the rotation");
+    assert_eq!((clip("ten-bit.mp4").frames, clip("ten-bit.mp4").hdr, clip("hdr.mp4").hdr), (12, false, true));
+    // Results of the first check are kept, and what ffmpeg can do is not one of them.
+    let can_not = with(program("can-not", "echo ' ... scale V->V x'"));
+    assert_eq!(reasons(&can_not)["hdr.mp4"], Some(&Reason::HighDynamicRange));
+    assert_eq!((can_not.report.cached, can_not.manifest.usable().count()), (3, 2));
+    assert_eq!(with("/nonesuch/ffmpeg".into()).manifest.usable().count(), 3);
+}
+
 #[test]
 fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
     use std::os::unix::fs::PermissionsExt;
@@ -148,7 +190,7 @@ fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
 fn captions_that_cannot_be_used_are_counted() {
     let site = Site::new()
         .video("empty.mp4", "long.mp4", " \n")
-        .video("long.mp4", "long.mp4", &"word ".repeat(2000))
+        .video("long.mp4", "long.mp4", &"w".repeat(10_000))
         .video("bytes.mp4", "long.mp4", "")
         .with("bytes.txt", b"caf\xe9")
         .video("missing.mp4", "long.mp4", "")
@@ -158,7 +200,7 @@ fn captions_that_cannot_be_used_are_counted() {
     let checked = site.check();
     let reasons = reasons(&checked);
     assert_eq!(reasons["empty.mp4"], Some(&Reason::CaptionEmpty));
-    assert_eq!(reasons["long.mp4"], Some(&Reason::CaptionTooLong { characters: 9999, most: CAPTION_CHARACTERS }));
+    assert_eq!(reasons["long.mp4"], Some(&Reason::CaptionTooLong { characters: 10_000, most: CAPTION_CHARACTERS }));
     assert_eq!(reasons["bytes.mp4"], Some(&Reason::CaptionNotUtf8));
     assert_eq!(reasons["missing.mp4"], Some(&Reason::CaptionMissing));
     let captions = &checked.report.captions;
