@@ -29,13 +29,13 @@ fn textbook(settings: &AdamW, [p, g, m, v]: [&Tensor; 4]) -> [Tensor; 3] {
 
 #[test]
 fn the_fused_step_equals_the_textbook_step() -> Result<()> {
-    for (threads, grad_scale) in [(1, 1.0), (2, 1.0), (1, 0.037), (2, 0.037)] {
+    for (threads, grad_scale, weight_decay) in [(1, 1.0, 1e-2), (2, 1.0, 0.0), (1, 0.037, 0.0), (2, 0.037, 1e-2)] {
         tch::set_num_threads(threads);
         // Not a multiple of any vector length; weights have a realistic magnitude.
         let (p, m, v) = (random(100_003, 1) * 0.02, random(100_003, 2) * 0.01, random(100_003, 3).square() * 1e-4);
         for step in [1, 2, 3, 1000] {
             let g = random(100_003, 10 + step) * 0.01;
-            let settings = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 1e-2, step, grad_scale };
+            let settings = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, step, grad_scale };
             let want = textbook(&settings, [&p, &g, &m, &v]);
             settings.step(&p, &g, &m, &v)?;
             for (name, got, want) in [("param", &p, &want[0]), ("exp_avg", &m, &want[1]), ("exp_avg_sq", &v, &want[2])]

@@ -108,7 +108,7 @@ impl EncodeInputs {
         let frames = FrameSpec {
             mode: encode.mode.name().into(),
             count: encode.frames,
-            fps: Some(encode.fps).filter(|fps| *fps > 0.0),
+            fps: encode.rate(),
             stride: encode.stride,
             seed: encode.seed,
         };

@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(code(1, 20, 0.05), None);
         assert_eq!(code(2, 20, 0.05), Some(ErrorCode::TooManyDropped));
         assert_eq!(code(2, 20, 0.1), None);
-        assert_eq!(code(0, 20, 0.0), None);
+        assert_eq!((code(0, 20, 0.0), code(1, 20, 0.0)), (None, Some(ErrorCode::TooManyDropped)));
         // A data set without usable clips is rejected at any accepted share.
         assert_eq!(code(2, 2, 1.0), Some(ErrorCode::TooManyDropped));
         assert_eq!(code(0, 0, 1.0), Some(ErrorCode::TooManyDropped));

@@ -262,6 +262,22 @@ mod tests {
     }
 
     #[test]
+    fn a_motion_share_of_zero_is_the_plain_loss() {
+        let schedule = Schedule::default();
+        let timestep = Tensor::from_slice(&[300i64]);
+        let clean = Tensor::randn([1, 4, 2, 2, 2], (Kind::Float, Device::Cpu));
+        let (noise, output) = (clean.randn_like(), clean.randn_like());
+        let noised = || schedule.noise(&clean, &noise, &timestep);
+        let loss = |motion| {
+            let loss = Loss { motion, ..Loss::default() };
+            schedule.target(noised(), &clean, &timestep, &loss).loss(&output)
+        };
+        let plain = velocity_loss(&output, &noised().velocity);
+        assert_eq!(loss(0.0), plain);
+        assert_ne!(loss(0.25), plain);
+    }
+
+    #[test]
     fn the_last_timestep_is_pure_noise_and_the_first_almost_clean() {
         let schedule = Schedule::default();
         assert_eq!(schedule.signal.double_value(&[999]), 0.0);

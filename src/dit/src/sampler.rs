@@ -210,6 +210,14 @@ mod tests {
     }
 
     #[test]
+    fn guidance_of_one_or_less_needs_no_second_text() {
+        for (scale, is_used) in [(0.0, false), (1.0, false), (1.5, true)] {
+            assert_eq!(Guidance::Constant(scale).is_used(), is_used, "{scale}");
+            assert_eq!(Guidance::dynamic(scale).is_used(), is_used, "{scale}");
+        }
+    }
+
+    #[test]
     fn a_network_that_knows_the_clean_latent_samples_it() {
         let schedule = Schedule::default();
         let clean = Tensor::from_slice(&[0.5f32, -1.5, 2.0]);

@@ -374,7 +374,7 @@ fn encode_summary(
     let by_node = attempt.placement.by_node();
     let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
     let encode = &recipe.encode;
-    let rate = if encode.fps > 0.0 { format!(" at {} per second", encode.fps) } else { String::new() };
+    let rate = encode.rate().map_or_else(String::new, |fps| format!(" at {fps} per second"));
     let mut rows = vec![
         ("recipe", recipe.name.clone()),
         ("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)),

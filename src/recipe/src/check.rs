@@ -37,7 +37,10 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["model.segments", "model.patch_size_t"], segments_share_a_frame),
     (&["model.segments", "model.latent_frames"], whole_segments),
     (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
-    (&["model.text_len", "model.segments", "model.latent_frames", "model.ttt_mini_batch"], whole_mini_batches),
+    (
+        &["model.text_len", "model.segments", "model.latent_frames", "model.layer", "model.ttt_mini_batch"],
+        whole_mini_batches,
+    ),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
     (&["model.num_heads", "mesh.tp"], whole_heads),
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
@@ -286,7 +289,8 @@ fn ttt_has_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
 fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let (length, batch) = (model.seq_len(), model.ttt_mini_batch);
-    if batch == 0 || length.is_multiple_of(batch) {
+    // A model without TTT layers has no mini-batches.
+    if model.layer == Layer::None || batch == 0 || length.is_multiple_of(batch) {
         return Ok(());
     }
     // The nearest text length that fits. With several segments, some multiples cannot be reached.

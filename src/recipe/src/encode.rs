@@ -127,6 +127,18 @@ impl Default for Encode {
     }
 }
 
+impl Encode {
+    /// Returns the rate at which frames are taken, per second. None: the rate of each clip.
+    pub fn rate(&self) -> Option<f64> {
+        (self.fps > 0.0).then_some(self.fps)
+    }
+
+    /// Returns the clips that a rank with so many CPU threads decodes ahead of the VAE.
+    pub fn decoders_of_rank(&self, threads: usize) -> usize {
+        if self.decoders > 0 { self.decoders } else { threads.max(2) }
+    }
+}
+
 /// Which frames of a clip are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

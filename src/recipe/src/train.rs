@@ -304,6 +304,18 @@ pub struct CheckpointPolicy {
     pub max_failures: u64,
 }
 
+impl CheckpointPolicy {
+    /// Returns whether a checkpoint is written after a step that does not end the run.
+    pub fn is_due(&self, step: u64) -> bool {
+        self.interval > 0 && step.is_multiple_of(self.interval)
+    }
+
+    /// Returns whether a run stops after so many failed saves in a row.
+    pub fn gives_up_after(&self, failed_saves: u64) -> bool {
+        self.max_failures > 0 && failed_saves >= self.max_failures
+    }
+}
+
 /// Metrics while training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -314,6 +326,13 @@ pub struct Log {
     pub peak_tflops: f64,
     /// A loss that exceeds the recent median by this many times the usual spread is reported as a spike; 0: never.
     pub spike: f64,
+}
+
+impl Log {
+    /// Returns the share of the peak that a rate of computation reaches, if the peak is known.
+    pub fn mfu(&self, tflops: f64) -> Option<f64> {
+        (self.peak_tflops > 0.0).then(|| tflops / self.peak_tflops)
+    }
 }
 
 #[cfg(test)]

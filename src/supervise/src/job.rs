@@ -191,3 +191,15 @@ fn master_from_environment() -> Result<(String, u16), Failure> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_zero_threads_the_ranks_of_a_node_share_its_cores() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!((threads(3, 1), threads(3, 8)), (3, 3));
+        assert_eq!((threads(0, 1), threads(0, cores), threads(0, 10_000)), (cores as i32, 1, 1));
+    }
+}

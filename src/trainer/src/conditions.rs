@@ -77,7 +77,7 @@ impl Conditions {
             ConditionKind::Image => {
                 let latent = self.image.as_ref().ok_or_else(|| missing(IMAGE))?;
                 // There is one draw for the whole batch, as in cogvideox-factory, and it is the same on every mesh.
-                let dropped = seeds::uniform(seed, Purpose::ImageDropout, first) < condition.image_dropout;
+                let dropped = seeds::happens(seed, Purpose::ImageDropout, first, condition.image_dropout);
                 let input = dit::conditions::image(latent, frames);
                 Ok(Some(if dropped { input.zeros_like() } else { input }))
             }
@@ -90,7 +90,7 @@ impl Conditions {
                     .into_iter()
                     .zip(numbers)
                     .map(|(most, number)| {
-                        let dropped = seeds::uniform(seed, Purpose::MaskDropout, number) < condition.mask_dropout;
+                        let dropped = seeds::happens(seed, Purpose::MaskDropout, number, condition.mask_dropout);
                         if most == 0.0 && dropped { 0.0 } else { 1.0 }
                     })
                     .collect();

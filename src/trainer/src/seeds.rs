@@ -53,6 +53,11 @@ pub fn uniform(seed: u64, purpose: Purpose, counter: u64) -> f64 {
     (bits(seed, purpose, counter) >> 11) as f64 / (1u64 << 53) as f64
 }
 
+/// Returns whether something that has a `probability` happens for a key; with a probability of 0, never.
+pub fn happens(seed: u64, purpose: Purpose, counter: u64, probability: f64) -> bool {
+    uniform(seed, purpose, counter) < probability
+}
+
 /// Returns a permutation of `0..n` for a key (Fisher-Yates).
 pub fn permutation(seed: u64, purpose: Purpose, counter: u64, n: usize) -> Vec<usize> {
     let key = bits(seed, purpose, counter);
@@ -107,5 +112,12 @@ mod tests {
     fn uniform_numbers_fill_the_unit_interval() {
         let mean = (0..10_000).map(|i| uniform(3, Purpose::TextDropout, i)).sum::<f64>() / 1e4;
         assert!((mean - 0.5).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn a_quarter_happens_in_a_quarter_of_all_draws_and_zero_never() {
+        let count = |share| (0..10_000).filter(|i| happens(3, Purpose::TextDropout, *i, share)).count();
+        assert!((2300..2700).contains(&count(0.25)), "{}", count(0.25));
+        assert_eq!(count(0.0), 0);
     }
 }

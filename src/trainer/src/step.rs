@@ -93,7 +93,7 @@ impl Step<'_> {
             let skipped = if places.end == (rank + 1) * share { train.global_batch as u64 - share } else { 0 };
             let next = places.end + skipped..places.end + skipped + micro;
             let mut batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
-            let keep = |k| seeds::uniform(self.seed, Purpose::TextDropout, k) >= train.text_dropout;
+            let keep = |k| !seeds::happens(self.seed, Purpose::TextDropout, k, train.text_dropout);
             batch.text = data.drop_texts(&batch.text, &numbers(&places).map(keep).collect::<Vec<_>>());
             self.noised(batch, first, places.start)
         })

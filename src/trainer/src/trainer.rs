@@ -306,7 +306,7 @@ impl Trainer {
             if interval > 0 && self.progress.step == began + 1 {
                 self.spare = StagingMemory::allocate_ahead(&self.sharded());
             }
-            let due = interval > 0 && self.progress.step.is_multiple_of(interval);
+            let due = self.recipe.checkpoint.is_due(self.progress.step);
             if let Some(why) = outcome.requests.stop {
                 let why = self.describe(why);
                 self.event(EventKind::Stopping { why: why.clone() });
@@ -371,8 +371,8 @@ impl Trainer {
 
     /// Decides whether training continues after a failed save: it does until `checkpoint.max_failures` saves in a row failed.
     fn continue_after(&mut self, failure: Failure) -> Result<(), Failure> {
-        let (failed, most) = (self.progress.failed_saves, self.recipe.checkpoint.max_failures);
-        if most == 0 || failed < most {
+        let failed = self.progress.failed_saves;
+        if !self.recipe.checkpoint.gives_up_after(failed) {
             return Ok(());
         }
         Err(Failure::new(
@@ -450,7 +450,7 @@ impl Trainer {
             reduce_s: outcome.reduce_s,
             weight_norm: outcome.weight_norm.and_then(finite),
             tflops,
-            mfu: (self.recipe.log.peak_tflops > 0.0).then(|| tflops / self.recipe.log.peak_tflops),
+            mfu: self.recipe.log.mfu(tflops),
             ..MetricSample::default()
         };
         let due =

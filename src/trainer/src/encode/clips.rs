@@ -66,7 +66,7 @@ impl Clips {
             tiling: rank.recipe.encoders.tiling,
             kind,
             device: rank.device,
-            decoders: if encode.decoders > 0 { encode.decoders } else { rank.threads.max(2) },
+            decoders: encode.decoders_of_rank(rank.threads),
             decoder: Decoder { spec: queue.spec().clone(), mode, crop, counts: counts.clone() },
             counts,
         })

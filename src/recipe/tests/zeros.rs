@@ -1,0 +1,120 @@
+//! Keys that accept 0: what it turns off or stands for is what their documentation states.
+
+use camino::Utf8Path;
+use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, Task, TrainerKind, load};
+use std::collections::BTreeSet;
+
+/// Keys whose 0 is a number like any other.
+const PLAIN: [&str; 7] = [
+    "encode.seed",
+    "train.seed",
+    "sample.seed",
+    "model.beta_end",
+    "optimizer.lr_end",
+    "optimizer.beta1",
+    "optimizer.beta2",
+];
+
+/// Keys whose 0 this crate interprets: another value, and whether a recipe has what 0 turns off.
+const HERE: [(&str, &str, fn(&Recipe) -> bool); 14] = [
+    ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
+    ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),
+    ("model.base_width", "16", |r| r.model.base()[2] != r.model.latent_width),
+    ("encode.fps", "8", |r| r.encode.rate().is_some()),
+    ("encode.decoders", "1", |r| [1, 7].map(|threads| r.encode.decoders_of_rank(threads)) != [2, 7]),
+    ("optimizer.warmup_steps", "4", |r| r.optimizer.schedule.lr_at(0, 1.0, 0.0, r.optimizer.warmup_steps, 20) < 1.0),
+    ("checkpoint.interval", "3", |r| (1..100).any(|step| r.checkpoint.is_due(step))),
+    ("checkpoint.max_failures", "3", |r| (1..100).any(|failed| r.checkpoint.gives_up_after(failed))),
+    ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
+    ("sample.every", "3", |r| (0..100).any(|step| r.sample.is_due(step))),
+    ("sample.frames", "49", |r| r.samples().unwrap()[0].frames != (r.model.latent_frames - 1) * 4 + 1),
+    ("sample.height", "128", |r| r.samples().unwrap()[0].height != r.model.latent_height * 8),
+    ("sample.width", "128", |r| r.samples().unwrap()[0].width != r.model.latent_width * 8),
+    ("sample.fps", "24", |r| r.samples().unwrap()[0].fps != 8.0),
+];
+
+/// Keys whose 0 another crate interprets, with the file and the test that proves it.
+const ELSEWHERE: [(&str, &str, &str); 13] = [
+    ("train.threads", "supervise/src/job.rs", "with_zero_threads_the_ranks_of_a_node_share_its_cores"),
+    ("train.text_dropout", "trainer/src/seeds.rs", "a_quarter_happens_in_a_quarter_of_all_draws_and_zero_never"),
+    ("condition.image_dropout", "trainer/src/conditions.rs", "images_are_dropped_for_a_whole_batch"),
+    ("condition.mask_dropout", "trainer/src/conditions.rs", "only_wholly_masked_samples_lose_their_mask"),
+    ("loss.motion", "dit/src/diffusion.rs", "a_motion_share_of_zero_is_the_plain_loss"),
+    ("optimizer.weight_decay", "c10d/tests/numbers.rs", "the_fused_step_equals_the_textbook_step"),
+    (
+        "optimizer.clip_norm",
+        "trainer/src/tests/released_models.rs",
+        "a_clip_norm_of_zero_trains_as_one_that_no_gradient",
+    ),
+    ("checkpoint.keep_last", "rundir/src/listing.rs", "the_newest_few_are_kept"),
+    ("checkpoint.keep_every", "rundir/src/listing.rs", "checkpoints_at_multiples_of_keep_every_are_kept"),
+    ("log.spike", "trainer/src/spikes.rs", "the_warm_up_and_a_threshold_of_zero_report_nothing"),
+    ("encode.max_dropped", "dataset/src/manifest.rs", "more_dropped_clips_than_accepted_are_refused"),
+    ("sample.guidance", "dit/src/sampler.rs", "guidance_of_one_or_less_needs_no_second_text"),
+    (
+        "model.ttt_mini_batch",
+        "recipe/tests/zeros.rs",
+        "mini_batches_divide_the_sequence_of_models_with_ttt_layers_only",
+    ),
+];
+
+fn recipe(of: &str, sets: &[String]) -> Result<Recipe, recipe::RecipeError> {
+    let path = format!("../../tests/fixtures/configs/valid/{of}.toml");
+    load(Utf8Path::new(&path), sets).map(|resolved| resolved.recipe)
+}
+
+fn with(key: &Key, value: &str) -> Recipe {
+    let of = if key.is_for(Task::Train, TrainerKind::Embedded) { "minimal" } else { "encode" };
+    let mut sets = vec![format!("{}={value}", key.path)];
+    if key.path.starts_with("sample.") {
+        sets.extend(["sample.prompts=[\"a rabbit\"]".into(), "encoders.folder=/model".into()]);
+    }
+    recipe(of, &sets).unwrap_or_else(|error| panic!("{}={value}: {error}", key.path))
+}
+
+fn accepts_zero(key: &Key) -> bool {
+    matches!(key.kind, Kind::Int { min: ..=0, .. } | Kind::Float(Bounds::NotNegative | Bounds::Fraction))
+}
+
+#[test]
+fn every_key_that_accepts_zero_documents_it_and_has_a_test() {
+    let plain = BTreeSet::from(PLAIN);
+    let tested: BTreeSet<&str> =
+        HERE.iter().map(|(key, ..)| *key).chain(ELSEWHERE.iter().map(|(key, ..)| *key)).collect();
+    for key in SCHEMA {
+        let is_plain = plain.contains(key.path);
+        assert_eq!(accepts_zero(key), is_plain || tested.contains(key.path), "{}", key.path);
+        let documents = ["; 0: ", "1 or less: none", "may be 0"].iter().any(|words| key.doc.contains(words));
+        assert_eq!(documents, tested.contains(key.path), "{}: {}", key.path, key.doc);
+    }
+    for (key, file, test) in ELSEWHERE {
+        let code = std::fs::read_to_string(Utf8Path::new("..").join(file)).unwrap();
+        assert!(code.contains(&format!("fn {test}")) || code.contains(test), "{key}: {file} has no test {test}");
+    }
+}
+
+#[test]
+fn zero_turns_off_what_the_key_documents() {
+    for (path, value, has) in HERE {
+        let key = Key::find(path).unwrap();
+        assert!(!has(&with(key, "0")), "{path}=0");
+        assert!(has(&with(key, value)), "{path}={value}");
+    }
+}
+
+#[test]
+fn mini_batches_divide_the_sequence_of_models_with_ttt_layers_only() {
+    // 16 text tokens and 3 frames of 4 x 4 tokens are 64 tokens.
+    let with = |layer: &str, size: usize| {
+        let sets = [format!("model.layer={layer}"), format!("model.ttt_mini_batch={size}")];
+        recipe("minimal", &sets).map(|_| ()).map_err(|error| error.keys.join(" "))
+    };
+    for layer in ["ttt_mlp", "ttt_linear"] {
+        assert_eq!(with(layer, 16), Ok(()));
+        assert!(with(layer, 48).unwrap_err().ends_with("model.ttt_mini_batch"));
+        assert_eq!(with(layer, 0).unwrap_err(), "model.layer model.ttt_mini_batch");
+    }
+    for size in [0, 16, 48] {
+        assert_eq!(with("none", size), Ok(()));
+    }
+}
