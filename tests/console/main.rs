@@ -6,6 +6,7 @@ mod commands;
 mod data_check;
 mod documents;
 mod fake_trainer;
+mod hub;
 mod nodes_and_smi;
 mod other_trainers;
 mod pty;

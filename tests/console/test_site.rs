@@ -112,7 +112,12 @@ impl TestSite {
 
     /// Returns a command, not started yet.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(VIDTUI);
+        self.program(VIDTUI, args)
+    }
+
+    /// Returns a command of another program, not started yet.
+    pub fn program(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.args(args).current_dir(&self.root);
         for name in ["NO_COLOR", "VIDTUI_RUN"] {
             command.env_remove(name);

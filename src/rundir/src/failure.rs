@@ -260,7 +260,7 @@ impl From<Error> for Failure {
             Error::Io { action, path, source } => {
                 let code = ErrorCode::of_io(&source);
                 let fix = match source.kind() {
-                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    _ if code == ErrorCode::DiskFull => {
                         format!("free some space on the disk that holds {path}")
                     }
                     io::ErrorKind::PermissionDenied => {

@@ -253,8 +253,8 @@ pub struct DataEncodeArgs {
     /// dtype of the encoders: bfloat16 or float32
     #[arg(long)]
     pub dtype: Option<String>,
-    /// Part of the clips that may be dropped, from 0 to 1
-    #[arg(long, value_name = "SHARE")]
+    /// Accepts that this share of the clips is dropped, such as 20%; more is a failure [default: 5%]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     pub max_dropped: Option<f64>,
     /// Retries clips that failed in an earlier encode into the same folder
     #[arg(long)]

@@ -158,7 +158,8 @@ fn turned_and_deep_videos_are_used_and_hdr_ones_where_ffmpeg_can_tone_map() {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
     };
-    let with = |ffmpeg: Utf8PathBuf| checked(&CheckRequest { programs: Programs::at(ffmpeg, "ffprobe"), ..site.request() });
+    let with =
+        |ffmpeg: Utf8PathBuf| checked(&CheckRequest { programs: Programs::at(ffmpeg, "ffprobe"), ..site.request() });
     let can = program("can", "echo ' ... zscale V->V x'; echo ' ... tonemap V->V x'");
     let found = with(can);
     assert_eq!(found.manifest.usable().count(), 3);

@@ -39,7 +39,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandEr
         )));
     }
     let download = command.map_or_else(String::new, |command| format!("; download it: {command}"));
-    workspace.find(given).map(|run| run.root).map_err(|refusal| {
+    workspace.find_with_weights(given).map(|run| run.root).map_err(|refusal| {
         let Failure { why, fix, .. } = refusal.into_failure();
         let why = format!("there is no such file, folder or run: {why}");
         CommandError::request(Failure::new(

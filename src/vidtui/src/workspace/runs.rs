@@ -3,6 +3,7 @@
 use super::Workspace;
 use crate::command_error::CommandError;
 use health::{Disk, Evidence, Finding};
+use recipe::Task;
 use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, Load, RunFacts, RunSummary};
@@ -18,10 +19,8 @@ impl Workspace {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
             return not_found(ErrorCode::RunNotFound, format!("{} has no runs", self.runs), fix.into());
         }
-        // Ids sort by the minute only. The file has the exact time.
-        let created_s = |dir: &RunDir| dir.read_run().map_or(0.0, |run| run.created_s);
         if name == "latest"
-            && let Some(latest) = runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
+            && let Some(latest) = newest(&runs)
         {
             return Ok(latest.clone());
         }
@@ -51,6 +50,14 @@ impl Workspace {
                 not_found(ErrorCode::AmbiguousName, why, "write more of the id".into())
             }
         }
+    }
+
+    /// Finds a run whose weights are wanted. `latest` is the newest run that trains: runs that encode or sample have no weights.
+    pub fn find_with_weights(&self, name: &str) -> Result<RunDir, CommandError> {
+        let runs = || runstate::list_runs(&self.runs).into_iter().flatten();
+        let trains = |dir: &RunDir| dir.read_run().is_ok_and(|run| run.task() == Task::Train);
+        let trained: Vec<RunDir> = if name == "latest" { runs().filter(trains).collect() } else { Vec::new() };
+        newest(&trained).map_or_else(|| self.find(name), |run| Ok(run.clone()))
     }
 
     /// Summarizes a run from its files and processes.
@@ -121,6 +128,12 @@ impl Workspace {
         runs.sort_by(|a, b| a.run.created_s.total_cmp(&b.run.created_s));
         (runs, unreadable)
     }
+}
+
+/// Returns the newest of some runs. Ids sort by the minute only; the file has the exact time.
+fn newest(runs: &[RunDir]) -> Option<&RunDir> {
+    let created_s = |dir: &RunDir| dir.read_run().map_or(0.0, |run| run.created_s);
+    runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
 }
 
 fn more(count: usize) -> String {
