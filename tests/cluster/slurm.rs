@@ -59,7 +59,7 @@ fn a_cancelled_job_is_shown_as_cancelled_and_a_pending_one_is_removed_from_the_q
     let waiting = site.launch(JOB, 1000);
     let status = site.status();
     assert!(status["state"] == "queued" && status["job"]["nodes"].is_null(), "{status}");
-    site.until("its reason is shown", || site.does("status latest").contains("down, drained or reserved"));
+    site.until("its reason is shown", || site.status()["job"]["reason"].is_string());
     assert_eq!(site.refuses("resume latest").code, ErrorCode::SlurmJobState);
     site.does("stop latest");
     assert_eq!(site.state(), "stopped");
@@ -121,11 +121,8 @@ fn a_job_checks_its_nodes_and_starts_no_ranks_if_a_check_fails() {
     }
     let run = site.launch(JOB, 2);
     site.until("it is refused", || site.state() == "failed");
-    let status = site.does("status latest");
-    assert!(
-        status.contains("cannot begin attempt 1") && status.contains("node node03: its GPUs are in use"),
-        "{status}"
-    );
+    let failure = site.failure();
+    assert!(failure.code == ErrorCode::CheckFailed && failure.why.contains("node03"), "{failure}");
     let log = fs::read_to_string(run.job_log(1)).unwrap();
     let unfit: Vec<&str> = log.lines().filter(|line| line.starts_with("no ")).collect();
     assert!(
@@ -218,8 +215,8 @@ fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption
         run.read_attempt(1).is_ok() && state_of(&site, job).starts_with("PENDING/BeginTime")
     });
     let saved = adapters::latest(&run).unwrap().step;
-    let status = site.does("status latest");
-    assert!(status.contains("queued") && status.contains("waits for its start time"), "{status}");
+    let status = site.status();
+    assert!(status["state"] == "queued" && status["job"]["reason"].is_string(), "{status}");
     site.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));
     site.until_step(&run, 2, saved + 1);
     let attempt = run.read_attempt(2).unwrap();
@@ -276,7 +273,7 @@ fn the_nodes_of_a_partition_are_watched_and_shown_as_slurm_sees_them_the_unreach
     let cells = |line: usize| lines[line].split_whitespace().take(3).collect::<Vec<_>>();
     assert_eq!((cells(0), cells(1)), (vec!["node", "state", "slurm"], vec!["node01", "up", "idle"]), "{table}");
     assert_eq!(cells(2), ["node02", "unreachable", "drained"], "{table}");
-    assert!(lines[2].contains("loud_fan; unreachable") && lines[2].contains("refuses the connection"), "{table}");
+    assert!(lines[2].contains("loud_fan; unreachable"), "{table}");
     let document: serde_json::Value =
         serde_json::from_str(&site.does(&format!("nodes --slurm {file} --json"))).unwrap();
     let slurm = &document["nodes"][1]["slurm"];

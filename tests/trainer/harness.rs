@@ -4,8 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, Placement};
 use recipe::Mesh;
 use rundir::{
-    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, Event, MetricSample, Run, RunDir, RunId, SCHEMA, StartFrom,
-    Tail, TensorBox, latest_among, read_events, step_checkpoints,
+    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, Run, RunDir, RunId,
+    SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
 };
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -285,6 +285,13 @@ impl RunUnderTest {
 
     pub fn events(&self) -> Vec<Event> {
         read_events(&self.dir).unwrap_or_default()
+    }
+
+    /// Returns the code of the failure that ended the run.
+    pub fn failure_code(&self) -> Option<ErrorCode> {
+        let code =
+            |event: Event| if let EventKind::Failed { failure } = event.kind { Some(failure.code) } else { None };
+        self.events().into_iter().rev().find_map(code)
     }
 }
 

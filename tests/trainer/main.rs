@@ -7,7 +7,7 @@ mod saves;
 mod segments;
 
 use harness::{Scene, assert_close, latest, losses};
-use rundir::{Checkpoint, EventKind, StartFrom};
+use rundir::{Checkpoint, ErrorCode, EventKind, StartFrom};
 
 #[test]
 fn every_mesh_gives_the_same_losses() {
@@ -104,9 +104,9 @@ fn fresh_data_keeps_the_optimizer_and_reports_the_state_that_is_not_restored() {
     let index = format!("data.index={}", scene.text_dataset(&other, 16, 1));
     let sets = [&sets[..], &["train.global_batch=2", index.as_str()]].concat();
     let begin = |name: &str, start: StartFrom| scene.launch_from(name, &[1, 2], &sets, start).wait();
-    let (_, refused) = begin("same-place", StartFrom::Checkpoint { run: first.id(), step: 3 });
-    let stderr = String::from_utf8_lossy(&refused[0].stderr);
-    assert!(stderr.contains("is not the data set") && stderr.contains("--fresh-data"), "{stderr}");
+    let (refused, outputs) = begin("same-place", StartFrom::Checkpoint { run: first.id(), step: 3 });
+    assert_eq!(refused.failure_code(), Some(ErrorCode::InvalidDataset));
+    assert!(String::from_utf8_lossy(&outputs[0].stderr).contains("--fresh-data"));
     let (fresh, outputs) = begin("fresh", StartFrom::CheckpointFreshData { run: first.id(), step: 3 });
     assert!(outputs.iter().all(|o| o.status.success()));
     assert_eq!(fresh.samples().iter().map(|s| s.step).collect::<Vec<_>>(), [4, 5, 6]);
@@ -148,7 +148,7 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
-        let restored_of = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("the mesh was"));
+        let restored_of = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("mesh"));
         assert!(again.events().iter().any(|e| restored_of(&e.kind)), "{:?}", again.events());
     }
 }
@@ -233,11 +233,7 @@ fn a_killed_rank_ends_the_others_with_an_error_and_keeps_the_last_checkpoint() {
         running.signal(1, "KILL");
         let (run, outputs) = running.wait();
         assert!(outputs.iter().all(|o| !o.status.success()));
-        let stderr = String::from_utf8_lossy(&outputs[0].stderr);
-        assert!(stderr.contains("lost contact with another rank"), "{stderr}");
-        let lost =
-            |kind: &EventKind| matches!(kind, EventKind::Failed { failure } if failure.what.contains("lost contact"));
-        assert!(run.events().iter().any(|e| lost(&e.kind)));
+        assert_eq!(run.failure_code(), Some(ErrorCode::PeerLost));
         let step = latest(&run.dir).unwrap().step;
         Checkpoint::open(&run.dir.step_dir(step)).unwrap().verify_checksums().unwrap();
     }
@@ -295,9 +291,9 @@ fn every_rank_reports_missing_gpus() {
     let (run, outputs) = Scene::new().launch("gpus", &[1, 2], &["train.steps=2", "train.device=cuda"]).wait();
     for output in &outputs {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && stderr.contains("cannot train on GPUs"), "{stderr}");
-        assert!(stderr.contains("hint:") && stderr.contains("train.device = \"cpu\""), "{stderr}");
+        assert!(!output.status.success() && stderr.contains("hint:") && stderr.contains("train.device"), "{stderr}");
     }
+    assert!(matches!(run.failure_code(), Some(ErrorCode::TrainerUnusable | ErrorCode::NoGpu)));
     assert!(run.samples().is_empty());
 }
 
@@ -306,9 +302,8 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_three_in_a_ro
     let scene = Scene::new();
     // A latent of infinities makes every gradient undefined.
     let sets = ["train.steps=50", "train.max_bad_steps=3", "model.latent_scale=1e38", "checkpoint.interval=0"];
-    let (run, outputs) = scene.launch("nan", &[1, 2], &sets).wait();
-    let stderr = String::from_utf8_lossy(&outputs[0].stderr);
-    assert!(stderr.contains("3 steps in a row"), "{stderr}");
+    let (run, _) = scene.launch("nan", &[1, 2], &sets).wait();
+    assert_eq!(run.failure_code(), Some(ErrorCode::NotFinite));
     assert!(run.samples().iter().all(|s| s.loss.is_none() && s.grad_norm.is_none()));
     assert_eq!(run.events().iter().filter(|e| e.kind == EventKind::StepSkipped).count(), 3);
     // The save of step 2 is in progress when step 3 exceeds the limit.

@@ -3,7 +3,7 @@
 
 use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
-use rundir::{Checkpoint, CheckpointEntry, Event, EventKind, LineAppender, step_checkpoints};
+use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, step_checkpoints};
 
 const SAVES: [&str; 6] = [
     "train.steps=16",
@@ -176,7 +176,7 @@ fn a_run_saves_and_stops_before_its_time_is_up() {
     assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
     let events = run.events();
     let why = events.iter().find_map(|e| if let EventKind::Stopped { why } = &e.kind { Some(why) } else { None });
-    assert!(why.unwrap().starts_with("the time limit of 2s is near; "), "{why:?}");
+    assert!(why.unwrap().contains("2s"), "{why:?}");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn complete(run: &RunUnderTest) -> Vec<u64> {
 }
 
 fn failed_saves(run: &RunUnderTest) -> usize {
-    let failed = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { failure } if failure.fix.contains("free some space"));
+    let failed = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { failure } if failure.code == ErrorCode::DiskFull);
     run.events().iter().filter(|e| failed(&e.kind)).count()
 }
 
@@ -264,10 +264,6 @@ fn repeated_failed_saves_end_the_run_if_the_recipe_sets_a_limit() {
     };
     let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];
     let (run, outputs) = scene.launch_in(&disk.path, "give-up", &[1, 2], &sets).wait();
-    for output in &outputs {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && stderr.contains("3 saves in a row failed"), "{stderr}");
-        assert!(stderr.contains("MB are free on its disk") && stderr.contains("free some space there"), "{stderr}");
-    }
-    assert_eq!(failed_saves(&run), 3);
+    assert!(outputs.iter().all(|output| !output.status.success()));
+    assert_eq!((run.failure_code(), failed_saves(&run)), (Some(ErrorCode::SaveFailed), 3));
 }

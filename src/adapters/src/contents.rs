@@ -95,7 +95,7 @@ impl Contents {
                     let modified_s = modified.map_or(0.0, |since| since.as_secs_f64());
                     self.files.push(FileEntry { path, bytes: meta.len(), modified_s });
                 }
-                // It was removed after it was listed.
+                // The file was removed after it was listed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => self.unread = Some((path, error)),
             }

@@ -1,4 +1,4 @@
-//! How vidtui reads another trainer. Each trainer is a constant of type [`System`] in a file of its own.
+//! The description of another trainer. Each trainer is a constant of type [`System`] in its own file.
 
 use crate::contents::{Contents, Defect};
 use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
@@ -43,7 +43,7 @@ impl System {
     }
 }
 
-/// What a marked line of a log means.
+/// The meaning of a marked log line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Phrase {
     /// Training begins.
@@ -60,7 +60,7 @@ pub(crate) enum Phrase {
     Evaluated,
 }
 
-/// What a line of a log means.
+/// The meaning of a log line.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line {
     /// The metrics of a step. Until the next step, later lines may repeat them with more digits.

@@ -1,5 +1,4 @@
-//! Where to train: nodes, ranks and their placement; parsers for hostfiles and for the output of nvidia-smi, node probes and
-//! Slurm.
+//! Nodes, ranks and their placement; parsers for hostfiles and for the output of nvidia-smi, node probes and Slurm.
 //!
 //! Nothing here reads a file or starts a program: the input is text.
 

@@ -1,4 +1,4 @@
-//! Xid errors: what NVIDIA's driver writes to the kernel log.
+//! Xid errors, which NVIDIA's driver writes to the kernel log.
 
 use std::fmt;
 

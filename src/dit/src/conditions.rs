@@ -1,4 +1,4 @@
-//! What the network receives besides the noised latent: an image, or a mask and a masked video.
+//! The conditions of the network besides the noised latent: an image, or a mask and a masked video.
 //!
 //! Conditions are concatenated after noising, on the channels: they get no diffusion noise, and the loss has only the channels of
 //! the prediction. Latents are `[B, T, C, h, w]`, pixels `[B, 3, F, H, W]` in -1..1, masks `[B, F, 1, H, W]` with 1 for pixels that

@@ -36,8 +36,9 @@ pub struct Noised {
 impl Schedule {
     /// Returns the noise schedule that a model was made for.
     ///
-    /// β grows as `model.beta_schedule` says, `A = Π(1 - β)`. The shift of the signal-to-noise ratio divides it:
-    /// `A / (s + (1 - s)·A)`. Zero terminal SNR then moves and scales `√A`, so that the last is 0 and the first unchanged.
+    /// β grows according to `model.beta_schedule`, and `A = Π(1 - β)`. The shift of the signal-to-noise ratio divides
+    /// it: `A / (s + (1 - s)·A)`. Zero terminal SNR then moves and scales `√A`, so that the last is 0 and the first
+    /// unchanged.
     ///
     /// Source: diffusers `CogVideoXDDIMScheduler`; Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are
     /// Flawed", algorithm 1.
@@ -117,7 +118,7 @@ fn rescaled(signal: &[f64], noisiest: f64, cleanest: f64) -> Vec<f64> {
     signal.iter().map(|level| (level - noisiest) * (cleanest / (cleanest - noisiest))).collect()
 }
 
-/// What the network's output is compared with, and the weight of each sample. All tensors are fp32.
+/// The target of the network's output, and the weight of each sample. All tensors are fp32.
 #[derive(Debug)]
 pub struct Target {
     /// The velocity, `[B, T, C, height, width]`.

@@ -39,7 +39,7 @@ impl Guidance {
         Guidance::Dynamic { scale, power: 5 }
     }
 
-    /// Returns whether the network has to predict without the text too. As in diffusers, the given scale decides, not the scale of a step.
+    /// Returns whether the network must also predict without the text. As in diffusers, the given scale decides, not the scale of a step.
     pub fn is_used(self) -> bool {
         let (Guidance::Constant(scale) | Guidance::Dynamic { scale, .. }) = self;
         scale > 1.0
@@ -120,7 +120,7 @@ impl Sampler {
         &self.scales
     }
 
-    /// Returns whether the network has to predict without the text too.
+    /// Returns whether the network must also predict without the text.
     pub fn is_guided(&self) -> bool {
         self.guidance.is_used()
     }

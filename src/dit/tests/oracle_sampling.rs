@@ -90,7 +90,7 @@ fn files(folder: &str) -> Vec<camino::Utf8PathBuf> {
     })
 }
 
-/// Follows a recorded run; returns the number of its steps.
+/// Repeats a recorded run and compares every step; returns the number of steps.
 fn follow(path: &Utf8Path) -> usize {
     let (case, about) = (load(path), metadata(path));
     let info: Value = serde_json::from_str(&about["case"]).expect("case is JSON");

@@ -1,4 +1,4 @@
-//! What is kept of a node's samples for the whole attempt: when each problem began.
+//! The state kept for a node over the whole attempt: when each problem began.
 
 use std::collections::BTreeMap;
 

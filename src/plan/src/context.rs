@@ -1,4 +1,4 @@
-//! What a plan needs besides its request: the time, the user, the trainer and the target.
+//! The context of a plan: the time, the user, the trainer and the target.
 
 use camino::Utf8PathBuf;
 use cluster::slurm::SlurmSpec;
@@ -23,13 +23,13 @@ pub struct Context {
     pub trainer: TrainerBinary,
     /// The path of this program, which the script of a Slurm job calls.
     pub program: Utf8PathBuf,
-    /// Where the ranks run.
+    /// The target: the nodes on which the ranks run.
     pub target: Target,
-    /// What the user chose about checks and copies, and what the preparation of the request found.
+    /// The user's choices about checks and copies, and the warnings of the preparation.
     pub options: StartOptions,
 }
 
-/// What is added to every plan of a start, whether it launches, resumes or continues with the next stage.
+/// The parts that are the same in every plan of a start: launch, resume or next stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StartOptions {
     /// The checks whose failure does not refuse the start.
@@ -38,13 +38,13 @@ pub struct StartOptions {
     pub push: bool,
     /// Files of the data set that every node must be able to read: a few that stand for all.
     pub data_files: Vec<Utf8PathBuf>,
-    /// What an encode reads, writes and needs, if the recipe is one.
+    /// The requirements of an encode, if the recipe is one.
     pub encode: Option<EncodeFacts>,
     /// Warnings about the request itself, such as nodes that were left out.
     pub warnings: Vec<String>,
 }
 
-/// What an encode reads, writes and needs, which the caller computes from its inputs.
+/// The inputs, outputs and memory of an encode, which the caller computes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EncodeFacts {
     /// The disk space that the data set needs, at most.

@@ -1,4 +1,4 @@
-//! Runs as Slurm jobs: the batch script, and what a job does each time Slurm starts it.
+//! Runs as Slurm jobs: the batch script, and the decision about each start of a job by Slurm.
 //!
 //! The nodes are unknown until the job starts, and Slurm may start it more than once: after a time limit, a preemption or a
 //! lost node. Each time, the script calls `vidtui job begin` on the first node to find out which attempt to start. No
@@ -25,14 +25,14 @@ pub struct JobStartRequest<'a> {
     pub resume: ResumeRequest<'a>,
 }
 
-/// What a job does after Slurm has started it.
+/// The decision of a job after Slurm has started it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobStart {
-    /// It starts the attempt that was submitted.
+    /// The job starts the attempt that was submitted.
     SubmittedAttempt(Box<LaunchPlan>),
-    /// It was requeued: it starts a new attempt from the newest checkpoint.
+    /// The job was requeued and starts a new attempt from the newest checkpoint.
     NextAttempt(Box<LaunchPlan>),
-    /// It ends, for this reason.
+    /// The job ends, for this reason.
     Nothing(String),
 }
 

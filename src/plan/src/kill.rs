@@ -8,7 +8,7 @@ use units::counted;
 
 use crate::{NodeOrphans, OrphanKill};
 
-/// What a stop or a kill signals: a run, or processes that were selected by their command lines.
+/// The target of a stop or a kill: a run, or processes that were selected by their command lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KillPlan {
     /// The processes of a run.

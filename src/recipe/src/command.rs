@@ -19,11 +19,11 @@ pub enum TrainerKind {
 pub struct Command {
     /// The program and its arguments, with placeholders.
     pub run: Vec<String>,
-    /// Whether it is started per node or per rank.
+    /// Whether the command is started once per node or once per rank.
     pub per: Per,
     /// The working folder; empty for the run directory.
     pub folder: Utf8PathBuf,
-    /// The training system whose log lines and checkpoint folders it writes.
+    /// The training system that the command belongs to, which decides how its log and checkpoints are read.
     pub adapter: Adapter,
     /// The folder in which it saves checkpoints, with placeholders.
     pub output: String,
@@ -143,7 +143,7 @@ pub(crate) fn names(word: &str) -> Vec<&str> {
     pieces(word).into_iter().filter_map(name).collect()
 }
 
-/// Fills in the placeholders of a word. Placeholders for which `value` returns none stay unchanged.
+/// Fills in the placeholders of a word. Placeholders for which `value` returns `None` stay unchanged.
 pub fn fill(word: &str, value: impl Fn(&str) -> Option<String>) -> String {
     let piece = |piece| match piece {
         Piece::Text(text) => text.to_owned(),

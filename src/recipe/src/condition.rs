@@ -1,9 +1,9 @@
-//! The section `[condition]`: what the network receives besides the noised latent and the text.
+//! The section `[condition]`: the inputs of the network besides the noised latent and the text.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What is concatenated with the noised latent, on the channels.
+/// The tensor that is concatenated with the noised latent along the channels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {

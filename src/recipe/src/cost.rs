@@ -75,7 +75,7 @@ impl Recipe {
         }
     }
 
-    /// Returns the number of blocks that are recomputed: all but those of the last group.
+    /// Returns the number of blocks that are recomputed: all blocks except those of the last group.
     fn recomputed_blocks(&self) -> usize {
         let (layers, group) = (self.model.num_layers, self.remat.blocks_per_input(self.model.num_layers));
         (layers - 1) / group * group

@@ -28,13 +28,13 @@ pub struct StageSpec {
     pub resolved: Resolved,
     /// The path of the recipe.
     pub recipe_path: Utf8PathBuf,
-    /// Where the weights come from.
+    /// The origin of the weights.
     pub start: StageStart,
     /// The differences from the previous stage; for the first stage, the keys that its own file sets.
     pub changes: Vec<Change>,
 }
 
-/// Where the weights of a stage come from.
+/// The origin of the weights of a stage.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum StageStart {
     /// Random weights.
@@ -50,7 +50,7 @@ pub enum StageStart {
 pub struct Change {
     /// The key, such as `model.latent_frames`.
     pub key: String,
-    /// The value in the previous stage; none for the first stage.
+    /// The value in the previous stage; `None` for the first stage.
     pub from: Option<String>,
     /// The value in this stage.
     pub to: String,

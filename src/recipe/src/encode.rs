@@ -1,20 +1,21 @@
-//! What a run does, and the sections `[encoders]` and `[encode]`: from videos and captions to a data set of latents.
+//! The task of a run, and the sections `[encoders]` and `[encode]`, which turn videos and captions into a data set of
+//! latents.
 
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::Dtype;
 
-/// What the ranks of a run of the embedded trainer do.
+/// The task of a run of the embedded trainer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
-    /// They train a model together.
+    /// All ranks train one model together.
     #[default]
     Train,
-    /// Each encodes clips and captions of its own.
+    /// Each rank encodes clips and captions independently.
     Encode,
-    /// They make videos from a checkpoint together.
+    /// The ranks make videos from a checkpoint together.
     Sample,
 }
 
@@ -31,7 +32,7 @@ impl Task {
         }
     }
 
-    /// Returns whether the end of one rank ends the others: they exchange tensors in every step.
+    /// Returns whether the end of one rank ends the others, because ranks exchange tensors in every step.
     pub fn ranks_depend_on_each_other(self) -> bool {
         self != Task::Encode
     }
@@ -98,13 +99,13 @@ pub struct Encode {
     pub text_len: usize,
     /// Clips that each rank decodes ahead of the VAE; 0: the CPU threads of the rank, at least 2.
     pub decoders: usize,
-    /// Whether clips that failed in an earlier encode into the same folder are tried again.
+    /// Whether clips that failed in an earlier encode into the same folder are retried.
     pub retry_failed: bool,
     /// The part of the clips that may be dropped.
     pub max_dropped: f64,
 }
 
-/// The encoding of a recipe that trains: none.
+/// The encode settings of a recipe that trains, which are not used.
 impl Default for Encode {
     fn default() -> Self {
         Self {

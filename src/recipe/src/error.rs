@@ -10,11 +10,11 @@ pub struct RecipeError {
     pub kind: RecipeErrorKind,
     /// The keys that are wrong, such as `train.steps`; empty when the error concerns a whole file.
     pub keys: Vec<String>,
-    /// What cannot be used, with its path.
+    /// The thing that cannot be used, with its path.
     pub what: String,
     /// The reason, with the values and where they are set.
     pub why: String,
-    /// What to change.
+    /// The hint: what to change.
     pub fix: String,
 }
 

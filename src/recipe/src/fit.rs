@@ -9,7 +9,7 @@ use units::counted;
 pub struct Fit {
     /// The mesh of the recipe, and the mesh that fits.
     pub mesh: [Mesh; 2],
-    /// The gradient accumulation of the recipe, and the one that fits.
+    /// The gradient accumulation of the recipe, and the value that fits.
     pub grad_accum: [usize; 2],
 }
 

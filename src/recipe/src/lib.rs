@@ -1,4 +1,5 @@
-//! What to train, encode or sample: recipes, the curricula they form, meshes, and the table of a model's parameters.
+//! Recipes, which describe what to train, encode or sample; curricula of recipes; meshes; and the table of a model's
+//! parameters.
 //!
 //! A [`Recipe`] is complete and checked: every key has a value and every rule between keys holds. [`load`] makes one
 //! from a TOML file, the files it builds on and `--set` flags, and records where each value came from. [`SCHEMA`] lists

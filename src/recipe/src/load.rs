@@ -22,7 +22,7 @@ pub struct Resolved {
     pub origins: BTreeMap<String, Origin>,
 }
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The default.

@@ -1,4 +1,4 @@
-//! The mesh: how the ranks of a run are arranged.
+//! The mesh: the arrangement of the ranks of a run.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use units::counted;
 
 use crate::{RecipeError, RecipeErrorKind};
 
-/// How the ranks of a run are arranged: `dp_replicate` copies of the model, each split over `dp_shard` × `tp` ranks.
+/// The arrangement of the ranks of a run: `dp_replicate` copies of the model, each split over `dp_shard` × `tp` ranks.
 ///
 /// The last axis is innermost: the ranks of a TP group, which communicate most, are consecutive, so that they share a
 /// node.
@@ -16,9 +16,9 @@ use crate::{RecipeError, RecipeErrorKind};
 pub struct Mesh {
     /// Copies of the model; gradients are averaged over them.
     pub dp_replicate: usize,
-    /// Ranks that one copy of the parameters is sharded over; each trains on its own samples (FSDP).
+    /// The number of ranks over which one copy of the parameters is sharded. Each trains on its own samples (FSDP).
     pub dp_shard: usize,
-    /// Ranks that the work of each layer is split over; they train on the same samples (TP).
+    /// The number of ranks over which each layer is split. They train on the same samples (TP).
     #[serde(default = "one")]
     pub tp: usize,
 }

@@ -101,9 +101,11 @@ pub enum Positions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rotary {
-    /// As diffusers since its pull request 10161: the base grid is resized and cropped, and its end point is scaled alone.
+    /// The form of diffusers since its pull request 10161: the base grid is resized and cropped, and only its end point
+    /// is scaled.
     Diffusers,
-    /// As VideoX-Fun and earlier versions of diffusers: the base grid is resized and cropped, and positions are spaced evenly.
+    /// The form of VideoX-Fun and of earlier versions of diffusers: the base grid is resized and cropped, and positions
+    /// are evenly spaced.
     ResizeCrop,
     /// Plain indices at every size, as zai-org's trainer has them.
     Slice,
@@ -135,7 +137,7 @@ pub enum TimestepSpacing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layer {
-    /// None: plain CogVideoX.
+    /// No additional layers: plain CogVideoX.
     None,
     /// TTT layers whose inner model is a matrix.
     TttLinear,
@@ -149,12 +151,12 @@ pub enum Layer {
 pub enum LrAlignment {
     /// The token's own.
     Aligned,
-    /// That of the token from which the reference's kernels read it, for weights trained there. With more than one
-    /// segment this is a different token.
+    /// The learning rate of the token from which the reference's kernels read it, for weights that were trained with
+    /// them. With more than one segment, this is a different token.
     Upstream,
 }
 
-/// Latent frames of a segment besides the one that it shares with the previous segment.
+/// The number of latent frames of a segment, without the frame that it shares with the previous segment.
 pub const SEGMENT_FRAMES: usize = 12;
 
 impl Model {

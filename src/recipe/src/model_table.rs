@@ -34,8 +34,9 @@ impl Model {
         Ok(Value::Table(complete).try_into().expect("SCHEMA and the type agree: a test in load.rs compares them"))
     }
 
-    /// Returns the keys of the noise schedule and of positions in which the model differs from the `[model]` section of its
-    /// weights: `snr_shift_scale from 3.0 to 1.0`. Training with such a difference works: the weights learn the new ones.
+    /// Returns the keys of the noise schedule and of positions in which the model differs from the `[model]` section of
+    /// its weights: `snr_shift_scale from 3.0 to 1.0`. Training with such a difference works: the weights adapt to the
+    /// new values.
     pub fn contradictions(&self, weights: &Table) -> Vec<String> {
         const KEYS: [&str; 10] = [
             "rotary",
@@ -51,7 +52,7 @@ impl Model {
         ];
         let Ok(weights) = Model::from_table(weights) else { return Vec::new() };
         let (was, is) = (weights.to_table(), self.to_table());
-        // Only a base that the weights name can be contradicted.
+        // Compare bases only if the weights state one.
         let known = |key: &&str| !key.starts_with("base_") || was[*key].as_integer() != Some(0);
         let changed = KEYS.into_iter().filter(known).filter(|key| was[*key] != is[*key]);
         changed.map(|key| format!("{key} from {} to {}", was[key], is[key])).collect()

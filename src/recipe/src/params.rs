@@ -10,7 +10,7 @@ use crate::{Layer, Model, Positions};
 pub struct ParamSpec {
     /// The name in checkpoints, such as `blocks.3.attn.q.weight`.
     pub name: String,
-    /// The name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; none for TTT layers.
+    /// The name in a diffusers folder, such as `transformer_blocks.3.attn1.to_q.weight`; `None` for TTT layers.
     pub diffusers: Option<String>,
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
@@ -24,11 +24,11 @@ pub struct ParamSpec {
     pub family: Family,
     /// Whether weight decay applies; never to biases and norms.
     pub decay: bool,
-    /// How it is split over the ranks of a TP group.
+    /// The split of the tensor over the ranks of a TP group.
     pub split: Split,
 }
 
-/// How a tensor is split over the ranks of a TP group.
+/// The split of a tensor over the ranks of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Each rank has all of it.
@@ -43,8 +43,8 @@ impl ParamSpec {
         self.shape.iter().map(|&size| size as u64).product()
     }
 
-    /// Returns the tensor's name in a ttt-video-dit checkpoint, such as
-    /// `layers.3.seq_modeling_block.q.weight`; none for tensors that such a checkpoint does not have.
+    /// Returns the tensor's name in a ttt-video-dit checkpoint, such as `layers.3.seq_modeling_block.q.weight`; `None`
+    /// for tensors that such a checkpoint does not have.
     pub fn ttt_video(&self) -> Option<String> {
         let (unit, name) = match self.unit {
             Unit::Root => (String::new(), self.name.as_str()),
@@ -72,7 +72,7 @@ impl ParamSpec {
     }
 }
 
-/// The names within a unit here and in ttt-video-dit. What follows the name is the same.
+/// The names within a unit here and in ttt-video-dit. The text after the name is the same in both.
 const TTT_VIDEO: &[(&str, &str)] = &[
     ("patch_embed.video", "patch_embedding.vid_proj"),
     ("patch_embed.text", "patch_embedding.text_proj"),

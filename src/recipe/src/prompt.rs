@@ -32,7 +32,7 @@ pub struct WrongFlag {
     pub flag: String,
     /// Why it cannot be read.
     pub why: String,
-    /// What to change.
+    /// The hint: what to change.
     pub fix: String,
 }
 

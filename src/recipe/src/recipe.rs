@@ -15,9 +15,10 @@ use crate::{
 pub struct Recipe {
     /// The short name, part of the ids of its runs.
     pub name: String,
-    /// What the ranks do. Only the keys that [apply to it](crate::Key::is_for) are read.
+    /// The task of the ranks. Only the keys that [apply to it](crate::Key::is_for) are read.
     pub task: Task,
-    /// What trains. In a recipe for a command, only the keys that [apply to it](crate::Key::is_for) are read.
+    /// The embedded trainer or a command. In a recipe for a command, only the keys that [apply to
+    /// it](crate::Key::is_for) are read.
     pub trainer: TrainerKind,
     /// The program that trains, if that is not the embedded trainer.
     pub command: Command,
@@ -35,13 +36,13 @@ pub struct Recipe {
     pub sample: Sampling,
     /// Steps, batch and trained parameters.
     pub train: Train,
-    /// What the network receives besides the noised latent and the text.
+    /// The inputs of the network besides the noised latent and the text.
     pub condition: Condition,
     /// The loss of a sample.
     pub loss: Loss,
     /// The optimizer and its schedules.
     pub optimizer: Optimizer,
-    /// How the ranks are arranged.
+    /// The arrangement of the ranks.
     pub mesh: Mesh,
     /// Activation checkpointing.
     pub remat: Remat,
@@ -49,7 +50,7 @@ pub struct Recipe {
     pub checkpoint: CheckpointPolicy,
     /// Metrics while training.
     pub log: Log,
-    /// How attempts are started and when they must end.
+    /// The start settings and the time limit of attempts.
     pub run: RunSettings,
 }
 

@@ -76,7 +76,7 @@ impl Default for Sampling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DynamicGuidance {
-    /// With the samplers for which CogVideoX and ttt-video-dit use it: dpm and vpsde.
+    /// Only with the samplers for which CogVideoX and ttt-video-dit use dynamic guidance: dpm and vpsde.
     Auto,
     /// Always.
     On,
@@ -88,7 +88,7 @@ pub enum DynamicGuidance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SampleScheduler {
-    /// The one that the makers of the model use.
+    /// The sampler that the makers of the model use.
     Auto,
     /// CogVideoX's DDIM.
     Ddim,
@@ -158,12 +158,12 @@ pub struct BadPrompt {
     pub flag: Option<String>,
     /// Why.
     pub why: String,
-    /// What to change.
+    /// The hint: what to change.
     pub fix: String,
 }
 
 impl Sampling {
-    /// Returns whether a training run measures or samples by itself.
+    /// Returns whether a training run makes samples or measures the validation loss.
     pub fn is_due(&self, step: u64) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
     }
@@ -315,7 +315,8 @@ impl Recipe {
 }
 
 impl Model {
-    /// Returns the model for latents of another size. A model with TTT layers gets the segments that so many frames have.
+    /// Returns the model for latents of another size. A model with TTT layers gets the number of segments for these
+    /// frames.
     pub fn resized(&self, latent_frames: usize, latent_height: usize, latent_width: usize) -> Model {
         let has_segments = self.layer != Layer::None || self.segments > 1;
         let segments = if has_segments { ((latent_frames - 1) / SEGMENT_FRAMES).max(1) } else { 1 };

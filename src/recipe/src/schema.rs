@@ -9,7 +9,7 @@ pub struct Key {
     pub path: &'static str,
     /// The values that it takes.
     pub kind: Kind,
-    /// The default; without one the key must be set.
+    /// The default; a key without a default must be set.
     pub default: Option<Preset>,
     /// The meaning, with its unit, in one line. `vidtui recipe` and error messages show it.
     pub doc: &'static str,
@@ -58,7 +58,7 @@ pub enum Bounds {
     Positive,
     /// 0 or above.
     NotNegative,
-    /// From 0 up to, but not including, 1.
+    /// At least 0 and less than 1.
     Fraction,
 }
 

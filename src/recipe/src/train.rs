@@ -252,7 +252,7 @@ impl Device {
     }
 }
 
-/// Activation checkpointing: what is kept for the backward pass and what is recomputed.
+/// Activation checkpointing: which activations are kept for the backward pass, and which are recomputed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remat {

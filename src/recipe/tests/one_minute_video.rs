@@ -99,7 +99,7 @@ const COSTS: [([f64; 5], f64, f64, f64); 5] = [
     ([83.7, 28.6, 53.0, 7.7, 53.0], 9.49, 2.01, 2.03),
 ];
 
-/// Asserts equality up to the rounding of the known value: half a unit of its last digit, and a little.
+/// Asserts equality up to the rounding of the known value, which is slightly more than half a unit of its last digit.
 fn assert_near(ours: f64, known: f64, digit: f64, what: &str) {
     assert!((ours - known).abs() <= 0.55 * digit, "{what}: {ours}, expected {known}");
 }

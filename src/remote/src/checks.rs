@@ -1,7 +1,7 @@
 //! The checks that a launch runs before it starts anything.
 //!
-//! [`run_checks`] checks what a launch is planned from, plans it, and checks the plan; [`check_launch`] checks a plan.
-//! Every check is a [`Check`], with a [`CheckId`] for programs.
+//! [`run_checks`] checks the inputs of a launch, plans it, and checks the plan; [`check_launch`] checks a plan. Every
+//! check is a [`Check`], with a [`CheckId`] for programs.
 
 mod answer;
 mod check;
@@ -24,7 +24,8 @@ pub use check::{Check, CheckId, CheckStatus, merge_passed};
 pub(crate) use files::secrets;
 pub use inputs::LaunchInputs;
 
-/// Runs every check of a launch and starts nothing: of its inputs and, when they pass, of the plan that is made of them.
+/// Runs every check of a launch and starts nothing. First checks the inputs; if they pass, plans the launch and checks
+/// the plan.
 pub fn run_checks(
     inputs: LaunchInputs<'_>,
     plan: impl FnOnce() -> Result<LaunchPlan, Failure>,

@@ -10,26 +10,26 @@ use crate::RemoteError;
 /// The limit of a command's output. Expected replies are much shorter.
 pub(crate) const MAX_OUTPUT: usize = 64 << 20;
 
-/// How many lines of standard error an error shows.
+/// The number of lines of standard error that an error shows.
 const STDERR_LINES: usize = 5;
 
 /// A script for the POSIX shell of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
-    /// What it does, for error messages: `list its processes`.
+    /// The purpose of the command, for error messages: `list its processes`.
     pub action: String,
     /// The script.
     pub script: String,
     /// The standard input of the script.
     pub input: Vec<u8>,
-    /// How long it may take, without connecting.
+    /// The time limit, without the connection.
     pub deadline: Duration,
 }
 
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How it exited.
+    /// The exit status.
     pub status: Status,
     /// Its standard output.
     pub stdout: Vec<u8>,
@@ -37,7 +37,7 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-/// How a command exited.
+/// The exit status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     /// With an exit code.

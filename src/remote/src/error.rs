@@ -7,7 +7,7 @@ use std::time::Duration;
 use cluster::NodeId;
 use rundir::{ErrorCode, Failure};
 
-/// What can go wrong on a node.
+/// The errors of operations on a node.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The operating system returned an error.
@@ -15,7 +15,7 @@ pub enum RemoteError {
     Io {
         /// The node.
         node: NodeId,
-        /// What was attempted, with the path or process.
+        /// The operation, with its path or process.
         action: String,
         /// The error of the operating system.
         source: io::Error,
@@ -25,7 +25,7 @@ pub enum RemoteError {
     NotOwned {
         /// The node.
         node: NodeId,
-        /// What does not match.
+        /// The property that does not match.
         why: String,
     },
     /// No connection to the node can be made.
@@ -41,9 +41,9 @@ pub enum RemoteError {
     ConnectionLost {
         /// The node.
         node: NodeId,
-        /// What was requested.
+        /// The request.
         action: String,
-        /// How the connection ended.
+        /// The reason for the end of the connection.
         why: String,
     },
     /// The node did not reply in time. It may still carry out the request.
@@ -51,7 +51,7 @@ pub enum RemoteError {
     Timeout {
         /// The node.
         node: NodeId,
-        /// What was requested.
+        /// The request.
         action: String,
         /// The time limit.
         after: Duration,
@@ -61,9 +61,9 @@ pub enum RemoteError {
     CommandFailed {
         /// The node.
         node: NodeId,
-        /// What the command does.
+        /// The purpose of the command.
         action: String,
-        /// Its exit status, in words.
+        /// The exit status, as text.
         status: String,
         /// The last lines that it wrote to standard error.
         stderr: String,
@@ -73,7 +73,7 @@ pub enum RemoteError {
     UnexpectedReply {
         /// The node.
         node: NodeId,
-        /// What was requested.
+        /// The request.
         action: String,
         /// The part that cannot be parsed.
         answer: String,
@@ -86,9 +86,9 @@ pub enum RemoteError {
 pub struct ConnectionError {
     /// The step that failed.
     pub step: ConnectStep,
-    /// What happened there.
+    /// The error on the node.
     pub why: String,
-    /// What to do.
+    /// The hint.
     pub fix: String,
 }
 

@@ -160,8 +160,8 @@ pub(crate) fn read(
     Ok(facts)
 }
 
-/// Returns the job as forgotten if it has another name than the run. Another cluster, or this one after a reset of its job ids,
-/// gives the same number to another job.
+/// Returns the job as forgotten if it has another name than the run. Another cluster, or this cluster after a reset of
+/// its job ids, can give the same number to another job.
 fn job_of_run(status: JobStatus, run: &RunId) -> JobStatus {
     match status.job() {
         Some(job) if !job.name.is_empty() && job.name != run.as_str() => {

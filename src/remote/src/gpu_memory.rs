@@ -14,20 +14,21 @@ const SCRIPT: &str = include_str!("scripts/gpu_memory.sh");
 
 /// Time limit for the query; the script gives nvidia-smi less.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// How often the query is repeated while the driver releases memory.
+/// The interval of queries while the driver releases memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The state of the GPU memory of processes that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum GpuMemory {
-    /// It was not checked.
+    /// The memory was not checked.
     #[default]
     NotChecked,
     /// There are no GPUs, or no driver through which processes could hold memory, with how that is known.
     NoGpus(String),
     /// nvidia-smi lists none of the processes.
     Released,
-    /// nvidia-smi lists none of the processes, but hides this many. It hides a user's own only in containers and with MIG.
+    /// nvidia-smi lists none of the processes, but hides this many. It hides the user's own processes only in
+    /// containers and with MIG.
     Hidden(usize),
     /// nvidia-smi still lists these processes, with their MiB if it reports them.
     Held(Vec<(u32, Option<u64>)>),

@@ -21,7 +21,7 @@ use crate::transport::{Recipient, RunProcesses, Signal, Transport};
 pub use report::{KillReport, NodeReport};
 use target::NodeTarget;
 
-/// How often processes are listed while they end.
+/// The interval at which processes are listed while they end.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The first and the longest pause before nodes that did not answer are retried.
@@ -30,10 +30,10 @@ const RETRY_PAUSES: (Duration, Duration) = (Duration::from_secs(2), Duration::fr
 /// The number of SIGKILL, for the record of how ranks ended.
 const SIGKILL: i32 = 9;
 
-/// How long to wait for processes to end.
+/// The time limits for processes to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// After TERM to a supervisor, for ranks to save and end. Nothing follows.
+    /// The time after TERM to a supervisor in which ranks save and end. No other signal follows.
     pub stop: Duration,
     /// After TERM to every process, before KILL.
     pub term: Duration,
@@ -53,13 +53,14 @@ impl Default for Patience {
 pub struct KillProgress {
     /// The node.
     pub node: NodeId,
-    /// What was done, or what the kill waits for.
+    /// A message about a completed action, or about what the kill waits for.
     pub text: String,
 }
 
 /// Executes a plan, and verifies that every process of it is gone and has released its GPU memory.
 ///
-/// The processes of each node are identified again before each signal: if they are not the planned ones, none is signalled.
+/// The processes of each node are identified again before each signal. If they are not the planned processes, none is
+/// signalled.
 pub fn execute_kill(
     plan: &KillPlan,
     transports: &mut [Box<dyn Transport>],
@@ -74,8 +75,8 @@ pub fn execute_kill(
     KillReport { how: plan.how(), nodes: end_processes(plan, transports, patience, progress), job: None }
 }
 
-/// Executes a plan again on the nodes that did not answer, after longer and longer pauses, until each has answered or
-/// `is_cancelled`. The plan does not change: what the user confirmed is what is signalled, however long it takes.
+/// Retries a plan on the nodes that did not answer, with increasing pauses, until each has answered or `is_cancelled`
+/// returns true. The plan does not change, so only processes that the user confirmed are signalled.
 ///
 /// Calls `on_wait` before each pause, with the nodes and the pause.
 pub fn retry_unreachable(
@@ -183,7 +184,7 @@ fn kill_job(
         for node in nodes.iter().filter(|node| node.is_unreachable || node.unverified().is_some()) {
             *text += &format!("; not verified on {}: {}", node.node, node.summary());
         }
-        // Where a node cannot be checked, the answer of Slurm counts, except for nodes that Slurm has lost too.
+        // If a node cannot be checked, Slurm's answer counts, except for nodes that Slurm has also lost.
         let is_over = |kill: &&NodeKill| {
             let node = nodes.iter().find(|node| node.node == kill.node);
             node.is_some_and(|node| node.is_unreachable) && !target.lost.contains(&kill.node)
@@ -203,7 +204,7 @@ struct NodeState<'a> {
     is_gone: bool,
     /// Every process that was signalled.
     pids: BTreeSet<i32>,
-    /// Whether the current signal is still to be sent: the node did not answer.
+    /// Whether the current signal must still be sent, because the node did not answer.
     is_unsent: bool,
     /// Why the node does not answer.
     unreachable: Option<RemoteError>,

@@ -21,15 +21,15 @@ use crate::transport::{ScriptExit, StartedScript, Transport};
 /// a cold disk. After this time, the run is monitored like any other.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many lines of a log a failure shows.
+/// The number of log lines that a failure shows.
 const LOG_LINES: usize = 5;
 
 /// Makes the run or attempt on disk and starts it, exactly as planned. The run does not depend on this program. `progress`
 /// receives messages while the trainer is copied.
 ///
 /// An error before the first process starts leaves no files. If a node fails, the processes started on other nodes are
-/// killed. Of several programs that start the same attempt, exactly one succeeds: the attempt's folder appears by a rename,
-/// which only the first can do.
+/// killed. If several programs start the same attempt, exactly one succeeds, because only the first can create the
+/// attempt's folder by a rename.
 ///
 /// # Errors
 /// The first check that fails; an attempt that another program started; a supervisor that exited at once, with the end of its
@@ -116,7 +116,7 @@ fn kill_started(
         match (dir.read_pid(node, number), dir.read_exit(node, number)) {
             (Ok(Some(file)), _) => nodes.push(node_kill(run, KillHow::Kill, &file)),
             (_, Ok(Some(_))) => {}
-            // It may have started, and has written no file yet.
+            // The supervisor may have started without having written its file yet.
             _ => left.push(node.to_string()),
         }
     }

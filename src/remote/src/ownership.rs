@@ -36,7 +36,7 @@ pub(crate) struct ObservedProcess {
     pub stat: Stat,
     /// `VIDTUI_RUN` in its environment, or why the environment cannot be read.
     pub run: Result<Option<String>, String>,
-    /// Whether its environment names the run, the attempt and the node.
+    /// Whether the environment of the process names the run, the attempt and the node.
     pub is_marked: bool,
     /// Kernel threads and processes that are ending have none.
     pub has_command_line: bool,
@@ -100,7 +100,7 @@ pub(crate) fn identify(target: &NodeKill, snapshot: &ProcessSnapshot) -> RunProc
     if owned.is_empty() && !doubts.is_empty() {
         return RunProcesses::NotOwned(doubts.join("; "));
     }
-    // If one process certainly belongs to the run, so do its group and its session.
+    // If one process certainly belongs to the run, its group and its session also belong to it.
     let group = !reused && owned.iter().any(|process| process.stat.pgid == target.pgid);
     let session = !reused && owned.iter().any(|process| process.stat.session == target.pid);
     let members: Vec<Process> = named
@@ -119,7 +119,8 @@ pub(crate) fn identify(target: &NodeKill, snapshot: &ProcessSnapshot) -> RunProc
 /// Determines whether the processes of a process file exist, for any user: process id and start time identify a process of a
 /// boot even if its environment cannot be read.
 ///
-/// The sampler of a node may outlive a run for a moment, or hang in nvidia-smi. It does not count as the run.
+/// The sampler of a node may outlive a run for a moment, or hang in nvidia-smi. The sampler does not count as a process
+/// of the run.
 pub(crate) fn liveness(target: &NodeKill, snapshot: &ProcessSnapshot) -> Liveness {
     if target.boot_id != snapshot.boot_id {
         return Liveness::Dead;
@@ -155,8 +156,8 @@ pub(crate) fn recipients(members: Vec<Process>, to: Recipient) -> Vec<Process> {
     members.into_iter().filter(is_recipient).collect()
 }
 
-/// Whether the target names the id, the group or the session of a process. A rank's id that was reused does not count: that
-/// rank is gone. The supervisor's does, because it is the id of the group too.
+/// Whether the target names the id, the group or the session of a process. The reused id of a rank does not count,
+/// because that rank is gone. The reused id of the supervisor counts, because it is also the id of the group.
 fn is_named(process: &Stat, target: &NodeKill) -> bool {
     process.session == target.pid || is_in_group_or_named(process, target)
 }
@@ -165,7 +166,7 @@ fn is_in_group_or_named(process: &Stat, target: &NodeKill) -> bool {
     process.pgid == target.pgid || process.pid == target.pid || is_exactly(process, target)
 }
 
-/// Whether it is the supervisor or a rank: process id and start time are unique during a boot.
+/// Whether the process is the supervisor or a rank. Process id and start time are unique during a boot.
 fn is_exactly(process: &Stat, target: &NodeKill) -> bool {
     let ranks = target.ranks.iter().map(|rank| (rank.pid, rank.start_ticks));
     std::iter::once((target.pid, target.start_ticks)).chain(ranks).any(|one| one == (process.pid, process.start_ticks))
@@ -175,8 +176,8 @@ fn is_exactly(process: &Stat, target: &NodeKill) -> bool {
 enum Verdict {
     /// Everything matches.
     Owned,
-    /// It has released its memory, and its environment with it, but still exists. It may hang in a driver that closes its
-    /// files, so it counts as remaining; a signal has no effect on it.
+    /// The process has released its memory and environment, but still exists. It may hang in a driver that closes its
+    /// files, so it counts as remaining; signals have no effect on it.
     Ending,
     /// Something does not match, with what.
     NotOwned(String),

@@ -56,7 +56,7 @@ fn list(transport: &mut dyn Transport) -> Result<NodeProcesses, RemoteError> {
     })
 }
 
-/// Reads the output of the script; none if it was cut off.
+/// Reads the output of the script. Returns `None` if it is truncated.
 fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
     let mut lines: Vec<&str> = text.lines().collect();
     (lines.pop()? == "end").then_some(())?;

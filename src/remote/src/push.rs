@@ -23,8 +23,8 @@ const CHUNK_TIMEOUT: Duration = Duration::from_secs(100);
 /// The copy is written to a temporary file beside its destination, verified, and renamed, so that running processes keep the
 /// old binary. Nodes that share the folder write to separate files; after the first rename, the others are deleted.
 ///
-/// The copy goes through SFTP. It goes through the standard input of commands where OpenSSH's program makes the connection,
-/// and where SFTP fails: SFTP has no error for a full disk, and a command reports it.
+/// The copy goes through SFTP. If OpenSSH's program makes the connection, or SFTP fails, the copy goes through the
+/// standard input of commands. SFTP has no error for a full disk, but a command reports it.
 ///
 /// # Errors
 /// The error of the first node that failed. The launch must not continue.

@@ -68,8 +68,8 @@ fn read_process(line: &str) -> Option<ObservedProcess> {
     Some(ObservedProcess { stat, run, is_marked: mark == "marked", has_command_line: !words.is_empty(), command })
 }
 
-/// Returns the script that signals the processes listed before. For [`Recipient::All`] it signals the whole group, so that
-/// no process escapes by forking between the listing and the signal.
+/// Returns the script that signals the listed processes. For [`Recipient::All`], the script signals the whole group, so
+/// that no process escapes by forking between the listing and the signal.
 pub fn signal(target: &NodeKill, recipients: &[Process], to: Recipient, signal: Signal) -> String {
     let send = |process: &Process| {
         let Process { pid, pgid, start_ticks, .. } = process;

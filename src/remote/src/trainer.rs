@@ -58,7 +58,7 @@ pub fn trainer_path() -> Result<Utf8PathBuf, Failure> {
     find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))
 }
 
-/// Finds the binary: that of the variable, the one beside `own`, or the first in `path`.
+/// Finds the binary: the one that the variable names, the one beside `own`, or the first in `path`.
 fn find(variable: Option<OsString>, own: Option<&Utf8Path>, path: Option<OsString>) -> Result<Utf8PathBuf, Failure> {
     if let Some(named) = variable {
         let named = Utf8PathBuf::from(named.to_string_lossy().into_owned());

@@ -49,7 +49,8 @@ pub trait Transport: Shell {
     /// When the processes of the node cannot be listed.
     fn liveness(&mut self, target: &NodeKill) -> Result<Liveness, RemoteError>;
 
-    /// Finds the processes of a run and signals them. Returns those that were signalled; none if all have exited.
+    /// Finds the processes of a run and signals them. Returns the processes that were signalled; an empty list if all
+    /// have exited.
     ///
     /// # Errors
     /// [`RemoteError::NotOwned`] if the processes found are not the run's, and errors of the system.
@@ -76,12 +77,12 @@ pub struct StartedScript {
     pub(crate) exit: Receiver<ScriptExit>,
 }
 
-/// How a started script exited.
+/// The exit of a started script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScriptExit {
-    /// Its exit status, in words.
+    /// The exit status, as text.
     pub status: String,
-    /// What it wrote to standard error before it redirected its output to its log.
+    /// The text that the script wrote to standard error before it redirected its output to its log.
     pub stderr: String,
 }
 
@@ -95,7 +96,7 @@ impl StartedScript {
     /// Returns a script that has exited already.
     pub(crate) fn exited(how: ScriptExit) -> Self {
         let (sender, exit) = mpsc::channel();
-        // Cannot fail: this function holds the receiver.
+        // The send cannot fail, because this function holds the receiver.
         let _ = sender.send(how);
         Self { exit }
     }
@@ -109,11 +110,11 @@ impl StartedScript {
 /// The processes that a [`NodeKill`] names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunProcesses {
-    /// They belong to the run.
+    /// The processes belong to the run.
     Owned(Vec<Process>),
-    /// All have exited.
+    /// All processes have exited.
     Gone,
-    /// They belong to another program, or their owner cannot be determined.
+    /// The processes belong to another program, or their owner cannot be determined.
     NotOwned(String),
 }
 

@@ -177,7 +177,7 @@ fn random_offset(ssh: &Ssh) -> f64 {
     0.25 + (RandomState::new().hash_one(crate::Shell::node(ssh)) % 1000) as f64 / 1000.0
 }
 
-/// Opens the stream of a node. It is opened again if it ends before the watch does.
+/// Opens the stream of a node, and reopens it if it ends before the watch does.
 fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
     let every_s = inner.every.as_secs_f64();
     let pace = Pace { first_s: every_s * random_offset(ssh), ..Pace::every_s(every_s) };

@@ -1,4 +1,4 @@
-//! The weights that an attempt starts from: where they are on disk.
+//! Locates the initial weights of an attempt on disk.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};

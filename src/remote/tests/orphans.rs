@@ -1,4 +1,5 @@
-//! Kills of processes by their command lines: only those that match are signalled, and only while they are the same.
+//! Kills of processes by their command lines. Only matching processes are signalled, and only while their identity is
+//! unchanged.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 
@@ -31,7 +32,7 @@ impl Orphan {
 
 impl Drop for Orphan {
     fn drop(&mut self) {
-        // It has not been waited for, so its process id is still its own. An error means that it has ended.
+        // The process has not been reaped, so its id is not reused. An error means that it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -223,7 +223,7 @@ fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
     let leader = Leader::start(stubborn);
     let child = leader.child_in("child");
     let plan = leader.plan(KillHow::Kill, leader.target());
-    // It never ends on TERM.
+    // The process ignores TERM.
     let patience = Patience { term: Duration::from_millis(300), ..PATIENCE };
     let report = execute_kill(&plan.clone().into(), &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert_eq!(report.failure(RUN), None);
@@ -413,7 +413,8 @@ impl Transport for Stuck {
     }
 }
 
-/// A node that does not answer for a number of requests. Then its processes are gone, or not owned for the given reason.
+/// A node that does not answer a number of requests. After them, its processes are gone, or not owned for the given
+/// reason.
 struct Away(NodeId, u32, Option<&'static str>);
 
 impl Away {

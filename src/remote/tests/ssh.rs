@@ -334,7 +334,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It has not been waited for, so that its id is not reused.
+        // The process has not been reaped, so its id is not reused.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -624,7 +624,7 @@ fn a_script_without_output_on_a_reachable_node_keeps_its_stream() {
         let mut node = ssh(rig, "node01");
         let (_stream, events) = stream(&node, "echo ready; sleep 8; echo again; sleep 1000", Duration::from_secs(3));
         until(&events, |event| matches!(event, StreamEvent::Line(_)));
-        // It writes nothing for longer than the output timeout, twice.
+        // Twice, the script writes nothing for longer than the output timeout.
         assert_eq!(stdout(&mut node, "sleep 7; hostname"), "node01");
         let silent = until(&events, |event| matches!(event, StreamEvent::Line(line) if line == "again"));
         assert!(silent.is_empty(), "{silent:?}");

@@ -6,7 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-/// Appends whole lines to a file, each with one write, so that a reader never sees half a line for longer than a write takes.
+/// Appends whole lines to a file, each with one write, so that a reader sees a partial line at most while the write is
+/// in progress.
 ///
 /// A writer that was killed in the middle of a line leaves a torn one; the next writer ends it with a newline, and
 /// readers report it as a [`crate::BadLine`].
@@ -41,7 +42,7 @@ impl LineAppender {
     /// Appends a value as one line of JSON.
     ///
     /// # Errors
-    /// When writing fails, for instance on a full disk. The next line begins on a line of its own.
+    /// When writing fails, for instance on a full disk. The next value still begins on a new line.
     pub fn append<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         self.buffer.clear();
         if self.torn {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fs;
 use std::io;
 
-/// `attempt.toml`: what may differ between two attempts of the same run.
+/// `attempt.toml`: the settings that may differ between two attempts of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
     /// [`crate::SCHEMA`].
@@ -19,14 +19,14 @@ pub struct Attempt {
     pub number: u32,
     /// Why it was started.
     pub why: AttemptWhy,
-    /// Who started it, as `user@node`.
+    /// The user who started the attempt, as `user@node`.
     pub by: String,
     /// When, Unix seconds.
     pub started_s: f64,
     /// The step it continues from; its first logged step is later. If that checkpoint is damaged, the trainer takes the one before it
     /// and records an event.
     pub start_step: u64,
-    /// Where its weights come from.
+    /// The origin of the weights.
     pub start: StartFrom,
     /// The step that the user chose to continue from. If it is damaged, no other step is taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,12 +40,12 @@ pub struct Attempt {
     /// The names of the checks that the user allowed to fail.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waived: Vec<String>,
-    /// How its ranks share the work; a resume may choose another mesh than `run.toml`.
+    /// The mesh of the ranks. A resume may choose another mesh than `run.toml`.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
-    /// Where its ranks run; empty until Slurm has allocated the nodes.
+    /// The placement of the ranks; empty until Slurm has allocated the nodes.
     pub placement: Placement,
-    /// How its nodes are reached by SSH; empty when it was started only on this machine.
+    /// The SSH logins of the nodes; empty if the attempt was started only on this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
     /// Its Slurm job, if it was submitted as one.
@@ -63,7 +63,7 @@ pub struct SlurmJob {
     pub spec: SlurmSpec,
 }
 
-/// `job.toml`: the job of an attempt. It is a file of its own because `attempt.toml` must exist before the job can begin.
+/// `job.toml`: the job of an attempt. It is a separate file because `attempt.toml` must exist before the job can begin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Submitted {
     /// [`crate::SCHEMA`].
@@ -80,7 +80,8 @@ impl Versioned for Submitted {
     }
 }
 
-/// `allocation.toml`: where a job's ranks run. The job writes it when it begins, because Slurm chooses the nodes only then.
+/// `allocation.toml`: the placement of a job's ranks. The job writes it when it begins, because Slurm chooses the nodes
+/// only then.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     /// [`crate::SCHEMA`].
@@ -89,7 +90,7 @@ pub struct Allocation {
     pub job: u64,
     /// When it began, Unix seconds.
     pub began_s: f64,
-    /// Where its ranks run.
+    /// The placement of the ranks.
     pub placement: Placement,
 }
 
@@ -99,7 +100,7 @@ impl Versioned for Allocation {
     }
 }
 
-/// How a node is reached by SSH. The user's SSH configuration supplies what is none here.
+/// The SSH login of a node. The user's SSH configuration supplies the fields that are `None`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Login {
     /// The node, by the host name that is passed to SSH.
@@ -120,7 +121,7 @@ impl Login {
 }
 
 impl Attempt {
-    /// Returns how its nodes are reached by SSH: as its hostfile defines, or by the names that Slurm has for them.
+    /// Returns the SSH logins of the nodes: those of the hostfile, or Slurm's names of the nodes.
     pub fn ways(&self) -> Vec<Login> {
         match self.slurm {
             None => self.logins.clone(),

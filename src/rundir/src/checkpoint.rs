@@ -85,7 +85,7 @@ pub struct Slice {
     pub start: u64,
     /// The number of elements.
     pub len: u64,
-    /// The box of the tensor that the range belongs to; none for the whole tensor.
+    /// The box of the tensor that the range belongs to; `None` for the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<TensorBox>,
 }
@@ -160,7 +160,7 @@ impl Checkpoint {
 
     /// Opens a step directory and checks that nothing is missing.
     ///
-    /// Sizes are checked, checksums are not: that is [`Checkpoint::verify_checksums`], which reads everything.
+    /// Only sizes are checked. [`Checkpoint::verify_checksums`] reads all files and checks their checksums.
     ///
     /// # Errors
     /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format, and
@@ -182,7 +182,7 @@ impl Checkpoint {
         match fs::read(&mark) {
             Ok(why) => return Err(incomplete(String::from_utf8_lossy(&why).trim_end().to_owned())),
             Err(error) if is_no_answer(&error) => return Err(Error::io("read", &mark, error)),
-            // There is no mark; a folder of its name is not one.
+            // There is no mark. A folder with the mark's name does not count.
             Err(_) => {}
         }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)
@@ -283,7 +283,7 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
     }
 }
 
-/// How a manifest with a checksum begins. The checksum is in the first line because a cut removes the end.
+/// The beginning of a manifest with a checksum. The checksum is in the first line because a truncation removes the end.
 const SUM: &str = "# XXH3 of what follows: ";
 
 impl Manifest {
@@ -360,7 +360,7 @@ impl Manifest {
 }
 
 impl LogicalTensor {
-    /// Returns the number of elements; none if it overflows.
+    /// Returns the number of elements, or `None` if it overflows.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
     }

@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
 use recipe::{Per, Recipe};
 
-/// Where a command is started.
+/// The nodes or ranks on which a command is started.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandPlace<'a> {
     /// The node.

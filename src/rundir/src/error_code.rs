@@ -1,4 +1,4 @@
-//! The stable codes of errors: what scripts and tests compare.
+//! The stable codes of errors, which scripts and tests compare.
 
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -123,7 +123,7 @@ pub enum ErrorCode {
     ClockSkew,
     /// A network port is in use.
     PortInUse,
-    /// Processes are not those that were meant, so that none was signalled.
+    /// The found processes are not the planned ones, so none was signalled.
     NotOwned,
     /// Not all processes ended, or it could not be verified.
     KillIncomplete,

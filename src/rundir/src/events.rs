@@ -16,21 +16,22 @@ pub struct Event {
     pub t: f64,
     /// The attempt.
     pub attempt: u32,
-    /// The rank that recorded it; none if a supervisor did.
+    /// The rank that recorded the event; `None` if a supervisor did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// The node whose supervisor recorded it.
+    /// The node whose supervisor recorded the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
     /// The last finished step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// What happened.
+    /// The kind of the event.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What happened. Some fields have other names on disk, where they would clash with `rank` and `step` of the event itself.
+/// The kind of an event. Some fields have other names on disk, because they would clash with `rank` and `step` of the
+/// event itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -51,7 +52,7 @@ pub enum EventKind {
         /// Its step.
         #[serde(rename = "damaged_step")]
         step: u64,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
         /// The step that is loaded instead.
         back_to: u64,
@@ -61,11 +62,11 @@ pub enum EventKind {
         /// The step directory.
         from: Utf8PathBuf,
     },
-    /// What was restored from a checkpoint and what was not.
+    /// The state that was restored from a checkpoint, and the state that was not.
     Restored {
-        /// What was restored.
+        /// The restored state, as text.
         restored: String,
-        /// What begins new; empty when everything was restored.
+        /// The state that restarts, as text; empty if everything was restored.
         #[serde(rename = "anew")]
         not_restored: String,
         /// Seconds that reading took, with checksums.
@@ -74,7 +75,7 @@ pub enum EventKind {
     /// A checkpoint was requested beyond those at the interval.
     #[serde(rename = "save_asked")]
     SaveRequested {
-        /// What requested it.
+        /// The origin of the request.
         why: String,
     },
     /// Saving began.
@@ -144,12 +145,12 @@ pub enum EventKind {
     StepSkipped,
     /// The run will stop at the end of this step.
     Stopping {
-        /// What requested it.
+        /// The origin of the request.
         why: String,
     },
     /// The run saved and stopped.
     Stopped {
-        /// What requested it.
+        /// The origin of the request.
         why: String,
     },
     /// All steps are done.
@@ -168,9 +169,9 @@ pub enum EventKind {
         code: Option<i32>,
         /// The signal that ended it, when one did.
         signal: Option<i32>,
-        /// The error that it reported, or else the last line of its log.
+        /// The error that the rank reported, or otherwise the last line of its log.
         message: String,
-        /// Where the trouble began.
+        /// The location of the root cause.
         #[serde(default, skip_serializing_if = "Cause::is_root")]
         cause: Cause,
     },
@@ -179,7 +180,7 @@ pub enum EventKind {
         /// The node.
         #[serde(rename = "lost_node")]
         node: NodeId,
-        /// How that was noticed.
+        /// The evidence for the loss.
         failure: Failure,
     },
     /// A process received a signal.

@@ -9,15 +9,15 @@ use std::io;
 
 use crate::ErrorCode;
 
-/// An error as users read it: what failed, why, and what to do now.
+/// An error in the form in which users see it: what failed, why, and what to do now.
 ///
-/// It is part of the contract because files of a run carry it from a rank to the screen.
+/// It is part of the contract because files of a run transfer it from a rank to the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "WrittenFailure")]
 pub struct Failure {
     /// The kind of error, for programs.
     pub code: ErrorCode,
-    /// Where the cause lies.
+    /// The origin of the cause.
     #[serde(skip_serializing_if = "Cause::is_root")]
     pub cause: Cause,
     /// What failed: `cannot resume demo-2s`.
@@ -49,7 +49,7 @@ impl Failure {
 /// The `what` of [`Failure::peer_lost`].
 const PEER_LOST: &str = "lost contact with another rank";
 
-/// Where the cause of a failure lies. On disk: `root`, `peer`, `peer:NODE` or `stop`.
+/// The origin of a failure's cause. On disk: `root`, `peer`, `peer:NODE` or `stop`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Cause {
@@ -128,7 +128,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What can go wrong with the files of a run.
+/// The errors of reading and writing the files of a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -147,7 +147,7 @@ pub enum Error {
     Malformed {
         /// The file.
         path: Utf8PathBuf,
-        /// What is wrong with it, with the line where it is known.
+        /// The fault, with the line if it is known.
         why: String,
     },
     /// A newer version wrote the file.
@@ -178,7 +178,7 @@ pub enum Error {
         /// The first thing that is missing or wrong.
         why: String,
     },
-    /// A checkpoint cannot be read, so that it is not known whether it is complete.
+    /// A checkpoint cannot be read, so it is unknown whether it is complete.
     #[error("checkpoint {dir} cannot be read: {why}")]
     Unreadable {
         /// The step directory.
@@ -203,7 +203,7 @@ pub enum Error {
         path: Utf8PathBuf,
         /// The rule that it breaks.
         why: String,
-        /// How to correct it.
+        /// The hint.
         fix: String,
     },
 }

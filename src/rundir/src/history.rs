@@ -2,7 +2,7 @@
 
 use crate::MetricSample;
 
-/// How many steps the median step time covers: enough to ignore a checkpoint, few enough to follow a change.
+/// The number of steps in the median step time: enough to ignore a checkpoint, and few enough to follow a change.
 const MEDIAN_OVER: usize = 51;
 
 /// The samples of a run, merged over its attempts.
@@ -77,7 +77,7 @@ impl History {
     }
 }
 
-/// Returns the median of `step_s` over the last 51 samples; none without samples.
+/// Returns the median of `step_s` over the last 51 samples; `None` without samples.
 pub fn median_step_s(samples: &[MetricSample]) -> Option<f64> {
     let mut last: Vec<f64> = samples.iter().rev().take(MEDIAN_OVER).map(|s| s.step_s).collect();
     last.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The progress of a run whose steps are items: what each rank reports, and their sum in a line of `metrics.jsonl`.
+//! The progress of a run whose steps are items: the report of each rank, and their sum in a line of `metrics.jsonl`.
 
 use crate::{Error, RunDir, SCHEMA, write_atomic};
 use camino::Utf8PathBuf;
@@ -32,7 +32,7 @@ impl<T> Stages<T> {
     }
 }
 
-/// What a stage has done since the attempt began.
+/// The work of a stage since the attempt began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StageCount {
@@ -89,7 +89,8 @@ impl ItemCounts {
         self.clips + self.texts
     }
 
-    /// Returns how far the items are, and those that failed: `1,204 of 9,849 clips · 3 failed`. Captions come before clips.
+    /// Returns the progress of the items and the number of failures: `1,204 of 9,849 clips · 3 failed`. Captions come
+    /// before clips.
     pub fn in_words(&self) -> String {
         let of = |done, all, what| format!("{} of {} {what}", units::grouped(done), units::grouped(all));
         let is_of_captions = self.clips == 0 || (self.clips_done == 0 && self.texts_done < self.texts);
@@ -108,10 +109,10 @@ impl ItemCounts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ItemsSample {
-    /// What is done, by all attempts.
+    /// The completed items of all attempts.
     #[serde(flatten)]
     pub counts: ItemCounts,
-    /// What each stage has done in this attempt.
+    /// The work of each stage in this attempt.
     pub stages: Stages<StageCount>,
     /// Items per second of each stage since the line before.
     pub per_s: Stages<f64>,
@@ -128,11 +129,11 @@ pub struct QueueReady {
     pub rank: usize,
     /// The folder of the data set.
     pub data: Utf8PathBuf,
-    /// What earlier attempts have done.
+    /// The completed items of earlier attempts.
     pub counts: ItemCounts,
 }
 
-/// What one rank has done in an attempt. The rank replaces the file about once a second.
+/// The work of one rank in an attempt. The rank replaces the file about once a second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankProgress {
     /// [`SCHEMA`].
@@ -147,13 +148,13 @@ pub struct RankProgress {
     pub texts_done: u64,
     /// Items that failed.
     pub failed: u64,
-    /// What its stages have done.
+    /// The work of its stages.
     pub stages: Stages<StageCount>,
     /// Memory in use, GiB.
     pub mem_gib: f64,
     /// Peak of memory in use, GiB.
     pub mem_peak_gib: f64,
-    /// The counts of the queue itself, once the rank has seen that all items are done.
+    /// The counts of the queue itself; set when the rank has found that all items are done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact: Option<ItemCounts>,
 }
@@ -174,7 +175,7 @@ impl RunDir {
         self.attempt_dir(attempt).join("metrics-writer")
     }
 
-    /// Reads whether the queue of an attempt exists; none before.
+    /// Reads the mark of an attempt's queue. Returns `None` before the queue exists.
     pub fn read_queue_ready(&self, attempt: u32) -> Option<QueueReady> {
         let ready: QueueReady = serde_json::from_slice(&fs::read(self.queue_ready(attempt)).ok()?).ok()?;
         (ready.v <= SCHEMA).then_some(ready)
@@ -188,7 +189,7 @@ impl RunDir {
         write_json(&self.queue_ready(attempt), ready)
     }
 
-    /// Reads the progress of a rank; none before it reports.
+    /// Reads the progress of a rank. Returns `None` before its first report.
     pub fn read_rank_progress(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<RankProgress> {
         let progress: RankProgress =
             serde_json::from_slice(&fs::read(self.rank_progress(node, attempt, rank)).ok()?).ok()?;

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::thread;
 
-/// How many bytes of a bad line are kept for display.
+/// The number of bytes of a bad line that are kept for display.
 const MAX_SHOWN: usize = 200;
 /// Less text is parsed faster than a second thread starts.
 const WORTH_THREADS: usize = 256 * 1024;

@@ -10,9 +10,9 @@ use std::io;
 /// A checkpoint in a list, complete or not.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum CheckpointEntry {
-    /// It can be loaded.
+    /// The checkpoint can be loaded.
     Complete(CheckpointSummary),
-    /// It cannot be loaded.
+    /// The checkpoint cannot be loaded.
     Incomplete {
         /// The step in its name.
         step: u64,
@@ -21,7 +21,7 @@ pub enum CheckpointEntry {
         /// The first thing that is missing or wrong.
         why: String,
     },
-    /// Not known: the file system did not answer or refused access.
+    /// Unknown, because the file system did not answer or refused access.
     Unreadable {
         /// The step in its name.
         step: u64,
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(latest(&run).unwrap().step, 10);
         save(&run, 20, 2);
         assert_eq!(latest(&run).unwrap(), *step_checkpoints(&run).unwrap()[1].complete().unwrap());
-        // If all are passed over, the newest of them counts.
+        // If all are skipped, the newest of them counts.
         write_attempt(&run, 3, 0);
         assert_eq!(latest(&run).unwrap().step, 20);
     }

@@ -11,24 +11,24 @@ use units::Unit;
 pub struct Metric {
     /// Its name on the command line and in tables.
     pub name: &'static str,
-    /// The label of its axis.
+    /// The label of the axis.
     pub label: &'static str,
     /// The unit of its values.
     pub unit: Unit,
-    /// Where its values are.
+    /// The source of the values.
     pub source: MetricSource,
     /// The line that shows it in a chart of the console, if one does.
     pub line: Option<MetricLine>,
 }
 
-/// Where the values of a metric are.
+/// The source of a metric's values.
 #[derive(Debug, Clone, Copy)]
 pub enum MetricSource {
     /// One value per step. `None` if it was not measured, NaN if it was not finite.
     Step(fn(&MetricSample) -> Option<f64>, Reduction),
     /// One value per step and rank.
     PerRank(fn(&MetricSample) -> &[f64]),
-    /// Values that nodes sample at times of their own, with their spread over GPUs or nodes.
+    /// Values that each node samples at its own times, with their spread over GPUs or nodes.
     Nodes {
         /// The prefix of its columns in a table, which ends in the unit.
         column: &'static str,
@@ -37,7 +37,7 @@ pub enum MetricSource {
     },
 }
 
-/// How the values of all ranks become the one value of a step.
+/// The reduction of all ranks' values to the value of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
     /// The mean over the samples of the global batch.

@@ -39,7 +39,7 @@ pub struct NodeSample {
     /// Its GPUs; empty where there are none.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
-    /// What was wrong with the GPUs, as text; empty where there are no GPUs.
+    /// The faults of the GPUs, as text; empty without faults or without GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
     /// Xid errors of its GPUs in the kernel's log, each number once.
@@ -107,7 +107,8 @@ impl NodeSample {
         }
     }
 
-    /// Returns when it was written, by the node's clock; none if nvidia-smi hung in an earlier version, which did not record `took_s`.
+    /// Returns the time of writing by the node's clock. Returns `None` for a sample of an earlier version in which
+    /// nvidia-smi hung, because `took_s` was not recorded.
     pub fn written_s(&self) -> Option<f64> {
         let hung = self.troubles.contains(&SmiTrouble::TimedOut.to_string());
         self.took_s.or((!hung).then_some(0.0)).map(|took_s| self.t + took_s)

@@ -38,7 +38,8 @@ pub struct Spread {
     pub of_several: bool,
 }
 
-/// Joins the samples of several nodes into points, in the order of time, in whatever order the nodes' files are read.
+/// Joins the samples of several nodes into points in the order of time. The order in which the files are read does not
+/// matter.
 #[derive(Debug, Clone, Default)]
 pub struct NodeSeries {
     open: BTreeMap<i64, [Sum; 4]>,

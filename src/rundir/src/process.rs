@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 
-/// `NNNN.pid.toml`: the processes of an attempt on a node. They are compared with it before any is signalled.
+/// `NNNN.pid.toml`: the processes of an attempt on a node. Processes are compared with this file before any is
+/// signalled.
 ///
 /// A process id may be used again by another process; with boot id and start time it is unique.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ pub struct RankPid {
     pub start_ticks: u64,
 }
 
-/// `NNNN.exit.toml`: how an attempt ended on a node.
+/// `NNNN.exit.toml`: the end of an attempt on a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExitFile {
     /// [`crate::SCHEMA`].
@@ -86,7 +87,7 @@ impl Versioned for ExitFile {
 pub enum ExitReason {
     /// All steps are done.
     Finished,
-    /// It saved and stopped on request.
+    /// The run saved and stopped on request.
     Stopped,
     /// A rank failed.
     Failed,
@@ -94,7 +95,7 @@ pub enum ExitReason {
     Killed,
 }
 
-/// How one rank ended.
+/// The end of one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankExit {
     /// The rank.
@@ -138,7 +139,7 @@ impl RunDir {
         Ok(nodes)
     }
 
-    /// Reads a node's process file; none while it does not exist.
+    /// Reads a node's process file. Returns `None` while it does not exist.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -154,7 +155,7 @@ impl RunDir {
         write_toml(&self.pid_toml(&pid.node, pid.attempt), pid)
     }
 
-    /// Reads how an attempt ended on a node; none while it has not ended.
+    /// Reads the exit file of a node. Returns `None` while the attempt has not ended there.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -162,7 +163,7 @@ impl RunDir {
         present(read_toml(&self.exit_toml(node, attempt)))
     }
 
-    /// Reads the error that a rank recorded; none if there is none or it cannot be read.
+    /// Reads the error that a rank recorded. Returns `None` if there is none or it cannot be read.
     pub fn read_rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<Failure> {
         serde_json::from_slice(&fs::read(self.rank_failure(node, attempt, rank)).ok()?).ok()
     }
@@ -190,7 +191,7 @@ impl ExitFile {
     /// Returns whether the node's ranks ended only because another rank failed or another node was lost.
     pub fn is_consequence(&self) -> bool {
         let follows = self.failure.as_ref().is_some_and(Failure::is_consequence);
-        // It had ranks, and none of them failed first.
+        // The node had ranks, and none of them failed first.
         let was_ended = self.first_failure.is_none() && !self.ranks.is_empty();
         self.reason == ExitReason::Failed && (follows || was_ended)
     }

@@ -1,4 +1,4 @@
-//! `run.toml`: what is trained. A launch writes it once.
+//! `run.toml`: the resolved recipe of a run. A launch writes it once.
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir, RunId, SCHEMA};
@@ -35,7 +35,7 @@ pub struct Run {
     /// Version of libtorch.
     #[serde(default)]
     pub libtorch: String,
-    /// Where the weights of its first attempt come from.
+    /// The origin of the first attempt's weights.
     pub start: StartFrom,
     /// The run that trained those weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ pub struct Lineage {
     pub step: u64,
 }
 
-/// Where weights, optimizer and data position come from.
+/// The origin of weights, optimizer state and data position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum StartFrom {
@@ -99,7 +99,7 @@ impl Run {
         Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
     }
 
-    /// Returns whether each rank works by itself, so that the end of one is not the end of the run.
+    /// Returns whether ranks work independently, so that the end of one does not end the run.
     pub fn is_independent(&self) -> bool {
         !self.task().ranks_depend_on_each_other()
     }

@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// How a sample was made: its sidecar, `samples/step-00000120/000.json` beside `000.mp4`.
+/// The sidecar of a sample, which describes how it was made: `samples/step-00000120/000.json` beside `000.mp4`.
 ///
 /// It is written after the video, so a sample is complete if its sidecar exists.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -105,7 +105,7 @@ impl Sample {
         write_atomic(path, &text)
     }
 
-    /// Reads a sidecar; none if it was removed.
+    /// Reads a sidecar. Returns `None` if it was removed.
     ///
     /// # Errors
     /// It cannot be read, is malformed, or has a newer format.
@@ -120,7 +120,7 @@ impl Sample {
     }
 }
 
-/// Returns the paths in a folder; none if it does not exist.
+/// Returns the paths in a folder; an empty list if it does not exist.
 fn entries(folder: &Utf8Path) -> Result<Vec<Utf8PathBuf>, Error> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,

@@ -5,7 +5,7 @@ use crate::layout::step_files;
 use crate::{Error, FileSum, Manifest, RunDir, TrainState, WholeFolder, file_sum};
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// A checkpoint that is being saved, in a folder of its own beside the complete ones.
+/// A checkpoint that is being saved, in a separate folder beside the complete ones.
 ///
 /// Every rank writes its files into [`Staging::dir`]; one of them calls [`Staging::prepare`] before and
 /// [`Staging::seal`] and [`Staging::publish`] after. Until it is published, the complete checkpoints are untouched, even

@@ -7,7 +7,7 @@ use crate::{Error, RunDir, write_atomic};
 /// The content of the file when the stop is for good.
 const FOR_GOOD: &str = "for good";
 
-/// How long a stop request by file holds.
+/// The duration for which a stop request by file is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// Until its Slurm job is requeued. The job's own script requests it shortly before the time limit.

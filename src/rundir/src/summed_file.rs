@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use xxhash_rust::xxh3::Xxh3;
 
-/// A new file that computes the checksum of what is written to it.
+/// A new file that computes the checksum of the bytes written to it.
 ///
 /// It does not buffer: write large pieces.
 pub struct SummedFile {

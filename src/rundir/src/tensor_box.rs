@@ -6,7 +6,7 @@ use std::ops::Range;
 /// A part of a tensor: a range of each dimension.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorBox {
-    /// Where it begins, in each dimension.
+    /// The start of the box in each dimension.
     pub offset: Vec<usize>,
     /// Its size in each dimension.
     pub size: Vec<usize>,
@@ -29,7 +29,7 @@ impl TensorBox {
         Self { offset: vec![0; shape.len()], size: shape.to_vec() }
     }
 
-    /// Returns the number of elements; none if it overflows.
+    /// Returns the number of elements, or `None` if it overflows.
     pub fn elements(&self) -> Option<u64> {
         self.size.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
     }

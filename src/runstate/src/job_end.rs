@@ -1,4 +1,4 @@
-//! How an attempt ended by the state of its Slurm job, where its processes recorded nothing.
+//! Derives the end of an attempt from the state of its Slurm job, if its processes recorded nothing.
 
 use crate::{RunFacts, RunState};
 use cluster::slurm::{JobReply, JobState, JobStatus};
@@ -53,7 +53,7 @@ pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
     }
 }
 
-/// Returns how a job ended whose processes recorded nothing; none if it has not.
+/// Returns the end of a job whose processes recorded nothing, or `None` if the job has not ended.
 pub fn ended_without_processes(facts: &RunFacts, status: &JobStatus, attempt: &Attempt) -> Option<RunState> {
     let (id, number) = (status.id, attempt.number);
     let log = format!("read attempts/{number:04}/job.log in the run's folder");
@@ -61,7 +61,7 @@ pub fn ended_without_processes(facts: &RunFacts, status: &JobStatus, attempt: &A
         Some(RunState::Crashed(Failure::new(ErrorCode::SlurmFailed, what, why, fix)))
     };
     match &status.reply {
-        // It began after the stop request, and ended without starting ranks.
+        // The job began after the stop request, and ended without starting ranks.
         JobReply::Job(job) if job.state == JobState::Completed && facts.stops_for_good => Some(RunState::Stopped),
         JobReply::Job(job) if job.state == JobState::Failed && job.reason.as_deref() == Some("JobLaunchFailure") => {
             crashed(

@@ -8,15 +8,15 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many logged steps are kept: more than any rule compares.
+/// The number of logged steps that are kept: more than any rule compares.
 const LINES: usize = 128;
-/// How much of the end of `metrics.jsonl` is read at first: about a hundred lines of eight ranks.
+/// The bytes at the end of `metrics.jsonl` that are read first: about a hundred lines of eight ranks.
 const FIRST_BYTES: u64 = 64 * 1024;
 /// The most that is read of it: a hundred lines of 4096 ranks.
 const MOST_BYTES: u64 = 16 << 20;
-/// How much of the end of an `events.jsonl` is read at first.
+/// The bytes at the end of an `events.jsonl` that are read first.
 const EVENT_BYTES: u64 = 64 * 1024;
-/// How many events are kept.
+/// The number of events that are kept.
 const EVENTS: usize = 4096;
 /// A run that was not requested for this long is dropped.
 const FORGET: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub struct NewestCache {
 #[derive(Debug)]
 struct RunEntry {
     requested: Instant,
-    /// Has a lock of its own, so that a file system that hangs blocks only its own runs.
+    /// The cache of one run. It has its own lock, so that a file system that hangs blocks only its own runs.
     tails: Arc<Mutex<RunTails>>,
 }
 

@@ -23,29 +23,30 @@ const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
 const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less than this share of a CPU core waits for something. A rank that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
-/// How long a new attempt may take until all its process files exist. After `attempt.toml` is written, the console connects to hundreds
-/// of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the disk caches what is in a folder (NFS: up to a
-/// minute). A supervisor that ends within this time writes an exit file, which ends the wait.
+/// The time limit for the process files of a new attempt to appear. After `attempt.toml` is written, the console
+/// connects to hundreds of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the disk caches what
+/// is in a folder (NFS: up to a minute). A supervisor that ends within this time writes an exit file, which ends the
+/// wait.
 pub const START_GRACE: Duration = Duration::from_secs(180);
 
-/// How long after the exit files of the other nodes a node without a network has ended its ranks: its supervisor misses heartbeats for
-/// ten seconds, and then gives the ranks two.
+/// The time after the other nodes' exit files in which a node without a network has ended its ranks: its supervisor
+/// misses heartbeats for ten seconds, then waits two seconds for the ranks.
 const CUT_OFF_S: f64 = 15.0;
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Liveness {
-    /// They exist.
+    /// The processes exist.
     Alive,
-    /// They do not exist, or their ids now belong to other processes.
+    /// The processes do not exist, or their ids now belong to other processes.
     Dead,
     /// The node cannot be reached.
     #[default]
     Unknown,
 }
 
-/// What a run that logs nothing uses of its nodes: whether it still computes.
+/// The load of a run that logs nothing, which shows whether it still computes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
@@ -67,7 +68,8 @@ pub enum Load {
 }
 
 impl Load {
-    /// Returns whether the run computes, if power may fall to a share of what it was; none if that was not measured.
+    /// Returns whether the run computes. Its power may fall to this share of the earlier power. Returns `None` if the
+    /// load was not measured.
     fn works(self, power_share: f64) -> Option<bool> {
         match self {
             Self::Unknown => None,
@@ -98,7 +100,7 @@ pub struct RunFacts {
     pub median_step_s: Option<f64>,
     /// Steps from one logged step to the next; 0 means 1.
     pub steps_per_line: u64,
-    /// What it uses of its nodes.
+    /// The load of its nodes.
     pub load: Load,
     /// The exit files of the nodes where it has ended.
     pub exits: Vec<ExitFile>,
@@ -133,19 +135,19 @@ pub struct RunFacts {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum RunState {
-    /// It was not started yet.
+    /// The run was not started yet.
     New,
     /// Its job waits in Slurm's queue, for the first time or after a requeue.
     Queued,
     /// Its processes start, connect and load. No step was logged yet.
     Starting,
-    /// It trains.
+    /// The run trains.
     Running,
-    /// It saves a checkpoint.
+    /// The run saves a checkpoint.
     Saving,
     /// A stop was requested and it has not ended yet.
     Stopping,
-    /// Its processes exist but log nothing, and compute nothing as far as that was measured.
+    /// The processes exist but log nothing and, as far as was measured, compute nothing.
     Stalled {
         /// The time of the last step or event, Unix seconds.
         since_s: f64,
@@ -154,9 +156,9 @@ pub enum RunState {
     Finished,
     /// A user stopped or killed it.
     Stopped,
-    /// It ended with an error, which it recorded.
+    /// The run ended with a recorded error.
     Failed(Failure),
-    /// It ended without recording why.
+    /// The run ended without recording a reason.
     Crashed(Failure),
     /// Its nodes cannot be reached and its files show no activity.
     Unknown,
@@ -333,8 +335,8 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
     Some(if finished { RunState::Finished } else { RunState::Stopped })
 }
 
-/// Derives how an attempt ended whose ranks work by themselves: all nodes have ended, but for those that are lost. The work that
-/// was done counts, not by whom.
+/// Derives the end of an attempt whose ranks work independently, when all nodes have ended except lost ones. Only the
+/// completed work counts, not which rank did it.
 fn independent_end(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     let exits = || facts.exits.iter().filter(|e| e.attempt == attempt.number);
     let has_ended = |node: &NodeId| exits().any(|exit| exit.node == *node) || facts.lost.contains(node);

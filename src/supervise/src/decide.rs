@@ -1,4 +1,4 @@
-//! Decides what the supervisor of a node does: a pure function of its state and one event.
+//! The decisions of a node's supervisor: a pure function of its state and one event.
 //!
 //! Threads only produce events, and the event loop only executes actions. No function here reads a file, a clock or a socket;
 //! the time comes with each event, counted from the start of the supervisor.
@@ -23,30 +23,30 @@ use crate::message::Message;
 /// Whether the ranks of an attempt need each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dependence {
-    /// They exchange tensors in every step: where one ends, the others cannot continue.
+    /// Ranks exchange tensors in every step. If one ends, the others cannot continue.
     Mutual,
-    /// Each works by itself, and takes over what another one leaves: only a stop ends those that can work.
+    /// Each rank works independently and takes over the work of lost ranks. Only a stop ends ranks that can work.
     None,
 }
 
-/// How long a supervisor waits.
+/// The time limits of a supervisor.
 #[derive(Debug, Clone, Copy)]
 pub struct Waits {
-    /// How long ranks have to end by themselves after another one failed: a rank that waits for the dead one notices at
-    /// once, and nothing it could still save would be consistent.
+    /// The time in which ranks may end by themselves after another rank of this node failed. It can be short: a rank
+    /// that waits for the dead rank notices at once, and no consistent checkpoint could be saved.
     pub grace: Duration,
-    /// The same where another node is gone: no checkpoint that needs that node can be saved.
+    /// The same time after another node was lost. No checkpoint that needs that node can be saved.
     pub lost_grace: Duration,
-    /// How long to wait for the reason why another node failed, or for a stop by which the ranks of another node ended.
+    /// The time to wait for the reason of another node's failure, or for the stop that ended the ranks of another node.
     pub reason: Duration,
 }
 
-/// What happens to a supervisor.
+/// An event for a supervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The ranks of this node were started.
     Started,
-    /// They could not be started. None is alive.
+    /// The ranks could not be started. None is alive.
     StartFailed(Failure),
     /// A signal other than SIGCHLD.
     Signal(i32),
@@ -54,75 +54,76 @@ pub enum Event {
     StopFile,
     /// Ranks of this node ended.
     RanksExited {
-        /// All that were found dead together.
+        /// All ranks that were found dead at the same time.
         ranks: Vec<RankEnd>,
         /// Whether the embedded trainer has logged that all steps of the run are done.
         is_run_finished: bool,
     },
-    /// There is a connection to another node's supervisor, which has proved that it belongs to this attempt.
+    /// Another node's supervisor is connected and has proved that it belongs to this attempt.
     Connected { node: NodeId, connection: u64 },
-    /// A message came.
+    /// A message was received.
     Message { node: NodeId, connection: u64, message: Message },
     /// A connection ended.
     Disconnected { node: NodeId, connection: u64, how: Disconnect },
-    /// The first node's supervisor could not be connected to.
+    /// An attempt to connect to the first node's supervisor failed.
     DialFailed(String),
-    /// What the run's folder holds of another node, as requested by [`Action::Look`].
+    /// The files of another node in the run's folder, as requested by [`Action::Look`].
     Evidence { node: NodeId, evidence: Evidence },
-    /// The time of [`State::deadline`] has come.
+    /// The time of [`State::deadline`] was reached.
     Deadline,
 }
 
-/// How one rank ended.
+/// The end of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankEnd {
     pub rank: usize,
-    /// Its exit code, when it exited.
+    /// The exit code, if the rank exited.
     pub code: Option<i32>,
-    /// The signal that ended it, when one did.
+    /// The signal that ended the rank, if any.
     pub signal: Option<i32>,
-    /// Why it failed, if it did: what it recorded, or what its log and the kernel show.
+    /// The failure, if the rank failed: the one it recorded, or one derived from its log and the kernel's counters.
     pub failure: Failure,
 }
 
-/// How a connection ended.
+/// The end of a connection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Disconnect {
     /// The other side closed it.
     Closed,
-    /// It broke, as by a firewall that resets it. The end of a process closes its connections in order.
+    /// The connection broke, for example because a firewall reset it. When a process ends, its connections are closed
+    /// in order.
     Broken(String),
 }
 
-/// What the run's folder, which all nodes share, holds of another node.
+/// The files of another node in the run's folder, which all nodes share.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Evidence {
-    /// How the node ended, from its exit file.
+    /// The end of the node, from its exit file.
     pub exit: Option<PeerExit>,
     /// Whether its process file exists.
     pub has_started: bool,
     /// Whether the run's stop file exists.
     pub has_stop_file: bool,
-    /// How many bytes of steps are logged that take every rank. They grow only while every node is alive.
+    /// The size of the log of steps in which every rank takes part. It grows only while every node is alive.
     pub steps_bytes: u64,
 }
 
-/// What the event loop does for a supervisor.
+/// An action that the event loop executes for a supervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Signals every rank of this node that is alive.
     SignalRanks(i32),
-    /// Sends a message, to one node or to all that are connected.
+    /// Sends a message to one node or to all connected nodes.
     Send(Option<NodeId>, Message),
     /// Appends to the node's events.
     Record(EventKind),
     /// Writes to the supervisor's log.
     Log(String),
-    /// Records that a command was requested to stop, and by what.
+    /// Records that a command was requested to stop, and the origin of the request.
     RecordStop(&'static str),
     /// Tries once to connect to the first node's supervisor.
     Dial,
-    /// Reads what the run's folder holds of a node.
+    /// Reads the files of a node in the run's folder.
     Look(NodeId),
     /// Ends the processes that a command left behind.
     EndOrphans,
@@ -132,7 +133,7 @@ pub enum Action {
     Exit(Verdict),
 }
 
-/// How the attempt ended on this node.
+/// The end of the attempt on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     pub reason: ExitReason,
@@ -149,32 +150,33 @@ pub struct State {
     is_command: bool,
     dependence: Dependence,
     waits: Waits,
-    /// How many ranks were started.
+    /// The number of ranks that were started.
     ranks: usize,
     ended: Vec<RankEnd>,
-    /// How many of them have been judged, where ranks do not need each other.
+    /// The number of ended ranks that have been processed, if ranks do not need each other.
     judged: usize,
     is_run_finished: bool,
     stop_requested: bool,
-    /// Whether a stop file was the request, so that the TERM that may come with it is not a second one.
+    /// Whether a stop file was the request. The TERM that may follow it is then not a second request.
     by_file: bool,
     /// The rank of this node that failed first.
     first: Option<RankEnd>,
-    /// Why this node cannot continue, where that is another node.
+    /// The reason why this node cannot continue, if another node is the cause.
     lost: Option<Failure>,
     /// Whether the other nodes have been sent the failure of this one.
     is_reported: bool,
-    /// When ranks that are still alive are killed.
+    /// The time at which living ranks are killed.
     kill_at: Option<Duration>,
-    /// Until when the stop by which another node's ranks ended may reach this node. Ranks that fail before then fail by it.
+    /// The time until which the stop that ended another node's ranks may reach this node. A rank that fails before that
+    /// time is taken to fail because of the stop.
     stop_due: Option<Duration>,
-    /// Until when the reason for the failure of another node may come. All ranks have ended.
+    /// The time until which the reason of another node's failure may arrive. All ranks have ended.
     reason_due: Option<Duration>,
     peers: Option<Peers>,
     has_ended: bool,
 }
 
-/// Takes in what happened `at` a time and returns what to do about it.
+/// Processes an event that happened at the time `at`, and returns the actions to execute.
 pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
     let mut actions = Vec::new();
     if state.has_ended {
@@ -195,7 +197,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
             state.stop_by_file(&mut actions);
         }
         Event::Message { message: Message::Stop, .. } => state.stop_by_file(&mut actions),
-        // The other node stopped by the file and ended before it could be connected to.
+        // The other node stopped because of the file, and ended before a connection was made.
         Event::Evidence { evidence, .. } if state.is_command && evidence.has_stop_file && evidence.exit.is_some() => {
             state.stop_by_file(&mut actions);
         }
@@ -206,7 +208,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
                 actions.push(Action::EndOrphans);
             }
         }
-        // The others are about other nodes, or only about the time.
+        // The remaining events concern other nodes, or only the time.
         _ => {}
     }
     state.judge(at, &mut actions);
@@ -214,7 +216,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
 }
 
 impl State {
-    /// Makes the state of a node with so many ranks; `peers` where the attempt spans nodes.
+    /// Makes the state of a node with this number of ranks. `peers` is set if the attempt spans nodes.
     pub fn new(
         node: NodeId,
         is_command: bool,
@@ -266,7 +268,7 @@ impl State {
 
     fn signal(&mut self, signal: i32, actions: &mut Vec<Action>) {
         match signal {
-            // The program that makes the file may send TERM as well. A second TERM makes some programs give up saving.
+            // The program that creates the file may also send TERM. A second TERM makes some programs abort the save.
             SIGTERM if self.by_file => self.by_file = false,
             SIGTERM | SIGINT => {
                 self.stop_requested = true;
@@ -298,7 +300,7 @@ impl State {
         if self.can_continue() {
             self.judge_loss(at, actions);
         }
-        // While a stop may be on its way, the failure of a rank may be its effect.
+        // While a stop may be in transit, the failure of a rank may be its effect.
         if self.can_continue() && self.stop_due.is_none() {
             self.judge_ranks(at, actions);
         }
@@ -311,7 +313,7 @@ impl State {
         }
     }
 
-    /// Records ranks that failed and nodes that are gone. The other ranks take over their work.
+    /// Records failed ranks and lost nodes. The other ranks take over their work.
     fn judge_independent(&mut self, actions: &mut Vec<Action>) {
         let losses = self.peers.as_mut().map(Peers::take_losses).unwrap_or_default();
         actions.extend(losses.into_iter().map(|(node, failure)| Action::Record(EventKind::NodeLost { node, failure })));
@@ -323,13 +325,13 @@ impl State {
         }
     }
 
-    /// All ranks of this node have ended. Other nodes may work on, and are not concerned.
+    /// Ends this node, whose ranks have all ended. Other nodes continue to work.
     fn finish_independent(&mut self, actions: &mut Vec<Action>) {
         let first = self.ended.iter().find(|rank| self.is_failure(rank)).cloned();
         let is_stopped = self.ended.iter().any(|rank| rank.code == Some(0));
         let (reason, failure) = match &first {
             _ if self.is_run_finished => (ExitReason::Finished, None),
-            // The ranks that were left have stopped as requested; a resume needs no other node.
+            // The remaining ranks have stopped as requested. A resume needs no other node.
             Some(first) if !(self.stop_requested && is_stopped) => (ExitReason::Failed, Some(first.failure.clone())),
             None if !is_stopped => (ExitReason::Killed, None),
             _ => (ExitReason::Stopped, None),
@@ -346,8 +348,8 @@ impl State {
     fn judge_loss(&mut self, at: Duration, actions: &mut Vec<Action>) {
         self.lost = match self.peers.as_ref().and_then(Peers::loss) {
             Some(PeerLoss::Stopped(_)) if self.is_command && self.stop_requested => None,
-            // A stop of all nodes reaches one before the other, and a command that cannot save ends by it at once. The
-            // embedded trainer saves on all nodes together: one that did not is lost.
+            // A stop of all nodes does not reach all at the same time, and a command that cannot save ends at once. The
+            // embedded trainer saves on all nodes together, so a node that did not save is lost.
             Some(PeerLoss::Stopped(_)) if self.is_command && self.stop_due.is_none_or(|due| at < due) => {
                 self.stop_due.get_or_insert(at + self.waits.reason);
                 None
@@ -381,25 +383,25 @@ impl State {
         }
     }
 
-    /// Returns the rank whose failure comes first, among all that have ended so far.
+    /// Returns the rank with the first failure among all ranks that have ended so far.
     ///
-    /// Of ranks that are found dead together, the failure of one that lost contact with another is a consequence, and one
-    /// that was killed did not choose the moment; then the lower rank counts.
+    /// If several ranks are found dead at the same time, a rank that lost contact with another comes last, because its
+    /// failure is a consequence, and a rank that a signal killed comes first. After that, the lower rank comes first.
     fn first_failure(&self) -> Option<&RankEnd> {
         if self.stop_requested && self.is_command {
-            // A launcher that is requested to stop reports it by its exit code.
+            // A launcher that was requested to stop reports that with its exit code.
             return None;
         }
         let failed = self.ended.iter().filter(|rank| self.is_failure(rank));
         failed.min_by_key(|rank| (rank.failure.is_consequence(), rank.signal.is_none(), rank.rank))
     }
 
-    /// A rank that ended by TERM, before it could catch it, did as it was requested.
+    /// A rank that TERM ended before its handler was installed has stopped as requested.
     fn is_failure(&self, rank: &RankEnd) -> bool {
         rank.code != Some(0) && !(self.stop_requested && rank.signal == Some(SIGTERM))
     }
 
-    /// All ranks have ended: sums up how, once the reason is known or has had its time.
+    /// Ends the supervisor after all ranks have ended, when the reason is known or the time to wait for it is over.
     fn finish(&mut self, at: Duration, actions: &mut Vec<Action>) {
         let (reason, failure) = match &self.first {
             Some(first) => (ExitReason::Failed, Some(first.failure.clone())),
@@ -412,7 +414,7 @@ impl State {
             && self.lost.is_none()
             && failure.as_ref().is_some_and(Failure::is_consequence)
         {
-            // Ranks notice at once that another one is gone; its supervisor reports the reason a moment later.
+            // Ranks notice at once that another rank is gone. That rank's supervisor reports the reason a moment later.
             self.lost = peers.loss().map(PeerLoss::failure);
             if self.lost.is_none() && at < *self.reason_due.get_or_insert(at + self.waits.reason) {
                 return;
@@ -459,7 +461,7 @@ fn died(rank: &RankEnd) -> EventKind {
     EventKind::RankDied { rank, code, signal, message, cause }
 }
 
-/// Returns the failure of a node whose ranks a user ended.
+/// Returns the failure of a node whose ranks were killed by a user.
 pub fn killed(node: &NodeId) -> Failure {
     let what = format!("the ranks of node {node} were killed");
     let failure = Failure::new(ErrorCode::RanksKilled, what, "a signal ended them", "resume from the last checkpoint");

@@ -1,4 +1,4 @@
-//! The event loop: hands events to [`decide`] and executes the actions that it returns.
+//! The event loop: passes events to [`decide`] and executes the actions that it returns.
 
 use std::fs;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,26 +16,27 @@ use crate::progress::ProgressWriter;
 use crate::ranks::Ranks;
 use crate::{orphans, rank_end};
 
-/// How long a supervisor whose ranks have ended tries to record how: a full disk may be cleared.
+/// The time for which a supervisor whose ranks have ended retries writing the exit file: space may be freed on a full
+/// disk.
 const WRITE_EXIT: Duration = Duration::from_secs(600);
-/// How often it tries.
+/// The pause between these attempts.
 const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
 
-/// Where threads send what happens.
+/// The sending end of the events, for threads.
 #[derive(Clone)]
 pub struct Events {
     sender: Sender<Input>,
     started: Instant,
 }
 
-/// What threads have sent.
+/// The receiving end of the events.
 pub struct Inputs {
     receiver: Receiver<Input>,
     started: Instant,
 }
 
 enum Input {
-    /// Some rank may have ended.
+    /// A rank may have ended.
     ChildExited,
     Event(Duration, Event),
 }
@@ -53,7 +54,7 @@ impl Events {
         self.input(Input::Event(self.started.elapsed(), event));
     }
 
-    /// Has the loop look which ranks have ended.
+    /// Makes the loop check which ranks have ended.
     pub fn child_exited(&self) {
         self.input(Input::ChildExited);
     }
@@ -65,7 +66,7 @@ impl Events {
 }
 
 impl Inputs {
-    /// Waits until something happens or `deadline`, and returns all events, which may be none.
+    /// Waits for events until `deadline`, and returns all of them; the list may be empty.
     fn wait(&self, deadline: Option<Duration>) -> Vec<(Duration, Event)> {
         let first = match deadline {
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -95,13 +96,13 @@ impl Inputs {
     }
 }
 
-/// The other nodes' supervisors, and where to request looks at the files of their nodes.
+/// The supervisors of the other nodes, and the channel for requests to check their nodes' files.
 pub struct Outside {
     pub network: Network,
     pub looks: Sender<NodeId>,
 }
 
-/// Runs the ranks that `start` starts to their end, and returns how that was, which is also in the node's exit file.
+/// Runs the ranks that `start` starts to their end, and returns the result, which the node's exit file also has.
 pub fn run(
     job: &Job,
     start: impl FnOnce() -> Result<Ranks, Failure>,
@@ -129,7 +130,7 @@ pub fn run(
         for (at, event) in inputs.wait(deadline) {
             node.handle(at, event);
         }
-        // After the signals: a rank that ended by a stop must not be judged before the stop is known.
+        // Check ranks after signals: the end of a rank must not be processed before the stop that ended it.
         node.collect(inputs.started.elapsed());
         let now = inputs.started.elapsed();
         if node.state.deadline().is_some_and(|deadline| deadline <= now) {
@@ -144,7 +145,7 @@ pub fn run(
         progress.end();
     }
     if let Some(store) = &job.store {
-        // Normally gone with the last rank; one that was killed leaves it.
+        // The last rank normally removes the file; a rank that was killed leaves it.
         let _ = fs::remove_file(store);
     }
     write_exit(job, &exit, inputs);
@@ -159,14 +160,14 @@ pub fn start_ranks(
     let mut ranks = Ranks::start(job, command)?;
     let recorded = ranks.pid_file(job).and_then(|pids| Ok(job.run.write_pid(&pids)?));
     if recorded.is_err() {
-        // A kill could not find these processes.
+        // Without the process file, a kill could not find these processes.
         ranks.signal(SIGKILL);
         ranks.wait_all();
     }
     recorded.map(|()| ranks)
 }
 
-/// What the actions act on.
+/// The objects that the actions use.
 struct Node<'a> {
     job: &'a Job,
     state: State,
@@ -188,7 +189,7 @@ impl Node<'_> {
         }
     }
 
-    /// Hands over which ranks have ended since the last call.
+    /// Passes on the ranks that have ended since the last call.
     fn collect(&mut self, at: Duration) {
         let ended = self.ranks.collect();
         if ended.is_empty() {
@@ -211,7 +212,7 @@ impl Node<'_> {
             Action::Dial => self.outside.iter().for_each(|outside| outside.network.dial()),
             Action::Leave => self.outside.iter().for_each(|outside| outside.network.leave()),
             Action::Look(node) => self.outside.iter().for_each(|outside| {
-                // The thread that looks lives as long as the process.
+                // The checking thread lives as long as the process.
                 let _ = outside.looks.send(node.clone());
             }),
         }
@@ -224,8 +225,8 @@ fn is_run_finished(job: &Job) -> bool {
     events.iter().any(|event| event.attempt == job.attempt.number && event.kind == EventKind::Finished)
 }
 
-/// Writes the exit file. Where that fails, as on a full disk, it is tried for a while, unless the supervisor receives TERM or
-/// INT: no other file records how the attempt ended here.
+/// Writes the exit file. If that fails, for example on a full disk, retries for a while, unless the supervisor receives
+/// TERM or INT. No other file records how the attempt ended here.
 fn write_exit(job: &Job, exit: &ExitFile, inputs: &Inputs) {
     let give_up = inputs.started.elapsed() + WRITE_EXIT;
     let mut is_logged = false;

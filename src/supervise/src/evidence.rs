@@ -1,4 +1,4 @@
-//! Reads what the run's folder, which all nodes share, holds of another node.
+//! Reads the files of another node in the run's folder, which all nodes share.
 
 use std::fs::File;
 use std::sync::mpsc::{self, Sender};
@@ -11,7 +11,7 @@ use crate::decide::{Event, Evidence, PeerExit, killed};
 use crate::event_loop::Events;
 use crate::job::Job;
 
-/// Starts the thread that looks, since a file server may take its time, and returns where to request it.
+/// Starts the thread that checks files, because a file server may be slow, and returns the channel for requests.
 pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     let (requests, requested) = mpsc::channel();
     let steps_take_all = !job.is_command() && job.recipe.task.ranks_depend_on_each_other();
@@ -25,15 +25,15 @@ pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     requests
 }
 
-/// Reads the exit file, the process file and the logged steps. Steps of a command, and of ranks that do not need
-/// each other, prove nothing of other nodes.
+/// Reads the exit file, the process file and the logged steps. Steps of a command, and of ranks that do not need each
+/// other, do not prove that other nodes are alive.
 fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evidence {
     let exit = run.read_exit(node, attempt).ok().flatten().map(|exit| match exit.reason {
         ExitReason::Finished | ExitReason::Stopped => PeerExit::Done,
         ExitReason::Killed => PeerExit::Stopped,
         ExitReason::Failed => PeerExit::Failed(exit.failure.unwrap_or_else(|| killed(node))),
     });
-    // A file server returns the length that it has only when the file is opened.
+    // A file server returns its current length only when the file is opened.
     let bytes = || File::open(run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len());
     Evidence {
         exit,

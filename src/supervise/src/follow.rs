@@ -1,6 +1,7 @@
-//! Reads what a command prints and saves, and writes the run's metrics and events in its place.
+//! Reads the log and the checkpoints of a command, and writes the run's metrics and events for it.
 //!
-//! Only the supervisor of the node with rank 0 does, so that these files have one writer, as with the embedded trainer.
+//! Only the supervisor on the node of rank 0 does this, so that these files have one writer, as with the embedded
+//! trainer.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,24 +18,24 @@ use serde::Serialize;
 
 use crate::job::Job;
 
-/// How often the log is read.
+/// The interval at which the log is read.
 const LOOK: Duration = Duration::from_millis(250);
-/// How often the checkpoints are listed, when the log does not mention them.
+/// The interval at which checkpoints are listed, if the log does not mention them.
 const LOOK_AT_CHECKPOINTS: Duration = Duration::from_secs(3);
-/// How much of a log is read at once.
+/// The most bytes of a log that are read at a time.
 const BYTES: u64 = 1 << 20;
 
-/// Follows the log of the command in a thread of its own.
+/// Follows the log of the command in a separate thread.
 pub struct Follower {
     sender: Sender<Request>,
     thread: JoinHandle<()>,
 }
 
-/// What the supervisor requests of the follower.
+/// A request of the supervisor to the follower.
 enum Request {
-    /// To record that a stop of the command was requested, and by what.
+    /// Record that a stop of the command was requested, and the origin of the request.
     Stopping(&'static str),
-    /// To end: the command has, with all its steps done or not.
+    /// End, because the command has ended; with the information whether all its steps are done.
     Ended(bool),
 }
 
@@ -60,9 +61,9 @@ impl Follower {
         Self { sender, thread }
     }
 
-    /// Records that a stop of the command was requested, and by what.
+    /// Records that a stop of the command was requested, and the origin of the request.
     pub fn stopping(&self, why: &'static str) {
-        // The thread ends on request, not before.
+        // The thread ends only on request.
         let _ = self.sender.send(Request::Stopping(why));
     }
 
@@ -89,7 +90,7 @@ struct LogWriter {
     finite: bool,
     started: bool,
     resumed: bool,
-    /// The checkpoints that are whole, and those that are being written.
+    /// The complete checkpoints, and those that are being written.
     whole: BTreeSet<Utf8PathBuf>,
     begun: BTreeSet<Utf8PathBuf>,
     looked: Instant,
@@ -153,7 +154,7 @@ impl LogWriter {
         }
     }
 
-    /// Returns what the log has grown by; none if by nothing.
+    /// Returns the new bytes of the log, or `None` if there are none.
     fn more(&mut self) -> Option<Vec<u8>> {
         let mut file = File::open(&self.log).ok()?;
         file.seek(SeekFrom::Start(self.offset)).ok()?;
@@ -186,7 +187,7 @@ impl LogWriter {
                 LogEvent::Started | LogEvent::Resumed => {}
                 LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),
                 LogEvent::EvaluationEnded => self.event(EventKind::EvaluationEnded),
-                // Their folders hold more than these lines.
+                // The checkpoint folders have more information than these lines.
                 LogEvent::Saving | LogEvent::Saved => self.look_at_checkpoints(),
             }
         }

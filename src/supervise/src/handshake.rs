@@ -1,4 +1,5 @@
-//! How supervisors prove to each other that they belong to the same attempt, and authenticate every line after that.
+//! The handshake by which supervisors prove that they belong to the same attempt, and the authentication of every later
+//! line.
 //!
 //! Other users of a cluster can reach the port. Both sides hold the token of the attempt ([`rundir::PeerToken`]):
 //!
@@ -9,10 +10,10 @@
 //! listener: HMAC(token, "listener" | transcript)
 //! ```
 //!
-//! The transcript names run, attempt, both nodes and both nonces, so that a recorded handshake proves nothing later. Each
-//! direction then has a key of its own, HMAC(token, its name | transcript), and each line carries HMAC(key, number | line), in
-//! which the number counts the lines: one that is altered, repeated, left out or from elsewhere ends the connection. HMAC-SHA256
-//! throughout. The lines are not secret.
+//! The transcript names run, attempt, both nodes and both nonces, so that a recorded handshake cannot be replayed. Each
+//! direction then has its own key, HMAC(token, its name | transcript), and each line carries HMAC(key, number | line),
+//! where the number counts the lines. A line that is altered, repeated, omitted or injected ends the connection. All
+//! HMACs are HMAC-SHA256. The lines are not encrypted.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -25,13 +26,13 @@ use sha2::Sha256;
 
 use crate::decide::{HEARTBEAT, Rendezvous};
 
-/// The longest line of a connection that has proved itself.
+/// The longest line after the handshake.
 pub const LINE_BYTES: usize = 64 * 1024;
-/// The longest line before that.
+/// The longest line of the handshake.
 const HELLO_BYTES: usize = 512;
-/// How long a handshake may take.
+/// The time limit of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// The first word of a connection, and the version of what follows.
+/// The first words of a connection: the protocol and its version.
 const GREETING: &str = "vidtui-peer 1";
 
 /// The secret of an attempt; each supervisor proves that it has it.
@@ -51,7 +52,7 @@ pub struct Authentic {
     pub lines: SealedLines,
 }
 
-/// Proves to the first node's supervisor that this one belongs to the attempt, and has it prove the same.
+/// Proves to the first node's supervisor that this one belongs to the attempt, and verifies its proof.
 pub fn call(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::Result<Authentic> {
     let Rendezvous { this, first, .. } = rendezvous;
     let mut hello = Hello::new(&stream)?;
@@ -65,7 +66,7 @@ pub fn call(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::
     hello.finish(first.clone(), sealer, opener)
 }
 
-/// Has a caller prove which of the other nodes it is, and proves to it that this is the first one.
+/// Verifies the proof of a caller, which is one of the other nodes, and proves that this is the first node.
 pub fn answer(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::Result<Authentic> {
     let mut hello = Hello::new(&stream)?;
     let greeting = hello.read()?;
@@ -94,7 +95,7 @@ struct Hello<'a> {
 
 impl<'a> Hello<'a> {
     fn new(stream: &'a TcpStream) -> io::Result<Self> {
-        // A heartbeat that waits for company is late.
+        // Send small messages at once: a heartbeat that waits to be combined with others would be late.
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(HANDSHAKE))?;
         let timed = Timed { stream: stream.try_clone()?, until: Instant::now() + HANDSHAKE };
@@ -118,7 +119,7 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// A stream that is read until a moment, however slowly the other side writes.
+/// A stream with a deadline for reading, however slowly the other side writes.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -135,7 +136,7 @@ impl Read for Timed {
     }
 }
 
-/// Lines of bounded length.
+/// A reader of lines of bounded length.
 struct Lines<R> {
     from: R,
     buffer: Vec<u8>,
@@ -229,7 +230,7 @@ fn seal(key: &[u8], number: u64, line: &str) -> Hmac<Sha256> {
     mac(key, &[&number.to_string(), line])
 }
 
-/// What follows from the token for one connection.
+/// The keys of one connection, derived from the token.
 struct Keys {
     token: PeerToken,
     transcript: String,
@@ -260,7 +261,7 @@ impl Keys {
     }
 }
 
-/// HMAC-SHA256 of parts, of which only the last may hold a line break.
+/// Returns HMAC-SHA256 of several parts. Only the last part may contain a line break.
 fn mac(key: &[u8], parts: &[&str]) -> Hmac<Sha256> {
     let mut mac = Hmac::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(parts.join("\n").as_bytes());

@@ -1,4 +1,4 @@
-//! What one node has to run: its ranks, and the environment in which each finds its place.
+//! One node's share of an attempt: its ranks, and the environment variables that give each its place.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +9,7 @@ use cluster::{NodeId, RankPlace};
 use recipe::{Per, Recipe, Secrets, TrainerKind};
 use rundir::{Attempt, CommandPlace, ErrorCode, Failure, Run, RunDir, RunId, command_folder, command_words};
 
-/// The variable that names the file through which the ranks of one node meet; without it they meet at `MASTER_ADDR`.
+/// The variable with the rendezvous file of the ranks of one node. Without it, the rendezvous is at `MASTER_ADDR`.
 pub const STORE_VARIABLE: &str = "VIDTUI_STORE";
 
 /// One node's share of an attempt.
@@ -21,21 +21,20 @@ pub struct Job {
     pub secrets: Secrets,
     pub attempt: Attempt,
     pub node: NodeId,
-    /// The ranks of this node that are started: all of them, or only the first, where that is a command that starts the
-    /// others.
+    /// The ranks that are started on this node: all, or only the first if it is a command that starts the others.
     pub places: Vec<RankPlace>,
-    /// How many ranks this node has.
+    /// The number of ranks on this node.
     pub local_world: usize,
     /// CPU threads of each rank.
     pub threads: i32,
-    /// Where rank 0 listens for the others.
+    /// The address at which rank 0 listens for the others.
     pub master: (String, u16),
-    /// The file through which ranks meet when all of them are on this node.
+    /// The rendezvous file, if all ranks are on this node.
     pub store: Option<Utf8PathBuf>,
 }
 
 impl Job {
-    /// Reads what to run from the run directory.
+    /// Reads the job from the run directory.
     pub fn read(run: &RunDir, attempt: u32, node: &NodeId) -> Result<Self, Failure> {
         let meta = run.read_run()?;
         let attempt = run.read_attempt(attempt)?;
@@ -89,7 +88,7 @@ impl Job {
             master: Some((&self.master.0, self.master.1)),
         };
         let words = command_words(&self.run, &self.meta, &self.recipe, &self.attempt, &place);
-        // A recipe without a program is refused when it is read.
+        // A recipe without a program is rejected when it is read.
         let mut command = Command::new(words.first().map_or("", String::as_str));
         command.args(words.iter().skip(1)).current_dir(command_folder(&self.run, &self.recipe));
         command
@@ -103,7 +102,7 @@ impl Job {
         command
     }
 
-    /// Returns what a rank reads about its place: torchrun's variables, and those by which a run's processes are known.
+    /// Returns the environment variables of a rank: torchrun's, and those that identify a run's processes.
     pub fn environment(&self, place: &RankPlace) -> Vec<(String, String)> {
         let nodes = self.attempt.placement.by_node();
         let group_rank = nodes.iter().position(|(node, _)| **node == self.node).unwrap_or(0);
@@ -131,11 +130,11 @@ impl Job {
     }
 }
 
-/// The variable that is set where secrets come through standard input.
+/// The variable that is set if secrets are passed through standard input.
 const SECRETS_VARIABLE: &str = "VIDTUI_SECRETS";
 
-/// Reads the secrets, which are never written to disk: a launch passes them through standard input. A node that is started by
-/// hand or by a queue reads the file there.
+/// Reads the secrets, which are never written to disk: a launch passes them through standard input. A supervisor that a
+/// user or a queue starts reads the file on its node.
 fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     let path = &recipe.env.secrets;
     if path.as_str().is_empty() {
@@ -178,7 +177,7 @@ fn loopback() -> Result<(String, u16), Failure> {
     Ok((address.ip().to_string(), address.port()))
 }
 
-/// Returns the address on which the nodes agree: the program that starts them all chooses it.
+/// Returns the address of rank 0, which the program that starts all nodes chooses.
 fn master_from_environment() -> Result<(String, u16), Failure> {
     let address = std::env::var("MASTER_ADDR").ok().filter(|address| !address.is_empty());
     let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());

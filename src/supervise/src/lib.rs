@@ -1,10 +1,12 @@
 //! The supervisor: starts the ranks of one node, watches them and the other nodes' supervisors, and records how they ended.
 //!
 //! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
-//! reaches all of them. When one fails that the others need, the supervisor ends them too; where ranks do not need each other, they
-//! work on. What it decides is in `decide`; the other modules produce events for it and execute its actions.
+//! reaches all of them. When a rank fails that the others need, the supervisor ends them too. If ranks do not need each
+//! other, the others continue. All decisions are in `decide`; the other modules produce events for it and execute its
+//! actions.
 
-/// Writes a line to the supervisor's log. `eprintln!` would panic where that cannot be written, as on a full disk.
+/// Writes a line to the supervisor's log. `eprintln!` would panic if the log cannot be written, for example on a full
+/// disk.
 macro_rules! log {
     ($($format:tt)*) => {{
         let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{}\n", format_args!($($format)*)));
@@ -50,17 +52,17 @@ use self::samples::Samples;
 
 const WAITS: Waits =
     Waits { grace: Duration::from_secs(10), lost_grace: Duration::from_secs(2), reason: Duration::from_secs(3) };
-/// How often the supervisor looks for the stop file.
+/// The interval at which the supervisor checks for the stop file.
 const STOP_FILE_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs one node's ranks of an attempt to their end; `trainer` finds the program that trains as one rank, where
-/// the recipe does not name one.
+/// Runs one node's ranks of an attempt to their end. `trainer` finds the program of a rank if the recipe does not name
+/// one.
 ///
 /// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
 /// because a run outlives the terminal it was started from. The run's stop file becomes TERM for commands.
 ///
 /// # Errors
-/// When the ranks cannot be started, fail, or are killed; all of that is in the node's exit file as well.
+/// If the ranks cannot be started, fail, or are killed. The node's exit file records the same failure.
 pub fn supervise(
     run_dir: Utf8PathBuf,
     attempt: u32,
@@ -69,14 +71,15 @@ pub fn supervise(
 ) -> Result<(), Failure> {
     let run = RunDir::new(run_dir);
     let job = Job::read(&run, attempt, &node).inspect_err(|failure| {
-        // Other nodes may wait for this one. If the request is wrong or the attempt began here before, nothing is written.
+        // Write an exit file, because other nodes may wait for this one. If the request is invalid or the attempt has
+        // already begun here, write nothing.
         if is_expected(&run, attempt, &node) {
             record_failure(&run, attempt, &node, failure);
         }
     })?;
     let log_dir = run.log_dir(&node);
     fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
-    // A process that already leads a group, as a shell's job does, cannot start a session; its group serves as well.
+    // A process that already leads a group, such as a shell's job, cannot start a session. Its group serves as well.
     let _ = nix::unistd::setsid();
     let exit = run_attempt(&job, trainer).inspect_err(|failure| record_failure(&job.run, attempt, &node, failure))?;
     match exit.reason {
@@ -107,12 +110,12 @@ fn state(job: &Job, waits: Waits) -> State {
     State::new(job.node.clone(), job.is_command(), dependence(job), job.places.len(), peers, waits)
 }
 
-/// Returns whether the ranks of an attempt need each other. It is assumed of a command.
+/// Returns whether the ranks of an attempt need each other. This is assumed for a command.
 fn dependence(job: &Job) -> Dependence {
     if job.recipe.task.ranks_depend_on_each_other() { Dependence::Mutual } else { Dependence::None }
 }
 
-/// Returns which supervisors of an attempt connect, and where.
+/// Returns the supervisors of an attempt that connect, and the address.
 fn rendezvous(job: &Job) -> Rendezvous {
     let mut nodes = job.attempt.placement.by_node().into_iter().map(|(node, _)| node.clone());
     Rendezvous {
@@ -162,15 +165,15 @@ fn catch_signals(events: Events) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Produces an event once the run's stop file exists, which reaches a run where no signal does, as under a Slurm whose controller
-/// is away. A command of the user does not read the file.
+/// Produces an event when the run's stop file exists. The file reaches a run that no signal reaches, for example under
+/// a Slurm whose controller is down. A command of the user does not read the file.
 ///
-/// Only the first node looks, as only rank 0 of the embedded trainer does, and informs the others: all stop at once, however
-/// late a file server would show the file to each.
+/// Only the first node checks, as only rank 0 of the embedded trainer does, and informs the others. So all nodes stop
+/// at the same time, even if a file server shows the file late to some.
 fn watch_stop_file(run: &RunDir, events: Events) {
     let file = run.stop_file();
     thread::spawn(move || {
-        // Opening a file requests it from its server; what was cached before may be of the attempt before.
+        // Opening a file requests it from its server. Cached content may belong to the previous attempt.
         while File::open(&file).is_err() {
             thread::sleep(STOP_FILE_EVERY);
         }
@@ -178,7 +181,7 @@ fn watch_stop_file(run: &RunDir, events: Events) {
     });
 }
 
-/// Returns true if a node has a part in an attempt that has not begun there.
+/// Returns true if a node belongs to an attempt that has not begun there.
 fn is_expected(run: &RunDir, attempt: u32, node: &NodeId) -> bool {
     let names = |attempt: Attempt| attempt.placement.ranks.iter().any(|place| place.node == *node);
     run.read_attempt(attempt).is_ok_and(names)
@@ -186,7 +189,7 @@ fn is_expected(run: &RunDir, attempt: u32, node: &NodeId) -> bool {
         && !run.exit_toml(node, attempt).exists()
 }
 
-/// Writes the exit file of an attempt that did not get as far as its ranks.
+/// Writes the exit file of an attempt that ended before its ranks were started.
 fn record_failure(run: &RunDir, attempt: u32, node: &NodeId, failure: &Failure) {
     let exit = ExitFile {
         schema: SCHEMA,

@@ -1,9 +1,10 @@
-//! What supervisors send each other, a line each.
+//! The messages between supervisors, one line each.
 
 use cluster::NodeId;
 use rundir::Failure;
 
-/// How many characters of each text of a failure are sent. A line that is longer than a peer reads would cost the connection.
+/// The most characters of each text of a failure that are sent. A line that is too long for the peer would end the
+/// connection.
 const TEXT_CHARS: usize = 2000;
 
 /// A message from one supervisor to another.
@@ -11,11 +12,11 @@ const TEXT_CHARS: usize = 2000;
 pub enum Message {
     /// The supervisor is alive.
     Heartbeat,
-    /// The ranks of this node have ended as they should. No message follows.
+    /// The ranks of this node have ended normally. No message follows.
     Done,
     /// A stop of the run was requested.
     Stop,
-    /// The node failed, or, from the first node, the run did.
+    /// The node failed. Sent by the first node: the run failed.
     Failed(Failure),
     /// A stop ended the ranks of this node before they could save.
     Stopped(NodeId),

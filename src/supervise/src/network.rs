@@ -16,10 +16,10 @@ use crate::event_loop::Events;
 use crate::handshake::{Authentic, SealedLines, Sealer, Secret, answer, call};
 use crate::message::Message;
 
-/// How many connections beyond one of each node may be in their handshake. Beyond that the oldest is closed: a peer needs
-/// milliseconds, and a stranger that opens many must not keep peers out.
+/// The number of connections, beyond one per node, that may be in their handshake. If there are more, the oldest is
+/// closed: a handshake takes a peer milliseconds, and a stranger that opens many connections must not block peers.
 const SPARE_HANDSHAKES: usize = 32;
-/// How often refused connections are logged.
+/// The interval at which refused connections are logged.
 const LOG_REFUSED: Duration = Duration::from_secs(60);
 
 /// The connections of this node.
@@ -88,14 +88,14 @@ impl Network {
         Self { inner: Arc::new(Inner { rendezvous, secret, events, shared, has_left }) }
     }
 
-    /// Includes a connection in messages to all: its node has been sent all earlier messages.
+    /// Includes a connection in messages to all nodes, after its node has been sent all earlier messages.
     pub fn connected(&self, node: &NodeId, number: u64) {
         if let Some(connection) = self.lock().connections.get_mut(node).filter(|new| new.number == number) {
             connection.is_known = true;
         }
     }
 
-    /// Sends a message to one node, or to all that are connected.
+    /// Sends a message to one node, or to all connected nodes.
     pub fn send(&self, to: Option<&NodeId>, message: &Message) {
         let line = message.line();
         let mut shared = self.lock();
@@ -104,14 +104,14 @@ impl Network {
         {
             let sealed = connection.sealer.seal(&line);
             if connection.stream.write_all(sealed.as_bytes()).is_err() {
-                // The writer may see a reset before the reader, which then sees only the end.
+                // The writer may see a reset before the reader, which then sees only end of file.
                 connection.is_broken.store(true, Ordering::Relaxed);
                 let _ = connection.stream.shutdown(Shutdown::Both);
             }
         }
     }
 
-    /// Tries once to connect to the first node, in a thread of its own.
+    /// Tries once to connect to the first node, in a separate thread.
     pub fn dial(&self) {
         let this = self.clone();
         thread::spawn(move || {
@@ -138,7 +138,7 @@ impl Network {
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => self.answer(stream),
-                // As when this process has no file descriptor left: that may pass.
+                // An error such as no free file descriptor may be temporary.
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         }
@@ -174,7 +174,7 @@ impl Network {
         }
     }
 
-    /// Reads a connection to its end, in the place of any earlier one to that node.
+    /// Reads a connection to its end. It replaces any earlier connection to that node.
     fn read(&self, authentic: Authentic) {
         let Authentic { node, stream, sealer, lines } = authentic;
         let is_broken = Arc::new(AtomicBool::new(false));
@@ -182,11 +182,11 @@ impl Network {
             let mut shared = self.lock();
             shared.numbers += 1;
             let number = shared.numbers;
-            // Before the end of an earlier connection is seen: the node is not gone.
+            // Register first, before the end of an earlier connection is noticed: the node is not lost.
             self.inner.events.send(Event::Connected { node: node.clone(), connection: number });
             let new = Connection { number, stream, sealer, is_broken: is_broken.clone(), is_known: false };
             if let Some(earlier) = shared.connections.insert(node.clone(), new) {
-                // The thread that reads it sees its end.
+                // The reading thread then sees the end of the connection.
                 let _ = earlier.stream.shutdown(Shutdown::Both);
             }
             number
@@ -207,7 +207,7 @@ impl Network {
 
     fn read_messages(&self, node: &NodeId, connection: u64, mut lines: SealedLines) -> io::Result<()> {
         while let Some(line) = lines.read()? {
-            // A newer version may send others besides.
+            // A newer version may send additional messages.
             if let Some(message) = Message::read(&line) {
                 self.inner.events.send(Event::Message { node: node.clone(), connection, message });
             }
@@ -227,7 +227,7 @@ impl Network {
 }
 
 impl Shared {
-    /// Takes in a connection whose handshake begins; closes the oldest where there are too many.
+    /// Adds a connection whose handshake begins, and closes the oldest if there are too many.
     fn admit(&mut self, stream: TcpStream, limit: usize) -> u64 {
         if self.pending.len() >= limit
             && let Some((_, oldest)) = self.pending.pop_front()

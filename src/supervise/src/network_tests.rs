@@ -1,4 +1,4 @@
-//! The connections over real sockets, with peers, strangers, floods and replays.
+//! Tests of the connections over real sockets, with peers, strangers, floods and replays.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::handshake::Secret;
 use crate::message::Message;
 use crate::network::Network;
 
-/// Only a failing test waits so long.
+/// Only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn node(name: &str) -> NodeId {
@@ -64,7 +64,7 @@ impl End {
         let until = self.inputs.elapsed() + time;
         while self.inputs.elapsed() < until {
             if let Some((_, event)) = self.inputs.wait_for_one(until) {
-                // As the event loop does.
+                // The event loop does the same.
                 if let Event::Connected { node, connection } = &event {
                     self.network.connected(node, *connection);
                 }
@@ -109,8 +109,8 @@ fn token() -> PeerToken {
     PeerToken::random().unwrap()
 }
 
-/// Stands between a caller and a listener, and hands over each line that passes to `change`, which returns what is passed on.
-/// Returns its port.
+/// Starts a proxy between a caller and a listener, and returns its port. Each line goes through `change`, which returns
+/// the text to forward.
 fn between(port: u16, change: impl Fn(&str) -> String + Clone + Send + 'static) -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let own = listener.local_addr().unwrap().port();
@@ -160,7 +160,8 @@ fn a_stranger_without_the_token_of_the_attempt_is_refused_on_both_sides() {
     stranger.network.dial();
     assert!(matches!(stranger.next(), Event::DialFailed(_)));
     first.until_refused(1);
-    // One that does not speak the protocol, one that names no node of the attempt, and one that speaks before it proves.
+    // The strangers: one does not use the protocol, one names no node of the attempt, and one sends a message before
+    // its proof.
     let zeros = "0".repeat(64);
     for hello in [
         "GET / HTTP/1.1\r\n",
@@ -198,7 +199,7 @@ fn a_flood_of_connections_does_not_keep_a_peer_out_and_uses_a_bounded_number_of_
     first.connection();
     other.connection();
     assert!(first.network.pending() <= 34);
-    // The oldest were closed.
+    // The oldest connections were closed.
     flood[0].set_read_timeout(Some(PATIENCE)).unwrap();
     assert!(matches!(flood[0].read(&mut [0]), Ok(0) | Err(_)));
 }
@@ -208,11 +209,11 @@ fn an_endless_line_ends_a_connection_before_and_after_its_handshake() {
     let token = token();
     let (first, port) = End::listening(&token);
     let mut endless = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    // Until the other side has closed.
+    // Read until the other side has closed.
     while endless.write_all(&[b'a'; 4096]).is_ok() {}
     first.until_refused(1);
 
-    // After the handshake, the line of a message grows without an end.
+    // After the handshake, send a line without an end.
     let port = between(port, |line| match line.ends_with(" stop\n") {
         true => "a".repeat(1 << 20),
         false => line.to_owned(),
@@ -280,7 +281,7 @@ fn a_connection_that_is_reset_is_broken_on_both_sides_and_made_again() {
     other.network.dial();
     let (caller, _) = listener.accept().unwrap();
     let called = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    // The handshake passes, and nothing after it.
+    // The proxy forwards the handshake and no later line.
     for (from, to) in [(&caller, &called), (&called, &caller), (&caller, &called), (&called, &caller)] {
         let mut line = String::new();
         BufReader::with_capacity(1, from).read_line(&mut line).unwrap();

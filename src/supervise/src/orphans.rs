@@ -1,4 +1,4 @@
-//! Orphan processes of a command: its launcher may end before the processes that it started in sessions of their own.
+//! Ends orphan processes of a command, whose launcher may end before processes that it started in other sessions.
 
 use std::fs;
 
@@ -7,12 +7,12 @@ use nix::unistd::Pid;
 
 use crate::job::Job;
 
-/// Ends every process of this attempt on this node but this one, so that none outlives the attempt.
+/// Ends every process of this attempt on this node except this one, so that none outlives the attempt.
 pub fn end(job: &Job) {
     let marks = [
         format!("VIDTUI_RUN={}", job.id),
         format!("VIDTUI_ATTEMPT={}", job.attempt.number),
-        // Nodes may share a machine, as those of a test do.
+        // Nodes may share a machine, for example in tests.
         format!("VIDTUI_NODE={}", job.node),
     ];
     let is_orphan = |pid: &i32| {
@@ -20,7 +20,7 @@ pub fn end(job: &Job) {
         let has = |mark: &String| environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes());
         *pid != std::process::id() as i32 && marks.iter().all(has)
     };
-    // They may start others meanwhile.
+    // The processes may start others in the meantime.
     for _ in 0..10 {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let orphans: Vec<i32> =
@@ -30,7 +30,7 @@ pub fn end(job: &Job) {
         }
         log!("ending orphan processes of the command: {orphans:?}");
         for pid in orphans {
-            // It may be gone by now, and was the run's a moment ago.
+            // The process belonged to the run a moment ago, and may have ended since.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         std::thread::sleep(std::time::Duration::from_millis(50));

@@ -1,7 +1,8 @@
-//! Sums the progress that ranks report, and writes it as the run's metrics, where each rank works by itself.
+//! Sums the progress that ranks report, and writes it as the run's metrics, for runs whose ranks work independently.
 //!
-//! Any rank and any node may be lost, so no fixed one writes: the supervisors of all nodes follow a file that names the writer
-//! and changes with each of its looks. A supervisor that sees no change for [`EXPIRY`] takes over.
+//! Any rank and any node may be lost, so the writer is not fixed. The supervisors of all nodes follow a file that names
+//! the writer, which updates the file at each of its checks. A supervisor that sees no change for [`EXPIRY`] takes
+//! over.
 
 use std::fs;
 use std::io::Write;
@@ -17,14 +18,14 @@ use rundir::{
 
 use crate::job::Job;
 
-/// How often the reports are read.
+/// The interval at which the reports are read.
 const LOOK: Duration = Duration::from_secs(1);
-/// The least seconds between two lines.
+/// The minimum number of seconds between two lines.
 const LINE_S: f64 = 2.0;
-/// How long the file of the writer may stay as it is.
+/// The time after which a writer whose file does not change counts as lost.
 const EXPIRY: Duration = Duration::from_secs(10);
 
-/// Follows the reports in a thread of its own.
+/// Follows the reports in a separate thread.
 pub struct ProgressWriter {
     end: Sender<()>,
     thread: JoinHandle<()>,
@@ -54,7 +55,7 @@ impl ProgressWriter {
         Self { end, thread }
     }
 
-    /// Writes what is left and ends.
+    /// Writes a last line and ends.
     pub fn end(self) {
         let _ = self.end.send(());
         let _ = self.thread.join();
@@ -72,16 +73,16 @@ fn append(run: &RunDir, file: &mut Option<LineAppender>, line: &MetricSample) {
     }
 }
 
-/// Whether this supervisor writes.
+/// The role of the writer, which one supervisor has.
 struct Role {
     run: RunDir,
     attempt: u32,
     node: NodeId,
     beats: u64,
-    /// What the file of the writer held, and since when.
+    /// The content of the writer's file, and since when it has not changed.
     seen: (Vec<u8>, Instant),
     is_mine: bool,
-    /// The other nodes leave it to the first at the start.
+    /// At the start, the other nodes leave the role to the first node.
     begins: Instant,
 }
 
@@ -92,7 +93,7 @@ impl Role {
         Self { run, attempt, node, beats: 0, seen: (Vec::new(), now), is_mine: false, begins }
     }
 
-    /// Renews the role, or takes it over from a writer that is gone.
+    /// Renews the role, or takes it over from a lost writer.
     fn is_writer(&mut self) -> bool {
         let path = self.run.metrics_writer(self.attempt);
         let own = format!("{} ", self.node);
@@ -105,7 +106,7 @@ impl Role {
                     self.seen = (held, now);
                 }
                 if now.duration_since(self.seen.1) >= EXPIRY {
-                    // The next look finds out which of several that took over did so last.
+                    // If several supervisors took over, the next check shows which was last.
                     self.beat(&own);
                     self.seen.1 = now;
                 }
@@ -131,7 +132,7 @@ impl Role {
         }
     }
 
-    /// Lets another node write at once.
+    /// Gives the role back, so that another node can write at once.
     fn leave(&mut self) {
         if self.is_mine {
             let _ = fs::remove_file(self.run.metrics_writer(self.attempt));
@@ -139,7 +140,7 @@ impl Role {
     }
 }
 
-/// Makes lines of what ranks report.
+/// Makes lines from the reports of ranks.
 struct Merger {
     attempt: u32,
     places: Vec<RankPlace>,
@@ -153,7 +154,7 @@ impl Merger {
         Self { attempt, places, ready: None, before: (now_s(), ItemsSample::default()) }
     }
 
-    /// Returns the next line, if there is news.
+    /// Returns the next line, if the progress has changed.
     fn line(&mut self, run: &RunDir, now: f64, is_end: bool) -> Option<MetricSample> {
         if self.ready.is_none() {
             self.ready = Some(run.read_queue_ready(self.attempt)?);
@@ -174,7 +175,7 @@ impl Merger {
     }
 }
 
-/// Sums what ranks report. `before` is the time and the content of the line before.
+/// Sums the reports of ranks. `before` is the time and the content of the line before.
 fn merge(
     attempt: u32,
     base: ItemCounts,
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!((line.step, items.ranks, items.per_s.vae, items.per_s.text), (31, 2, 2.0, 1.0));
         assert_eq!(line.step_s, 5.0 / 15.0);
         assert!(line.busy_s_by_rank.is_empty(), "a rank has not reported");
-        // What the queue itself counts is exact: a rank that was killed could not report its last items.
+        // The counts of the queue are exact, while a rank that was killed could not report its last items.
         let exact = Some(ItemCounts { clips_done: 99, texts_done: 50, ..base });
         let reports = [Some(RankProgress { exact, ..report(0, 4, 2) }), None];
         assert_eq!(merge(2, base, &reports, &before, 15.0).step, 150);

@@ -1,4 +1,4 @@
-//! Reads how and why ranks ended: from what they recorded, their logs and the kernel's counters.
+//! Determines how and why ranks ended, from their recorded failures, their logs and the kernel's counters.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -14,9 +14,9 @@ use crate::decide::{RankEnd, Verdict};
 use crate::job::Job;
 use crate::ranks::EndedRank;
 
-/// How many of a rank's last lines are kept.
+/// The number of a rank's last lines that are kept.
 const TAIL_LINES: usize = 20;
-/// How much of a log is read for them.
+/// The bytes of a log that are read for these lines.
 const TAIL_BYTES: u64 = 64 * 1024;
 /// Longer lines are cut: a line of a megabyte does not help a reader.
 const LINE_CHARS: usize = 500;
@@ -49,7 +49,7 @@ pub fn exit_file(job: &Job, ended: &[EndedRank], verdict: Verdict) -> ExitFile {
     ExitFile { schema: SCHEMA, attempt, node: job.node.clone(), ended_s, reason, first_failure, failure, ranks }
 }
 
-/// Returns why a rank failed: what it recorded, or what its log and the kernel show.
+/// Returns the failure of a rank: the recorded one, or one derived from its log and the kernel's counters.
 fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     let who = format!("rank {} on node {}", rank.rank, job.node);
     let read_log = format!("read {}, then resume from the last checkpoint", rank.log);
@@ -74,7 +74,7 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
     Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, read_log)
 }
 
-/// Returns true if a disk has no room for what a rank would log or save.
+/// Returns true if a disk has no space for a rank's log or checkpoint.
 fn disk_is_full(dir: &Utf8Path) -> bool {
     statvfs(dir.as_std_path()).is_ok_and(|disk| disk.blocks_available() == 0)
 }
@@ -102,7 +102,8 @@ fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str,
     }
 }
 
-/// Returns the line of a rank's log that explains most: the message of a panic, the error of Python, else the last line.
+/// Returns the most informative line of a rank's log: the message of a panic, the error of Python, or otherwise the
+/// last line.
 fn last_output(rank: &EndedRank) -> String {
     if let Some(error) = python_error(&last_lines(&rank.log, usize::MAX)) {
         return error;
@@ -159,14 +160,14 @@ fn last_lines(log: &Utf8Path, count: usize) -> Vec<String> {
     };
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    // A progress bar draws its line many times; the last drawing counts.
+    // A progress bar redraws its line; only the last version counts.
     let drawn = |line| str::rsplit(line, '\r').find(|part| !part.is_empty()).unwrap_or(line);
     let lines: Vec<&str> = text.lines().map(drawn).collect();
     let clean = |line: &&str| line.chars().filter(|c| !c.is_control()).take(LINE_CHARS).collect();
     lines[lines.len().saturating_sub(count)..].iter().map(clean).collect()
 }
 
-/// Returns how many processes the kernel has ended since boot for lack of memory; none where it does not count them.
+/// Returns the number of out-of-memory kills since boot, or `None` if the kernel does not count them.
 pub fn oom_kills() -> Option<u64> {
     let counters = fs::read_to_string("/proc/vmstat").ok()?;
     counters.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()

@@ -1,4 +1,4 @@
-//! The ranks as processes: started, signalled, collected.
+//! The processes of the ranks: starts, signals and reaps them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -33,9 +33,9 @@ struct Rank {
 #[derive(Debug, Clone)]
 pub struct EndedRank {
     pub rank: usize,
-    /// Its exit code, when it exited.
+    /// The exit code, if the rank exited.
     pub code: Option<i32>,
-    /// The signal that ended it, when one did.
+    /// The signal that ended the rank, if any.
     pub signal: Option<i32>,
     pub ended_s: f64,
     pub log: Utf8PathBuf,
@@ -44,7 +44,7 @@ pub struct EndedRank {
 }
 
 impl Ranks {
-    /// Starts every rank; when one cannot be started, those before it are killed.
+    /// Starts every rank. If one cannot be started, the ranks before it are killed.
     pub fn start(job: &Job, command: impl Fn(&RankPlace) -> Command) -> Result<Self, Failure> {
         let mut all = Self { ranks: Vec::new() };
         for place in &job.places {
@@ -75,7 +75,7 @@ impl Ranks {
         Ok(all)
     }
 
-    /// Returns what identifies the processes, for programs that are to signal them.
+    /// Returns the identities of the processes, for programs that signal them.
     pub fn pid_file(&self, job: &Job) -> Result<PidFile, Failure> {
         let proc = |error: io::Error| {
             Failure::new(
@@ -109,7 +109,8 @@ impl Ranks {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
-    /// Signals every rank that has not been collected: its process id can belong to no other process yet.
+    /// Signals every rank that has not been reaped, because the process id of such a rank cannot belong to another
+    /// process.
     pub fn signal(&mut self, number: i32) {
         let Ok(signal) = Signal::try_from(number) else { return };
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
@@ -153,7 +154,7 @@ impl Ranks {
     }
 }
 
-/// Starts a process whose output goes straight into its log, so that it can still write when the supervisor is gone.
+/// Starts a process whose output goes directly into its log, so that it can still write after the supervisor has ended.
 fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8PathBuf) -> io::Result<Child> {
     let log: File = OpenOptions::new().append(true).create(true).open(log)?;
     command.envs(environment).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
@@ -162,7 +163,7 @@ fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8Pat
 /// Returns when a process started, in clock ticks since boot: field 22 of its `/proc/PID/stat`.
 fn start_ticks(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name in parentheses, field 2, may hold spaces; the first field behind it is number 3.
+    // The name in parentheses, field 2, may contain spaces. The first field after it is number 3.
     let field = stat.rsplit_once(')').and_then(|(_, fields)| fields.split_whitespace().nth(22 - 3));
     field
         .and_then(|ticks| ticks.parse().ok())

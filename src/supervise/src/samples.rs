@@ -1,8 +1,8 @@
 //! Samples of the node and its GPUs while its ranks run, appended to the node's `gpu.jsonl`.
 //!
-//! The same script as the console's own stream runs here, in a process group of its own: nothing that happens to it happens to
-//! the ranks. It ends when its input does, so also when this process is killed; when it ends before that, it is started again.
-//! Since nvidia-smi may hang, it carries the run's name, by which a kill finds and ends it.
+//! The script is that of the console's stream. It runs in its own process group, so that its faults do not affect the
+//! ranks. It ends when its input closes, even if this process is killed, and is restarted if it ends earlier. Because
+//! nvidia-smi may hang, the environment of the script has the run's name, by which a kill finds it.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -19,7 +19,7 @@ use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
 use crate::job::Job;
 
-/// The pauses before a script that has ended is started again.
+/// The pauses before a script that has ended is restarted.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// The sampling of a node; it ends when this is dropped.
@@ -28,13 +28,13 @@ pub(crate) struct Samples {
 }
 
 enum Lifeline {
-    /// The script's input: it lives for as long as this is held.
+    /// The script's standard input. The script ends when it is dropped.
     Held(Option<ChildStdin>),
     Cut,
 }
 
 impl Samples {
-    /// Begins. Errors go to the supervisor's log and do not disturb the ranks.
+    /// Starts sampling. Errors go to the supervisor's log and do not affect the ranks.
     pub(crate) fn start(job: &Job) -> Self {
         Self::start_with(job, SAMPLE_EVERY_S, |_| {})
     }
@@ -66,10 +66,10 @@ struct Sampler<C> {
     run: String,
     attempt: u32,
     every_s: f64,
-    /// What else the command of the script needs.
+    /// The other settings of the script's command.
     change: C,
     query: GpuQuery,
-    /// When the first frame was made, by the node's clock.
+    /// The time of the first frame, by the node's clock.
     began_s: Option<f64>,
     /// The errors in the kernel's log that were written.
     xids: BTreeSet<Xid>,
@@ -78,7 +78,7 @@ struct Sampler<C> {
 }
 
 impl<C: Fn(&mut Command)> Sampler<C> {
-    /// Samples until the lifeline is cut.
+    /// Samples until the lifeline is closed.
     fn live(&mut self, lifeline: &Mutex<Lifeline>) {
         let mut pause = RESTART.0;
         loop {
@@ -96,11 +96,12 @@ impl<C: Fn(&mut Command)> Sampler<C> {
         }
     }
 
-    /// Samples until the script ends. Returns true if another query is to start at once.
+    /// Samples until the script ends. Returns true if another query must start at once.
     fn sample(&mut self, lifeline: &Mutex<Lifeline>) -> std::io::Result<bool> {
         let mut command = Command::new("sh");
         command.args(["-c", &script_until_input_ends(&self.query, Pace::every_s(self.every_s))]);
-        // It carries the run but no node: a process with VIDTUI_NODE trains, and keeps the run alive.
+        // The environment has the run but no node, because a process with VIDTUI_NODE counts as a training process that
+        // keeps the run alive.
         command.env("VIDTUI_RUN", &self.run).env_remove("VIDTUI_NODE").env_remove("RANK").env_remove("LOCAL_RANK");
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -139,12 +140,12 @@ impl<C: Fn(&mut Command)> Sampler<C> {
     fn write(&mut self, frame: &Frame, before: Option<CpuTicks>) {
         let mut sample = NodeSample::new(self.attempt, frame, before);
         let began_s = *self.began_s.get_or_insert(frame.t);
-        // Older ones are of earlier programs.
+        // Older errors are from earlier programs.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
         if frame.xids_denied {
             self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());
         }
-        // A full disk may be emptied again.
+        // Retry, because space may be freed on a full disk.
         if let Err(error) = self.file.append(&sample) {
             self.log_once(format!("cannot write samples to {}: {error}", self.file.path()));
         }
@@ -167,13 +168,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Samples with this in place of nvidia-smi until the samples are as they should be.
+    /// Samples with this script in place of nvidia-smi until the samples fulfil a condition.
     fn sampled(nvidia_smi: &str, enough: impl Fn(&[NodeSample]) -> bool) -> Vec<NodeSample> {
         let (keep, job) = job();
         let bin = keep.path().join("bin");
         fs::create_dir_all(&bin).unwrap();
-        // Written by another process: one that another test starts meanwhile would hold a file open that this one writes, and
-        // what is open for writing cannot be executed.
+        // Another process writes the file: a process that another test starts at the same time could inherit the open
+        // file, and a file that is open for writing cannot be executed.
         let write = Command::new("sh")
             .args(["-c", "printf '#!/bin/sh\n%s\n' \"$1\" >\"$0\" && chmod 755 \"$0\""])
             .arg(bin.join("nvidia-smi"))
@@ -222,7 +223,8 @@ mod tests {
 
     #[test]
     fn samples_go_on_after_the_script_was_killed() {
-        // Its parent is `timeout`, and that one's is of the script's group. The mark is made before, since nothing is after.
+        // The parent is `timeout`, whose parent is in the script's group. The mark is made first, because no command
+        // runs after the kill.
         let once = "[ -e $0.killed ] && exit 127\n: >$0.killed\n\
             set -- $(ps -o pgid= -p $(ps -o ppid= -p $PPID))\nkill -s KILL -- -$1";
         let all = sampled(once, |all| all.len() >= 2);
@@ -237,7 +239,7 @@ mod tests {
         let smi = format!(
             "printf '%s\\n' '{log}' >${{0%/*}}/dmesg; chmod +x ${{0%/*}}/dmesg; case $1 in --query-gpu*) echo '{row}' ;; esac"
         );
-        // The log is looked at in the first frame and in the thirteenth.
+        // The kernel's log is read in the first and the thirteenth frame.
         let all = sampled(&smi, |all| all.len() >= 14);
         let numbers: Vec<u32> = all.iter().flat_map(|sample| &sample.xids).map(|at| at.xid.number).collect();
         assert_eq!(numbers, [79]);

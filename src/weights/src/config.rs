@@ -17,7 +17,7 @@ const QK_NORM_EPS: f64 = 1e-6;
 /// A configuration is a page of text.
 const MAX_CONFIG: u64 = 1_000_000;
 
-/// The keys that the shape of a model depends on; what is left out has the default of diffusers.
+/// The keys that the shape of a model depends on. A missing key has the default of diffusers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the names and meanings are those of diffusers")]
@@ -88,7 +88,7 @@ impl Default for Config {
     }
 }
 
-/// A member of the CogVideoX family, named after the published model that it is built like.
+/// A member of the CogVideoX family, named after the published model with the same structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Family {
     /// Sine and cosine positions.
@@ -344,17 +344,18 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     })
 }
 
-/// The `config.json` of a model, made from the one that its weights came with, and what of the model has no place in it.
+/// The `config.json` of a model, made from that of its weights, and the keys of the model that it cannot express.
 ///
-/// What means the same stays as it was: several numbers of frames are one number of latent frames, and some keys mean
-/// nothing to a model. Without a change it is the same letter for letter.
+/// Keys with the same meaning are kept unchanged: several numbers of frames give the same number of latent frames, and
+/// some keys have no effect on a model. If nothing changes, the text is identical.
 pub(crate) fn config_text(model: &Model, came_with: Option<&str>) -> (String, Vec<String>) {
     let (plain, notes) = model_to_diffusers(model);
     let text = came_with.and_then(|text| changed(text, &plain)).unwrap_or_else(|| pretty(&plain));
     (text, notes)
 }
 
-/// A configuration with those keys put right that do not mean what `wanted` says; none when that does not do.
+/// Returns a configuration in which keys that differ in meaning from `wanted` are corrected, or `None` if that is not
+/// sufficient.
 fn changed(text: &str, wanted: &Value) -> Option<String> {
     let meaning = |value: &Value| {
         let config = serde_json::from_value(value.clone()).ok()?;
@@ -370,7 +371,7 @@ fn changed(text: &str, wanted: &Value) -> Option<String> {
     (meaning(&value)? == *wanted).then(|| pretty(&value))
 }
 
-/// A JSON file as people read it.
+/// Formats a JSON file for people.
 pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
@@ -500,7 +501,8 @@ mod tests {
         assert_eq!(grown, wanted);
         let shorter: Value = serde_json::from_str(&of(&Model { base_frames: 4, ..model.clone() })).unwrap();
         assert_eq!((&shorter["sample_frames"], &shorter["dropout"]), (&13.into(), &0.1.into()));
-        // Whose frames are others than ours cannot be put right by their number alone; text that is no JSON at all neither.
+        // A configuration with other frames cannot be corrected by their number alone; neither can text that is not
+        // JSON.
         for other in [published.replace("\"dropout\":0.1", "\"temporal_compression_ratio\":8"), "{".into()] {
             let made: Value = serde_json::from_str(&config_text(&model, Some(&other)).0).unwrap();
             assert_eq!(made, model_to_diffusers(&model).0);

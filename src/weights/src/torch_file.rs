@@ -163,7 +163,7 @@ impl Described {
 
     /// The tensor as runs of neighbouring elements, row by row: where each begins in the storage, and its length.
     ///
-    /// A view such as a permuted one is taken apart along its outer axes.
+    /// A view, such as a permuted tensor, is split along its outer axes.
     fn runs(&self, elements: u64) -> Result<Vec<(u64, u64)>, String> {
         if elements == 0 {
             return Ok(vec![(self.first, 0)]);

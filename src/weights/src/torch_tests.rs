@@ -50,8 +50,8 @@ fn every_form_that_torch_writes_gives_the_same_numbers() {
     }
     let dcp = Source::open(&fixture("dcp")).unwrap();
     assert_eq!(dcp.optimizer.len(), 3, "{:?}", dcp.optimizer.keys());
-    // Each number of a row of a matrix that lies column by column, each pixel of a convolution with its channels last, and
-    // each element of a single number expanded to many is a range of its own.
+    // Each of these is a separate range: each element of a row of a column-major matrix, each pixel of a channels-last
+    // convolution, and each element of an expanded scalar.
     let ranges = |source: &Source, name: &str| source.tensors[name].spans.len();
     assert_eq!(ranges(&dcp, "layers.0.mlp.layer1.weight"), 64 * 16);
     assert_eq!(ranges(&dcp, "patch_embedding.vid_proj.weight"), 16 * 4 * 2 * 2);
@@ -68,7 +68,7 @@ fn a_distributed_checkpoint_written_by_python_3_13_is_read() {
     let (old, new) = (b"\x8c\x07pathlib", b"\x8c\x0epathlib._local");
     let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
     let mut newer = [&bytes[..at], new, &bytes[at + old.len()..]].concat();
-    // Of its one frame.
+    // The range of its single frame.
     let frame = u64::from_le_bytes(newer[3..11].try_into().unwrap()) + 7;
     newer[3..11].copy_from_slice(&frame.to_le_bytes());
     fs::write(&path, newer).unwrap();

@@ -203,7 +203,7 @@ impl StoreSpec {
         if (text.len, text.dim) != (model.text_len, model.text_dim) {
             return bad(
                 format!(
-                    "its texts are [{}, {}], the model wants [{}, {}]",
+                    "its texts are [{}, {}], the model expects [{}, {}]",
                     text.len, text.dim, model.text_len, model.text_dim
                 ),
                 format!(

@@ -17,7 +17,7 @@ pub struct RankMemory {
     pub gradients: u64,
     /// The rank's share of the two moments.
     pub optimizer: u64,
-    /// What blocks keep between the forward and the backward pass.
+    /// The memory that blocks keep between the forward and the backward pass.
     pub kept: u64,
     /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
     pub gathered: u64,

@@ -8,7 +8,7 @@ use rundir::{ErrorCode, Failure};
 
 use super::check::CheckId;
 
-/// What a check found, or why it failed.
+/// The result of a check, or the reason why it failed.
 pub(super) type CheckResult = Result<String, Failure>;
 /// A check of a node.
 pub(super) type NodeCheck = (CheckId, CheckResult);
@@ -18,12 +18,12 @@ pub(super) type Fail<'a> = &'a dyn Fn(ErrorCode, String, &str) -> CheckResult;
 /// The facts that a node reports.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct NodeFacts {
-    /// The lines of its answer: a name and the rest.
+    /// The lines of the answer: a name and the rest.
     lines: Vec<(String, String)>,
 }
 
 impl NodeFacts {
-    /// Reads a complete answer; none if it was cut off.
+    /// Reads a complete answer. Returns `None` if it is truncated.
     pub fn read(text: &str) -> Option<Self> {
         let mut lines: Vec<&str> = text.lines().collect();
         (lines.pop()? == "end").then(|| Self {
@@ -48,9 +48,9 @@ impl NodeFacts {
 
 /// A complete answer of a node.
 pub(super) struct NodeAnswer {
-    /// How long a request and its answer take.
+    /// The duration of a request and its answer.
     pub round_trip: Duration,
-    /// How far its clock is ahead of this machine's.
+    /// The seconds by which the node's clock is ahead of this machine's.
     pub ahead_s: f64,
     pub facts: NodeFacts,
 }

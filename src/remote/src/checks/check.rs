@@ -1,4 +1,4 @@
-//! One check of a launch: what was checked, on which node, and how it ended.
+//! One check of a launch: its subject, its node and its result.
 
 use cluster::NodeId;
 use plan::LaunchPlan;
@@ -6,7 +6,7 @@ use rundir::Failure;
 use serde::Serialize;
 use units::counted;
 
-/// What a check is about. Its name in `--json` is in kebab case and never changes.
+/// The subject of a check. Its name in `--json` is in kebab case and never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -85,7 +85,7 @@ pub enum CheckId {
 }
 
 impl CheckId {
-    /// Returns the name that people read, and that `--waive` takes.
+    /// Returns the name that users see and pass to `--waive`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Recipe => "recipe",
@@ -127,15 +127,15 @@ impl CheckId {
 /// One check, and how it ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
-    /// What was checked.
+    /// The subject.
     pub id: CheckId,
-    /// On which node; none for a check of the whole launch.
+    /// The node; `None` for a check of the whole launch.
     pub node: Option<NodeId>,
-    /// How it ended.
+    /// The result.
     pub status: CheckStatus,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CheckStatus {
     /// The requirement holds; the text gives the values.

@@ -48,7 +48,7 @@ pub(super) fn ffmpeg<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
 pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
     let recipe = match plan.run.recipe() {
         Ok(recipe) if recipe.trainer == TrainerKind::Command => recipe,
-        // An invalid recipe has a check of its own.
+        // Another check reports an invalid recipe.
         _ => return Vec::new(),
     };
     let folder = &recipe.command.folder;

@@ -1,4 +1,4 @@
-//! Checks of a node's disks: the one of the run folder, and the one that a command saves to.
+//! Checks of a node's disks: the disk of the run folder, and the disk that a command saves to.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{DiskNeed, LaunchPlan, check_disk};

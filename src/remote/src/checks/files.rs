@@ -20,10 +20,10 @@ pub(super) fn checks(what: &str, plan: &LaunchPlan) -> Vec<Check> {
         Check::new(CheckId::RunDirectory, None, writable(what, &plan.dir.root)),
     ];
     let secrets = secrets(plan).map(|secrets| secrets.names().collect::<Vec<_>>().join(", "));
-    // Without secrets, the check would only take a line.
+    // Omit the check if the recipe has no secrets.
     if secrets.as_ref() != Ok(&String::new()) {
         let result = secrets.map(|names| match plan.job_script {
-            // This program may have ended when the job begins.
+            // This program may no longer run when the job begins.
             Some(_) => format!("{names}: each node of the job reads them from their file"),
             None => format!("{names}: passed to the ranks when they start"),
         });

@@ -61,8 +61,8 @@ impl Gpus {
         }
     }
 
-    /// Whether the node has GPUs: nvidia-smi lists some, or would with a working driver. That nvidia-smi is installed and
-    /// fails does not prove that there are GPUs.
+    /// Whether the node has GPUs: nvidia-smi lists some, or would list them with a working driver. An installed
+    /// nvidia-smi that fails does not prove that there are GPUs.
     pub(super) fn are_present(&self) -> bool {
         use SmiTrouble::{GpuLost, TimedOut, VersionMismatch};
         let is_broken_gpu =

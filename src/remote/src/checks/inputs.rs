@@ -8,15 +8,15 @@ use units::counted;
 use super::answer::CheckResult;
 use super::check::{Check, CheckId};
 
-/// What a launch is planned from. Each part may have failed already: one run of the checks shows all that is wrong.
+/// The inputs of a launch. Each input may have failed already, so that one run of the checks shows all faults.
 pub struct LaunchInputs<'a> {
-    /// What to train.
+    /// The recipe.
     pub recipe: &'a Recipe,
-    /// Where to train.
+    /// The nodes.
     pub target: Result<Target, Failure>,
-    /// Whether the data set fits the model. A command has none.
+    /// Whether the data set fits the model. A command has no data set here.
     pub data: Result<String, Failure>,
-    /// The weights to start from; none for random ones.
+    /// The initial weights; `None` for random weights.
     pub weights: Result<Option<Weights>, Failure>,
     /// The trainer, or the supervisor of a command.
     pub program: Result<TrainerBinary, Failure>,

@@ -1,4 +1,4 @@
-//! What most nodes of a launch report: a node that differs is the odd one.
+//! The values that most nodes of a launch report, to find nodes that differ.
 
 use cluster::NodeId;
 use plan::LaunchPlan;
@@ -27,13 +27,14 @@ pub(super) fn is_replaced(plan: &LaunchPlan, facts: &NodeFacts) -> bool {
     plan.push && facts.get("sha256") != Some(&plan.trainer.sha256)
 }
 
-/// What most nodes have in common.
+/// The values that most nodes have in common.
 pub(super) struct Majority<'a> {
-    /// How far their clocks are ahead of this machine's.
+    /// The seconds by which their clocks are ahead of this machine's.
     pub ahead_s: f64,
     /// Their version of libtorch, and the first node that has it.
     pub libtorch: Option<(String, &'a NodeId)>,
-    /// Why ranks use GPUs, if they do. It holds for all nodes: one rank on a CPU would slow down all others.
+    /// The reason why ranks use GPUs, if they do. It applies to all nodes, because one rank on a CPU would slow down
+    /// all others.
     gpus: Option<GpuReason<'a>>,
 }
 
@@ -58,7 +59,7 @@ impl<'a> Majority<'a> {
         } else {
             versions.iter().filter(|(_, version)| version.cuda).map(|(node, _)| *node).collect()
         };
-        // Where no node has the trainer yet, the one of this machine decides.
+        // If no node has the trainer yet, that of this machine decides.
         let finds_gpus = !with_gpus.is_empty() || (versions.is_empty() && plan.trainer.cuda);
         let count = |libtorch: &str| versions.iter().filter(|(_, version)| version.libtorch == libtorch).count();
         // Among equal counts, the first node's version: `max_by_key` returns the last.

@@ -1,4 +1,4 @@
-//! Checks of one node, from its own answer and those of the others.
+//! Checks of one node, based on its answer and on the answers of the other nodes.
 
 use cluster::NodeId;
 use health::CLOCKS_APART_S;

@@ -66,7 +66,7 @@ pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
     checks
 }
 
-/// Returns nodes that are the same machine as a node before them: each would start a supervisor there.
+/// Returns nodes that are the same machine as an earlier node. Each would start a supervisor there.
 fn duplicates(replies: &[Reply]) -> Vec<(&NodeId, &NodeId)> {
     let mut first_of: BTreeMap<&str, &NodeId> = BTreeMap::new();
     let mut duplicates = Vec::new();

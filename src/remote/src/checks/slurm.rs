@@ -10,7 +10,7 @@ use super::check::{Check, CheckId};
 use super::disks;
 use crate::slurm::{failure, partition, run, run_script};
 
-/// Checks a job as far as this machine can: its nodes are not known before it begins.
+/// Checks a job as far as this machine can, because its nodes are not known before it begins.
 pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &str) -> Vec<Check> {
     let check = |id, result| Check::new(id, None, result);
     let nodes = match run("list its nodes", &slurm::NODES) {
@@ -63,7 +63,8 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
     Ok(format!("{} of {gpus} requested, {usable} accept jobs, {idle} idle{wait}", spec.nodes))
 }
 
-/// Lets Slurm test the script: only Slurm can check accounts and limits. `must_wait` means that some nodes are down or drained.
+/// Tests the script with Slurm, because only Slurm can check accounts and limits. `must_wait` means that some nodes are
+/// down or drained.
 fn test_submission(what: &str, script: &str, must_wait: bool) -> CheckResult {
     let answer = match run_script("test a job", "exec sbatch --test-only".into(), script) {
         // The test rejects a job that sbatch itself would queue.

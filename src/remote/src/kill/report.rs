@@ -1,4 +1,4 @@
-//! What a kill reports: which processes are gone, which remain, and what could not be verified.
+//! The report of a kill: the processes that are gone, those that remain, and those that could not be verified.
 
 use cluster::NodeId;
 use plan::KillHow;
@@ -12,7 +12,7 @@ use crate::transport::{Process, Role};
 /// The result of a kill, node by node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KillReport {
-    /// How the processes were to end.
+    /// The requested way to end: stop or kill.
     pub how: KillHow,
     /// One report for each node of the plan.
     pub nodes: Vec<NodeReport>,
@@ -35,7 +35,7 @@ pub struct NodeReport {
     pub gpu_memory: GpuMemory,
     /// Why the kill failed on the node.
     pub failure: Option<Failure>,
-    /// Whether it failed because the node does not answer: what runs there is unknown.
+    /// Whether the kill failed because the node does not answer, so the processes there are unknown.
     pub is_unreachable: bool,
 }
 
@@ -85,8 +85,8 @@ impl KillReport {
         self.nodes.iter().filter(|node| node.is_unreachable && self.job.is_none()).map(|node| &node.node).collect()
     }
 
-    /// Returns why the kill of `subject` is incomplete, with each node that failed and each process that remains. A stop that
-    /// was sent, and whose processes still run, is no failure.
+    /// Returns why the kill of `subject` is incomplete, with each node that failed and each process that remains. If a
+    /// stop was sent and its processes still run, that is no failure.
     pub fn failure(&self, subject: &str) -> Option<Failure> {
         if let Some(Err(failure)) = &self.job {
             return Some(failure.clone());

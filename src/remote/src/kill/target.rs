@@ -1,4 +1,4 @@
-//! What a kill signals on one node: the processes of a run, or orphans.
+//! The processes that a kill signals on one node: those of a run, or orphans.
 
 use cluster::NodeId;
 use plan::{KillPlan, KillScope, NodeKill, NodeOrphans};
@@ -16,10 +16,10 @@ pub(super) enum NodeTarget<'a> {
     Orphans(&'a NodeOrphans, KillScope),
 }
 
-/// The processes that were signalled. None means that all are gone.
+/// The processes that were signalled; empty if all are gone.
 pub(super) struct Signalled {
     pub processes: Vec<Process>,
-    /// Why some of them refused the signal. Only orphans of other users do.
+    /// The reason why some processes could not be signalled. This happens only with orphans of other users.
     pub refused: Option<RemoteError>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> NodeTarget<'a> {
         }
     }
 
-    /// Returns the process ids that the plan names, besides those that are found when it is executed.
+    /// Returns the process ids that the plan lists. More processes may be found when it is executed.
     pub fn pids(&self) -> Vec<i32> {
         match self {
             Self::Run(target) => target.ranks.iter().map(|rank| rank.pid).collect(),

@@ -10,11 +10,11 @@ use rundir::{ErrorCode, Failure, RunDir, RunId};
 
 use super::{failure, jobs, user_name};
 
-/// How often Slurm is queried for the end of a job.
+/// The interval of queries for the end of a job.
 const POLL_EVERY: Duration = Duration::from_millis(500);
-/// How long a cancelled job has to end. Slurm waits between TERM and KILL, 30 s by default.
+/// The time limit for a cancelled job to end. Slurm waits between TERM and KILL, 30 s by default.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(75);
-/// How long queries are retried while the controller does not answer. A restart takes about a minute.
+/// The time for which queries are retried while the controller does not answer. A restart takes about a minute.
 const RETRY_FOR: Duration = Duration::from_secs(150);
 
 /// Stops or cancels a job, after checking that it belongs to the run. Waits for the end of a cancelled job.

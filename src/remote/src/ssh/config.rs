@@ -67,7 +67,7 @@ impl SshOptions {
     }
 }
 
-/// How to connect to a node.
+/// The settings of the connection to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Its address, or a name that the resolver can resolve.
@@ -93,7 +93,7 @@ pub struct Settings {
     pub unsupported: Option<String>,
 }
 
-/// What to do with a host key that is not in `known_hosts` (`StrictHostKeyChecking`).
+/// The treatment of a host key that is not in `known_hosts` (`StrictHostKeyChecking`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnknownKeys {
     /// Refuse the connection.

@@ -20,10 +20,10 @@ use super::known_hosts::{self, KeyStatus};
 use crate::backoff::Backoff;
 use crate::error::{ConnectStep, ConnectionError};
 
-/// How many connections are made in parallel. More would only wait for this machine's CPU.
+/// The number of parallel connection attempts. More would only wait for this machine's CPU.
 const MAX_PARALLEL: usize = 32;
-/// How often a handshake is tried when the server closes the connection. A server with many pending logins drops some at
-/// random (MaxStartups).
+/// The number of attempts at a handshake if the server closes the connection. A server with many pending logins drops
+/// some at random (MaxStartups).
 const HANDSHAKES: u32 = 5;
 /// The timeout of a server's reply during the handshake and the login.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);

@@ -28,13 +28,13 @@ use crate::backoff::Backoff;
 use crate::command::{Command, Output};
 use crate::error::{ConnectStep, ConnectionError};
 
-/// How many commands run in parallel on a node. By default servers allow ten channels (MaxSessions); two stay free.
+/// The number of parallel commands on a node. By default, servers allow ten channels (MaxSessions); two stay free.
 const CHANNELS: usize = 8;
 /// The time without received data after which a heartbeat is sent.
 const HEARTBEAT_AFTER: Duration = Duration::from_secs(15);
 /// The timeout of a heartbeat. A node under full load forks slowly.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no further channel is requested after the server refused one.
+/// The time for which no further channel is requested after the server refused one.
 const CHANNEL_LIMIT_FOR: Duration = Duration::from_secs(1);
 /// The longest sleep while commands run: libssh2 may hold data that it has read from the socket and not yet returned.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);

@@ -39,7 +39,7 @@ enum Marker {
 /// The status of a key that a node sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyStatus {
-    /// It is a known key of the node.
+    /// The key is a known key of the node.
     Known,
     /// The node has no known key.
     Unknown,
@@ -50,7 +50,7 @@ pub enum KeyStatus {
         /// The line, from 1.
         line: usize,
     },
-    /// It is revoked by this line.
+    /// The key is revoked by this line.
     Revoked {
         /// The file.
         file: Utf8PathBuf,
@@ -93,7 +93,8 @@ impl KnownKeys {
         }
     }
 
-    /// Returns the keys that are not revoked. As in OpenSSH, keys without a port count only if none has name and port.
+    /// Returns the keys that are not revoked. As in OpenSSH, keys without a port count only if no key has both name and
+    /// port.
     fn valid(&self) -> impl Iterator<Item = &KnownKey> {
         let valid = || self.keys.iter().filter(|key| key.marker != Marker::Revoked);
         let is_without_port = valid().all(|key| key.is_without_port);

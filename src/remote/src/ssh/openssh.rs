@@ -24,7 +24,7 @@ use crate::error::{ConnectStep, ConnectionError};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout of a heartbeat.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the shared connection stays open without use.
+/// The time for which the shared connection stays open without use.
 const PERSIST: &str = "ControlPersist=300";
 /// The exit status of `ssh` for its own errors, as opposed to those of the command.
 const SSH_FAILED: i32 = 255;

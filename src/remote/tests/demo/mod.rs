@@ -14,7 +14,7 @@ use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
 /// The behaviour of the fake trainer.
 pub enum FakeTrainer {
     Train,
-    /// As [`FakeTrainer::Train`], once the run's folder has a file `go`.
+    /// Trains like [`FakeTrainer::Train`], but starts when the run's folder has a file `go`.
     TrainLater,
     Die,
 }

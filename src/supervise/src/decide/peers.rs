@@ -1,14 +1,14 @@
-//! What a supervisor decides about the supervisors of the other nodes: which is lost, and why the run cannot continue.
+//! Decisions about the supervisors of the other nodes: which node is lost, and why the run cannot continue.
 //!
-//! A collective waits for a node that is gone until its timeout, which is half an hour; and ranks of other nodes notice a
-//! rank that failed only at their next collective. So each supervisor keeps a connection to that of the first node, on the
-//! port after the ranks' own, and sends a heartbeat every second. One that fails sends why; one that ends in order sends
-//! [`Message::Done`]. A node is lost when its supervisor misses heartbeats, closes the connection without a reason, or never
-//! connects; the first node's supervisor informs the others. A node that misses heartbeats is not lost while training steps
-//! advance that take every rank: the ranks may have a network of their own. A connection that breaks, as by a firewall that
-//! resets it, is made again. The exit file of a node that ended while it was not connected is evidence: all nodes share the
-//! run's folder. Ranks that a stop ended are reported as that: the stop was sent to all nodes, and the message may overtake
-//! the signal.
+//! A collective waits for a lost node until its timeout of half an hour, and ranks of other nodes notice a failed rank
+//! only at their next collective. So each supervisor keeps a connection to the first node's supervisor, on the port
+//! after that of the ranks, and sends a heartbeat every second. A supervisor whose node fails sends the failure; one
+//! whose ranks end normally sends [`Message::Done`]. A node is lost when its supervisor misses heartbeats, closes the
+//! connection without a reason, or never connects; the first node's supervisor informs the others. A node that misses
+//! heartbeats is not declared lost while training steps advance that need every rank, because the ranks may use another
+//! network. A connection that breaks, for example because a firewall resets it, is reconnected. All nodes share the
+//! run's folder, so the exit file shows how a node ended that was not connected. If a stop ended the ranks of a node,
+//! the other nodes are informed of that, because the message may arrive before their own stop signal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,15 +20,15 @@ use runstate::START_GRACE;
 use super::{Action, Dependence, Disconnect, Event, Evidence, killed};
 use crate::message::Message;
 
-/// How often a supervisor sends a heartbeat.
+/// The interval of heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long a supervisor may miss heartbeats where the run makes no steps. A loaded node is late by a second or two; one that
-/// is late by ten would be of no use.
+/// The time without heartbeats after which a node is lost, if the run makes no steps. A loaded node is late by a second
+/// or two; a node that is late by ten could not train.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause between two attempts to connect, and between two looks for a node that has not connected.
+/// The pause between two attempts to connect, and between two checks of a node that has not connected.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Which supervisors connect, and where.
+/// The supervisors that connect, and the address.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub run: RunDir,
@@ -40,9 +40,9 @@ pub struct Rendezvous {
     pub others: BTreeSet<NodeId>,
     pub address: String,
     pub port: u16,
-    /// Whether it is a Slurm job, whose nodes Slurm chooses.
+    /// Whether the run is a Slurm job, whose nodes Slurm chooses.
     pub is_job: bool,
-    /// Whether a node that is lost ends the others.
+    /// Whether the loss of a node ends the others.
     pub dependence: Dependence,
 }
 
@@ -53,23 +53,23 @@ impl Rendezvous {
     }
 }
 
-/// How a node ended, as another node sees it.
+/// The end of a node from the view of another node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerExit {
-    /// Its ranks ended as they should.
+    /// The ranks ended normally.
     Done,
-    /// It failed.
+    /// The node failed.
     Failed(Failure),
-    /// A stop ended its ranks before they could save.
+    /// A stop ended the ranks before they could save.
     Stopped,
-    /// It is gone, with how that was noticed.
+    /// The node is lost, with the evidence.
     Lost(String),
 }
 
-/// Why the run cannot continue, where another node is the reason.
+/// The reason why the run cannot continue, if another node is the cause.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PeerLoss {
-    /// A node failed, or is gone.
+    /// A node failed or was lost.
     Failed(Failure),
     /// A stop ended the ranks of this node.
     Stopped(NodeId),
@@ -92,57 +92,57 @@ impl PeerLoss {
     }
 }
 
-/// The supervisors that this one watches: on the first node all others, on any other the first.
+/// The supervisors that this supervisor watches: on the first node all others, on any other node the first.
 #[derive(Debug)]
 pub struct Peers {
     rendezvous: Rendezvous,
     pub(super) links: BTreeMap<NodeId, Link>,
-    /// When the last message of each came that has been connected and has not ended in order.
+    /// The time of the last message from each node that was connected and has not ended normally.
     heard: BTreeMap<NodeId, Duration>,
-    /// How many looks at the run's folder are in progress for each.
+    /// The number of checks of the run's folder in progress for each node.
     looks: BTreeMap<NodeId, u32>,
-    /// The messages that matter also to a node that connects later.
+    /// The messages that are also sent to a node that connects later.
     sent: Vec<Message>,
     loss: Option<PeerLoss>,
-    /// The nodes that are gone and have not been recorded, where ranks do not need each other.
+    /// The lost nodes that have not been recorded yet, if ranks do not need each other.
     losses: Vec<(NodeId, Failure)>,
-    /// Whether this node has ended in order: then no other is a loss to it.
+    /// Whether this node has ended normally. Then no other node counts as lost.
     is_done: bool,
 }
 
 /// The connection to one other supervisor.
 #[derive(Debug)]
 pub(super) enum Link {
-    /// There is none yet, or it broke on a node that makes it again.
+    /// No connection: not made yet, or broken on a node that reconnects.
     Absent(Wait),
     Connected {
         connection: u64,
-        /// When to look whether the run makes steps.
+        /// The time at which to check whether the run makes steps.
         look_at: Option<Duration>,
-        /// How much was logged of them when half of the timeout was over.
+        /// The size of the log of steps after half of the timeout.
         steps_at_half: Option<u64>,
     },
-    /// The first node: it broke, and the other one is to connect again until then.
+    /// On the first node: the connection broke, and the other node must reconnect before this time.
     Broken { until: Duration, error: String },
-    /// It seems lost; its exit file is being read.
+    /// The node seems lost; its exit file is being read.
     Settling(String),
-    /// Nothing more is expected.
+    /// No more messages are expected.
     Over,
 }
 
-/// For how long a connection is waited for.
+/// The time limit for a connection to be made.
 #[derive(Debug)]
 pub(super) struct Wait {
     until: Duration,
     has_started: bool,
-    /// When to try next; none while that is in progress.
+    /// The time of the next attempt; `None` while one is in progress.
     next: Option<Duration>,
-    /// Why the last attempt to connect failed.
+    /// The error of the last attempt to connect.
     error: String,
 }
 
 impl Peers {
-    /// Makes the state of a supervisor that has no connection yet.
+    /// Makes the state of a supervisor without connections.
     pub fn new(rendezvous: Rendezvous) -> Self {
         Self {
             rendezvous,
@@ -161,19 +161,19 @@ impl Peers {
         self.loss.clone()
     }
 
-    /// Returns the nodes that are gone since the last call, where ranks do not need each other.
+    /// Returns the nodes that were lost since the last call, if ranks do not need each other.
     pub fn take_losses(&mut self) -> Vec<(NodeId, Failure)> {
         std::mem::take(&mut self.losses)
     }
 
-    /// Sends a message to all others, those that connect later included.
+    /// Sends a message to all other nodes, including those that connect later.
     pub fn send(&mut self, message: Message, actions: &mut Vec<Action>) {
         self.is_done |= message == Message::Done;
         self.sent.push(message.clone());
         actions.push(Action::Send(None, message));
     }
 
-    /// Returns when something is to be done that no event announces.
+    /// Returns the time of the next action that does not depend on an event.
     pub fn deadline(&self) -> Option<Duration> {
         let due = self.links.values().filter_map(|link| match link {
             Link::Absent(wait) => wait.next,
@@ -184,7 +184,7 @@ impl Peers {
         due.min().filter(|_| !self.is_done)
     }
 
-    /// Takes in what happened.
+    /// Processes an event.
     pub fn take(&mut self, at: Duration, event: &Event, actions: &mut Vec<Action>) {
         match event {
             Event::Started => self.start(at, actions),
@@ -201,7 +201,7 @@ impl Peers {
     fn start(&mut self, at: Duration, actions: &mut Vec<Action>) {
         let wait = |next| Link::Absent(Wait { next, ..Wait::new(at + START_GRACE) });
         if self.rendezvous.is_first() {
-            // Their exit files count from the first look on.
+            // Their exit files count from the first check on.
             self.links = self.rendezvous.others.iter().map(|node| (node.clone(), wait(Some(at + RETRY)))).collect();
         } else {
             self.links.insert(self.rendezvous.first.clone(), wait(None));
@@ -221,7 +221,7 @@ impl Peers {
             Some(Link::Connected { connection, look_at, steps_at_half }) if *connection == from => {
                 (*look_at, *steps_at_half) = (Some(at + TIMEOUT / 2), None);
             }
-            // What an earlier connection still had to deliver, or a node that was given up.
+            // A message of an earlier connection, or of a node that is already lost.
             _ => return,
         }
         self.heard.insert(node.clone(), at);
@@ -229,7 +229,7 @@ impl Peers {
             Message::Done => self.conclude(at, node, PeerExit::Done, actions),
             Message::Failed(failure) => self.conclude(at, node, PeerExit::Failed(failure.clone()), actions),
             Message::Stopped(stopped) => self.lose(stopped, PeerLoss::Stopped(stopped.clone()), actions),
-            // The node's own state takes in the stop.
+            // The stop is processed by the node's own state.
             Message::Heartbeat | Message::Stop => {}
         }
     }
@@ -240,7 +240,7 @@ impl Peers {
         if !matches!(link, Link::Connected { connection, .. } if *connection == from) {
             return;
         }
-        // Less than the end of a rank waits for its reason.
+        // This is shorter than the time that the end of a rank waits for its reason.
         let until = at + TIMEOUT / 5;
         match how {
             Disconnect::Closed => {
@@ -292,7 +292,7 @@ impl Peers {
                 let how = format!("no heartbeat of its supervisor for {timeout} s: the node or its network is down");
                 self.settle(node, how, evidence)
             }
-            // A look that began before the connection ended may have missed the exit file.
+            // A check that began before the connection ended may have missed the exit file.
             Link::Settling(how) if is_newest => {
                 let how = how.clone();
                 self.settle(node, how, evidence)
@@ -329,10 +329,10 @@ impl Peers {
         }
     }
 
-    /// Takes the exit file of a node that seems lost for its end, if there is one.
+    /// Uses the exit file of a node that seems lost as its end, if the file exists.
     fn settle(&self, node: &NodeId, how: String, evidence: &Evidence) -> PeerExit {
         match &evidence.exit {
-            // It lost the first node as the first node lost it: the disk that they share may have another network.
+            // Both nodes lost each other. The shared disk may use another network, so the exit file can exist.
             Some(PeerExit::Failed(failure)) if failure.is_consequence() && *node != self.rendezvous.first => {
                 PeerExit::Lost(how)
             }
@@ -341,7 +341,7 @@ impl Peers {
         }
     }
 
-    /// Nothing more is expected of a node. Decides what its end means.
+    /// Processes the end of a node, from which no more messages are expected.
     fn conclude(&mut self, at: Duration, node: &NodeId, exit: PeerExit, actions: &mut Vec<Action>) {
         let before = self.links.insert(node.clone(), Link::Over);
         let has_started = !matches!(before, Some(Link::Absent(Wait { has_started: false, .. })));
@@ -350,7 +350,7 @@ impl Peers {
             PeerExit::Done => None,
             PeerExit::Stopped => Some(PeerLoss::Stopped(node.clone())),
             PeerExit::Failed(failure) => Some(PeerLoss::Failed(match self.rendezvous.is_first() {
-                // The first node has found out which node is lost, or why it cannot continue itself.
+                // The first node knows which node is lost, or why it cannot continue itself.
                 false if failure.code == ErrorCode::NodeLost || failure.is_consequence() => failure,
                 _ => consequence(node, &failure),
             })),
@@ -392,8 +392,8 @@ impl Peers {
         Failure::new(ErrorCode::NodeLost, format!("node {node} was lost"), how, fix)
     }
 
-    /// Returns true if all others that have started, of several, miss heartbeats together or never connected. Then the first node
-    /// was cut off itself, and the others report that; a healthy node is not to be blamed.
+    /// Returns true if several other nodes have started, and all of them miss heartbeats at the same time or never
+    /// connected. Then the first node itself was cut off, and no healthy node is blamed.
     fn is_alone(&self, at: Duration, lost: &NodeId, has_started: bool) -> bool {
         // Heartbeats of two nodes are up to one period apart, and may be late by another.
         let misses = |heard: &Duration| at.saturating_sub(*heard) + 2 * HEARTBEAT >= TIMEOUT;
@@ -418,9 +418,9 @@ impl Peers {
         )
     }
 
-    /// Keeps why the run cannot continue, and from the first node informs the others. Where ranks do not need each other, the loss is
-    /// recorded and ends nothing. The first reason counts, and a stop, which
-    /// may be no loss, only where there is no other.
+    /// Records why the run cannot continue, and, on the first node, informs the others. If ranks do not need each
+    /// other, the loss is recorded and ends no rank. The first reason counts; a stop counts only if there is no other
+    /// reason.
     fn lose(&mut self, node: &NodeId, loss: PeerLoss, actions: &mut Vec<Action>) {
         if self.rendezvous.dependence == Dependence::None {
             self.losses.push((node.clone(), loss.failure()));
@@ -445,7 +445,8 @@ impl Wait {
         Self { until, has_started: false, next: None, error: "no attempt was made".into() }
     }
 
-    /// A node that has written its process file has started, and is missed as soon as one that misses heartbeats.
+    /// A node that has written its process file has started. If it does not connect, it is lost as early as a node that
+    /// misses heartbeats.
     fn look(&mut self, at: Duration, has_started: bool) {
         if has_started && !self.has_started {
             self.has_started = true;
@@ -460,7 +461,8 @@ fn look(looks: &mut BTreeMap<NodeId, u32>, node: &NodeId, actions: &mut Vec<Acti
     actions.push(Action::Look(node.clone()));
 }
 
-/// Returns another node's failure as the reason why this one ends. A node that only lost contact itself is not the origin.
+/// Returns another node's failure as the reason why this node ends. A node that only lost contact with a third one is
+/// not the origin.
 fn consequence(node: &NodeId, failure: &Failure) -> Failure {
     let origin = match &failure.cause {
         Cause::Peer(origin) => origin.clone(),

@@ -10,16 +10,16 @@ use super::tests::{WAITS, node, rank_failure, rendezvous};
 use super::*;
 
 const RANKS: usize = 2;
-/// How late a message may be. Heartbeats are a second apart.
+/// The largest delay of a message. Heartbeats are a second apart.
 const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// One of the things that are on their way arrives.
+    /// One of the pending messages or events arrives.
     Arrive(Index),
     /// Time passes.
     Pass(u64),
-    /// A rank that is alive fails if that is an option, else it notices that another one is gone.
+    /// A living rank fails if the case allows it; otherwise it notices that another rank is gone.
     Notice(Index),
     Fault(Fault),
 }
@@ -30,7 +30,7 @@ enum Fault {
     Rank { node: Index, rank: Index, killed: bool },
     /// A node loses its power.
     Dies(Index),
-    /// The supervisor of a node loses its network; with or without that of its ranks.
+    /// The supervisor of a node loses its network, and its ranks may lose theirs too.
     IsCut(Index, bool),
     /// A firewall resets the connection of a node.
     Reset(Index),
@@ -65,7 +65,7 @@ struct Sim {
     alive: BTreeSet<usize>,
     /// Ranks that ignore TERM.
     stubborn: BTreeSet<usize>,
-    /// What happens here and the supervisor has not taken in, in order.
+    /// The events of this node that the supervisor has not processed, in order.
     inbox: VecDeque<Event>,
     verdict: Option<Verdict>,
     has_power: bool,
@@ -79,24 +79,24 @@ struct Wire {
     to_first: VecDeque<Message>,
     to_other: VecDeque<Message>,
     is_open: bool,
-    /// Whether the first node has taken in the connection, and whether the other one has.
+    /// Whether the first node has processed the connection, and whether the other node has.
     known: (bool, bool),
 }
 
 struct World {
     is_command: bool,
     dependence: Dependence,
-    /// Whether all work is done, where ranks do not need each other.
+    /// Whether all work is done, if ranks do not need each other.
     is_done: bool,
     now: Duration,
     flushed: Duration,
     beaten: Duration,
     nodes: Vec<Sim>,
-    /// By the node that is not the first.
+    /// Closed by the node that is not the first.
     wires: BTreeMap<usize, Wire>,
     steps_bytes: u64,
     steps_stopped: bool,
-    /// The nodes that have had a fault of their own.
+    /// The nodes that had a fault.
     faulty: BTreeSet<usize>,
     /// The nodes whose connection was reset.
     reset: BTreeSet<usize>,
@@ -220,7 +220,7 @@ impl World {
         }
         let ends = |rank: &usize| match signal {
             SIGKILL => true,
-            // A command that gets TERM ends by it; a rank of the trainer that is to save waits for all others.
+            // TERM ends a command at once. A rank of the trainer waits for all others to save.
             SIGTERM => {
                 !sim.stubborn.contains(rank) && (self.is_command || self.rank_failures.len() + self.other_faults > 0)
             }
@@ -241,7 +241,8 @@ impl World {
         }
     }
 
-    /// Everything that can arrive now: the next event of a node's own, or the next message of a wire in a direction.
+    /// Returns the deliveries that are possible now: the next event of each node, and the next message in each
+    /// direction of each connection.
     fn arrivals(&self) -> Vec<(usize, Option<usize>)> {
         let own = (0..self.nodes.len()).filter(|number| !self.nodes[*number].inbox.is_empty());
         let mut all: Vec<(usize, Option<usize>)> = own.map(|number| (number, None)).collect();
@@ -285,7 +286,7 @@ impl World {
         }
     }
 
-    /// Delivers what is on its way, in an order that `pick` chooses.
+    /// Delivers pending events and messages in an order that `pick` chooses.
     fn flush(&mut self, pick: &mut impl FnMut(usize) -> usize) {
         self.flushed = self.now;
         loop {
@@ -391,7 +392,7 @@ impl World {
 
     fn settle(&mut self, pick: &mut impl FnMut(usize) -> usize) {
         self.pass(Duration::from_secs(60), pick);
-        // What can finish does. The failure of a command that was requested to stop does not end the others, which save.
+        // Every rank that can finish does so. If a command fails after a stop request, the others still save.
         let can_finish = self.rank_failures.is_empty() || (self.is_command && self.stops > 0);
         let can_finish = can_finish || self.dependence == Dependence::None;
         self.is_done = self.dependence == Dependence::None && self.nodes.iter().any(|sim| !sim.alive.is_empty());
@@ -405,7 +406,8 @@ impl World {
         self.pass(Duration::from_secs(30), pick);
     }
 
-    /// Takes the steps, then lets everything come to its end. What is on its way arrives in an order that `random` chooses.
+    /// Executes the steps, then runs until every node has ended. Pending messages arrive in an order that `random`
+    /// chooses.
     fn play(&mut self, steps: &[Step], random: &mut u64) {
         let mut pick = |choices: usize| {
             *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -454,11 +456,11 @@ proptest! {
                 continue;
             };
             prop_assert!(faults > 0, "node {} failed without a fault: {failure}", number + 1);
-            // Where a node cannot connect again after a reset, the first node has not been cut off for long enough to notice.
+            // If a node cannot reconnect after a reset, the first node was not cut off long enough to notice.
             let reset = world.reset.iter().filter(|_| world.nodes[0].is_cut);
             let faulty: BTreeSet<usize> = world.faulty.iter().chain(reset).copied().collect();
             let is_faulty = |blamed: &NodeId| faulty.iter().any(|faulty| node(faulty + 1) == *blamed);
-            // Of two nodes either may be cut off, and a node that is cut off misses the first.
+            // With two nodes, either may be the one that is cut off. A node that is cut off loses the first node.
             let may_blame = |blamed: &NodeId| {
                 is_faulty(blamed) || nodes == 2 || (*blamed == node(1) && world.nodes[number].is_cut) || world.stops > 0
             };
@@ -489,7 +491,7 @@ proptest! {
         mut random in any::<u64>(),
     ) {
         let mut world = World::new(nodes, false, Dependence::None, stubborn);
-        // It asserts that no rank is signalled without a stop.
+        // The simulation asserts that no rank is signalled without a stop.
         world.play(&steps, &mut random);
         for number in (0..nodes).filter(|number| world.nodes[*number].has_power) {
             let verdict = world.verdict(number);

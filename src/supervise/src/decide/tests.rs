@@ -1,4 +1,4 @@
-//! Every decision of a supervisor, in microseconds.
+//! Tests of every decision of a supervisor, without processes or waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +53,7 @@ pub(super) fn rendezvous(this: usize, nodes: usize) -> Rendezvous {
     }
 }
 
-/// A supervisor in the hands of a test: it answers looks with `evidence`, and attempts to connect with a failure.
+/// A supervisor that a test drives. Checks of the run's folder return `evidence`, and attempts to connect fail.
 struct Supervisor {
     state: State,
     now: Duration,
@@ -72,17 +72,17 @@ impl Supervisor {
         Self::new(State::new(node(1), is_command, Dependence::Mutual, ranks, None, WAITS))
     }
 
-    /// One of several nodes with two ranks each of the embedded trainer.
+    /// Makes one of several nodes, each with two ranks of the embedded trainer.
     fn of(this: usize, nodes: usize) -> Self {
         Self::with(this, nodes, false, Dependence::Mutual)
     }
 
-    /// The same with a command per rank.
+    /// Makes the same node with a command per rank.
     fn command(this: usize, nodes: usize) -> Self {
         Self::with(this, nodes, true, Dependence::Mutual)
     }
 
-    /// One of several nodes with two ranks each that do not need each other.
+    /// Makes one of several nodes, each with two ranks that do not need each other.
     fn independent(this: usize, nodes: usize) -> Self {
         Self::with(this, nodes, false, Dependence::None)
     }
@@ -92,7 +92,7 @@ impl Supervisor {
         Self::new(State::new(node(this), is_command, dependence, 2, Some(peers), WAITS))
     }
 
-    /// Connects all that it watches.
+    /// Connects all watched supervisors.
     fn connected(mut self) -> Self {
         let peers = self.state.peers.as_ref().unwrap();
         let watched: Vec<NodeId> = peers.links.keys().cloned().collect();
@@ -103,7 +103,7 @@ impl Supervisor {
         self
     }
 
-    /// Returns what one event leads to.
+    /// Returns the actions that an event causes.
     fn event(&mut self, event: Event) -> Vec<Action> {
         let mut events = vec![event];
         let mut all = Vec::new();
@@ -139,7 +139,7 @@ impl Supervisor {
         self.event(Event::RanksExited { ranks: ranks.into(), is_run_finished: false })
     }
 
-    /// Lets time pass, and returns what that leads to.
+    /// Lets time pass, and returns the actions that this causes.
     fn pass(&mut self, time: Duration) -> Vec<Action> {
         let until = self.now + time;
         let mut all = Vec::new();
@@ -151,7 +151,7 @@ impl Supervisor {
         all
     }
 
-    /// Lets time pass in which heartbeats come from these nodes.
+    /// Lets time pass while these nodes send heartbeats.
     fn pass_with(&mut self, seconds: u32, alive: &[usize]) {
         for _ in 0..seconds {
             self.pass(secs(1.0));
@@ -170,7 +170,7 @@ impl Supervisor {
         self.verdict().and_then(|verdict| verdict.failure.as_ref()).expect("it has failed")
     }
 
-    /// The reason why another node ends this one.
+    /// Returns the reason why another node ends this one.
     fn loss(&self) -> Option<&Failure> {
         self.state.lost.as_ref()
     }
@@ -383,7 +383,7 @@ fn a_node_that_misses_heartbeats_is_lost() {
         (loss.code, &loss.cause, loss.what.as_str()),
         (ErrorCode::NodeLost, &Cause::Root, "node node03 was lost")
     );
-    // From the first node the others take it as it is.
+    // The other nodes accept the reason of the first node unchanged.
     let mut other = Supervisor::of(2, 3).connected();
     other.message(1, Message::Failed(loss.clone()));
     assert_eq!(other.loss(), Some(loss));
@@ -411,7 +411,7 @@ fn a_node_that_misses_heartbeats_is_not_lost_while_steps_advance() {
 
 #[test]
 fn a_node_whose_messages_were_only_late_is_not_lost() {
-    // This node itself stood still: the time of the first look comes late, and the messages are there before the second.
+    // This node itself was suspended: the first check happens late, and the messages arrive before the second.
     let mut first = Supervisor::of(1, 2).connected();
     first.now = secs(60.0);
     first.event(Event::Deadline);
@@ -432,7 +432,7 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
     let alone = after(4, &[]);
     assert_eq!((alone.code, alone.cause), (ErrorCode::PeerLost, Cause::Peer(None)));
 
-    // The same where it was cut off before the others had connected; and where only one of them has not.
+    // The same happens if the node was cut off before the others had connected, or before only one of them had.
     let started = |connected: &[usize]| {
         let mut first = Supervisor::of(1, 4);
         let evidence = Evidence { has_started: true, ..Evidence::default() };
@@ -475,7 +475,7 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     assert_eq!(after(1, 2, PeerExit::Done), None);
     assert_eq!(after(1, 2, PeerExit::Failed(rank_failure(2))).unwrap().cause, Cause::Peer(Some(node(2))));
     assert_eq!(after(1, 2, PeerExit::Stopped).unwrap().cause, Cause::Peer(Some(node(2))));
-    // A node that was cut off and records that on a disk that it still reaches is lost.
+    // A node that was cut off, and records that on a disk that it still reaches, is lost.
     assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().code, ErrorCode::NodeLost);
     // A node that only lost contact is not the origin.
     let mut first = Supervisor::of(1, 3).connected();
@@ -678,7 +678,7 @@ fn a_lost_node_is_recorded_once_and_ends_no_rank_that_does_not_need_it() {
     assert_eq!((node, failure.code), (&lost, ErrorCode::NodeLost));
     let is_end = |action: &Action| matches!(action, Action::SignalRanks(_) | Action::Exit(_) | Action::Send(..));
     assert!(!first.done.iter().any(is_end), "{:?}", first.done);
-    // The same where the first node is gone: its ranks are not needed either.
+    // The same happens if the first node is lost: its ranks are not needed either.
     let mut other = Supervisor::independent(2, 3).connected();
     let gone = super::tests::node(1);
     other.event(Event::Disconnected { node: gone.clone(), connection: 1, how: Disconnect::Closed });

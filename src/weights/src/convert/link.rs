@@ -1,4 +1,4 @@
-//! Hard links from a checkpoint to the unchanged files of its source, so that their bytes are not copied.
+//! Makes hard links to the unchanged files of a checkpoint's source, so that their bytes are not copied.
 
 use super::ConvertRequest;
 use crate::source::{Source, SourceKind};

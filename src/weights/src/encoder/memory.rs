@@ -58,7 +58,7 @@ pub fn vae_memory(
     let decode = window(config, Direction::Decode, decoded, tile, element, decode.len() > 1);
     let pixels = (frames * height * width * config.in_channels.max(config.out_channels)) as u64;
     let latent = (latent_frames * (height / factor) * (width / factor) * 2 * config.latent_channels) as u64;
-    // The windows of a video and the whole, and tiles beside what they are joined to.
+    // The windows of a video and the whole video, and tiles beside the tensor that they are joined to.
     let copies = if tile == [height, width] { 2 } else { 3 };
     Peak {
         weights: bytes(&config.parameters(), element),
@@ -80,7 +80,7 @@ fn window(
     let (mut frames, mut pixels) = (frames as u64, (height * width) as u64);
     let (mut kept, mut most) = (0, 0);
     for (level, &own) in widths.iter().enumerate() {
-        // What comes in has the width of the level before.
+        // The input has the width of the level before.
         let before = match direction {
             Direction::Encode => widths[level.saturating_sub(1)],
             Direction::Decode => widths[(level + 1).min(widths.len() - 1)],

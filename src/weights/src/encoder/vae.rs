@@ -10,7 +10,8 @@ const CLASS: &str = "AutoencoderKLCogVideoX";
 const FOLDER: &str = "the vae/ folder of a CogVideoX model";
 const DOWN: &str = "CogVideoXDownBlock3D";
 const UP: &str = "CogVideoXUpBlock3D";
-/// Frames of a window of the encoder. diffusers has the number in its code, whatever the compression in time is.
+/// Frames of a window of the encoder. In diffusers, the number is a constant that does not depend on the temporal
+/// compression.
 const ENCODE_WINDOW: usize = 8;
 /// Latent frames of a window of the decoder.
 const DECODE_WINDOW: usize = 2;

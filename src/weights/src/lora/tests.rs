@@ -131,7 +131,7 @@ fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
     }
 }
 
-/// Adapters that diffusers and PEFT saved, and what they compute when they merge them themselves (`make.py` beside them).
+/// Adapters that diffusers and PEFT saved, and the results of their own merges (made by `make.py` in the same folder).
 #[test]
 fn a_merge_gives_what_diffusers_and_peft_give() {
     let fixtures = Utf8Path::new("../../tests/fixtures/weights/lora");

@@ -64,7 +64,7 @@ fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
         assert!(of(&outer).into_iter().filter(|(n, _)| !n.contains(".ttt.")).eq(of(&small())));
         go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
         assert!(of(&inner) == of(&back));
-        // Without them they are left over, and must be waived.
+        // Without these layers, their tensors are unused and must be allowed explicitly.
         let without = ConvertRequest {
             layer: Some(Layer::None),
             ..ConvertRequest::new(&inner, folder.join("x"), Form::Internal)

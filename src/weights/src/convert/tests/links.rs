@@ -15,7 +15,7 @@ fn files_that_would_be_copied_byte_for_byte_are_linked_on_request() {
         .unwrap();
     let count = names(&shards).iter().filter(|name| name.ends_with(".safetensors")).count() as u64;
     assert!(count > 1);
-    // As in a cache, where a shard is a link to a blob.
+    // In a cache, a shard is a link to a blob.
     let first = shards.join(names(&shards).into_iter().find(|name| name.ends_with(".safetensors")).unwrap());
     fs::rename(&first, folder.join("blob")).unwrap();
     std::os::unix::fs::symlink("../blob", &first).unwrap();

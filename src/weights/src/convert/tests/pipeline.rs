@@ -50,7 +50,7 @@ fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
 #[test]
 fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
     let (_keep, folder) = temp();
-    // As the cache of the Hugging Face hub has it: files are links to blobs named by their content.
+    // In the cache of the Hugging Face Hub, files are links to blobs that are named by their content.
     let (snapshot, blobs) = (folder.join("snapshots/4f2a"), folder.join("blobs"));
     fs::create_dir_all(snapshot.join("transformer")).unwrap();
     fs::create_dir_all(snapshot.join("vae")).unwrap();

@@ -1,4 +1,4 @@
-//! There and back: every tensor and the configuration come back as they were, and diffusers loads them.
+//! Round trips: every tensor and the configuration are unchanged, and diffusers loads them.
 
 use super::*;
 use crate::fixtures::temp;
@@ -13,7 +13,7 @@ fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
     for model in oracle::models() {
         let (_keep, folder) = temp();
         let (inner, back) = (folder.join("inner"), folder.join("back"));
-        // As a pipeline there, in several files back.
+        // To the checkpoint from a pipeline, and back to several files.
         let request = ConvertRequest::new(&model, &inner, Form::Internal);
         go(&ConvertRequest { shard_bytes: Some(200_000), ..request }).unwrap();
         let request = ConvertRequest::new(&inner, &back, Form::Diffusers);
@@ -89,7 +89,7 @@ fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_
             go(&request).unwrap();
             request.target
         };
-        // As CogVideoX-Fun is published: a mask and a masked latent beside the latent, several files and an index.
+        // CogVideoX-Fun's published form: a mask and a masked latent beside the latent, several files and an index.
         let grown = ConvertRequest {
             in_channels: Some(33),
             dtype: Some(dtype),
