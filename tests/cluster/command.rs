@@ -63,7 +63,7 @@ const HANGS: &str = "[ $step != 8 ] || exec sleep 600";
 /// The pace of a program that hangs at step 8, ignores TERM and leaves a process in another session.
 const LEAVES: &str = "[ $step != 8 ] || { trap '' TERM; setsid sleep 601 & exec sleep 600; }";
 
-/// Writes the program and its recipe for so many nodes to the folder that all nodes share; returns the recipe.
+/// Writes the program and its recipe for this number of nodes to the folder that all nodes share; returns the recipe.
 pub fn own(site: &TestSite, nodes: usize, steps: u64, pace: &str) -> String {
     let share = site.rig.share();
     fs::create_dir_all(share.join("code")).unwrap();

@@ -36,7 +36,7 @@ fn faketime() -> Option<Utf8PathBuf> {
 }
 
 #[test]
-fn a_console_whose_clock_jumps_by_hours_sees_the_run_as_it_is_and_ends_nothing() {
+fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_nothing() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let Some(library) = faketime() else {
         println!("skipped: there is no faketime to make a clock jump with (Debian: apt-get install faketime)");

@@ -102,7 +102,7 @@ fn a_rank_that_is_killed_is_the_first_cause_and_all_others_follow() {
         assert_eq!(failure.cause, Cause::Peer(NodeId::new("node03").ok()));
         assert!(failure.why.contains("node03"), "{failure}");
     }
-    // Counted from the end of the rank, in the record of its supervisor.
+    // The time counts from the end of the rank, which its supervisor recorded.
     assert_down_soon(&run, 1, &others, exit("node03").ranks[0].ended_s);
 }
 
@@ -140,7 +140,7 @@ fn a_run_survives_a_killed_console_and_refused_ssh_connections() {
     site.until("it trains", || site.vidtui("status latest --json").out.contains(r#""state": "running""#));
     console.kill().unwrap();
     console.wait().unwrap();
-    // New connections are refused, and the run goes on.
+    // New connections are refused, and the run continues.
     for node in site.rig.nodes() {
         site.rig.verb(&format!("killsshd {node}")).unwrap();
     }

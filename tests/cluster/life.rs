@@ -64,7 +64,7 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
     assert!(!refused.ok && site.count_on("node02", "^sleep 98765") == 1, "{}", refused.err);
     site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert!(!stray.wait().unwrap().success());
-    // The run goes on.
+    // The run continues.
     site.until_one_on_each();
 
     // A node that does not answer is named, and everything else is done.
@@ -109,7 +109,7 @@ fn another_users_orphan_process_is_ended_with_sudo_only() {
         println!("skipped: no sudo; `cargo xtask rig install` installs it");
         return;
     }
-    // What sudo allows is the node's own business, and goes with it.
+    // The sudo rules belong to the node and are removed with it.
     let rules = site.rig.share().join("sudoers.d");
     fs::create_dir(&rules).unwrap();
     fs::write(rules.join("eve"), "eve ALL=(root) NOPASSWD: ALL\n").unwrap();

@@ -55,7 +55,7 @@ fn a_silent_run_is_stalled_if_its_gpu_power_drops_and_running_otherwise() {
     site.until("it is called", || status(&hangs).contains(r#""state": "stalled""#));
     let called = status(&hangs);
     assert!(called.contains("GPU power is 1") && called.contains("down from 6"), "{called}");
-    // It has been silent for as long.
+    // This run has logged nothing for the same time.
     site.until("the other is looked at", || status(&evaluates).contains("GPU power is 6"));
     assert!(status(&evaluates).contains(r#""state": "running""#), "{}", status(&evaluates));
     site.rig.command_on("node01", "pkill").args(["-CONT", "-f", "train.sh"]).status().unwrap();

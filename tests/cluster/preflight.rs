@@ -22,7 +22,7 @@ fn shown(site: &TestSite, words: &str) -> String {
     {
         text = masked(&text, before, after);
     }
-    // What a run costs comes after an empty line, and is the same on any nodes.
+    // The cost of a run follows an empty line, and does not depend on the nodes.
     let costs = ["sequence ", "parameters ", "memory ", "checkpoint ", "traffic ", "work "];
     let rows = text
         .lines()
@@ -42,13 +42,13 @@ fn masked(text: &str, before: &str, after: &str) -> String {
 }
 
 #[test]
-fn every_node_is_looked_at_before_a_launch() {
+fn every_node_is_checked_before_a_launch() {
     let Some(site) = TestSite::new() else { return };
     insta::assert_snapshot!(shown(&site, CHECK));
 }
 
 #[test]
-fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
+fn every_failed_check_names_its_node_and_a_remedy() {
     let Some(site) = TestSite::new() else { return };
     let verbs = ["clock node02 7", "newkey node04"];
     verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
@@ -79,7 +79,7 @@ fn whatever_would_break_a_run_is_named_with_its_node_and_the_way_out() {
 }
 
 #[test]
-fn gpus_with_errors_or_without_room_are_refused_by_name() {
+fn gpus_with_errors_or_without_free_memory_are_refused_by_name() {
     let Some(site) = TestSite::new() else { return };
     for verb in [
         "xid node01 79",
@@ -95,7 +95,7 @@ fn gpus_with_errors_or_without_room_are_refused_by_name() {
 }
 
 #[test]
-fn of_a_command_the_one_node_whose_driver_is_broken_is_refused() {
+fn a_node_with_a_broken_driver_is_refused_for_a_command() {
     let Some(site) = TestSite::without_trainer(3) else { return };
     site.rig.verb("smi node03 mismatch").unwrap();
     let recipe = own(&site, 3, 20, "true");
@@ -106,7 +106,7 @@ fn of_a_command_the_one_node_whose_driver_is_broken_is_refused() {
 }
 
 #[test]
-fn the_trainer_is_copied_to_nodes_that_have_another_one_or_none_when_that_is_asked_for() {
+fn the_trainer_is_copied_on_request_to_nodes_that_lack_it_or_have_another() {
     let Some(mut site) = TestSite::new() else { return };
     // Each node has its own folder under this name, and so has the head.
     let folder = site.rig.own().join("home/bin");
@@ -146,7 +146,7 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
     let (shared, own) = (site.rig.share().join("bin"), site.rig.own().join("home/bin"));
     fs::create_dir_all(&own).unwrap();
     fs::create_dir_all(&shared).unwrap();
-    // As with homes on NFS that this machine does not mount.
+    // This models home folders on NFS that this machine does not mount.
     for node in site.rig.nodes() {
         std::os::unix::fs::symlink(&shared, site.rig.node_folder(&node).join("home/bin")).unwrap();
     }
@@ -161,7 +161,7 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
 }
 
 #[test]
-fn a_machine_that_two_names_mean_is_refused() {
+fn two_names_of_the_same_machine_are_refused() {
     let Some(site) = TestSite::new() else { return };
     let file = site.rig.share().join("hosts.txt");
     fs::write(&file, "node01\n10.99.0.2\nnode02\nnode03\n").unwrap();

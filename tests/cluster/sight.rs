@@ -44,7 +44,7 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
 }
 
 #[test]
-fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
+fn another_users_console_shows_the_live_run_and_starts_no_second_one() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch("--hostfile hostfiles/rig.txt", 1000);
     site.until_step(&run, 1, 1);
@@ -64,7 +64,7 @@ fn another_users_console_sees_a_run_that_lives_and_starts_none_beside_it() {
 }
 
 #[test]
-fn of_two_consoles_that_stop_and_resume_the_same_run_over_nodes_neither_hurts_it() {
+fn two_consoles_can_stop_and_resume_the_same_run_without_harm() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch("--hostfile hostfiles/rig.txt", 1000);
     site.until_step(&run, 1, 1);
@@ -103,7 +103,7 @@ fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
 }
 
 #[test]
-fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_room() {
+fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_continues_when_space_is_freed() {
     let Some(mut site) = TestSite::without_trainer(2) else { return };
     let small = site.rig.small();
     site.runs = small.join("runs");
@@ -113,14 +113,14 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
         "trainer = 'command'\n[command]\nrun = ['sh', '-c', '{chatty}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n"
     );
     fs::write(&recipe, text).unwrap();
-    // It is a small disk.
+    // The disk is small.
     site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
     site.until("it runs", || site.state() == "running");
     let head = |script: String| site.rig.command("sh").args(["-c", &script]).output().unwrap();
     head(format!("cat /dev/zero >{small}/full"));
     let ranks_are_gone = || site.rig.nodes().iter().all(|node| site.count_on(node, "04096d") == 0);
     site.until("no rank is left", ranks_are_gone);
-    // The supervisor keeps what it cannot write yet.
+    // The supervisor retries writing its exit file.
     assert!(site.rig.nodes().iter().any(|node| site.count_on(node, "vidtui supervise") > 0));
     head(format!("rm {small}/full"));
     site.until("it has failed", || site.state() == "failed");
@@ -135,7 +135,7 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_goes_on_once_there_is_
 }
 
 #[test]
-fn a_disk_that_is_full_on_one_node_keeps_the_launch_from_beginning_and_leaves_nothing_there() {
+fn a_full_disk_on_one_node_refuses_the_launch_and_leaves_no_files() {
     let Some(mut site) = TestSite::new() else { return };
     let folder = site.rig.own().join("disk/bin");
     fs::create_dir_all(&folder).unwrap();

@@ -100,7 +100,7 @@ impl TestSite {
         self.status()["state"].as_str().unwrap().to_owned()
     }
 
-    /// Returns whether the newest run trains: it may be saving at the moment.
+    /// Returns whether the newest run trains; it may be saving at the moment.
     pub fn trains(&self) -> bool {
         ["running", "saving"].contains(&self.state().as_str())
     }
@@ -197,8 +197,8 @@ impl TestSite {
     }
 }
 
-/// Asserts that the ranks of these nodes ended soon after a moment, by their supervisors' records. It takes 13 s at most, of
-/// which 10 are the heartbeat timeout; the rest is for a busy machine.
+/// Asserts that the ranks of these nodes ended within 13 s of a moment, according to their supervisors' records. Of
+/// these, 10 s are the heartbeat timeout; the rest is for a busy machine.
 pub fn assert_down_soon(run: &RunDir, attempt: u32, nodes: &[&str], moment_s: f64) {
     for node in nodes {
         let exit = run.read_exit(&NodeId::new(*node).unwrap(), attempt).unwrap().unwrap();

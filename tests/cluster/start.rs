@@ -45,7 +45,7 @@ fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
 }
 
 #[test]
-fn where_no_console_sees_it_the_others_end_when_the_rank_of_one_node_cannot_start() {
+fn without_a_console_the_other_nodes_end_when_the_rank_of_one_node_cannot_start() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let recipe = recipe(&site, &["node01"]);
     let job = site.rig.share().join("job.toml");
@@ -64,7 +64,7 @@ fn where_no_console_sees_it_the_others_end_when_the_rank_of_one_node_cannot_star
 }
 
 #[test]
-fn a_node_that_dies_right_after_the_launch_takes_the_other_with_it() {
+fn a_node_that_dies_right_after_the_launch_ends_the_other_node() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01", "node02"]);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {TWO}"))));

@@ -1,4 +1,4 @@
-//! `vidtui data check`: from a folder of videos to a manifest.
+//! Tests of `vidtui data check`, from a folder of videos to a manifest.
 
 use crate::test_site::TestSite;
 use std::process::Command;
@@ -27,7 +27,7 @@ fn a_folder_of_videos_becomes_a_manifest() {
     let manifest = dataset::Manifest::read(&site.root.join("clips.jsonl")).unwrap();
     assert_eq!(manifest.clips[1].caption, "a ball rolls to the right");
     assert_eq!(manifest.clips[1].path, site.root.join("clips/b.mp4"));
-    // The second check asks ffprobe for nothing.
+    // The second check does not call ffprobe.
     let none = site.with("VIDTUI_FFPROBE", "/nonesuch/ffprobe");
     assert_eq!(none.json(&["data", "check", "clips", "--json"])["report"]["cached"].as_u64(), Some(2));
 }

@@ -13,7 +13,8 @@ use std::process::Command;
 const YOUR_VIDEOS: &str = include_str!("../../docs/your-videos.md");
 const README: &str = include_str!("../../README.md");
 
-/// What is appended to commands that begin so: the sizes of the small model, and that the next command waits for them.
+/// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
+/// next command needs the result.
 const STAND_INS: [(&str, &str); 5] = [
     ("vidtui data encode ", "--frames 9 --height 64 --width 96 --text-len 6"),
     ("vidtui check ", SMALL),
@@ -29,7 +30,7 @@ const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set mode
      --set model.base_height=8 --set model.base_width=12 --set mesh.dp_shard=2 --set train.global_batch=2 \
      --set train.steps=2 --set optimizer.warmup_steps=1";
 
-/// The tasks of the trainer: commands that begin so, and those that read what they make.
+/// The beginnings of commands that need the trainer or its results.
 const NEEDS_TRAINER: [&str; 5] =
     ["vidtui data encode ", "vidtui data show ", "vidtui check ", "vidtui launch ", "vidtui sample "];
 
@@ -111,7 +112,7 @@ fn run(site: &TestSite, blocks: &[&str]) {
                 assert!(video.with_extension("json").exists());
             }
         }
-        // What the text says to do between two commands.
+        // Between two commands, the text describes this step.
         if command.starts_with("vidtui data encode ") {
             let copied =
                 Command::new("cp").arg("-r").args(["data", "held-out"].map(|name| site.root.join(name))).status();

@@ -77,7 +77,7 @@ fn site() -> (TestSite, Utf8PathBuf) {
 }
 
 #[test]
-fn a_download_that_the_disk_has_no_room_for_ends_with_its_code_and_is_continued() {
+fn a_download_that_fills_the_disk_ends_with_its_code_and_can_continue() {
     let (site, cache) = site();
     // The limit of the size of a file stands in for a full disk. Without the trap, its signal would end the program.
     let script = format!("trap '' XFSZ; ulimit -f 256; exec {VIDTUI} fetch a/b --json");

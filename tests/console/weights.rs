@@ -1,4 +1,4 @@
-//! `vidtui convert` and `vidtui inspect`: from a diffusers model to a run and back.
+//! Tests of `vidtui convert` and `vidtui inspect`, from a diffusers model to a run and back.
 
 use crate::pty::{ENTER, RIGHT};
 use crate::real_trainer::trainer;

@@ -1,6 +1,6 @@
-//! Where recorded numbers are: the project's own fixtures, or the folder that `VIDTUI_ORACLE` names.
+//! Locates the recorded numbers: the project's fixtures, or the folder in `VIDTUI_ORACLE`.
 //!
-//! Every crate that is held to them compiles this file into its tests.
+//! Every crate that is compared with them compiles this file into its tests.
 
 #![allow(dead_code, reason = "no crate needs all of it")]
 
@@ -9,7 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 /// The variable with another folder of recorded numbers.
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
-/// What such a folder holds.
+/// The subfolders of such a folder.
 const KINDS: [&str; 10] =
     ["cogvideox", "cogvideox15", "i2v", "i2v_training", "rotary", "sampling", "schedules", "t5", "ttt", "vae"];
 
@@ -33,7 +33,7 @@ pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
     if named.is_empty() {
         return Err(format!("{VARIABLE} is set to nothing: name a folder, or unset it"));
     }
-    // A base in front of an absolute path leaves that as it is.
+    // `join` returns an absolute path unchanged.
     let mut tried: Vec<Utf8PathBuf> = bases.iter().map(|base| base.join(named)).collect();
     tried.dedup();
     let fits = |folder: &&Utf8PathBuf| KINDS.iter().any(|kind| folder.join(kind).is_dir());
@@ -43,7 +43,7 @@ pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
     })
 }
 
-/// What is in the folder `below` of the oracle and is `wanted`; prints a line when there is nothing of that kind.
+/// Returns the entries of the folder `below` of the oracle that `wanted` accepts, and prints a line if there are none.
 pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
     let folder = root().join(below);
     let mut found: Vec<Utf8PathBuf> = match folder.read_dir_utf8() {
@@ -71,20 +71,20 @@ pub fn models() -> Vec<Utf8PathBuf> {
     entries("cogvideox", "*/transformer/config.json", |folder| folder.join("transformer/config.json").is_file())
 }
 
-/// Where a model's recorded pass is.
+/// Returns the file with a model's recorded pass.
 pub fn pass(model: &Utf8Path) -> Utf8PathBuf {
     model.join("forward_backward.safetensors")
 }
 
-/// The diffusers models with a recorded pass forward and back.
+/// Returns the diffusers models with a recorded forward and backward pass.
 pub fn passes() -> Vec<Utf8PathBuf> {
     entries("cogvideox", "*/forward_backward.safetensors beside a transformer/config.json", |folder| {
         folder.join("transformer/config.json").is_file() && pass(folder).is_file()
     })
 }
 
-/// The files with the weights of a diffusers model, as diffusers chooses them: those in the index, or the only one. Variants
-/// such as `.fp16.` beside them are others.
+/// Returns the files with the weights of a diffusers model, as diffusers chooses them: those in the index, or the only
+/// file. Variants such as `.fp16.` are ignored.
 pub fn weight_files(transformer: &Utf8Path) -> Vec<Utf8PathBuf> {
     let whole = transformer.join("diffusion_pytorch_model.safetensors");
     let index = Utf8PathBuf::from(format!("{whole}.index.json"));

@@ -1,4 +1,4 @@
-//! Each fault and repair has the effect on SSH and processes that its name promises.
+//! Tests that each fault and repair has the intended effect on SSH and processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -211,7 +211,7 @@ impl RunUnderTest {
         self.resume_and_die(mesh, &[], "")
     }
 
-    /// As [`RunUnderTest::resume`], with `victims` that kill themselves at a `PHASE:STEP` of a save.
+    /// Resumes as [`RunUnderTest::resume`] does, with `victims` that kill themselves at a `PHASE:STEP` of a save.
     pub fn resume_and_die(self, mesh: &[usize], victims: &[usize], at: &str) -> Running {
         let step = latest(&self.dir).expect("a complete checkpoint").step;
         let start = StartFrom::Checkpoint { run: self.id(), step };

@@ -18,7 +18,8 @@ const USUAL_START_S: f64 = 10.0;
 pub fn lines(model: &Model, row: &RunRow, context: Context, width: usize) -> Vec<Line<'static>> {
     let mut lines = situation(model, row, width);
     let steps = next_steps(model, row, context);
-    // A hint is never broken: one that does not fit starts the next line. All hints may follow a short sentence.
+    // A hint is never broken; if it does not fit, it starts the next line. If all hints fit, they follow a short
+    // sentence on its line.
     let wanted: usize = steps.iter().flatten().map(Span::width).sum::<usize>() + 3 * steps.len();
     let mut line: Vec<Span<'static>> = Vec::new();
     if lines.len() == 1 && lines[0].width() + wanted <= width {

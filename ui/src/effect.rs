@@ -13,7 +13,7 @@ use rundir::RunId;
 pub enum Effect {
     /// Plan the start of a curriculum's stage; answered by `JobMsg::LaunchPlanned` or `Failed`.
     PlanLaunch {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The curriculum's file.
         curriculum: Utf8PathBuf,
@@ -24,42 +24,42 @@ pub enum Effect {
     },
     /// Plan a resume from the newest complete checkpoint.
     PlanResume {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,
     },
     /// Plan the next stage, started from this run's newest checkpoint.
     PlanNext {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The finished run.
         run: RunId,
     },
     /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
     PlanKill {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,
     },
     /// Execute a launch or resume plan as shown; answered by `Outcome::Launched` or `Failed`.
     Launch {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The plan that was shown.
         plan: Box<LaunchPlan>,
     },
     /// Request a run to save a checkpoint and stop (`KillHow::Stop`). Safe, so it needs no dialog.
     Stop {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,
     },
     /// Execute a kill plan as shown; answered by `Outcome::Killed` or `Failed`.
     Kill {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The plan that was shown.
         plan: Box<RunKill>,
@@ -68,30 +68,30 @@ pub enum Effect {
     },
     /// Write the stack traces of a run's processes into its folder; answered by `Outcome::Stacks` or `Failed`. Sends no signal.
     CollectStacks {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,
     },
     /// Draw a chart into a file.
     Export {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
-        /// What to draw.
+        /// The chart to draw.
         chart: ChartSpec,
         /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
         to: Utf8PathBuf,
     },
     /// Preview a conversion; answered by `JobMsg::ConvertPlanned` or `Failed`.
     PlanConvert {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The chosen options.
         options: ConvertOptions,
     },
     /// Execute a conversion as shown; answered by `Outcome::Converted`, `Outcome::ConvertStopped` or `Failed`.
     Convert {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The preview that was shown.
         preview: Box<ConvertPreview>,

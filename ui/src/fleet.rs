@@ -23,7 +23,7 @@ pub enum FleetSource {
 
 /// Values kept per GPU: ten minutes at one every two seconds.
 pub const KEPT: usize = 300;
-/// A node whose sample is this late may hang; samples come every two seconds.
+/// The age in seconds from which a node's newest sample suggests a hang. Samples arrive every two seconds.
 const LATE_S: f64 = 10.0;
 
 /// A node to watch.
@@ -434,7 +434,7 @@ impl NodeView {
 }
 
 impl Condition {
-    /// Returns the condition as a word.
+    /// Returns the name of the condition.
     pub fn word(self) -> &'static str {
         match self {
             Self::Well => "up",

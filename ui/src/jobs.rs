@@ -4,7 +4,7 @@ use crate::msg::JobId;
 use rundir::RunId;
 use std::collections::BTreeMap;
 
-/// The purpose of a job; it decides what happens with the answer.
+/// The purpose of a job, which decides how its answer is handled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Intent {
     /// Plan the start of a stage, then ask for confirmation.
@@ -79,16 +79,16 @@ pub struct Job {
     pub intent: Intent,
     /// Its latest progress line.
     pub progress: Option<String>,
-    /// What it waits for, while it retries and can be cancelled.
+    /// The reason for waiting, while the job retries and can be cancelled.
     pub waiting: Option<Waiting>,
 }
 
-/// What a job waits for.
+/// The reason why a job waits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     /// When the wait began, Unix seconds; retries do not reset it.
     pub since_s: f64,
-    /// The latest description of what it waits for.
+    /// The latest description of the reason for waiting.
     pub text: String,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::msg::{Key, KeyCode};
 
-/// What a key does. Named by its meaning, so that changing a key needs no rename.
+/// The action of a key. It is named by its meaning, so that changing a key needs no rename.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the help text of its binding describes it")]
 pub enum Action {
@@ -91,7 +91,7 @@ pub enum Action {
 pub struct Binding {
     /// The keys; the key bar shows the first one.
     pub keys: &'static [Key],
-    /// What the keys do.
+    /// The description of the keys' action.
     pub action: Action,
     /// One or two words for the key bar; empty for bindings that only the help lists.
     pub label: &'static str,
@@ -174,7 +174,7 @@ impl Context {
         }
     }
 
-    /// Returns the global bindings that work here: all on screens, only quit and suspend in dialogs.
+    /// Returns the global bindings that work in a context: all on screens, only quit and suspend in dialogs.
     pub fn global(self) -> &'static [Binding] {
         match self {
             Self::Runs

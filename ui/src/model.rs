@@ -88,7 +88,7 @@ pub struct Notice {
     pub since_s: f64,
 }
 
-/// How long a notice stays, seconds: long enough to read a path.
+/// The seconds for which a notice stays: long enough to read a path.
 const NOTICE_S: f64 = 10.0;
 
 /// The state of the console.

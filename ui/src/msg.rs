@@ -192,7 +192,7 @@ pub struct RunRow {
     /// Whether its steps are unknown: no adapter reads the log of its command.
     #[serde(default)]
     pub is_stepless: bool,
-    /// What is done of its items, if its steps are items.
+    /// The progress of its items, if its steps are items.
     #[serde(default)]
     pub items: Option<rundir::ItemCounts>,
     /// Until when a run without processes counts as starting, Unix seconds.
@@ -230,7 +230,7 @@ pub enum RunMsg {
         /// The video, or why it cannot be shown.
         clip: Result<Clip, Failure>,
     },
-    /// It is time for the next frame of the videos (answers [`Watch::Frames`](crate::Watch::Frames)).
+    /// The next frame of the videos is due (answers [`Watch::Frames`](crate::Watch::Frames)).
     NextFrame,
     /// Lines of one rank's log.
     Log(LogChunk),
@@ -380,7 +380,7 @@ pub struct ConvertPreview {
     pub command: String,
     /// Names and values, in order.
     pub facts: Vec<(String, String)>,
-    /// How each tensor is converted; the blocks of a model share rows.
+    /// The conversion of each tensor. The blocks of a model share rows.
     pub rows: Vec<ConvertRow>,
     /// Bytes to write.
     pub bytes: u64,

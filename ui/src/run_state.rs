@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_called_by_its_id_without_the_date() {
+    fn the_short_name_of_a_run_is_its_id_without_the_date() {
         let id = RunId::parse("2026-11-20T0340-demo-2s-k7f2").unwrap();
         assert_eq!(short_id(&id), "demo-2s-k7f2");
     }

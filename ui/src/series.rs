@@ -47,7 +47,7 @@ impl Track {
     const NODES: usize = Self::RANKS + MAX_RANK_LINES + 2;
     const COUNT: usize = Self::NODES + 3 * METRICS.len();
 
-    /// Returns the track of a metric; of one that nodes sample, the mean.
+    /// Returns the track of a metric, or its mean if nodes sample the metric.
     ///
     /// # Panics
     /// If there is no such metric.
@@ -69,7 +69,7 @@ impl Track {
         }
     }
 
-    /// Returns whether nodes sample it at times of their own.
+    /// Returns whether each node samples the metric at its own times.
     pub fn is_of_nodes(self) -> bool {
         matches!(self, Self::Nodes(..))
     }
@@ -107,9 +107,9 @@ impl Extent {
 /// A value to add to a column.
 #[derive(Debug, Clone, Copy)]
 enum NewValue {
-    /// It was not measured.
+    /// The value was not measured.
     Missing,
-    /// It was measured and is not finite.
+    /// The value was measured and is not finite.
     NotFinite,
     Value(f64),
 }

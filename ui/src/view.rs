@@ -107,7 +107,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Span::styled(cursor, theme.accent),
         ]));
     }
-    // A warning comes before a running job, and any notice before a job that waits: that wait may take days.
+    // A warning is shown before a running job, and any notice before a waiting job, because the wait may take days.
     let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());

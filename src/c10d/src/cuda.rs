@@ -124,7 +124,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn without_cuda_everything_of_it_says_so() {
+    fn every_cuda_call_fails_in_a_build_without_cuda() {
         if is_built() {
             println!("SKIPPED: this build has CUDA");
             return;

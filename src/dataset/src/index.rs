@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn every_segment_has_a_text_of_its_own() {
+    fn every_segment_needs_its_own_text() {
         let (_keep, folder) = temp();
         let index = Index::open(&dataset(&folder)).unwrap();
         let failure = index.check(&Model { segments: 2, ..model() }).unwrap_err();

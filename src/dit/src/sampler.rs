@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_knows_the_clean_latent_samples_it() {
+    fn sampling_with_a_perfect_prediction_returns_the_clean_latent() {
         let schedule = Schedule::default();
         let clean = Tensor::from_slice(&[0.5f32, -1.5, 2.0]);
         for sampler in [

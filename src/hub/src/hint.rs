@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_models_and_folders_called_like_one_have_a_command() {
+    fn names_of_models_give_a_download_command() {
         let command = |named| fetch_command(named);
         assert_eq!(command("THUDM/CogVideoX-2b").as_deref(), Some("vidtui fetch THUDM/CogVideoX-2b"));
         assert_eq!(command("CogVideoX-5b/").as_deref(), Some("vidtui fetch zai-org/CogVideoX-5b"));

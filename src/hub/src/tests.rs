@@ -222,7 +222,7 @@ fn a_download_that_is_cut_off_continues_where_it_stopped() {
 }
 
 #[test]
-fn a_later_call_continues_what_an_interrupted_one_has_left() {
+fn a_later_call_continues_an_interrupted_download() {
     let hub = Hub::new();
     let stopped = fetch(&request(&["vae"]), &hub.settings(), &mut |progress| match progress.done {
         0..300_000 => ControlFlow::Continue(()),
@@ -262,7 +262,7 @@ fn a_damaged_download_is_removed_and_downloaded_again() {
 }
 
 #[test]
-fn refusals_name_what_the_user_can_do() {
+fn refusals_name_the_remedy() {
     let hub = Hub::new();
     let refused = |status, code, token: Option<&str>| {
         hub.change(|world| world.refuses = Some((status, code, 9)));
@@ -330,7 +330,7 @@ fn a_disk_that_is_too_small_is_reported_before_the_download() {
 }
 
 #[test]
-fn files_that_do_not_exist_are_answered_with_the_nearest_name() {
+fn a_missing_file_is_reported_with_the_nearest_name() {
     let hub = Hub::new();
     let failure = hub.fetch(&["vae/confg.json"]).unwrap_err();
     assert_eq!(failure.code, ErrorCode::UnknownName);

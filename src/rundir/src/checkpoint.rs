@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_was_found_damaged_is_passed_over() {
+    fn a_checkpoint_that_was_found_damaged_is_skipped() {
         let (_keep, run) = temp();
         save(&run, 20, 1);
         save(&run, 40, 1);

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn after_going_back_later_steps_of_earlier_attempts_are_passed_over() {
+    fn after_going_back_later_steps_of_earlier_attempts_are_skipped() {
         let (_keep, run) = temp();
         for step in [10, 20, 30] {
             save(&run, step, 1);

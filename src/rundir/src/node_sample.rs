@@ -217,7 +217,7 @@ pub mod tests {
     }
 
     #[test]
-    fn when_a_sample_was_written_is_told_by_how_long_nvidia_smi_took() {
+    fn the_time_of_a_sample_includes_the_duration_of_nvidia_smi() {
         let took = NodeSample::new(1, &Frame { took_s: 21.96, ..frame(100.0, 2) }, None);
         let read = NodeSample::parse(serde_json::to_string(&took).unwrap().as_bytes()).unwrap();
         assert_eq!(read.written_s(), Some(122.0));

@@ -42,7 +42,7 @@ mod tests {
     use crate::fixtures::temp;
 
     #[test]
-    fn the_stop_request_of_a_user_is_for_good_whatever_a_jobs_script_requests() {
+    fn the_stop_request_of_a_user_is_permanent_even_if_a_job_script_requests_another() {
         let (_keep, run) = temp();
         let touch = || fs::OpenOptions::new().create(true).append(true).open(run.stop_file()).map(drop).unwrap();
         assert_eq!(run.stop_request(), None);

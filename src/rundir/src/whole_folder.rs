@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_replaces_the_one_before_with_all_its_files() {
+    fn a_folder_replaces_the_earlier_one_with_all_its_files() {
         let keep = tempfile::tempdir().unwrap();
         let place = Utf8Path::from_path(keep.path()).unwrap().join("out");
         for text in ["old", "new"] {

@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_work_by_themselves_finish_the_run_whoever_is_lost() {
+    fn independent_ranks_finish_the_run_even_if_some_are_lost() {
         let mut facts = RunFacts { is_independent: true, ..running() };
         facts.exits = vec![failed("ml-1", 1105.0, "killed")];
         assert_eq!(derive(&facts, 1106.0), RunState::Running, "the other node works on");
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_work_by_themselves_fail_the_run_only_where_none_is_left() {
+    fn independent_ranks_fail_the_run_only_if_all_are_lost() {
         let mut facts = RunFacts { is_independent: true, ..running() };
         let failure = Failure::new(ErrorCode::NodeLost, "node ml-2 was lost", "no heartbeat", "check it");
         facts.see_event(&event(1101.0, EventKind::NodeLost { node: node("ml-2"), failure }));

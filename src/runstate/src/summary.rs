@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_that_is_left_of_items_follows_from_their_rate_in_the_last_minute() {
+    fn the_remaining_time_of_items_follows_from_their_rate_in_the_last_minute() {
         let (_keep, dir) = temp();
         let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
         for (t, step) in [(0.0, 1), (1000.0, 100), (1050.0, 200)] {

@@ -273,7 +273,7 @@ fn a_recorded_connection_that_is_replayed_is_refused() {
 }
 
 #[test]
-fn a_connection_that_is_reset_is_broken_on_both_sides_and_made_again() {
+fn a_reset_connection_is_broken_on_both_sides_and_reconnected() {
     let token = token();
     let (first, port) = End::listening(&token);
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_written_only_where_there_is_news() {
+    fn a_line_is_written_only_if_the_progress_changed() {
         let (_keep, run) = temp();
         let node = node("ml-1");
         fs::create_dir_all(run.node_dir(&node)).unwrap();

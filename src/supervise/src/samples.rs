@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_sampled_with_its_gpus_and_processors() {
+    fn the_node_is_sampled_with_its_gpus_and_cpus() {
         let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled";
         let smi = format!("case $1 in --query-gpu*) echo '{row}' ;; esac");
         let all = sampled(&smi, |all| all.len() >= 3 && all.iter().any(|sample| sample.cpu_pct.is_some()));
@@ -216,13 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_do_not_end_the_samples() {
+    fn bytes_that_are_not_text_do_not_end_sampling() {
         let all = sampled("printf '\\377\\376 no text\\n'; exit 3", |all| all.len() >= 3);
         assert_eq!(all[0].troubles, ["nvidia-smi reports \"\u{fffd}\u{fffd} no text\""]);
     }
 
     #[test]
-    fn samples_go_on_after_the_script_was_killed() {
+    fn sampling_continues_after_the_script_was_killed() {
         // The parent is `timeout`, whose parent is in the script's group. The mark is made first, because no command
         // runs after the kill.
         let once = "[ -e $0.killed ] && exit 127\n: >$0.killed\n\

@@ -307,7 +307,7 @@ fn a_killed_rank_is_reported_with_its_signal() {
 }
 
 #[test]
-fn the_exit_file_is_written_once_that_is_possible() {
+fn the_exit_file_is_written_as_soon_as_possible() {
     let scene = scene(1);
     let exit_file = scene.job.run.exit_toml(&scene.job.node, 3);
     // A folder that is not empty is in the place of the file, so that no rename to it succeeds, even as root.

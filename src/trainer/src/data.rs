@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_vanishes_fails_the_batch_that_wants_it_and_no_other() {
+    fn a_missing_file_fails_only_the_batch_that_needs_it() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
         let mut data = open(&recipe).unwrap();

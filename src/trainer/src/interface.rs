@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_to_this_machine_is_its_loopback_interface() {
+    fn the_interface_to_this_machine_is_loopback() {
         assert_eq!(towards("127.0.0.1", 29500).as_deref(), Some("lo"));
         assert_eq!(towards("nowhere.invalid", 29500), None);
     }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_key_draws_the_same_and_another_key_something_else() {
+    fn equal_keys_draw_equal_numbers_and_other_keys_different_ones() {
         let draw = |counter| normal(1, Purpose::Noise, counter, &[64]);
         assert_eq!(draw(5), draw(5));
         assert_ne!(draw(5), draw(6));

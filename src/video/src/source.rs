@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_frames_are_told_from_errors() {
+    fn lines_of_frames_are_distinguished_from_errors() {
         assert_eq!(frame_pts("frame:3    pts:1536    pts_time:0.12"), Some(1536));
         assert_eq!(frame_pts("frame:0    pts:-40 pts_time:-0.04"), Some(-40));
         assert_eq!(frame_pts("[h264 @ 0x55] error while decoding MB 3 4"), None);

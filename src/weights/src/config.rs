@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_models_are_told_apart() {
+    fn the_published_models_are_distinguished() {
         let cases = [
             ("{}", Family::CogVideoX2B),
             (r#"{"use_rotary_positional_embeddings":true}"#, Family::CogVideoX5B),
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_the_same_after_there_and_back() {
+    fn a_configuration_survives_a_round_trip() {
         let texts = [
             "{}",
             r#"{"use_rotary_positional_embeddings":true,"num_layers":42,"num_attention_heads":48}"#,
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_that_weights_came_with_is_changed_only_where_it_means_something_else() {
+    fn the_configuration_of_the_source_changes_only_where_its_meaning_differs() {
         let published = r#"{"_class_name":"CogVideoXTransformer3DModel","_diffusers_version":"0.32","dropout":0.1,
             "use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":true,"sample_frames":81}"#;
         let model = model_from_diffusers(&config(published)).unwrap();
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_trainer_does_not_have_is_named() {
+    fn features_that_the_trainer_lacks_are_named() {
         let cases = [
             (r#"{"patch_size_t":1,"use_rotary_positional_embeddings":true}"#, "patch_size_t = 1"),
             (r#"{"patch_size_t":2}"#, "patch_size_t = above 1 without rotary"),

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_by_the_formats_own_crate_and_by_ours() {
+    fn written_files_are_read_by_the_reference_crate_and_by_ours() {
         let (_keep, folder) = temp();
         // Larger than several pieces, and not a multiple of one.
         let long = CHUNK * 2 + 12;

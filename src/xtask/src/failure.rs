@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An error as it is printed.
+/// An error in the form in which it is printed.
 #[derive(Debug)]
 pub struct Failure {
     /// What failed.

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::process::works;
 
-    /// How many frames the demo clip has.
+    /// The number of frames in the demo clip.
     const CLIP_FRAMES: usize = 132;
 
     #[test]

@@ -68,7 +68,7 @@ fn any(words: &mut &[&str]) -> bool {
     let mut allowed = all(words);
     while let Some(("OR", rest)) = words.split_first().map(|(word, rest)| (*word, rest)) {
         *words = rest;
-        // Both sides are read, whatever the first one gives.
+        // Read both sides, even if the first side already decides.
         allowed |= all(words);
     }
     allowed

@@ -17,7 +17,7 @@ use crate::workspace::{release_dir, root};
 use jobs::{Job, Load};
 use report::Report;
 
-/// What the tests need besides libtorch.
+/// The packages that the tests need besides libtorch.
 pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER, system::CLOCK];
 
 /// Runs the command: `test [FILTER]…`.
@@ -45,7 +45,7 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// How long each job took and how much CPU it used, in earlier runs.
+/// The duration and CPU time of each job in earlier runs.
 struct History {
     file: Utf8PathBuf,
     /// Seconds of the last run and the highest load of all runs. On a busy machine a job takes longer, and its load is too low.

@@ -1,4 +1,4 @@
-//! The dialogs: what each shows and how far it is scrolled.
+//! The dialogs: the content of each, and its scroll position.
 
 use crate::keymap::Context;
 use crate::msg::ConvertOptions;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The most clips that are kept: those that were shown before are there at once when the user steps back.
+/// The most clips that are kept, so that recently shown clips appear at once when the user steps back.
 const MAX_CLIPS: usize = 12;
 
 /// The step and the prompt of a sample.
@@ -34,7 +34,7 @@ pub struct SamplesScreen {
     pub step: Option<u64>,
     /// Whether earlier steps are shown beside the selected one.
     pub side_by_side: bool,
-    /// Whether the videos stand still.
+    /// Whether the videos are paused.
     pub paused: bool,
     /// The number of frames that were shown; a video shows this frame modulo its length.
     pub frame: usize,
@@ -56,7 +56,8 @@ impl SamplesScreen {
         self.samples.iter().flatten().filter(|sample| sample.index == *index).collect()
     }
 
-    /// Returns the position of the selected sample among those of its prompt: that of the selected step, or the last before it.
+    /// Returns the position of the selected sample among those of its prompt: the sample of the selected step, or the
+    /// last one before that step.
     pub fn position(&self, of_prompt: &[&Sample]) -> usize {
         let upto = self.step.map_or(of_prompt.len(), |step| of_prompt.partition_point(|sample| sample.step <= step));
         upto.saturating_sub(1)

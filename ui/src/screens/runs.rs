@@ -195,7 +195,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     for (column, width) in &mut columns {
         *width += if column.title == BAR { room.min(24) } else { 0 };
     }
-    // The bar is placed beside the steps, whatever its importance.
+    // The bar is always placed beside the steps, independent of its importance.
     columns.sort_by_key(|(column, _)| match column.title {
         "step" => 0,
         BAR => 1,

@@ -1,4 +1,4 @@
-//! The Samples screen: which videos it requests, and what it shows.
+//! Tests of the Samples screen: the videos that it requests, and its content.
 
 use crate::fixtures::*;
 use crate::*;

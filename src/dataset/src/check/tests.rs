@@ -260,7 +260,7 @@ fn clips_that_are_too_short_are_excluded_and_included_again_for_a_shorter_choice
 }
 
 #[test]
-fn the_manifest_says_too_short_exactly_where_choosing_frames_fails() {
+fn a_clip_is_too_short_exactly_if_choosing_frames_fails() {
     let clip = |frames, fps| Clip { frames, fps, ..Clip::default() };
     for frames in [2, 9, 10, 16, 17, 48, 49, 50] {
         for fps in [8.0, 12.5, 23.976, 30.0] {
@@ -298,7 +298,7 @@ fn a_second_check_probes_only_what_changed() {
 }
 
 #[test]
-fn an_interrupted_check_goes_on_with_the_rest() {
+fn an_interrupted_check_continues_with_the_rest() {
     let mut site = Site::new();
     for n in 0..6 {
         site = site.video(&format!("{n}.mp4"), "short.mp4", &n.to_string());

@@ -121,7 +121,7 @@ fn folders_that_no_program_prepared_and_clips_without_a_text_are_refused() {
 }
 
 #[test]
-fn paths_may_start_elsewhere_than_at_the_index() {
+fn paths_can_be_relative_to_a_folder_other_than_that_of_the_index() {
     let (_keep, folder) = temp();
     let moved = folder.join("moved.jsonl");
     fs::copy(fixture("train.jsonl"), &moved).unwrap();
@@ -175,7 +175,7 @@ fn the_first_line_that_cannot_be_imported_is_named() {
 }
 
 #[test]
-fn a_pickle_that_would_run_something_is_refused_by_the_name_of_what_it_wants() {
+fn a_pickle_that_would_run_code_is_refused_and_the_function_named() {
     let (_keep, folder) = temp();
     let mut bytes = fs::read(fixture("texts/text_3.pt")).unwrap();
     let at = bytes.windows(12).position(|window| window == b"torch._utils").unwrap();
@@ -197,7 +197,7 @@ fn an_interrupted_import_leaves_nothing() {
 }
 
 #[test]
-fn training_on_what_is_not_imported_is_refused_with_the_command_that_does() {
+fn training_on_a_data_set_that_is_not_imported_is_refused_with_the_import_command() {
     let failure = Index::open(&fixture("train.jsonl")).unwrap().check(&model()).unwrap_err();
     assert_eq!(failure.code, ErrorCode::InvalidDataset);
     insta::assert_snapshot!(failure.to_string());

@@ -172,7 +172,7 @@ fn a_table_that_pyarrow_wrote_is_read() {
 }
 
 #[test]
-fn columns_are_named_by_the_user_and_a_wrong_name_is_answered_with_those_there_are() {
+fn the_user_can_name_columns_and_a_wrong_name_lists_the_existing_ones() {
     let folder = Folder::new().with("metadata.csv", "clip_name,long_caption,short_caption\na.mp4,long,short\n");
     let with = |video: &str, caption: &str| {
         let named = |name: &str| Some(name.to_owned());

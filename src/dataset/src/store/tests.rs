@@ -185,7 +185,7 @@ fn a_store_holds_every_clip_in_the_order_of_the_manifest_and_each_caption_once()
 }
 
 #[test]
-fn a_second_encode_reuses_what_has_the_same_key_and_says_why_the_rest_is_stale() {
+fn a_second_encode_reuses_equal_keys_and_reports_why_others_are_stale() {
     let (_keep, data) = temp();
     encode(&data, &manifest(&[1, 2, 3, 4]), &spec());
     let before = files(&data);
@@ -216,7 +216,7 @@ fn a_second_encode_reuses_what_has_the_same_key_and_says_why_the_rest_is_stale()
 }
 
 #[test]
-fn an_encode_that_is_interrupted_and_changed_keeps_the_whole_items() {
+fn an_interrupted_and_changed_encode_keeps_complete_items() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 2, 3, 4]), &spec(), Quarantined::Skip).unwrap();
@@ -263,7 +263,7 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
 }
 
 #[test]
-fn failed_items_are_listed_left_out_and_tried_again_on_request() {
+fn failed_items_are_listed_left_out_and_retried_on_request() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let manifest = manifest(&[1, 3, 4]);

@@ -143,7 +143,7 @@ fn a_job_does_not_start_a_run_that_may_be_alive_in_another_job() {
 }
 
 #[test]
-fn a_job_is_requeued_at_its_time_limit_and_after_preemption_and_not_after_stops_or_failures() {
+fn a_job_is_requeued_after_its_time_limit_or_a_preemption_but_not_after_a_stop_or_failure() {
     let details =
         |preempted: &str| cluster::slurm::read_job(&format!("JobId=42 JobState=RUNNING PreemptTime={preempted}"));
     let after = |stops_for_good, reason, warned, preempted: &str| {

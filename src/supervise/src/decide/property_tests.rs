@@ -485,7 +485,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_that_do_not_need_each_other_end_only_by_themselves_or_by_a_stop(
+    fn independent_ranks_end_only_by_themselves_or_by_a_stop(
         (nodes, stubborn) in (2..5usize, any::<u16>()),
         steps in steps(),
         mut random in any::<u64>(),

@@ -154,7 +154,7 @@ fn a_missing_program_is_named_with_the_command_that_installs_it() {
 }
 
 #[test]
-fn an_ffmpeg_that_is_killed_says_nothing_about_the_clip() {
+fn a_killed_ffmpeg_does_not_make_the_clip_suspect() {
     let path = clip("numbered.mp4", 60, &[]);
     let killed = with_ffmpeg("killed", "head -c 5000 /dev/zero\nkill -9 $$");
     assert_eq!(used_with(&killed, &path).unwrap_err().code, ErrorCode::CommandFailed);
@@ -181,7 +181,7 @@ fn an_ffprobe_that_hangs_is_killed_after_the_limit() {
 }
 
 #[test]
-fn an_ffmpeg_that_writes_too_much_or_too_little_is_not_believed() {
+fn an_ffmpeg_that_writes_too_much_or_too_little_is_an_error() {
     let path = clip("numbered.mp4", 60, &[]);
     let much = with_ffmpeg("too-much", "exec head -c 10000000 /dev/zero");
     assert_eq!(used_with(&much, &path).unwrap_err().code, ErrorCode::Malformed);

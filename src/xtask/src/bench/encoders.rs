@@ -18,7 +18,7 @@ const APART: f64 = 1e-4;
 const TIME: f64 = 0.9;
 const MEMORY: f64 = 0.8;
 
-/// What is measured: its name in `tests/bench/encoders.py`, and in the table.
+/// A measured task: its name in `tests/bench/encoders.py` and its name in the table.
 const CASES: [(&str, &str); 3] = [
     ("encode", "VAE encode, 17 frames of 128x192"),
     ("decode", "VAE decode, 17 frames of 128x192"),
@@ -34,7 +34,7 @@ struct Figures {
     peak_gib: f64,
     /// Its growth from before the model is loaded.
     growth_gib: f64,
-    /// Of the results.
+    /// The norms of the results.
     norms: Vec<f64>,
 }
 

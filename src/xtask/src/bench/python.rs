@@ -13,7 +13,7 @@ const PACKAGES: [&str; 3] = ["torch==2.11.0", "diffusers==0.42.1", "numpy"];
 /// Headers that PyTorch's own headers include with CUDA and that its wheel does not contain.
 const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"];
 
-/// What the comparison of text encoders and tokenizers needs besides.
+/// The additional packages for the comparison of text encoders and tokenizers.
 const TEXT_PACKAGES: [&str; 2] = ["transformers==5.23.0", "sentencepiece==0.2.1"];
 
 /// Returns the `bin` folder of the environment, with transformers and sentencepiece in it.

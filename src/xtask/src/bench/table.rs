@@ -5,7 +5,7 @@ use crate::failure::{Failure, Result};
 /// One measured quantity, its values in all rounds, and its limit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// What was measured.
+    /// The name of the measurement.
     pub what: String,
     /// `×` for a ratio, or a unit.
     pub unit: &'static str,

@@ -24,11 +24,11 @@ struct Figures {
     peak_gib: f64,
 }
 
-/// One comparison: what both sides train, and how the work is distributed.
+/// One comparison: the model that both sides train, and the distribution of the work.
 #[derive(Debug)]
 struct Case {
     what: &'static str,
-    /// Ours, in `tests/bench`, and the shapes of its latent and of the text of each of its segments.
+    /// Our recipe in `tests/bench`, and the shapes of its latent and of the text of each segment.
     recipe: &'static str,
     latent: [usize; 4],
     segments: usize,
@@ -39,7 +39,7 @@ struct Case {
     memory_bar: f64,
 }
 
-/// How the work is distributed.
+/// The distribution of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// One process of two threads.

@@ -23,7 +23,7 @@ struct Figures {
     step_s: f64,
     /// Growth of peak memory.
     peak_gib: f64,
-    /// Of the output, and of the gradients of the input and of each parameter.
+    /// The norms of the output and of the gradients of the input and of each parameter.
     norms: Vec<f64>,
 }
 

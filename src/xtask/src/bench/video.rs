@@ -16,7 +16,8 @@ const ROUNDS: usize = 5;
 /// Clips that are probed, and the workers of both sides.
 const CLIPS: usize = 200;
 const WORKERS: &str = "2";
-/// Frames, rate, width and height that are decoded, as CogVideoX wants them, and passes, of which the first is a warm-up.
+/// The number, rate, width and height of decoded frames, as in CogVideoX; and the number of passes, of which the first
+/// is a warm-up.
 const DECODED: [&str; 5] = ["49", "8", "720", "480", "3"];
 /// The largest difference of the means of all pixels: the scalers round differently, and another frame differs by more.
 const APART: f64 = 0.5;
@@ -80,7 +81,7 @@ impl Sides {
     }
 }
 
-/// Returns the seconds of a side: of its only pass, or of the median one.
+/// Returns the seconds of one side: those of its only pass, or the median of its passes.
 fn seconds(side: &Value) -> f64 {
     match side["s"].as_array() {
         Some(passes) => median(&passes.iter().filter_map(Value::as_f64).collect::<Vec<_>>()),

@@ -1,4 +1,4 @@
-//! Where the demo trains: on this machine, or on nodes of a rig.
+//! The place where the demo trains: this machine, or nodes of a rig.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::workspace::{release_dir, root};
 /// Ranks of a demo on this machine.
 const RANKS: usize = 2;
 
-/// Where the demo trains.
+/// The place where the demo trains.
 pub enum Ground {
     /// In processes of this machine.
     Local,

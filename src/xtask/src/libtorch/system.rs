@@ -15,7 +15,7 @@ pub struct Need {
     package: &'static str,
     /// Commands; the program is installed if one of them succeeds.
     any_of: &'static [(&'static str, &'static [&'static str])],
-    /// What is skipped without it; `None` if it is required.
+    /// The tests that are skipped without the package; `None` if it is required.
     lost: Option<&'static str>,
 }
 

@@ -45,7 +45,7 @@ pub struct Job {
     pub name: String,
     /// CPU that it takes.
     pub load: Load,
-    /// What to start.
+    /// The program to start.
     pub command: Command,
 }
 

@@ -1,10 +1,10 @@
-//! What `cargo xtask test` prints: a line for each job, failures in full, the longest jobs, and the counts.
+//! The output of `cargo xtask test`: a line for each job, failures in full, the longest jobs, and the counts.
 
 use std::time::Duration;
 
 use super::schedule::Ended;
 
-/// How many of the longest jobs are listed.
+/// The number of the longest jobs that are listed.
 const LONGEST: usize = 15;
 
 /// The results of all jobs so far.
@@ -13,12 +13,12 @@ pub struct Report {
     pub passed: u64,
     pub failed: u64,
     pub skipped: u64,
-    /// What failed jobs printed.
+    /// The output of failed jobs.
     failures: String,
     times: Vec<Time>,
 }
 
-/// How long a job took.
+/// The duration of a job.
 pub struct Time {
     pub job: String,
     pub wall: Duration,
@@ -26,7 +26,7 @@ pub struct Time {
     pub cpu: Duration,
 }
 
-/// What the test harness prints, read line by line.
+/// A parser of the test harness's output, line by line.
 ///
 /// A test that lacks something prints a line that begins with `skipped`, and passes. The rest of what passing tests
 /// print is not shown.
@@ -36,7 +36,7 @@ struct Reading {
     failed: u64,
     skipped: Vec<String>,
     ignored: u64,
-    /// All but the output of passing tests.
+    /// Everything except the output of passing tests.
     shown: String,
     in_successes: bool,
 }

@@ -22,9 +22,9 @@ pub struct Ended {
     pub took: Duration,
     /// User and system time of the job and its descendants.
     pub cpu: Duration,
-    /// How it ended; nothing when it could not be started.
+    /// The exit status; `None` if the job could not be started.
     pub status: Option<ExitStatus>,
-    /// What it and its child processes printed.
+    /// The output of the job and its child processes.
     pub output: String,
 }
 

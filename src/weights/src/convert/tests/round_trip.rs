@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 
 #[test]
-fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
+fn every_tensor_of_an_oracle_folder_survives_a_round_trip_byte_for_byte() {
     for model in oracle::models() {
         let (_keep, folder) = temp();
         let (inner, back) = (folder.join("inner"), folder.join("back"));
@@ -31,7 +31,7 @@ fn there_and_back_every_tensor_of_an_oracle_folder_is_the_same_byte_for_byte() {
 }
 
 #[test]
-fn the_configuration_of_a_model_with_patches_in_time_comes_back_whatever_it_says_of_frames_and_biases() {
+fn the_configuration_of_a_model_with_temporal_patches_survives_a_round_trip_with_any_frames_and_biases() {
     let theirs = Utf8Path::new("../../tests/fixtures/oracle/cogvideox/cogvideox15_5b_tiny/transformer");
     for change in [r#""sample_frames": 81"#, r#""sample_frames": 9"#, r#""sample_frames": 8"#, r#""patch_bias": true"#]
     {
