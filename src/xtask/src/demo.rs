@@ -1,14 +1,17 @@
-//! `cargo xtask demo`: trains the demo.
+//! `cargo xtask demo`: from a clip to a sampled video.
 //!
-//! On a terminal it starts the first stage and opens the console. Otherwise it trains all stages, shows their progress and
-//! prints a summary. With `--nodes` the ranks run on a cluster of namespaces on this machine.
+//! Cuts the clip into short ones, checks and encodes them, trains both stages of the curriculum and samples the result. On a terminal
+//! the console is open while it trains; otherwise, or with `--headless`, progress is printed. With `--nodes` all of it runs on a
+//! cluster of namespaces on this machine.
 
+mod clips;
 mod ground;
 
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, stdin, stdout};
 use std::process::Stdio;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -16,23 +19,37 @@ use serde_json::Value;
 
 use crate::build;
 use crate::failure::{Failure, Result};
-use crate::process::{not_started, output};
+use crate::libtorch::system;
+use crate::process::{not_started, output, run as run_command};
 use crate::progress::Progress;
 use crate::workspace::root;
+use clips::{FPS, HEIGHT, STAGES, Stage, WIDTH};
 use ground::Ground;
 
-const CURRICULUM: &str = "configs/demo/curriculum.toml";
-const STAGES: [&str; 2] = ["2s", "4s"];
+const CURRICULUM: &str = "configs/bunny/curriculum.toml";
+/// The encoders, in the form of a released model.
+const ENCODERS: &str = "assets/demo/model";
+/// Tokens of a caption, as in the recipes.
+const TEXT_LEN: &str = "16";
+/// What the video of the end shows: a caption of the clips.
+const PROMPT: &str = "a grey rabbit yawns then rubs its head on a hill";
 const USAGE: &str = "usage: cargo xtask demo [--headless] [--nodes N [--slurm]]";
 
-/// A stage that was trained.
-struct Trained {
-    stage: &'static str,
+/// The demo in progress: where it runs, what it did, and whether it may print.
+struct Demo {
+    ground: Ground,
+    began: Instant,
+    /// Lines of the summary, each with its duration.
+    done: Vec<(Duration, String)>,
+}
+
+/// Whether the console has the terminal, so that nothing else may be printed.
+static CONSOLE_IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+/// A run that was started.
+struct Started {
     run: String,
     dir: Utf8PathBuf,
-    steps: u64,
-    first_loss: Option<f64>,
-    last_loss: Option<f64>,
 }
 
 /// The options of the command line.
@@ -72,51 +89,200 @@ impl Options {
 /// Runs the command: `demo [--headless] [--nodes N [--slurm]]`.
 pub fn run(args: &[String]) -> Result<()> {
     let options = Options::read(args)?;
+    system::require(&[system::DECODER])?;
     build::run(&[])?;
     let ground = match options.nodes {
         None => Ground::Local,
         Some(nodes) => Ground::rig(nodes, options.slurm)?,
     };
+    let mut demo = Demo { ground, began: Instant::now(), done: Vec::new() };
     if options.headless || !(stdin().is_terminal() && stdout().is_terminal()) {
-        let trained = train_all(&ground);
-        ground.leave();
-        println!("\n{}", trained?);
+        let told = demo.prepare().and_then(|()| demo.launch()).and_then(|first| demo.train_and_sample(first));
+        demo.ground.leave();
+        println!("\n{}", told?);
         return Ok(());
     }
-    let first = format!("{CURRICULUM}:{}", STAGES[0]);
-    start(&ground, &["launch", &first]).inspect_err(|_| ground.leave())?;
-    ground.print_how_to_end();
-    open_console(&ground)
+    let first = demo.prepare().and_then(|()| demo.launch()).inspect_err(|_| demo.ground.leave())?;
+    demo.ground.print_how_to_end();
+    demo.beside_the_console(first)
 }
 
-/// Trains one stage after the other, and returns the summary.
-fn train_all(ground: &Ground) -> Result<String> {
-    let began = Instant::now();
-    let mut trained: Vec<Trained> = Vec::new();
-    for stage in STAGES {
-        let run = match trained.last() {
-            None => start(ground, &["launch", &format!("{CURRICULUM}:{stage}")])?,
-            Some(previous) => start(ground, &["next", &previous.run])?,
-        };
-        trained.push(watch(ground, stage, run)?);
+impl Demo {
+    /// Makes the data sets of all stages.
+    fn prepare(&mut self) -> Result<()> {
+        let folder = root().join("demo");
+        for stage in &STAGES {
+            let began = Instant::now();
+            let (name, frames) = (stage.name, stage.frames.to_string());
+            let clips = folder.join("clips").join(name);
+            println!("\n{} clips for the stage {name}, in {clips}", stage.clips);
+            stage.cut(&clips)?;
+            let manifest = folder.join(format!("{name}.jsonl"));
+            let form = ["--frames", &frames, "--fps", FPS, "--height", HEIGHT, "--width", WIDTH];
+            let check = [&["data", "check", clips.as_str(), "--out", manifest.as_str()], &form[..]].concat();
+            self.shown(&check)?;
+            self.done
+                .push((began.elapsed(), format!("{} clips of {} frames cut and checked", stage.clips, stage.span)));
+
+            let began = Instant::now();
+            let out = folder.join(name);
+            let encode = [
+                "data",
+                "encode",
+                manifest.as_str(),
+                "--model",
+                ENCODERS,
+                "--out",
+                out.as_str(),
+                "--text-len",
+                TEXT_LEN,
+            ];
+            let more = ["--dtype", "float32", "--wait"];
+            let place = self.ground.place();
+            let place: Vec<&str> = place.iter().map(String::as_str).collect();
+            self.shown(&[&encode, &form[..], &more, &place].concat())?;
+            self.done.push((began.elapsed(), format!("encoded to latents and texts in {}", relative(&out))));
+        }
+        Ok(())
     }
-    Ok(summary(ground, &trained, began.elapsed()))
+
+    /// Starts the first stage.
+    fn launch(&self) -> Result<Started> {
+        self.start(&["launch", &format!("{CURRICULUM}:{}", STAGES[0].name)])
+    }
+
+    /// Waits for the first stage, trains the others and samples the last one. Returns the summary.
+    fn train_and_sample(&mut self, first: Started) -> Result<String> {
+        let mut current = first;
+        for (number, stage) in STAGES.iter().enumerate() {
+            if number > 0 {
+                current = self.start(&["next", &current.run])?;
+            }
+            self.watch(stage, &current)?;
+        }
+        let began = Instant::now();
+        say(&format!("sampling {}: {PROMPT}", current.run));
+        let place = self.ground.place();
+        let place: Vec<&str> = place.iter().map(String::as_str).collect();
+        let sampled = self.document(&[&["sample", &current.run, "--prompt", PROMPT][..], &place].concat())?;
+        let video = sampled["videos"][0]["path"].as_str().ok_or_else(|| unreadable(&["sample"], &sampled))?;
+        self.done.push((began.elapsed(), "a video sampled from the last checkpoint".into()));
+        Ok(self.summary(&current, Utf8Path::new(video)))
+    }
+
+    /// Opens the console, and goes on with the demo beside it and after it.
+    fn beside_the_console(&mut self, first: Started) -> Result<()> {
+        let mut console = self.ground.vidtui(&[]);
+        CONSOLE_IS_OPEN.store(true, Relaxed);
+        thread::scope(|scope| {
+            let rest = scope.spawn(|| self.train_and_sample(first));
+            // The console is a process of the same job: it gets the signals of the terminal, and suspends this one too.
+            let closed = console.status();
+            CONSOLE_IS_OPEN.store(false, Relaxed);
+            closed.map_err(|error| not_started(&console, &error))?;
+            if !rest.is_finished() {
+                println!("the demo goes on; Ctrl-C ends it, but not the run in progress");
+            }
+            let summary = rest.join().expect("the rest of the demo does not panic")?;
+            println!("\n{summary}");
+            Ok(())
+        })
+    }
+
+    /// Runs a command of the console with its output on the terminal.
+    fn shown(&self, args: &[&str]) -> Result<()> {
+        run_command(self.ground.vidtui(args).stdin(Stdio::null()), "see the message above")
+    }
+
+    /// Starts a training run.
+    fn start(&self, args: &[&str]) -> Result<Started> {
+        let target = [self.ground.place(), self.ground.sets()].concat();
+        let args: Vec<&str> = args.iter().copied().chain(target.iter().map(String::as_str)).collect();
+        let started = self.document(&args)?;
+        let text = |key: &str| started[key].as_str().map(str::to_owned).ok_or_else(|| unreadable(&args, &started));
+        Ok(Started { run: text("run")?, dir: text("dir")?.into() })
+    }
+
+    /// Runs a command of the console with `--json` and returns its document.
+    fn document(&self, args: &[&str]) -> Result<Value> {
+        let mut vidtui = self.ground.vidtui(args);
+        vidtui.arg("--json");
+        let fix = if CONSOLE_IS_OPEN.load(Relaxed) {
+            "see `vidtui status latest`"
+        } else {
+            vidtui.stderr(Stdio::inherit());
+            "see the message above"
+        };
+        let out = output(&mut vidtui, fix)?;
+        serde_json::from_slice(&out.stdout).map_err(|e| unreadable(args, &e.to_string().into()))
+    }
+
+    /// Shows a run's progress until it ends. Any end but a finished run is a failure.
+    fn watch(&mut self, stage: &Stage, Started { run, dir }: &Started) -> Result<()> {
+        let began = Instant::now();
+        let name = stage.name;
+        say(&format!("\nstage {name}: {run} (`vidtui stop {run}` ends it)"));
+        let mut progress = None;
+        loop {
+            let status = self.document(&["status", run])?;
+            let (step, steps) = (status["step"].as_u64().unwrap_or(0), status["steps_total"].as_u64().unwrap_or(0));
+            let (state, loss) = (status["state"].as_str(), status["loss"].as_f64());
+            let note = match (state, loss) {
+                (Some("running"), Some(loss)) => format!("loss {loss:.4}"),
+                (state, _) => state.unwrap_or_default().to_owned(),
+            };
+            if !CONSOLE_IS_OPEN.load(Relaxed) {
+                progress.get_or_insert_with(|| Progress::new("training", "steps", steps)).show(step, &note);
+            }
+            if let Some("finished" | "failed" | "crashed" | "stopped") = state {
+                progress.iter().for_each(Progress::stop);
+            }
+            match state {
+                Some("finished") => {
+                    let shown = |loss: Option<f64>| loss.map_or("not a number".into(), |loss| format!("{loss:.4}"));
+                    let (first, last) = (shown(first_loss(dir)), shown(loss));
+                    let line =
+                        format!("stage {name}: {step} steps, loss {first} at first, {last} at last; {}", relative(dir));
+                    self.done.push((began.elapsed(), line));
+                    return Ok(());
+                }
+                Some(state @ ("failed" | "crashed" | "stopped")) => {
+                    let text = |key: &str| status["failure"][key].as_str().map(str::to_owned);
+                    return Err(Failure::new(
+                        format!("stage {name} {state} at step {step} of {steps}"),
+                        text("why").unwrap_or_else(|| "a user or another program ended it".into()),
+                        text("fix").unwrap_or_else(|| format!("continue it with `vidtui resume {run}`")),
+                    ));
+                }
+                _ => sleep(Duration::from_millis(500)),
+            }
+        }
+    }
+
+    fn summary(&self, last: &Started, video: &Utf8Path) -> String {
+        let took = self.began.elapsed().as_secs();
+        let mut text = format!("from bunny.mp4 to a sampled video in {took} s {}\n", self.ground.location());
+        for (took, what) in &self.done {
+            text += &format!("{:>7.1} s  {what}\n", took.as_secs_f64());
+        }
+        text += &format!("video     {}\n", relative(video));
+        text += &format!("folder    {}\n", relative(video.parent().unwrap_or(video)));
+        text += &format!("training  {}, samples of the same prompt over steps\n", relative(&last.dir.join("samples")));
+        text + "The model is small and trained for minutes on one clip: expect a soft copy of it.\n\
+                Open the console with `cargo run --release`; `v` on a run shows its samples."
+    }
 }
 
-/// Starts a run; returns its id and folder.
-fn start(ground: &Ground, args: &[&str]) -> Result<(String, Utf8PathBuf)> {
-    let target = ground.target();
-    let args: Vec<&str> = args.iter().copied().chain(target.iter().map(String::as_str)).collect();
-    let started = document(ground, &args)?;
-    let text = |key: &str| started[key].as_str().map(str::to_owned).ok_or_else(|| unreadable(&args, &started));
-    Ok((text("run")?, text("dir")?.into()))
+/// Prints a line, unless the console is open.
+fn say(line: &str) {
+    if !CONSOLE_IS_OPEN.load(Relaxed) {
+        println!("{line}");
+    }
 }
 
-/// Runs the console with `--json` and returns its document.
-fn document(ground: &Ground, args: &[&str]) -> Result<Value> {
-    let mut vidtui = ground.vidtui(args);
-    let out = output(vidtui.arg("--json").stderr(Stdio::inherit()), "see the message above")?;
-    serde_json::from_slice(&out.stdout).map_err(|e| unreadable(args, &e.to_string().into()))
+/// Shortens a path in the repository.
+fn relative(path: &Utf8Path) -> &Utf8Path {
+    path.strip_prefix(root()).unwrap_or(path)
 }
 
 fn unreadable(args: &[&str], answer: &Value) -> Failure {
@@ -124,63 +290,10 @@ fn unreadable(args: &[&str], answer: &Value) -> Failure {
     Failure::new(what, answer, "this is a bug of the demo; run the command by hand")
 }
 
-/// Shows a run's progress until it ends. Any end but a finished run is a failure.
-fn watch(ground: &Ground, stage: &'static str, (run, dir): (String, Utf8PathBuf)) -> Result<Trained> {
-    println!("stage {stage}: {run} (`vidtui stop {run}` ends it)");
-    let mut progress = None;
-    loop {
-        let status = document(ground, &["status", &run])?;
-        let (step, steps) = (status["step"].as_u64().unwrap_or(0), status["steps_total"].as_u64().unwrap_or(0));
-        let bar = progress.get_or_insert_with(|| Progress::new("training", "steps", steps));
-        let (state, loss) = (status["state"].as_str(), status["loss"].as_f64());
-        let note = match (state, loss) {
-            (Some("running"), Some(loss)) => format!("loss {loss:.4}"),
-            (state, _) => state.unwrap_or_default().to_owned(),
-        };
-        bar.show(step, &note);
-        match state {
-            Some("finished") => {
-                bar.stop();
-                return Ok(Trained { stage, first_loss: first_loss(&dir), last_loss: loss, run, dir, steps: step });
-            }
-            Some(state @ ("failed" | "crashed" | "stopped")) => {
-                bar.stop();
-                let text = |key: &str| status["failure"][key].as_str().map(str::to_owned);
-                return Err(Failure::new(
-                    format!("stage {stage} {state} at step {step} of {steps}"),
-                    text("why").unwrap_or_else(|| "a user or another program ended it".into()),
-                    text("fix").unwrap_or_else(|| format!("continue it with `vidtui resume {run}`")),
-                ));
-            }
-            _ => sleep(Duration::from_millis(500)),
-        }
-    }
-}
-
 /// Reads the loss of the first logged step.
 fn first_loss(dir: &Utf8Path) -> Option<f64> {
     let line = BufReader::new(fs::File::open(dir.join("metrics.jsonl")).ok()?).lines().next()?.ok()?;
     serde_json::from_str::<Value>(&line).ok()?["loss"].as_f64()
-}
-
-fn summary(ground: &Ground, trained: &[Trained], took: Duration) -> String {
-    let loss = |loss: Option<f64>| loss.map_or("not a number".into(), |loss| format!("{loss:.4}"));
-    let shown = |path: &Utf8Path| path.strip_prefix(root()).unwrap_or(path).to_owned();
-    let mut text = format!("trained {} stages in {} s {}\n", trained.len(), took.as_secs(), ground.location());
-    for t in trained {
-        let (first, last) = (loss(t.first_loss), loss(t.last_loss));
-        text += &format!("  {}: {} steps, loss {first} at first, {last} at last\n", t.stage, t.steps);
-        text += &format!("      checkpoints in {}\n", shown(&t.dir.join("checkpoints")));
-    }
-    text + "open the console with `cargo run --release`"
-}
-
-/// Replaces this process with the console, so that the console has job control and signals.
-fn open_console(ground: &Ground) -> Result<()> {
-    use std::os::unix::process::CommandExt;
-    let mut console = ground.vidtui(&[]);
-    let error = console.exec();
-    Err(not_started(&console, &error))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `cargo xtask fixtures`: makes the demo's latents and texts from its clip.
+//! `cargo xtask fixtures`: makes latents and texts for tests from the demo's clip, and with `--encoders` the encoders of the demo.
 //!
-//! The demo trains on a real clip without a download: a fixed transform replaces the VAE ([`transform`]), and seeded word
-//! vectors replace T5 ([`captions`]).
+//! The tests train on a real clip without encoders: a fixed transform replaces the VAE ([`transform`]), and seeded word
+//! vectors replace T5 ([`captions`]). The demo has encoders, which `fixtures/encoders.py` trained.
 
 pub mod captions;
 pub mod clip;
@@ -14,7 +14,9 @@ use std::fs;
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::json;
 
+use crate::bench::python::environment_with_text;
 use crate::failure::{Failure, Result};
+use crate::process::{command, run as run_command};
 use crate::workspace::root;
 use captions::TEXT_DIM;
 use tensor_file::TensorFile;
@@ -39,15 +41,18 @@ const DATASETS: [Dataset; 2] = [
     Dataset { name: "4s", frames: 97, windows: 12, segments: 2, text_len: 40 },
 ];
 
-/// Runs the command: `fixtures [--clip VIDEO]`. With a video, the demo's clip is cut from it first.
+/// Runs the command: `fixtures [--clip VIDEO | --encoders]`. With a video, the demo's clip is cut from it first; with `--encoders`,
+/// the encoders of the demo are trained, and nothing else is made.
 pub fn run(args: &[String]) -> Result<()> {
     let demo = demo_dir();
     match args {
         [] => {}
+        [flag] if flag == "--encoders" => return encoders(&demo),
         [flag, video] if flag == "--clip" => clip::cut(Utf8Path::new(video), &demo.join("bunny.mp4"))?,
         _ => {
             let given = args.join(" ");
-            return Err(Failure::request("cannot make fixtures", given, "usage: cargo xtask fixtures [--clip VIDEO]"));
+            let usage = "usage: cargo xtask fixtures [--clip VIDEO | --encoders]";
+            return Err(Failure::request("cannot make fixtures", given, usage));
         }
     }
     let frames = clip::read(&demo.join("bunny.mp4"))?;
@@ -69,6 +74,15 @@ pub fn run(args: &[String]) -> Result<()> {
     println!("peak signal-to-noise ratio of the decoded clip: {:.1} dB", psnr(&frames));
     println!("mean square of the latents: {:.3} (1 is wanted)", mean_square(&frames));
     Ok(())
+}
+
+/// Trains the demo's VAE, and writes its text encoder and tokenizer.
+fn encoders(demo: &Utf8Path) -> Result<()> {
+    let python = environment_with_text()?.join("python");
+    let program = root().join("src/xtask/src/fixtures/encoders.py");
+    let (clip, model) = (demo.join("bunny.mp4"), demo.join("model"));
+    let mut train = command(python, [program.as_str(), clip.as_str(), model.as_str()]);
+    run_command(&mut train, "see the message above; ffmpeg is needed")
 }
 
 fn demo_dir() -> Utf8PathBuf {

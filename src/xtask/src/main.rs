@@ -30,7 +30,7 @@ struct Command {
 
 #[rustfmt::skip]
 const COMMANDS: &[Command] = &[
-    Command { name: "demo", args: "[--nodes N]", does: "trains the demo and opens the console; --nodes N trains on N nodes simulated on this machine", run: demo::run },
+    Command { name: "demo", args: "[--nodes N]", does: "goes from a clip to a sampled video, with the console open; --nodes N does it on N nodes simulated on this machine", run: demo::run },
     Command { name: "build", args: "", does: "installs libtorch and builds both programs in release", run: build::run },
     Command { name: "libtorch", args: "", does: "installs libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
     Command { name: "test", args: "[FILTER]…", does: "installs what the tests need, builds them and runs all, or those whose names contain a FILTER", run: test::run },
@@ -38,9 +38,9 @@ const COMMANDS: &[Command] = &[
     Command { name: "licences", args: "", does: "checks the licences of all dependencies", run: licences::run },
     Command { name: "check-cuda", args: "", does: "compiles and links the trainer for GPUs, without a GPU; downloads 5 GB once", run: check_cuda::run },
     Command { name: "bench", args: "[PART]…", does: "compares speed with PyTorch, and measures the console's first frame and idle CPU", run: bench::run },
-    Command { name: "fixtures", args: "[--clip VIDEO]", does: "makes the demo's latents and texts from its clip (needs ffmpeg)", run: fixtures::run },
+    Command { name: "fixtures", args: "[--encoders]", does: "makes the latents and texts of tests from the demo's clip, or trains the demo's encoders (needs ffmpeg)", run: fixtures::run },
     Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts or ends N nodes with SSH servers on this machine", run: rig::run },
-    Command { name: "decode", args: "LATENT OUT.png", does: "decodes a demo latent to a picture (needs ffmpeg)", run: decode::run },
+    Command { name: "decode", args: "LATENT OUT.png", does: "decodes a latent of `fixtures` to a picture (needs ffmpeg)", run: decode::run },
 ];
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! The place where the demo trains: this machine, or nodes of a rig.
+//! The place where the demo runs: this machine, or nodes of a rig.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::workspace::{release_dir, root};
 /// Ranks of a demo on this machine.
 const RANKS: usize = 2;
 
-/// The place where the demo trains.
+/// The place where the demo runs.
 pub enum Ground {
     /// In processes of this machine.
     Local,
@@ -63,20 +63,25 @@ impl Ground {
         vidtui
     }
 
-    /// Returns the arguments that select where a run trains.
-    pub fn target(&self) -> Vec<String> {
+    /// Returns the arguments that select where a run works.
+    pub fn place(&self) -> Vec<String> {
         match self {
             Ground::Local => vec!["--local".into(), RANKS.to_string()],
-            Ground::Rig { nodes, file, slurm } => {
-                let by = if *slurm { "--slurm" } else { "--hostfile" };
-                let batch = "train.global_batch=4"; // each rank needs a video, in both stages
-                let sets = ["--set", &format!("mesh.dp_shard={nodes}"), "--set", batch];
-                [by, file.as_str()].into_iter().chain(sets).map(str::to_owned).collect()
+            Ground::Rig { file, slurm, .. } => {
+                vec![if *slurm { "--slurm" } else { "--hostfile" }.into(), file.to_string()]
             }
         }
     }
 
-    /// Describes where the demo trained, to follow "trained … ".
+    /// Returns the arguments that fit a recipe to the ranks.
+    pub fn sets(&self) -> Vec<String> {
+        match self {
+            Ground::Local => Vec::new(),
+            Ground::Rig { nodes, .. } => vec!["--set".into(), format!("mesh.dp_shard={nodes}")],
+        }
+    }
+
+    /// Describes where the demo ran, to follow "in 300 s ".
     pub fn location(&self) -> String {
         match self {
             Ground::Local => format!("on this machine, in {RANKS} ranks"),
