@@ -11,6 +11,7 @@ mod nodes_and_smi;
 mod other_trainers;
 mod pty;
 mod real_trainer;
+mod released_models;
 mod session;
 mod terminal;
 mod test_site;

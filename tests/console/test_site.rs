@@ -5,6 +5,7 @@ use crate::pty::{PATIENCE, Pty};
 use camino::Utf8PathBuf;
 use rundir::RunDir;
 use runstate::Liveness;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -72,12 +73,23 @@ impl TestSite {
 
     /// Writes a file with one tensor of zeros.
     pub fn write_tensor(&self, path: &str, name: &str, shape: &[usize]) {
-        let bytes = 4 * shape.iter().product::<usize>();
-        let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,{bytes}]}}}}"#);
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.as_bytes());
-        file.extend(vec![0; bytes]);
-        std::fs::write(self.root.join(path), file).unwrap();
+        self.write_tensors(path, &[(name, shape)]);
+    }
+
+    /// Writes a file with tensors of zeros, which take no room on the disk.
+    pub fn write_tensors(&self, path: &str, tensors: &[(&str, &[usize])]) {
+        let mut end = 0;
+        let entries = tensors.iter().map(|(name, shape)| {
+            let begin = end;
+            end += 4 * shape.iter().product::<usize>();
+            format!(r#""{name}":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#)
+        });
+        let header = format!("{{{}}}", entries.collect::<Vec<_>>().join(","));
+        let mut start = (header.len() as u64).to_le_bytes().to_vec();
+        start.extend(header.as_bytes());
+        let mut file = std::fs::File::create(self.root.join(path)).unwrap();
+        file.write_all(&start).unwrap();
+        file.set_len((start.len() + end) as u64).unwrap();
     }
 
     /// Runs a command without a terminal until it ends.

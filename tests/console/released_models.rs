@@ -1,0 +1,106 @@
+//! `vidtui check` on the recipes of the released models: what it needs, what is missing, and the command that gets it.
+
+use crate::test_site::TestSite;
+use camino::Utf8Path;
+use recipe::ConditionKind;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Recipe, parameters, tokens, and GiB of the weights, gradients and optimizer of each of 8 ranks.
+const RECIPES: [(&str, u64, u64, f64); 6] = [
+    ("2b", 1_693_783_872, 17_776, 3.15),
+    ("5b", 5_570_283_072, 17_776, 10.38),
+    ("5b-i2v", 5_570_479_680, 17_776, 10.39),
+    ("1.5-5b", 5_570_676_352, 45_106, 10.38),
+    ("1.5-5b-i2v", 5_571_594_880, 45_106, 10.38),
+    ("fun-5b-inp", 5_570_491_968, 13_538, 10.38),
+];
+
+/// What depends on this machine.
+const OF_THE_MACHINE: [&str; 4] = ["disk", "inodes", "node", "trainer"];
+
+fn config(name: &str) -> String {
+    let path = format!("../../configs/cogvideox/{name}.toml");
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join(path).canonicalize_utf8().unwrap().into_string()
+}
+
+/// Runs `vidtui check`, which may fail. Returns the document, and the result and code of each check.
+fn check(site: &TestSite, args: &[&str]) -> (Value, BTreeMap<String, (String, Option<String>)>) {
+    let done = site.vidtui(&[&["check"], args, &["--local", "8", "--json"]].concat());
+    let document: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {}", done.stderr));
+    assert_eq!(done.code, i32::from(document["ready"] != true));
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let checks = document["checks"].as_array().unwrap().iter();
+    let checks =
+        checks.map(|check| (text(&check["id"]).unwrap(), (text(&check["result"]).unwrap(), text(&check["code"]))));
+    let checks = checks.collect();
+    (document, checks)
+}
+
+/// Makes a data set of one clip with the shapes of a recipe.
+fn data(site: &TestSite, name: &str) -> String {
+    let recipe = recipe::load(Utf8Path::new(&config(name)), &[]).unwrap().recipe;
+    let model = &recipe.model;
+    let [frames, channels] = [model.latent_frames, model.out_channels];
+    let shape = |frames: usize, channels: usize| [frames, channels, model.latent_height, model.latent_width];
+    let (latent, image, known) = (shape(frames, channels), shape(1, channels), shape(frames, 1));
+    let mut tensors: Vec<(&str, &[usize])> = vec![("latent", &latent)];
+    match recipe.condition.kind {
+        ConditionKind::None => {}
+        ConditionKind::Image => tensors.push(("image", &image)),
+        ConditionKind::Inpaint => tensors.extend([("known", &known[..]), ("masked", &latent[..])]),
+    }
+    site.write_tensors(&format!("data/{name}.safetensors"), &tensors);
+    site.write_tensor(&format!("data/{name}.text.safetensors"), "text", &[model.text_len, model.text_dim]);
+    let line = format!(r#"{{"vid_emb": "{name}.safetensors", "text_chunk_emb": ["{name}.text.safetensors"]}}"#);
+    site.write(&format!("data/{name}.index.jsonl"), &format!("{line}\n"));
+    format!("data.index=data/{name}.index.jsonl")
+}
+
+#[test]
+fn each_recipe_of_a_released_model_is_checked_and_shows_what_it_needs() {
+    let site = TestSite::new();
+    for (name, params, tokens, state_gib) in RECIPES {
+        let (document, checks) = check(&site, &[&config(name), "--set", &data(&site, name)]);
+        for (id, (result, code)) in &checks {
+            assert!(result == "good" || OF_THE_MACHINE.contains(&id.as_str()), "{name}: {id}: {result} {code:?}");
+        }
+        let cost = &document["cost"];
+        assert_eq!((cost["params"].as_u64(), cost["seq_len"].as_u64()), (Some(params), Some(tokens)), "{name}");
+        assert_eq!(cost["trainable"].as_u64().map(|count| count <= params), Some(true));
+        let gib = |part: &str| cost["memory"][part].as_f64().unwrap() / f64::from(1 << 30);
+        let state = gib("weights") + gib("gradients") + gib("optimizer");
+        assert!((state - state_gib).abs() < 0.02 * state_gib, "{name}: {state}");
+        // Weights and both moments, in float32.
+        let checkpoint = cost["checkpoint_bytes"].as_f64().unwrap() / params as f64;
+        assert!((checkpoint - 12.0).abs() < 0.2, "{name}: {checkpoint}");
+        assert_eq!(document["mesh"]["dp_shard"], 8);
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_with_the_command_that_gets_it() {
+    let site = TestSite::new();
+    let fix = |document: &Value, id: &str| {
+        let checks = document["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["id"] == id).unwrap()["fix"].as_str().unwrap().to_owned()
+    };
+    let (document, checks) = check(&site, &[&config("5b"), "--init", "CogVideoX-5b"]);
+    let bad = |code: &str| ("bad".to_owned(), Some(code.to_owned()));
+    assert_eq!((&checks["data"], &checks["weights"]), (&bad("invalid-dataset"), &bad("not-found")));
+    assert!(fix(&document, "data").contains("vidtui data encode"), "{document}");
+    assert!(fix(&document, "weights").contains("vidtui fetch zai-org/CogVideoX-5b"), "{document}");
+    assert!(fix(&document, "weights").contains("vidtui convert"), "{document}");
+    // The same in commands that read weights.
+    site.write("clips.jsonl", "");
+    for args in [
+        &["convert", "zai-org/CogVideoX-5b", "weights", "--to", "internal"][..],
+        &["convert", "CogVideoX-5b", "weights", "--to", "internal"],
+        &["inspect", "CogVideoX-5b"],
+        &["sample", "CogVideoX-5b", "--prompt", "a rabbit"],
+    ] {
+        let done = site.vidtui(args);
+        assert_ne!(done.code, 0, "{args:?}");
+        assert!(done.stderr.contains("vidtui fetch zai-org/CogVideoX-5b"), "{args:?}: {}", done.stderr);
+    }
+}
