@@ -138,6 +138,22 @@ fn each_command_of_the_document_succeeds() {
 }
 
 #[test]
+fn every_command_of_the_readme_has_arguments_that_exist() {
+    let site = TestSite::new();
+    let lines = blocks(README, "sh").into_iter().flat_map(str::lines);
+    let commands: Vec<&str> = lines
+        .filter_map(|line| line.strip_prefix("target/release/vidtui ").or_else(|| line.strip_prefix("$vidtui ")))
+        .map(|line| line.split(" #").next().unwrap().trim())
+        .collect();
+    assert!(commands.len() > 10, "{commands:?}");
+    for command in commands {
+        // Arguments before `--help` are parsed, and nothing is done.
+        let done = site.program("sh", &["-c", &format!("{VIDTUI} {command} --help")]).finish();
+        assert_eq!(done.code, 0, "{command}\n{}", done.stderr);
+    }
+}
+
+#[test]
 fn each_command_about_videos_in_the_readme_succeeds() {
     let (_, section) = README.split_once("\n## Your videos\n").expect("README has the section");
     let section = section.split("\n## ").next().unwrap();

@@ -79,6 +79,22 @@ fn each_recipe_of_a_released_model_is_checked_and_shows_what_it_needs() {
 }
 
 #[test]
+fn samples_whose_encoders_or_held_out_clips_are_missing_are_refused_before_the_start() {
+    let site = TestSite::new();
+    let short = ["configs/small/short.toml", "--set", "mesh.dp_shard=8", "--set", "train.global_batch=8"];
+    let with = |sets: &[&str]| check(&site, &[&short[..], sets].concat()).1["data"].0.clone();
+    assert_eq!(with(&[]), "good");
+    let prompts =
+        ["--set", "sample.every=1", "--set", "sample.prompts=[\"a rabbit\"]", "--set", "encoders.folder=nonesuch"];
+    assert_eq!(with(&prompts), "bad");
+    let held_out =
+        |index: &str| with(&["--set", "sample.every=1", "--set", &format!("sample.validation_index={index}")]);
+    let [same, missing] =
+        ["data/short.jsonl", "data/nonesuch.jsonl"].map(|path| held_out(site.root.join(path).as_str()));
+    assert_eq!((same.as_str(), missing.as_str()), ("good", "bad"));
+}
+
+#[test]
 fn what_is_missing_is_named_with_the_command_that_gets_it() {
     let site = TestSite::new();
     let fix = |document: &Value, id: &str| {

@@ -284,7 +284,9 @@ const EXAMPLE: &str = r#"{"vid_emb": "000.latent.safetensors", "text_chunk_emb":
 
 fn unreadable(path: &Utf8Path, error: &io::Error) -> Failure {
     let fix = match error.kind() {
-        io::ErrorKind::NotFound => "set data.index to a data set, or make one: vidtui data encode MANIFEST --model FOLDER --out DATA".into(),
+        io::ErrorKind::NotFound => {
+            "set data.index to a data set, or make one: vidtui data encode MANIFEST --model FOLDER --out DATA".into()
+        }
         _ => format!("check what {path} is and its permissions: ls -ld {path}"),
     };
     let why = match error.kind() {

@@ -26,7 +26,20 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     if let Some(path) = recipe.data.null_text() {
         open_null_text(path, &recipe.model)?;
     }
+    check_samples(recipe)?;
     Ok(format!("{} samples, {}, all shapes match", info.samples, units::bytes(info.bytes)))
+}
+
+/// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check it would fail hours later.
+fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
+    if !recipe.sample.prompts.is_empty() {
+        check(&Recipe { task: Task::Sample, ..recipe.clone() })?;
+    }
+    let Some(index) = recipe.sample.validation_index() else { return Ok(()) };
+    Table::open(index, &recipe.model).map(drop).map_err(|failure| {
+        let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
+        Failure { fix, ..failure }
+    })
 }
 
 /// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.
