@@ -1,8 +1,8 @@
 //! Scenes for trainer tests: tiny data, tiny recipes, and ranks started as the supervisor starts them.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use cluster::{Node, Placement};
-use recipe::Mesh;
+use cluster::{Node, NodeId, Placement};
+use recipe::{Mesh, Resolved};
 use rundir::{
     Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, Run, RunDir, RunId,
     SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
@@ -21,6 +21,8 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
 
 /// A timeout longer than any step of a test, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The node of all ranks.
+const NODE: &str = "test";
 
 /// A temporary folder with data and runs.
 pub struct Scene {
@@ -159,6 +161,15 @@ impl Scene {
             by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
         }
         let resolved = recipe::load(base, &by_key.into_values().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+        self.start_recipe(runs, name, mesh, resolved, start)
+    }
+
+    /// Starts a run of a recipe that is not that of this scene.
+    pub fn launch_recipe(&self, name: &str, ranks: usize, recipe: Resolved) -> Running {
+        self.start_recipe(&self.path.join("runs"), name, &[ranks, 1], recipe, StartFrom::Random)
+    }
+
+    fn start_recipe(&self, runs: &Utf8Path, name: &str, mesh: &[usize], recipe: Resolved, start: StartFrom) -> Running {
         let id = RunId::parse(&format!("2026-11-20T0340-{name}-test")).unwrap();
         let dir = RunDir::of(runs, &id);
         fs::create_dir_all(&dir.root).unwrap();
@@ -175,7 +186,7 @@ impl Scene {
             libtorch: String::new(),
             start: start.clone(),
             lineage: None,
-            recipe: resolved.table,
+            recipe: recipe.table,
         })
         .unwrap();
         let stores = self.path.join("stores");
@@ -228,8 +239,9 @@ impl RunUnderTest {
     ) -> Running {
         let mesh = Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: mesh.get(2).copied().unwrap_or(1) };
         let (number, world) = (self.attempt + 1, mesh.world());
-        let placement = Placement::new(&[Node::local("test", world)], world).unwrap();
+        let placement = Placement::new(&[Node::local(NODE, world)], world).unwrap();
         fs::create_dir_all(self.dir.attempt_dir(number)).unwrap();
+        fs::create_dir_all(self.dir.node_dir(&NodeId::new(NODE).unwrap())).unwrap();
         self.dir
             .write_attempt(&Attempt {
                 schema: SCHEMA,
@@ -262,6 +274,8 @@ impl RunUnderTest {
                 .env("MASTER_PORT", "0")
                 .env(supervise::STORE_VARIABLE, &store)
                 .env("RUST_BACKTRACE", "0")
+                .env("VIDTUI_NODE", NODE)
+                .env("ENCODE_LEASE_S", "3")
                 // The allocator returns freed memory to the system at once, so that resident memory equals allocated memory.
                 .env("MALLOC_MMAP_THRESHOLD_", "1048576")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })

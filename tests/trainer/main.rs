@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
+mod encode;
 mod harness;
 mod saves;
 mod segments;

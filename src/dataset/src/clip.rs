@@ -1,6 +1,6 @@
 //! One clip of a manifest.
 
-use crate::Reason;
+use crate::{Reason, Stamp};
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
@@ -14,15 +14,19 @@ pub struct Clip {
     /// The path of the video. On disk, a path below [`crate::ManifestHeader::root`] is relative to it; in memory, every
     /// path is absolute.
     pub path: Utf8PathBuf,
-    /// The caption, without white space at its ends.
+    /// The caption, without white space at its ends. If each segment of the video has its own: all of them, one per line.
     pub caption: String,
+    /// The captions of the segments of the video, for models with several; empty if one caption is that of the whole video.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<String>,
     /// Where the caption was read, for people: `clips/a.txt`, `metadata.csv line 17`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub origin: String,
     /// Hash of the bytes of the video: XXH3 of 128 bits in hexadecimal digits.
     pub content: String,
-    /// Size of the file.
-    pub bytes: u64,
+    /// The size of the file and the time of its last change, when it was checked.
+    #[serde(flatten)]
+    pub stamp: Stamp,
     /// Pixels, after rotation.
     pub width: usize,
     /// Pixels, after rotation.
@@ -54,6 +58,12 @@ impl Clip {
     /// Returns whether the clip can be used.
     pub fn is_usable(&self) -> bool {
         self.excluded.is_none()
+    }
+
+    /// Returns the captions, one per segment of the video.
+    pub fn captions(&self) -> impl Iterator<Item = &str> {
+        let whole = self.segments.is_empty().then_some(self.caption.as_str());
+        whole.into_iter().chain(self.segments.iter().map(String::as_str))
     }
 }
 

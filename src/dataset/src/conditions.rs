@@ -1,10 +1,10 @@
 //! The tensors of a sample that a recipe's condition needs, besides its latent and its texts.
 
 use crate::index::{DTYPES, Index};
-use crate::store;
+use crate::store::{self, ConditionSpec, StoreSpec};
 use crate::table::{Located, Table};
 use camino::Utf8Path;
-use recipe::{ConditionKind, Model};
+use recipe::{Condition, ConditionKind, Model};
 use rundir::{ErrorCode, Failure};
 use std::collections::HashMap;
 use weights::Header;
@@ -26,6 +26,11 @@ pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     }
 }
 
+/// Returns the role of a tensor that is drawn more than once: `masked`, `masked.1`, `masked.2`…
+pub fn drawn_role(role: &str, draw: usize) -> String {
+    if draw == 0 { role.to_owned() } else { format!("{role}.{draw}") }
+}
+
 /// Returns the shape of a drawn tensor of a condition.
 fn shape(role: &str, model: &Model) -> [usize; 4] {
     let (frames, channels) = match role {
@@ -40,22 +45,27 @@ impl Table {
     /// Finds the tensors of a condition for every sample, and checks that they fit `model`.
     ///
     /// # Errors
-    /// Names the first sample that has no such tensor, or one of another shape.
-    pub fn with_conditions(mut self, kind: ConditionKind, model: &Model) -> Result<Self, Failure> {
-        let roles = condition_tensors(kind);
-        if roles.is_empty() {
+    /// The data set was encoded with another condition. Otherwise names the first sample that has no such tensor, or one of
+    /// another shape.
+    pub fn with_conditions(mut self, condition: &Condition, model: &Model) -> Result<Self, Failure> {
+        let roles = condition_tensors(condition.kind);
+        let all: Vec<(&str, String)> = (0..condition.draws())
+            .flat_map(|draw| roles.iter().map(move |role| (*role, drawn_role(role, draw))))
+            .collect();
+        if all.is_empty() {
             return Ok(self);
         }
         let path = self.path.clone();
         let mut headers = Headers::default();
         match crate::table::store_folder(&path) {
             Some(folder) => {
+                check_spec(&folder, condition)?;
                 store::read_index(&folder, |number, line| {
-                    for role in roles {
-                        let place = line.extra.get(*role).ok_or_else(|| missing(&path, number, role))?;
+                    for (role, name) in &all {
+                        let place = line.extra.get(name).ok_or_else(|| missing(&path, number, name))?;
                         let file = folder.join(&place.shard);
                         let found = headers.find(&file, (role, &place.name), model)?;
-                        self.push_extra(&found.ok_or_else(|| missing(&path, number, role))?);
+                        self.push_extra(&found.ok_or_else(|| missing(&path, number, name))?);
                     }
                     Ok(())
                 })?;
@@ -64,15 +74,37 @@ impl Table {
                 for sample in Index::open(&path)?.samples {
                     // Each file belongs to one sample.
                     headers = Headers::default();
-                    for role in roles {
-                        let found = headers.find(&sample.latent, (role, role), model)?;
-                        self.push_extra(&found.ok_or_else(|| missing(&path, sample.line, role))?);
+                    for (role, name) in &all {
+                        let found = headers.find(&sample.latent, (role, name), model)?;
+                        self.push_extra(&found.ok_or_else(|| missing(&path, sample.line, name))?);
                     }
                 }
             }
         }
         Ok(self)
     }
+}
+
+/// Checks that a store was encoded with the noise and the masks of a recipe. Imported stores do not have that on record.
+fn check_spec(data: &Utf8Path, condition: &Condition) -> Result<(), Failure> {
+    let (Some(made), Some(wanted)) = (StoreSpec::read(data)?.condition, ConditionSpec::of(condition)?) else {
+        return Ok(());
+    };
+    let kind = |spec: &ConditionSpec| format!("{:?}", spec.kind).to_lowercase();
+    let masks = |spec: &ConditionSpec| format!("[{}]", spec.masks.join(", "));
+    let rows = [
+        ("kind", made.kind != wanted.kind, kind(&made), kind(&wanted)),
+        ("image_noise", made.noise != wanted.noise, made.noise.to_string(), wanted.noise.to_string()),
+        ("masks", made.masks != wanted.masks, masks(&made), masks(&wanted)),
+        ("draws", made.draws < wanted.draws, made.draws.to_string(), wanted.draws.to_string()),
+    ];
+    let Some((key, _, made, wanted)) = rows.into_iter().find(|(_, differs, ..)| *differs) else { return Ok(()) };
+    Err(Failure::new(
+        ErrorCode::InvalidDataset,
+        format!("the data set {data} does not fit the recipe"),
+        format!("it was encoded with condition.{key} = {made}, the recipe has {wanted}"),
+        format!("encode the clips again with this recipe's [condition], or set condition.{key} = {made}"),
+    ))
 }
 
 /// The headers of files that were read.
@@ -95,7 +127,7 @@ impl Headers {
                 ErrorCode::InvalidDataset,
                 format!("cannot use the tensor {name} of {file}"),
                 format!("it is {} {:?}, the recipe expects {wanted:?} in F32, F16 or BF16", info.dtype, info.shape),
-                "encode the data set with this recipe's [condition] and the sizes of its [model]",
+                "encode the clips for this recipe: vidtui data encode MANIFEST --for RECIPE",
             ));
         }
         Ok(Some(Located::of(header, info, moments)))
@@ -107,6 +139,6 @@ fn missing(path: &Utf8Path, line: usize, role: &str) -> Failure {
         ErrorCode::InvalidDataset,
         format!("line {line} of {path} has no tensor {role}"),
         "the recipe trains with it: condition.kind needs it of every sample",
-        "encode the data set with this recipe's [condition], or set condition.kind = \"none\"",
+        "encode the clips for this recipe: vidtui data encode MANIFEST --for RECIPE",
     )
 }

@@ -1,13 +1,15 @@
 //! The inputs of an encode (manifest and encoder files), and the sizes and memory that follow from them before it runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Dtype, Encode, Recipe, Tiling};
+use recipe::{ConditionKind, Dtype, Encode, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
 use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
 
 use crate::Manifest;
-use crate::store::{FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpec, VaeSpec, plan_encode};
+use crate::store::{
+    ConditionSpec, FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpec, VaeSpec, plan_encode,
+};
 
 /// The folders of a diffusers folder that an encode reads.
 pub const ENCODER_FOLDERS: [&str; 3] = ["vae", "text_encoder", "tokenizer"];
@@ -31,7 +33,7 @@ pub struct EncodeInputs {
 /// The sizes of an encode in bytes: its outputs, and the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeCost {
-    /// One latent.
+    /// One latent, with the tensors of its condition.
     pub latent_bytes: u64,
     /// One text.
     pub text_bytes: u64,
@@ -79,18 +81,7 @@ impl EncodeInputs {
         let (text, text_files) = T5Config::open(&folder("text_encoder"))?;
         let tokenizer = Tokenizer::open(&folder("tokenizer"))?;
         check_sizes(encode, &vae)?;
-        if tokenizer.vocabulary() > text.vocab_size {
-            return Err(Failure::new(
-                ErrorCode::TensorMismatch,
-                format!("the tokenizer and the text encoder of {} do not belong together", recipe.encoders.folder),
-                format!(
-                    "the tokenizer has {} tokens, the text encoder embeds {}",
-                    tokenizer.vocabulary(),
-                    text.vocab_size
-                ),
-                "copy tokenizer/ and text_encoder/ of one model",
-            ));
-        }
+        check_tokens(&recipe.encoders.folder, tokenizer.vocabulary(), text.vocab_size)?;
         Ok(Self { recipe: recipe.clone(), manifest, vae, text, tokenizer, vae_files, text_files })
     }
 
@@ -135,7 +126,8 @@ impl EncodeInputs {
             dim: self.text.d_model,
             dtype: dtype.into(),
         };
-        Ok(StoreSpec::new(frames, picture, vae, text))
+        let condition = ConditionSpec::of(&self.recipe.condition)?;
+        Ok(StoreSpec { condition, ..StoreSpec::new(frames, picture, vae, text) })
     }
 
     /// Plans the encode: which items are reused, new or stale. Reads all weights for their hashes, and writes nothing.
@@ -157,8 +149,16 @@ impl EncodeInputs {
             (vae_memory(&self.vae, size, None, element), vae_memory(&self.vae, size, Some(&tiles), element));
         let factor = self.vae.spatial_factor();
         let pixels = (encode.height / factor) * (encode.width / factor);
+        let (count, channels) = (self.vae.latent_frames(encode.frames), 2 * self.vae.latent_channels);
+        let condition = &self.recipe.condition;
+        let conditions = condition.draws()
+            * match condition.kind {
+                ConditionKind::None => 0,
+                ConditionKind::Image => channels,
+                ConditionKind::Inpaint => count * (channels + 1),
+            };
         // Moments: mean and log-variance, in bf16.
-        let latent = self.vae.latent_frames(encode.frames) * 2 * self.vae.latent_channels * pixels * 2;
+        let latent = (count * channels + conditions) * pixels * 2;
         EncodeCost {
             latent_bytes: latent as u64,
             text_bytes: (encode.text_len * self.text.d_model * 2) as u64,
@@ -172,7 +172,7 @@ impl EncodeInputs {
     /// Returns the number of different captions, the empty one included.
     pub fn captions(&self) -> usize {
         let mut captions: std::collections::BTreeSet<&str> =
-            self.manifest.usable().map(|clip| clip.caption.as_str()).collect();
+            self.manifest.usable().flat_map(crate::Clip::captions).collect();
         captions.insert("");
         captions.len()
     }
@@ -201,6 +201,19 @@ pub fn check_folder(folder: &Utf8Path) -> Result<(), Failure> {
     ))
 }
 
+/// Checks that the text encoder embeds every token. T5's tables have a few rows more, never fewer.
+fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) -> Result<(), Failure> {
+    if tokens <= embedded {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::TensorMismatch,
+        format!("the tokenizer and the text encoder of {folder} do not belong together"),
+        format!("the tokenizer has {tokens} tokens, the text encoder embeds {embedded}"),
+        "copy tokenizer/ and text_encoder/ of one model",
+    ))
+}
+
 fn check_sizes(encode: &Encode, vae: &VaeConfig) -> Result<(), Failure> {
     let (pixels, frames) = (vae.spatial_factor(), 1 << vae.temporal_levels());
     let bad = |why: String, fix: String| {
@@ -226,4 +239,81 @@ fn check_sizes(encode: &Encode, vae: &VaeConfig) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A folder with the encoders of the fixtures, and a manifest of one clip.
+    fn inputs() -> (tempfile::TempDir, Recipe) {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8Path::from_path(keep.path()).unwrap();
+        let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let parts = [
+            ("vae", "oracle/vae/cogvideox_5b_tiny/vae"),
+            ("text_encoder", "oracle/t5/t5_v1_1_tiny/text_encoder"),
+            ("tokenizer", "oracle/t5/t5_v1_1_tiny/tokenizer"),
+        ];
+        for (part, from) in parts {
+            fs::create_dir(folder.join(part)).unwrap();
+            for file in fixtures.join(from).read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()) {
+                fs::copy(&file, folder.join(part).join(file.file_name().unwrap())).unwrap();
+            }
+        }
+        let clip = crate::Clip { id: "a.mp4".into(), path: "a.mp4".into(), caption: "a".into(), ..Default::default() };
+        let header = crate::ManifestHeader::new("clips".into(), "pairs", folder);
+        Manifest { header, clips: vec![clip] }.write(&folder.join("clips.jsonl")).unwrap();
+        let sets = [
+            format!("encoders.folder={folder}"),
+            format!("encode.manifest={folder}/clips.jsonl"),
+            format!("encode.out={folder}/data"),
+        ];
+        let recipe = recipe::load(&fixtures.join("configs/valid/encode.toml"), &sets).unwrap().recipe;
+        (keep, recipe)
+    }
+
+    #[test]
+    fn encoders_that_are_incomplete_or_of_other_models_are_refused_before_anything_is_encoded() {
+        let code = |harm: &dyn Fn(&Utf8Path)| {
+            let (_keep, recipe) = inputs();
+            harm(&recipe.encoders.folder);
+            EncodeInputs::open(&recipe).map(drop).map_err(|failure| failure.code)
+        };
+        assert_eq!(code(&|_| ()), Ok(()));
+        assert_eq!(code(&|folder| fs::remove_dir_all(folder.join("vae")).unwrap()), Err(ErrorCode::NoWeights));
+        // The weights of another VAE, and none.
+        let edit = |file: &Utf8Path, from: &str, to: &str| {
+            let text = fs::read_to_string(file).unwrap();
+            assert!(text.contains(from), "{text}");
+            fs::write(file, text.replacen(from, to, 1)).unwrap();
+        };
+        let other = |folder: &Utf8Path| {
+            edit(&folder.join("vae/config.json"), "\"layers_per_block\": 1", "\"layers_per_block\": 2");
+        };
+        assert_eq!(code(&other), Err(ErrorCode::TensorMismatch));
+        let cut = |folder: &Utf8Path| {
+            let weights = folder.join("text_encoder/model-00001-of-00002.safetensors");
+            let file = fs::OpenOptions::new().write(true).open(&weights).unwrap();
+            file.set_len(file.metadata().unwrap().len() - 4).unwrap();
+        };
+        assert!(code(&cut).is_err());
+        assert_eq!(check_tokens("model".into(), 32100, 32128), Ok(()));
+        let failure = check_tokens("model".into(), 32100, 32000).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::TensorMismatch);
+    }
+
+    #[test]
+    fn the_size_of_latents_counts_the_tensors_of_their_condition() {
+        let (_keep, mut recipe) = inputs();
+        let latent = |recipe: &Recipe| EncodeInputs::open(recipe).unwrap().cost().latent_bytes;
+        // 13 × 60 × 90 latent pixels of 2 × 4 channels in bf16.
+        let pixels = 60 * 90 * 2;
+        assert_eq!(latent(&recipe), 13 * 8 * pixels);
+        (recipe.condition.kind, recipe.condition.draws) = (ConditionKind::Image, 3);
+        assert_eq!(latent(&recipe), (13 + 1) * 8 * pixels, "images without noise do not differ");
+        recipe.condition.kind = ConditionKind::Inpaint;
+        assert_eq!(latent(&recipe), (13 * 8 + 3 * 13 * 9) * pixels);
+    }
 }

@@ -15,17 +15,19 @@ mod layouts;
 mod manifest;
 mod reason;
 pub mod show;
+mod stamp;
 pub mod store;
 mod table;
 
 pub use clip::Clip;
-pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors};
+pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use index::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};
 pub use manifest::{Manifest, ManifestHeader};
 pub use reason::Reason;
+pub use stamp::Stamp;
 pub use table::{Reader, Slot, Table, store_folder};
 
 /// A tensor in memory.

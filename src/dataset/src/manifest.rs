@@ -151,6 +151,21 @@ impl Manifest {
         refuse(why, fix)
     }
 
+    /// Checks that each usable clip has as many captions as a model has segments.
+    ///
+    /// # Errors
+    /// Names the first clip with another number.
+    pub fn check_segments(&self, segments: usize) -> Result<(), Failure> {
+        let Some(clip) = self.usable().find(|clip| clip.captions().count() != segments) else { return Ok(()) };
+        let count = units::counted(clip.captions().count(), "caption");
+        Err(Failure::new(
+            ErrorCode::InvalidDataset,
+            format!("{} has {count}", clip.id),
+            format!("model.segments is {segments}: the model reads one caption per segment of 3 s"),
+            "write a table with the column segments, a list with the caption of each segment, and check it again",
+        ))
+    }
+
     /// Returns the counts by reason, the most frequent first, and the first clips.
     fn reasons(&self) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();

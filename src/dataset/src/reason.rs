@@ -22,6 +22,11 @@ pub enum Reason {
     },
     /// The file has sound and no picture.
     AudioOnly,
+    /// The video is intact, and has a property that is not supported.
+    Unsupported {
+        /// Which one.
+        why: String,
+    },
     /// The video cannot be read, or is damaged.
     Unreadable {
         /// The first line that ffprobe reported.
@@ -85,6 +90,7 @@ impl Reason {
             Self::VideoEmpty => "empty file",
             Self::NotAVideo { .. } => "not a video",
             Self::AudioOnly => "audio only",
+            Self::Unsupported { .. } => "unsupported video",
             Self::Unreadable { .. } => "unreadable video",
             Self::Truncated { .. } => "truncated video",
             Self::OneFrame => "one frame",
@@ -105,7 +111,10 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAVideo { what: why } | Self::Unreadable { why } | Self::Truncated { why } => write!(f, "{why}"),
+            Self::NotAVideo { what: why }
+            | Self::Unsupported { why }
+            | Self::Unreadable { why }
+            | Self::Truncated { why } => write!(f, "{why}"),
             Self::TooShort { frames, needed, span_s, needed_s } => {
                 write!(f, "{frames} of {needed} frames")?;
                 needed_s.map_or(Ok(()), |needed_s| write!(f, ", {span_s:.2} of {needed_s:.2} s"))

@@ -1,6 +1,6 @@
 //! Summaries of the content of a store, as text and for `--json`.
 
-use crate::store::{Item, Line, Progress, Queue, SPEC, StoreSpec, Timing, is_working, old_failures, read_index};
+use crate::store::{Item, Line, Progress, Queue, SPEC, StoreSpec, is_working, old_failures, read_index};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -48,7 +48,7 @@ pub struct FailedItem {
 /// # Errors
 /// The folder is not a store, or its index is damaged.
 pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
-    let queue = if is_working(data) { Some(Queue::open(data, "show", Timing::default())?) } else { None };
+    let queue = if is_working(data) { Some(Queue::look(data)?) } else { None };
     let mut failures = old_failures(data)?;
     if let Some(queue) = &queue {
         failures.extend(queue.failures()?);

@@ -14,6 +14,8 @@
 //! encode at once ([`Queue`]); the bytes of the store do not depend on which worker encoded which item, or on crashes.
 
 mod clock;
+mod failures;
+mod folder;
 mod index;
 mod join;
 mod lease;
@@ -23,19 +25,24 @@ mod open;
 mod part;
 mod plan;
 mod queue;
+mod queue_file;
 mod range;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod unused;
 
 pub use clock::{Clock, SystemClock};
+pub(crate) use failures::old_failures;
+pub use folder::Holder;
 pub(crate) use index::write_index;
 pub use index::{Head, INDEX, Line, Place, read_index};
 pub use join::Joined;
 pub(crate) use open::open_table;
 pub use part::{Disk, LocalDisk, NewTensor};
 pub use plan::{Item, Plan, Quarantined, Stage, WantedClip, Work, plan_encode};
-pub use queue::{Claim, Finish, Holder, Progress, Queue, Timing};
-pub(crate) use queue::{is_working, old_failures};
+pub use queue::{Claim, Finish, Progress, Queue, Timing};
+pub(crate) use queue_file::is_working;
 pub use range::{Held, Range};
-pub use spec::{CODE, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec};
+pub use spec::{CODE, ConditionSpec, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec};
+pub use unused::{UnusedShard, remove_unused, unused_shards};

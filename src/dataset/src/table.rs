@@ -183,7 +183,7 @@ impl Table {
         &self.texts[sample * self.segments..][..self.segments]
     }
 
-    /// Returns the tensors of the condition of a sample; see [`crate::condition_tensors`].
+    /// Returns the tensors of the condition of a sample, draw by draw; see [`crate::condition_tensors`].
     pub fn extras(&self, sample: usize) -> &[Slot] {
         let count = self.extras.len() / self.len();
         &self.extras[sample * count..][..count]

@@ -17,6 +17,9 @@ pub struct Condition {
     pub masks: Vec<String>,
     /// The probability that a wholly masked sample is trained without its mask and its masked latent. 0: never.
     pub mask_dropout: f64,
+    /// The conditions that `encode` makes of each clip, with masks and noise of their own. Epoch `e` trains with number `e` modulo
+    /// `draws`.
+    pub draws: usize,
 }
 
 impl Default for Condition {
@@ -28,6 +31,7 @@ impl Default for Condition {
             image_noise: false,
             masks: Vec::new(),
             mask_dropout: 0.9,
+            draws: 1,
         }
     }
 }
@@ -125,6 +129,15 @@ impl fmt::Display for MaskKind {
 }
 
 impl Condition {
+    /// Returns how many different conditions a clip has: images without noise do not differ.
+    pub fn draws(&self) -> usize {
+        match self.kind {
+            ConditionKind::None => 0,
+            ConditionKind::Image if !self.image_noise => 1,
+            ConditionKind::Image | ConditionKind::Inpaint => self.draws,
+        }
+    }
+
     /// Returns the kinds of masks with their probabilities, which sum to 1.
     ///
     /// # Errors

@@ -253,6 +253,7 @@ pub static SCHEMA: &[Key] = &[
     preset("condition.image_dropout", FRACTION, Preset::Float(0.05), "probability that a step trains without its images, one draw for the global batch (image only); 0: never"),
     preset("condition.image_noise", Kind::Bool, Preset::Bool(false), "adds noise to the image and to the known pixels of a masked video before they are encoded, log sigma from N(-3, 0.5) per clip; used by encode, never on latents"),
     preset("condition.masks", Kind::Words, Preset::Nothing, "kinds of masks that encode draws, as \"KIND=PROBABILITY\" (rectangle, all, tail, middle, window, pixels, boxes, ellipse, circle, frames); default: VideoX-Fun's probabilities"),
+    preset("condition.draws", int(1, 1000), Preset::Int(1), "masks and noises that encode draws of each clip; epoch e trains with number e modulo draws; VideoX-Fun draws new ones in each epoch"),
     preset("condition.mask_dropout", FRACTION, Preset::Float(0.9), "probability that a wholly masked sample is trained without its mask and masked latent, as text to video (inpaint only); 0: never"),
 
     preset("loss.weighting", Kind::OneOf(&["none", "snr", "min_snr"]), Preset::Str("none"), "weight of each sample in the loss; none: mean squared error of the velocity; snr: cogvideox-factory's form, the same loss up to rounding; min_snr: min(SNR, gamma) / (SNR + 1)"),

@@ -67,7 +67,7 @@ impl Data {
     pub fn open(recipe: &recipe::Recipe, world: &Group) -> Result<Self, Failure> {
         let table = match world.rank() {
             0 => Table::open(&recipe.data.index, &recipe.model)
-                .and_then(|table| table.with_conditions(recipe.condition.kind, &recipe.model))
+                .and_then(|table| table.with_conditions(&recipe.condition, &recipe.model))
                 .map(Some),
             _ => Ok(None),
         };
@@ -168,8 +168,12 @@ impl Data {
         numbers
             .map(|number| {
                 let item = self.item(number);
-                let table = &self.table;
-                [vec![table.latent(item)], table.texts(item).to_vec(), table.extras(item).to_vec()]
+                let (epoch, _) = self.position(number);
+                let (table, draws) = (&self.table, self.condition.draws().max(1));
+                let extras = table.extras(item);
+                let count = extras.len() / draws;
+                let extras = &extras[(epoch % draws as u64) as usize * count..][..count];
+                [vec![table.latent(item)], table.texts(item).to_vec(), extras.to_vec()]
             })
             .collect()
     }
@@ -458,6 +462,55 @@ mod tests {
             let (one, other) = (batch(&mut one), batch(&mut other));
             assert_eq!((one.latent, one.text), (other.latent, other.text));
         }
+    }
+
+    #[test]
+    fn all_ranks_have_the_table_of_rank_0_or_its_failure() {
+        let (_keep, folder) = temp();
+        let good = dataset(&folder, None);
+        let mut missing = good.clone();
+        missing.data.index = folder.join("none.jsonl");
+        let (limit, path) = (std::time::Duration::from_secs(60), folder.join("rendezvous"));
+        let opened = thread::scope(|scope| {
+            let rank = |rank: usize| {
+                let (path, good, missing) = (&path, &good, &missing);
+                scope.spawn(move || {
+                    let store = c10d::Store::file(path.as_std_path(), 2, limit).unwrap();
+                    let world = Group::gloo(&store, rank, 2, limit, Some("lo")).unwrap();
+                    let table = Data::open(good, &world).unwrap().table;
+                    (table, Data::open(if rank == 0 { missing } else { good }, &world).unwrap_err())
+                })
+            };
+            [rank(0), rank(1)].map(|rank| rank.join().unwrap())
+        });
+        assert_eq!(opened[0], opened[1]);
+        assert_eq!((opened[0].0.len(), opened[0].1.code), (ITEMS as usize, ErrorCode::NotFound));
+    }
+
+    #[test]
+    fn each_epoch_trains_with_the_next_draw_of_the_conditions() {
+        let (_keep, folder) = temp();
+        let mut recipe = dataset(&folder, None);
+        for item in 0..ITEMS {
+            let bytes = |value: f32, count: usize| vec![value; count].iter().flat_map(|v| v.to_le_bytes()).collect();
+            let parts: [(&str, usize, Vec<u8>); 3] =
+                [(LATENT, 3, bytes(0.0, 3 * 1024)), ("image", 1, bytes(10.0, 1024)), ("image.1", 1, bytes(20.0, 1024))];
+            let view = |(name, frames, bytes)| {
+                (name, TensorView::new(safetensors::Dtype::F32, vec![frames, 16, 8, 8], bytes).unwrap())
+            };
+            let views = parts.iter().map(|(name, frames, bytes)| view((*name, *frames, bytes.as_slice())));
+            std::fs::write(folder.join(format!("{item}")), safetensors::serialize(views, None).unwrap()).unwrap();
+        }
+        let kind = recipe::ConditionKind::Image;
+        recipe.condition = Condition { kind, image_noise: true, draws: 2, ..Condition::default() };
+        let mut data = open(&recipe).unwrap();
+        let mut image = |number: u64| {
+            let batch = data.batch(number..number + 1, number + 1..number + 2, 1).unwrap();
+            (batch.conditions.image.unwrap().mean(Kind::Float).double_value(&[]) / recipe.model.image_scale()).round()
+        };
+        let drawn: Vec<f64> = (0..3 * ITEMS).map(&mut image).collect();
+        let epochs: Vec<&[f64]> = drawn.chunks(ITEMS as usize).collect();
+        assert_eq!(epochs, [[10.0; 5], [20.0; 5], [10.0; 5]]);
     }
 
     #[test]

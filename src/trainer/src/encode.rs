@@ -5,6 +5,8 @@
 //! run.
 
 mod clips;
+mod conditions;
+mod fit;
 mod queue;
 mod report;
 mod texts;
@@ -155,13 +157,15 @@ fn commit(range: &mut Range, item: &Item, times: &[f64], tensors: &[StoredTensor
 
 /// Converts a tensor to its stored form, bf16.
 struct StoredTensor {
+    /// Empty for a latent or a text.
+    role: String,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 impl StoredTensor {
     /// Copies a tensor. Returns `None` if a value is not finite.
-    fn of(tensor: &Tensor) -> Option<Self> {
+    fn of(role: &str, tensor: &Tensor) -> Option<Self> {
         let tensor = tensor.to_kind(Kind::BFloat16).to_device(Device::Cpu).contiguous();
         if tensor.isfinite().all().int64_value(&[]) == 0 {
             return None;
@@ -170,11 +174,16 @@ impl StoredTensor {
         let elements = tensor.numel();
         let mut bytes = vec![0; elements * 2];
         tensor.copy_data_u8(&mut bytes, elements);
-        Some(Self { shape, bytes })
+        Some(Self { role: role.to_owned(), shape, bytes })
     }
 
     fn as_new(&self) -> dataset::store::NewTensor<'_> {
-        dataset::store::NewTensor { role: "", dtype: weights::Dtype::BF16, shape: &self.shape, bytes: &self.bytes }
+        dataset::store::NewTensor {
+            role: &self.role,
+            dtype: weights::Dtype::BF16,
+            shape: &self.shape,
+            bytes: &self.bytes,
+        }
     }
 
     fn len(&self) -> u64 {
@@ -218,4 +227,22 @@ pub fn place(rank: usize, local_rank: usize) -> Result<RankPlace, Failure> {
         Failure::new(ErrorCode::StartFailed, "cannot start a rank", why, "start ranks through `vidtui-train supervise`")
     })?;
     Ok(RankPlace { rank, node, local_rank })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_of_the_node_end_a_rank() {
+        let of_item = |code| is_of_item(&Failure::new(code, "", "", ""));
+        for code in [ErrorCode::ProgramMissing, ErrorCode::DiskFull, ErrorCode::DeviceFailed] {
+            assert!(!of_item(code), "{code:?}");
+        }
+        // ffmpeg was killed, or makes no progress; the clip is damaged, has changed, or does not fit into memory.
+        let codes = [ErrorCode::CommandFailed, ErrorCode::NoAnswer, ErrorCode::Malformed, ErrorCode::InvalidDataset];
+        for code in codes.into_iter().chain([ErrorCode::OutOfMemory, ErrorCode::NotFound]) {
+            assert!(of_item(code), "{code:?}");
+        }
+    }
 }

@@ -29,6 +29,12 @@ pub enum Purpose {
     Image,
     /// The latent of a masked video, drawn from its mean and variance.
     Masked,
+    /// The mask of a clip that is encoded.
+    EncodeMask = 40,
+    /// The noise level of an image or a masked video that is encoded.
+    EncodeNoiseLevel,
+    /// That noise.
+    EncodeNoise,
     /// The noise that a sample starts from.
     SampleStart = 48,
     /// The noise of a sampling step.

@@ -7,7 +7,7 @@ use rundir::{ErrorCode, Failure};
 
 use crate::child::{self, Run};
 use crate::colour;
-use crate::failures::{self, Complaints, about, damaged, unusable};
+use crate::failures::{self, Complaints, Fault, about, damaged, unusable};
 use crate::frames::Frames;
 use crate::geometry::{Fit, Picture};
 use crate::programs::Programs;
@@ -99,10 +99,14 @@ impl Programs {
         ended_well(path, done.status, &complaints)?;
         if let Some(&pts) = missing.first() {
             let (count, first) = (missing.len(), source.probe.seconds(pts));
-            return Err(damaged(path, format!("{count} of its frames are not decoded, the first at {first:.3} s")));
+            return Err(
+                damaged(path, format!("{count} of its frames are not decoded, the first at {first:.3} s")).into()
+            );
         }
         if done.bytes.len() != bytes {
-            return Err(damaged(path, format!("ffmpeg wrote {} bytes of pixels instead of {bytes}", done.bytes.len())));
+            return Err(
+                damaged(path, format!("ffmpeg wrote {} bytes of pixels instead of {bytes}", done.bytes.len())).into()
+            );
         }
         Ok(done.bytes)
     }
@@ -153,7 +157,7 @@ impl Plan {
                 let why =
                     format!("its dynamic range is high ({hdr:?}), and this ffmpeg has no filters zscale and tonemap");
                 let fix = "install an ffmpeg with libzimg, for example conda-forge's, or convert the clip to SDR";
-                return Err(unusable(&source.path, why, fix));
+                return Err(unusable(&source.path, Fault::Unsupported, why, fix).into());
             }
         };
         let select = select(source, &indices)?;

@@ -1,7 +1,7 @@
 //! Failures of clips, pictures and programs.
 //!
-//! Programs tell the reasons apart by the code: `Malformed` is a damaged or suspect file, `InvalidDataset` a file that is intact and
-//! cannot be used, `NoAnswer` a program that made no progress, `CommandFailed` one that was killed from outside.
+//! Codes: `Malformed` is a damaged or suspect file, `InvalidDataset` a file that is intact and cannot be used, `NoAnswer` a program
+//! that made no progress, `CommandFailed` one that was killed from outside. [`Fault`] has more detail about the clip.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,6 +16,54 @@ use crate::programs::install_hint;
 
 /// The number of a program's error lines that a failure shows.
 pub(crate) const SHOWN_LINES: usize = 5;
+
+/// Messages that ffprobe logs about a truncated file.
+const CUT_OFF: [&str; 5] =
+    ["moov atom not found", "partial file", "ended prematurely", "Truncating packet", "end of file"];
+
+/// What is wrong with a clip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It has no moving picture: only sound, or cover art.
+    NoPicture,
+    /// It is something else: a picture, a folder, a device.
+    NotAVideo,
+    /// It is intact, and has a property that is not supported.
+    Unsupported,
+    /// The file seems to end before the video does.
+    CutOff,
+    /// It is damaged in another way.
+    Damaged,
+    /// The failure is not about the clip: a program is missing or was killed, or the disk failed.
+    None,
+}
+
+/// A failure with what is wrong with the clip.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClipError {
+    /// What is wrong with the clip.
+    pub fault: Fault,
+    /// The failure for people.
+    pub failure: Failure,
+}
+
+impl From<Failure> for ClipError {
+    fn from(failure: Failure) -> Self {
+        Self { fault: Fault::None, failure }
+    }
+}
+
+impl From<Error> for ClipError {
+    fn from(error: Error) -> Self {
+        Failure::from(error).into()
+    }
+}
+
+impl From<ClipError> for Failure {
+    fn from(error: ClipError) -> Self {
+        error.failure
+    }
+}
 
 /// The first error lines of a program, and their total number.
 #[derive(Debug, Clone, Default)]
@@ -98,28 +146,30 @@ pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Opti
 }
 
 /// Returns the failure of a file that is damaged, or about which a program logged errors.
-pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> Failure {
+pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> ClipError {
+    let why = why.into();
+    let fault = if CUT_OFF.iter().any(|words| why.contains(words)) { Fault::CutOff } else { Fault::Damaged };
     let fix = format!(
         "copy the file again, re-encode it with `ffmpeg -i {path} NEW.mp4` and look at it, or remove it from the data set"
     );
-    Failure::new(ErrorCode::Malformed, format!("{path} is damaged"), why, fix)
+    ClipError { fault, failure: Failure::new(ErrorCode::Malformed, format!("{path} is damaged"), why, fix) }
 }
 
 /// Returns the failure of a file that is intact but cannot be used.
-pub(crate) fn unusable(path: &Utf8Path, why: impl Into<String>, fix: impl Into<String>) -> Failure {
-    Failure::new(ErrorCode::InvalidDataset, format!("cannot use {path}"), why, fix)
+pub(crate) fn unusable(path: &Utf8Path, fault: Fault, why: impl Into<String>, fix: impl Into<String>) -> ClipError {
+    ClipError { fault, failure: Failure::new(ErrorCode::InvalidDataset, format!("cannot use {path}"), why, fix) }
 }
 
 /// Checks that a file can be read and is not empty, and returns its size in bytes. ffprobe's messages about such files
 /// are less clear.
-pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, Failure> {
+pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, ClipError> {
     let about = fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
     if about.is_dir() {
-        return Err(unusable(path, "it is a folder", "name a video file"));
+        return Err(unusable(path, Fault::NotAVideo, "it is a folder", "name a video file"));
     }
     // Reading a pipe or a device could block for ever.
     if !about.is_file() {
-        return Err(unusable(path, "it is not a regular file", "name a video file"));
+        return Err(unusable(path, Fault::NotAVideo, "it is not a regular file", "name a video file"));
     }
     fs::File::open(path).map_err(|error| Error::io("read", path, error))?;
     if about.len() == 0 {

@@ -32,6 +32,7 @@ mod write;
 pub use choose::{FrameChoice, FrameMode, NotEnough, choose, repeated};
 pub use colour::{COLOUR_RULE, Colour, Hdr, Matrix};
 pub use decode::decode;
+pub use failures::{ClipError, Fault};
 pub use frames::Frames;
 pub use geometry::{Crop, Picture};
 pub use pictures::{read_image, read_png, write_png};

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::child::{self, Run};
 use crate::colour::{Colour, Hdr, Matrix};
-use crate::failures::{self, Complaints, about, check_file, damaged, killed, unusable};
+use crate::failures::{self, ClipError, Complaints, Fault, about, check_file, damaged, killed, unusable};
 use crate::programs::Programs;
 
 /// The most bytes of JSON output. 64 MiB hold about a million packets.
@@ -74,7 +74,7 @@ impl Probe {
     }
 
     /// Returns the failure of a suspect file.
-    pub(crate) fn check_not_suspect(&self, path: &Utf8Path) -> Result<(), Failure> {
+    pub(crate) fn check_not_suspect(&self, path: &Utf8Path) -> Result<(), ClipError> {
         if self.errors.is_empty() { Ok(()) } else { Err(damaged(path, format!("ffprobe: {}", self.errors.join("; ")))) }
     }
 }
@@ -95,7 +95,7 @@ impl Programs {
     /// one that cannot be decoded by the rules; `NoAnswer`; `ProgramMissing`.
     pub fn probe(&self, path: &Utf8Path) -> Result<Probe, Failure> {
         let asked = Asked::run(self, path, &["-select_streams", "v", "-show_streams", "-show_format"])?;
-        read(path, asked.bytes, &asked.json, asked.complaints)
+        Ok(read(path, asked.bytes, &asked.json, asked.complaints)?)
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// Requests JSON about a file from ffprobe.
-    pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, Failure> {
+    pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, ClipError> {
         let bytes = check_file(path)?;
         let mut command = programs.ffprobe_command();
         // Playlists and references in files may name other files, but no network addresses.
@@ -120,7 +120,7 @@ impl Asked {
         let done = child::run(command, &run, None, &mut |line| complaints.add(line))
             .map_err(|stop| about(path, failures::stopped(&programs.ffprobe, stop)))?;
         if let Some(failure) = killed(path, "ffprobe", done.status) {
-            return Err(failure);
+            return Err(failure.into());
         }
         if !done.status.success() {
             return Err(damaged(path, format!("ffprobe cannot read it: {}", complaints.shown())));
@@ -132,7 +132,7 @@ impl Asked {
 }
 
 /// Parses the output of ffprobe.
-pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Complaints) -> Result<Probe, Failure> {
+pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Complaints) -> Result<Probe, ClipError> {
     let container = json["format"]["format_name"].as_str().unwrap_or_default();
     let empty = Vec::new();
     let streams = json["streams"].as_array().unwrap_or(&empty);
@@ -144,11 +144,11 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
             0 => "it has no video stream",
             _ => "its only picture is cover art",
         };
-        return Err(unusable(path, why, "remove it from the data set"));
+        return Err(unusable(path, Fault::NoPicture, why, "remove it from the data set"));
     };
     // ffmpeg reads a PNG or a JPEG as a video of one frame.
     if container == "image2" || container.ends_with("_pipe") {
-        return Err(unusable(path, "it is a picture, not a video", "remove it from the data set"));
+        return Err(unusable(path, Fault::NotAVideo, "it is a picture, not a video", "remove it from the data set"));
     }
     let text = |key: &str| stream[key].as_str().unwrap_or_default();
     let size = |key: &str| stream[key].as_u64().filter(|size| *size > 0).map(|size| size as usize);
@@ -161,20 +161,25 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
             return Err(damaged(path, format!("ffprobe finds no picture in it: {}", complaints.shown())));
         }
         let why = format!("this ffprobe cannot decode its codec {}", text("codec_name"));
-        return Err(unusable(path, why, "install an ffmpeg with that decoder, or re-encode the clip"));
+        return Err(unusable(
+            path,
+            Fault::Unsupported,
+            why,
+            "install an ffmpeg with that decoder, or re-encode the clip",
+        ));
     }
     let rotation = rotation(stream).map_err(|degrees| {
-        unusable(path, format!("it is rotated by {degrees}°"), "turn it upright and re-encode it")
+        unusable(path, Fault::Unsupported, format!("it is rotated by {degrees}°"), "turn it upright and re-encode it")
     })?;
     let sample_aspect = ratio(text("sample_aspect_ratio"), ':').filter(|r| r[0] > 0 && r[1] > 0).unwrap_or([1, 1]);
     let colour = colour(stream);
     let matrix = colour.matrix(&pixel_format, stored_height).map_err(|tag| {
         let fix = "re-encode it, for example with `ffmpeg -i IN -vf zscale=matrix=709 OUT`";
-        unusable(path, format!("its colour matrix {tag} is not supported"), fix)
+        unusable(path, Fault::Unsupported, format!("its colour matrix {tag} is not supported"), fix)
     })?;
     if dolby_vision_profile(stream) == Some(5) {
         let fix = "convert it to HDR10 or SDR with another program";
-        return Err(unusable(path, "its colours are those of Dolby Vision profile 5", fix));
+        return Err(unusable(path, Fault::Unsupported, "its colours are those of Dolby Vision profile 5", fix));
     }
     let (width, height) = shown_size(stored_width, stored_height, rotation, sample_aspect);
     let number = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok()).filter(|n| n.is_finite());
@@ -281,7 +286,7 @@ mod tests {
 
     fn probed(streams: &[Value]) -> Result<Probe, Failure> {
         let json = json!({ "streams": streams, "format": { "format_name": "mov,mp4", "duration": "2.5" } });
-        read(Utf8Path::new("a.mp4"), 1, &json, Complaints::default())
+        Ok(read(Utf8Path::new("a.mp4"), 1, &json, Complaints::default())?)
     }
 
     #[test]

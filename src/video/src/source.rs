@@ -8,7 +8,7 @@ use rundir::Failure;
 use serde_json::Value;
 
 use crate::child::{self, Run};
-use crate::failures::{self, Complaints, about, damaged, killed};
+use crate::failures::{self, ClipError, Complaints, about, damaged, killed};
 use crate::probe::{self, Asked, Probe};
 use crate::programs::Programs;
 
@@ -77,6 +77,14 @@ impl Programs {
     /// # Errors
     /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (it is cut off, for example) or it has no frame.
     pub fn open(&self, path: &Utf8Path) -> Result<Source, Failure> {
+        Ok(self.examine(path)?)
+    }
+
+    /// As [`Programs::open`].
+    ///
+    /// # Errors
+    /// As [`Programs::open`], with what is wrong with the clip.
+    pub fn examine(&self, path: &Utf8Path) -> Result<Source, ClipError> {
         let what =
             ["-select_streams", "v", "-show_streams", "-show_format", "-show_entries", "packet=stream_index,pts,flags"];
         let asked = Asked::run(self, path, &what)?;
@@ -94,7 +102,7 @@ impl Programs {
     }
 
     /// Lists the frames by decoding them. Their time stamps are the same as in [`Programs::decode`].
-    fn frames(&self, path: &Utf8Path, probe: &Probe) -> Result<BTreeSet<i64>, Failure> {
+    fn frames(&self, path: &Utf8Path, probe: &Probe) -> Result<BTreeSet<i64>, ClipError> {
         let mut pts = BTreeSet::new();
         self.walk(path, probe, &frame_filters(probe), &mut |line| {
             pts.extend(frame_pts(line));
@@ -128,7 +136,7 @@ impl Programs {
         probe: &Probe,
         filters: &str,
         expected: &mut dyn FnMut(&str) -> bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ClipError> {
         let mut command = self.ffmpeg_command();
         command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
         if self.threads > 0 {
@@ -150,9 +158,9 @@ impl Programs {
 }
 
 /// Checks that ffmpeg succeeded and logged no error.
-pub(crate) fn ended_well(path: &Utf8Path, status: ExitStatus, complaints: &Complaints) -> Result<(), Failure> {
+pub(crate) fn ended_well(path: &Utf8Path, status: ExitStatus, complaints: &Complaints) -> Result<(), ClipError> {
     if let Some(failure) = killed(path, "ffmpeg", status) {
-        return Err(failure);
+        return Err(failure.into());
     }
     if complaints.count == 0 && status.success() {
         return Ok(());
@@ -189,7 +197,7 @@ pub(crate) fn frame_pts(line: &str) -> Option<i64> {
 type Listed = (BTreeSet<i64>, BTreeSet<i64>);
 
 /// Lists the packets that are shown. Returns `None` if a packet has no time stamp.
-fn packets(path: &Utf8Path, json: &Value, stream: usize) -> Result<Option<Listed>, Failure> {
+fn packets(path: &Utf8Path, json: &Value, stream: usize) -> Result<Option<Listed>, ClipError> {
     let (mut pts, mut keys) = Listed::default();
     let all = json["packets"].as_array().map(Vec::as_slice).unwrap_or_default();
     for packet in all.iter().filter(|packet| packet["stream_index"].as_u64() == Some(stream as u64)) {

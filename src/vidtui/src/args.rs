@@ -148,6 +148,7 @@ impl Command {
             Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,
+            Self::Data(DataCommand::Prune(args)) => args.output.json,
             Self::Fetch(args) => args.output.json,
             Self::Data(DataCommand::Encode(args)) => args.then.output.json,
             Self::Convert(args) => args.output.json,
@@ -197,6 +198,8 @@ pub enum DataCommand {
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its frames and caption
     Show(DataShowArgs),
+    /// Removes the shards of a data set that its index does not name any more, unless a run reads the data set
+    Prune(DataPruneArgs),
     /// Encodes the clips of a manifest to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
     Encode(Box<DataEncodeArgs>),
 }
@@ -229,15 +232,19 @@ pub struct DataEncodeArgs {
     /// The folder of the data set. Existing latents and texts are reused
     #[arg(long, value_name = "DATA")]
     pub out: Utf8PathBuf,
-    /// Frames per clip: 4k + 1
-    #[arg(long, default_value_t = 49)]
-    pub frames: usize,
-    /// Rows of a frame in pixels
-    #[arg(long, default_value_t = 480)]
-    pub height: usize,
-    /// Columns of a frame in pixels
-    #[arg(long, default_value_t = 720)]
-    pub width: usize,
+    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height, width, text length and the condition of image-to-video and
+    /// inpainting
+    #[arg(long = "for", value_name = "RECIPE")]
+    pub recipe: Option<String>,
+    /// Frames per clip: 4k + 1 [default: those of the recipe, or 49]
+    #[arg(long)]
+    pub frames: Option<usize>,
+    /// Rows of a frame in pixels [default: those of the recipe, or 480]
+    #[arg(long)]
+    pub height: Option<usize>,
+    /// Columns of a frame in pixels [default: those of the recipe, or 720]
+    #[arg(long)]
+    pub width: Option<usize>,
     /// Rate at which frames are taken, per second [default: the rate of each clip]
     #[arg(long)]
     pub fps: Option<f64>,
@@ -247,7 +254,7 @@ pub struct DataEncodeArgs {
     /// Part of a picture with another aspect ratio that is kept: center, random or none
     #[arg(long)]
     pub crop: Option<String>,
-    /// Tokens of a caption
+    /// Tokens of a caption [default: those of the recipe, or 226]
     #[arg(long, value_name = "N")]
     pub text_len: Option<usize>,
     /// dtype of the encoders: bfloat16 or float32
@@ -910,6 +917,21 @@ pub struct DataShowArgs {
     /// The folder of the VAE [default: the VAE that encoded the data set]
     #[arg(long, value_name = "DIR", requires = "decode")]
     pub vae: Option<Utf8PathBuf>,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui data prune`.
+#[derive(Debug, clap::Args)]
+pub struct DataPruneArgs {
+    /// The folder of the data set
+    pub data: Utf8PathBuf,
+    /// Lists the shards and removes none
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Removes them although a run that has not ended trains on the data set
+    #[arg(long)]
+    pub force: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

@@ -22,7 +22,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         return check_encoders(recipe);
     }
     let table = Table::open(&recipe.data.index, &recipe.model)?;
-    let info = table.with_conditions(recipe.condition.kind, &recipe.model)?.info;
+    let info = table.with_conditions(&recipe.condition, &recipe.model)?.info;
     if let Some(path) = recipe.data.null_text() {
         open_null_text(path, &recipe.model)?;
     }

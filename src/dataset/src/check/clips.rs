@@ -19,12 +19,13 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
         id: unique(&row.name, ids),
         path: row.path.clone(),
         caption: row.caption.clone().unwrap_or_default(),
+        segments: row.segments.clone(),
         origin: row.origin.clone(),
         ..Clip::default()
     };
     let mut of_video = row.excluded.clone();
-    if let Some(Outcome { bytes, content, found }) = outcome {
-        clip.bytes = *bytes;
+    if let Some(Outcome { stamp, content, found }) = outcome {
+        clip.stamp = *stamp;
         clip.content.clone_from(content);
         match found {
             Found::Excluded(reason) => of_video = of_video.or_else(|| Some(reason.clone())),
@@ -37,7 +38,7 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
             }
         }
     }
-    let characters = clip.caption.chars().count();
+    let characters = clip.captions().map(|caption| caption.chars().count()).max().unwrap_or(0);
     let most = request.most_characters;
     let of_caption = match row.caption {
         Err(fault) => Some(fault.into()),
@@ -46,7 +47,7 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
     };
     clip.excluded = of_video.or(of_caption);
     if clip.is_usable() {
-        clip.tokens = request.count_tokens.map(|count| count(&clip.caption));
+        clip.tokens = request.count_tokens.and_then(|count| clip.captions().map(count).max());
     }
     clip
 }

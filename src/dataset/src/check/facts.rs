@@ -4,42 +4,9 @@ use crate::Reason;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, Read};
-use video::{Programs, is_variable};
-use xxhash_rust::xxh3::Xxh3;
-
-/// The bytes that are read and hashed at a time.
-const CHUNK: usize = 1 << 20;
-/// Messages that ffprobe logs about a truncated file.
-const CUT_OFF: [&str; 5] =
-    ["moov atom not found", "partial file", "ended prematurely", "Truncating packet", "end of file"];
-
-/// The size and modification time of a file. A file with the same stamp has not changed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Stamp {
-    pub bytes: u64,
-    pub modified_ns: i64,
-}
-
-impl Stamp {
-    /// Reads the stamp of a file; returns the reason if the file cannot be a video.
-    pub(super) fn of(path: &Utf8Path) -> Result<Self, Reason> {
-        let metadata = fs::metadata(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Reason::VideoMissing,
-            _ => Reason::Unreadable { why: error.to_string() },
-        })?;
-        match metadata.len() {
-            _ if metadata.is_dir() => Err(Reason::NotAVideo { what: "it is a folder".into() }),
-            0 => Err(Reason::VideoEmpty),
-            bytes => {
-                use std::os::unix::fs::MetadataExt;
-                let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-                Ok(Self { bytes, modified_ns })
-            }
-        }
-    }
-}
+use std::fs::File;
+use std::io::Read;
+use video::{ClipError, Fault, Programs, is_variable};
 
 /// A video that can be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -75,12 +42,14 @@ pub(super) struct Probed {
 /// # Errors
 /// If no file can be probed: ffprobe is missing, or the check is cancelled.
 pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
-    match programs.open(path) {
+    match programs.examine(path) {
         Ok(source) => Ok(Probed { found: Found::Video(facts(&source.probe, &source.times())), lasts: true }),
-        Err(failure) if matches!(failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => Err(failure),
-        Err(failure) => {
-            let lasts = failure.code == ErrorCode::Malformed;
-            Ok(Probed { found: Found::Excluded(reason(path, failure)), lasts })
+        Err(error) if matches!(error.failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => {
+            Err(error.failure)
+        }
+        Err(error) => {
+            let lasts = error.failure.code == ErrorCode::Malformed;
+            Ok(Probed { found: Found::Excluded(reason(path, error)), lasts })
         }
     }
 }
@@ -103,16 +72,14 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
     }
 }
 
-fn reason(path: &Utf8Path, failure: Failure) -> Reason {
-    let is_without_picture = ["no video stream", "cover art"].iter().any(|words| failure.why.contains(words));
-    match failure.code {
-        ErrorCode::NotFound => Reason::VideoMissing,
-        ErrorCode::InvalidDataset if is_without_picture => Reason::AudioOnly,
-        ErrorCode::InvalidDataset => Reason::NotAVideo { what: failure.why },
-        ErrorCode::Malformed if CUT_OFF.iter().any(|words| failure.why.contains(words)) && is_begun(path) => {
-            Reason::Truncated { why: short(path, &failure.why) }
-        }
-        _ => Reason::Unreadable { why: short(path, &failure.why) },
+fn reason(path: &Utf8Path, ClipError { fault, failure }: ClipError) -> Reason {
+    match fault {
+        Fault::NoPicture => Reason::AudioOnly,
+        Fault::NotAVideo => Reason::NotAVideo { what: failure.why },
+        Fault::Unsupported => Reason::Unsupported { why: failure.why },
+        Fault::CutOff if is_begun(path) => Reason::Truncated { why: short(path, &failure.why) },
+        Fault::None if failure.code == ErrorCode::NotFound => Reason::VideoMissing,
+        Fault::CutOff | Fault::Damaged | Fault::None => Reason::Unreadable { why: short(path, &failure.why) },
     }
 }
 
@@ -136,17 +103,4 @@ fn short(path: &Utf8Path, why: &str) -> String {
         why.replace_range(start..start + end + 2, "");
     }
     why
-}
-
-/// Hashes the bytes of a file.
-pub(super) fn content(path: &Utf8Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut hash = Xxh3::new();
-    let mut chunk = vec![0; CHUNK];
-    loop {
-        match file.read(&mut chunk)? {
-            0 => return Ok(format!("{:032x}", hash.digest128())),
-            n => hash.update(&chunk[..n]),
-        }
-    }
 }

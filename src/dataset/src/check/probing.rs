@@ -1,9 +1,10 @@
 //! Probes all videos of a source on all cores, and caches the results for the next check.
 
-use super::facts::{Found, Stamp, content, probe};
+use super::facts::{Found, probe};
 use super::{CheckProgress, CheckRequest};
 use crate::Reason;
 use crate::layouts::Source;
+use crate::stamp::{Stamp, hash};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, LineAppender, xxh3_hex};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// The result of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
-    pub bytes: u64,
+    pub stamp: Stamp,
     pub content: String,
     pub found: Found,
 }
@@ -76,7 +77,7 @@ pub(super) fn probe_all(
             Ok(stamp) => match kept.remove(*path).filter(|kept| kept.stamp == stamp) {
                 Some(Kept { content, found, .. }) => {
                     results.cached += 1;
-                    results.by_path.insert((*path).to_owned(), Outcome { bytes: stamp.bytes, content, found });
+                    results.by_path.insert((*path).to_owned(), Outcome { stamp, content, found });
                 }
                 None => wanted.push((path, stamp)),
             },
@@ -124,7 +125,7 @@ pub(super) fn probe_all(
                     keep = None;
                 }
             }
-            results.by_path.insert(path.to_owned(), Outcome { bytes: stamp.bytes, content, found });
+            results.by_path.insert(path.to_owned(), Outcome { stamp, content, found });
             progress.done += 1;
         }
     })?;
@@ -133,7 +134,7 @@ pub(super) fn probe_all(
 
 impl Outcome {
     fn excluded(reason: Reason) -> Self {
-        Self { bytes: 0, content: String::new(), found: Found::Excluded(reason) }
+        Self { stamp: Stamp::default(), content: String::new(), found: Found::Excluded(reason) }
     }
 }
 
@@ -144,7 +145,7 @@ struct Worked {
 }
 
 fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> {
-    let content = match content(path) {
+    let content = match hash(path) {
         Ok(content) => content,
         Err(error) => {
             let found = Found::Excluded(Reason::Unreadable { why: error.to_string() });

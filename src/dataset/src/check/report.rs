@@ -151,7 +151,7 @@ impl Report {
             clips: manifest.clips.len(),
             usable: usable.len(),
             hours: usable.iter().map(|clip| clip.duration_s).sum::<f64>() / 3600.0,
-            bytes: by_path.values().map(|clip| clip.bytes).sum(),
+            bytes: by_path.values().map(|clip| clip.stamp.bytes).sum(),
             lengths: lengths(&usable),
             sizes: counts(usable.iter().map(|clip| format!("{}x{}", clip.width, clip.height))),
             rates: counts(usable.iter().map(|clip| rate(clip.fps))),

@@ -63,8 +63,10 @@ pub struct Row {
     pub name: String,
     /// The absolute path.
     pub path: Utf8PathBuf,
-    /// The caption.
+    /// The caption; of a video with captions of its segments, all of them.
     pub caption: Caption,
+    /// The captions of the segments of the video.
+    pub segments: Vec<String>,
     /// The source of the caption, as text for users.
     pub origin: String,
     /// The fault that the layout itself finds, if any.
@@ -76,8 +78,8 @@ pub struct Row {
 impl Default for Row {
     fn default() -> Self {
         let caption = Err(CaptionFault::Missing);
-        let (name, path, origin, excluded, stated) = Default::default();
-        Self { name, path, caption, origin, excluded, stated }
+        let (name, path, segments, origin, excluded, stated) = Default::default();
+        Self { name, path, caption, segments, origin, excluded, stated }
     }
 }
 

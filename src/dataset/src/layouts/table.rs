@@ -25,6 +25,8 @@ const VIDEO_COLUMNS: [&str; 13] = [
 ];
 /// The known names of the caption column, in order of preference.
 const CAPTION_COLUMNS: [&str; 6] = ["caption", "text", "prompt", "captions", "prompts", "description"];
+/// The names of columns with the captions of the segments of a video, in place of one caption.
+const SEGMENT_COLUMNS: [&str; 2] = ["segments", "segment_captions"];
 /// The column of VideoX-Fun that distinguishes `video` from `image`.
 const KIND_COLUMN: &str = "type";
 
@@ -111,7 +113,12 @@ impl Columns {
         };
         Ok(Self {
             video: choose(&request.video_column, &VIDEO_COLUMNS, "videos", "--video-column")?,
-            caption: choose(&request.caption_column, &CAPTION_COLUMNS, "captions", "--caption-column")?,
+            caption: choose(
+                &request.caption_column,
+                &[&SEGMENT_COLUMNS[..], &CAPTION_COLUMNS].concat(),
+                "captions",
+                "--caption-column",
+            )?,
         })
     }
 }
@@ -141,13 +148,24 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     let mut count = |column| values.take(column).as_count();
     let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };
     let captions = values.take(&columns.caption).captions();
+    let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
+    let (captions, segments) = if is_segments { of_segments(captions) } else { (captions, Vec::new()) };
     let row = |caption| Row {
         name: name.clone(),
         path: path.clone(),
         caption,
+        segments: segments.clone(),
         origin: origin.to_owned(),
         excluded: excluded.clone(),
         stated,
     };
     captions.into_iter().map(row).collect()
+}
+
+/// Joins the captions of the segments of one video; a fault of one is that of all.
+fn of_segments(captions: Vec<Caption>) -> (Vec<Caption>, Vec<String>) {
+    match captions.into_iter().collect::<Result<Vec<_>, _>>() {
+        Ok(segments) => (vec![Ok(segments.join("\n"))], segments),
+        Err(fault) => (vec![Err(fault)], Vec::new()),
+    }
 }

@@ -154,6 +154,16 @@ fn every_form_of_json_is_read() {
 }
 
 #[test]
+fn captions_of_segments_belong_to_one_clip() {
+    let lines = "{\"video\": \"a.mp4\", \"segments\": [\"a cat\", \"it sleeps \"], \"caption\": \"a cat sleeps\"}\n\
+                 {\"video\": \"b.mp4\", \"segments\": [\"a dog\", \" \"]}\n";
+    let source = Folder::new().with("metadata.jsonl", lines).read();
+    assert_eq!(rows(&source), [("a.mp4", Ok("a cat\nit sleeps")), ("b.mp4", Err(CaptionFault::Empty))]);
+    assert_eq!(source.rows[0].segments, ["a cat", "it sleeps"]);
+    assert!(source.rows[1].segments.is_empty());
+}
+
+#[test]
 fn only_the_lines_of_json_that_are_not_utf8_lose_their_captions() {
     let text = b"{\"video\": \"a.mp4\", \"caption\": \"caf\xe9\"}\n{\"video\": \"b.mp4\", \"caption\": \"two\"}\n";
     let source = Folder::new().with("metadata.jsonl", text).read();

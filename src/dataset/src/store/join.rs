@@ -4,9 +4,12 @@
 //! worker encoded an item. Shards are written under a temporary name and renamed, then the specification and at last
 //! the index are replaced. A crash at any point leaves the old index, or the new one; the next call continues.
 
+use super::failures::{old_failures, write_failures};
 use super::index::{Head, INDEX, Lines, Place, cannot_write, malformed, unreadable, write_index};
+use super::lease::Heartbeat;
 use super::part::{Entry, Piece};
-use super::queue::{Heartbeat, QUEUE, Queue, WORK, write_failures};
+use super::queue::Queue;
+use super::queue_file::{QUEUE, WORK};
 use super::spec::{SCHEMA, SPEC};
 use super::{Item, Line, Stage};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -72,8 +75,6 @@ struct Latent {
 struct Known {
     latents: HashMap<String, Latent>,
     texts: HashMap<String, Place>,
-    /// The numbers of the next shards.
-    next: [usize; 2],
 }
 
 pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Joined, Failure> {
@@ -84,7 +85,7 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
         .iter()
         .filter_map(|queued| Some((&queued.item, entries.get(&queued.item.key)?.failure.as_ref()?)))
         .collect();
-    let quarantined = super::queue::old_failures(data)?;
+    let quarantined = old_failures(data)?;
     let mut known = known(data, &queue.head.id)?;
     let Some(known) = &mut known else {
         // An earlier call replaced the index and was interrupted before it removed the work folder.
@@ -101,7 +102,7 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
             bytes: 0,
         });
     };
-    let shards = shards(queue, &work, &entries, known.next);
+    let shards = shards(queue, &work, &entries);
     let bytes: u64 = shards.iter().map(|shard| shard.file.bytes()).sum();
     write_shards(queue, lease, &shards, progress)?;
     let (mut texts, mut latents) = (0, 0);
@@ -132,8 +133,13 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
     Ok(Joined { index: data.join(INDEX), clips, texts, latents, failed, left_out, shards: shards.len(), bytes })
 }
 
-const LATENTS: &str = "latents-";
-const TEXTS: &str = "texts-";
+pub(super) const LATENTS: &str = "latents-";
+pub(super) const TEXTS: &str = "texts-";
+
+/// Returns the number of a shard whose name begins with `start`.
+pub(super) fn shard_number(name: &str, start: &str) -> Option<usize> {
+    name.strip_prefix(start)?.strip_suffix(".safetensors")?.parse().ok()
+}
 
 /// Reads the latents and texts that the store has. Returns `None` if this queue made the index.
 fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
@@ -145,44 +151,24 @@ fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
     if head.queue == queue {
         return Ok(None);
     }
-    let mut next = [0, 0];
-    let mut count = |place: &Place| {
-        for (next, start) in next.iter_mut().zip([LATENTS, TEXTS]) {
-            if let Some(number) =
-                place.shard.strip_prefix(start).and_then(|rest| rest.split('.').next()?.parse::<usize>().ok())
-            {
-                *next = (*next).max(number + 1);
-            }
-        }
-    };
     if let Some(place) = &head.empty_text {
-        count(place);
         known.texts.insert(head.empty_key.clone(), place.clone());
     }
     while let Some((number, line)) = lines.next()? {
         let line: Line = serde_json::from_slice(line).map_err(|e| malformed(&path, number, &e))?;
-        count(&line.latent);
-        for (key, place) in line.text_keys.into_iter().zip(line.text) {
-            count(&place);
-            known.texts.insert(key, place);
-        }
+        known.texts.extend(line.text_keys.into_iter().zip(line.text));
         let Line { latent, extra, shape, times, bucket, drawn, .. } = line;
         known.latents.insert(line.latent_key, Latent { place: latent, extra, shape, times, bucket, drawn });
     }
     lines.end(&head)?;
-    known.next = next;
     Ok(Some(known))
 }
 
 /// Assigns the tensors of the queue to shards.
-fn shards<'a>(
-    queue: &'a Queue,
-    work: &Utf8Path,
-    entries: &'a HashMap<String, Entry>,
-    next: [usize; 2],
-) -> Vec<Shard<'a>> {
+fn shards<'a>(queue: &'a Queue, work: &Utf8Path, entries: &'a HashMap<String, Entry>) -> Vec<Shard<'a>> {
     let mut shards: Vec<Shard> = Vec::new();
-    for (stage, start, first) in [(Stage::Latent, LATENTS, next[0]), (Stage::Text, TEXTS, next[1])] {
+    let [latents, texts] = queue.head.first;
+    for (stage, start, first) in [(Stage::Latent, LATENTS, latents), (Stage::Text, TEXTS, texts)] {
         let (mut number, mut size) = (first, 0);
         let mut open = false;
         for queued in queue.items.iter().filter(|queued| queued.item.work.stage() == stage) {

@@ -14,9 +14,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+/// Whether a lease is held, and by which worker it is or was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum LeaseState {
+    Held(String),
+    /// Given back or expired.
+    Free(String),
+}
 
 /// The content of a lease file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,16 +112,26 @@ impl Leases {
 
     /// Returns the holder of an epoch, or `None` if the holder gave the lease back or the lease expired.
     pub fn holder(&self, name: &str, epoch: u32) -> Result<Option<String>, Failure> {
+        Ok(match self.state(name, epoch)? {
+            LeaseState::Held(holder) => Some(holder),
+            LeaseState::Free(_) => None,
+        })
+    }
+
+    /// Returns whether the lease of an epoch is held.
+    pub fn state(&self, name: &str, epoch: u32) -> Result<LeaseState, Failure> {
         let path = self.dir.join(format!("{name}.{epoch}"));
         let content = match fs::read(&path) {
             Ok(content) => content,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Some("another worker".into())),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(LeaseState::Held("another worker".into())),
             Err(e) => return Err(unreadable(&path, &e)),
         };
         // A lease is empty if it was just created, or if its holder crashed before writing.
         let written = serde_json::from_slice::<Written>(&content).ok();
-        if written.as_ref().is_some_and(|written| written.released) {
-            return Ok(None);
+        let released = written.as_ref().is_some_and(|written| written.released);
+        let holder = written.map_or("a worker that has just started".into(), |written| written.holder);
+        if released {
+            return Ok(LeaseState::Free(holder));
         }
         let now = self.clock.now();
         let mut seen = self.seen.lock().expect("no thread panics with this lock");
@@ -125,7 +144,7 @@ impl Leases {
             }
         };
         let expired = now.saturating_sub(since) >= self.expiry;
-        Ok((!expired).then(|| written.map_or("a worker that has just started".into(), |written| written.holder)))
+        Ok(if expired { LeaseState::Free(holder) } else { LeaseState::Held(holder) })
     }
 
     /// Returns whether a heartbeat of the current holder was seen: [`Leases::holder`] found two different contents.
@@ -194,6 +213,73 @@ impl Lease {
 
     fn path(&self, epoch: u32) -> Utf8PathBuf {
         self.dir.join(format!("{}.{epoch}", self.name))
+    }
+}
+
+/// A lease that a thread renews.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    lease: Arc<Lease>,
+    lost: Arc<AtomicBool>,
+    thread: Option<(std::sync::mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Heartbeat {
+    pub fn start(lease: Lease, every: Option<Duration>) -> Self {
+        let (lease, lost) = (Arc::new(lease), Arc::new(AtomicBool::new(false)));
+        let thread = every.and_then(|every| {
+            let (stop, stopped) = std::sync::mpsc::channel();
+            let (lease, lost) = (lease.clone(), lost.clone());
+            let beat = move || {
+                use std::sync::mpsc::RecvTimeoutError::Timeout;
+                while let Err(Timeout) = stopped.recv_timeout(every) {
+                    // After a temporary error of the file system, the next heartbeat retries.
+                    if let Ok(false) = lease.beat() {
+                        lost.store(true, Ordering::Relaxed);
+                        break;
+                    }
+                }
+            };
+            let thread = thread::Builder::new().name("heartbeat".into()).spawn(beat).ok()?;
+            Some((stop, thread))
+        });
+        Self { lease, lost, thread }
+    }
+
+    /// Renews the lease now. Returns false if another worker has taken it over.
+    pub fn beat(&self) -> Result<bool, Failure> {
+        Ok(!self.lost.load(Ordering::Relaxed) && self.lease.beat()?)
+    }
+
+    /// Returns whether no other worker has taken the lease over.
+    pub fn is_mine(&self) -> bool {
+        !self.lost.load(Ordering::Relaxed) && self.lease.is_mine()
+    }
+
+    pub fn epoch(&self) -> u32 {
+        self.lease.epoch
+    }
+
+    /// Stops the thread, and gives the lease back if `release`.
+    pub fn stop(mut self, release: bool) {
+        self.end();
+        if release {
+            // A lease that cannot be given back expires.
+            let _ = self.lease.release();
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
+            thread.join().expect("a heartbeat does not panic");
+        }
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

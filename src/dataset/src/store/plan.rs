@@ -2,8 +2,8 @@
 
 use super::index::{INDEX, Lines, malformed};
 use super::spec::{SPEC, StoreSpec};
-use super::{Line, queue};
-use crate::Manifest;
+use super::{Line, failures};
+use crate::{Manifest, Stamp};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,9 @@ pub struct WantedClip {
     pub source: Utf8PathBuf,
     /// The hash of the video.
     pub content: String,
+    /// What shows without reading the video that it has not changed.
+    #[serde(default)]
+    pub stamp: Stamp,
     /// One caption per segment.
     pub captions: Vec<String>,
 }
@@ -58,6 +61,9 @@ pub enum Work {
         source: Utf8PathBuf,
         /// Its hash.
         content: String,
+        /// What shows without reading it that it has not changed.
+        #[serde(default)]
+        stamp: Stamp,
     },
 }
 
@@ -150,7 +156,8 @@ pub fn plan_encode(
         id: clip.id.clone(),
         source: clip.path.clone(),
         content: clip.content.clone(),
-        captions: vec![clip.caption.clone()],
+        stamp: clip.stamp,
+        captions: clip.captions().map(str::to_owned).collect(),
     });
     plan_clips(data, clips.collect(), spec, quarantined)
 }
@@ -167,7 +174,7 @@ pub(crate) fn plan_clips(
     let failed: HashMap<String, Failure> = match quarantined {
         Quarantined::Retry => HashMap::new(),
         Quarantined::Skip => {
-            queue::old_failures(data)?.into_iter().map(|(item, failure)| (item.key, failure)).collect()
+            failures::old_failures(data)?.into_iter().map(|(item, failure)| (item.key, failure)).collect()
         }
     };
     let mut plan = Plan {
@@ -196,7 +203,7 @@ pub(crate) fn plan_clips(
     add(&mut texts, empty, has_empty);
     for clip in &clips {
         names.insert(clip.id.clone());
-        let work = Work::Video { source: clip.source.clone(), content: clip.content.clone() };
+        let work = Work::Video { source: clip.source.clone(), content: clip.content.clone(), stamp: clip.stamp };
         let latent = Item { key: spec.latent_key(&clip.content), name: clip.id.clone(), work };
         let of_clip: Vec<Item> = clip.captions.iter().map(|caption| text(caption)).collect();
         // If one tensor of a clip failed, the clip is left out, and its other tensors are not needed.

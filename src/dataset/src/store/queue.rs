@@ -13,44 +13,21 @@
 //!
 //! A changed plan starts the next generation G, which takes over the whole items of earlier ones by their keys.
 
-use super::index::{bad, cannot_write, malformed, unreadable};
-use super::lease::{Lease, Leases, Taken, create_dir};
+use super::folder::{Folder, Holder};
+use super::index::{malformed, unreadable};
+use super::lease::{Heartbeat, Lease, Leases, Taken, create_dir};
 use super::part::{Disk, Entry, LocalDisk, Part, Verify, read_journal};
+use super::queue_file::{QUEUE, QueueFile, QueueHead, Queued, WORK, generation_entries, prepare, ranges};
 use super::range::Range;
-use super::spec::{SCHEMA, StoreSpec};
+use super::spec::StoreSpec;
 use super::{Clock, Item, Plan, Stage, SystemClock, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{ErrorCode, Failure, write_atomic, xxh3_hex};
-use serde::{Deserialize, Serialize};
+use rundir::{ErrorCode, Failure};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-/// The name of the work folder within the data set.
-pub(super) const WORK: &str = "work";
-pub(super) const QUEUE: &str = "queue.jsonl";
-const FAILURES: &str = "failures.jsonl";
-/// The lease of the whole folder.
-const FOLDER: &str = "folder";
-/// The number of items in a range, unless there are very many items.
-const RANGE: usize = 16;
-/// The most ranges of a queue. Every claim lists all their leases.
-const MAX_RANGES: usize = 4096;
-
-/// The identity of a worker, which is shown to a second encode into the same folder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
-    /// The run, or another name of the encode. After a crash, an encode of the same name continues at once.
-    pub run: String,
-    /// The node.
-    pub node: String,
-    /// The process.
-    pub pid: u32,
-}
 
 /// The timing of the protocol, and the parts that tests replace.
 #[derive(Debug, Clone)]
@@ -82,28 +59,6 @@ impl Default for Timing {
     }
 }
 
-/// The first line of the queue.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct QueueHead {
-    schema: u32,
-    /// The identity of the plan.
-    pub id: String,
-    pub generation: u32,
-    pub spec: StoreSpec,
-    clips: usize,
-    items: usize,
-    range: usize,
-}
-
-/// An item in the file of the queue.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Queued {
-    pub item: Item,
-    /// The result, if an earlier generation encoded the item.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub found: Option<Entry>,
-}
-
 /// The queue of an encode, as one worker sees it.
 #[derive(Debug)]
 pub struct Queue {
@@ -117,8 +72,8 @@ pub struct Queue {
     pub(super) leases: Leases,
     /// Ranges that are known to be done. A range that is done stays done.
     done: Mutex<BTreeSet<usize>>,
-    /// The lease of the folder; only in the worker that created or resumed the queue.
-    holding: Option<Holding>,
+    /// None after [`Queue::release`], and for readers.
+    folder: Option<Folder>,
 }
 
 /// The result of a claim.
@@ -170,22 +125,26 @@ impl Queue {
     pub fn create(data: &Utf8Path, plan: &Plan, holder: &Holder, timing: Timing) -> Result<Self, Failure> {
         let work = data.join(WORK);
         create_dir(&work)?;
-        let holding = Holding::begin(data, holder, &timing)?;
-        let prepared = prepare(data, plan, &timing);
-        match prepared.and_then(|()| Self::open(data, &holder.worker(), timing)) {
-            Ok(queue) => Ok(Self { holding: Some(holding), ..queue }),
-            Err(failure) => {
-                drop(holding);
-                Err(failure)
-            }
-        }
+        let folder = Folder::take(data, holder, &timing)?;
+        prepare(data, plan, &timing)?;
+        Self::read(data, holder.worker(), timing, Some(folder))
     }
 
-    /// Opens the queue that another worker of the same encode created. `worker` names this process in leases.
+    /// Opens the queue that another worker of the same encode created. `holder` names this process in leases.
     ///
     /// # Errors
     /// The queue is missing or cannot be read.
-    pub fn open(data: &Utf8Path, worker: &str, timing: Timing) -> Result<Self, Failure> {
+    pub fn open(data: &Utf8Path, holder: &Holder, timing: Timing) -> Result<Self, Failure> {
+        let folder = Folder::watch(data, holder, &timing);
+        Self::read(data, holder.worker(), timing, Some(folder))
+    }
+
+    /// Opens the queue to read it.
+    pub(crate) fn look(data: &Utf8Path) -> Result<Self, Failure> {
+        Self::read(data, "reader".into(), Timing::default(), None)
+    }
+
+    fn read(data: &Utf8Path, worker: String, timing: Timing, folder: Option<Folder>) -> Result<Self, Failure> {
         let file = QueueFile::read(&data.join(WORK))?;
         let ranges = ranges(&file.items, file.head.range);
         let generation = data.join(WORK).join(file.head.generation.to_string());
@@ -195,11 +154,11 @@ impl Queue {
             head: file.head,
             items: file.items,
             ranges,
-            worker: worker.to_owned(),
+            worker,
             timing,
             leases,
             done: Mutex::default(),
-            holding: None,
+            folder,
         })
     }
 
@@ -213,8 +172,8 @@ impl Queue {
     /// # Errors
     /// The folder cannot be read or written.
     pub fn claim(&self, stage: Stage) -> Result<Claim, Failure> {
-        if !self.generation().exists() {
-            return self.over().map(|()| Claim::Done);
+        if self.is_over()? {
+            return Ok(Claim::Done);
         }
         let mut done = self.find_done()?;
         let (epochs, mut held) = (self.leases.epochs()?, false);
@@ -283,8 +242,8 @@ impl Queue {
     /// # Errors
     /// A file cannot be read or written. The work is then unchanged, and the next call continues it.
     pub fn finish(&self, progress: weights::OnProgress<'_>) -> Result<Finish, Failure> {
-        if !self.generation().exists() {
-            return self.over().map(|()| Finish::Done);
+        if self.is_over()? {
+            return Ok(Finish::Done);
         }
         if self.find_done()?.len() < self.ranges.len() {
             return Ok(Finish::Wait);
@@ -305,14 +264,27 @@ impl Queue {
     /// Gives the folder back, so that another encode can start at once. Call it when the encode stops; dropping the queue
     /// does the same.
     pub fn release(&mut self) {
-        self.holding = None;
+        self.folder = None;
     }
 
-    /// Checks that the work was completed, because its folder is gone.
-    fn over(&self) -> Result<(), Failure> {
-        let (head, _) = super::index::Lines::open(&self.data.join(super::INDEX))?;
-        if head.queue == self.head.id {
-            return Ok(());
+    /// Renews the lease of the folder; see [`Folder::keep`].
+    #[cfg(test)]
+    pub(super) fn keep_folder(&self) {
+        self.folder.iter().for_each(Folder::keep);
+    }
+
+    /// Returns whether the work was completed.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`] if another encode took over the folder, after no worker of this one renewed its lease.
+    fn is_over(&self) -> Result<bool, Failure> {
+        let work = self.data.join(WORK);
+        let mine = match QueueHead::read(&work)? {
+            Some(head) => head.id == self.head.id,
+            None => super::index::Lines::open(&self.data.join(super::INDEX))?.0.queue == self.head.id,
+        };
+        if mine {
+            return Ok(!work.join(QUEUE).exists());
         }
         Err(Failure::new(
             ErrorCode::AlreadyExists,
@@ -402,303 +374,4 @@ impl Queue {
 
 fn range_name(number: usize) -> String {
     format!("{number:05}")
-}
-
-/// Cuts items into ranges of one stage each.
-fn ranges(items: &[Queued], size: usize) -> Vec<(Stage, std::ops::Range<usize>)> {
-    let mut ranges: Vec<(Stage, std::ops::Range<usize>)> = Vec::new();
-    for (number, queued) in items.iter().enumerate() {
-        let stage = queued.item.work.stage();
-        match ranges.last_mut() {
-            Some((of, range)) if *of == stage && range.len() < size => range.end += 1,
-            _ => ranges.push((stage, number..number + 1)),
-        }
-    }
-    ranges
-}
-
-impl Holder {
-    fn worker(&self) -> String {
-        format!("{} on {}, process {}", self.run, self.node, self.pid)
-    }
-}
-
-/// The content of `queue.jsonl`.
-struct QueueFile {
-    head: QueueHead,
-    clips: Vec<WantedClip>,
-    items: Vec<Queued>,
-}
-
-impl QueueFile {
-    fn read(work: &Utf8Path) -> Result<Self, Failure> {
-        let path = work.join(QUEUE);
-        let text = fs::read(&path).map_err(|e| unreadable(&path, &e))?;
-        let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).enumerate();
-        let (_, first) = lines.next().ok_or_else(|| bad(&path, "it is empty".into()))?;
-        let version: serde_json::Value = serde_json::from_slice(first).map_err(|e| malformed(&path, 1, &e))?;
-        if version["schema"].as_u64().is_some_and(|found| found > u64::from(SCHEMA)) {
-            return Err(Failure::new(
-                ErrorCode::NewerFormat,
-                format!("cannot continue the encode in {work}"),
-                format!("a newer vidtui began it (schema {}; this one reads {SCHEMA})", version["schema"]),
-                format!("update vidtui, or remove {work} to start again"),
-            ));
-        }
-        let head: QueueHead = serde_json::from_slice(first).map_err(|e| malformed(&path, 1, &e))?;
-        let mut file = Self { clips: Vec::with_capacity(head.clips), items: Vec::with_capacity(head.items), head };
-        for (number, line) in lines {
-            let malformed = |e: serde_json::Error| malformed(&path, number + 1, &e);
-            if file.clips.len() < file.head.clips {
-                file.clips.push(serde_json::from_slice(line).map_err(malformed)?);
-            } else {
-                file.items.push(serde_json::from_slice(line).map_err(malformed)?);
-            }
-        }
-        Ok(file)
-    }
-}
-
-/// Writes the queue of a plan, unless it exists.
-fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(), Failure> {
-    let work = data.join(WORK);
-    let mut body = Vec::new();
-    let mut write = |value: &[u8]| body.extend(value.iter().chain(b"\n"));
-    for clip in &plan.clips {
-        write(&serde_json::to_vec(clip).expect("a clip has a JSON form"));
-    }
-    let quarantined = plan.quarantined.iter().map(|(item, _)| item);
-    let wanted: Vec<u8> = plan.items.iter().chain(quarantined).flat_map(|item| item.key.bytes()).collect();
-    let id = xxh3_hex(&[plan.spec.identity().as_bytes(), &body, &wanted].concat());
-    let old = if work.join(QUEUE).exists() { Some(QueueFile::read(&work)?) } else { None };
-    if old.as_ref().is_some_and(|old| old.head.id == id) {
-        return Ok(());
-    }
-    let mut found: BTreeMap<String, Entry> = BTreeMap::new();
-    let mut generation = 0;
-    if let Some(old) = old {
-        generation = old.head.generation + 1;
-        // Bytes that were synced are trusted; the rest is compared with its checksums.
-        found = generation_entries(&work, old.head.generation, Verify::Sums)?;
-        for queued in old.items {
-            found.extend(queued.found.map(|entry| (entry.key.clone(), entry)));
-        }
-        found.retain(|_, entry| entry.failure.is_none());
-    }
-    for folder in ["leases", "parts", "done"] {
-        create_dir(&work.join(generation.to_string()).join(folder))?;
-    }
-    // Failures of earlier encodes are kept for those that are left out again.
-    write_failures(&work, plan.quarantined.iter().map(|(item, failure)| (item, failure)))?;
-    let range = timing.range.unwrap_or(RANGE).max(plan.items.len().div_ceil(MAX_RANGES));
-    let head = QueueHead {
-        schema: SCHEMA,
-        id,
-        generation,
-        spec: plan.spec.clone(),
-        clips: plan.clips.len(),
-        items: plan.items.len(),
-        range,
-    };
-    let mut text = serde_json::to_vec(&head).expect("a head has a JSON form");
-    text.push(b'\n');
-    text.extend(&body);
-    for item in &plan.items {
-        let queued = Queued { found: found.remove(&item.key), item: item.clone() };
-        text.extend(serde_json::to_vec(&queued).expect("an item has a JSON form"));
-        text.push(b'\n');
-    }
-    Ok(write_atomic(&work.join(QUEUE), &text)?)
-}
-
-/// Returns the entries of a generation by key: of ranges that are done, then of journals in the order of their epochs.
-fn generation_entries(work: &Utf8Path, generation: u32, verify: Verify) -> Result<BTreeMap<String, Entry>, Failure> {
-    let mut entries = BTreeMap::new();
-    for (folder, verify) in [("done", Verify::Nothing), ("parts", verify)] {
-        let dir = work.join(generation.to_string()).join(folder);
-        let Ok(list) = dir.read_dir_utf8() else { continue };
-        let paths = list.map(|entry| entry.map(|entry| entry.into_path()));
-        let mut paths: Vec<Utf8PathBuf> = paths.collect::<Result<_, _>>().map_err(|e| unreadable(&dir, &e))?;
-        paths.retain(|path| path.extension() == Some("jsonl") && !path.file_name().unwrap_or(".").starts_with('.'));
-        paths.sort();
-        for path in paths {
-            for entry in read_journal(work, &path, verify)? {
-                entries.entry(entry.key.clone()).or_insert(entry);
-            }
-        }
-    }
-    Ok(entries)
-}
-
-/// Returns whether an encode of the data set is running or was interrupted.
-pub(crate) fn is_working(data: &Utf8Path) -> bool {
-    data.join(WORK).join(QUEUE).exists()
-}
-
-/// A line of `failures.jsonl`.
-#[derive(Serialize, Deserialize)]
-struct FailedLine {
-    item: Item,
-    failure: Failure,
-}
-
-/// Returns the items that failed in earlier encodes of a data set.
-pub(crate) fn old_failures(data: &Utf8Path) -> Result<Vec<(Item, Failure)>, Failure> {
-    let path = data.join(WORK).join(FAILURES);
-    let text = match fs::read(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(unreadable(&path, &e)),
-    };
-    let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
-    let read = lines.map(|(number, line)| {
-        let line: FailedLine = serde_json::from_slice(line).map_err(|e| malformed(&path, number + 1, &e))?;
-        Ok((line.item, line.failure))
-    });
-    read.collect()
-}
-
-/// Replaces `failures.jsonl`, or removes it if there are no failures.
-pub(super) fn write_failures<'a>(
-    work: &Utf8Path,
-    failures: impl Iterator<Item = (&'a Item, &'a Failure)>,
-) -> Result<(), Failure> {
-    let mut text = Vec::new();
-    for (item, failure) in failures {
-        let line = FailedLine { item: item.clone(), failure: failure.clone() };
-        text.extend(serde_json::to_vec(&line).expect("a failure has a JSON form"));
-        text.push(b'\n');
-    }
-    let path = work.join(FAILURES);
-    if !text.is_empty() {
-        return Ok(write_atomic(&path, &text)?);
-    }
-    match fs::remove_file(&path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(cannot_write(&path, &e)),
-        _ => Ok(()),
-    }
-}
-
-/// The lease of the folder, renewed until it is dropped.
-#[derive(Debug)]
-struct Holding {
-    work: Utf8PathBuf,
-    lease: Option<Heartbeat>,
-}
-
-impl Holding {
-    /// Takes the lease of the folder. Waits up to [`Timing::expiry`] for a heartbeat of its holder.
-    fn begin(data: &Utf8Path, holder: &Holder, timing: &Timing) -> Result<Self, Failure> {
-        let leases = Leases::new(data.join(WORK), timing.clock.clone(), timing.expiry);
-        let text = serde_json::to_string(holder).expect("a holder has a JSON form");
-        loop {
-            let epoch = leases.epochs()?.get(FOLDER).copied();
-            let other = match epoch {
-                Some(epoch) => leases.holder(FOLDER, epoch)?,
-                None => None,
-            };
-            let parsed = other.as_deref().and_then(|other| serde_json::from_str::<Holder>(other).ok());
-            let same_run = parsed.as_ref().is_some_and(|other| other.run == holder.run);
-            if other.is_none() || same_run {
-                if let Taken::Mine(lease) = leases.seize(FOLDER, epoch, &text)? {
-                    let lease = Some(Heartbeat::start(lease, timing.heartbeat));
-                    return Ok(Self { work: data.join(WORK), lease });
-                }
-                // Another encode took the lease first. The next iteration reports its name.
-                continue;
-            }
-            let name = parsed.map_or_else(|| "another encode".to_owned(), |other| other.worker());
-            if leases.is_alive(FOLDER) {
-                return Err(Failure::new(
-                    ErrorCode::AlreadyExists,
-                    format!("cannot encode into {data}"),
-                    format!("{name} encodes into it"),
-                    "wait until it ends, or stop it first",
-                ));
-            }
-            timing.clock.sleep((timing.expiry / 30).max(Duration::from_millis(10)));
-        }
-    }
-}
-
-impl Drop for Holding {
-    fn drop(&mut self) {
-        let Some(lease) = self.lease.take() else { return };
-        let epoch = lease.epoch();
-        lease.stop(true);
-        // When the work is complete, only the list of failures remains.
-        if !self.work.join(QUEUE).exists() {
-            for epoch in 0..=epoch {
-                let _ = fs::remove_file(self.work.join(format!("{FOLDER}.{epoch}")));
-            }
-            let _ = fs::remove_dir(&self.work);
-        }
-    }
-}
-
-/// A lease that a thread renews.
-#[derive(Debug)]
-pub(super) struct Heartbeat {
-    lease: Arc<Lease>,
-    lost: Arc<AtomicBool>,
-    thread: Option<(std::sync::mpsc::Sender<()>, JoinHandle<()>)>,
-}
-
-impl Heartbeat {
-    pub fn start(lease: Lease, every: Option<Duration>) -> Self {
-        let (lease, lost) = (Arc::new(lease), Arc::new(AtomicBool::new(false)));
-        let thread = every.and_then(|every| {
-            let (stop, stopped) = std::sync::mpsc::channel();
-            let (lease, lost) = (lease.clone(), lost.clone());
-            let beat = move || {
-                use std::sync::mpsc::RecvTimeoutError::Timeout;
-                while let Err(Timeout) = stopped.recv_timeout(every) {
-                    // After a temporary error of the file system, the next heartbeat retries.
-                    if let Ok(false) = lease.beat() {
-                        lost.store(true, Ordering::Relaxed);
-                        break;
-                    }
-                }
-            };
-            let thread = thread::Builder::new().name("heartbeat".into()).spawn(beat).ok()?;
-            Some((stop, thread))
-        });
-        Self { lease, lost, thread }
-    }
-
-    /// Renews the lease now. Returns false if another worker has taken it over.
-    pub fn beat(&self) -> Result<bool, Failure> {
-        Ok(!self.lost.load(Ordering::Relaxed) && self.lease.beat()?)
-    }
-
-    /// Returns whether no other worker has taken the lease over.
-    pub fn is_mine(&self) -> bool {
-        !self.lost.load(Ordering::Relaxed) && self.lease.is_mine()
-    }
-
-    pub fn epoch(&self) -> u32 {
-        self.lease.epoch
-    }
-
-    /// Stops the thread, and gives the lease back if `release`.
-    pub fn stop(mut self, release: bool) {
-        self.end();
-        if release {
-            // A lease that cannot be given back expires.
-            let _ = self.lease.release();
-        }
-    }
-
-    fn end(&mut self) {
-        if let Some((stop, thread)) = self.thread.take() {
-            drop(stop);
-            thread.join().expect("a heartbeat does not panic");
-        }
-    }
-}
-
-impl Drop for Heartbeat {
-    fn drop(&mut self) {
-        self.end();
-    }
 }

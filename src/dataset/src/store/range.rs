@@ -1,8 +1,8 @@
 //! A range of items that this worker holds.
 
 use super::index::cannot_write;
+use super::lease::Heartbeat;
 use super::part::{Entry, NewTensor, Part};
-use super::queue::Heartbeat;
 use super::{Clock, Item};
 use camino::Utf8PathBuf;
 use rundir::{Failure, write_atomic};

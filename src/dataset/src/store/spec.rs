@@ -1,7 +1,7 @@
 //! The specification of a store (how its latents and texts are made), and the keys that follow from it.
 
 use camino::Utf8Path;
-use recipe::Model;
+use recipe::{Condition, ConditionKind, Model};
 use rundir::{ErrorCode, Failure, Versioned, read_toml};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -28,6 +28,9 @@ pub struct StoreSpec {
     pub vae: VaeSpec,
     /// The encoder of captions.
     pub text: TextSpec,
+    /// The tensors that each clip has besides its latent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<ConditionSpec>,
 }
 
 /// The choice of frames from a video.
@@ -91,6 +94,41 @@ pub struct TextSpec {
     pub dtype: String,
 }
 
+/// The tensors of a clip for models that receive an image or a masked video. Noise and masks are drawn from the seed of the frames
+/// and the content of the video.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConditionSpec {
+    /// What the model receives.
+    pub kind: ConditionKind,
+    /// Whether the pixels have noise.
+    pub noise: bool,
+    /// The kinds of masks, as `KIND=PROBABILITY`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masks: Vec<String>,
+    /// How many different ones each clip has.
+    pub draws: usize,
+}
+
+impl ConditionSpec {
+    /// Returns what an encode with this condition makes; none for models of text alone.
+    ///
+    /// # Errors
+    /// The masks of the condition cannot be used.
+    pub fn of(condition: &Condition) -> Result<Option<Self>, Failure> {
+        let masks = match condition.kind {
+            ConditionKind::None => return Ok(None),
+            ConditionKind::Image => Vec::new(),
+            ConditionKind::Inpaint => condition.mask_kinds().map_err(|why| {
+                let fix = "omit condition.masks for VideoX-Fun's kinds";
+                Failure::new(ErrorCode::InvalidRecipe, "cannot draw masks", why, fix)
+            })?,
+        };
+        let masks = masks.iter().filter(|(_, share)| *share > 0.0).map(|(kind, share)| format!("{kind}={share}"));
+        let (kind, noise, draws) = (condition.kind, condition.image_noise, condition.draws());
+        Ok(Some(Self { kind, noise, masks: masks.collect(), draws }))
+    }
+}
+
 impl Versioned for StoreSpec {
     fn version(&self) -> u32 {
         self.schema
@@ -100,7 +138,7 @@ impl Versioned for StoreSpec {
 impl StoreSpec {
     /// Makes a specification of the current schema.
     pub fn new(frames: FrameSpec, picture: PictureSpec, vae: VaeSpec, text: TextSpec) -> Self {
-        Self { schema: SCHEMA, code: CODE.into(), frames, picture, vae, text }
+        Self { schema: SCHEMA, code: CODE.into(), frames, picture, vae, text, condition: None }
     }
 
     /// Reads the specification of a store.
@@ -119,7 +157,11 @@ impl StoreSpec {
     /// The key of a latent: `content` is the hash of the video file.
     pub fn latent_key(&self, content: &str) -> String {
         let vae = (&self.vae.identity, self.vae.channels, &self.vae.dtype);
-        key(&("latent", &self.code, content, &self.frames, &self.picture, vae))
+        let latent = ("latent", &self.code, content, &self.frames, &self.picture, vae);
+        match &self.condition {
+            None => key(&latent),
+            Some(condition) => key(&(latent, condition)),
+        }
     }
 
     /// The key of a text.
@@ -146,6 +188,7 @@ impl StoreSpec {
             ("choice of frames", old.frames != self.frames),
             ("size", (old.picture.width, old.picture.height) != (self.picture.width, self.picture.height)),
             ("crop", old.picture.crop != self.picture.crop),
+            ("condition", old.condition != self.condition),
             ("colour rule", old.picture.colour_rule != self.picture.colour_rule),
             ("code", old.code != self.code),
         ];

@@ -263,6 +263,173 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
 }
 
 #[test]
+fn the_folder_stays_taken_after_the_worker_that_made_the_queue_died() {
+    let (_keep, data) = temp();
+    let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
+    let clock = Arc::new(FakeClock::default());
+    let dead = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let live = Queue::open(&data, &Holder { pid: 8, ..holder("a") }, timing(&clock)).unwrap();
+    live.keep_folder();
+    std::mem::forget(dead);
+    clock.sleep(EXPIRY / 2);
+    live.keep_folder();
+    assert!(data.join("work/folder.1").exists(), "it was taken over");
+    // Another encode sees heartbeats: by a clock of its own, on which the worker beats while it waits.
+    #[derive(Debug)]
+    struct Beating(Arc<FakeClock>, Arc<Queue>);
+    impl Clock for Beating {
+        fn now(&self) -> Duration {
+            self.0.now()
+        }
+        fn sleep(&self, time: Duration) {
+            self.0.sleep(time);
+            self.1.keep_folder();
+        }
+    }
+    let live = Arc::new(live);
+    let watched: Arc<dyn Clock> = Arc::new(Beating(clock.clone(), live.clone()));
+    let refused = Queue::create(&data, &plan, &holder("b"), Timing { clock: watched, ..timing(&clock) }).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::AlreadyExists);
+    assert!(refused.why.contains("a on node01, process 8"), "{refused}");
+    // The last worker gives it back.
+    drop(live);
+    let before = clock.now();
+    drop(Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap());
+    assert_eq!(clock.now(), before);
+}
+
+#[test]
+fn workers_of_an_encode_whose_folder_was_taken_over_stop_with_that_reason() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
+    let cut_off = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    // The other encode waits, and sees no heartbeat.
+    let plan = plan_encode(&data, &manifest(&[1, 2, 3]), &spec(), Quarantined::Skip).unwrap();
+    let other = Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap();
+    cut_off.keep_folder();
+    assert_eq!(cut_off.claim(Stage::Text).unwrap_err().code, ErrorCode::AlreadyExists);
+    assert_eq!(finish(&cut_off).unwrap_err().code, ErrorCode::AlreadyExists);
+    drop(cut_off);
+    work(&other).unwrap();
+    assert!(matches!(finish(&other).unwrap(), Finish::Joined(_)));
+    drop(other);
+    assert_eq!(lines(&data).1.len(), 3);
+    assert!(!data.join("work").exists());
+}
+
+#[test]
+fn the_lease_of_a_complete_encode_is_removed_though_its_maker_died() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
+    let dead = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    let live = Queue::open(&data, &holder("a"), timing(&clock)).unwrap();
+    std::mem::forget(dead);
+    work(&live).unwrap();
+    assert!(matches!(finish(&live).unwrap(), Finish::Joined(_)));
+    drop(live);
+    assert!(!data.join("work").exists());
+}
+
+#[test]
+fn shards_of_earlier_indexes_are_never_replaced_and_listed_as_unused() {
+    let (_keep, data) = temp();
+    encode(&data, &manifest(&[1, 2, 3, 4, 5, 6, 7]), &spec());
+    let before = files(&data);
+    assert_eq!(unused_shards(&data).unwrap(), []);
+    // The clips of the second shard leave; then new ones come.
+    encode(&data, &manifest(&[1, 2, 3]), &spec());
+    let unused = unused_shards(&data).unwrap();
+    assert_eq!(unused.iter().map(|shard| shard.name.as_str()).collect::<Vec<_>>(), ["latents-00001.safetensors"]);
+    encode(&data, &manifest(&[1, 2, 3, 8, 9]), &spec());
+    let after = files(&data);
+    let shards = before.iter().filter(|(name, _)| name.ends_with(".safetensors"));
+    for (name, bytes) in shards {
+        assert_eq!(after.get(name), Some(bytes), "{name}");
+    }
+    assert!(after.contains_key("latents-00002.safetensors"));
+    let removed = remove_unused(&data).unwrap();
+    assert_eq!(removed, unused);
+    assert_eq!((unused_shards(&data).unwrap(), lines(&data).1.len()), (vec![], 5));
+    crate::Table::open(&data, &model()).unwrap();
+    // An encode that was interrupted may have written shards that its index will name.
+    let plan = plan_encode(&data, &manifest(&[1]), &spec(), Quarantined::Skip).unwrap();
+    let clock = Arc::new(FakeClock::default());
+    let _queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    assert_eq!(remove_unused(&data).unwrap_err().code, ErrorCode::AlreadyExists);
+}
+
+#[test]
+fn each_segment_of_a_clip_has_its_text() {
+    let (_keep, data) = temp();
+    let mut manifest = manifest(&[1, 3]);
+    manifest.clips[0].segments = vec!["a cat".into(), "it sleeps".into()];
+    manifest.clips[1].segments = vec!["it sleeps".into(), "it wakes".into()];
+    assert_eq!(manifest.check_segments(1).unwrap_err().code, ErrorCode::InvalidDataset);
+    manifest.check_segments(2).unwrap();
+    let (plan, _) = encode(&data, &manifest, &spec());
+    // Three captions and the empty one.
+    assert_eq!(plan.count(Stage::Text), 4);
+    let lines = lines(&data).1;
+    assert_eq!((lines[0].text.len(), &lines[0].text[1]), (2, &lines[1].text[0]));
+    let segments = recipe::Model { segments: 2, ..model() };
+    let table = crate::Table::open(&data, &segments).unwrap();
+    assert_eq!((table.texts(0)[1], table.texts(1).len()), (table.texts(1)[0], 2));
+    assert_eq!(crate::Table::open(&data, &model()).unwrap_err().code, ErrorCode::InvalidDataset);
+}
+
+#[test]
+fn the_conditions_of_a_recipe_are_found_and_others_are_refused_with_the_key_that_differs() {
+    use recipe::{Condition, ConditionKind};
+    let condition = Condition { kind: ConditionKind::Image, image_noise: true, draws: 2, ..Condition::default() };
+    let made = StoreSpec { condition: ConditionSpec::of(&condition).unwrap(), ..spec() };
+    assert_ne!(made.latent_key("a"), spec().latent_key("a"));
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let plan = plan_encode(&data, &manifest(&[1, 3]), &made, Quarantined::Skip).unwrap();
+    let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
+    for stage in [Stage::Text, Stage::Latent] {
+        while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+            for item in range.items().to_vec() {
+                let (shape, bytes) = encoded(&item);
+                let latent = NewTensor { role: "", dtype: Dtype::BF16, shape: &shape, bytes: &bytes };
+                let image = |role, bytes| NewTensor { role, dtype: Dtype::BF16, shape: &[1, 2, 2, 2], bytes };
+                let tensors = [latent, image("image", &[1; 16]), image("image.1", &[2; 16])];
+                let count = if stage == Stage::Text { 1 } else { 3 };
+                range.commit(&item, &[], &tensors[..count]).unwrap();
+            }
+            range.finish().unwrap();
+        }
+    }
+    finish(&queue).unwrap();
+    drop(queue);
+    let open =
+        |condition: &Condition| crate::Table::open(&data, &model()).unwrap().with_conditions(condition, &model());
+    let table = open(&condition).unwrap();
+    let read = |slot| table.reader().read(slot).unwrap().bytes[0];
+    assert_eq!(table.extras(1).iter().map(|slot| read(*slot)).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(crate::Table::from_bytes(&table.to_bytes()).unwrap(), table);
+    open(&Condition { draws: 1, ..condition.clone() }).unwrap();
+    for (other, key) in [
+        (Condition { draws: 3, ..condition.clone() }, "condition.draws"),
+        (Condition { image_noise: false, ..condition.clone() }, "condition.image_noise"),
+        (Condition { kind: ConditionKind::Inpaint, ..condition.clone() }, "condition.kind"),
+    ] {
+        let failure = open(&other).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::InvalidDataset);
+        assert!(failure.why.contains(key), "{failure}");
+    }
+    // A change of the condition encodes the clips again, and a store without one is refused.
+    let plan = plan_encode(&data, &manifest(&[1, 3]), &spec(), Quarantined::Skip).unwrap();
+    assert_eq!(plan.stale[0].1, "condition changed");
+    let (_keep, plain) = temp();
+    encode(&plain, &manifest(&[1]), &spec());
+    let failure = crate::Table::open(&plain, &model()).unwrap().with_conditions(&condition, &model()).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::InvalidDataset);
+}
+
+#[test]
 fn failed_items_are_listed_left_out_and_retried_on_request() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
@@ -308,7 +475,7 @@ fn a_worker_that_was_only_slow_loses_its_range_and_harms_nothing() {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 3]), &spec(), Quarantined::Skip).unwrap();
     let slow = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
-    let quick = Queue::open(&data, "quick", timing(&clock)).unwrap();
+    let quick = Queue::open(&data, &holder("a"), timing(&clock)).unwrap();
     let Claim::Range(mut range) = slow.claim(Stage::Text).unwrap() else { panic!("nothing to do") };
     let items = range.items().to_vec();
     commit(&mut range, &items[0]).unwrap();
@@ -509,8 +676,8 @@ proptest! {
         let mut attempts = 0;
         let mut zombies = Vec::new();
         for (number, room) in rooms.iter().enumerate() {
-            let queue = Queue::open(&data, &format!("worker {number}"), full_after(*room, &clock)).unwrap();
-            // A crash in the middle of an item: the lease is not given back.
+            let queue = Queue::open(&data, &Holder { pid: number as u32, ..holder("a") }, full_after(*room, &clock)).unwrap();
+            // A crash in the middle of an item: nothing is given back.
             'stages: for stage in [Stage::Text, Stage::Latent] {
                 loop {
                     match queue.claim(stage).unwrap() {

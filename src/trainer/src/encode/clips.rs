@@ -2,6 +2,8 @@
 
 // B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
 
+use super::conditions::{frames_first, of_clip};
+use super::fit::{Frames as How, whole_or_tiles};
 use super::report::{Counts, Stage as Reported};
 use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
 use camino::Utf8PathBuf;
@@ -145,7 +147,7 @@ impl Clips {
     ) -> Result<Held, Failure> {
         let began = Instant::now();
         let encoded = decoded.and_then(|decoded| Ok((self.encode(vae, item, &decoded)?, decoded.times)));
-        let (latent, times) = match encoded {
+        let (tensors, times) = match encoded {
             Ok(encoded) => encoded,
             Err(failure) if is_of_item(&failure) => {
                 eprintln!("{}: {failure}", item.name);
@@ -157,8 +159,8 @@ impl Clips {
             }
             Err(failure) => return Err(failure),
         };
-        let bytes = latent.len();
-        let held = commit(range, item, &times, &[latent])?;
+        let bytes = tensors.iter().map(StoredTensor::len).sum();
+        let held = commit(range, item, &times, &tensors)?;
         if held == Held::Mine {
             self.counts.passed(Reported::Vae, began, bytes);
             self.counts.stored(Reported::Vae);
@@ -166,29 +168,42 @@ impl Clips {
         Ok(held)
     }
 
-    /// Returns the moments `[T, 2C, h, w]` of a clip. Encodes whole frames, or tiles if memory is short.
-    fn encode(&self, vae: &mut Vae, item: &Item, decoded: &Decoded) -> Result<StoredTensor, Failure> {
+    /// Returns the moments `[T, 2C, h, w]` of a clip, then the tensors of its condition.
+    fn encode(&self, vae: &mut Vae, item: &Item, decoded: &Decoded) -> Result<Vec<StoredTensor>, Failure> {
+        let Work::Video { content, .. } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
         let Frames { width, height, count, rgb } = &decoded.frames;
         let shape = [1, *count as i64, *height as i64, *width as i64, 3];
         let video_bfhwc = Tensor::from_slice(rgb).view(shape).to_device(self.device);
         let video_bcfhw = video_bfhwc.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0;
-        let failed = |failure: Failure| {
-            self.counts.failed_in(Reported::Vae);
-            failure
-        };
-        let moments = match vae.encode(&video_bcfhw) {
-            Err(failure) if failure.code == ErrorCode::OutOfMemory && self.tiling == recipe::Tiling::Auto => {
-                eprintln!("{}: {}; encoding it in tiles", item.name, failure.why);
-                self.tile(vae, true)?;
-                let moments = vae.encode(&video_bcfhw);
-                self.tile(vae, false)?;
-                moments
+        drop(video_bfhwc);
+        let spec = &self.decoder.spec;
+        let mut moments = |video: &Tensor| self.moments(vae, &item.name, video);
+        let encoded = moments(&video_bcfhw).and_then(|latent| {
+            let latent = StoredTensor::of("", &frames_first(&latent));
+            let extra = match &spec.condition {
+                Some(condition) => of_clip(condition, spec.seed_of(content), &video_bcfhw, &mut moments)?,
+                None => Vec::new(),
+            };
+            let extra = extra.iter().map(|(role, tensor)| StoredTensor::of(role, tensor));
+            let tensors: Option<Vec<_>> = std::iter::once(latent).chain(extra).collect();
+            tensors.ok_or_else(|| not_finite(format!("cannot encode {}", item.name)))
+        });
+        encoded.inspect_err(|_| self.counts.failed_in(Reported::Vae))
+    }
+
+    /// Returns the moments `[B, 2C, T, h, w]` of a video: whole frames, or tiles where memory is short.
+    fn moments(&self, vae: &mut Vae, name: &str, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
+        let moments = whole_or_tiles(self.tiling == recipe::Tiling::Auto, |frames| {
+            if frames == How::Whole {
+                return vae.encode(video_bcfhw);
             }
-            moments => moments,
-        };
-        let moments_bcthw = moments.map_err(failed)?.joined();
-        let latent = StoredTensor::of(&moments_bcthw.squeeze_dim(0).permute([1, 0, 2, 3]));
-        latent.ok_or_else(|| failed(not_finite(format!("cannot encode {}", item.name))))
+            eprintln!("{name}: out of memory; encoding it in tiles");
+            self.tile(vae, true)?;
+            let moments = vae.encode(video_bcfhw);
+            self.tile(vae, false)?;
+            moments
+        });
+        Ok(moments?.joined())
     }
 
     fn tile(&self, vae: &mut Vae, tiles: bool) -> Result<(), Failure> {
@@ -200,7 +215,9 @@ impl Clips {
 impl Decoder {
     /// Chooses and decodes the frames of a clip.
     fn decode(&self, programs: &Programs, item: &Item) -> Result<Decoded, Failure> {
-        let Work::Video { source: path, content } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
+        let Work::Video { source: path, content, stamp } = &item.work else {
+            return Err(queue::wrong_stage(&item.name));
+        };
         let (frames, picture) = (&self.spec.frames, &self.spec.picture);
         let failed = |stage| {
             move |failure: Failure| {
@@ -209,6 +226,7 @@ impl Decoder {
             }
         };
         let began = Instant::now();
+        let stamp = stamp.check(path, content).map_err(failed(Reported::Probe))?;
         let source = programs.open(path).map_err(failed(Reported::Probe))?;
         let choice = FrameChoice {
             mode: self.mode,
@@ -223,6 +241,7 @@ impl Decoder {
         let picture =
             Picture { width: picture.width, height: picture.height, crop: self.crop, seed: self.spec.seed_of(content) };
         let frames = programs.decode(&source, &times, &picture).map_err(failed(Reported::Decode))?;
+        stamp.check_same(path).map_err(failed(Reported::Decode))?;
         self.counts.passed(Reported::Decode, began, frames.rgb.len() as u64);
         Ok(Decoded { times, frames })
     }

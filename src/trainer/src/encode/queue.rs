@@ -20,8 +20,7 @@ pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Optio
             if ready.counts.total() == 0 {
                 return Ok(None);
             }
-            let worker = format!("{}/{}/{}", rank.meta.id, rank.place.node, rank.place.rank);
-            return match Queue::open(&ready.data, &worker, timing()) {
+            return match Queue::open(&ready.data, &holder(rank), timing()) {
                 Ok(queue) => Ok(Some(Arc::new(queue))),
                 // The other ranks finished before this rank started.
                 Err(_) if is_finished(rank) => Ok(None),
@@ -55,8 +54,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
         log_finished(rank, None);
         return Ok(None);
     }
-    let holder = Holder { run: rank.meta.id.to_string(), node: rank.place.node.to_string(), pid: std::process::id() };
-    let queue = Queue::create(data, &plan, &holder, timing())?;
+    let queue = Queue::create(data, &plan, &holder(rank), timing())?;
     let mut counts = counts(queue.progress()?);
     // A plan with nothing to encode may still remove clips from the index.
     if counts.total() == 0 {
@@ -69,6 +67,10 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     }
     mark(counts)?;
     Ok(Some(Arc::new(queue)))
+}
+
+fn holder(rank: &Rank<'_>) -> Holder {
+    Holder { run: rank.meta.id.to_string(), node: rank.place.node.to_string(), pid: std::process::id() }
 }
 
 /// Returns the counts of a queue in the form that a run reports.

@@ -2,12 +2,13 @@
 
 // N captions, L tokens, D width of the text encoder.
 
+use super::fit::in_halves;
 use super::report::{Counts, Stage as Reported};
 use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
 use dataset::EncodeInputs;
 use dataset::store::{Held, Item, Range, Stage, Work};
 use encoders::T5Encoder;
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
@@ -73,38 +74,53 @@ impl<'a> Texts<'a> {
     /// Encodes some captions together, or in halves if memory is short.
     fn group(&self, encoder: &T5Encoder, range: &mut Range, items: &[Item]) -> Result<Held, Failure> {
         let began = Instant::now();
+        let encoded = in_halves(0..items.len(), &mut |part| encoder.encode(&self.ids(&items[part])?));
+        for (part, result) in encoded {
+            let items = &items[part];
+            let texts_nld = match result {
+                Ok(texts) => texts,
+                Err(failure) if is_of_item(&failure) && items.len() == 1 => {
+                    if self.fail(range, &items[0], failure)? == Held::Lost {
+                        return Ok(Held::Lost);
+                    }
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            if self.store(range, items, &texts_nld, began)? == Held::Lost {
+                return Ok(Held::Lost);
+            }
+        }
+        Ok(Held::Mine)
+    }
+
+    /// Returns the tokens `[N, L]` of captions.
+    fn ids(&self, items: &[Item]) -> Result<Tensor, Failure> {
         let mut ids: Vec<i64> = Vec::new();
         for item in items {
             let Work::Text { caption } = &item.work else { return Err(queue::wrong_stage(&item.name)) };
             ids.extend(self.inputs.tokenizer.encode(caption, self.len));
         }
-        let ids = Tensor::from_slice(&ids).view([items.len() as i64, self.len as i64]).to_device(self.device);
-        let texts_nld = match encoder.encode(&ids) {
-            Ok(texts) => texts,
-            Err(failure) if failure.code == ErrorCode::OutOfMemory && items.len() > 1 => {
-                let (first, second) = items.split_at(items.len() / 2);
-                return match self.group(encoder, range, first)? {
-                    Held::Mine => self.group(encoder, range, second),
-                    Held::Lost => Ok(Held::Lost),
-                };
-            }
-            Err(failure) if is_of_item(&failure) && items.len() == 1 => return self.fail(range, &items[0], failure),
-            Err(failure) => return Err(failure),
-        };
+        Ok(Tensor::from_slice(&ids).view([items.len() as i64, self.len as i64]).to_device(self.device))
+    }
+
+    fn store(&self, range: &mut Range, items: &[Item], texts_nld: &Tensor, began: Instant) -> Result<Held, Failure> {
         for (row, item) in items.iter().enumerate() {
-            let Some(text) = StoredTensor::of(&texts_nld.get(row as i64)) else {
-                let failure = not_finite(format!("cannot encode the caption {}", item.name));
-                if self.fail(range, item, failure)? == Held::Lost {
-                    return Ok(Held::Lost);
+            let held = match StoredTensor::of("", &texts_nld.get(row as i64)) {
+                None => self.fail(range, item, not_finite(format!("cannot encode the caption {}", item.name)))?,
+                Some(text) => {
+                    let bytes = text.len();
+                    let held = commit(range, item, &[], &[text])?;
+                    if held == Held::Mine {
+                        self.counts.passed(Reported::Text, began, bytes);
+                        self.counts.stored(Reported::Text);
+                    }
+                    held
                 }
-                continue;
             };
-            let bytes = text.len();
-            if commit(range, item, &[], &[text])? == Held::Lost {
+            if held == Held::Lost {
                 return Ok(Held::Lost);
             }
-            self.counts.passed(Reported::Text, began, bytes);
-            self.counts.stored(Reported::Text);
         }
         Ok(Held::Mine)
     }

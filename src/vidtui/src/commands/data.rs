@@ -1,10 +1,14 @@
-//! `vidtui data import`: converts a data set for training.
+//! `vidtui data import` and `vidtui data prune`: converts a data set for training, and removes what an index does not name any more.
 
-use crate::args::DataImportArgs;
+use crate::args::{DataImportArgs, DataPruneArgs};
 use crate::command_error::CommandError;
 use crate::commands::transfer::Transfer;
 use crate::output;
-use ::dataset::{ImportRequest, Imported, plan_import};
+use crate::workspace::Workspace;
+use ::dataset::store::{remove_unused, unused_shards};
+use ::dataset::{ImportRequest, Imported, plan_import, store_folder};
+use camino::Utf8Path;
+use rundir::{ErrorCode, Failure};
 
 /// Converts a data set of torch pickles.
 pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
@@ -27,4 +31,43 @@ pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
         units::bytes(bytes)
     );
     output::line(index.as_str())
+}
+
+/// Removes the shards that the index of a data set does not name.
+pub fn prune(workspace: &Workspace, args: &DataPruneArgs) -> Result<(), CommandError> {
+    let data = store_folder(&args.data).unwrap_or_else(|| args.data.clone());
+    if !args.dry_run && !args.force {
+        refuse_if_read(workspace, &data)?;
+    }
+    let shards = if args.dry_run { unused_shards(&data)? } else { remove_unused(&data)? };
+    if args.output.json {
+        return output::json(&serde_json::json!({ "data": data, "removed": !args.dry_run, "shards": shards }));
+    }
+    for shard in &shards {
+        output::line(&format!("{} {}", data.join(&shard.name), units::bytes(shard.bytes)))?;
+    }
+    let (count, bytes) = (units::counted(shards.len(), "unused shard"), shards.iter().map(|shard| shard.bytes).sum());
+    eprintln!("{} {count}, {}", if args.dry_run { "found" } else { "removed" }, units::bytes(bytes));
+    Ok(())
+}
+
+/// A run that trains has the index that was there when it began, and opens shards when it needs them.
+fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure> {
+    let same = |index: &Utf8Path| {
+        let folder = store_folder(index).unwrap_or_else(|| index.to_owned());
+        matches!((folder.canonicalize_utf8(), data.canonicalize_utf8()), (Ok(a), Ok(b)) if a == b)
+    };
+    let (runs, _) = workspace.summaries();
+    let reader = runs.iter().filter(|summary| !summary.state.is_end()).find(|summary| {
+        let of = |section: &str, key: &str| summary.run.recipe.get(section)?.get(key)?.as_str();
+        let indexes = [of("data", "index"), of("sample", "validation_index")];
+        indexes.into_iter().flatten().any(|index| !index.is_empty() && same(Utf8Path::new(index)))
+    });
+    let Some(reader) = reader else { return Ok(()) };
+    Err(Failure::new(
+        ErrorCode::RunIsAlive,
+        format!("cannot remove shards of {data}"),
+        format!("{} trains on it, with the index that was there when it began", reader.run.id),
+        "wait until it ends, or remove them anyway with --force",
+    ))
 }

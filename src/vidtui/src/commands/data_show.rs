@@ -75,7 +75,10 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
         }),
     ];
     if summary.unused_bytes > 0 {
-        rows.push(("unused".into(), format!("{} in shards that no clip uses", units::bytes(summary.unused_bytes))));
+        rows.push((
+            "unused".into(),
+            format!("{} in shards that no clip uses: vidtui data prune {data}", units::bytes(summary.unused_bytes)),
+        ));
     }
     if let Some(done) = &summary.encode {
         let (texts, latents) = (done.texts, done.latents);

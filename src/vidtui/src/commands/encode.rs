@@ -7,6 +7,7 @@ use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::EncodeInputs;
+use recipe::Recipe;
 use rundir::{ErrorCode, Failure};
 use toml::{Table, Value};
 
@@ -23,10 +24,15 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
             format!("make one first: vidtui data check {} --out manifest.jsonl", args.manifest),
         )));
     }
-    let file = write_recipe(args)?;
+    let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
+    let trained = trained.map(|subject| subject.resolved().recipe.clone());
+    let file = write_recipe(args, trained.as_ref())?;
     let subject = workspace.subject(file.as_str(), &args.how.sets())?;
     let recipe = &subject.resolved().recipe;
     let inputs = EncodeInputs::open(recipe)?;
+    if let Some(trained) = &trained {
+        inputs.manifest.check_segments(trained.model.segments)?;
+    }
     eprintln!("reading {} to see what is there", recipe.encoders.folder);
     let plan = inputs.plan()?;
     eprintln!("{}", plan.summary());
@@ -55,9 +61,9 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
 
 /// Writes the recipe into the folder of the data set. The same arguments give the same recipe, which can also be
 /// launched directly.
-fn write_recipe(args: &DataEncodeArgs) -> Result<Utf8PathBuf, CommandError> {
+fn write_recipe(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Result<Utf8PathBuf, CommandError> {
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
-    let text = recipe(args, &here);
+    let text = encode_recipe(args, trained, &here);
     let path = args.out.join(RECIPE);
     let write = || {
         std::fs::create_dir_all(&args.out).map_err(|source| rundir::Error::Io {
@@ -71,21 +77,25 @@ fn write_recipe(args: &DataEncodeArgs) -> Result<Utf8PathBuf, CommandError> {
     Ok(path)
 }
 
-fn recipe(args: &DataEncodeArgs, here: &Utf8Path) -> String {
+fn encode_recipe(args: &DataEncodeArgs, trained: Option<&Recipe>, here: &Utf8Path) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
+    let model = trained.map(|trained| &trained.model);
+    let [frames, height, width] = model.map_or([49, 480, 720], |model| {
+        [(model.latent_frames - 1) * 4 + 1, model.latent_height * 8, model.latent_width * 8]
+    });
     let mut encode = Table::from_iter([
         ("manifest".to_owned(), path(&args.manifest)),
         ("out".to_owned(), path(&args.out)),
-        ("frames".to_owned(), size(args.frames)),
-        ("height".to_owned(), size(args.height)),
-        ("width".to_owned(), size(args.width)),
+        ("frames".to_owned(), size(args.frames.unwrap_or(frames))),
+        ("height".to_owned(), size(args.height.unwrap_or(height))),
+        ("width".to_owned(), size(args.width.unwrap_or(width))),
     ]);
     let given = [
         ("fps", args.fps.map(Value::Float)),
         ("mode", args.mode.clone().map(Value::String)),
         ("crop", args.crop.clone().map(Value::String)),
-        ("text_len", args.text_len.map(size)),
+        ("text_len", args.text_len.or(model.map(|model| model.text_len)).map(size)),
         ("max_dropped", args.max_dropped.map(Value::Float)),
         ("retry_failed", args.retry_failed.then_some(Value::Boolean(true))),
     ];
@@ -100,5 +110,10 @@ fn recipe(args: &DataEncodeArgs, here: &Utf8Path) -> String {
     ]);
     table.insert("encoders".into(), Value::Table(encoders));
     table.insert("encode".into(), Value::Table(encode));
+    let condition = trained.map(|trained| &trained.condition).filter(|condition| condition.draws() > 0);
+    if let Some(condition) = condition {
+        let value = Value::try_from(condition).expect("a condition has a TOML form");
+        table.insert("condition".into(), value);
+    }
     toml::to_string(&table).expect("strings, numbers and tables have a TOML form")
 }

@@ -66,6 +66,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Data(DataCommand::Check(args)) => data_check::run(args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
+        Command::Data(DataCommand::Prune(args)) => data::prune(&workspace, args),
         Command::Fetch(args) => fetch::run(args),
         Command::Data(DataCommand::Encode(args)) => encode::encode(&workspace, args),
         Command::Convert(args) => convert::run(&workspace, args),

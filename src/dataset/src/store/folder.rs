@@ -1,0 +1,194 @@
+//! The lease of the folder of a data set: one encode at a time. Any worker of the encode renews it.
+//!
+//! The worker that makes the queue takes the lease. The others watch it, and if that worker dies or gives it back while they work,
+//! one of them takes it over: after half of the time that another encode waits.
+
+use super::Timing;
+use super::lease::{Lease, LeaseState, Leases, Taken};
+use super::queue_file::{QUEUE, WORK};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{ErrorCode, Failure};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// The name of the lease.
+const FOLDER: &str = "folder";
+
+/// The identity of a worker, which is shown to a second encode into the same folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The run, or another name of the encode. After a crash, an encode of the same name continues at once.
+    pub run: String,
+    /// The node.
+    pub node: String,
+    /// The process.
+    pub pid: u32,
+}
+
+impl Holder {
+    pub(super) fn worker(&self) -> String {
+        format!("{} on {}, process {}", self.run, self.node, self.pid)
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).expect("a holder has a JSON form")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+}
+
+/// The lease of the folder, as one worker keeps it. Dropping it gives the lease back, if this worker has it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    keeper: Arc<Mutex<Keeper>>,
+    thread: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+/// What the thread of a [`Folder`] keeps.
+#[derive(Debug)]
+struct Keeper {
+    work: Utf8PathBuf,
+    leases: Leases,
+    holder: Holder,
+    /// If this worker has it.
+    lease: Option<Lease>,
+}
+
+impl Folder {
+    /// Takes the lease. Waits up to [`Timing::expiry`] for a heartbeat of its holder.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`] if another encode works in the folder.
+    pub fn take(data: &Utf8Path, holder: &Holder, timing: &Timing) -> Result<Self, Failure> {
+        let leases = Leases::new(data.join(WORK), timing.clock.clone(), timing.expiry);
+        loop {
+            let epoch = leases.epochs()?.get(FOLDER).copied();
+            let other = match epoch {
+                Some(epoch) => leases.holder(FOLDER, epoch)?,
+                None => None,
+            };
+            let parsed = other.as_deref().and_then(Holder::parse);
+            let same_run = parsed.as_ref().is_some_and(|other| other.run == holder.run);
+            if other.is_none() || same_run {
+                if let Taken::Mine(lease) = leases.seize(FOLDER, epoch, &holder.text())? {
+                    return Ok(Self::start(data, holder, timing, Some(lease)));
+                }
+                // Another encode took the lease first. The next iteration reports its name.
+                continue;
+            }
+            let name = parsed.map_or_else(|| "another encode".to_owned(), |other| other.worker());
+            if leases.is_alive(FOLDER) {
+                return Err(Failure::new(
+                    ErrorCode::AlreadyExists,
+                    format!("cannot encode into {data}"),
+                    format!("{name} encodes into it"),
+                    "wait until it ends, or stop it first",
+                ));
+            }
+            timing.clock.sleep((timing.expiry / 30).max(Duration::from_millis(10)));
+        }
+    }
+
+    /// Watches the lease that another worker of the encode has.
+    pub fn watch(data: &Utf8Path, holder: &Holder, timing: &Timing) -> Self {
+        Self::start(data, holder, timing, None)
+    }
+
+    fn start(data: &Utf8Path, holder: &Holder, timing: &Timing, lease: Option<Lease>) -> Self {
+        let work = data.join(WORK);
+        let leases = Leases::new(work.clone(), timing.clock.clone(), timing.expiry / 2);
+        let keeper = Arc::new(Mutex::new(Keeper { work, leases, holder: holder.clone(), lease }));
+        let thread = timing.heartbeat.and_then(|every| {
+            let (stop, stopped) = mpsc::channel();
+            let shared = keeper.clone();
+            let keep = move || {
+                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
+                    lock(&shared).keep();
+                }
+            };
+            let thread = thread::Builder::new().name("folder lease".into()).spawn(keep).ok()?;
+            Some((stop, thread))
+        });
+        Self { keeper, thread }
+    }
+
+    /// Renews the lease, or takes it over if the worker that had it is gone. A thread does this, unless there are no heartbeats.
+    #[cfg(test)]
+    pub fn keep(&self) {
+        lock(&self.keeper).keep();
+    }
+}
+
+fn lock(keeper: &Mutex<Keeper>) -> std::sync::MutexGuard<'_, Keeper> {
+    keeper.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Keeper {
+    fn keep(&mut self) {
+        match self.lease.as_ref().map(Lease::beat) {
+            // After a temporary error of the file system, the next heartbeat retries.
+            Some(Ok(true) | Err(_)) => return,
+            Some(Ok(false)) => self.lease = None,
+            None => {}
+        }
+        self.lease = self.take_over().ok().flatten();
+    }
+
+    /// Takes the lease of a worker of the same encode that is gone.
+    fn take_over(&self) -> Result<Option<Lease>, Failure> {
+        // Once the work is complete, another encode may take the folder.
+        if !self.work.join(QUEUE).exists() {
+            return Ok(None);
+        }
+        let Some(epoch) = self.leases.epochs()?.get(FOLDER).copied() else { return Ok(None) };
+        match self.leases.state(FOLDER, epoch)? {
+            LeaseState::Free(was) if Holder::parse(&was).is_some_and(|was| was.run == self.holder.run) => {
+                match self.leases.seize(FOLDER, Some(epoch), &self.holder.text())? {
+                    Taken::Mine(lease) => Ok(Some(lease)),
+                    Taken::Held => Ok(None),
+                }
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Removes the lease of an encode that is complete, and those before it: nothing of the work is left but failures. The lease of an
+    /// encode that has begun since is kept.
+    fn clean(&self) {
+        let Ok(epochs) = self.leases.epochs() else { return };
+        let is_own = |epoch: &u32| {
+            let (LeaseState::Free(was) | LeaseState::Held(was)) = self.leases.state(FOLDER, *epoch).ok()?;
+            Holder::parse(&was).is_some_and(|was| was.run == self.holder.run).then_some(())
+        };
+        let all = 0..=epochs.get(FOLDER).copied().unwrap_or(0);
+        let Some(last) = all.rev().find(|epoch| is_own(epoch).is_some()) else { return };
+        for epoch in 0..=last {
+            let _ = fs::remove_file(self.work.join(format!("{FOLDER}.{epoch}")));
+        }
+        let _ = fs::remove_dir(&self.work);
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
+            // It does not panic; if it did, the lease expires.
+            let _ = thread.join();
+        }
+        let mut keeper = lock(&self.keeper);
+        if let Some(lease) = keeper.lease.take() {
+            // A lease that cannot be given back expires.
+            let _ = lease.release();
+        }
+        if !keeper.work.join(QUEUE).exists() {
+            keeper.clean();
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Less at a time where memory is short: halves of a batch, then single items; whole frames, then tiles.
+
+use rundir::{ErrorCode, Failure};
+use std::ops::Range;
+
+/// Encodes items together; those that do not fit into memory together, in halves. Returns the results in the order of the items.
+pub fn in_halves<T>(
+    items: Range<usize>,
+    encode: &mut dyn FnMut(Range<usize>) -> Result<T, Failure>,
+) -> Vec<(Range<usize>, Result<T, Failure>)> {
+    match encode(items.clone()) {
+        Err(failure) if failure.code == ErrorCode::OutOfMemory && items.len() > 1 => {
+            let middle = items.start + items.len() / 2;
+            let mut results = in_halves(items.start..middle, encode);
+            results.extend(in_halves(middle..items.end, encode));
+            results
+        }
+        result => vec![(items, result)],
+    }
+}
+
+/// Whether pictures are encoded whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frames {
+    Whole,
+    InTiles,
+}
+
+/// Encodes whole frames; those that do not fit into memory, in tiles if `may_tile`.
+pub fn whole_or_tiles<T>(may_tile: bool, mut encode: impl FnMut(Frames) -> Result<T, Failure>) -> Result<T, Failure> {
+    match encode(Frames::Whole) {
+        Err(failure) if failure.code == ErrorCode::OutOfMemory && may_tile => encode(Frames::InTiles),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short() -> Failure {
+        Failure::new(ErrorCode::OutOfMemory, "cannot encode", "8 GiB are missing", "use a smaller batch")
+    }
+
+    #[test]
+    fn captions_are_encoded_in_halves_until_they_fit_and_one_that_does_not_fails_alone() {
+        let mut asked = Vec::new();
+        let results = in_halves(0..6, &mut |items| {
+            asked.push(items.clone());
+            // Two fit, and number 4 fits nowhere.
+            if items.len() > 2 || items.contains(&4) { Err(short()) } else { Ok(items.len()) }
+        });
+        let shown: Vec<_> =
+            results.iter().map(|(items, result)| (items.clone(), result.as_ref().ok().copied())).collect();
+        assert_eq!(shown, [(0..1, Some(1)), (1..3, Some(2)), (3..4, Some(1)), (4..5, None), (5..6, Some(1))]);
+        assert_eq!(asked[0], 0..6);
+        let other = Failure::new(ErrorCode::DeviceFailed, "the GPU is lost", "", "");
+        let results = in_halves(0..6, &mut |_| Err::<(), _>(other.clone()));
+        assert_eq!(results, [(0..6, Err(other))], "only memory is a reason to try again");
+    }
+
+    #[test]
+    fn a_clip_is_encoded_in_tiles_only_where_memory_is_short_and_tiles_are_allowed() {
+        let encoded = |may_tile, fits: &[Frames]| {
+            let mut asked = Vec::new();
+            let result = whole_or_tiles(may_tile, |frames| {
+                asked.push(frames);
+                if fits.contains(&frames) { Ok(()) } else { Err(short()) }
+            });
+            (asked, result.map_err(|failure| failure.code))
+        };
+        use Frames::{InTiles, Whole};
+        assert_eq!(encoded(true, &[Whole, InTiles]), (vec![Whole], Ok(())));
+        assert_eq!(encoded(true, &[InTiles]), (vec![Whole, InTiles], Ok(())));
+        assert_eq!(encoded(true, &[]), (vec![Whole, InTiles], Err(ErrorCode::OutOfMemory)));
+        assert_eq!(encoded(false, &[InTiles]), (vec![Whole], Err(ErrorCode::OutOfMemory)));
+    }
+}

@@ -1,0 +1,163 @@
+//! Ranks that encode videos, and training on the conditions that they make. Skipped aloud without ffmpeg.
+
+use crate::harness::{RunUnderTest, Running, Scene, losses};
+use camino::{Utf8Path, Utf8PathBuf};
+use dataset::store::{Line, read_index};
+use rundir::{ErrorCode, EventKind};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::process::Command;
+
+/// Makes clips with captions and checks them; returns the manifest. None without ffmpeg.
+fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
+    if let Err(failure) = video::check_installed() {
+        eprintln!("SKIPPED: {failure}");
+        return None;
+    }
+    let folder = scene.path.join("clips");
+    fs::create_dir_all(&folder).unwrap();
+    let first = folder.join("00.mp4");
+    let source = "testsrc2=size=48x32:rate=8:duration=1.5";
+    let made = Command::new("ffmpeg").args(["-v", "error", "-f", "lavfi", "-i", source, first.as_str()]).status();
+    assert!(made.unwrap().success());
+    for clip in 0..clips {
+        let path = folder.join(format!("{clip:02}.mp4"));
+        if clip > 0 {
+            // Other bytes with the same pictures: a box that players skip.
+            fs::copy(&first, &path).unwrap();
+            let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+            file.write_all(&[0, 0, 0, 9, b'f', b'r', b'e', b'e', clip as u8]).unwrap();
+        }
+        fs::write(path.with_extension("txt"), format!("pattern {}", clip / 2)).unwrap();
+    }
+    let source = dataset::SourceRequest { source: folder, ..dataset::SourceRequest::default() };
+    let request = dataset::check::CheckRequest { cache: None, ..dataset::check::CheckRequest::new(source) };
+    let checked = dataset::check::check(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+    let path = scene.path.join("manifest.jsonl");
+    checked.manifest.write(&path).unwrap();
+    Some(path)
+}
+
+/// Starts to encode into a folder of the scene.
+fn encode(scene: &Scene, manifest: &Utf8Path, out: &str, ranks: usize, sets: &[&str]) -> Running {
+    let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
+    let model = scene.path.join("model");
+    fs::create_dir_all(&model).unwrap();
+    let parts = [
+        ("vae", "vae/cogvideox_5b_tiny/vae"),
+        ("text_encoder", "t5/t5_v1_1_tiny/text_encoder"),
+        ("tokenizer", "t5/t5_v1_1_tiny/tokenizer"),
+    ];
+    for (part, from) in parts {
+        let _ = std::os::unix::fs::symlink(fixtures.join(from).canonicalize_utf8().unwrap(), model.join(part));
+    }
+    let base = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/configs/valid/encode.toml");
+    let own = [
+        format!("encoders.folder={model}"),
+        format!("encode.manifest={manifest}"),
+        format!("encode.out={}", scene.path.join(out)),
+        format!("mesh.dp_replicate={ranks}"),
+    ];
+    let rest = ["encode.frames=9", "encode.height=32", "encode.width=32", "encode.fps=8", "encode.text_len=16"];
+    let kind = ["encoders.dtype=float32", "train.threads=1", "encode.decoders=1"];
+    let sets = own.iter().map(String::as_str).chain(rest).chain(kind).chain(sets.iter().copied());
+    let resolved = recipe::load(&base, &sets.map(str::to_owned).collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
+    scene.launch_recipe(&format!("encode-{out}"), ranks, resolved)
+}
+
+fn lines(data: &Utf8Path) -> Vec<Line> {
+    let mut lines = Vec::new();
+    read_index(data, |_, line| {
+        lines.push(line);
+        Ok(())
+    })
+    .unwrap();
+    lines
+}
+
+/// Returns the files of a data set and their bytes.
+fn files(data: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
+    let paths = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
+    paths.map(|path| (path.file_name().unwrap().to_owned(), fs::read(&path).unwrap())).collect()
+}
+
+/// Trains two steps on a data set that was encoded.
+fn train(scene: &Scene, data: &str, name: &str, sets: &[&str]) -> Running {
+    let index = format!("data.index={}", scene.path.join(data));
+    let model = ["model.text_dim=24", "model.latent_scale=0.7", "train.steps=2", "train.global_batch=2"];
+    scene.launch(name, &[1, 1], &[&model[..], &[&index, "optimizer.warmup_steps=1"], sets].concat())
+}
+
+#[test]
+fn image_to_video_and_inpainting_train_on_what_an_encode_made() {
+    let scene = Scene::new();
+    let Some(manifest) = manifest(&scene, 4) else { return };
+    // A clip that is written after it was checked.
+    let changed = scene.path.join("clips/03.mp4");
+    fs::copy(scene.path.join("clips/00.mp4"), &changed).unwrap();
+
+    let image = ["condition.kind=image", "condition.image_noise=true", "condition.draws=2"];
+    let run: RunUnderTest = encode(&scene, &manifest, "image", 2, &image).finish();
+    let failed: Vec<_> = run
+        .events()
+        .into_iter()
+        .filter_map(|event| match event.kind {
+            EventKind::ItemFailed { item, failure } => Some((item, failure.code)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(failed, [("03.mp4".to_owned(), ErrorCode::InvalidDataset)]);
+    let encoded = lines(&scene.path.join("image"));
+    assert_eq!(encoded.len(), 3);
+    assert_eq!(encoded[0].extra.keys().collect::<Vec<_>>(), ["image", "image.1"]);
+
+    let trained = train(&scene, "image", "i2v", &[&image[..], &["model.in_channels=8"]].concat()).finish();
+    assert!(losses(&trained).iter().all(|loss| loss.is_finite()));
+    assert_eq!(trained.samples().len(), 2);
+
+    // What the data set lacks is named before the first step.
+    let inpaint = ["condition.kind=inpaint", "condition.draws=2"];
+    let (_, outputs) = train(&scene, "image", "lacks", &[&inpaint[..], &["model.in_channels=9"]].concat()).wait();
+    let printed = String::from_utf8_lossy(&outputs[0].stderr);
+    assert!(!outputs[0].status.success() && printed.contains("condition.kind = image"), "{printed}");
+
+    encode(&scene, &manifest, "inpaint", 1, &inpaint).finish();
+    let roles: Vec<String> = lines(&scene.path.join("inpaint"))[0].extra.keys().cloned().collect();
+    assert_eq!(roles, ["known", "known.1", "masked", "masked.1"]);
+    let trained = train(&scene, "inpaint", "inpaint", &[&inpaint[..], &["model.in_channels=9"]].concat()).finish();
+    assert!(losses(&trained).iter().all(|loss| loss.is_finite()));
+}
+
+#[test]
+fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encode() {
+    let scene = Scene::new();
+    let Some(manifest) = manifest(&scene, 40) else { return };
+    encode(&scene, &manifest, "alone", 1, &[]).finish();
+    let whole = files(&scene.path.join("alone"));
+    assert_eq!(lines(&scene.path.join("alone")).len(), 40);
+
+    let has_begun = |data: &Utf8Path| {
+        let parts = data.join("work/0/parts").read_dir_utf8().into_iter().flatten().flatten();
+        parts.filter(|part| part.file_name().ends_with(".jsonl")).any(|part| part.metadata().is_ok_and(|m| m.len() > 0))
+    };
+    // The rank that made the queue and holds the folder.
+    let data = scene.path.join("killed");
+    let mut ranks = encode(&scene, &manifest, "killed", 2, &[]);
+    ranks.wait_for("the first item", |_| has_begun(&data));
+    ranks.signal(0, "KILL");
+    let (_, outputs) = ranks.wait();
+    assert!(outputs[1].status.success(), "{}", String::from_utf8_lossy(&outputs[1].stderr));
+    assert_eq!(files(&data), whole);
+
+    // All ranks, and a second attempt.
+    let data = scene.path.join("resumed");
+    let mut ranks = encode(&scene, &manifest, "resumed", 2, &[]);
+    ranks.wait_for("the first item", |_| has_begun(&data));
+    ranks.signal(0, "KILL");
+    ranks.signal(1, "KILL");
+    let (run, _) = ranks.wait();
+    run.attempt(&[2, 1], rundir::StartFrom::Random, 0).finish();
+    assert_eq!(files(&data), whole);
+}
