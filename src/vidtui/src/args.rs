@@ -12,15 +12,16 @@ use cluster::NodeId;
     after_help = "Without a command, vidtui opens the console.\n\
                   RUN is the id of a run, a unique prefix or suffix of an id, or `latest`.\n\
                   Exit codes: 0 success, 1 failure, 2 invalid request.\n\
-                  With --json, a failure is one line on standard error: {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}."
+                  With --json, a failure is one line on standard error:\n\
+                  {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}."
 )]
 pub struct Args {
     /// Folder of the runs
-    #[arg(long, global = true, value_name = "DIR", default_value = "runs")]
+    #[arg(long, global = true, value_name = "DIR", default_value = "runs", help_heading = GLOBAL)]
     pub runs: Utf8PathBuf,
 
     /// Folder of the curricula that the console lists
-    #[arg(long, global = true, value_name = "DIR", default_value = "configs")]
+    #[arg(long, global = true, value_name = "DIR", default_value = "configs", help_heading = GLOBAL)]
     pub configs: Utf8PathBuf,
 
     /// Opens the console on this run
@@ -35,20 +36,23 @@ pub struct Args {
     pub nodes: NodesArgs,
 
     /// Shows N simulated nodes with eight GPUs each, to try the screens without a cluster
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", help_heading = GLOBAL)]
     pub simulate: Option<usize>,
 
     #[command(subcommand)]
     pub command: Option<Command>,
 }
 
+/// The heading of the options that every command has.
+const GLOBAL: &str = "Global options";
+
 /// The nodes to train on: those of a hostfile, reached over SSH, or those that Slurm allocates.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
 pub struct NodesArgs {
-    /// Trains on the nodes of this hostfile, which has one entry per line: `gpu[001-024] slots=8`
+    /// Nodes of this hostfile, which has one entry per line: `gpu[001-024] slots=8`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<Utf8PathBuf>,
-    /// Trains in a Slurm job with the resources of this file: partition, nodes, GPUs per node, time limit
+    /// Nodes of a Slurm job, with the resources of this file: partition, nodes, GPUs per node, time limit
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude"])]
     pub slurm: Option<Utf8PathBuf>,
     /// Uses only these nodes: `gpu[001-004],gpu009`
@@ -89,15 +93,15 @@ pub enum Command {
     Status(RunArgs),
     /// Shows nodes: power, memory, processes and faults of their GPUs
     Nodes(NodesCommandArgs),
-    /// Shows one node: its GPUs, the processes on them and their owners, and the output of nvidia-smi
+    /// Shows one node: its GPUs, their processes and owners, the output of nvidia-smi
     Smi(SmiArgs),
     /// Prints the logs of the ranks
     Logs(LogsArgs),
-    /// Lists the checkpoints of a run, incomplete ones included
+    /// Lists the checkpoints of a run, including incomplete ones
     Checkpoints(RunArgs),
     /// Saves a checkpoint, then stops the run
     Stop(StopArgs),
-    /// Writes the stacks of all ranks into the folder of the run, to find where it hangs
+    /// Writes the stacks of all ranks of a run into its folder, to find where it hangs
     Stacks(RunArgs),
     /// Ends a run at once, without saving a checkpoint
     Kill(KillArgs),
@@ -751,10 +755,9 @@ pub struct SuperviseArgs {
 
 /// `vidtui fetch`.
 #[derive(Debug, Arguments)]
-#[command(
-    after_help = "The environment decides the rest, as for Python's huggingface_hub: HF_TOKEN (gated models), HF_ENDPOINT (mirror),\n\
-                        HF_HOME or HF_HUB_CACHE (cache), HF_HUB_OFFLINE, HTTPS_PROXY and NO_PROXY."
-)]
+#[command(after_help = "These environment variables apply, as in Python's huggingface_hub:\n\
+                  HF_TOKEN (gated models), HF_ENDPOINT (mirror),\n\
+                  HF_HOME or HF_HUB_CACHE (cache), HF_HUB_OFFLINE, HTTPS_PROXY and NO_PROXY.")]
 pub struct FetchArgs {
     /// OWNER/NAME, for example zai-org/CogVideoX-5b
     pub model: String,
