@@ -59,7 +59,7 @@ fn a_silent_run_is_stalled_if_its_gpu_power_drops_and_running_otherwise() {
     site.until("the other is looked at", || status(&evaluates).contains("GPU power is 6"));
     assert!(status(&evaluates).contains(r#""state": "running""#), "{}", status(&evaluates));
     site.rig.command_on("node01", "pkill").args(["-CONT", "-f", "train.sh"]).status().unwrap();
-    site.until("it goes on", || !status(&evaluates).contains("GPU power"));
+    site.until("it continues", || !status(&evaluates).contains("GPU power"));
     for run in [&evaluates, &hangs] {
         site.does(&format!("kill {} --yes", run.name()));
     }

@@ -88,14 +88,14 @@ fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_
     // Real time: twice the longest timeout between controller and nodes in the rig's slurm.conf, SlurmctldTimeout=10.
     while away_since.elapsed() < Duration::from_secs(20) {
         let seen = samples(&run).len();
-        site.until("it goes on", || samples(&run).len() > seen);
+        site.until("it continues", || samples(&run).len() > seen);
     }
     assert!(is_silent(&site.status()));
     site.rig.verb("slurmctld start").unwrap();
     let runs_on_all = |status: &serde_json::Value| !is_silent(status) && status["job"]["nodes"] == "node[01-04]";
     site.until("its job is known again", || runs_on_all(&site.status()));
     let seen = samples(&run).len();
-    site.until("it goes on", || samples(&run).len() > seen);
+    site.until("it continues", || samples(&run).len() > seen);
     assert_eq!(run.attempt_numbers().unwrap(), [1]);
 
     // The kill is retried until the controller answers.

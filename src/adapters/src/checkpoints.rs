@@ -101,8 +101,8 @@ fn entry(system: &System, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) ->
     })
 }
 
-/// Returns when each attempt began, oldest first. This is the time by the clock of the node that saves, if known: the clock of
-/// the machine that launched the attempt may differ.
+/// Returns the start times of the attempts, oldest first, by the clock of the node that saves if it is known. The clock
+/// of the machine that launched the attempt may differ.
 fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
     let began = |number| {
         let attempt = run.read_attempt(number).ok()?;

@@ -1,7 +1,7 @@
 //! The files of another trainer's checkpoint, and whether each is complete.
 //!
-//! None of these systems marks a checkpoint as complete. vidtui concludes it from all of its files: from those that are written last,
-//! those that others name, and formats that contain their own length.
+//! None of these systems marks a checkpoint as complete. vidtui checks the files that are written last, the files that
+//! others name, and the lengths that file formats contain.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::is_no_answer;
@@ -112,7 +112,7 @@ impl Contents {
         self.files.iter().map(|file| file.modified_s).fold(f64::INFINITY, f64::min)
     }
 
-    /// Returns whether there is certainly no file.
+    /// Returns whether the checkpoint certainly has no file.
     pub fn is_empty(&self) -> bool {
         self.unread.is_none() && self.files.is_empty()
     }

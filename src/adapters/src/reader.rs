@@ -40,7 +40,7 @@ pub enum LogEvent {
     Resumed,
     /// A checkpoint is being written.
     Saving,
-    /// A checkpoint was written, or soon will be: its folder shows which.
+    /// A checkpoint was written or will be written soon; its folder shows whether it is complete.
     Saved,
     /// An evaluation begins. No steps are made until it ends.
     EvaluationStarted,
@@ -72,7 +72,7 @@ impl LogReader {
     /// Returns the step that was held back in case its line is repeated. Called when the log has not grown, and at its end.
     pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
         let mut events = Vec::new();
-        // A progress bar has no end until it is drawn again. Its line is read once more then.
+        // The line of a progress bar has no end until the bar is redrawn. Then the line is read again.
         let half = self.lines.half();
         if let Some(Line::Step(step)) = half.and_then(|line| System::of(self.adapter)?.read(&line)) {
             self.take_step(step, now, &mut events);
@@ -86,7 +86,7 @@ impl LogReader {
         if let Line::Step(step) = line {
             return self.take_step(step, now, events);
         }
-        // Other lines come after the step before them.
+        // Any other line follows the step before it, so that step is complete.
         self.pass_on(events);
         match line {
             Line::Phrase(Phrase::Started) => events.push(LogEvent::Started),
@@ -113,7 +113,7 @@ impl LogReader {
 
     fn take_step(&mut self, step: Step, now: f64, events: &mut Vec<LogEvent>) {
         match &mut self.pending {
-            // The bar was drawn again: its count moves on before its loss does.
+            // A redrawn bar shows the new count before the new loss.
             Some(pending) if pending.step.done == step.done => pending.step = step,
             _ => {
                 self.pass_on(events);

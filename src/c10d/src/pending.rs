@@ -16,7 +16,7 @@ pub struct Pending {
     work: Option<Work>,
     doing: String,
     finish: Finish,
-    /// Alive until the work is done.
+    /// The tensors, kept alive until the work is done.
     _tensors: Vec<Tensor>,
 }
 
@@ -77,8 +77,7 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // There is work here only if the caller returned early on another error. That error is the one that
-        // users need.
+        // Work remains here only if the caller returned early because of another error, which is the error to report.
         let _ = self.finish_network();
     }
 }

@@ -42,7 +42,7 @@ impl Store {
     /// are connected.
     ///
     /// # Errors
-    /// This takes longer than `timeout`, or the server's port is in use. Later waits have the same timeout.
+    /// The connection takes longer than `timeout`, or the server's port is in use. Later waits have the same timeout.
     pub fn tcp(host: &str, port: u16, world_size: usize, is_server: bool, timeout: Duration) -> Result<Self> {
         let doing = || match is_server {
             true => format!("serve the store of {world_size} ranks at {host}:{port}"),

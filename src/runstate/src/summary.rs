@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
-/// Over how many seconds the rate of items is measured.
+/// The number of seconds over which the rate of items is measured.
 const RATE_OVER_S: f64 = 60.0;
 
 /// The summary of a run: one line of a list.
@@ -34,7 +34,7 @@ pub struct RunSummary {
     pub last: Option<MetricSample>,
     /// Seconds until it is finished at the median of its last steps; only while it trains.
     pub eta_s: Option<f64>,
-    /// Items per second over the last minute, if its steps are items and it works.
+    /// Items per second over the last minute, if its steps are items and the run is active.
     pub items_per_s: Option<f64>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,

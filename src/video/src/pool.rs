@@ -298,7 +298,7 @@ mod tests {
         let whole = programs();
         let began = Instant::now();
         drop(Pool::start(&whole, options(2, Order::AsGiven), 0..100, work));
-        assert!(!whole.cancel.is_cancelled(), "other work goes on");
+        assert!(!whole.cancel.is_cancelled(), "other work continues");
         let mut pool = Pool::start(&whole, options(2, Order::AsGiven), 0..100, work);
         pool.cancel();
         assert!(pool.next().is_none());

@@ -66,7 +66,7 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         names.iter().filter(|name| name.ends_with(".safetensors") && *name != crate::TTT_FILE).collect();
     let whole: Vec<&String> =
         files.iter().filter(|name| name.split('.').count() == 2 && !name.contains("-of-")).copied().collect();
-    // Without an index, a missing shard would go unnoticed.
+    // Without an index, a missing shard could not be detected.
     let lone: Vec<&String> = files.iter().filter(|name| !name.contains("-of-")).copied().collect();
     for candidates in [plain, whole, indices, lone] {
         match candidates[..] {

@@ -181,7 +181,7 @@ impl Demo {
             CONSOLE_IS_OPEN.store(false, Relaxed);
             closed.map_err(|error| not_started(&console, &error))?;
             if !rest.is_finished() {
-                println!("the demo goes on; Ctrl-C ends it, but not the run in progress");
+                println!("the demo continues; Ctrl-C ends it, but not the run in progress");
             }
             let summary = rest.join().expect("the rest of the demo does not panic")?;
             println!("\n{summary}");

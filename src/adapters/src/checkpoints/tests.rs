@@ -1,4 +1,4 @@
-//! Recognizes made-up checkpoints of each system.
+//! Tests with synthetic checkpoints of each system.
 
 use super::*;
 use rundir::fixtures::{temp, write_attempt};
@@ -13,7 +13,7 @@ fn tensors() -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat()
 }
 
-/// Makes a checkpoint; the name of a file decides what is in it.
+/// Makes a checkpoint. The name of each file decides its content.
 fn make(run: &RunDir, dir: &str, files: &[&str]) -> Utf8PathBuf {
     let dir = run.root.join(dir);
     fs::create_dir_all(&dir).unwrap();
@@ -61,7 +61,7 @@ fn listed(run: &RunDir, adapter: Adapter) -> Vec<(u64, Listed)> {
     list(run, &run.root, adapter).unwrap().into_iter().map(state).collect()
 }
 
-/// Why the only checkpoint cannot be loaded.
+/// Returns why the only checkpoint cannot be loaded.
 fn why(run: &RunDir, adapter: Adapter) -> String {
     let entries = list(run, &run.root, adapter).unwrap();
     let [entry] = &entries[..] else { panic!("{entries:?}") };
@@ -176,7 +176,7 @@ fn a_checkpoint_belongs_to_the_attempt_that_ran_by_the_clock_of_the_node_that_sa
     for (step, ago_s) in [(80, 1500), (20, 500)] {
         let name = format!("epoch0-global_step{step}");
         set_age(&make(&run, &name, OPEN_SORA), Duration::from_secs(ago_s));
-        // Sampled later, which is not a part of saving.
+        // This video is sampled later, so its time does not count as saving.
         make(&run, &name, &["eval/sample.log"]);
     }
     let entries = list(&run, &run.root, Adapter::OpenSora).unwrap();

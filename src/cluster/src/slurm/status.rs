@@ -9,7 +9,7 @@ use super::{Job, JobState};
 pub struct JobStatus {
     /// The job id.
     pub id: u64,
-    /// Slurm's last answer.
+    /// The last answer of Slurm.
     pub reply: JobReply,
     /// The user who cancelled the job, if Slurm's accounting has recorded one.
     pub cancelled_by: Option<String>,

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The version of the rules of a probe. Cached results of other versions are ignored.
 const RULES: u32 = 1;
-/// How often the progress is reported while all workers wait for ffprobe.
+/// The interval of progress reports while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The result of a file.

@@ -13,7 +13,7 @@ use crate::workspace::root;
 pub const HEIGHT: &str = "96";
 /// Columns of a clip.
 pub const WIDTH: &str = "128";
-/// Frames per second that the model learns: every other one of the clip.
+/// Frames per second that the model learns: every second frame of the clip.
 pub const FPS: &str = "12.5";
 /// Frames of `bunny.mp4`, at 25 per second.
 const CLIP_FRAMES: usize = 132;
@@ -35,7 +35,7 @@ pub const STAGES: [Stage; 2] =
     [Stage { name: "2s", frames: 25, span: 49, clips: 12 }, Stage { name: "4s", frames: 49, span: 97, clips: 6 }];
 
 impl Stage {
-    /// Cuts the clips into a folder, each with its caption beside it. Replaces those that are there.
+    /// Cuts the clips into a folder, each with its caption in a text file. Replaces existing clips.
     pub fn cut(&self, folder: &Utf8Path) -> Result<()> {
         let failed =
             |e| Failure::new(format!("cannot write clips into {folder}"), e, "check the permissions and the disk");
