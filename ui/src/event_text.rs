@@ -36,7 +36,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::CheckpointStarted => ("saving a checkpoint".to_owned(), Severity::Plain),
         EventKind::CheckpointSaved { bytes, seconds, .. } => {
-            let size = units::bytes(*bytes);
+            let size = units::short_size(*bytes);
             let took = units::value(*seconds, units::Unit::Seconds);
             (format!("checkpoint saved, {size} in {took}"), Severity::Good)
         }

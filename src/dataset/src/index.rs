@@ -311,7 +311,7 @@ fn bad_line(path: &Utf8Path, line: usize, error: &serde_json::Error) -> Failure 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{shown, temp, write};
+    use weights::fixtures::{shown, temp, write};
 
     /// A model with latents `[3, 16, 8, 8]` and texts of 16 tokens of width 32.
     fn model() -> Model {

@@ -7,8 +7,6 @@ pub mod check;
 mod clip;
 mod conditions;
 mod encode;
-#[cfg(test)]
-mod fixtures;
 mod import;
 mod index;
 mod layouts;

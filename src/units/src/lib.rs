@@ -76,7 +76,7 @@ pub fn ago(now: f64, then: f64) -> String {
 }
 
 /// Formats a size for narrow columns: `512 B`, `1.2 GiB`, `12 GiB`.
-pub fn bytes(n: u64) -> String {
+pub fn short_size(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
         return format!("{n} B");

@@ -117,7 +117,7 @@ pub(crate) fn stopped(program: &Utf8Path, stop: Stop) -> Failure {
         Stop::TooMuch(bytes) => Failure::new(
             ErrorCode::Malformed,
             format!("{name} was killed"),
-            format!("it wrote more than {}", units::bytes(bytes as u64)),
+            format!("it wrote more than {}", units::short_size(bytes as u64)),
             "remove the clip from the data set",
         ),
         Stop::Io(error) => Failure::new(

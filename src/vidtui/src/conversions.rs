@@ -87,7 +87,12 @@ pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
         ("from".into(), format!("{} ({family}{})", source.location.path, source.location.kind)),
         (
             "to".into(),
-            format!("{}, {} in {}", plan.target, units::bytes(plan.bytes()), units::counted(plan.file_count(), "file")),
+            format!(
+                "{}, {} in {}",
+                plan.target,
+                units::short_size(plan.bytes()),
+                units::counted(plan.file_count(), "file")
+            ),
         ),
         ("mapped".into(), counted(mapped.len())),
         ("unused".into(), counted(unused.len())),

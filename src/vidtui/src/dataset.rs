@@ -27,7 +27,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         open_null_text(path, &recipe.model)?;
     }
     check_samples(recipe)?;
-    Ok(format!("{} samples, {}, all shapes match", info.samples, units::bytes(info.bytes)))
+    Ok(format!("{} samples, {}, all shapes match", info.samples, units::short_size(info.bytes)))
 }
 
 /// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check it would fail hours later.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use ui::{ConvertOptions, Effect, JobId, JobMsg, Msg, Outcome};
-use units::bytes;
+use units::short_size;
 use weights::{Doing, Progress};
 
 /// Starts effects.
@@ -140,9 +140,12 @@ fn run(
                 let Progress { doing, done, total } = progress;
                 send(match doing {
                     Doing::Writing => JobMsg::Converting { done, total },
-                    doing => {
-                        JobMsg::Progress(format!("{} the source, {} of {}", doing.word(), bytes(done), bytes(total)))
-                    }
+                    doing => JobMsg::Progress(format!(
+                        "{} the source, {} of {}",
+                        doing.word(),
+                        short_size(done),
+                        short_size(total)
+                    )),
                 });
             };
             JobMsg::Done(conversions::convert(&preview, stop, &moved)?)

@@ -1,5 +1,7 @@
 //! Writes small tensor files for tests with the reference crate of the format.
 
+#![allow(clippy::unwrap_used, reason = "a panic in a fixture is a failed test")]
+
 use crate::Dtype;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
@@ -7,6 +9,7 @@ use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::fs;
 
+/// Makes an empty folder, which is removed when the first value is dropped.
 pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     let keep = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(keep.path()).unwrap().to_owned();
@@ -23,6 +26,7 @@ pub fn bytes_of(len: usize) -> Vec<u8> {
     (0..len).map(|n| n as u8).collect()
 }
 
+/// Writes a file of tensors, each with the data of [`bytes_of`].
 pub fn write(path: &Utf8Path, tensors: &[(&str, Dtype, &[usize])]) {
     let size = |dtype: Dtype, shape: &[usize]| dtype.size() * shape.iter().product::<usize>();
     let data: Vec<Vec<u8>> = tensors.iter().map(|(_, dtype, shape)| bytes_of(size(*dtype, shape))).collect();

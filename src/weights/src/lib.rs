@@ -13,8 +13,8 @@ mod dcp;
 pub mod destination;
 mod dtype;
 mod encoder;
-#[cfg(test)]
-mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 mod initial_values;
 mod inspect;
 mod lora;

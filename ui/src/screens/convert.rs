@@ -352,11 +352,11 @@ fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
     let rate = work.done as f64 / (model.now - work.since_s).max(0.1);
     let left = work.total.saturating_sub(work.done) as f64 / rate.max(1.0);
     let percent = format!(" {:>3} %", (fraction * 100.0) as u64);
-    let mut facts = format!("{} of {}", units::bytes(work.done), units::bytes(work.total));
+    let mut facts = format!("{} of {}", units::short_size(work.done), units::short_size(work.total));
     if work.stopping {
         facts += ", stopping";
     } else if work.done > 0 {
-        facts += &format!(", {}/s, {} left", units::bytes(rate as u64), units::duration(left));
+        facts += &format!(", {}/s, {} left", units::short_size(rate as u64), units::duration(left));
     }
     let mut second = vec![Span::raw(format!("{facts}   "))];
     if !work.stopping {

@@ -115,7 +115,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         let text = if logs.first > 0 || logs.skipped_bytes == 0 {
             "earlier lines are only in the file".to_owned()
         } else {
-            format!("the first {} are only in the file", units::bytes(logs.skipped_bytes))
+            format!("the first {} are only in the file", units::short_size(logs.skipped_bytes))
         };
         write(model, buf, Rect { y, height: 1, ..area }, Line::styled(format!("… {text}"), faint));
         y += 1;

@@ -258,7 +258,7 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
     };
     let memory = match (gpu.mem_used_mib.value(), gpu.mem_total_mib.value()) {
         (Some(used), Some(total)) => node_table::of_memory(used, total),
-        (Some(used), None) => units::bytes(used << 20),
+        (Some(used), None) => units::short_size(used << 20),
         _ => none.to_owned(),
     };
     let util = if gpu.mig { "MIG".to_owned() } else { reading(&gpu.util_pct, "%") };
@@ -311,7 +311,7 @@ fn process_line(model: &Model, gpu: Option<u32>, process: &GpuProcess) -> Line<'
     let none = || model.symbols.none.to_owned();
     let gpu = gpu.map_or_else(none, |index| index.to_string());
     let pid = process.pid.value().map_or_else(none, |pid| pid.to_string());
-    let memory = process.mem_used_mib.value().map_or_else(none, |mib| units::bytes(mib << 20));
+    let memory = process.mem_used_mib.value().map_or_else(none, |mib| units::short_size(mib << 20));
     let owner = process.owner.as_ref();
     let user = owner.map_or_else(none, |owner| text::fit(&text::clean(&owner.user), 10, model.symbols.ellipsis));
     let rank = owner.and_then(|owner| owner.rank).map_or_else(none, |rank| rank.to_string());

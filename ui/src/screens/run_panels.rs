@@ -268,7 +268,7 @@ fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         match entry.summary() {
             Ok(summary) => Line::from(vec![
                 Span::raw(step),
-                Span::styled(format!("  {:>9}", units::bytes(summary.bytes)), faint),
+                Span::styled(format!("  {:>9}", units::short_size(summary.bytes)), faint),
                 Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
             ]),
             Err((how, why)) => {

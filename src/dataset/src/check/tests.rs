@@ -350,7 +350,7 @@ fn the_report_fits_80_columns_and_is_whole_in_a_pipe() {
     let narrow = report.text(Some(80));
     assert!(narrow.lines().all(|line| unicode_width::UnicodeWidthStr::width(line) <= 80), "{narrow}");
     assert!(!narrow.contains('\u{1b}'));
-    let shown = without_bytes(&narrow, &units::bytes(report.bytes));
+    let shown = without_bytes(&narrow, &units::short_size(report.bytes));
     insta::assert_snapshot!(shown);
     assert!(report.text(None).contains("any-column-of-a-terminal"));
 }

@@ -55,7 +55,7 @@ impl Report {
         }
         let known =
             if self.cached == 0 { String::new() } else { format!(", {} known from an earlier check", self.cached) };
-        facts.push(("videos", format!("{}, {}{known}", self.videos, units::bytes(self.bytes))));
+        facts.push(("videos", format!("{}, {}{known}", self.videos, units::short_size(self.bytes))));
         if self.stated_wrong > 0 {
             let differ =
                 format!("{} differ in size or length from the table", units::counted(self.stated_wrong, "clip"));

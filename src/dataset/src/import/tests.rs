@@ -1,10 +1,10 @@
 //! Tests of the import of datasets of ttt-video-dit.
 
 use super::*;
-use crate::fixtures::{shown, temp, write};
 use crate::{Index, Table};
 use half::bf16;
 use std::ops::ControlFlow;
+use weights::fixtures::{shown, temp, write};
 use weights::{Files, Header, tensors_of_header};
 
 fn fixture(name: &str) -> Utf8PathBuf {

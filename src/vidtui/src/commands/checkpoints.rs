@@ -21,7 +21,7 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let row = |entry: &CheckpointEntry| {
         let step = entry.step().to_string();
         match entry.summary() {
-            Ok(c) => vec![step, units::bytes(c.bytes), units::ago(now_s(), c.saved_s), c.dir.to_string()],
+            Ok(c) => vec![step, units::short_size(c.bytes), units::ago(now_s(), c.saved_s), c.dir.to_string()],
             Err((how, why)) => vec![step, how.into(), String::new(), why.into()],
         }
     };

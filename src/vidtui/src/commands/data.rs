@@ -28,7 +28,7 @@ pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
         "{} in {}, {}; set data.index to the index below",
         units::counted(samples, "sample"),
         units::counted(files, "file"),
-        units::bytes(bytes)
+        units::short_size(bytes)
     );
     output::line(index.as_str())
 }
@@ -44,10 +44,10 @@ pub fn prune(workspace: &Workspace, args: &DataPruneArgs) -> Result<(), CommandE
         return output::json(&serde_json::json!({ "data": data, "removed": !args.dry_run, "shards": shards }));
     }
     for shard in &shards {
-        output::line(&format!("{} {}", data.join(&shard.name), units::bytes(shard.bytes)))?;
+        output::line(&format!("{} {}", data.join(&shard.name), units::short_size(shard.bytes)))?;
     }
     let (count, bytes) = (units::counted(shards.len(), "unused shard"), shards.iter().map(|shard| shard.bytes).sum());
-    eprintln!("{} {count}, {}", if args.dry_run { "found" } else { "removed" }, units::bytes(bytes));
+    eprintln!("{} {count}, {}", if args.dry_run { "found" } else { "removed" }, units::short_size(bytes));
     Ok(())
 }
 

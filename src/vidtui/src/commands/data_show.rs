@@ -66,7 +66,7 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
             let empty = if summary.empty_text { ", and the empty caption" } else { ", without the empty caption" };
             format!("{}{empty}", units::grouped(summary.texts as u64))
         }),
-        ("size".into(), format!("{} in {}", units::bytes(summary.bytes), units::counted(summary.shards, "shard"))),
+        ("size".into(), format!("{} in {}", units::short_size(summary.bytes), units::counted(summary.shards, "shard"))),
         ("VAE".into(), of(&spec.vae.name, &spec.vae.identity, &spec.vae.dtype)),
         ("text encoder".into(), of(&spec.text.name, &spec.text.encoder, &spec.text.dtype)),
         ("frames".into(), {
@@ -77,7 +77,7 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
     if summary.unused_bytes > 0 {
         rows.push((
             "unused".into(),
-            format!("{} in shards that no clip uses: vidtui data prune {data}", units::bytes(summary.unused_bytes)),
+            format!("{} in shards that no clip uses: vidtui data prune {data}", units::short_size(summary.unused_bytes)),
         ));
     }
     if let Some(done) = &summary.encode {

@@ -40,7 +40,7 @@ pub fn run(args: &FetchArgs) -> Result<(), CommandError> {
         model,
         &fetched.commit[..12.min(fetched.commit.len())],
         units::counted(fetched.files, "file"),
-        units::bytes(fetched.bytes),
+        units::short_size(fetched.bytes),
         fetched.downloaded,
     );
     output::line(fetched.folder.as_str())

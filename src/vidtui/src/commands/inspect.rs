@@ -41,7 +41,7 @@ fn facts(seen: &Inspection) -> Vec<(String, String)> {
         let types: Vec<&str> = seen.dtypes.keys().copied().collect();
         add("parameters", Some(format!("{} in {} tensors", units::grouped(seen.parameters), seen.tensors.len())));
         add("type", Some(types.join(", ")));
-        add("size", Some(units::bytes(seen.bytes)));
+        add("size", Some(units::short_size(seen.bytes)));
     }
     if seen.optimizer_tensors > 0 {
         add("optimizer", Some(format!("{} tensors", seen.optimizer_tensors)));

@@ -183,7 +183,7 @@ fn table(orphans: &OrphanKill) -> String {
                 process.pid.to_string(),
                 process.user.clone(),
                 units::short_duration(process.age_s as f64),
-                process.gpu_mib.map_or_else(String::new, |mib| units::bytes(mib << 20)),
+                process.gpu_mib.map_or_else(String::new, |mib| units::short_size(mib << 20)),
                 process.command.chars().take(120).collect(),
             ]
         })

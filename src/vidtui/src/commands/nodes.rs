@@ -364,7 +364,7 @@ fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
             process
                 .mem_used_mib
                 .value()
-                .map_or_else(|| process.mem_used_mib.to_string(), |mib| units::bytes(mib << 20)),
+                .map_or_else(|| process.mem_used_mib.to_string(), |mib| units::short_size(mib << 20)),
             if known { units::short_duration(owner.age_s as f64) } else { String::new() },
             clean(if known { &owner.command } else { &process.name }),
         ]

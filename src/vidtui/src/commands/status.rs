@@ -79,7 +79,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         facts.push(("attempt", format!("{}: {ranks} on {on}, {why} {ago} by {}", attempt.number, attempt.by)));
     }
     let checkpoint = match &summary.checkpoint {
-        Some(c) => format!("step {}, {}, {}", c.step, units::bytes(c.bytes), units::ago(now, c.saved_s)),
+        Some(c) => format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s)),
         None => "none yet".into(),
     };
     if !run.is_independent() {

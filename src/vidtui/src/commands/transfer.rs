@@ -142,7 +142,9 @@ fn line(step: Step<'_>, from: u64, since: Duration) -> String {
         left => format!("{} left", units::duration(left as f64 / rate)),
     };
     let (progress, rate) = match measure {
-        Measure::Bytes => (format!("{} of {}", units::bytes(done), units::bytes(total)), units::bytes(rate as u64)),
+        Measure::Bytes => {
+            (format!("{} of {}", units::short_size(done), units::short_size(total)), units::short_size(rate as u64))
+        }
         Measure::Items(noun) => (format!("{done} of {}", units::counted(total as usize, noun)), units::number(rate)),
     };
     let percent = (done * 100).checked_div(total).unwrap_or(100);
@@ -162,9 +164,9 @@ mod tests {
             line,
             format!(
                 "writing [############............]  50 %  {} of {}  {}/s  {} left",
-                units::bytes(2_000_000_000),
-                units::bytes(4_000_000_000),
-                units::bytes(1_000_000_000),
+                units::short_size(2_000_000_000),
+                units::short_size(4_000_000_000),
+                units::short_size(1_000_000_000),
                 units::duration(2.0)
             )
         );
