@@ -1,6 +1,7 @@
 //! Launch plans: what is started on which nodes, and the summary that the user confirms.
 
 use camino::{Utf8Path, Utf8PathBuf};
+use cluster::slurm::SlurmSpec;
 use cluster::{Node, NodeId, Placement, PlacementError};
 use recipe::{Mesh, Per, Recipe, Task};
 use rundir::{
@@ -275,8 +276,8 @@ fn command_summary(
     if let (Some(stage), Some(curriculum)) = (&run.stage, &run.curriculum) {
         rows.push(("stage", format!("{stage} of {curriculum}")));
     }
-    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
-    rows.push(("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)));
+    let queued = queued(attempt);
+    rows.push(("ranks", ranks_in_words(attempt)));
     rows.push(("steps", format!("{} to {steps}", attempt.start_step + 1)));
     rows.push(("weights", weights.to_owned()));
     let env = &recipe.env;
@@ -325,9 +326,7 @@ fn summary(
     if let (Some(stage), Some(curriculum)) = (&run.stage, &run.curriculum) {
         rows.push(("stage", format!("{stage} of {curriculum}")));
     }
-    let by_node = attempt.placement.by_node();
-    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
-    rows.push(("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)));
+    rows.push(("ranks", ranks_in_words(attempt)));
     rows.push(("mesh", attempt.mesh.to_string()));
     let batch = &recipe.train.global_batch;
     rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
@@ -349,14 +348,7 @@ fn summary(
         rows.push(("time limit", format!("{}; the attempt saves and stops before it", recipe.run.time_limit)));
     }
     rows.push(("run directory", dir.root.to_string()));
-    if let Some(spec) = queued {
-        rows.push(("job", crate::job::in_words(spec)));
-        rows.push(("command", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
-    } else if let [(node, _)] = by_node[..] {
-        rows.push(("command", command_line(&supervise_command(trainer, dir, attempt.number, node))));
-    } else {
-        rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
-    }
+    rows.extend(start_rows(dir, attempt, trainer));
     let mut rows: Vec<(String, String)> = rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     // The row `checkpoints` above already shows the size of a checkpoint.
     let on_this_mesh = Recipe { mesh: attempt.mesh, ..recipe.clone() };
@@ -371,13 +363,11 @@ fn encode_summary(
     facts: &[(String, String)],
     trainer: &Utf8Path,
 ) -> Vec<(String, String)> {
-    let by_node = attempt.placement.by_node();
-    let queued = attempt.slurm.as_ref().filter(|_| by_node.is_empty()).map(|slurm| &slurm.spec);
     let encode = &recipe.encode;
     let rate = encode.rate().map_or_else(String::new, |fps| format!(" at {fps} per second"));
     let mut rows = vec![
         ("recipe", recipe.name.clone()),
-        ("ranks", queued.map_or_else(|| ranks_in_words(&by_node), crate::job::ranks_in_words)),
+        ("ranks", ranks_in_words(attempt)),
         ("manifest", encode.manifest.to_string()),
         ("encoders", recipe.encoders.folder.to_string()),
         (
@@ -390,14 +380,7 @@ fn encode_summary(
     if recipe.run.time_limit.seconds().is_some() {
         rows.push(("time limit", format!("{}; the attempt stops before it", recipe.run.time_limit)));
     }
-    if let Some(spec) = queued {
-        rows.push(("job", crate::job::in_words(spec)));
-        rows.push(("command", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
-    } else if let [(node, _)] = by_node[..] {
-        rows.push(("command", command_line(&supervise_command(trainer, dir, attempt.number, node))));
-    } else {
-        rows.push(("command", format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node"))));
-    }
+    rows.extend(start_rows(dir, attempt, trainer));
     let rows = rows.into_iter().map(|(name, value)| (name.to_owned(), value));
     rows.chain(facts.iter().cloned()).collect()
 }
@@ -417,9 +400,31 @@ fn restored(start: &StartFrom) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Formats the ranks of nodes: `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
-fn ranks_in_words(by_node: &[(&NodeId, Vec<&cluster::RankPlace>)]) -> String {
-    if let [(_, first), _, ..] = by_node
+/// Returns what Slurm is asked for while it has not chosen nodes.
+fn queued(attempt: &Attempt) -> Option<&SlurmSpec> {
+    attempt.slurm.as_ref().filter(|_| attempt.placement.ranks.is_empty()).map(|slurm| &slurm.spec)
+}
+
+/// Returns the rows `job` and `command` of an attempt of the embedded trainer.
+fn start_rows(dir: &RunDir, attempt: &Attempt, trainer: &Utf8Path) -> Vec<(&'static str, String)> {
+    if let Some(spec) = queued(attempt) {
+        let submit = command_line(&["sbatch", dir.job_script(attempt.number).as_str()]);
+        return vec![("job", crate::job::in_words(spec)), ("command", submit)];
+    }
+    let command = match attempt.placement.by_node()[..] {
+        [(node, _)] => command_line(&supervise_command(trainer, dir, attempt.number, node)),
+        ref by_node => format!("{trainer} supervise, once on each of {}", counted(by_node.len(), "node")),
+    };
+    vec![("command", command)]
+}
+
+/// Formats the ranks of an attempt: `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
+fn ranks_in_words(attempt: &Attempt) -> String {
+    if let Some(spec) = queued(attempt) {
+        return crate::job::ranks_in_words(spec);
+    }
+    let by_node = attempt.placement.by_node();
+    if let [(_, first), _, ..] = &by_node[..]
         && by_node.iter().all(|(_, places)| places.len() == first.len())
     {
         let names: Vec<&str> = by_node.iter().map(|(node, _)| node.as_str()).collect();
