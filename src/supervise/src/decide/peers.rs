@@ -295,7 +295,11 @@ impl Peers {
             // A check that began before the connection ended may have missed the exit file.
             Link::Settling(how) if is_newest => {
                 let how = how.clone();
-                self.settle(node, how, evidence)
+                match &evidence.exit {
+                    // A rank of it lost contact with an unknown node, and it exited in order: it is not gone itself.
+                    Some(exit @ PeerExit::Failed(Failure { cause: Cause::Peer(None), .. })) => exit.clone(),
+                    _ => self.settle(node, how, evidence),
+                }
             }
             Link::Connected { .. } | Link::Broken { .. } | Link::Settling(_) | Link::Over => return,
         };

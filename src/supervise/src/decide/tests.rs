@@ -193,7 +193,7 @@ impl Supervisor {
 }
 
 #[test]
-fn ranks_that_end_normally_finish_or_stop_the_attempt() {
+fn ranks_that_end_in_order_finish_the_attempt_or_stop_it() {
     for (is_command, is_run_finished, reason) in
         [(false, true, ExitReason::Finished), (false, false, ExitReason::Stopped), (true, false, ExitReason::Finished)]
     {
@@ -224,7 +224,7 @@ fn when_a_rank_fails_the_others_get_term_at_once_and_kill_after_the_grace() {
 }
 
 #[test]
-fn the_first_cause_among_dead_ranks_is_a_killed_one_then_the_lowest_that_lost_no_contact() {
+fn of_ranks_found_dead_together_the_first_cause_is_a_killed_one_then_the_lowest_that_lost_no_contact() {
     let first = |ranks: &[RankEnd]| {
         let mut sut = Supervisor::alone(false, ranks.len());
         sut.exits(ranks);
@@ -248,7 +248,7 @@ fn a_stop_signal_reaches_all_ranks_and_is_waited_for_as_long_as_saving_takes() {
 }
 
 #[test]
-fn ranks_that_a_stop_ends_before_they_save_count_as_killed_and_a_failed_save_as_failure() {
+fn ranks_that_end_by_a_stop_before_they_save_are_killed_and_a_failure_while_saving_is_one() {
     let ended = |is_command, rank| {
         let mut sut = Supervisor::alone(is_command, 1);
         sut.event(Event::Signal(SIGTERM));
@@ -311,7 +311,7 @@ fn a_stop_file_stops_a_node_that_could_not_connect_before_the_first_node_ended()
 }
 
 #[test]
-fn a_node_that_cannot_start_its_ranks_sends_the_failure() {
+fn a_node_that_cannot_start_its_ranks_sends_why() {
     let mut sut = Supervisor::of(2, 2).connected();
     let failure = Failure::new(ErrorCode::StartFailed, "cannot start rank 2", "no such file", "");
     sut.event(Event::StartFailed(failure.clone()));
@@ -383,6 +383,11 @@ fn a_node_that_misses_heartbeats_is_lost() {
         (loss.code, &loss.cause, loss.what.as_str()),
         (ErrorCode::NodeLost, &Cause::Root, "node node03 was lost")
     );
+    // A node that was cut off together with its ranks is lost, although a rank recorded that it lost contact.
+    let mut first = Supervisor::of(1, 3).connected();
+    first.evidence.insert(node(3), Evidence { exit: Some(PeerExit::Failed(peer_lost())), ..Evidence::default() });
+    first.pass_with(10, &[2]);
+    assert_eq!(first.loss().unwrap().code, ErrorCode::NodeLost);
     // The other nodes accept the reason of the first node unchanged.
     let mut other = Supervisor::of(2, 3).connected();
     other.message(1, Message::Failed(loss.clone()));
@@ -421,7 +426,7 @@ fn a_node_whose_messages_were_only_late_is_not_lost() {
 }
 
 #[test]
-fn a_first_node_that_receives_no_heartbeats_blames_no_other_node() {
+fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
     let after = |nodes: usize, alive: &[usize]| {
         let mut first = Supervisor::of(1, nodes).connected();
         first.pass_with(10, alive);
@@ -476,7 +481,10 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     assert_eq!(after(1, 2, PeerExit::Failed(rank_failure(2))).unwrap().cause, Cause::Peer(Some(node(2))));
     assert_eq!(after(1, 2, PeerExit::Stopped).unwrap().cause, Cause::Peer(Some(node(2))));
     // A node that was cut off, and records that on a disk that it still reaches, is lost.
-    assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().code, ErrorCode::NodeLost);
+    let misses_first = Failure::peer_lost(Some(node(1)), "no heartbeat of its supervisor", "");
+    assert_eq!(after(1, 2, PeerExit::Failed(misses_first)).unwrap().code, ErrorCode::NodeLost);
+    // One that closed the connection in order, because a rank of it lost contact with an unknown node, is not.
+    assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().cause, Cause::Peer(None));
     // A node that only lost contact is not the origin.
     let mut first = Supervisor::of(1, 3).connected();
     first.message(2, Message::Failed(peer_lost()));
@@ -501,7 +509,7 @@ fn an_exit_file_that_an_earlier_look_missed_is_read_before_a_node_is_lost() {
 }
 
 #[test]
-fn a_broken_connection_is_reconnected_and_delivers_earlier_messages() {
+fn a_connection_that_breaks_is_made_again_and_what_was_sent_meanwhile_comes() {
     let mut other = Supervisor::of(2, 2).connected();
     other.disconnected(1, Disconnect::Broken("reset".into()));
     let actions = other.pass(secs(0.5));
@@ -521,7 +529,7 @@ fn a_broken_connection_is_reconnected_and_delivers_earlier_messages() {
 }
 
 #[test]
-fn a_node_that_does_not_reconnect_after_a_break_is_lost() {
+fn a_node_whose_connection_breaks_and_that_does_not_connect_again_is_lost() {
     let mut first = Supervisor::of(1, 2).connected();
     first.disconnected(2, Disconnect::Broken("reset".into()));
     first.pass(secs(2.0));
@@ -598,7 +606,7 @@ fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
 }
 
 #[test]
-fn a_stopped_command_may_save_even_if_others_ended_at_once() {
+fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once() {
     let mut first = Supervisor::command(1, 2).connected();
     first.event(Event::Signal(SIGTERM));
     first.message(2, Message::Stopped(node(2)));
@@ -629,7 +637,7 @@ fn the_first_reason_counts_and_is_not_replaced_by_what_follows_from_it() {
 }
 
 #[test]
-fn a_node_that_ends_normally_reports_that_and_ignores_later_losses() {
+fn a_node_that_ends_in_order_reports_that_and_takes_no_loss_after_it() {
     let mut first = Supervisor::of(1, 2).connected();
     first.event(Event::RanksExited { ranks: vec![exited(0, 0), exited(1, 0)], is_run_finished: true });
     assert!(first.has_sent(&Message::Done) && first.done.contains(&Action::Leave));
