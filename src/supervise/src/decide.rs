@@ -68,7 +68,7 @@ pub enum Event {
     /// An attempt to connect to the first node's supervisor failed.
     DialFailed(String),
     /// The files of another node in the run's folder, as requested by [`Action::Look`].
-    Evidence { node: NodeId, evidence: Evidence },
+    PeerFiles { node: NodeId, files: PeerFiles },
     /// The time of [`State::deadline`] was reached.
     Deadline,
 }
@@ -97,7 +97,7 @@ pub enum Disconnect {
 
 /// The files of another node in the run's folder, which all nodes share.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Evidence {
+pub struct PeerFiles {
     /// The end of the node, from its exit file.
     pub exit: Option<PeerExit>,
     /// Whether its process file exists.
@@ -198,7 +198,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
         }
         Event::Message { message: Message::Stop, .. } => state.stop_by_file(&mut actions),
         // The other node stopped because of the file, and ended before a connection was made.
-        Event::Evidence { evidence, .. } if state.is_command && evidence.has_stop_file && evidence.exit.is_some() => {
+        Event::PeerFiles { files, .. } if state.is_command && files.has_stop_file && files.exit.is_some() => {
             state.stop_by_file(&mut actions);
         }
         Event::RanksExited { ranks, is_run_finished } => {

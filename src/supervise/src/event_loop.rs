@@ -1,14 +1,15 @@
 //! The event loop: passes events to [`decide`] and executes the actions that it returns.
 
 use std::fs;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use cluster::NodeId;
 use rundir::{EventKind, ExitFile, Failure, LineAppender, now_s, read_events};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 
 use crate::decide::{Action, Event, State, Verdict, decide};
+use crate::events::Inputs;
 use crate::follow::Follower;
 use crate::job::Job;
 use crate::network::Network;
@@ -21,80 +22,6 @@ use crate::{orphans, rank_end};
 const WRITE_EXIT: Duration = Duration::from_secs(600);
 /// The pause between these attempts.
 const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
-
-/// The sending end of the events, for threads.
-#[derive(Clone)]
-pub struct Events {
-    sender: Sender<Input>,
-    started: Instant,
-}
-
-/// The receiving end of the events.
-pub struct Inputs {
-    receiver: Receiver<Input>,
-    started: Instant,
-}
-
-enum Input {
-    /// A rank may have ended.
-    ChildExited,
-    Event(Duration, Event),
-}
-
-/// Makes both ends.
-pub fn events() -> (Events, Inputs) {
-    let (sender, receiver) = channel();
-    let started = Instant::now();
-    (Events { sender, started }, Inputs { receiver, started })
-}
-
-impl Events {
-    /// Sends an event that happened now.
-    pub fn send(&self, event: Event) {
-        self.input(Input::Event(self.started.elapsed(), event));
-    }
-
-    /// Makes the loop check which ranks have ended.
-    pub fn child_exited(&self) {
-        self.input(Input::ChildExited);
-    }
-
-    fn input(&self, input: Input) {
-        // The loop may have ended, and this process ends with it.
-        let _ = self.sender.send(input);
-    }
-}
-
-impl Inputs {
-    /// Waits for events until `deadline`, and returns all of them; the list may be empty.
-    fn wait(&self, deadline: Option<Duration>) -> Vec<(Duration, Event)> {
-        let first = match deadline {
-            None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(deadline) => self.receiver.recv_timeout(deadline.saturating_sub(self.started.elapsed())),
-        };
-        let inputs = first.into_iter().chain(self.receiver.try_iter());
-        let events = inputs.filter_map(|input| match input {
-            Input::ChildExited => None,
-            Input::Event(at, event) => Some((at, event)),
-        });
-        events.collect()
-    }
-}
-
-#[cfg(test)]
-impl Inputs {
-    pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    /// Waits for one event until `deadline`.
-    pub fn wait_for_one(&self, deadline: Duration) -> Option<(Duration, Event)> {
-        match self.receiver.recv_timeout(deadline.saturating_sub(self.elapsed())).ok()? {
-            Input::ChildExited => None,
-            Input::Event(at, event) => Some((at, event)),
-        }
-    }
-}
 
 /// The supervisors of the other nodes, and the channel for requests to check their nodes' files.
 pub struct Outside {
@@ -121,7 +48,7 @@ pub fn run(
     let progress = (is_independent && event == Event::Started).then(|| ProgressWriter::start(job));
     let events = NodeEvents::open(job);
     let mut node = Node { job, state, ranks, events, follower, outside, ooms_before, verdict: None };
-    node.handle(inputs.started.elapsed(), event);
+    node.handle(inputs.elapsed(), event);
     let verdict = loop {
         if let Some(verdict) = node.verdict.take() {
             break verdict;
@@ -131,8 +58,8 @@ pub fn run(
             node.handle(at, event);
         }
         // Check ranks after signals: the end of a rank must not be processed before the stop that ended it.
-        node.collect(inputs.started.elapsed());
-        let now = inputs.started.elapsed();
+        node.collect(inputs.elapsed());
+        let now = inputs.elapsed();
         if node.state.deadline().is_some_and(|deadline| deadline <= now) {
             node.handle(now, Event::Deadline);
         }
@@ -228,15 +155,15 @@ fn is_run_finished(job: &Job) -> bool {
 /// Writes the exit file. If that fails, for example on a full disk, retries for a while, unless the supervisor receives
 /// TERM or INT. No other file records how the attempt ended here.
 fn write_exit(job: &Job, exit: &ExitFile, inputs: &Inputs) {
-    let give_up = inputs.started.elapsed() + WRITE_EXIT;
+    let give_up = inputs.elapsed() + WRITE_EXIT;
     let mut is_logged = false;
     while let Err(error) = job.run.write_exit(exit) {
         if !is_logged {
             log!("{error}; trying again for {} s", WRITE_EXIT.as_secs());
         }
         is_logged = true;
-        let next = inputs.started.elapsed() + WRITE_EXIT_EVERY;
-        while inputs.started.elapsed() < next {
+        let next = inputs.elapsed() + WRITE_EXIT_EVERY;
+        while inputs.elapsed() < next {
             let is_end = |(_, event): &(Duration, Event)| matches!(event, Event::Signal(SIGTERM | SIGINT));
             if inputs.wait(Some(next)).iter().any(is_end) {
                 return;

@@ -15,13 +15,14 @@ macro_rules! log {
 
 mod decide;
 mod event_loop;
-mod evidence;
+mod events;
 mod follow;
 mod handshake;
 mod job;
 mod message;
 mod network;
 mod orphans;
+mod peer_files;
 mod progress;
 mod rank_end;
 mod ranks;
@@ -43,7 +44,8 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use self::decide::{Dependence, Event, Peers, Rendezvous, State, Waits, killed};
-use self::event_loop::{Events, Outside, start_ranks};
+use self::event_loop::{Outside, start_ranks};
+use self::events::Events;
 use self::handshake::Secret;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
@@ -89,7 +91,7 @@ pub fn supervise(
 }
 
 fn run_attempt(job: &Job, trainer: &dyn Fn() -> Result<Utf8PathBuf, Failure>) -> Result<ExitFile, Failure> {
-    let (events, inputs) = event_loop::events();
+    let (events, inputs) = events::events();
     catch_signals(events.clone())?;
     let spans_nodes = job.attempt.placement.by_node().len() > 1;
     let outside = spans_nodes.then(|| connect(job, &events)).transpose()?;
@@ -145,7 +147,7 @@ fn connect(job: &Job, events: &Events) -> Result<Outside, Failure> {
     }
     let secret = Secret { token, subject: format!("{} {attempt}", job.id) };
     let network = Network::start(rendezvous(job), secret, events.clone())?;
-    Ok(Outside { network, looks: evidence::start(job, events.clone()) })
+    Ok(Outside { network, looks: peer_files::start(job, events.clone()) })
 }
 
 /// Turns signals into events. The thread lives as long as the process.

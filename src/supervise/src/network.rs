@@ -12,7 +12,7 @@ use cluster::NodeId;
 use rundir::{ErrorCode, Failure};
 
 use crate::decide::{Disconnect, Event, HEARTBEAT, Rendezvous};
-use crate::event_loop::Events;
+use crate::events::Events;
 use crate::handshake::{Authentic, SealedLines, Sealer, Secret, answer, call};
 use crate::message::Message;
 

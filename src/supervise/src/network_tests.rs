@@ -9,7 +9,7 @@ use cluster::NodeId;
 use rundir::{ErrorCode, PeerToken, RunDir};
 
 use crate::decide::{Disconnect, Event, Rendezvous};
-use crate::event_loop::{self, Inputs};
+use crate::events::{self, Inputs};
 use crate::handshake::Secret;
 use crate::message::Message;
 use crate::network::Network;
@@ -41,7 +41,7 @@ impl End {
             dependence: crate::decide::Dependence::Mutual,
         };
         let secret = Secret { token: token.clone(), subject: "run 1".into() };
-        let (events, inputs) = event_loop::events();
+        let (events, inputs) = events::events();
         Self { network: Network::new(rendezvous, secret, events), inputs }
     }
 
@@ -321,6 +321,6 @@ fn a_first_node_whose_port_is_taken_cannot_listen() {
     let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
     job.master.1 = taken.local_addr().unwrap().port() - 1;
     let secret = Secret { token: token(), subject: "run 1".into() };
-    let failure = Network::start(crate::rendezvous(&job), secret, event_loop::events().0).err().unwrap();
+    let failure = Network::start(crate::rendezvous(&job), secret, events::events().0).err().unwrap();
     assert_eq!(failure.code, ErrorCode::PortInUse);
 }

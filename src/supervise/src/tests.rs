@@ -19,7 +19,8 @@ use rundir::{
 use signal_hook::consts::{SIGKILL, SIGTERM, SIGUSR1};
 
 use super::decide::{Event, Waits};
-use super::event_loop::{self, Events, Inputs, Outside, start_ranks};
+use super::event_loop::{self, Outside, start_ranks};
+use super::events::{self, Events, Inputs};
 use super::job::Job;
 use super::{connect, state, watch_stop_file};
 
@@ -72,7 +73,7 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         logins: Vec::new(),
         slurm: None,
     };
-    let (events, inputs) = event_loop::events();
+    let (events, inputs) = events::events();
     // SIGCHLD would reach every test of this process, so check often instead.
     let tick = events.clone();
     thread::spawn(move || {

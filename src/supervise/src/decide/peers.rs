@@ -17,7 +17,7 @@ use cluster::NodeId;
 use rundir::{Cause, ErrorCode, Failure, RunDir};
 use runstate::START_GRACE;
 
-use super::{Action, Dependence, Disconnect, Event, Evidence, killed};
+use super::{Action, Dependence, Disconnect, Event, PeerFiles, killed};
 use crate::message::Message;
 
 /// The interval of heartbeats.
@@ -192,7 +192,7 @@ impl Peers {
             Event::Message { node, connection, message } => self.message(at, node, *connection, message, actions),
             Event::Disconnected { node, connection, how } => self.disconnected(at, node, *connection, how, actions),
             Event::DialFailed(error) => self.dial_failed(error, actions),
-            Event::Evidence { node, evidence } => self.evidence(at, node, evidence, actions),
+            Event::PeerFiles { node, files } => self.files(at, node, files, actions),
             _ => {}
         }
         self.do_what_is_due(at, actions);
@@ -267,22 +267,28 @@ impl Peers {
         }
     }
 
-    fn evidence(&mut self, at: Duration, node: &NodeId, evidence: &Evidence, actions: &mut Vec<Action>) {
+    fn files(&mut self, at: Duration, node: &NodeId, files: &PeerFiles, actions: &mut Vec<Action>) {
         let looks = self.looks.entry(node.clone()).or_default();
         *looks = looks.saturating_sub(1);
         let is_newest = *looks == 0;
         let Some(link) = self.links.get_mut(node) else { return };
-        let exit = match link {
-            Link::Absent(wait) => {
-                wait.look(at, evidence.has_started);
-                if evidence.exit.is_none() && at < wait.until {
+        let exit = match (link, &files.exit) {
+            // A rank of it lost contact with an unknown node, and it ended: it is not gone itself. A node that misses heartbeats
+            // may be cut off together with its ranks.
+            (
+                Link::Absent(_) | Link::Settling(_),
+                Some(exit @ PeerExit::Failed(Failure { cause: Cause::Peer(None), .. })),
+            ) => exit.clone(),
+            (Link::Absent(wait), _) => {
+                wait.look(at, files.has_started);
+                if files.exit.is_none() && at < wait.until {
                     return;
                 }
                 let (has_started, error) = (wait.has_started, wait.error.clone());
-                self.settle(node, self.never_connected(node, has_started, &error), evidence)
+                self.settle(node, self.never_connected(node, has_started, &error), files)
             }
-            Link::Connected { look_at: look_at @ None, steps_at_half, .. } => {
-                let steps = evidence.steps_bytes;
+            (Link::Connected { look_at: look_at @ None, steps_at_half, .. }, _) => {
+                let steps = files.steps_bytes;
                 // When a node dies, the run makes no more steps.
                 if steps_at_half.replace(steps).is_none_or(|before| steps > before) {
                     *look_at = Some(at + TIMEOUT / 2);
@@ -290,18 +296,14 @@ impl Peers {
                 }
                 let timeout = TIMEOUT.as_secs();
                 let how = format!("no heartbeat of its supervisor for {timeout} s: the node or its network is down");
-                self.settle(node, how, evidence)
+                self.settle(node, how, files)
             }
             // A check that began before the connection ended may have missed the exit file.
-            Link::Settling(how) if is_newest => {
+            (Link::Settling(how), _) if is_newest => {
                 let how = how.clone();
-                match &evidence.exit {
-                    // A rank of it lost contact with an unknown node, and it exited in order: it is not gone itself.
-                    Some(exit @ PeerExit::Failed(Failure { cause: Cause::Peer(None), .. })) => exit.clone(),
-                    _ => self.settle(node, how, evidence),
-                }
+                self.settle(node, how, files)
             }
-            Link::Connected { .. } | Link::Broken { .. } | Link::Settling(_) | Link::Over => return,
+            (Link::Connected { .. } | Link::Broken { .. } | Link::Settling(_) | Link::Over, _) => return,
         };
         self.conclude(at, node, exit, actions);
     }
@@ -334,8 +336,8 @@ impl Peers {
     }
 
     /// Uses the exit file of a node that seems lost as its end, if the file exists.
-    fn settle(&self, node: &NodeId, how: String, evidence: &Evidence) -> PeerExit {
-        match &evidence.exit {
+    fn settle(&self, node: &NodeId, how: String, files: &PeerFiles) -> PeerExit {
+        match &files.exit {
             // Both nodes lost each other. The shared disk may use another network, so the exit file can exist.
             Some(PeerExit::Failed(failure)) if failure.is_consequence() && *node != self.rendezvous.first => {
                 PeerExit::Lost(how)

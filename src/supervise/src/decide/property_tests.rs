@@ -165,8 +165,8 @@ impl World {
                 Action::SignalRanks(signal) => self.signal(number, signal),
                 Action::Send(to, message) => self.send(number, to, message),
                 Action::Look(other) => {
-                    let evidence = self.evidence(&other);
-                    self.nodes[number].inbox.push_back(Event::Evidence { node: other, evidence });
+                    let files = self.files(&other);
+                    self.nodes[number].inbox.push_back(Event::PeerFiles { node: other, files });
                 }
                 Action::Dial => self.dial(number),
                 Action::Exit(verdict) => self.nodes[number].verdict = Some(verdict),
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    fn evidence(&self, other: &NodeId) -> Evidence {
+    fn files(&self, other: &NodeId) -> PeerFiles {
         let sim = self.nodes.iter().enumerate().find(|(number, _)| node(number + 1) == *other).unwrap().1;
         let exit = sim.verdict.as_ref().map(|verdict| match verdict.reason {
             ExitReason::Finished | ExitReason::Stopped => PeerExit::Done,
@@ -184,7 +184,7 @@ impl World {
         });
         let proves = !self.is_command && self.dependence == Dependence::Mutual;
         let steps_bytes = if proves { self.steps_bytes } else { 0 };
-        Evidence { exit, has_started: true, has_stop_file: self.has_stop_file, steps_bytes }
+        PeerFiles { exit, has_started: true, has_stop_file: self.has_stop_file, steps_bytes }
     }
 
     fn dial(&mut self, number: usize) {

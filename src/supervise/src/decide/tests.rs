@@ -57,13 +57,13 @@ pub(super) fn rendezvous(this: usize, nodes: usize) -> Rendezvous {
 struct Supervisor {
     state: State,
     now: Duration,
-    evidence: BTreeMap<NodeId, Evidence>,
+    files: BTreeMap<NodeId, PeerFiles>,
     done: Vec<Action>,
 }
 
 impl Supervisor {
     fn new(state: State) -> Self {
-        let mut new = Self { state, now: Duration::ZERO, evidence: BTreeMap::new(), done: Vec::new() };
+        let mut new = Self { state, now: Duration::ZERO, files: BTreeMap::new(), done: Vec::new() };
         new.event(Event::Started);
         new
     }
@@ -112,9 +112,9 @@ impl Supervisor {
                 let actions = decide(&mut self.state, self.now, event);
                 for action in &actions {
                     match action {
-                        Action::Look(node) => events.push(Event::Evidence {
+                        Action::Look(node) => events.push(Event::PeerFiles {
                             node: node.clone(),
-                            evidence: self.evidence.get(node).cloned().unwrap_or_default(),
+                            files: self.files.get(node).cloned().unwrap_or_default(),
                         }),
                         Action::Dial => events.push(Event::DialFailed("Connection refused".into())),
                         _ => {}
@@ -302,8 +302,8 @@ fn a_stop_file_stops_all_nodes_those_that_connect_later_too() {
 fn a_stop_file_stops_a_node_that_could_not_connect_before_the_first_node_ended() {
     for exit in [PeerExit::Stopped, PeerExit::Done] {
         let mut other = Supervisor::command(2, 2);
-        let evidence = Evidence { exit: Some(exit), has_stop_file: true, ..Evidence::default() };
-        other.event(Event::Evidence { node: node(1), evidence });
+        let files = PeerFiles { exit: Some(exit), has_stop_file: true, ..PeerFiles::default() };
+        other.event(Event::PeerFiles { node: node(1), files });
         assert_eq!(other.signals(), [SIGTERM]);
         other.exits([exited(0, 0), exited(1, 0)]);
         assert_eq!(other.reason(), ExitReason::Stopped);
@@ -385,7 +385,7 @@ fn a_node_that_misses_heartbeats_is_lost() {
     );
     // A node that was cut off together with its ranks is lost, although a rank recorded that it lost contact.
     let mut first = Supervisor::of(1, 3).connected();
-    first.evidence.insert(node(3), Evidence { exit: Some(PeerExit::Failed(peer_lost())), ..Evidence::default() });
+    first.files.insert(node(3), PeerFiles { exit: Some(PeerExit::Failed(peer_lost())), ..PeerFiles::default() });
     first.pass_with(10, &[2]);
     assert_eq!(first.loss().unwrap().code, ErrorCode::NodeLost);
     // The other nodes accept the reason of the first node unchanged.
@@ -406,7 +406,7 @@ fn a_first_node_that_misses_heartbeats_is_lost_to_the_others() {
 fn a_node_that_misses_heartbeats_is_not_lost_while_steps_advance() {
     let mut first = Supervisor::of(1, 2).connected();
     for step in 1..100 {
-        first.evidence.insert(node(2), Evidence { steps_bytes: step, ..Evidence::default() });
+        first.files.insert(node(2), PeerFiles { steps_bytes: step, ..PeerFiles::default() });
         first.pass(secs(1.0));
     }
     assert_eq!(first.loss(), None);
@@ -440,8 +440,8 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
     // The same happens if the node was cut off before the others had connected, or before only one of them had.
     let started = |connected: &[usize]| {
         let mut first = Supervisor::of(1, 4);
-        let evidence = Evidence { has_started: true, ..Evidence::default() };
-        first.evidence = (2..=4).map(|number| (node(number), evidence.clone())).collect();
+        let files = PeerFiles { has_started: true, ..PeerFiles::default() };
+        first.files = (2..=4).map(|number| (node(number), files.clone())).collect();
         for number in connected {
             first.event(Event::Connected { node: node(*number), connection: 1 });
         }
@@ -473,7 +473,7 @@ fn a_node_that_closes_its_connection_without_a_reason_is_lost_and_one_that_is_do
 fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     let after = |this, from, exit| {
         let mut sut = Supervisor::of(this, 3).connected();
-        sut.evidence.insert(node(from), Evidence { exit: Some(exit), ..Evidence::default() });
+        sut.files.insert(node(from), PeerFiles { exit: Some(exit), ..PeerFiles::default() });
         sut.disconnected(from, Disconnect::Closed);
         sut.loss().cloned()
     };
@@ -501,10 +501,10 @@ fn an_exit_file_that_an_earlier_look_missed_is_read_before_a_node_is_lost() {
     let looked = decide(&mut first.state, first.now, Event::Deadline);
     assert_eq!(looked, [Action::Look(node(2))]);
     decide(&mut first.state, first.now, Event::Disconnected { node: node(2), connection: 1, how: Disconnect::Closed });
-    let evidence = |exit| Event::Evidence { node: node(2), evidence: Evidence { exit, ..Evidence::default() } };
-    decide(&mut first.state, first.now, evidence(None));
+    let files = |exit| Event::PeerFiles { node: node(2), files: PeerFiles { exit, ..PeerFiles::default() } };
+    decide(&mut first.state, first.now, files(None));
     assert_eq!(first.loss(), None);
-    decide(&mut first.state, first.now, evidence(Some(PeerExit::Done)));
+    decide(&mut first.state, first.now, files(Some(PeerExit::Done)));
     assert_eq!(first.loss(), None);
 }
 
@@ -545,8 +545,8 @@ fn a_node_that_never_connects_is_lost_sooner_when_it_has_started() {
     for this in [1, 2] {
         for (has_started, patience) in [(false, START_GRACE), (true, TIMEOUT)] {
             let mut sut = Supervisor::of(this, 2);
-            let evidence = Evidence { has_started, ..Evidence::default() };
-            sut.evidence = [1, 2].map(|number| (node(number), evidence.clone())).into();
+            let files = PeerFiles { has_started, ..PeerFiles::default() };
+            sut.files = [1, 2].map(|number| (node(number), files.clone())).into();
             sut.pass(patience - secs(1.0));
             assert_eq!(sut.loss(), None);
             sut.pass(secs(3.0));
@@ -560,7 +560,7 @@ fn a_node_that_never_connects_is_lost_sooner_when_it_has_started() {
 fn the_exit_file_of_a_node_that_ended_before_it_connected_is_evidence() {
     let after = |this, other: usize, exit| {
         let mut sut = Supervisor::of(this, 2);
-        sut.evidence.insert(node(other), Evidence { exit: Some(exit), ..Evidence::default() });
+        sut.files.insert(node(other), PeerFiles { exit: Some(exit), ..PeerFiles::default() });
         sut.pass(secs(1.0));
         sut.loss().cloned()
     };

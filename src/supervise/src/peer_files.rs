@@ -7,8 +7,8 @@ use std::thread;
 use cluster::NodeId;
 use rundir::{ExitReason, RunDir};
 
-use crate::decide::{Event, Evidence, PeerExit, killed};
-use crate::event_loop::Events;
+use crate::decide::{Event, PeerExit, PeerFiles, killed};
+use crate::events::Events;
 use crate::job::Job;
 
 /// Starts the thread that checks files, because a file server may be slow, and returns the channel for requests.
@@ -18,8 +18,8 @@ pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     let (run, attempt) = (job.run.clone(), job.attempt.number);
     thread::spawn(move || {
         for node in requested {
-            let evidence = look(&run, attempt, &node, steps_take_all);
-            events.send(Event::Evidence { node, evidence });
+            let files = look(&run, attempt, &node, steps_take_all);
+            events.send(Event::PeerFiles { node, files });
         }
     });
     requests
@@ -27,7 +27,7 @@ pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
 
 /// Reads the exit file, the process file and the logged steps. Steps of a command, and of ranks that do not need each
 /// other, do not prove that other nodes are alive.
-fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evidence {
+fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> PeerFiles {
     let exit = run.read_exit(node, attempt).ok().flatten().map(|exit| match exit.reason {
         ExitReason::Finished | ExitReason::Stopped => PeerExit::Done,
         ExitReason::Killed => PeerExit::Stopped,
@@ -35,7 +35,7 @@ fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Evid
     });
     // A file server returns its current length only when the file is opened.
     let bytes = || File::open(run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len());
-    Evidence {
+    PeerFiles {
         exit,
         has_started: run.pid_toml(node, attempt).exists(),
         has_stop_file: run.stop_file().exists(),
