@@ -1,6 +1,9 @@
 //! The task of a run, and the sections `[encoders]` and `[encode]`, which turn videos and captions into a data set of
 //! latents.
 
+use std::fmt;
+use std::str::FromStr;
+
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
@@ -141,57 +144,83 @@ impl Encode {
 }
 
 /// Which frames of a clip are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// With a rate, the wanted times are `1 / fps` apart, and the nearest frame to each is taken; of two that are equally near, the
+/// earlier. Without a rate, the frames are `stride` frames apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameMode {
-    /// From the start.
+    /// From the first frame on.
     Head,
-    /// From the middle.
+    /// Around the middle of the clip.
     Middle,
     /// From a random start, drawn from the seed and the clip.
     Random,
-    /// Every n-th frame.
+    /// Every `stride`-th frame from the first one on. Ignores the rate.
     Stride,
-    /// Evenly spread from the first frame to the last.
+    /// Evenly over the whole clip, with its first and its last frame. Ignores rate and stride.
     Linspace,
-    /// The nearest frames to the times of a fixed rate.
+    /// From the first frame on at the rate, which must be given.
     #[serde(rename = "time@fps")]
     TimeFps,
 }
 
 impl FrameMode {
-    /// Returns the name in recipes.
+    /// All modes.
+    pub const ALL: [Self; 6] = [Self::Head, Self::Middle, Self::Random, Self::Stride, Self::Linspace, Self::TimeFps];
+
+    /// Returns the name in recipes and files.
     pub fn name(self) -> &'static str {
         match self {
-            FrameMode::Head => "head",
-            FrameMode::Middle => "middle",
-            FrameMode::Random => "random",
-            FrameMode::Stride => "stride",
-            FrameMode::Linspace => "linspace",
-            FrameMode::TimeFps => "time@fps",
+            Self::Head => "head",
+            Self::Middle => "middle",
+            Self::Random => "random",
+            Self::Stride => "stride",
+            Self::Linspace => "linspace",
+            Self::TimeFps => "time@fps",
         }
     }
 }
 
-/// Which part of a picture with another aspect ratio is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+impl fmt::Display for FrameMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FrameMode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("there is no frame mode {name:?}; the modes are {names}")
+        })
+    }
+}
+
+/// How a frame with another aspect ratio is made to fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CropMode {
-    /// The middle.
+    /// Scaled until it covers the picture; both sides are cut off alike.
     Center,
-    /// A part that is drawn from the seed and the clip.
+    /// Scaled until it covers the picture; the seed and the clip choose the part that is kept.
     Random,
-    /// All of it, stretched.
+    /// Stretched: the whole frame in another aspect ratio.
     None,
 }
 
 impl CropMode {
-    /// Returns the name in recipes.
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Center, Self::Random, Self::None];
+
+    /// Returns the name in recipes and files.
     pub fn name(self) -> &'static str {
         match self {
-            CropMode::Center => "center",
-            CropMode::Random => "random",
-            CropMode::None => "none",
+            Self::Center => "center",
+            Self::Random => "random",
+            Self::None => "none",
         }
     }
 }
@@ -269,5 +298,15 @@ mod tests {
         assert_eq!(refused(&["optimizer.lr=1"]), (RecipeErrorKind::WrongTask, "optimizer.lr".to_owned()));
         assert_eq!(refused(&["trainer=command"]).0, RecipeErrorKind::WrongTrainer);
         assert_eq!(refused(&["encoders.folder="]), (RecipeErrorKind::MissingKey, "encoders.folder".to_owned()));
+    }
+
+    #[test]
+    fn modes_have_the_same_name_in_files_and_arguments() {
+        for mode in FrameMode::ALL {
+            assert_eq!(mode.name().parse(), Ok(mode));
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
+        }
+        assert!("tail".parse::<FrameMode>().is_err());
+        CropMode::ALL.map(|crop| assert_eq!(serde_json::to_value(crop).unwrap(), crop.name()));
     }
 }

@@ -1,80 +1,9 @@
 //! Chooses frames by their presentation times.
 
-use std::fmt;
-use std::str::FromStr;
-
 use camino::Utf8Path;
+use recipe::FrameMode;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
-
-/// Where the chosen frames lie in the clip.
-///
-/// With a target rate, the wanted times are `1 / fps` apart, and the frame nearest to each time is taken. If two frames
-/// are equally near, the earlier one is taken. Without a rate, the frames are `stride` frames apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum FrameMode {
-    /// From the first frame on.
-    Head,
-    /// Around the middle of the clip.
-    Middle,
-    /// From a start that the seed chooses among those at which all frames fit.
-    Random,
-    /// Every `stride`-th frame from the first one on. Ignores the rate.
-    Stride,
-    /// Evenly over the whole clip, with its first and its last frame. Ignores rate and stride.
-    Linspace,
-    /// From the first frame on at the target rate, which must be given.
-    TimeFps,
-}
-
-impl FrameMode {
-    /// All modes.
-    pub const ALL: [Self; 6] = [Self::Head, Self::Middle, Self::Random, Self::Stride, Self::Linspace, Self::TimeFps];
-
-    /// Returns the name in recipes and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Head => "head",
-            Self::Middle => "middle",
-            Self::Random => "random",
-            Self::Stride => "stride",
-            Self::Linspace => "linspace",
-            Self::TimeFps => "time@fps",
-        }
-    }
-}
-
-impl fmt::Display for FrameMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for FrameMode {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("there is no frame mode {name:?}; the modes are {names}")
-        })
-    }
-}
-
-impl From<FrameMode> for String {
-    fn from(mode: FrameMode) -> Self {
-        mode.name().to_owned()
-    }
-}
-
-impl TryFrom<String> for FrameMode {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        name.parse()
-    }
-}
 
 /// The rule for choosing frames of a clip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -320,14 +249,5 @@ mod tests {
         for choice in wrong {
             assert!(matches!(choose(&times, &choice), Err(NotEnough::Invalid(_))), "{choice:?}");
         }
-    }
-
-    #[test]
-    fn modes_have_the_same_name_in_files_and_arguments() {
-        for mode in FrameMode::ALL {
-            assert_eq!(mode.name().parse(), Ok(mode));
-            assert_eq!(serde_json::to_string(&mode).unwrap(), format!("{:?}", mode.name()));
-        }
-        assert!("tail".parse::<FrameMode>().is_err());
     }
 }

@@ -22,7 +22,7 @@ use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
-use video::{Crop, Frames, Picture};
+use video::{CropMode, Frames, Picture};
 
 /// The most frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
 const MAX_FRAMES: usize = 160;
@@ -88,7 +88,7 @@ impl Terminal {
         let times = thinned(&video::frame_times(path)?, MAX_FPS);
         let probe = video::probe(path)?;
         let (width, height) = self.pixels((probe.width, probe.height), size);
-        let picture = Picture { crop: Crop::None, ..Picture::new(width, height) };
+        let picture = Picture { crop: CropMode::None, ..Picture::new(width, height) };
         let frames = video::decode(path, &times, &picture)?;
         let cells = (0..frames.count).map(|at| self.cells(&frames, at, size)).collect::<Result<Vec<_>, _>>();
         let cells = cells.map_err(|why| {

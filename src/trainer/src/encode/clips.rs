@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use video::{Crop, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, choose};
+use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, choose};
 
 /// Encodes clips.
 pub struct Clips {
@@ -32,7 +32,7 @@ pub struct Clips {
 struct Decoder {
     spec: StoreSpec,
     mode: FrameMode,
-    crop: Crop,
+    crop: CropMode,
     counts: Counts,
 }
 
@@ -55,21 +55,18 @@ type SharedClaims = Arc<Mutex<Claimed>>;
 impl Clips {
     pub fn new(rank: &Rank<'_>, queue: &Queue, kind: Kind, counts: Counts) -> Result<Self, Failure> {
         let encode = &rank.recipe.encode;
-        let mode = encode.mode.name().parse().map_err(|why: String| {
-            Failure::new(ErrorCode::InvalidRecipe, "cannot choose frames", why, "set encode.mode to one of these")
-        })?;
-        let crop = match encode.crop {
-            recipe::CropMode::Center => Crop::Center,
-            recipe::CropMode::Random => Crop::Random,
-            recipe::CropMode::None => Crop::None,
-        };
         Ok(Self {
             folder: rank.recipe.encoders.folder.join("vae"),
             tiling: rank.recipe.encoders.tiling,
             kind,
             device: rank.device,
             decoders: encode.decoders_of_rank(rank.threads),
-            decoder: Decoder { spec: queue.spec().clone(), mode, crop, counts: counts.clone() },
+            decoder: Decoder {
+                spec: queue.spec().clone(),
+                mode: encode.mode,
+                crop: encode.crop,
+                counts: counts.clone(),
+            },
             counts,
         })
     }

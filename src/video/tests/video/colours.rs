@@ -1,7 +1,7 @@
 //! Colours: decoded patches must have the RGB values that were encoded.
 
 use rundir::ErrorCode;
-use video::{Crop, Frames, Hdr, Matrix, Picture, Programs};
+use video::{CropMode, Frames, Hdr, Matrix, Picture, Programs};
 
 use crate::clips::{encoded, program, programs};
 
@@ -35,7 +35,7 @@ fn tagged(name: &str, height: usize, matrix: &str, range: &str, tags: &[&str], p
 fn seen(programs: &Programs, path: &camino::Utf8Path) -> Vec<[u8; 3]> {
     let source = programs.open(path).unwrap();
     let (width, height) = (source.probe.width, source.probe.height);
-    let picture = Picture { crop: Crop::None, ..Picture::new(width, height) };
+    let picture = Picture { crop: CropMode::None, ..Picture::new(width, height) };
     let frames = programs.decode(&source, &source.times(), &picture).unwrap();
     let at = |x: usize| (height / 2 * width + x) * 3;
     (0..8).map(|i| at(i * width / 8 + width / 16)).map(|at| [0, 1, 2].map(|c| frames.rgb[at + c])).collect()

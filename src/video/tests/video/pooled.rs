@@ -1,7 +1,7 @@
 //! Tests of the pool with real clips.
 
 use rundir::ErrorCode;
-use video::{Crop, Order, Picture, Pool, PoolOptions};
+use video::{CropMode, Order, Picture, Pool, PoolOptions};
 
 use crate::clips::{HEIGHT, WIDTH, changed, clip, folder, numbers, programs};
 
@@ -10,7 +10,7 @@ fn clips_are_decoded_ahead_in_order_and_bad_ones_are_failures_of_their_own() {
     let good = clip("numbered.mp4", 60, &[]);
     let cut = changed("no-moov.mp4", &good, |bytes| bytes.truncate(bytes.len() / 2));
     let items = [(good.clone(), 3), (cut, 0), (folder().join("none.mp4"), 0), (good.clone(), 40), (good, 59)];
-    let picture = Picture { crop: Crop::None, ..Picture::new(WIDTH, HEIGHT) };
+    let picture = Picture { crop: CropMode::None, ..Picture::new(WIDTH, HEIGHT) };
     let options = PoolOptions { workers: 2, order: Order::AsGiven };
     let pool = Pool::start(&programs(), options, items, move |programs, (path, index)| {
         let source = programs.open(path)?;

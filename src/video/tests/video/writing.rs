@@ -3,7 +3,7 @@
 use std::fs;
 
 use rundir::ErrorCode;
-use video::{Crop, Frames, Picture};
+use video::{CropMode, Frames, Picture};
 
 use crate::clips::{HEIGHT, WIDTH, numbered, numbers, programs, with_ffmpeg, with_hanging_ffmpeg};
 
@@ -22,7 +22,7 @@ fn written_frames_are_read_back_in_order_with_their_rate_and_colours() {
     let source = programs().open(&path).unwrap();
     assert_eq!((source.probe.fps, source.probe.width, source.probe.height), (8.0, WIDTH, HEIGHT));
     assert_eq!(source.probe.colour.space.as_deref(), Some("bt709"));
-    let picture = Picture { crop: Crop::None, ..Picture::new(WIDTH, HEIGHT) };
+    let picture = Picture { crop: CropMode::None, ..Picture::new(WIDTH, HEIGHT) };
     let back = programs().decode(&source, &source.times(), &picture).unwrap();
     assert_eq!(numbers(&back), (0..20).map(Some).collect::<Vec<_>>());
     let sum: u64 = back.rgb.iter().zip(&frames.rgb).map(|(a, b)| u64::from(a.abs_diff(*b))).sum();
