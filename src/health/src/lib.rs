@@ -6,6 +6,7 @@
 mod gpus;
 mod past;
 mod run;
+mod spikes;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use gpus::power;
 use past::NodePast;
+pub use spikes::Spikes;
 
 /// The allowed difference between the clocks of nodes, in seconds. With a larger one, log times of nodes cannot be compared.
 pub const CLOCKS_APART_S: f64 = 2.0;

@@ -3,6 +3,7 @@
 use rundir::{Event, EventKind, MetricSample};
 use runstate::{Load, RunState};
 
+use super::spikes::{Level, WINDOW, median};
 use super::{Evidence, Finding, Rule, Subject, Urgency};
 use units::{counted, size};
 
@@ -12,13 +13,8 @@ const STRAGGLER: f64 = 1.2;
 const STRAGGLER_MIN_S: f64 = 0.02;
 /// The number of recent logged steps, of which at least 80 % must have the same straggler.
 const STRAGGLER_LINES: usize = 10;
-/// A loss is a spike if its logarithm is this many standard deviations above the median. By chance, a deviation of six
-/// occurs once in a billion steps.
-const SPIKE: f64 = 6.0;
-/// The minimum number of steps for the median.
-const SPIKE_LINES: usize = 20;
-/// The minimum standard deviation of the logarithm. Without it, every small rise of a flat curve would be a spike.
-const SPIKE_LEAST: f64 = 0.03;
+/// A loss is a spike if it is this many median absolute deviations above the median; the default of `log.spike`.
+const SPIKE: f64 = 10.0;
 /// The newest checkpoint is stale after more than this many intervals.
 const STALE_INTERVALS: u64 = 2;
 /// A disk with room for fewer checkpoints than this is reported.
@@ -167,22 +163,14 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
         return Some(Finding::new(Rule::LossSpike, Urgency::Look, Subject::Run, saw, fix).since(t));
     }
     let (before, last) = lines.split_at(lines.len().checked_sub(3)?);
-    let logs = |samples: &[MetricSample]| -> Vec<f64> {
-        samples.iter().filter_map(|sample| sample.loss).filter(|loss| *loss > 0.0).map(f64::ln).collect()
-    };
-    let usual = logs(&before[before.len().saturating_sub(100)..]);
-    let now = logs(last);
-    if usual.len() < SPIKE_LINES || now.len() < 3 {
-        return None;
-    }
-    let center = median(usual.clone())?;
-    let spread = 1.4826 * median(usual.iter().map(|x| (x - center).abs()).collect())?;
-    let least = now.iter().copied().fold(f64::INFINITY, f64::min);
-    if (least - center) / spread.max(SPIKE_LEAST) < SPIKE {
+    let losses = |samples: &[MetricSample]| samples.iter().filter_map(|sample| sample.loss).collect::<Vec<f64>>();
+    let level = Level::of(&losses(&before[before.len().saturating_sub(WINDOW)..]), SPIKE)?;
+    let now = losses(last);
+    if now.len() < 3 || now.iter().any(|loss| *loss <= level.spike) {
         return None;
     }
     let (first, newest) = (last.first()?, last.last()?);
-    let saw = format!("the loss rose from about {:.3} to {:.3}", center.exp(), newest.loss?);
+    let saw = format!("the loss rose from about {:.3} to {:.3}", level.median, newest.loss?);
     Some(Finding::new(Rule::LossSpike, Urgency::Look, Subject::Run, saw, fix).since(first.t))
 }
 
@@ -303,9 +291,4 @@ fn arrived_last(line: &MetricSample) -> Option<(usize, f64)> {
     let (rank, slowest) = times.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1))?;
     let more = slowest - usual;
     (slowest > STRAGGLER * usual && more > STRAGGLER_MIN_S).then_some((rank, more))
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }

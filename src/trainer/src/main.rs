@@ -23,7 +23,6 @@ mod requests;
 mod sample;
 mod seeds;
 mod signals;
-mod spikes;
 mod step;
 #[cfg(test)]
 #[path = "../../../tests/oracle/tensor_file.rs"]

@@ -13,11 +13,11 @@ use crate::requests::{Reason, SaveStopRequests};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
-use crate::spikes::Spikes;
 use crate::step::{Outcome, Step, compute_kind};
 use camino::Utf8Path;
 use dit::diffusion::Schedule;
 use dit::network::Network;
+use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{
     Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState, now_s,
