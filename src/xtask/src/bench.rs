@@ -8,6 +8,7 @@ mod cluster;
 mod console;
 mod data;
 mod encoders;
+mod figures;
 pub mod python;
 mod scaling;
 mod table;

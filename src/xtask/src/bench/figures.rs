@@ -1,0 +1,82 @@
+//! Figures that this program and a Python script measure of the same computation.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::table::{Row, median};
+use crate::failure::{Failure, Result};
+use crate::process::{output, shown};
+
+/// The measurements of one side.
+#[derive(Debug)]
+pub struct Figures {
+    /// Seconds of the median pass.
+    pub step_s: f64,
+    /// Peak memory of the process, or its growth.
+    pub peak_gib: f64,
+    /// Growth of peak memory from before the model is loaded, where it is measured.
+    pub growth_gib: f64,
+    /// The norms of the results.
+    pub norms: Vec<f64>,
+}
+
+/// A round: this program and the Python script.
+pub type Round = (Figures, Figures);
+
+impl Figures {
+    /// Runs a program that prints its figures. The first pass is a warm-up and is not counted.
+    pub fn of(program: &mut Command) -> Result<Self> {
+        let printed = output(program, "run it by hand")?.stdout;
+        let figures: Value = serde_json::from_slice(&printed)
+            .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))?;
+        let numbers =
+            |key: &str| figures[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect::<Vec<_>>();
+        let seconds: Vec<f64> = numbers("step_s").into_iter().skip(1).collect();
+        Ok(Self {
+            step_s: median(&seconds),
+            peak_gib: figures["peak_gib"].as_f64().unwrap_or(f64::NAN),
+            growth_gib: figures["growth_gib"].as_f64().unwrap_or(f64::NAN),
+            norms: numbers("norms"),
+        })
+    }
+}
+
+/// Checks that the norms of both sides differ by at most a part of them.
+pub fn same_results(ours: &[f64], theirs: &[f64], apart: f64, compare: &str) -> Result<()> {
+    let close = |(a, b): (&f64, &f64)| (a - b).abs() <= apart * b.abs();
+    if !ours.is_empty() && ours.len() == theirs.len() && ours.iter().zip(theirs).all(close) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "the two sides compute different results",
+        format!("norms of the results are {ours:?} here and {theirs:?} in Python"),
+        compare,
+    ))
+}
+
+/// Returns the row of a figure: the ratio of the sides in each round.
+pub fn ratio(rounds: &[Round], what: String, unit: &str, at_most: f64, pick: fn(&Figures) -> f64) -> Row {
+    let each = |side: fn(&Round) -> &Figures| median(&rounds.iter().map(|round| pick(side(round))).collect::<Vec<_>>());
+    Row {
+        what,
+        unit: "×",
+        rounds: rounds.iter().map(|(ours, theirs)| pick(ours) / pick(theirs)).collect(),
+        at_most,
+        note: format!("ours {:.3} {unit}, theirs {:.3} {unit}", each(|r| &r.0), each(|r| &r.1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_that_give_other_numbers_are_not_compared() {
+        let same = |ours: &[f64], theirs: &[f64]| same_results(ours, theirs, 1e-4, "").is_ok();
+        assert!(same(&[10.0, 2.0], &[10.0001, 2.0]));
+        assert!(!same(&[10.0, 2.0], &[10.0, 2.1]));
+        assert!(!same(&[10.0], &[10.0, 2.0]));
+        assert!(!same(&[f64::NAN], &[f64::NAN]));
+    }
+}
