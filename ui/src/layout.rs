@@ -1,5 +1,6 @@
 //! The layout of the screens: pure functions of the size, shared by `update` (paging) and `view` (drawing).
 
+use crate::keymap::Action;
 use crate::msg::Size;
 use ratatui_core::layout::Rect;
 use rundir::Chart;
@@ -182,6 +183,20 @@ pub fn cut_top(area: Rect, rows: u16) -> (Rect, Rect) {
 pub fn centered(size: Size, width: u16, height: u16) -> Rect {
     let (width, height) = (width.min(size.width), height.min(size.height));
     Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
+}
+
+/// Returns where a list or text is after an action that moves in it; none for other actions.
+pub fn moved(action: Action, at: usize, page: usize, last: usize) -> Option<usize> {
+    let to = match action {
+        Action::Up => at.saturating_sub(1),
+        Action::Down => at + 1,
+        Action::PageUp => at.saturating_sub(page),
+        Action::PageDown => at + page,
+        Action::Top => 0,
+        Action::Bottom => last,
+        _ => return None,
+    };
+    Some(to.min(last))
 }
 
 /// Returns the first visible line after scrolling from `top` just far enough to show line `selected`.

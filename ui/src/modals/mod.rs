@@ -6,6 +6,7 @@ pub mod kill;
 pub mod launch;
 
 use crate::keymap::Action;
+use crate::layout;
 use crate::model::{Modal, Model};
 use crate::widgets::dialog;
 use ratatui_core::buffer::Buffer;
@@ -24,16 +25,7 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
 fn scrolls(model: &Model, scroll: &mut usize, lines: usize, action: Action) -> bool {
     let last = dialog::max_scroll(model.size, lines);
     let page = usize::from(model.size.height.saturating_sub(6)).max(1);
-    let at = (*scroll).min(last);
-    *scroll = match action {
-        Action::Up => at.saturating_sub(1),
-        Action::Down => at + 1,
-        Action::PageUp => at.saturating_sub(page),
-        Action::PageDown => at + page,
-        Action::Top => 0,
-        Action::Bottom => last,
-        _ => return false,
-    }
-    .min(last);
+    let Some(to) = layout::moved(action, (*scroll).min(last), page, last) else { return false };
+    *scroll = to;
     true
 }

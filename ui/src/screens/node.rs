@@ -46,14 +46,11 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let lines = lines_of(model);
     let last = lines.saturating_sub(room);
     let Some(node) = &mut model.node else { return Vec::new() };
-    let at = node.scroll.min(last);
+    if let Some(to) = layout::moved(action, node.scroll.min(last), room, last) {
+        node.scroll = to;
+        return Vec::new();
+    }
     match action {
-        Action::Up => node.scroll = at.saturating_sub(1),
-        Action::Down => node.scroll = (at + 1).min(last),
-        Action::PageUp => node.scroll = at.saturating_sub(room),
-        Action::PageDown => node.scroll = (at + room).min(last),
-        Action::Top => node.scroll = 0,
-        Action::Bottom => node.scroll = last,
         Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
         Action::NodeNext | Action::NodePrevious => step(model, action == Action::NodeNext),
         Action::Back => model.screen = Screen::Nodes,

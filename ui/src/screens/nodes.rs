@@ -61,45 +61,35 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.node_position();
     let page = usize::from(areas(model).table.height.saturating_sub(2)).max(1);
     let last = model.nodes.order.len().saturating_sub(1);
-    let target = match action {
-        Action::Up => at.saturating_sub(1),
-        Action::Down => at + 1,
-        Action::PageUp => at.saturating_sub(page),
-        Action::PageDown => at + page,
-        Action::Top => 0,
-        Action::Bottom => last,
-        _ => {
-            match action {
-                Action::Open => node::open(model),
-                Action::Filter => {
-                    model.input = Some(Input { purpose: Purpose::NodeFilter, text: model.nodes.filter.clone() });
-                }
-                Action::Sort => {
-                    model.nodes.sort = model.nodes.sort.next();
-                    model.nodes.reverse = false;
-                    renew(model);
-                }
-                Action::ReverseSort => {
-                    model.nodes.reverse = !model.nodes.reverse;
-                    renew(model);
-                }
-                Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
-                Action::Back => {
-                    let run = model.run.is_some();
-                    let back = model
-                        .nodes
-                        .from
-                        .filter(|from| run || !matches!(from, Screen::Run | Screen::Logs | Screen::Samples));
-                    model.screen = back.unwrap_or(Screen::Runs);
-                }
-                _ => {}
-            }
-            return Vec::new();
+    if let Some(target) = layout::moved(action, at, page, last) {
+        let target = model.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
+        model.nodes.selected = target.map(|view| view.node.id.clone());
+        keep_selection(model);
+        return Vec::new();
+    }
+    match action {
+        Action::Open => node::open(model),
+        Action::Filter => {
+            model.input = Some(Input { purpose: Purpose::NodeFilter, text: model.nodes.filter.clone() });
         }
-    };
-    let target = model.nodes.order.get(target.min(last)).and_then(|at| model.fleet.nodes().get(*at));
-    model.nodes.selected = target.map(|view| view.node.id.clone());
-    keep_selection(model);
+        Action::Sort => {
+            model.nodes.sort = model.nodes.sort.next();
+            model.nodes.reverse = false;
+            renew(model);
+        }
+        Action::ReverseSort => {
+            model.nodes.reverse = !model.nodes.reverse;
+            renew(model);
+        }
+        Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
+        Action::Back => {
+            let run = model.run.is_some();
+            let back =
+                model.nodes.from.filter(|from| run || !matches!(from, Screen::Run | Screen::Logs | Screen::Samples));
+            model.screen = back.unwrap_or(Screen::Runs);
+        }
+        _ => {}
+    }
     Vec::new()
 }
 

@@ -43,29 +43,19 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.run_position(&rows);
     let page = usize::from(list_area(model, rows.len()).0.height.saturating_sub(2)).max(1);
     let last = rows.len().saturating_sub(1);
-    let target = match action {
-        Action::Up => at.saturating_sub(1),
-        Action::Down => at + 1,
-        Action::PageUp => at.saturating_sub(page),
-        Action::PageDown => at + page,
-        Action::Top => 0,
-        Action::Bottom => last,
-        Action::NewRun => {
-            stages::open(model);
-            return Vec::new();
-        }
+    if let Some(target) = layout::moved(action, at, page, last) {
+        model.runs_screen.selected = rows.get(target).map(|row| row.run.clone());
+        keep_selection(model);
+        return Vec::new();
+    }
+    match action {
+        Action::NewRun => stages::open(model),
         Action::Filter => {
             model.input = Some(Input { purpose: Purpose::Filter, text: model.runs_screen.filter.clone() });
-            return Vec::new();
         }
-        Action::Back => {
-            set_filter(model, String::new());
-            return Vec::new();
-        }
+        Action::Back => set_filter(model, String::new()),
         other => return run_actions::act(model, other),
-    };
-    model.runs_screen.selected = rows.get(target.min(last)).map(|row| row.run.clone());
-    keep_selection(model);
+    }
     Vec::new()
 }
 
