@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
-mod ending;
+mod cleanup;
 mod faults;
 mod gpus;
 mod nodes;

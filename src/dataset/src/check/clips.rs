@@ -1,7 +1,7 @@
 //! Makes the clips of a data set from its rows and the results of their probes.
 
 use super::CheckRequest;
-use super::facts::Found;
+use super::facts::ProbeResult;
 use super::probing::{Outcome, Results};
 use crate::layouts::{Row, Source};
 use crate::{Clip, Manifest, Reason};
@@ -28,8 +28,8 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
         clip.stamp = *stamp;
         clip.content.clone_from(content);
         match found {
-            Found::Excluded(reason) => of_video = of_video.or_else(|| Some(reason.clone())),
-            Found::Video(facts) => {
+            ProbeResult::Excluded(reason) => of_video = of_video.or_else(|| Some(reason.clone())),
+            ProbeResult::Video(facts) => {
                 (clip.width, clip.height) = (facts.width, facts.height);
                 (clip.fps, clip.duration_s, clip.frames) = (facts.fps, facts.duration_s, facts.frames);
                 clip.codec.clone_from(&facts.codec);

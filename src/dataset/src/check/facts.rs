@@ -24,7 +24,7 @@ pub(super) struct Facts {
 /// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Found {
+pub(super) enum ProbeResult {
     /// A video.
     Video(Facts),
     /// The reason why the file cannot be used.
@@ -33,7 +33,7 @@ pub(super) enum Found {
 
 /// A result, and whether it can be cached until the file changes.
 pub(super) struct Probed {
-    pub found: Found,
+    pub found: ProbeResult,
     pub lasts: bool,
 }
 
@@ -43,13 +43,13 @@ pub(super) struct Probed {
 /// If no file can be probed: ffprobe is missing, or the check is cancelled.
 pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
     match programs.examine(path) {
-        Ok(source) => Ok(Probed { found: Found::Video(facts(&source.probe, &source.times())), lasts: true }),
+        Ok(source) => Ok(Probed { found: ProbeResult::Video(facts(&source.probe, &source.times())), lasts: true }),
         Err(error) if matches!(error.failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => {
             Err(error.failure)
         }
         Err(error) => {
             let lasts = error.failure.code == ErrorCode::Malformed;
-            Ok(Probed { found: Found::Excluded(reason(path, error)), lasts })
+            Ok(Probed { found: ProbeResult::Excluded(reason(path, error)), lasts })
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Probes all videos of a source on all cores, and caches the results for the next check.
 
-use super::facts::{Found, probe};
+use super::facts::{ProbeResult, probe};
 use super::{CheckProgress, CheckRequest};
 use crate::Reason;
 use crate::layouts::Source;
@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(100);
 pub(super) struct Outcome {
     pub stamp: Stamp,
     pub content: String,
-    pub found: Found,
+    pub found: ProbeResult,
 }
 
 /// The results of all files.
@@ -49,7 +49,7 @@ struct Kept {
     #[serde(flatten)]
     stamp: Stamp,
     content: String,
-    found: Found,
+    found: ProbeResult,
 }
 
 /// Probes every video that is listed.
@@ -134,13 +134,13 @@ pub(super) fn probe_all(
 
 impl Outcome {
     fn excluded(reason: Reason) -> Self {
-        Self { stamp: Stamp::default(), content: String::new(), found: Found::Excluded(reason) }
+        Self { stamp: Stamp::default(), content: String::new(), found: ProbeResult::Excluded(reason) }
     }
 }
 
 struct Worked {
     content: String,
-    found: Found,
+    found: ProbeResult,
     lasts: bool,
 }
 
@@ -148,7 +148,7 @@ fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> 
     let content = match hash(path) {
         Ok(content) => content,
         Err(error) => {
-            let found = Found::Excluded(Reason::Unreadable { why: error.to_string() });
+            let found = ProbeResult::Excluded(Reason::Unreadable { why: error.to_string() });
             return Ok(Worked { content: String::new(), found, lasts: false });
         }
     };

@@ -163,7 +163,7 @@ fn check_head(data: &Utf8Path, head: &Head, spec: &StoreSpec) -> Result<(), Fail
 }
 
 /// The slots of all tensors.
-struct Found {
+struct StoredTensors {
     files: Vec<SourceFile>,
     kinds: Vec<TensorKind>,
     slots: Vec<Slot>,
@@ -178,7 +178,7 @@ struct InShard {
 }
 
 /// Finds all tensors, shard by shard, in threads.
-fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> Result<Found, Failure> {
+fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> Result<StoredTensors, Failure> {
     let names = &index.names;
     let mut by_shard: Vec<Vec<Wanted>> = vec![Vec::new(); names.shards.len()];
     for wanted in &names.wanted {
@@ -206,7 +206,7 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> 
     });
     let mut results = results.into_inner().expect("no thread panics with this lock");
     results.sort_by_key(|(number, _)| *number);
-    let mut found = Found {
+    let mut found = StoredTensors {
         files: Vec::with_capacity(results.len()),
         kinds: Vec::new(),
         slots: vec![Slot::new(0, 0, 0); names.wanted.len()],
