@@ -2,6 +2,7 @@
 
 use crate::contents::{Contents, Defect};
 use crate::system::{Order, System};
+use crate::systems::system;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Adapter;
 use rundir::{CheckpointEntry, CheckpointSummary, Error, RunDir, is_no_answer};
@@ -74,7 +75,7 @@ fn list(run: &RunDir, output: &Utf8Path, adapter: Adapter) -> Result<Vec<Checkpo
     {
         return Err(Error::io("list", output, error));
     }
-    let Some(system) = System::of(adapter) else { return Ok(Vec::new()) };
+    let Some(system) = system(adapter) else { return Ok(Vec::new()) };
     let mut named = Vec::new();
     find(output, system, DEPTH, &mut named);
     named.sort();

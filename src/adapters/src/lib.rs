@@ -13,6 +13,7 @@ mod lines;
 mod open_sora;
 mod reader;
 mod system;
+mod systems;
 mod ttt_video_dit;
 
 pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_for_sure, written_over_s};

@@ -2,7 +2,8 @@
 
 use crate::bar;
 use crate::lines::Lines;
-use crate::system::{Line, Phrase, Step, System};
+use crate::system::{Line, Phrase, Step};
+use crate::systems::system;
 use recipe::Adapter;
 use rundir::MetricSample;
 
@@ -51,7 +52,7 @@ pub enum LogEvent {
 impl LogReader {
     /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of parts in a batch of the run.
     pub fn new(adapter: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
-        let counts_parts = System::of(adapter).is_some_and(|system| system.counts_parts);
+        let counts_parts = system(adapter).is_some_and(|it| it.counts_parts);
         let accumulation = if counts_parts { accumulation.max(1) } else { 1 };
         let (lines, pending) = (Lines::default(), None);
         let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
@@ -74,7 +75,7 @@ impl LogReader {
         let mut events = Vec::new();
         // The line of a progress bar has no end until the bar is redrawn. Then the line is read again.
         let half = self.lines.half();
-        if let Some(Line::Step(step)) = half.and_then(|line| System::of(self.adapter)?.read(&line)) {
+        if let Some(Line::Step(step)) = half.and_then(|line| system(self.adapter)?.read(&line)) {
             self.take_step(step, now, &mut events);
         }
         self.pass_on(&mut events);
@@ -82,7 +83,7 @@ impl LogReader {
     }
 
     fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
-        let Some(line) = System::of(self.adapter).and_then(|system| system.read(line)) else { return };
+        let Some(line) = system(self.adapter).and_then(|it| it.read(line)) else { return };
         if let Line::Step(step) = line {
             return self.take_step(step, now, events);
         }

@@ -1,9 +1,7 @@
 //! The description of another trainer. Each trainer is a constant of type [`System`] in its own file.
 
 use crate::contents::{Contents, Defect};
-use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
 use camino::Utf8Path;
-use recipe::Adapter;
 
 /// A trainer whose log and checkpoints vidtui can read.
 pub(crate) struct System {
@@ -22,18 +20,6 @@ pub(crate) struct System {
 }
 
 impl System {
-    /// Returns the system that a recipe names.
-    pub fn of(adapter: Adapter) -> Option<&'static Self> {
-        match adapter {
-            Adapter::None => None,
-            Adapter::OpenSora => Some(&open_sora::OPEN_SORA),
-            Adapter::Finetrainers => Some(&finetrainers::FINETRAINERS),
-            Adapter::CogvideoxFactory => Some(&accelerate::COGVIDEOX_FACTORY),
-            Adapter::VideoxFun => Some(&accelerate::VIDEOX_FUN),
-            Adapter::TttVideoDit => Some(&ttt_video_dit::TTT_VIDEO_DIT),
-        }
-    }
-
     /// Returns the meaning of a line of the trainer's log; none if it has no meaning for vidtui.
     pub fn read(&self, line: &str) -> Option<Line> {
         if let Some((_, phrase)) = self.phrases.iter().find(|(text, _)| line.contains(text)) {

@@ -8,18 +8,7 @@ use tch::{Device, Tensor};
 use crate::ffi::{self, GroupHandle, WorkHandle, c_text, check};
 use crate::pending::{Combine, Finish, Pending, Work, torch};
 use crate::store::millis;
-use crate::{Error, Result, Store};
-
-/// The reduction of a collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reduce {
-    /// The sum over ranks.
-    Sum,
-    /// The maximum over ranks.
-    Max,
-    /// The mean over ranks: each rank divides the sum by the number of ranks once it is received.
-    Avg,
-}
+use crate::{Error, Reduce, Result, Store};
 
 /// Bytes that one rank of a group sent, by kind of collective, as a ring algorithm counts them: for W bytes over n ranks,
 /// each rank sends (n-1)/n W in an all-gather or reduce-scatter, and twice that in an all-reduce.
@@ -314,16 +303,6 @@ impl Group {
             return Err(Error::argument(doing(), format!("{:?} is not {:?}", large.kind(), small.kind())));
         }
         Ok(())
-    }
-}
-
-impl Reduce {
-    /// Returns the shim's number of the reduction. gloo has no mean: it is a sum that is divided later.
-    fn code(self) -> i32 {
-        match self {
-            Self::Sum | Self::Avg => 0,
-            Self::Max => 1,
-        }
     }
 }
 

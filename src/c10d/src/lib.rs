@@ -19,8 +19,8 @@ pub mod cuda;
 pub mod ops;
 
 pub use error::Error;
-pub use group::{Group, Reduce, Sent};
-pub use pending::Pending;
+pub use group::{Group, Sent};
+pub use pending::{Pending, Reduce};
 pub use store::Store;
 
 /// The result type of this crate.

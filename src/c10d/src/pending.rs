@@ -5,8 +5,29 @@ use std::ptr::NonNull;
 
 use tch::{Kind, Tensor};
 
+use crate::Result;
 use crate::ffi::{self, WorkHandle, check};
-use crate::{Reduce, Result};
+
+/// The reduction of a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduce {
+    /// The sum over ranks.
+    Sum,
+    /// The maximum over ranks.
+    Max,
+    /// The mean over ranks: each rank divides the sum by the number of ranks once it is received.
+    Avg,
+}
+
+impl Reduce {
+    /// Returns the shim's number of the reduction. gloo has no mean: it is a sum that is divided later.
+    pub(crate) fn code(self) -> i32 {
+        match self {
+            Self::Sum | Self::Avg => 0,
+            Self::Max => 1,
+        }
+    }
+}
 
 /// A collective that was started. Do not read or write its tensors until [`Pending::wait`] returns.
 ///

@@ -6,17 +6,6 @@ use rundir::{ErrorCode, Failure, PidFile, RankPid, RunDir, RunId};
 use runstate::Liveness;
 use units::counted;
 
-use crate::{NodeOrphans, OrphanKill};
-
-/// The target of a stop or a kill: a run, or processes that were selected by their command lines.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KillPlan {
-    /// The processes of a run.
-    Run(RunKill),
-    /// Processes that were selected by their command lines.
-    Orphans(OrphanKill),
-}
-
 /// The processes of a run, and how they will be ended.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RunKill {
@@ -89,50 +78,6 @@ pub struct NodeKill {
     pub ranks: Vec<RankPid>,
     /// Which signals are sent to which processes, and how these are identified.
     pub why: String,
-}
-
-impl From<RunKill> for KillPlan {
-    fn from(run: RunKill) -> Self {
-        Self::Run(run)
-    }
-}
-
-impl From<OrphanKill> for KillPlan {
-    fn from(orphans: OrphanKill) -> Self {
-        Self::Orphans(orphans)
-    }
-}
-
-impl KillPlan {
-    /// Returns how the processes are ended.
-    pub fn how(&self) -> KillHow {
-        match self {
-            Self::Run(run) => run.how,
-            Self::Orphans(_) => KillHow::Kill,
-        }
-    }
-
-    /// Returns what is ended, for messages: the run's id, or `3 processes`.
-    pub fn subject(&self) -> String {
-        match self {
-            Self::Run(run) => run.run.to_string(),
-            Self::Orphans(orphans) => counted(orphans.count(), "process"),
-        }
-    }
-
-    /// Returns the part of the plan that is about some nodes.
-    pub fn on_nodes(&self, is_kept: impl Fn(&NodeId) -> bool) -> Self {
-        match self {
-            Self::Run(run) => {
-                let nodes = run.nodes.iter().filter(|target| is_kept(&target.node)).cloned().collect();
-                Self::Run(RunKill { nodes, ..run.clone() })
-            }
-            Self::Orphans(OrphanKill { scope, nodes }) => {
-                let nodes: Vec<NodeOrphans> = nodes.iter().filter(|target| is_kept(&target.node)).cloned().collect();
-                Self::Orphans(OrphanKill { scope: *scope, nodes })
-            }
-        }
-    }
 }
 
 /// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and from its Slurm job
@@ -231,7 +176,7 @@ pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures;
+    use crate::{KillPlan, fixtures};
 
     fn owned(liveness: Liveness) -> (PidFile, Liveness) {
         let file = PidFile {

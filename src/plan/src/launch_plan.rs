@@ -12,7 +12,7 @@ use rundir::{
 use crate::cost_rows::cost_rows;
 use crate::disk::DiskNeed;
 use crate::script::Details;
-use crate::{Context, JobKill, Master, TrainerBinary, command_line, script, supervise_command};
+use crate::{Context, JobKill, Master, TrainerBinary, command_line, job_script, script, supervise_command};
 use units::{counted, size};
 
 /// What will be started on which nodes, with everything that the user needs to confirm it.
@@ -171,7 +171,7 @@ impl Draft<'_> {
                 command_summary(run, dir, self.recipe, attempt, steps, &self.weights, plan.master.as_ref())
             }
         };
-        let job_script = cx.target.pending_slurm().map(|_| crate::job::script(dir, &run.id, attempt, cx));
+        let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, &run.id, attempt, cx));
         summary.extend(self.replaces.iter().map(|job| ("before".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
@@ -292,7 +292,7 @@ fn command_summary(
     rows.push(("run directory", dir.root.to_string()));
     rows.push(("folder", command_folder(dir, recipe).to_string()));
     if let Some(spec) = queued {
-        rows.push(("job", crate::job::in_words(spec)));
+        rows.push(("job", job_script::in_words(spec)));
         // The placeholders are filled in after Slurm has chosen the nodes.
         rows.push(("command", command_line(&recipe.command.run)));
         rows.push(("submitted", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
@@ -409,7 +409,7 @@ fn queued(attempt: &Attempt) -> Option<&SlurmSpec> {
 fn start_rows(dir: &RunDir, attempt: &Attempt, trainer: &Utf8Path) -> Vec<(&'static str, String)> {
     if let Some(spec) = queued(attempt) {
         let submit = command_line(&["sbatch", dir.job_script(attempt.number).as_str()]);
-        return vec![("job", crate::job::in_words(spec)), ("command", submit)];
+        return vec![("job", job_script::in_words(spec)), ("command", submit)];
     }
     let command = match attempt.placement.by_node()[..] {
         [(node, _)] => command_line(&supervise_command(trainer, dir, attempt.number, node)),
@@ -421,7 +421,7 @@ fn start_rows(dir: &RunDir, attempt: &Attempt, trainer: &Utf8Path) -> Vec<(&'sta
 /// Formats the ranks of an attempt: `2 on vm`, `8 on gpu01 + 4 on gpu02`, `8 on each of gpu[001-024]`.
 fn ranks_in_words(attempt: &Attempt) -> String {
     if let Some(spec) = queued(attempt) {
-        return crate::job::ranks_in_words(spec);
+        return job_script::ranks_in_words(spec);
     }
     let by_node = attempt.placement.by_node();
     if let [(_, first), _, ..] = &by_node[..]

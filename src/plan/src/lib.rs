@@ -10,7 +10,9 @@ mod disk;
 #[cfg(test)]
 mod fixtures;
 mod job;
+mod job_script;
 mod kill;
+mod kill_plan;
 mod launch;
 mod launch_plan;
 mod next;
@@ -23,7 +25,8 @@ pub use context::{Context, EncodeFacts, Master, StartOptions, Target, TrainerBin
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
 pub use job::{JobStart, JobStartRequest, job_start, requeue};
-pub use kill::{JobKill, KillHow, KillPlan, NodeKill, RunKill, kill, node_kill};
+pub use kill::{JobKill, KillHow, NodeKill, RunKill, kill, node_kill};
+pub use kill_plan::KillPlan;
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};

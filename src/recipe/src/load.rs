@@ -102,8 +102,28 @@ fn broken_rule(what: String, broken: check::Broken, why: String) -> RecipeError 
     broken.keys.iter().fold(error, |error, key| error.key(*key))
 }
 
+impl Recipe {
+    /// Reads the recipe of a run directory.
+    ///
+    /// Unknown keys of newer versions are ignored, and keys that an older version did not have get their defaults.
+    ///
+    /// # Errors
+    /// As [`load`](crate::load()), without file and line.
+    pub fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
+        from_table(table)
+    }
+
+    /// Checks the range of every value and every rule between keys.
+    ///
+    /// # Errors
+    /// When a rule does not hold. The error shows the arithmetic of the first one, and a change that satisfies it.
+    pub fn check(&self) -> Result<(), RecipeError> {
+        from_table(&self.to_table()).map(drop)
+    }
+}
+
 /// Reads a recipe that vidtui wrote. Unknown keys come from a newer version and are ignored.
-pub(crate) fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
+fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
     let name = table.get("name").and_then(Value::as_str).unwrap_or("without a name");
     let mut values = Values { path: "".into(), what: format!("cannot use recipe {name}"), set: BTreeMap::new() };
     for key in SCHEMA {
@@ -526,5 +546,22 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_changed_recipe_is_checked_again() {
+        let recipe = load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe;
+        let error = |change: fn(&mut Recipe)| {
+            let mut changed = recipe.clone();
+            change(&mut changed);
+            let error = changed.check().unwrap_err();
+            (error.kind, error.keys)
+        };
+        assert_eq!(recipe.check(), Ok(()));
+        let no_ranks = error(|recipe| recipe.mesh.dp_shard = 0);
+        assert_eq!(no_ranks, (RecipeErrorKind::InvalidValue, vec!["mesh.dp_shard".to_owned()]));
+        let uneven = error(|recipe| recipe.mesh.dp_shard = 3);
+        assert_eq!(uneven.0, RecipeErrorKind::Mesh);
+        assert!(uneven.1.contains(&"train.global_batch".to_owned()), "{uneven:?}");
     }
 }

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Loss, Mesh, Model, Optimizer, RecipeError,
-    Remat, RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind, load,
+    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Loss, Mesh, Model, Optimizer, Remat,
+    RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -55,16 +55,6 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Reads the recipe of a run directory.
-    ///
-    /// Unknown keys of newer versions are ignored, and keys that an older version did not have get their defaults.
-    ///
-    /// # Errors
-    /// As [`load`](crate::load()), without file and line.
-    pub fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
-        load::from_table(table)
-    }
-
     /// Returns the recipe with every key that its task and trainer read, as [`Recipe::from_table`] reads it.
     pub fn to_table(&self) -> toml::Table {
         let mut table = toml::Table::try_from(self)
@@ -79,35 +69,5 @@ impl Recipe {
         }
         table.retain(|_, value| value.as_table().is_none_or(|section| !section.is_empty()));
         table
-    }
-
-    /// Checks the range of every value and every rule between keys.
-    ///
-    /// # Errors
-    /// When a rule does not hold. The error shows the arithmetic of the first one, and a change that satisfies it.
-    pub fn check(&self) -> Result<(), RecipeError> {
-        load::from_table(&self.to_table()).map(drop)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::{RecipeErrorKind, load};
-
-    #[test]
-    fn a_changed_recipe_is_checked_again() {
-        let recipe = load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe;
-        let error = |change: fn(&mut crate::Recipe)| {
-            let mut changed = recipe.clone();
-            change(&mut changed);
-            let error = changed.check().unwrap_err();
-            (error.kind, error.keys)
-        };
-        assert_eq!(recipe.check(), Ok(()));
-        let no_ranks = error(|recipe| recipe.mesh.dp_shard = 0);
-        assert_eq!(no_ranks, (RecipeErrorKind::InvalidValue, vec!["mesh.dp_shard".to_owned()]));
-        let uneven = error(|recipe| recipe.mesh.dp_shard = 3);
-        assert_eq!(uneven.0, RecipeErrorKind::Mesh);
-        assert!(uneven.1.contains(&"train.global_batch".to_owned()), "{uneven:?}");
     }
 }

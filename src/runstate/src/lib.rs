@@ -1,10 +1,12 @@
 //! The state of a run, derived from its directory and never stored.
 
+mod facts;
 mod job_end;
 mod newest;
 mod state;
 mod summary;
 
+pub use facts::{Liveness, Load, RunFacts, RunState, START_GRACE};
 pub use newest::{Newest, NewestCache, recent_metrics};
-pub use state::{Liveness, Load, RunFacts, RunState, START_GRACE, derive};
+pub use state::derive;
 pub use summary::{RunSummary, list_runs};

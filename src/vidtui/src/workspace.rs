@@ -13,6 +13,7 @@ use std::time::Duration;
 mod context;
 mod kill;
 mod launch;
+mod launch_options;
 mod node_list;
 mod runs;
 mod stacks;
@@ -22,10 +23,9 @@ mod weights;
 
 pub use context::program;
 pub use kill::{KillCallbacks, execute_kill, report_in_words, waits_in_words};
-pub use launch::LaunchOptions;
+pub use launch_options::{Init, LaunchOptions};
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
-pub use weights::Init;
 
 /// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {

@@ -4,9 +4,10 @@ mod link;
 mod lora;
 mod model;
 
+use crate::location::SourceKind;
 use crate::lora::{Lora, LoraForm};
 use crate::report::Report;
-use crate::source::{Source, SourceKind};
+use crate::source::Source;
 use crate::write::{Doing, NewTensorFile, OnProgress, Progress, stopped, write_tensor_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};

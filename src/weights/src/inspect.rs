@@ -1,7 +1,8 @@
 //! Inspects weights: their format and model, whether they are complete, and statistics of their values.
 
 use crate::config::{Config, Family};
-use crate::source::{CONFIG_FILE, Source, SourceKind, SourceLocation, identify};
+use crate::location::{SourceKind, SourceLocation};
+use crate::source::{CONFIG_FILE, Source, identify};
 use crate::tensor_chunks::for_each_chunk;
 use crate::tensor_spans::{Files, StoredTensor};
 use crate::write::{Doing, OnProgress, Progress, stopped};

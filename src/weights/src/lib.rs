@@ -17,6 +17,7 @@ mod encoder;
 pub mod fixtures;
 mod initial_values;
 mod inspect;
+mod location;
 mod lora;
 mod merge;
 mod naming;
@@ -46,11 +47,13 @@ pub use encoder::{
     t5_memory, vae_memory, windows,
 };
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
+pub use location::{SourceKind, SourceLocation, TTT_FILE};
 pub use lora::{Lora, LoraForm, LoraLayer};
+pub use naming::Names;
 pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
 pub use scheduler::SchedulerConfig;
-pub use source::{Names, Source, SourceKind, SourceLocation, TTT_FILE, identify};
+pub use source::{Source, identify};
 pub use stream::TensorToWrite;
 pub use tensor_spans::{Files, Span, StoredTensor, Tensors, tensors_of_header};
 pub use torch_file::{is_torch_file, open_torch_file, open_torch_tensor};

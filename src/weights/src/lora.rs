@@ -2,8 +2,8 @@
 
 use crate::cast::values;
 use crate::config::read_json;
+use crate::location::SourceLocation;
 use crate::merge::Merge;
-use crate::source::SourceLocation;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};

@@ -1,6 +1,5 @@
 //! Recognizes the naming scheme of a set of tensors, and derives the model of ttt-video-dit weights from their shapes.
 
-use crate::source::Names;
 use crate::tensor_spans::Tensors;
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
@@ -14,6 +13,19 @@ const SIGNS: [(&str, Names); 3] = [
 
 /// The name prefixes of training state.
 const STATE: [&str; 4] = ["optimizer.", "lr_scheduler.", "data_module.", "metadata."];
+
+/// The naming scheme of the tensors of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// The names of diffusers.
+    Diffusers,
+    /// The names of this trainer.
+    Internal,
+    /// The names of ttt-video-dit.
+    TttVideo,
+    /// An unknown scheme.
+    Unknown,
+}
 
 /// Tensors with a recognized naming scheme.
 pub(crate) struct Recognized {

@@ -4,6 +4,7 @@ use crate::Dtype;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use units::counted;
 
 /// The mapping of every tensor in a conversion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -80,7 +81,7 @@ impl Report {
                 format!("cannot convert {source}"),
                 format!(
                     "{} of the model {} missing: {}",
-                    counted(self.missing.len()),
+                    counted(self.missing.len(), "tensor"),
                     if self.missing.len() == 1 { "is" } else { "are" },
                     some(&self.missing)
                 ),
@@ -95,7 +96,7 @@ impl Report {
                 format!("cannot convert {source}"),
                 format!(
                     "{} {} no place in the target: {}",
-                    counted(self.unused.len()),
+                    counted(self.unused.len(), "tensor"),
                     if self.unused.len() == 1 { "has" } else { "have" },
                     some(&self.unused)
                 ),
@@ -133,7 +134,7 @@ impl Report {
         self.notes.extend(casts.into_iter().map(|((from, to), n)| {
             // F32 represents every number of F16 and BF16.
             let how = if to == Dtype::F32.name() { "widened" } else { "rounded" };
-            format!("{} {how} from {from} to {to}", counted(n))
+            format!("{} {how} from {from} to {to}", counted(n, "tensor"))
         }));
     }
 }
@@ -166,10 +167,6 @@ fn in_common(names: &[String]) -> String {
         Some(dot) if !rest.is_empty() => format!("{}*", &same[..=dot]),
         _ => first.clone(),
     }
-}
-
-fn counted(n: usize) -> String {
-    format!("{n} tensor{}", if n == 1 { "" } else { "s" })
 }
 
 /// Lists the first few names.

@@ -1,8 +1,9 @@
 //! Identifies weights and opens them in any supported format.
 
 use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
+use crate::location::{SourceKind, SourceLocation, TTT_FILE};
 use crate::lora::{self, Lora, is_lora};
-use crate::naming::{self, Recognized};
+use crate::naming::{self, Names, Recognized};
 use crate::scheduler::SchedulerConfig;
 use crate::shards::{self, Shards};
 use crate::tensor_spans::{Span, StoredTensor, Tensors};
@@ -10,14 +11,10 @@ use crate::{Dtype, Header, dcp, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec};
 use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, RunDir, TensorBox};
-use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-/// The file of a diffusers model with the TTT layers under their internal names, which diffusers does not support.
-pub const TTT_FILE: &str = "ttt.safetensors";
 /// The metadata key of [`TTT_FILE`] with the `[model]` section of a recipe as TOML.
 pub(crate) const TTT_MODEL: &str = "model";
 /// The file of converted weights with the `[model]` section of a recipe.
@@ -29,74 +26,6 @@ const SCHEDULER_FILE: &str = "scheduler_config.json";
 
 /// The file name suffixes of `torch.save` files.
 const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
-
-/// The kind of a file or folder of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SourceKind {
-    /// A folder with `config.json` and weights, or one weight file beside its configuration.
-    Diffusers,
-    /// The folder of a diffusers pipeline with the model in `transformer/`.
-    Pipeline,
-    /// Safetensors without a configuration.
-    Safetensors,
-    /// A checkpoint of this trainer.
-    Checkpoint,
-    /// A run; its newest complete checkpoint is used.
-    Run,
-    /// A state dict that `torch.save` wrote.
-    Torch,
-    /// The folder of a PyTorch distributed checkpoint, such as those of ttt-video-dit.
-    Dcp,
-    /// A LoRA adapter: a file, or its folder.
-    Lora,
-}
-
-impl SourceKind {
-    /// Returns the name of the kind.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Diffusers => "diffusers model",
-            Self::Pipeline => "diffusers pipeline",
-            Self::Safetensors => "safetensors",
-            Self::Checkpoint => "checkpoint",
-            Self::Run => "run",
-            Self::Torch => "torch state dict",
-            Self::Dcp => "torch distributed checkpoint",
-            Self::Lora => "LoRA adapter",
-        }
-    }
-}
-
-impl fmt::Display for SourceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.words())
-    }
-}
-
-/// The naming scheme of the tensors of a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Names {
-    /// The names of diffusers.
-    Diffusers,
-    /// The names of this trainer.
-    Internal,
-    /// The names of ttt-video-dit.
-    TttVideo,
-    /// An unknown scheme.
-    Unknown,
-}
-
-/// An identified file or folder whose contents are not checked yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceLocation {
-    /// The path as the user gave it.
-    pub path: Utf8PathBuf,
-    /// The kind of file or folder.
-    pub kind: SourceKind,
-    /// The folder or file that holds the weights.
-    pub weights: Utf8PathBuf,
-}
 
 /// Weights, ready to be read.
 #[derive(Debug, Clone)]

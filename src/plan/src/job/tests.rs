@@ -4,12 +4,14 @@ use std::process::Command;
 
 use camino::Utf8PathBuf;
 use recipe::Mesh;
-use rundir::{ExitFile, ExitReason, SCHEMA, StartFrom};
+use rundir::{ExitFile, ExitReason, RunDir, SCHEMA, StartFrom};
 
+use cluster::slurm::SlurmSpec;
 use cluster::{NodeId, Placement};
 
 use super::*;
 use crate::fixtures::{self, Past, context, past, recipe, rows};
+use crate::job_script::script;
 use crate::{LaunchPlan, LaunchRequest, ResumeOptions, Target, launch, resume};
 
 const FILE: &str = "partition = 'train'\nnodes = 4\ngpus_per_node = 1\ntime = '10:00'\nmodules = ['cuda/12.4']\nextra = ['--exclusive']\n";

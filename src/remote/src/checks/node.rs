@@ -1,14 +1,16 @@
 //! Checks of one node, based on its answer and on the answers of the other nodes.
 
+use camino::Utf8PathBuf;
 use cluster::NodeId;
 use health::CLOCKS_APART_S;
 use plan::{LaunchPlan, Master};
+use recipe::{Recipe, Task};
 use rundir::{ErrorCode, Failure};
 
 use super::answer::{CheckResult, Fail, NodeAnswer, NodeCheck, NodeFacts, leave_out};
 use super::check::CheckId;
 use super::majority::{Majority, Version, is_replaced};
-use super::{disks, gpus, nodes};
+use super::{disks, gpus};
 use crate::weights::weights_dir;
 
 /// Runs every check of a node.
@@ -138,7 +140,7 @@ fn run_folder(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResu
 fn data(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult {
     let unread: Vec<&str> = facts.all("unread").collect();
     match (plan.run.recipe(), &unread[..]) {
-        (Ok(recipe), []) => Ok(nodes::data_file(recipe).to_string()),
+        (Ok(recipe), []) => Ok(data_file(recipe).to_string()),
         (Ok(_), [first, others @ ..]) => {
             let others = if others.is_empty() { "" } else { ", among others" };
             fail(
@@ -175,4 +177,12 @@ fn rendezvous(master: &Master, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult
 
 fn short(sha256: &str) -> &str {
     sha256.get(..12).unwrap_or(sha256)
+}
+
+/// Returns the file that lists the data of a recipe.
+pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
+    match recipe.task {
+        Task::Encode => recipe.encode.manifest,
+        Task::Train | Task::Sample => recipe.data.index,
+    }
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{Recipe, Task};
 use rundir::{ErrorCode, Failure, now_s};
 
 use super::answer::{NodeAnswer, NodeCheck, NodeFacts};
@@ -142,16 +141,8 @@ pub(super) fn this_machine(
     results.into_iter().map(|(id, result)| Check::new(id, Some(node), result)).collect()
 }
 
-/// Returns the file that lists the data of a recipe.
-pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
-    match recipe.task {
-        Task::Encode => recipe.encode.manifest,
-        Task::Train | Task::Sample => recipe.data.index,
-    }
-}
-
 fn script(plan: &LaunchPlan, marker: &Marker) -> String {
-    let index = plan.run.recipe().ok().filter(|_| !plan.is_command()).map(data_file);
+    let index = plan.run.recipe().ok().filter(|_| !plan.is_command()).map(node::data_file);
     let data: Vec<String> = index.iter().chain(&plan.data).map(|file| quote(file.as_str())).collect();
     let (address, port) = plan.master.as_ref().map_or(("", 0), |master| (master.address.as_str(), master.port));
     let weights = weights_dir(plan).unwrap_or_default();

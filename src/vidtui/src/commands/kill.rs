@@ -3,27 +3,11 @@
 use crate::args::KillArgs;
 use crate::command_error::CommandError;
 use crate::commands::kill_orphans;
+use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, run_in_words, show};
 use crate::output;
-use crate::workspace::{KillCallbacks, Workspace, execute_kill, report_in_words};
-use plan::{KillHow, KillPlan, KillScope, RunKill};
-use remote::{GpuMemory, KillReport, NodeReport, Transport};
-use rundir::{ErrorCode, Failure};
-use serde_json::{Value, json};
-use std::io::{self, BufRead, IsTerminal, Write};
-
-/// Options of `stop` and `kill`, except their targets.
-pub struct KillOptions {
-    /// Stop or kill.
-    pub how: KillHow,
-    /// Only show the plan.
-    pub dry_run: bool,
-    /// Do not ask for confirmation.
-    pub yes: bool,
-    /// Retry unreachable nodes until they answer.
-    pub wait: bool,
-    /// Print JSON.
-    pub json: bool,
-}
+use crate::workspace::{Workspace, report_in_words};
+use plan::{KillHow, KillScope};
+use serde_json::json;
 
 /// Kills a run, all runs on some nodes, or processes by their command lines.
 pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> {
@@ -54,99 +38,4 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         return output::json(&json!({ "run": plan.run, "killed": true, "report": text, "nodes": nodes }));
     }
     output::line(&text)
-}
-
-/// Stops or kills a run, with the progress on standard error.
-pub fn execute_run(workspace: &Workspace, plan: &RunKill, options: &KillOptions) -> Result<KillReport, Failure> {
-    with_progress(options, |callbacks| workspace.kill(plan, callbacks))
-}
-
-/// Executes a plan, with the progress on standard error.
-pub fn execute(plan: &KillPlan, transports: &mut [Box<dyn Transport>], options: &KillOptions) -> KillReport {
-    with_progress(options, |callbacks| execute_kill(plan, transports, callbacks))
-}
-
-fn with_progress<T>(options: &KillOptions, run: impl FnOnce(KillCallbacks<'_>) -> T) -> T {
-    run(KillCallbacks {
-        on_wait: &mut |text| eprintln!("{text}"),
-        progress: &mut |step| eprintln!("{}: {}", step.node, step.text),
-        is_cancelled: &|| !options.wait,
-    })
-}
-
-/// Asks for confirmation on the terminal.
-///
-/// # Errors
-/// [`ErrorCode::Cancelled`] if the answer is not yes, [`ErrorCode::NoTerminal`] without a terminal.
-pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError> {
-    if !io::stdin().is_terminal() {
-        let why = "confirmation is required, and standard input is not a terminal";
-        let fix = format!("confirm on the command line: {yes}");
-        return Err(CommandError::request(Failure::new(
-            ErrorCode::NoTerminal,
-            format!("cannot kill {what}"),
-            why,
-            fix,
-        )));
-    }
-    eprint!("{question} [y/N] ");
-    // If the question cannot be shown, the answer is read as no.
-    let _ = io::stderr().flush();
-    let mut answer = String::new();
-    let read = io::stdin().lock().read_line(&mut answer);
-    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
-        return Ok(());
-    }
-    Err(Failure::new(ErrorCode::Cancelled, "Kill cancelled", "no process was signalled", "").into())
-}
-
-/// Returns the results of nodes for scripts.
-pub fn nodes(reports: &[NodeReport]) -> Vec<Value> {
-    let of_node = |report: &NodeReport| {
-        let memory = match report.gpu_memory {
-            GpuMemory::NotChecked => "unasked",
-            GpuMemory::NoGpus(_) => "no_gpus",
-            GpuMemory::Released => "released",
-            GpuMemory::Hidden(_) => "hidden",
-            GpuMemory::Held(_) => "held",
-            GpuMemory::Unknown(_) => "unknown",
-        };
-        json!({
-            "node": report.node,
-            "gone": report.all_gone(),
-            "signalled": report.signalled,
-            "gpu_memory": memory,
-            "left": report.survivors(),
-            "failure": report.failure,
-        })
-    };
-    reports.iter().map(of_node).collect()
-}
-
-/// Prints the plan for a run.
-pub fn show(plan: RunKill, json: bool) -> Result<(), CommandError> {
-    if json { output::json(&run_document(&plan)) } else { output::text(&run_in_words(&plan)) }
-}
-
-/// Returns the plan for a run for scripts.
-pub fn run_document(plan: &RunKill) -> Value {
-    let nodes: Vec<_> = plan
-        .nodes
-        .iter()
-        .map(|node| {
-            let ranks: Vec<_> = node.ranks.iter().map(|rank| json!({ "rank": rank.rank, "pid": rank.pid })).collect();
-            json!({ "node": node.node, "pid": node.pid, "pgid": node.pgid, "ranks": ranks, "why": node.why })
-        })
-        .collect();
-    let job = plan.job.as_ref().map(|job| json!({ "id": job.id, "why": job.why }));
-    json!({ "run": plan.run, "how": plan.how.verb(), "nodes": nodes, "job": job })
-}
-
-/// Writes the plan for a run: which processes will be signalled.
-pub fn run_in_words(plan: &RunKill) -> String {
-    if let Some(job) = &plan.job {
-        return format!("{}\n{}\n", plan.run, job.why);
-    }
-    let lines = plan.nodes.iter().map(|node| format!("{}: {}\n", node.node, node.why));
-    format!("{}\n{}", plan.run, lines.collect::<String>())
 }

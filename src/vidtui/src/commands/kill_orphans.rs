@@ -2,7 +2,7 @@
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
-use crate::commands::kill::{self, KillOptions, confirm, nodes, run_document, run_in_words};
+use crate::commands::kill_prompt::{self, KillOptions, confirm, nodes, run_document, run_in_words};
 use crate::commands::node_listing::{NodeListing, names};
 use crate::output::{self, Side};
 use crate::workspace::{Workspace, report_in_words};
@@ -120,7 +120,7 @@ fn execute<'a>(
         };
         let mut own = if logins.is_empty() { Vec::new() } else { workspace.transports(&logins)? };
         let transports = if own.is_empty() { &mut listing.transports } else { &mut own };
-        let report = kill::execute(plan, transports, options);
+        let report = kill_prompt::execute(plan, transports, options);
         first_failure = first_failure.or(report.failure(&plan.subject()));
         reports.push((plan, report));
     }

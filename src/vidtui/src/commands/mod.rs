@@ -14,6 +14,7 @@ mod inspect;
 mod job;
 mod kill;
 mod kill_orphans;
+mod kill_prompt;
 mod launch;
 mod logs;
 mod node_listing;

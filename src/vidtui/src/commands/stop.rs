@@ -2,7 +2,7 @@
 
 use crate::args::StopArgs;
 use crate::command_error::CommandError;
-use crate::commands::kill::{KillOptions, execute_run, show};
+use crate::commands::kill_prompt::{KillOptions, execute_run, show};
 use crate::commands::{kill_orphans, waiting};
 use crate::documents::RunDocument;
 use crate::output;

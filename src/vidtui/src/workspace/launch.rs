@@ -1,26 +1,10 @@
 //! Plans and starts launches, resumes and next stages.
 
-use super::{Fitting, Init, Subject, Workspace, curriculum};
+use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
 use rundir::{Attempt, ErrorCode, Failure, Login, RunDir};
-
-/// The options of a launch.
-pub struct LaunchOptions<'a> {
-    /// The recipe or stage to train.
-    pub subject: &'a Subject,
-    /// Number of ranks on this machine. By default, the size of the mesh.
-    pub ranks: Option<usize>,
-    /// The node flags. Without any, this machine.
-    pub nodes: &'a NodesArgs,
-    /// The name of the run. By default, the name in the recipe.
-    pub name: Option<&'a str>,
-    /// The source of the weights.
-    pub init: Init<'a>,
-    /// The changes of [`Workspace::fit`], as a warning.
-    pub fitted: Option<String>,
-}
 
 impl Workspace {
     /// Plans a launch. Starts nothing.

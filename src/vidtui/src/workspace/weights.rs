@@ -1,27 +1,11 @@
 //! Finds the weights that a launch starts from.
 
-use super::{LaunchOptions, Workspace};
+use super::{Init, LaunchOptions, Workspace};
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use plan::Weights;
 use recipe::{Curriculum, StageSpec, StageStart};
-use rundir::{ErrorCode, Failure, Lineage, RunDir, RunId};
-
-/// The source of the weights of a launch.
-pub enum Init<'a> {
-    /// The source that the stage names. Without a stage, random weights.
-    ByStage,
-    /// A checkpoint folder, or the newest checkpoint of a run.
-    Given(&'a str),
-    /// The newest checkpoint of this run.
-    Run(&'a RunId),
-}
-
-impl<'a> From<Option<&'a str>> for Init<'a> {
-    fn from(given: Option<&'a str>) -> Self {
-        given.map_or(Self::ByStage, Self::Given)
-    }
-}
+use rundir::{ErrorCode, Failure, Lineage, RunDir};
 
 impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.

@@ -1,7 +1,8 @@
 //! Makes hard links to the unchanged files of a checkpoint's source, so that their bytes are not copied.
 
 use super::ConvertRequest;
-use crate::source::{Source, SourceKind};
+use crate::location::SourceKind;
+use crate::source::Source;
 use crate::stream::{Segment, TensorToWrite};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};

@@ -3,9 +3,11 @@
 use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{Config, config_text, model_from_diffusers, pretty};
 use crate::initial_values::InitialValues;
+use crate::location::TTT_FILE;
 use crate::lora::Lora;
+use crate::naming::Names;
 use crate::report::{Initialized, Mapped, Report};
-use crate::source::{CONFIG_FILE, MODEL_FILE, Names, OWN_KEYS, Source, TTT_FILE, TTT_MODEL};
+use crate::source::{CONFIG_FILE, MODEL_FILE, OWN_KEYS, Source, TTT_MODEL};
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::{NewTensorFile, pack};

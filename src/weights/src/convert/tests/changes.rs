@@ -3,7 +3,7 @@
 use super::*;
 use crate::convert::model::word;
 use crate::fixtures::{shown, temp};
-use crate::source::TTT_FILE;
+use crate::location::TTT_FILE;
 use crate::{Header, cast};
 
 #[test]

@@ -1,0 +1,283 @@
+//! The facts from which the state of a run is derived.
+
+use crate::Newest;
+use cluster::NodeId;
+use cluster::slurm::JobStatus;
+use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A run without activity for fewer seconds than this is not stalled. Shorter pauses are normal: a cold page cache, a sleeping disk, a
+/// busy machine.
+const STALL_MIN_S: f64 = 30.0;
+/// A run is stalled when a step takes this many times the median; a collective that hangs never ends.
+const STALL_STEPS: f64 = 5.0;
+/// A run computes nothing when its GPUs draw less than this share of their power during steps. A collective that hangs keeps
+/// utilization at 100 %, but power falls to a third or less.
+const POWER_COLLAPSED: f64 = 0.5;
+/// The same share during an evaluation, which computes less than training: it samples, decodes and writes one video after the other.
+const POWER_COLLAPSED_EVALUATING: f64 = 0.3;
+/// An evaluation that takes fewer seconds than this is not stalled, whatever its power.
+const EVALUATION_S: f64 = 600.0;
+/// A rank that uses less than this share of a CPU core waits for something. A rank that computes uses all of it.
+const CPU_COLLAPSED: f64 = 0.2;
+/// The time limit for the process files of a new attempt to appear. After `attempt.toml` is written, the console
+/// connects to hundreds of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the disk caches what
+/// is in a folder (NFS: up to a minute). A supervisor that ends within this time writes an exit file, which ends the
+/// wait.
+pub const START_GRACE: Duration = Duration::from_secs(180);
+
+/// The time after the other nodes' exit files in which a node without a network has ended its ranks: its supervisor
+/// misses heartbeats for ten seconds, then waits two seconds for the ranks.
+const CUT_OFF_S: f64 = 15.0;
+
+/// Whether the processes of an attempt exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Liveness {
+    /// The processes exist.
+    Alive,
+    /// The processes do not exist, or their ids now belong to other processes.
+    Dead,
+    /// The node cannot be reached.
+    #[default]
+    Unknown,
+}
+
+/// The load of a run that logs nothing, which shows whether it still computes.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Load {
+    /// Not measured.
+    #[default]
+    Unknown,
+    /// The power of all its GPUs together.
+    Power {
+        /// Now.
+        now_w: f64,
+        /// During steps.
+        before_w: f64,
+    },
+    /// The CPU use of the busiest rank, where no GPU reports its power.
+    Cpu {
+        /// In CPU cores.
+        most: f64,
+    },
+}
+
+impl Load {
+    /// Returns whether the run computes. Its power may fall to this share of the earlier power. Returns `None` if the
+    /// load was not measured.
+    fn works(self, power_share: f64) -> Option<bool> {
+        match self {
+            Self::Unknown => None,
+            Self::Power { now_w, before_w } => Some(now_w >= power_share * before_w),
+            Self::Cpu { most } => Some(most >= CPU_COLLAPSED),
+        }
+    }
+}
+
+/// Everything from which the state of a run is derived. All but `steps_total` is about the newest attempt.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RunFacts {
+    /// The newest attempt.
+    pub attempt: Option<Attempt>,
+    /// Whether its processes exist. Determine this before reading `exits`: a process may end between the two.
+    pub alive: Liveness,
+    /// Whether a node has no process file yet: nothing was started there, or the file is not visible yet.
+    pub is_incomplete: bool,
+    /// Whether a stop was requested.
+    pub stopping: bool,
+    /// Whether the stop was requested by file and for good ([`rundir::Stop::ForGood`]), so that its job is not requeued.
+    pub stops_for_good: bool,
+    /// Its last logged step and the time of that.
+    pub last_metric: Option<(u64, f64)>,
+    /// When the first of the steps that were read was logged.
+    pub first_metric_s: Option<f64>,
+    /// The median seconds of a step.
+    pub median_step_s: Option<f64>,
+    /// Steps from one logged step to the next; 0 means 1.
+    pub steps_per_line: u64,
+    /// The load of its nodes.
+    pub load: Load,
+    /// The exit files of the nodes where it has ended.
+    pub exits: Vec<ExitFile>,
+    /// The newest event.
+    pub last_event: Option<Event>,
+    /// The step that it resumed from, which differs from the planned one where that checkpoint was damaged.
+    pub resumed_from: Option<u64>,
+    /// The steps of the recipe.
+    pub steps_total: u64,
+    /// Whether a command of the user's own trains.
+    pub is_command: bool,
+    /// Whether each rank works by itself (`recipe::Task::ranks_depend_on_each_other`): the end of a rank or a node is not the end of
+    /// the run. Its steps are items.
+    pub is_independent: bool,
+    /// Whether the newest attempt has logged that all its steps are done.
+    pub has_finished: bool,
+    /// The nodes that others recorded as lost, where the run works on without them.
+    pub lost: Vec<NodeId>,
+    /// Whether its steps are not logged ([`rundir::Run::is_stepless`]).
+    pub is_stepless: bool,
+    /// When the save began that has not ended.
+    pub checkpointing_since: Option<f64>,
+    /// When the evaluation began that has not ended.
+    pub evaluating_since: Option<f64>,
+    /// The state of its Slurm job, if it has one.
+    pub job: Option<JobStatus>,
+    /// The newest lines of all its attempts, from which most of this was read.
+    pub newest: Arc<Newest>,
+}
+
+/// The state of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum RunState {
+    /// The run was not started yet.
+    New,
+    /// Its job waits in Slurm's queue, for the first time or after a requeue.
+    Queued,
+    /// Its processes start, connect and load. No step was logged yet.
+    Starting,
+    /// The run trains.
+    Running,
+    /// The run saves a checkpoint.
+    Saving,
+    /// A stop was requested and it has not ended yet.
+    Stopping,
+    /// The processes exist but log nothing and, as far as was measured, compute nothing.
+    Stalled {
+        /// The time of the last step or event, Unix seconds.
+        since_s: f64,
+    },
+    /// All steps are done.
+    Finished,
+    /// A user stopped or killed it.
+    Stopped,
+    /// The run ended with a recorded error.
+    Failed(Failure),
+    /// The run ended without recording a reason.
+    Crashed(Failure),
+    /// Its nodes cannot be reached and its files show no activity.
+    Unknown,
+}
+
+impl RunState {
+    /// Returns whether it has ended: nothing more happens unless a user resumes it.
+    pub fn is_end(&self) -> bool {
+        matches!(self, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
+    }
+}
+
+impl RunFacts {
+    /// Updates the facts with an event. Events of older attempts are ignored.
+    pub fn see_event(&mut self, event: &Event) {
+        if self.attempt.as_ref().is_some_and(|a| a.number != event.attempt) {
+            return;
+        }
+        self.has_finished |= event.kind == EventKind::Finished;
+        match &event.kind {
+            EventKind::NodeLost { node, .. } if !self.lost.contains(node) => self.lost.push(node.clone()),
+            EventKind::CheckpointStarted => self.checkpointing_since = Some(event.t),
+            EventKind::CheckpointSaved { .. }
+            | EventKind::Stopped { .. }
+            | EventKind::Finished
+            | EventKind::Failed { .. }
+            | EventKind::CheckpointFailed { .. }
+            | EventKind::RankDied { .. } => self.checkpointing_since = None,
+            EventKind::EvaluationStarted => self.evaluating_since = Some(event.t),
+            EventKind::EvaluationEnded => self.evaluating_since = None,
+            EventKind::Stopping { .. } => self.stopping = true,
+            EventKind::Resumed { from_step, .. } => self.resumed_from = Some(*from_step),
+            _ => {}
+        }
+        if self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
+            self.last_event = Some(event.clone());
+        }
+    }
+
+    /// Updates the facts with a sample. Samples of older attempts are ignored.
+    pub fn see_metric(&mut self, sample: &MetricSample) {
+        if self.attempt.as_ref().is_some_and(|a| a.number != sample.attempt) {
+            return;
+        }
+        self.last_metric = Some((sample.step, sample.t));
+        self.first_metric_s.get_or_insert(sample.t);
+        if let Some(items) = &sample.items {
+            self.steps_total = items.counts.total();
+        }
+        if self.checkpointing_since.is_some_and(|since| since < sample.t) {
+            self.checkpointing_since = None;
+        }
+        if self.evaluating_since.is_some_and(|since| since < sample.t) {
+            self.evaluating_since = None;
+        }
+    }
+
+    /// Returns the step that its newest attempt began from: the one that it logged, or else the planned one.
+    pub fn start_step(&self) -> u64 {
+        self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)
+    }
+
+    /// Returns after how many seconds without a step or event it is stalled: five median steps, more where not every step is logged,
+    /// and never less than half a minute.
+    pub fn stall_after_s(&self) -> f64 {
+        let steps = STALL_STEPS + self.steps_per_line.saturating_sub(1) as f64;
+        STALL_MIN_S.max(steps * self.median_step_s.unwrap_or(0.0))
+    }
+
+    /// Returns the time of the last step or event if that is too long ago at `now` and no save or evaluation explains it. The run may
+    /// compute nevertheless: see [`Load`].
+    pub fn silent_since_s(&self, now: f64) -> Option<f64> {
+        let attempt = self.attempt.as_ref()?;
+        let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
+        let exempt = self.checkpointing_since.is_some() || evaluates || self.last_metric.is_none();
+        let since_s = self.last_sign_s(attempt);
+        (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
+    }
+
+    /// Returns whether it computes nothing. During an evaluation that must be measured; otherwise it is assumed unless measured.
+    pub(crate) fn idles(&self) -> bool {
+        match self.evaluating_since {
+            Some(_) => self.load.works(POWER_COLLAPSED_EVALUATING) == Some(false),
+            None => self.load.works(POWER_COLLAPSED) != Some(true),
+        }
+    }
+
+    /// Returns until when an attempt counts as starting that has no process, step or event yet, in Unix seconds: the console that
+    /// starts it may be slow, or may have ended.
+    pub fn start_awaited_until_s(&self) -> Option<f64> {
+        let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
+        let is_silent = self.last_event.is_none() && self.last_metric.is_none();
+        is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
+    }
+
+    /// Returns the nodes that have written no exit file long after the attempt failed on the others. They may never write one. The
+    /// attempt's processes there have ended, or cannot train any more.
+    pub fn lost_nodes(&self, now: f64) -> Vec<NodeId> {
+        let Some(attempt) = &self.attempt else { return Vec::new() };
+        let exits = || self.exits.iter().filter(|exit| exit.attempt == attempt.number);
+        if self.is_independent {
+            return self.lost.iter().filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect();
+        }
+        let has_failed = exits().any(|exit| exit.reason == ExitReason::Failed);
+        let last_s = exits().map(|exit| exit.ended_s).fold(f64::MIN, f64::max);
+        if !has_failed || now - last_s <= CUT_OFF_S {
+            return Vec::new();
+        }
+        let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node);
+        nodes.filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect()
+    }
+
+    /// Returns the time of the last step or event, in Unix seconds; none before the first attempt.
+    pub fn sign_s(&self) -> Option<f64> {
+        self.attempt.as_ref().map(|attempt| self.last_sign_s(attempt))
+    }
+
+    pub(crate) fn last_sign_s(&self, attempt: &Attempt) -> f64 {
+        let event = self.last_event.as_ref().map_or(f64::MIN, |e| e.t);
+        let metric = self.last_metric.map_or(f64::MIN, |(_, t)| t);
+        attempt.started_s.max(event).max(metric)
+    }
+}
