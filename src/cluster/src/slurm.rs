@@ -47,9 +47,6 @@ pub const ACCOUNTING: [&str; 6] = [
 /// Shows all details of a job in one line; append its id.
 pub const JOB: [&str; 6] = ["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "job"];
 
-/// Checks whether the controller answers; the cheapest of Slurm's commands.
-pub const PING: [&str; 2] = ["scontrol", "ping"];
-
 /// The rows of a list, and the lines that could not be parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rows<T> {

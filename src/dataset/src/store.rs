@@ -20,7 +20,7 @@ mod index;
 mod join;
 mod lease;
 #[cfg(test)]
-mod million;
+mod million_clips_tests;
 mod open;
 mod part;
 mod plan;

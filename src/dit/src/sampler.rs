@@ -125,11 +125,6 @@ impl Sampler {
         self.guidance.is_used()
     }
 
-    /// Returns whether a step adds fresh noise, in proportion to which the caller draws it.
-    pub fn adds_noise(&self, step: usize) -> bool {
-        self.steps[step].fresh != 0.0
-    }
-
     /// Samples a latent from noise.
     ///
     /// * `noise` — pure noise, in the shape of a latent.

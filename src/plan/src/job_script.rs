@@ -90,7 +90,7 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --c
 # A signal interrupts `wait` but not the ranks.
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
 
-if {again} ${{warned:+--warned}}; then
+if {requeue} ${{warned:+--warned}}; then
   # Retry while the Slurm controller does not answer.
   for pause in 0 5 10 20 30 60 60 60 60; do
     sleep "$pause"
@@ -109,7 +109,7 @@ exit "$ended"
         // The path is within the quotes of the trap.
         stop = quote(dir.stop_file().as_str()).replace('\'', r"'\''"),
         begin = in_job("begin"),
-        again = in_job("again"),
+        requeue = in_job("requeue"),
         attempts = quote(dir.attempts().as_str()),
     )
 }

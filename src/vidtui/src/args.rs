@@ -175,7 +175,8 @@ pub enum JobCommand {
         attempt: u32,
     },
     /// Exits with 0 if the job must be requeued after its ranks have ended
-    Again {
+    #[command(alias = "again")]
+    Requeue {
         /// Folder of the run
         #[arg(long)]
         run_dir: Utf8PathBuf,

@@ -8,7 +8,7 @@ mod compare;
 mod config;
 mod convert;
 #[cfg(test)]
-mod damaged_inputs;
+mod damaged_input_tests;
 mod dcp;
 pub mod destination;
 mod dtype;

@@ -87,10 +87,4 @@ impl Flops {
             + self.modulation
             + self.ends
     }
-
-    /// Returns the share of one rank of a TP group: its heads and hidden units, and all modulations and embeddings.
-    pub fn of_tp_rank(&self, tp: usize) -> f64 {
-        let whole = self.modulation + self.ends;
-        (self.total() - whole) / tp as f64 + whole
-    }
 }

@@ -53,16 +53,16 @@ fn any_model() -> Model {
 
 /// A recorded run, and the settings with which it is repeated.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Again {
+struct TraceRun {
     path: Utf8PathBuf,
     mesh: Mesh,
     grad_accum: usize,
     remat: Remat,
 }
 
-impl std::fmt::Display for Again {
+impl std::fmt::Display for TraceRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Again { path, mesh, grad_accum, remat } = self;
+        let TraceRun { path, mesh, grad_accum, remat } = self;
         write!(f, "{path} on {mesh}, accumulation {grad_accum}, {remat:?}")
     }
 }
@@ -266,7 +266,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
 }
 
 /// Compares a rank's results with the trace: losses, gradient norms and learning rates of every step, and the final weights.
-fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f64>) {
+fn compare(trace: &Trace, what: &TraceRun, outcomes: &[Outcome], distance: Option<f64>) {
     let (losses, norms) = (trace.values("out.loss"), trace.values("out.grad_norm_before_clip"));
     let (rates, groups) = (trace.values("out.lr_used_per_step"), trace.groups());
     assert_eq!(rates.len(), groups.len() * outcomes.len(), "{what}: a learning rate for each group and step");
@@ -302,7 +302,7 @@ fn compare(trace: &Trace, what: &Again, outcomes: &[Outcome], distance: Option<f
 }
 
 /// Runs one rank through a trace, and compares.
-fn run(what: &Again, groups: MeshGroups) {
+fn run(what: &TraceRun, groups: MeshGroups) {
     let trace = Trace::open(&what.path);
     let recipe = trace.recipe(what.mesh, what.grad_accum, what.remat.clone());
     let (outcomes, distance) = rank(&trace, &recipe, groups);
@@ -323,7 +323,7 @@ impl Drop for Process {
 }
 
 /// Runs every rank of a mesh as a process; each runs and compares all runs.
-fn run_in_processes(runs: &[Again]) {
+fn run_in_processes(runs: &[TraceRun]) {
     let folder = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(folder.path()).unwrap();
     std::fs::write(folder.join("runs.json"), serde_json::to_string(runs).unwrap()).unwrap();
@@ -362,7 +362,7 @@ fn a_rank_of_a_mesh() {
     let (rank, folder) = task.split_once(' ').unwrap();
     let folder = Utf8Path::new(folder);
     tch::set_num_threads(1);
-    let runs: Vec<Again> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
+    let runs: Vec<TraceRun> = serde_json::from_slice(&std::fs::read(folder.join("runs.json")).unwrap()).unwrap();
     for (number, what) in runs.iter().enumerate() {
         if what.mesh == ALONE {
             run(what, MeshGroups::alone());
@@ -378,7 +378,7 @@ fn a_rank_of_a_mesh() {
 /// Repeats traces on those of their meshes that `wanted` selects, each with every remat setting. Returns the number of
 /// runs, and prints invalid ones.
 fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
-    let mut by_mesh: BTreeMap<_, Vec<Again>> = BTreeMap::new();
+    let mut by_mesh: BTreeMap<_, Vec<TraceRun>> = BTreeMap::new();
     for path in paths {
         let trace = Trace::open(path);
         for (mesh, grad_accum) in trace.meshes().into_iter().filter(|(mesh, _)| wanted(mesh)) {
@@ -386,7 +386,7 @@ fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat
                 println!("not compared: {path} on {mesh}, accumulation {grad_accum}: {why}");
                 continue;
             }
-            let again = |remat: &Remat| Again { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
+            let again = |remat: &Remat| TraceRun { path: path.clone(), mesh, grad_accum, remat: remat.clone() };
             let key = (mesh.dp_replicate, mesh.dp_shard, mesh.tp);
             by_mesh.entry(key).or_default().extend(remats.iter().map(again));
         }

@@ -15,7 +15,7 @@ use rundir::{ErrorCode, Failure, RunDir, now_s};
 pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), CommandError> {
     match command {
         JobCommand::Begin { run_dir, attempt } => begin(workspace, run_dir, *attempt),
-        JobCommand::Again { run_dir, warned } => again(run_dir, *warned),
+        JobCommand::Requeue { run_dir, warned } => requeue(run_dir, *warned),
     }
 }
 
@@ -71,7 +71,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     output::line(&format!("{:04}", plan.attempt.number))
 }
 
-fn again(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
+fn requeue(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
     let dir = RunDir::new(run_dir);
     let facts = remote::read_facts(&dir, &dir.read_run()?)?;
     let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
