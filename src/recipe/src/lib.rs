@@ -50,7 +50,7 @@ pub use load::{Origin, Resolved, load};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing};
 pub use optim::{Optimizer, Schedule};
-pub use params::{Family, Init, ParamSpec, Role, Split, Unit, param_specs};
+pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
 pub use sample::{BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES};

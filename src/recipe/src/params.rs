@@ -21,7 +21,7 @@ pub struct ParamSpec {
     /// Whether it can be trained.
     pub role: Role,
     /// The learning rate that applies to it.
-    pub family: Family,
+    pub group: ParamGroup,
     /// Whether weight decay applies; never to biases and norms.
     pub decay: bool,
     /// The split of the tensor over the ranks of a TP group.
@@ -150,7 +150,7 @@ pub enum Role {
 
 /// The learning rate that applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub enum ParamGroup {
     /// `lr_ttt`: TTT layers and their gates.
     Ttt,
     /// `lr`: everything else.
@@ -217,7 +217,7 @@ fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
 /// and `*_ssm_gating_*`.
 fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     let (dim, heads, head) = (m.dim(), m.num_heads, m.head_dim);
-    block.family = Family::Ttt;
+    block.group = ParamGroup::Ttt;
     for name in ["ttt.q", "ttt.k", "ttt.v", "ttt.o"] {
         let init = Init::Linear { fan_in: dim };
         block.push(format!("{name}.weight"), None, &[dim, dim], init, Role::Trained, true);
@@ -263,13 +263,13 @@ struct Layers<'a> {
     unit: Unit,
     ours: &'a str,
     theirs: &'a str,
-    family: Family,
+    group: ParamGroup,
     specs: Vec<ParamSpec>,
 }
 
 impl<'a> Layers<'a> {
     fn new(unit: Unit, ours: &'a str, theirs: &'a str) -> Self {
-        Layers { unit, ours, theirs, family: Family::Rest, specs: Vec::new() }
+        Layers { unit, ours, theirs, group: ParamGroup::Rest, specs: Vec::new() }
     }
 
     /// Adds a linear layer or convolution: a weight, and a bias as long as the weight's first axis.
@@ -307,7 +307,7 @@ impl<'a> Layers<'a> {
             unit: self.unit,
             init,
             role,
-            family: self.family,
+            group: self.group,
             decay,
         });
     }

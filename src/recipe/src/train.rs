@@ -6,7 +6,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, ParamSpec, Role};
+use crate::{ParamGroup, ParamSpec, Role};
 
 /// The data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl Train {
         spec.role == Role::Trained
             && match &self.trainable {
                 Trainable::All => true,
-                Trainable::Qkvo => spec.family == Family::Ttt || is_attention(&spec.name),
+                Trainable::Qkvo => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
                 Trainable::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(&spec.name)),
             }
     }

@@ -10,7 +10,7 @@ use crate::optim::{AdamState, Moment};
 use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
-use recipe::{Family, Mesh, ParamSpec, Split};
+use recipe::{Mesh, ParamGroup, ParamSpec, Split};
 use rundir::{
     Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
     TensorBox, TrainState,
@@ -610,7 +610,7 @@ fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Mani
 
 fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     let piece = |owned: OwnedRange| {
-        let addable = sharded.tables[owned.unit][owned.range.slot].family == Family::Ttt;
+        let addable = sharded.tables[owned.unit][owned.range.slot].group == ParamGroup::Ttt;
         Piece { addable, ..piece(sharded, &owned, "", owned.values.shallow_clone()) }
     };
     sharded.fsdp.owned().into_iter().map(piece).collect()

@@ -1,7 +1,7 @@
 //! AdamW over sharded parameters, in four groups: TTT or rest, decayed or not.
 
 use c10d::ops::AdamW;
-use recipe::{Family, Optimizer, ParamSpec};
+use recipe::{Optimizer, ParamGroup, ParamSpec};
 use sharding::flat::ParamKind;
 use sharding::fsdp::Fsdp;
 use std::convert::Infallible;
@@ -61,7 +61,7 @@ struct ShardState {
 struct Segment {
     start: i64,
     len: i64,
-    family: Family,
+    group: ParamGroup,
     decay: bool,
 }
 
@@ -86,11 +86,11 @@ impl AdamState {
                     let spec = &tables[o.unit][o.range.slot];
                     let decay = optimizer.decays(spec);
                     match segments.last_mut() {
-                        Some(last) if (last.family, last.decay) == (spec.family, decay) => last.len += o.range.len,
+                        Some(last) if (last.group, last.decay) == (spec.group, decay) => last.len += o.range.len,
                         _ => segments.push(Segment {
                             start: o.range.shard_start,
                             len: o.range.len,
-                            family: spec.family,
+                            group: spec.group,
                             decay,
                         }),
                     }
@@ -136,7 +136,7 @@ impl AdamState {
             for segment in &moments.segments {
                 let part = |t: &Tensor| t.narrow(0, segment.start, segment.len);
                 let adamw = AdamW {
-                    lr: if segment.family == Family::Ttt { lr.ttt } else { lr.rest },
+                    lr: if segment.group == ParamGroup::Ttt { lr.ttt } else { lr.rest },
                     beta1: o.beta1,
                     beta2: o.beta2,
                     eps: o.eps,

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub use memory::{Peak, t5_memory, vae_memory};
 pub use t5::T5Config;
-pub use tiling::{Span as TileSpan, Tiles, Tiling};
+pub use tiling::{TileSpan, Tiles, Tiling};
 pub use vae::{VaeConfig, Window, windows};
 
 /// The configuration file of each part of a diffusers pipeline.

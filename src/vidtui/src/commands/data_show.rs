@@ -77,7 +77,10 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
     if summary.unused_bytes > 0 {
         rows.push((
             "unused".into(),
-            format!("{} in shards that no clip uses: vidtui data prune {data}", units::short_size(summary.unused_bytes)),
+            format!(
+                "{} in shards that no clip uses: vidtui data prune {data}",
+                units::short_size(summary.unused_bytes)
+            ),
         ));
     }
     if let Some(done) = &summary.encode {

@@ -250,7 +250,7 @@ fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -
 /// Returns the initial values of a tensor of a layer that only the target has.
 fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<TensorToWrite> {
     let had = source.model().ok()?.layer;
-    if spec.family != recipe::Family::Ttt || had == model.layer {
+    if spec.group != recipe::ParamGroup::Ttt || had == model.layer {
         return None;
     }
     let segments = vec![Segment::Initial(InitialValues::new(spec.init, seed, &spec.name)?, spec.len() * 4)];

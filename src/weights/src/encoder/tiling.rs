@@ -22,7 +22,7 @@ pub struct Tiling {
 /// How one side is tiled: where tiles begin, their size, and how they are joined. Positions are in input units (pixels for the
 /// encoder, latent pixels for the decoder), `blend` and `keep` in output units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct TileSpan {
     /// The distance between the beginnings of tiles.
     pub stride: usize,
     /// The size of a tile.
@@ -37,9 +37,9 @@ pub struct Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
     /// Vertically.
-    pub rows: Span,
+    pub rows: TileSpan,
     /// Horizontally.
-    pub columns: Span,
+    pub columns: TileSpan,
 }
 
 impl Tiling {
@@ -102,15 +102,25 @@ impl Tiling {
     }
 }
 
-fn encode_span(size: usize, overlap: f64, factor: usize) -> Span {
+fn encode_span(size: usize, overlap: f64, factor: usize) -> TileSpan {
     // The products are rounded down, as diffusers does.
     let blend = ((size / factor) as f64 * overlap) as usize;
-    Span { stride: (size as f64 * (1.0 - overlap)) as usize, size, blend, keep: (size / factor).saturating_sub(blend) }
+    TileSpan {
+        stride: (size as f64 * (1.0 - overlap)) as usize,
+        size,
+        blend,
+        keep: (size / factor).saturating_sub(blend),
+    }
 }
 
-fn decode_span(size: usize, overlap: f64, factor: usize) -> Span {
+fn decode_span(size: usize, overlap: f64, factor: usize) -> TileSpan {
     let (latent, blend) = (size / factor, (size as f64 * overlap) as usize);
-    Span { stride: (latent as f64 * (1.0 - overlap)) as usize, size: latent, blend, keep: size.saturating_sub(blend) }
+    TileSpan {
+        stride: (latent as f64 * (1.0 - overlap)) as usize,
+        size: latent,
+        blend,
+        keep: size.saturating_sub(blend),
+    }
 }
 
 /// Returns whether tiles begin where the kept part of the tile before ends, in both directions.
