@@ -14,9 +14,11 @@ pub struct Clip {
     /// The path of the video. On disk, a path below [`crate::ManifestHeader::root`] is relative to it; in memory, every
     /// path is absolute.
     pub path: Utf8PathBuf,
-    /// The caption, without white space at its ends. If each segment of the video has its own: all of them, one per line.
+    /// The caption, without white space at its ends. If each segment of the video has its own caption: all captions,
+    /// one per line.
     pub caption: String,
-    /// The captions of the segments of the video, for models with several; empty if one caption is that of the whole video.
+    /// The captions of the video's segments, for models with several segments; empty if one caption describes the whole
+    /// video.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<String>,
     /// Where the caption was read, for people: `clips/a.txt`, `metadata.csv line 17`.
@@ -24,7 +26,7 @@ pub struct Clip {
     pub origin: String,
     /// Hash of the bytes of the video: XXH3 of 128 bits in hexadecimal digits.
     pub content: String,
-    /// The size of the file and the time of its last change, when it was checked.
+    /// The size and modification time of the file when it was checked.
     #[serde(flatten)]
     pub stamp: Stamp,
     /// Pixels, after rotation.

@@ -26,7 +26,7 @@ pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     }
 }
 
-/// Returns the role of a tensor that is drawn more than once: `masked`, `masked.1`, `masked.2`…
+/// Returns the role of a draw of a tensor: `masked`, `masked.1`, `masked.2`…
 pub fn drawn_role(role: &str, draw: usize) -> String {
     if draw == 0 { role.to_owned() } else { format!("{role}.{draw}") }
 }
@@ -85,7 +85,7 @@ impl Table {
     }
 }
 
-/// Checks that a store was encoded with the noise and the masks of a recipe. Imported stores do not have that on record.
+/// Checks that a store was encoded with the noise and the masks of a recipe. Imported stores do not record these.
 fn check_spec(data: &Utf8Path, condition: &Condition) -> Result<(), Failure> {
     let (Some(made), Some(wanted)) = (StoreSpec::read(data)?.condition, ConditionSpec::of(condition)?) else {
         return Ok(());

@@ -154,7 +154,7 @@ impl Manifest {
     /// Checks that each usable clip has as many captions as a model has segments.
     ///
     /// # Errors
-    /// Names the first clip with another number.
+    /// Names the first clip with another number of captions.
     pub fn check_segments(&self, segments: usize) -> Result<(), Failure> {
         let Some(clip) = self.usable().find(|clip| clip.captions().count() != segments) else { return Ok(()) };
         let count = units::counted(clip.captions().count(), "caption");

@@ -22,9 +22,9 @@ pub enum Reason {
     },
     /// The file has sound and no picture.
     AudioOnly,
-    /// The video is intact, and has a property that is not supported.
+    /// The video is intact, but has a property that is not supported.
     Unsupported {
-        /// Which one.
+        /// The property.
         why: String,
     },
     /// The video cannot be read, or is damaged.

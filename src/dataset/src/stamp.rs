@@ -1,4 +1,5 @@
-//! Whether a file is the one that was checked: its size and the time of its last change, and if these differ, its bytes.
+//! Checks whether a file is still the one that was checked: compares its size and modification time, and if these
+//! differ, its bytes.
 
 use crate::Reason;
 use camino::Utf8Path;
@@ -8,10 +9,10 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes that are hashed at once.
+/// The bytes that are read and hashed at a time.
 const CHUNK: usize = 1 << 20;
 
-/// What shows without reading a file that it has not changed.
+/// The size and modification time of a file. If they are unchanged, so is the file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stamp {
@@ -22,7 +23,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Reads the stamp of a file, or why it cannot be a video.
+    /// Reads the stamp of a file; returns the reason if the file cannot be a video.
     pub(crate) fn of(path: &Utf8Path) -> Result<Self, Reason> {
         let metadata = fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Reason::VideoMissing,
@@ -41,11 +42,11 @@ impl Stamp {
 }
 
 impl Stamp {
-    /// Checks that a video is the one whose bytes have the hash `content`, and returns its stamp. The bytes are read only if the
+    /// Checks that the bytes of a video have the hash `content`, and returns its stamp. The bytes are read only if the
     /// stamp differs.
     ///
     /// # Errors
-    /// The file is gone, or has other bytes.
+    /// The file does not exist any more, or has other bytes.
     pub fn check(self, path: &Utf8Path, content: &str) -> Result<Self, Failure> {
         let now = Self::of(path).map_err(|reason| changed(path, format!("{}: {reason}", reason.title())))?;
         if now == self || content.is_empty() {
@@ -61,7 +62,7 @@ impl Stamp {
     /// Checks that a video has not changed since its stamp was read.
     ///
     /// # Errors
-    /// It has changed.
+    /// The video has changed.
     pub fn check_same(self, path: &Utf8Path) -> Result<(), Failure> {
         if Self::of(path).is_ok_and(|now| now == self) {
             return Ok(());

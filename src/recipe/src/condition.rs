@@ -17,8 +17,8 @@ pub struct Condition {
     pub masks: Vec<String>,
     /// The probability that a wholly masked sample is trained without its mask and its masked latent. 0: never.
     pub mask_dropout: f64,
-    /// The conditions that `encode` makes of each clip, with masks and noise of their own. Epoch `e` trains with number `e` modulo
-    /// `draws`.
+    /// The number of conditions that `encode` makes for each clip, each with its own masks and noise. Epoch `e` trains
+    /// with condition `e` modulo `draws`.
     pub draws: usize,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for MaskKind {
 }
 
 impl Condition {
-    /// Returns how many different conditions a clip has: images without noise do not differ.
+    /// Returns the number of different conditions of a clip. Images without noise do not differ, so they count as one.
     pub fn draws(&self) -> usize {
         match self.kind {
             ConditionKind::None => 0,

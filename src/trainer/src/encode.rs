@@ -239,7 +239,7 @@ mod tests {
         for code in [ErrorCode::ProgramMissing, ErrorCode::DiskFull, ErrorCode::DeviceFailed] {
             assert!(!of_item(code), "{code:?}");
         }
-        // ffmpeg was killed, or makes no progress; the clip is damaged, has changed, or does not fit into memory.
+        // ffmpeg was killed or makes no progress; or the clip is damaged, has changed, or does not fit into memory.
         let codes = [ErrorCode::CommandFailed, ErrorCode::NoAnswer, ErrorCode::Malformed, ErrorCode::InvalidDataset];
         for code in codes.into_iter().chain([ErrorCode::OutOfMemory, ErrorCode::NotFound]) {
             assert!(of_item(code), "{code:?}");

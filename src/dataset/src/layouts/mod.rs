@@ -63,7 +63,7 @@ pub struct Row {
     pub name: String,
     /// The absolute path.
     pub path: Utf8PathBuf,
-    /// The caption; of a video with captions of its segments, all of them.
+    /// The caption, or all captions if the segments of the video have their own.
     pub caption: Caption,
     /// The captions of the segments of the video.
     pub segments: Vec<String>,

@@ -162,7 +162,7 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     captions.into_iter().map(row).collect()
 }
 
-/// Joins the captions of the segments of one video; a fault of one is that of all.
+/// Joins the captions of the segments of one video. A fault of one caption is a fault of the whole.
 fn of_segments(captions: Vec<Caption>) -> (Vec<Caption>, Vec<String>) {
     match captions.into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(segments) => (vec![Ok(segments.join("\n"))], segments),

@@ -1,4 +1,5 @@
-//! The list of items that failed in earlier encodes: all that is left of the work of an encode that is complete.
+//! The list of items that failed in earlier encodes. After a complete encode, only this list remains of the work
+//! folder.
 
 use super::Item;
 use super::index::{cannot_write, malformed, unreadable};

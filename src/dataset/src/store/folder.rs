@@ -1,7 +1,7 @@
-//! The lease of the folder of a data set: one encode at a time. Any worker of the encode renews it.
+//! The lease of a data set's folder, which allows one encode at a time. Any worker of the encode may hold and renew it.
 //!
-//! The worker that makes the queue takes the lease. The others watch it, and if that worker dies or gives it back while they work,
-//! one of them takes it over: after half of the time that another encode waits.
+//! The worker that creates the queue takes the lease. The others watch the lease. If the worker dies or gives the lease
+//! back, one of them takes it over, after half of the time that another encode waits.
 
 use super::Timing;
 use super::lease::{Lease, LeaseState, Leases, Taken};
@@ -43,20 +43,20 @@ impl Holder {
     }
 }
 
-/// The lease of the folder, as one worker keeps it. Dropping it gives the lease back, if this worker has it.
+/// The lease of the folder from the view of one worker. Dropping it gives the lease back, if this worker holds it.
 #[derive(Debug)]
 pub(super) struct Folder {
     keeper: Arc<Mutex<Keeper>>,
     thread: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// What the thread of a [`Folder`] keeps.
+/// The state that a [`Folder`] shares with its thread.
 #[derive(Debug)]
 struct Keeper {
     work: Utf8PathBuf,
     leases: Leases,
     holder: Holder,
-    /// If this worker has it.
+    /// The lease, if this worker holds it.
     lease: Option<Lease>,
 }
 
@@ -95,7 +95,7 @@ impl Folder {
         }
     }
 
-    /// Watches the lease that another worker of the encode has.
+    /// Watches the lease that another worker of the encode holds.
     pub fn watch(data: &Utf8Path, holder: &Holder, timing: &Timing) -> Self {
         Self::start(data, holder, timing, None)
     }
@@ -118,7 +118,7 @@ impl Folder {
         Self { keeper, thread }
     }
 
-    /// Renews the lease, or takes it over if the worker that had it is gone. A thread does this, unless there are no heartbeats.
+    /// Renews the lease, or takes it over if its holder is gone. A thread does this, unless heartbeats are disabled.
     #[cfg(test)]
     pub fn keep(&self) {
         lock(&self.keeper).keep();
@@ -140,9 +140,9 @@ impl Keeper {
         self.lease = self.take_over().ok().flatten();
     }
 
-    /// Takes the lease of a worker of the same encode that is gone.
+    /// Takes over the lease of a lost worker of the same encode.
     fn take_over(&self) -> Result<Option<Lease>, Failure> {
-        // Once the work is complete, another encode may take the folder.
+        // When the work is complete, another encode may take the folder.
         if !self.work.join(QUEUE).exists() {
             return Ok(None);
         }
@@ -158,8 +158,8 @@ impl Keeper {
         }
     }
 
-    /// Removes the lease of an encode that is complete, and those before it: nothing of the work is left but failures. The lease of an
-    /// encode that has begun since is kept.
+    /// Removes the lease of a complete encode and all earlier ones, so that only the list of failures remains. The
+    /// lease of an encode that has begun since is kept.
     fn clean(&self) {
         let Ok(epochs) = self.leases.epochs() else { return };
         let is_own = |epoch: &u32| {
@@ -179,7 +179,7 @@ impl Drop for Folder {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.thread.take() {
             drop(stop);
-            // It does not panic; if it did, the lease expires.
+            // The thread does not panic; if it did, the lease would expire.
             let _ = thread.join();
         }
         let mut keeper = lock(&self.keeper);

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Whether a lease is held, and by which worker it is or was.
+/// The state of a lease: held or free, with its present or last holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LeaseState {
     Held(String),

@@ -18,7 +18,7 @@ pub struct WantedClip {
     pub source: Utf8PathBuf,
     /// The hash of the video.
     pub content: String,
-    /// What shows without reading the video that it has not changed.
+    /// The stamp that shows, without reading the video, that it has not changed.
     #[serde(default)]
     pub stamp: Stamp,
     /// One caption per segment.
@@ -61,7 +61,7 @@ pub enum Work {
         source: Utf8PathBuf,
         /// Its hash.
         content: String,
-        /// What shows without reading it that it has not changed.
+        /// The stamp that shows, without reading the video, that it has not changed.
         #[serde(default)]
         stamp: Stamp,
     },

@@ -4,7 +4,7 @@
 //! work/
 //! ├── queue.jsonl          a head, the clips of the manifest, the items in order; replaced by rename
 //! ├── folder.E             the lease of the whole folder: one encode at a time
-//! ├── failures.jsonl items that failed in earlier encodes
+//! ├── failures.jsonl       items that failed in earlier encodes
 //! └── G/                   one folder per plan
 //!     ├── leases/RRRRR.E   the lease of a range
 //!     ├── parts/RRRRR-E.part, .jsonl
@@ -72,7 +72,7 @@ pub struct Queue {
     pub(super) leases: Leases,
     /// Ranges that are known to be done. A range that is done stays done.
     done: Mutex<BTreeSet<usize>>,
-    /// None after [`Queue::release`], and for readers.
+    /// `None` after [`Queue::release`], and for readers.
     folder: Option<Folder>,
 }
 

@@ -1,4 +1,4 @@
-//! The file of the queue: which clips and items an encode has, and what earlier generations of the work have stored.
+//! The file of the queue: the clips and items of an encode, and the results of earlier generations of the work.
 
 use super::index::{bad, malformed, unreadable};
 use super::join::{LATENTS, TEXTS, shard_number};
@@ -32,12 +32,12 @@ pub(super) struct QueueHead {
     clips: usize,
     items: usize,
     pub range: usize,
-    /// The numbers of the first shards of latents and of texts: above those of all shards that were there.
+    /// The numbers of the first new shards of latents and of texts, which are higher than those of all existing shards.
     pub first: [usize; 2],
 }
 
 impl QueueHead {
-    /// Reads the first line of the queue; none if there is no queue.
+    /// Reads the first line of the queue. Returns `None` if there is no queue.
     pub fn read(work: &Utf8Path) -> Result<Option<Self>, Failure> {
         let path = work.join(QUEUE);
         let mut line = String::new();
@@ -147,8 +147,8 @@ pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(
     Ok(write_atomic(&work.join(QUEUE), &text)?)
 }
 
-/// Returns the numbers of the next shards of latents and of texts. Shards that no index names are kept, because a running training
-/// may read them.
+/// Returns the numbers of the next shards of latents and of texts. Shards that no index refers to are kept, because a
+/// training run may read them.
 fn first_shards(data: &Utf8Path) -> Result<[usize; 2], Failure> {
     let mut first = [0, 0];
     for entry in data.read_dir_utf8().map_err(|e| unreadable(data, &e))? {

@@ -98,19 +98,19 @@ pub struct TextSpec {
 /// and the content of the video.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConditionSpec {
-    /// What the model receives.
+    /// The kind of condition that the model receives.
     pub kind: ConditionKind,
     /// Whether the pixels have noise.
     pub noise: bool,
     /// The kinds of masks, as `KIND=PROBABILITY`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub masks: Vec<String>,
-    /// How many different ones each clip has.
+    /// The number of different draws per clip.
     pub draws: usize,
 }
 
 impl ConditionSpec {
-    /// Returns what an encode with this condition makes; none for models of text alone.
+    /// Returns the tensors that an encode with this condition makes, or `None` for text-only models.
     ///
     /// # Errors
     /// The masks of the condition cannot be used.

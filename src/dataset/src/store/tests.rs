@@ -274,7 +274,7 @@ fn the_folder_stays_taken_after_the_worker_that_made_the_queue_died() {
     clock.sleep(EXPIRY / 2);
     live.keep_folder();
     assert!(data.join("work/folder.1").exists(), "it was taken over");
-    // Another encode sees heartbeats: by a clock of its own, on which the worker beats while it waits.
+    // Another encode sees heartbeats on its own clock, because the worker sends them while that encode waits.
     #[derive(Debug)]
     struct Beating(Arc<FakeClock>, Arc<Queue>);
     impl Clock for Beating {
@@ -291,7 +291,7 @@ fn the_folder_stays_taken_after_the_worker_that_made_the_queue_died() {
     let refused = Queue::create(&data, &plan, &holder("b"), Timing { clock: watched, ..timing(&clock) }).unwrap_err();
     assert_eq!(refused.code, ErrorCode::AlreadyExists);
     assert!(refused.why.contains("a on node01, process 8"), "{refused}");
-    // The last worker gives it back.
+    // The last worker gives the lease back.
     drop(live);
     let before = clock.now();
     drop(Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap());
@@ -338,7 +338,7 @@ fn shards_of_earlier_indexes_are_never_replaced_and_listed_as_unused() {
     encode(&data, &manifest(&[1, 2, 3, 4, 5, 6, 7]), &spec());
     let before = files(&data);
     assert_eq!(unused_shards(&data).unwrap(), []);
-    // The clips of the second shard leave; then new ones come.
+    // The clips of the second shard are removed; then new clips are added.
     encode(&data, &manifest(&[1, 2, 3]), &spec());
     let unused = unused_shards(&data).unwrap();
     assert_eq!(unused.iter().map(|shard| shard.name.as_str()).collect::<Vec<_>>(), ["latents-00001.safetensors"]);

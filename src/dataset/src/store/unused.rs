@@ -1,4 +1,5 @@
-//! Shards that the index does not name any more. An encode keeps them, because a training run that opened the index before reads them.
+//! Shards that the index no longer refers to. An encode keeps them, because a training run that opened the earlier
+//! index reads them.
 
 use super::index::{INDEX, cannot_write, unreadable};
 use super::join::{LATENTS, TEXTS, shard_number};
@@ -9,16 +10,16 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// A shard that the index does not name.
+/// A shard that the index does not refer to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnusedShard {
-    /// Its name in the folder of the data set.
+    /// The name of the shard in the folder of the data set.
     pub name: String,
     /// Its size.
     pub bytes: u64,
 }
 
-/// Returns the shards of a store that its index does not name, by name; none while there is no index.
+/// Returns the shards of a store that its index does not refer to, sorted by name; none while there is no index.
 ///
 /// # Errors
 /// The index or the folder cannot be read.
@@ -50,7 +51,8 @@ pub fn unused_shards(data: &Utf8Path) -> Result<Vec<UnusedShard>, Failure> {
     Ok(unused)
 }
 
-/// Removes the shards that the index does not name, and returns them. The caller knows that no training run reads them.
+/// Removes the shards that the index does not refer to, and returns them. The caller must make sure that no training
+/// run reads them.
 ///
 /// # Errors
 /// [`ErrorCode::AlreadyExists`] if an encode of the data set is running or was interrupted. The folder cannot be read or written.

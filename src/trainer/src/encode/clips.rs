@@ -188,7 +188,7 @@ impl Clips {
         encoded.inspect_err(|_| self.counts.failed_in(Reported::Vae))
     }
 
-    /// Returns the moments `[B, 2C, T, h, w]` of a video: whole frames, or tiles where memory is short.
+    /// Returns the moments `[B, 2C, T, h, w]` of a video. Encodes whole frames, or tiles if memory is short.
     fn moments(&self, vae: &mut Vae, name: &str, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
         let moments = whole_or_tiles(self.tiling == recipe::Tiling::Auto, |frames| {
             if frames == How::Whole {

@@ -1,6 +1,7 @@
 //! The tensors of a clip for models that receive an image or a masked video besides text.
 //!
-//! They are drawn from the seed of the encode, the content of the video and the number of the draw, so that any rank makes the same.
+//! They depend only on the seed of the encode, the content of the video and the number of the draw, so that every rank
+//! makes the same tensors.
 
 // B batch (one clip), C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
 
@@ -61,7 +62,7 @@ pub fn frames_first(moments_bcthw: &Tensor) -> Tensor {
     moments_bcthw.squeeze_dim(0).permute([1, 0, 2, 3])
 }
 
-/// Draws the mask `[B, F, 1, H, W]` of a clip: 1 for pixels that are to be made.
+/// Draws the mask `[B, F, 1, H, W]` of a clip: 1 for pixels to generate.
 fn mask(spec: &ConditionSpec, seed: u64, draw: usize, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
     let condition = Condition { masks: spec.masks.clone(), ..Condition::default() };
     let kinds = condition
