@@ -2,7 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement};
-use recipe::{Mesh, Resolved};
+use recipe::{Layer, Mesh, Recipe, Resolved};
 use rundir::{
     Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, Run, RunDir, RunId,
     SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
@@ -43,7 +43,12 @@ pub struct RunUnderTest {
     steps: Option<u64>,
     /// The step that the user requests for the next attempts.
     asked_step: Option<u64>,
+    /// Of the ranks of the next attempts.
+    pub env: Env,
 }
+
+/// Variables of ranks.
+pub type Env = Vec<(&'static str, String)>;
 
 /// A run with running ranks.
 pub struct Running {
@@ -95,6 +100,11 @@ impl Scene {
 
     /// Writes as many `texts` of `text_len` tokens beside each latent of a folder, and the index; returns the index.
     pub fn text_dataset(&self, folder: &Utf8Path, text_len: usize, texts: u64) -> Utf8PathBuf {
+        self.text_dataset_of_width(folder, text_len, texts, 8)
+    }
+
+    /// As [`Scene::text_dataset`], with texts of `width` features.
+    pub fn text_dataset_of_width(&self, folder: &Utf8Path, text_len: usize, texts: u64, width: usize) -> Utf8PathBuf {
         let mut lines = String::new();
         for item in 0.. {
             if !folder.join(format!("latent-{item}.safetensors")).exists() {
@@ -102,7 +112,12 @@ impl Scene {
             }
             let text = |number: u64| {
                 let name = format!("text-{item}-{number}.safetensors");
-                write(&folder.join(&name), "text", &[text_len, 8], &pattern(text_len * 8, 1000 + item + 100 * number));
+                write(
+                    &folder.join(&name),
+                    "text",
+                    &[text_len, width],
+                    &pattern(text_len * width, 1000 + item + 100 * number),
+                );
                 format!("\"{name}\"")
             };
             let texts = (0..texts).map(text).collect::<Vec<_>>().join(",");
@@ -161,15 +176,50 @@ impl Scene {
             by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
         }
         let resolved = recipe::load(base, &by_key.into_values().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
-        self.start_recipe(runs, name, mesh, resolved, start)
+        self.begin(runs, name, mesh, resolved.table, start, Vec::new())
     }
 
     /// Starts a run of a recipe that is not that of this scene.
     pub fn launch_recipe(&self, name: &str, ranks: usize, recipe: Resolved) -> Running {
-        self.start_recipe(&self.path.join("runs"), name, &[ranks, 1], recipe, StartFrom::Random)
+        let runs = self.path.join("runs");
+        self.begin(&runs, name, &[ranks, 1], recipe.table, StartFrom::Random, Vec::new())
     }
 
-    fn start_recipe(&self, runs: &Utf8Path, name: &str, mesh: &[usize], recipe: Resolved, start: StartFrom) -> Running {
+    /// Starts a run that samples weights at tiny cost; `change` completes its recipe. `env` is for its ranks.
+    pub fn sample(
+        &self,
+        name: &str,
+        mesh: &[usize],
+        weights: &Utf8Path,
+        env: Env,
+        change: impl FnOnce(&mut Recipe),
+    ) -> Running {
+        let source = weights::Source::open(weights).unwrap_or_else(|failure| panic!("{failure}"));
+        let mut model = source.model().unwrap().clone();
+        if model.layer != Layer::None {
+            // Two tokens divide the sequences of all tests.
+            model.ttt_mini_batch = 2;
+        }
+        let mut recipe = Recipe::for_sampling(&model, None).unwrap();
+        recipe.mesh = mesh_of(mesh);
+        recipe.train.dtype = recipe::Dtype::Float32;
+        recipe.train.threads = 1;
+        recipe.encoders.dtype = recipe::Dtype::Float32;
+        recipe.sample.steps = 2;
+        change(&mut recipe);
+        let start = StartFrom::Weights { path: weights.to_owned() };
+        self.begin(&self.path.join("runs"), name, mesh, recipe.to_table(), start, env)
+    }
+
+    fn begin(
+        &self,
+        runs: &Utf8Path,
+        name: &str,
+        mesh: &[usize],
+        recipe: toml::Table,
+        start: StartFrom,
+        env: Env,
+    ) -> Running {
         let id = RunId::parse(&format!("2026-11-20T0340-{name}-test")).unwrap();
         let dir = RunDir::of(runs, &id);
         fs::create_dir_all(&dir.root).unwrap();
@@ -186,12 +236,12 @@ impl Scene {
             libtorch: String::new(),
             start: start.clone(),
             lineage: None,
-            recipe: recipe.table,
+            recipe,
         })
         .unwrap();
         let stores = self.path.join("stores");
         fs::create_dir_all(&stores).unwrap();
-        RunUnderTest { dir, stores, attempt: 0, steps: None, asked_step: None }.attempt(mesh, start, 0)
+        RunUnderTest { dir, stores, attempt: 0, steps: None, asked_step: None, env }.attempt(mesh, start, 0)
     }
 }
 
@@ -237,7 +287,7 @@ impl RunUnderTest {
         victims: &[usize],
         at: &str,
     ) -> Running {
-        let mesh = Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: mesh.get(2).copied().unwrap_or(1) };
+        let mesh = mesh_of(mesh);
         let (number, world) = (self.attempt + 1, mesh.world());
         let placement = Placement::new(&[Node::local(NODE, world)], world).unwrap();
         fs::create_dir_all(self.dir.attempt_dir(number)).unwrap();
@@ -279,6 +329,7 @@ impl RunUnderTest {
                 // The allocator returns freed memory to the system at once, so that resident memory equals allocated memory.
                 .env("MALLOC_MMAP_THRESHOLD_", "1048576")
                 .env("VIDTUI_DIE", if victims.contains(&rank) { at } else { "" })
+                .envs(self.env.iter().map(|(name, value)| (name, value)))
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -356,6 +407,10 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn mesh_of(mesh: &[usize]) -> Mesh {
+    Mesh { dp_replicate: mesh[0], dp_shard: mesh[1], tp: mesh.get(2).copied().unwrap_or(1) }
 }
 
 /// Returns the losses of a run, by step.

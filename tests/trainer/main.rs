@@ -4,6 +4,7 @@
 
 mod encode;
 mod harness;
+mod samples;
 mod saves;
 mod segments;
 

@@ -202,7 +202,7 @@ pub fn check_folder(folder: &Utf8Path) -> Result<(), Failure> {
 }
 
 /// Checks that the text encoder has an embedding for every token. T5's tables may have a few more rows, never fewer.
-fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) -> Result<(), Failure> {
+pub(crate) fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) -> Result<(), Failure> {
     if tokens <= embedded {
         return Ok(());
     }

@@ -253,6 +253,9 @@ impl Recipe {
                 return Err(bad(None, why, "write one text, or one for each segment, separated by ||".into()));
             }
         };
+        if texts.iter().any(|text| text.trim().is_empty()) {
+            return Err(bad(None, "its text is empty".into(), "write what the video shows".into()));
+        }
         let scheduler = match keys.scheduler {
             SampleScheduler::Auto if own.layer != Layer::None => SampleScheduler::Vpsde,
             SampleScheduler::Auto if own.positions == Positions::SinCos => SampleScheduler::Ddim,
@@ -375,6 +378,7 @@ mod tests {
         assert_eq!(flag("a --i /a.png").as_deref(), Some("--i"));
         assert_eq!(flag("a --w many").as_deref(), Some("--w"));
         assert_eq!(flag("a || b || c"), None);
+        assert_eq!(flag("--d 3"), None);
         let mut image = with_prompts(&["a rabbit"]);
         image.model.in_channels = 2 * image.model.out_channels;
         assert_eq!(image.samples().unwrap_err().flag.as_deref(), Some("--i"));

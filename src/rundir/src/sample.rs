@@ -19,6 +19,9 @@ pub struct Sample {
     pub index: usize,
     /// The prompt.
     pub prompt: String,
+    /// The text of the other half of guidance; empty for the empty text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub negative: String,
     /// The image that the video begins with, if the model takes one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Utf8PathBuf>,
@@ -38,17 +41,23 @@ pub struct Sample {
     pub scheduler: String,
     /// The scale of classifier-free guidance.
     pub guidance: f64,
+    /// Whether the guidance depends on the timestep.
+    #[serde(default)]
+    pub dynamic_guidance: bool,
     /// The dtype that the network computed in.
     pub dtype: String,
     /// Whether the weights are the exponential moving average.
     #[serde(default)]
     pub ema: bool,
-    /// The checkpoint or folder of the weights.
+    /// The checkpoint or folder of the weights; of a sample during training, the run.
     pub weights: Utf8PathBuf,
-    /// XXH3 of the weights' manifest or index.
+    /// XXH3 of the checkpoint's manifest; of a sample during training, of the weights in memory, rank by rank.
     pub weights_xxh3: String,
     /// The version of the trainer that made it.
     pub trainer: String,
+    /// The version of libtorch that computed it.
+    #[serde(default)]
+    pub libtorch: String,
     /// Seconds that sampling and decoding took.
     pub took_s: f64,
     /// When it was complete, Unix seconds.
@@ -146,6 +155,7 @@ mod tests {
             step,
             index,
             prompt: "a rabbit on a meadow".into(),
+            negative: "blurry".into(),
             image: None,
             seed: 42,
             width: 128,
@@ -155,11 +165,13 @@ mod tests {
             sampling_steps: 20,
             scheduler: "dpm".into(),
             guidance: 6.0,
+            dynamic_guidance: true,
             dtype: "float32".into(),
             ema: false,
             weights: "checkpoints/step-00000120".into(),
             weights_xxh3: "0".repeat(16),
             trainer: "0.1.0".into(),
+            libtorch: "2.11.0".into(),
             took_s: 1.5,
             t: 1_795_147_200.0,
         }

@@ -161,7 +161,7 @@ fn import(request: &ImportRequest, force: bool) -> Result<(), Failure> {
 }
 
 /// The version of libtorch that tch 0.24 requires.
-const LIBTORCH: &str = "2.11.0";
+pub(crate) const LIBTORCH: &str = "2.11.0";
 const TCH: &str = "0.24.0";
 
 fn print_version(json: bool) {

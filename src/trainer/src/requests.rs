@@ -1,5 +1,10 @@
 //! Requests to save or to stop, which the ranks exchange once a step, so that all act on them at the same step.
 
+use crate::deadline::Deadline;
+use crate::exchange::{all_gather_small, peer_lost};
+use crate::signals::Signals;
+use c10d::Group;
+use rundir::{Failure, RunDir};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -28,6 +33,40 @@ impl SaveStopRequests {
                 save_done: a.save_done && b.save_done,
             })
             .unwrap_or_default()
+    }
+}
+
+/// Where a rank looks for stop requests.
+#[derive(Debug, Clone, Copy)]
+pub struct StopSources<'a> {
+    /// The signals of this rank.
+    pub signals: &'a Signals,
+    /// Only on rank 0.
+    pub first: Option<(&'a RunDir, &'a Deadline)>,
+}
+
+impl StopSources<'_> {
+    /// Returns the stop request of this rank, if there is one.
+    pub fn requested(self) -> Option<Reason> {
+        let file = self.first.is_some_and(|(run, _)| run.stop_file().exists());
+        let limit = self.first.is_some_and(|(_, deadline)| deadline.is_near());
+        [
+            (self.signals.stop(), Reason::Term),
+            (file, Reason::File),
+            (limit, Reason::TimeLimit),
+            (self.signals.orphaned(), Reason::Orphaned),
+        ]
+        .into_iter()
+        .find_map(|(requested, reason)| requested.then_some(reason))
+    }
+
+    /// Returns the stop request of any rank. A collective.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn agreed(self, world: &Group) -> Result<Option<Reason>, Failure> {
+        let all = all_gather_small(world, &self.requested()).map_err(peer_lost)?;
+        Ok(all.into_iter().max().flatten())
     }
 }
 

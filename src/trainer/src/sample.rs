@@ -6,6 +6,8 @@
 
 mod decode;
 mod denoise;
+#[cfg(test)]
+mod recorded;
 mod task;
 mod texts;
 mod training;
@@ -15,24 +17,46 @@ pub use task::run;
 pub use training::TrainingSamples;
 pub use validation::LEVELS;
 
-use crate::exchange::agree_on;
-use decode::{Pictures, encode_image};
-use denoise::Denoiser;
+use crate::exchange::{agree, agree_on};
+use crate::requests::Reason;
+use c10d::Group;
+use camino::{Utf8Path, Utf8PathBuf};
+use decode::{decode, encode_image, frames};
+use denoise::{Denoiser, drawn};
 use recipe::{Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure, Sample, now_s};
 use std::time::Instant;
 use texts::Texts;
+use video::Frames;
 
 /// The weights that samples are made from, in the form in which sidecars describe them.
 #[derive(Debug, Clone)]
-pub struct Source {
+struct Source {
     /// The number of optimizer steps that the weights were trained for.
-    pub step: u64,
+    step: u64,
     /// The checkpoint or folder, or the run if samples are made during training.
-    pub weights: camino::Utf8PathBuf,
-    /// XXH3 of the manifest, or a hash of the run's id and step if samples are made during training.
-    pub weights_xxh3: String,
+    weights: Utf8PathBuf,
+    /// XXH3 of the manifest, or of the weights in memory if samples are made during training.
+    weights_xxh3: String,
 }
+
+/// Why sampling ended early.
+#[derive(Debug)]
+enum Ended {
+    /// A rank failed or is lost.
+    Failed(Failure),
+    /// A stop was requested.
+    Stopped(Reason),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Self {
+        Ended::Failed(failure)
+    }
+}
+
+/// What is done after each sampling step, with the group of all ranks.
+type AfterStep<'a> = dyn FnMut(&Group) -> Result<(), Ended> + 'a;
 
 /// Returns the samples of a recipe.
 ///
@@ -64,7 +88,7 @@ fn rounds(specs: &[SampleSpec], wanted: &[usize], ranks: usize) -> Vec<Vec<usize
 /// * `after_step` — called after each sampling step.
 ///
 /// # Errors
-/// A peer is lost, or a rank cannot decode or write its sample.
+/// A peer is lost, a rank cannot decode or write its sample, or a stop is requested.
 fn make_round(
     denoiser: &mut Denoiser<'_>,
     recipe: &Recipe,
@@ -72,8 +96,8 @@ fn make_round(
     round: &[usize],
     texts: &Texts,
     target: &Target<'_>,
-    after_step: &mut dyn FnMut(usize) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    after_step: &mut AfterStep<'_>,
+) -> Result<(), Ended> {
     let started = Instant::now();
     let (place, _) = denoiser.fsdp.groups().data_place();
     let device = denoiser.fsdp.groups().device;
@@ -86,12 +110,12 @@ fn make_round(
         Some(path) => encode_image(recipe, spec, path, device).map(Some),
     };
     let image = agree_on(&denoiser.fsdp.groups().world, image)?;
-    let latent = denoiser.sample(spec, texts, image.as_ref(), after_step)?;
+    let latent = denoiser.sample(spec, texts, image.as_ref(), &mut drawn(spec), after_step)?;
     let written = own.map_or(Ok(()), |index| {
-        let pictures = Pictures::decode(recipe, &latent, device)?;
-        target.write(recipe, &specs[index], index, &pictures, started.elapsed().as_secs_f64())
+        let frames = frames(&decode(recipe, &latent, device)?);
+        target.write(recipe, &specs[index], index, &frames, started.elapsed().as_secs_f64())
     });
-    agree_on(&denoiser.fsdp.groups().world, written)
+    Ok(agree_on(&denoiser.fsdp.groups().world, written)?)
 }
 
 /// The folder and format of samples.
@@ -102,7 +126,7 @@ struct Target<'a> {
 
 impl Target<'_> {
     /// Returns the path of a video.
-    fn video(&self, recipe: &Recipe, index: usize) -> camino::Utf8PathBuf {
+    fn video(&self, recipe: &Recipe, index: usize) -> Utf8PathBuf {
         match recipe.sample.out() {
             Some(folder) => folder.join(format!("{index:03}.mp4")),
             None => self.run.sample_video(self.source.step, index),
@@ -116,6 +140,7 @@ impl Target<'_> {
             step: self.source.step,
             index,
             prompt: spec.prompt(),
+            negative: spec.negative.clone(),
             image: spec.image.clone(),
             seed: spec.seed,
             width: spec.width,
@@ -125,17 +150,31 @@ impl Target<'_> {
             sampling_steps: spec.steps,
             scheduler: spec.scheduler.name().to_owned(),
             guidance: spec.guidance,
+            dynamic_guidance: spec.dynamic_guidance,
             dtype: recipe.train.dtype.name().to_owned(),
             ema: false,
             weights: self.source.weights.clone(),
             weights_xxh3: self.source.weights_xxh3.clone(),
             trainer: env!("CARGO_PKG_VERSION").to_owned(),
+            libtorch: crate::LIBTORCH.to_owned(),
             took_s: 0.0,
             t: 0.0,
         }
     }
 
-    /// Returns whether an earlier attempt made a sample.
+    /// Returns the samples that earlier attempts made from the same weights, on every rank. A collective.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    fn whole(&self, recipe: &Recipe, specs: &[SampleSpec], world: &Group) -> Result<Vec<usize>, Failure> {
+        // Only rank 0 checks which videos exist: a shared file system may show an older state on other nodes.
+        let whole: Vec<usize> = match world.rank() {
+            0 => (0..specs.len()).filter(|&index| self.is_whole(recipe, &specs[index], index)).collect(),
+            _ => Vec::new(),
+        };
+        Ok(agree(world, Ok(whole))?.swap_remove(0))
+    }
+
     fn is_whole(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> bool {
         let video = self.video(recipe, index);
         let Ok(Some(found)) = Sample::read(&video.with_extension("json")) else { return false };
@@ -144,34 +183,37 @@ impl Target<'_> {
         video.is_file() && found == wanted
     }
 
-    /// Writes the video, its frames if requested, and then its sidecar.
+    /// Writes the video, its frames if requested, and then its sidecar. If one cannot be written, all are removed.
     fn write(
         &self,
         recipe: &Recipe,
         spec: &SampleSpec,
         index: usize,
-        pictures: &Pictures,
+        frames: &Frames,
         took_s: f64,
     ) -> Result<(), Failure> {
         let video = self.video(recipe, index);
-        let folder = video.parent().expect("a video is in a folder");
-        let io =
-            |path: &camino::Utf8Path, source| rundir::Error::Io { action: "create", path: path.to_owned(), source };
-        std::fs::create_dir_all(folder).map_err(|error| io(folder, error))?;
+        let (sidecar, pictures) = (video.with_extension("json"), video.with_extension(""));
         // Remove an earlier sidecar first, because it describes another video.
-        let sidecar = video.with_extension("json");
         let _ = std::fs::remove_file(&sidecar);
-        video::write_mp4(&video, &pictures.frames, spec.fps)?;
-        if recipe.sample.png {
-            let frames = video.with_extension("");
-            std::fs::create_dir_all(&frames).map_err(|error| io(&frames, error))?;
-            for frame in 0..pictures.frames.count {
-                video::write_png(&frames.join(format!("{frame:04}.png")), &pictures.frames, frame)?;
+        let create =
+            |path: &Utf8Path| std::fs::create_dir_all(path).map_err(|error| rundir::Error::io("create", path, error));
+        let all = || {
+            create(video.parent().expect("a video is in a folder"))?;
+            video::write_mp4(&video, frames, spec.fps)?;
+            if recipe.sample.png {
+                create(&pictures)?;
+                for frame in 0..frames.count {
+                    video::write_png(&pictures.join(format!("{frame:04}.png")), frames, frame)?;
+                }
             }
-        }
-        let frames = pictures.frames.count;
-        let sample = Sample { took_s, t: now_s(), frames, ..self.sidecar(recipe, spec, index) };
-        Ok(sample.write(&sidecar)?)
+            let sample = Sample { took_s, t: now_s(), frames: frames.count, ..self.sidecar(recipe, spec, index) };
+            Ok(sample.write(&sidecar)?)
+        };
+        all().inspect_err(|_: &Failure| {
+            let _ = std::fs::remove_file(&video);
+            let _ = recipe.sample.png.then(|| std::fs::remove_dir_all(&pictures));
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::init;
 use crate::log::RunLog;
 use crate::optim::AdamState;
 use crate::parallelize::{layouts, network, unit_tables};
-use crate::requests::{Reason, SaveStopRequests};
+use crate::requests::{Reason, SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
@@ -54,6 +54,8 @@ pub struct Trainer {
     /// Only on rank 0.
     log: Option<RunLog>,
     progress: Progress,
+    /// The last logged step. Only on rank 0.
+    last: Option<MetricSample>,
     saving: Option<Saving>,
     /// Removes checkpoints. Only on rank 0.
     pruning: Option<JoinHandle<Vec<Removed>>>,
@@ -153,6 +155,7 @@ impl Trainer {
             signals,
             log,
             progress,
+            last: None,
             saving: None,
             pruning: None,
             spare: StagingMemory::default(),
@@ -295,6 +298,10 @@ impl Trainer {
         if began == 0 && self.recipe.sample.every > 0 {
             self.validate_first()?;
         }
+        // An attempt that ended while it made the samples of this step left some out.
+        if began > 0 && self.recipe.sample.is_due(began) {
+            self.make_samples()?;
+        }
         while self.progress.step < self.recipe.train.steps {
             let requests = self.requests();
             let outcome = self.step(requests)?;
@@ -331,10 +338,15 @@ impl Trainer {
                 self.event(EventKind::SampleRequested);
             }
             if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step) {
+                if self.progress.step == self.recipe.train.steps {
+                    // No later step repeats this one if the samples fail.
+                    self.save_now()?;
+                }
                 self.make_samples()?;
             }
         }
         self.save_now()?;
+        self.correct_last();
         self.event(EventKind::Finished);
         Ok(Finish::Complete)
     }
@@ -344,15 +356,11 @@ impl Trainer {
         let first = self.log.is_some();
         // A save file is one request: it is removed when it is read.
         let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
-        let stop = [
-            (self.signals.stop(), Reason::Term),
-            (first && self.run.stop_file().exists(), Reason::File),
-            (first && self.deadline.is_near(), Reason::TimeLimit),
-            (self.signals.orphaned(), Reason::Orphaned),
-        ];
+        let stop =
+            StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) }.requested();
         SaveStopRequests {
             save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
-            stop: stop.into_iter().find_map(|(requested, reason)| requested.then_some(reason)),
+            stop,
             sample: first && std::fs::remove_file(self.run.sample_file()).is_ok(),
             save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
@@ -438,7 +446,7 @@ impl Trainer {
             backward_s: outcome.backward_s,
             optimizer_s: outcome.optimizer_s,
             checkpoint_s: self.progress.checkpoint_s + outcome.checkpoint_s,
-            sample_s: std::mem::take(&mut self.progress.sample_s),
+            sample_s: self.progress.sample_s,
             validation_loss: validation.map(mean).and_then(finite),
             validation_loss_by_level: validation.map_or_else(Vec::new, |losses| losses.to_vec()),
             samples_per_s,
@@ -462,12 +470,23 @@ impl Trainer {
         }
         if due {
             log.metrics(&sample);
+            self.progress.sample_s = 0.0;
+            self.last = Some(sample);
         }
         if !outcome.loss.is_finite() {
             log.event(step, EventKind::LossNotFinite);
         }
         if !outcome.applied {
             log.event(step, EventKind::StepSkipped);
+        }
+    }
+
+    /// Logs the last step again with the time of the samples after it, on rank 0.
+    fn correct_last(&mut self) {
+        if let (Some(log), Some(last)) = (&mut self.log, self.last.take())
+            && self.progress.sample_s > 0.0
+        {
+            log.metrics(&MetricSample { sample_s: last.sample_s + self.progress.sample_s, ..last });
         }
     }
 
@@ -504,7 +523,7 @@ impl Trainer {
         Ok(losses)
     }
 
-    /// Makes a video of each prompt. If a video cannot be made, training continues.
+    /// Makes a video of each prompt, except those that are whole. If a video cannot be made, training continues.
     fn make_samples(&mut self) -> Result<(), Failure> {
         if !self.samples.has_prompts() {
             return Ok(());
@@ -512,15 +531,17 @@ impl Trainer {
         let start = Instant::now();
         self.event(EventKind::EvaluationStarted);
         let step = self.progress.step;
-        let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.schedule);
+        let first = self.log.is_some();
+        let stop = StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) };
+        let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.schedule, stop);
         self.event(EventKind::EvaluationEnded);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.sample_s += seconds;
         match made {
-            Ok(count) => {
-                for index in 0..count {
+            Ok(made) => {
+                for &index in &made {
                     let path = self.run.sample_video(step, index);
-                    self.event(EventKind::SampleSaved { path, seconds: seconds / count as f64 });
+                    self.event(EventKind::SampleSaved { path, seconds: seconds / made.len() as f64 });
                 }
                 Ok(())
             }

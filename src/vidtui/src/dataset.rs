@@ -1,11 +1,13 @@
 //! The data set of a recipe: checks that it fits the model, and picks sample files.
 
 use ::dataset::store::{INDEX, SPEC};
-use ::dataset::{Clip, ENCODER_FOLDERS, EncodeInputs, Index, Manifest, Table, open_null_text, store_folder};
+use ::dataset::{
+    Clip, ENCODER_FOLDERS, EncodeInputs, Index, Manifest, Table, check_encoders, open_null_text, store_folder,
+};
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::EncodeFacts;
 use recipe::{Recipe, Task};
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use std::collections::BTreeSet;
 
 /// Checks that the data set exists, and that every latent and text has the shape that the model expects.
@@ -19,7 +21,9 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         return Ok(format!("{}, {excluded} excluded; the encoders are complete", units::counted(clips, "clip")));
     }
     if recipe.task == Task::Sample {
-        return check_encoders(recipe);
+        let folder = &recipe.encoders.folder;
+        check_encoders(folder, &recipe.model)?;
+        return Ok(format!("the VAE and the text encoder in {folder} belong to the model"));
     }
     let table = Table::open(&recipe.data.index, &recipe.model)?;
     let info = table.with_conditions(&recipe.condition, &recipe.model)?.info;
@@ -66,28 +70,6 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
         ("disk", format!("{} for the data set, as much again while it is joined", size(disk_bytes / 2))),
     ];
     Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
-}
-
-/// Checks that the VAE and the text encoder of a sampling recipe belong to its model.
-fn check_encoders(recipe: &Recipe) -> Result<String, Failure> {
-    let (folder, model) = (&recipe.encoders.folder, &recipe.model);
-    let channels = weights::VaeConfig::read(&folder.join("vae"))?.latent_channels;
-    let features = weights::T5Config::read(&folder.join("text_encoder"))?.d_model;
-    let pairs = [
-        ("latents of its VAE have", "channels", channels, model.out_channels),
-        ("embeddings of its text encoder have", "features", features, model.text_dim),
-    ];
-    for (whose, unit, has, wanted) in pairs {
-        if has != wanted {
-            return Err(Failure::new(
-                ErrorCode::TensorMismatch,
-                format!("cannot sample with the encoders in {folder}"),
-                format!("the {whose} {has} {unit}, and those of the model have {wanted}"),
-                "give the folder of the model that the weights belong to: --encoders DIR",
-            ));
-        }
-    }
-    Ok(format!("the VAE and the text encoder in {folder} belong to the model"))
 }
 
 /// Returns the files of the first, middle and last sample, or of a store its index and first shard, and the null text.

@@ -9,37 +9,29 @@ use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::Frames;
 
-/// The decoded frames of a sample.
-pub struct Pictures {
-    pub frames: Frames,
-}
-
-impl Pictures {
-    /// Decodes a latent `[1, T, C, h, w]`. The VAE is read for this call and freed afterwards, because the network
-    /// needs the memory.
-    ///
-    /// # Errors
-    /// The VAE cannot be read or belongs to another model, or memory is short.
-    pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Self, Failure> {
-        let mut vae = open(recipe, device)?;
-        let latent = latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor;
-        let tiling = recipe.encoders.tiling;
-        if tiling == recipe::Tiling::On {
+/// Decodes a latent `[1, T, C, h, w]` to a video `[1, 3, F, H, W]`. The VAE is read for this call and freed afterwards,
+/// because the network needs the memory.
+///
+/// # Errors
+/// The VAE cannot be read, or memory is short.
+pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor, Failure> {
+    let mut vae = open(recipe, device)?;
+    let latent = latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor;
+    let tiling = recipe.encoders.tiling;
+    if tiling == recipe::Tiling::On {
+        vae.tiling(Some(Tiling::of(vae.config())))?;
+    }
+    match vae.decode(&latent) {
+        Err(failure) if failure.code == ErrorCode::OutOfMemory && tiling == recipe::Tiling::Auto => {
             vae.tiling(Some(Tiling::of(vae.config())))?;
+            vae.decode(&latent)
         }
-        let video = match vae.decode(&latent) {
-            Err(failure) if failure.code == ErrorCode::OutOfMemory && tiling == recipe::Tiling::Auto => {
-                vae.tiling(Some(Tiling::of(vae.config())))?;
-                vae.decode(&latent)?
-            }
-            decoded => decoded?,
-        };
-        Ok(Pictures { frames: frames(&video) })
+        decoded => decoded,
     }
 }
 
 /// Returns the frames of a decoded video `[1, 3, F, H, W]` as bytes, rounded as diffusers rounds them.
-fn frames(video: &Tensor) -> Frames {
+pub fn frames(video: &Tensor) -> Frames {
     let size = video.size();
     let bytes = ((video.to_kind(Kind::Float) / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0).round().to_kind(Kind::Uint8);
     let bytes = bytes.get(0).permute([1, 2, 3, 0]).contiguous().to_device(Device::Cpu);
@@ -57,30 +49,29 @@ pub fn encode_image(recipe: &Recipe, spec: &SampleSpec, path: &Utf8Path, device:
     let image = video::lanczos(&video::read_image(path)?, spec.width, spec.height);
     let pixels = Tensor::from_slice(&image.rgb).view([1, 1, spec.height as i64, spec.width as i64, 3]);
     let pixels = pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0;
+    encode_pixels(recipe, &pixels, |shape| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape), device)
+}
+
+/// As [`encode_image`], from values `[1, 3, 1, H, W]` between -1 and 1. `noise` draws from the distribution.
+pub fn encode_pixels(
+    recipe: &Recipe,
+    pixels: &Tensor,
+    noise: impl FnOnce(&[i64]) -> Tensor,
+    device: Device,
+) -> Result<Tensor, Failure> {
     let vae = open(recipe, device)?;
-    let moments = vae.encode(&pixels)?;
-    let noise = seeds::normal(spec.seed, Purpose::SampleImage, 0, &moments.mean.size());
+    let moments = vae.encode(pixels)?;
+    let noise = noise(&moments.mean.size());
     let latent = moments.sample(&noise.to_device(moments.mean.device()).to_kind(moments.mean.kind()));
     let scale = vae.config().scaling_factor;
     let latent = if recipe.model.invert_image_scale { latent / scale } else { latent * scale };
     Ok(latent.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu))
 }
 
-/// Reads the VAE and checks that it belongs to the model.
+/// Reads the VAE, which was checked at the start.
 fn open(recipe: &Recipe, device: Device) -> Result<Vae, Failure> {
     let Encoders { folder, dtype, .. } = &recipe.encoders;
-    let folder = folder.join("vae");
-    let vae = Vae::open(&folder, compute_kind(*dtype), device)?;
-    let (channels, wanted) = (vae.config().latent_channels, recipe.model.out_channels);
-    if channels != wanted {
-        return Err(Failure::new(
-            ErrorCode::TensorMismatch,
-            format!("cannot sample with the VAE {folder}"),
-            format!("its latents have {channels} channels, and those of the model have {wanted}"),
-            "set encoders.folder to the folder of the model that the weights belong to",
-        ));
-    }
-    Ok(vae)
+    Vae::open(&folder.join("vae"), compute_kind(*dtype), device)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Denoises latents: the sampler around the forward pass of the sharded network.
 
 use super::texts::Texts;
+use super::{AfterStep, Ended};
 use crate::device::upload;
 use crate::exchange::peer_lost;
 use crate::parallelize::Sharded;
@@ -11,8 +12,8 @@ use dit::embed::Inputs;
 use dit::network::Network;
 use dit::sampler::{Guidance, Prediction, Sampler};
 use recipe::{Model, SampleScheduler, SampleSpec};
-use rundir::Failure;
 use sharding::fsdp::Fsdp;
+use std::cell::RefCell;
 use tch::{Kind, Tensor};
 
 /// Samples latents with the weights of this rank's groups.
@@ -29,17 +30,19 @@ impl Denoiser<'_> {
     /// Samples a latent `[1, T, C, h, w]`, fp32 on the CPU. A collective.
     ///
     /// * `image` — the scaled latent of the first image, `[1, 1, C, h, w]`, for models that take one.
+    /// * `noise` — returns noise of a shape, on the CPU.
     /// * `after_step` — called after each step.
     ///
     /// # Errors
-    /// A peer is lost.
+    /// A peer is lost, or `after_step` fails.
     pub fn sample(
         &mut self,
         spec: &SampleSpec,
         texts: &Texts,
         image: Option<&Tensor>,
-        after_step: &mut dyn FnMut(usize) -> Result<(), Failure>,
-    ) -> Result<Tensor, Failure> {
+        noise: &mut dyn FnMut(Draw, &[i64]) -> Tensor,
+        after_step: &mut AfterStep<'_>,
+    ) -> Result<Tensor, Ended> {
         let (device, compute) = (self.fsdp.groups().device, self.compute);
         let sampler = sampler(spec, self.schedule);
         // An odd number of latent frames is padded at the front to whole patches. The added frames are dropped at the
@@ -49,7 +52,7 @@ impl Denoiser<'_> {
         let model = Model { latent_frames: frames, ..spec.model.clone() };
         let network = Network::new(&model, ActivationCheckpointing::Full, self.scan_group).on(device);
         let size = [1, frames, model.out_channels, model.latent_height, model.latent_width].map(|size| size as i64);
-        let normal = |purpose, counter| upload(&seeds::normal(spec.seed, purpose, counter, &size), device);
+        let mut noise = |draw| upload(&noise(draw, &size), device);
         let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);
         let mut text = prepared(&texts.joined(&spec.texts));
         if sampler.is_guided() {
@@ -62,6 +65,8 @@ impl Denoiser<'_> {
             let rest = Tensor::zeros([1, frames as i64 - 1, size[2], size[3], size[4]], (Kind::Float, image.device()));
             prepared(&Tensor::cat(&[image, &rest], 1))
         });
+        // The network gathers parameters through it, and `after_step` needs its groups, one after the other.
+        let fsdp = RefCell::new(&mut *self.fsdp);
         let predict = |x: &Tensor, timestep: i64| {
             let mut latent = x.to_kind(compute);
             if let Some(condition) = &condition {
@@ -72,17 +77,40 @@ impl Denoiser<'_> {
                 text: text.shallow_clone(),
                 timestep: Tensor::full([batch], timestep, (Kind::Int64, device)),
             };
-            let velocity = network.forward(&mut Sharded(self.fsdp), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);
+            let velocity =
+                network.forward(&mut Sharded(*fsdp.borrow_mut()), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);
             Ok(match batch {
                 1 => Prediction { with_text: velocity, without_text: None },
                 _ => Prediction { with_text: velocity.narrow(0, 1, 1), without_text: Some(velocity.narrow(0, 0, 1)) },
             })
         };
-        let draw = |step: usize| normal(Purpose::SampleStep, step as u64);
-        let latent =
-            sampler.sample(&normal(Purpose::SampleStart, 0), predict, draw, |stepped| after_step(stepped.step))?;
+        let start = noise(Draw::Start);
+        let latent = sampler.sample(
+            &start,
+            predict,
+            |step| noise(Draw::Step(step)),
+            |_| after_step(&fsdp.borrow().groups().world),
+        )?;
         let added = (frames - latent_frames) as i64;
         Ok(latent.narrow(1, added, latent_frames as i64).to_device(tch::Device::Cpu))
+    }
+}
+
+/// A draw of noise.
+#[derive(Debug, Clone, Copy)]
+pub enum Draw {
+    /// The noise that sampling starts from.
+    Start,
+    /// The noise that a step adds.
+    Step(usize),
+}
+
+/// Returns the noise of a sample, which depends on its seed alone.
+pub fn drawn(spec: &SampleSpec) -> impl FnMut(Draw, &[i64]) -> Tensor {
+    let seed = spec.seed;
+    move |draw, shape| match draw {
+        Draw::Start => seeds::normal(seed, Purpose::SampleStart, 0, shape),
+        Draw::Step(step) => seeds::normal(seed, Purpose::SampleStep, step as u64, shape),
     }
 }
 

@@ -2,18 +2,19 @@
 
 use super::denoise::Denoiser;
 use super::texts::Texts;
-use super::{Source, Target, make_round, rounds, specs};
+use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
-use crate::exchange::{agree, agree_on, all_gather_small, peer_lost};
+use crate::exchange::agree_on;
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::AdamState;
 use crate::parallelize::{frozen_layouts, unit_tables};
-use crate::requests::{Reason, SaveStopRequests};
+use crate::requests::StopSources;
 use crate::signals::Signals;
 use crate::step::compute_kind;
 use crate::trainer::Finish;
+use c10d::Group;
 use dit::diffusion::Schedule;
 use rundir::{Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, SamplingProgress, StartFrom, now_s};
 use sharding::fsdp::Fsdp;
@@ -68,43 +69,30 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let target = Target { run, source: &source };
 
-    // Only rank 0 checks which videos exist: a shared file system may show an older state on other nodes.
-    let whole: Vec<usize> = match first {
-        true => (0..specs.len()).filter(|&i| target.is_whole(&recipe, &specs[i], i)).collect(),
-        false => Vec::new(),
-    };
-    let whole = agree(&fsdp.groups().world, Ok(whole))?.swap_remove(0);
+    let whole = target.whole(&recipe, &specs, &fsdp.groups().world)?;
     let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
     let mut done: u64 = whole.iter().map(|&index| specs[index].steps as u64).sum();
     let mut videos = whole.len();
     event(&mut log, done, EventKind::Started { world });
     event(&mut log, done, EventKind::WeightsLoaded { from: path });
+    if attempt.number > 1 {
+        let restored = format!("{} of {}", whole.len(), units::counted(specs.len(), "video"));
+        let not_restored = "the sampling steps of unfinished videos".to_owned();
+        event(&mut log, done, EventKind::Restored { restored, not_restored, seconds: 0.0 });
+    }
 
     let schedule = Schedule::new(&recipe.model);
     let deadline = Deadline::new(recipe.run.time_limit, 0.0);
     let (_, ranks) = fsdp.groups().data_place();
     let scan_group = recipe.remat.scan_group;
+    let stop = StopSources { signals: &signals, first: first.then_some((run, &deadline)) };
     for round in rounds(&specs, &wanted, ranks) {
-        let reason = [
-            (signals.stop(), Reason::Term),
-            (first && run.stop_file().exists(), Reason::File),
-            (first && deadline.is_near(), Reason::TimeLimit),
-            (signals.orphaned(), Reason::Orphaned),
-        ];
-        let stop = reason.into_iter().find_map(|(requested, reason)| requested.then_some(reason));
-        let requests = SaveStopRequests { stop, ..SaveStopRequests::default() };
-        let all = all_gather_small(&fsdp.groups().world, &requests).map_err(peer_lost)?;
-        if let Some(why) = SaveStopRequests::merged(all.into_iter()).stop {
-            let why = why.to_string();
-            event(&mut log, done, EventKind::Stopping { why: why.clone() });
-            event(&mut log, done, EventKind::Stopped { why: why.clone() });
-            return Ok(Finish::Stopped(why));
-        }
         let mut last = Instant::now();
         let began = Instant::now();
         let mut denoiser = Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute, scan_group };
         let many = round.len() as u64;
-        let mut after_step = |_: usize| {
+        let sampled = done + many * specs[round[0]].steps as u64;
+        let mut after_step = |world: &Group| {
             fault::pace(last);
             done += many;
             let step_s = last.elapsed().as_secs_f64();
@@ -120,9 +108,26 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
                 });
             }
             fault::reached("sampled", done);
+            if let Some(why) = stop.agreed(world)? {
+                return Err(Ended::Stopped(why));
+            }
+            // No steps are made while the VAE decodes.
+            if let Some(log) = log.as_mut().filter(|_| done == sampled) {
+                log.event(done, EventKind::EvaluationStarted);
+            }
             Ok(())
         };
-        make_round(&mut denoiser, &recipe, &specs, &round, &texts, &target, &mut after_step)?;
+        match make_round(&mut denoiser, &recipe, &specs, &round, &texts, &target, &mut after_step) {
+            Ok(()) => {}
+            Err(Ended::Failed(failure)) => return Err(failure),
+            Err(Ended::Stopped(why)) => {
+                let why = why.to_string();
+                event(&mut log, done, EventKind::Stopping { why: why.clone() });
+                event(&mut log, done, EventKind::Stopped { why: why.clone() });
+                return Ok(Finish::Stopped(why));
+            }
+        }
+        event(&mut log, done, EventKind::EvaluationEnded);
         videos += round.len();
         let seconds = began.elapsed().as_secs_f64();
         for &index in &round {

@@ -5,7 +5,7 @@ use crate::step::compute_kind;
 use c10d::{Group, Reduce};
 use encoders::T5Encoder;
 use recipe::{Encoders, Model, SampleSpec};
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
 use tokenizer::Tokenizer;
@@ -49,6 +49,14 @@ impl Texts {
         Ok(Texts { texts, embeddings })
     }
 
+    /// Holds embeddings `[1, text_len, text_dim]` of two texts.
+    #[cfg(test)]
+    pub fn of(mut pairs: [(String, Tensor); 2]) -> Self {
+        pairs.sort_by(|a, b| a.0.cmp(&b.0));
+        let embeddings = Tensor::cat(&pairs.each_ref().map(|(_, embedding)| embedding), 0);
+        Texts { texts: pairs.map(|(text, _)| text).into(), embeddings }
+    }
+
     /// Returns the concatenated embeddings of some texts, `[1, L, D]`.
     pub fn joined(&self, texts: &[String]) -> Tensor {
         let of = |text: &String| {
@@ -60,18 +68,10 @@ impl Texts {
 }
 
 fn encode(encoders: &Encoders, model: &Model, texts: &[String], device: Device) -> Result<Tensor, Failure> {
+    dataset::check_encoders(&encoders.folder, model)?;
     let tokenizer = Tokenizer::open(&encoders.folder.join("tokenizer"))?;
     let folder = encoders.folder.join("text_encoder");
     let encoder = T5Encoder::open(&folder, compute_kind(encoders.dtype), device)?;
-    let width = encoder.config().d_model;
-    if width != model.text_dim {
-        return Err(Failure::new(
-            ErrorCode::TensorMismatch,
-            format!("cannot sample with the text encoder {folder}"),
-            format!("its embeddings have {width} features, and model.text_dim is {}", model.text_dim),
-            "set encoders.folder to the folder of the model that the weights belong to",
-        ));
-    }
     let embed = |batch: &[String]| {
         let ids: Vec<i64> = batch.iter().flat_map(|text| tokenizer.encode(text, model.text_len)).collect();
         let ids = Tensor::from_slice(&ids).view([batch.len() as i64, model.text_len as i64]);

@@ -3,17 +3,19 @@
 use super::denoise::Denoiser;
 use super::texts::Texts;
 use super::validation::{LEVELS, Validation};
-use super::{Source, Target, make_round, rounds, specs};
-use crate::exchange::agree_on;
+use super::{Ended, Source, Target, make_round, rounds, specs};
+use crate::exchange::{agree, agree_on};
+use crate::requests::StopSources;
 use crate::step::compute_kind;
+use c10d::Group;
 use dit::diffusion::Schedule;
 use dit::network::Network;
 use recipe::{Recipe, SampleSpec};
 use rundir::{Failure, RunDir};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
-use tch::Kind;
-use xxhash_rust::xxh3::xxh3_64;
+use tch::{Device, Kind};
+use xxhash_rust::xxh3::Xxh3;
 
 /// The prompts and held-out clips of a training run.
 pub struct TrainingSamples {
@@ -69,7 +71,8 @@ impl TrainingSamples {
         self.validation.as_mut().map(|validation| validation.measure(fsdp, network, schedule)).transpose()
     }
 
-    /// Makes a video of each prompt from the current weights. Returns the number of videos. A collective.
+    /// Makes a video of each prompt from the current weights, except those that are whole. Returns the prompts of the new videos;
+    /// after a stop request, those that were whole by then. A collective.
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.
@@ -80,22 +83,52 @@ impl TrainingSamples {
         step: u64,
         fsdp: &mut Fsdp,
         schedule: &Schedule,
-    ) -> Result<usize, Failure> {
-        let Some(texts) = &self.texts else { return Ok(0) };
-        // These weights may never be saved: the run and the step identify them.
-        let name = format!("{}-{step}", run.root);
-        let source =
-            Source { step, weights: run.root.clone(), weights_xxh3: format!("{:016x}", xxh3_64(name.as_bytes())) };
+        stop: StopSources<'_>,
+    ) -> Result<Vec<usize>, Failure> {
+        let Some(texts) = &self.texts else { return Ok(Vec::new()) };
+        let source = Source { step, weights: run.root.clone(), weights_xxh3: weights_xxh3(fsdp)? };
         // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
         let mut inside = recipe.clone();
         inside.sample.out = camino::Utf8PathBuf::new();
         let target = Target { run, source: &source };
         let (_, ranks) = fsdp.groups().data_place();
+        let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
+        let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
         let mut denoiser = Denoiser { fsdp, schedule, compute: self.compute, scan_group: recipe.remat.scan_group };
-        let all: Vec<usize> = (0..self.specs.len()).collect();
-        for round in rounds(&self.specs, &all, ranks) {
-            make_round(&mut denoiser, &inside, &self.specs, &round, texts, &target, &mut |_| Ok(()))?;
+        let mut made = Vec::new();
+        for round in rounds(&self.specs, &wanted, ranks) {
+            let mut after_step = |world: &Group| match stop.agreed(world)? {
+                Some(why) => Err(Ended::Stopped(why)),
+                None => Ok(()),
+            };
+            match make_round(&mut denoiser, &inside, &self.specs, &round, texts, &target, &mut after_step) {
+                Ok(()) => made.extend(round),
+                // The training loop stops after its next step.
+                Err(Ended::Stopped(_)) => break,
+                Err(Ended::Failed(failure)) => return Err(failure),
+            }
         }
-        Ok(self.specs.len())
+        Ok(made)
     }
+}
+
+/// Elements that are hashed at a time.
+const CHUNK: i64 = 1 << 22;
+
+/// Returns a hash of all weights, rank by rank, because these weights may never be saved. A collective.
+fn weights_xxh3(fsdp: &Fsdp) -> Result<String, Failure> {
+    let mut hash = Xxh3::new();
+    let mut bytes = Vec::new();
+    for owned in fsdp.owned() {
+        for part in owned.values.split(CHUNK, 0) {
+            let part = part.detach().to_device(Device::Cpu).contiguous().view_dtype(Kind::Uint8);
+            bytes.resize(part.numel(), 0);
+            let len = bytes.len();
+            part.copy_data_u8(&mut bytes, len);
+            hash.update(&bytes);
+        }
+    }
+    let all: Vec<u64> = agree(&fsdp.groups().world, Ok(hash.digest()))?;
+    let all: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
+    Ok(rundir::xxh3_hex(&all))
 }

@@ -1,0 +1,384 @@
+//! Videos out of weights: every mesh makes the same, whatever ends an attempt leaves nothing half-written, and a training run
+//! makes videos and measures its validation loss between steps.
+
+use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Layer, Recipe};
+use rundir::{ErrorCode, EventKind, Failure, MetricSample, Sample, StartFrom};
+use std::fs;
+use std::ops::ControlFlow;
+use std::os::unix::fs::symlink;
+use weights::{ConvertRequest, Form};
+
+const ORACLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle");
+
+/// A small diffusers model, and the checkpoint that its transformer was converted to.
+struct TinyModel {
+    folder: Utf8PathBuf,
+    checkpoint: Utf8PathBuf,
+}
+
+impl TinyModel {
+    fn text_to_video(scene: &Scene) -> Self {
+        Self::new(scene, "cogvideox_5b_tiny", None)
+    }
+
+    fn new(scene: &Scene, transformer: &str, layer: Option<Layer>) -> Self {
+        let (folder, checkpoint) = (scene.path.join("model"), scene.path.join("checkpoint"));
+        fs::create_dir_all(&folder).unwrap();
+        let parts = [
+            (format!("cogvideox/{transformer}/transformer"), "transformer"),
+            ("vae/cogvideox_5b_tiny/vae".to_owned(), "vae"),
+            ("t5/t5_v1_1_tiny/text_encoder".to_owned(), "text_encoder"),
+            ("t5/t5_v1_1_tiny/tokenizer".to_owned(), "tokenizer"),
+            ("sampling/scheduler_5b_dpm".to_owned(), "scheduler"),
+        ];
+        for (from, to) in parts {
+            symlink(Utf8Path::new(ORACLE).join(from), folder.join(to)).unwrap();
+        }
+        let request = ConvertRequest { layer, ..ConvertRequest::new(&folder, &checkpoint, Form::Internal) };
+        let plan = weights::plan_conversion(&request).unwrap();
+        plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
+        TinyModel { folder, checkpoint }
+    }
+
+    /// Starts to sample prompts at 32 x 32 pixels.
+    fn sample(
+        &self,
+        scene: &Scene,
+        name: &str,
+        mesh: &[usize],
+        prompts: &[&str],
+        env: Env,
+        change: impl FnOnce(&mut Recipe),
+    ) -> Running {
+        scene.sample(name, mesh, &self.checkpoint, env, |recipe| {
+            recipe.encoders.folder = self.folder.clone();
+            recipe.sample.prompts = prompts.iter().map(|prompt| (*prompt).to_owned()).collect();
+            (recipe.sample.height, recipe.sample.width) = (32, 32);
+            change(recipe);
+        })
+    }
+}
+
+/// Returns the sidecar of a sample.
+fn sidecar(run: &RunUnderTest, index: usize) -> Sample {
+    run.dir.list_samples().unwrap().into_iter().find(|sample| sample.index == index).unwrap()
+}
+
+/// Returns the bytes of the videos of a run, by prompt.
+fn videos(run: &RunUnderTest) -> Vec<Vec<u8>> {
+    let samples = run.dir.list_samples().unwrap();
+    samples.iter().map(|sample| fs::read(run.dir.sample_video(sample.step, sample.index)).unwrap()).collect()
+}
+
+/// Returns the pixels of the frames of a sample with `sample.png`.
+fn pixels(run: &RunUnderTest, index: usize) -> Vec<u8> {
+    let sample = sidecar(run, index);
+    let folder = run.dir.sample_video(sample.step, index).with_extension("");
+    (0..sample.frames).flat_map(|n| video::read_image(&folder.join(format!("{n:04}.png"))).unwrap().rgb).collect()
+}
+
+/// Returns the failure that ended a run.
+fn failure(run: &RunUnderTest) -> Failure {
+    let failed = |kind: EventKind| if let EventKind::Failed { failure } = kind { Some(failure) } else { None };
+    run.events().into_iter().find_map(|event| failed(event.kind)).expect("the run failed")
+}
+
+/// Returns the files in a folder and below whose names do not begin with `logs`.
+fn files(folder: &Utf8Path) -> Vec<Utf8PathBuf> {
+    let Ok(entries) = folder.read_dir_utf8() else { return Vec::new() };
+    let paths = entries.map(|entry| entry.unwrap().into_path());
+    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn every_mesh_makes_the_same_videos() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let prompts = ["a rabbit --d 7 --n blurry", "a kite --f 5 --s 3 --g 1", "a boat --w 48"];
+    let run = |name: &str, mesh: &[usize]| {
+        model.sample(&scene, name, mesh, &prompts, Vec::new(), |recipe| recipe.sample.png = true).finish()
+    };
+    let alone = run("alone", &[1, 1]);
+    let [first, second, third] = [0, 1, 2].map(|index| sidecar(&alone, index));
+    assert_eq!((first.seed, first.negative.as_str(), first.dynamic_guidance), (7, "blurry", true));
+    assert_eq!((first.frames, first.width, first.height, first.sampling_steps), (9, 32, 32, 2));
+    // An even number of latent frames becomes four frames each, as in diffusers.
+    assert_eq!((second.frames, second.sampling_steps, second.guidance), (8, 3, 1.0));
+    assert_eq!((third.width, third.scheduler.as_str(), third.dtype.as_str()), (48, "dpm", "float32"));
+    assert!(!third.libtorch.is_empty() && third.weights_xxh3.len() == 16);
+    assert_ne!(pixels(&alone, 0)[..32 * 32], pixels(&alone, 1)[..32 * 32]);
+    for (name, mesh) in [("fsdp", [1, 2, 1]), ("tp", [1, 1, 2])] {
+        let other = run(name, &mesh);
+        for index in 0..3 {
+            let (want, got) = (pixels(&alone, index), pixels(&other, index));
+            assert_eq!(want.len(), got.len());
+            let apart = want.iter().zip(&got).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+            assert!(apart <= 1, "video {index} on mesh {mesh:?} differs by {apart} of 255");
+        }
+    }
+}
+
+#[test]
+fn a_model_with_ttt_layers_samples_two_segments_with_a_text_each() {
+    let scene = Scene::new();
+    let model = TinyModel::new(&scene, "cogvideox_5b_tiny", Some(Layer::TttMlp));
+    let run = |name: &str, mesh: &[usize]| {
+        let prompts = ["a rabbit || a kite --f 97"];
+        model.sample(&scene, name, mesh, &prompts, Vec::new(), |recipe| recipe.sample.png = true).finish()
+    };
+    let (alone, tp) = (run("alone", &[1, 1]), run("tp", &[1, 1, 2]));
+    let sample = sidecar(&alone, 0);
+    assert_eq!((sample.frames, sample.scheduler.as_str()), (97, "vpsde"));
+    assert_eq!(sample.prompt, "a rabbit || a kite");
+    let apart = pixels(&alone, 0).iter().zip(&pixels(&tp, 0)).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+    assert!(apart <= 1, "TP differs by {apart} of 255");
+}
+
+#[test]
+fn the_first_image_changes_the_video_of_an_image_to_video_model() {
+    let scene = Scene::new();
+    let model = TinyModel::new(&scene, "cogvideox_5b_i2v_tiny", None);
+    let picture = |name: &str, of: fn(usize) -> u8| {
+        let path = scene.path.join(name);
+        let frames = video::Frames { width: 40, height: 24, count: 1, rgb: (0..40 * 24 * 3).map(of).collect() };
+        video::write_png(&path, &frames, 0).unwrap();
+        path
+    };
+    let (a, b) = (picture("a.png", |i| i as u8), picture("b.png", |i| 255 - (i / 9) as u8));
+    let prompts = [format!("a rabbit --i {a}"), format!("a rabbit --i {b}")];
+    let prompts = [prompts[0].as_str(), prompts[1].as_str()];
+    // Learned positions hold for one size.
+    let own_size = |recipe: &mut Recipe| (recipe.sample.height, recipe.sample.width) = (0, 0);
+    let run = model.sample(&scene, "images", &[1, 1], &prompts, Vec::new(), own_size).finish();
+    assert_eq!((sidecar(&run, 0).image, sidecar(&run, 1).image), (Some(a), Some(b)));
+    let videos = videos(&run);
+    assert!(videos[0] != videos[1], "the image has no effect");
+
+    let text = scene.path.join("text.png");
+    fs::write(&text, "not a picture").unwrap();
+    let prompt = format!("a rabbit --i {text}");
+    let (run, outputs) = model.sample(&scene, "no-image", &[1, 1], &[&prompt], Vec::new(), own_size).wait();
+    assert!(!outputs[0].status.success());
+    assert!(failure(&run).what.contains("text.png"), "{}", failure(&run));
+    assert_eq!(files(&run.dir.samples()), [""; 0]);
+}
+
+#[test]
+fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let prompts = ["a rabbit", "a kite", "a boat", "a horse"];
+    let start = |name: &str, env: Env| model.sample(&scene, name, &[1, 2], &prompts, env, |_| ());
+    let calm = start("calm", Vec::new()).finish();
+    let want = videos(&calm);
+    assert_eq!(want.len(), 4);
+    // The stall rule does not count the time of decoding.
+    let decodes = |kind: EventKind| calm.events().iter().filter(|event| event.kind == kind).count();
+    assert_eq!((decodes(EventKind::EvaluationStarted), decodes(EventKind::EvaluationEnded)), (2, 2));
+    let finished = |run: &RunUnderTest| run.events().iter().any(|event| event.kind == EventKind::Finished);
+    assert!(finished(&calm));
+
+    // In the second round, whose samples are the third and the fourth.
+    let mut running = start("killed", vec![("TRAIN_PACE_S", "1".into())]);
+    running.wait_for_step(6);
+    running.signal(1, "KILL");
+    let (mut run, outputs) = running.wait();
+    assert!(outputs.iter().all(|output| !output.status.success()));
+    run.env.clear();
+    assert!(failure(&run).is_consequence(), "{}", failure(&run));
+    let before: Vec<Sample> = run.dir.list_samples().unwrap();
+    assert_eq!(before.len(), 2, "the samples of the first round are whole");
+    let weights = StartFrom::Weights { path: model.checkpoint.clone() };
+    let run = run.attempt(&[1, 2], weights.clone(), 0).finish();
+    assert!(finished(&run));
+    assert!(videos(&run) == want, "another video after a kill");
+    let after = run.dir.list_samples().unwrap();
+    assert_eq!(after[..2], before[..], "whole samples are kept");
+    let restored = |kind: &EventKind| match kind {
+        EventKind::Restored { restored, .. } => Some(restored.clone()),
+        _ => None,
+    };
+    assert_eq!(run.events().iter().find_map(|event| restored(&event.kind)).as_deref(), Some("2 of 4 videos"));
+
+    let mut running = start("stopped", vec![("TRAIN_PACE_S", "0.3".into())]);
+    running.wait_for("a sampling step", |run| !run.samples().is_empty());
+    running.signal(1, "TERM");
+    let mut run = running.finish();
+    assert!(run.events().iter().any(|event| matches!(event.kind, EventKind::Stopped { .. })));
+    assert!(!finished(&run) && videos(&run).len() < 4);
+    run.env.clear();
+    let run = run.attempt(&[1, 2], weights, 0).finish();
+    assert!(finished(&run) && videos(&run) == want, "another video after a stop");
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    // Full in the middle of the video, and after it.
+    for size in ["size=4k", "size=8k"] {
+        let Some(disk) = SmallDisk::mount(&scene, size) else {
+            eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+            return;
+        };
+        let out = disk.path.clone();
+        let running =
+            model.sample(&scene, &size[5..], &[1, 1], &["a rabbit"], Vec::new(), |recipe| recipe.sample.out = out);
+        let (run, outputs) = running.wait();
+        assert!(!outputs[0].status.success());
+        assert_eq!(failure(&run).code, ErrorCode::DiskFull, "{}", failure(&run));
+        assert_eq!(files(&disk.path), [""; 0]);
+        disk.grow();
+        let run = run.attempt(&[1, 1], StartFrom::Weights { path: model.checkpoint.clone() }, 0).finish();
+        assert!(run.events().iter().any(|event| event.kind == EventKind::Finished));
+        assert_eq!(files(&disk.path).len(), 2);
+    }
+}
+
+#[test]
+fn a_missing_or_killed_ffmpeg_is_named_and_leaves_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let killed = scene.path.join("ffmpeg");
+    let script = "#!/bin/sh\ncase \"$*\" in *pipe:0*) kill -9 $$;; esac\nexec ffmpeg \"$@\"\n";
+    fs::write(&killed, script).unwrap();
+    fs::set_permissions(&killed, fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, code) in [("/nowhere/ffmpeg", ErrorCode::ProgramMissing), (killed.as_str(), ErrorCode::CommandFailed)]
+    {
+        let env = vec![("VIDTUI_FFMPEG", program.to_owned())];
+        let name = if code == ErrorCode::ProgramMissing { "missing" } else { "killed" };
+        let (run, outputs) = model.sample(&scene, name, &[1, 1], &["a rabbit"], env, |_| ()).wait();
+        assert!(!outputs[0].status.success());
+        let failure = failure(&run);
+        assert_eq!(failure.code, code, "{failure}");
+        assert!(failure.to_string().contains("ffmpeg"), "{failure}");
+        assert_eq!(files(&run.dir.samples()), [""; 0]);
+    }
+}
+
+#[test]
+fn encoders_of_another_model_are_refused_by_the_ranks() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    fs::remove_file(model.folder.join("vae")).unwrap();
+    symlink(Utf8Path::new(ORACLE).join("vae/cogvideox_2b_tiny/vae"), model.folder.join("vae")).unwrap();
+    let (run, outputs) = model.sample(&scene, "other", &[1, 2], &["a rabbit"], Vec::new(), |_| ()).wait();
+    assert!(outputs.iter().all(|output| !output.status.success()));
+    assert_eq!(failure(&run).code, ErrorCode::TensorMismatch, "{}", failure(&run));
+}
+
+/// Settings of a training run of the tiny model that samples at steps 2 and 4 and has held-out clips.
+fn training(scene: &Scene, model: &TinyModel) -> Vec<String> {
+    let latents = scene.dataset("clips", 3, [4, 4], 5);
+    let held_out = scene.dataset("held-out", 3, [4, 4], 3);
+    let sets = [
+        "model.text_dim=24".to_owned(),
+        "model.latent_scale=0.7".to_owned(),
+        format!("data.index={}", scene.text_dataset_of_width(&latents, 16, 1, 24)),
+        format!("sample.validation_index={}", scene.text_dataset_of_width(&held_out, 16, 1, 24)),
+        format!("encoders.folder={}", model.folder),
+        "encoders.dtype=float32".to_owned(),
+        "sample.prompts=[\"a rabbit\",\"a kite --d 7\"]".to_owned(),
+        "sample.every=2".to_owned(),
+        "sample.steps=2".to_owned(),
+        "train.steps=4".to_owned(),
+        "checkpoint.interval=2".to_owned(),
+        "optimizer.schedule=constant".to_owned(),
+    ];
+    sets.to_vec()
+}
+
+/// Returns the measured validation losses, by step.
+fn validation(run: &RunUnderTest) -> Vec<(u64, Vec<f64>)> {
+    let measured = run.samples().into_iter().filter(|sample| sample.validation_loss.is_some());
+    measured.map(|sample| (sample.step, sample.validation_loss_by_level)).collect()
+}
+
+#[test]
+fn a_training_run_samples_and_validates_on_all_ranks_together() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let sets = training(&scene, &model);
+    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+    let alone = scene.launch("alone", &[1, 1], &[&sets[..], &["train.global_batch=2"]].concat()).finish();
+    let two = scene.launch("two", &[1, 2], &[&sets[..], &["train.global_batch=2"]].concat()).finish();
+    for run in [&alone, &two] {
+        let points = validation(run);
+        assert_eq!(
+            points.iter().map(|(step, _)| *step).collect::<Vec<_>>(),
+            [0, 2, 4],
+            "the first point is before step 1"
+        );
+        assert!(points.iter().all(|(_, levels)| levels.len() == 9));
+        for sample in run.samples().iter().filter(|sample| sample.validation_loss.is_some()) {
+            let mean = sample.validation_loss_by_level.iter().sum::<f64>() / 9.0;
+            assert!((sample.validation_loss.unwrap() / mean - 1.0).abs() < 1e-4);
+        }
+        let events = run.events();
+        let count = |wanted: fn(&EventKind) -> bool| events.iter().filter(|event| wanted(&event.kind)).count();
+        assert_eq!(count(|kind| matches!(kind, EventKind::Validated { .. })), 3);
+        assert_eq!(count(|kind| matches!(kind, EventKind::SampleSaved { .. })), 4);
+        // The stall rule does not count the time between these.
+        assert_eq!(count(|kind| *kind == EventKind::EvaluationStarted), 5);
+        assert_eq!(count(|kind| *kind == EventKind::EvaluationEnded), 5);
+        let samples = run.dir.list_samples().unwrap();
+        assert_eq!(
+            samples.iter().map(|s| (s.step, s.index, s.seed)).collect::<Vec<_>>(),
+            [(2, 0, 42), (2, 1, 7), (4, 0, 42), (4, 1, 7)]
+        );
+        assert_eq!(samples[0].weights_xxh3, samples[1].weights_xxh3);
+        assert_ne!(samples[0].weights_xxh3, samples[2].weights_xxh3);
+        let spent =
+            |step: u64| run.samples().iter().find(|s| s.step == step).map_or(0.0, |s: &MetricSample| s.sample_s);
+        assert!(spent(1) > 0.0, "the first validation is reported with the first step");
+        assert!(spent(3) > 0.0, "the time of samples is reported with the next step");
+        assert!(spent(4) > 0.0 && spent(4) > spent(2), "the time of the last samples is not lost");
+    }
+    for ((_, one), (_, two)) in validation(&alone).iter().zip(&validation(&two)) {
+        assert_close(two, one, 1e-4, "the validation loss of two ranks");
+    }
+}
+
+#[test]
+fn an_attempt_makes_the_samples_that_the_last_one_left_out_and_keeps_the_others() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let sets = training(&scene, &model);
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(["train.global_batch=2", "train.steps=2"]).collect();
+    let mut run = scene.launch("resumed", &[1, 2], &sets).finish();
+    let (before, bytes) = (run.dir.list_samples().unwrap(), videos(&run));
+    assert_eq!(before.len(), 2);
+    fs::remove_file(run.dir.sample_video(2, 1).with_extension("json")).unwrap();
+    run.train_on_to(3);
+    let run = run.resume(&[1, 2]).finish();
+    let after = run.dir.list_samples().unwrap();
+    assert_eq!(after[0], before[0], "the whole sample is kept");
+    assert!(after[1].t > before[1].t && after[1].weights_xxh3 == before[1].weights_xxh3, "the other one is made again");
+    assert!(videos(&run) == bytes);
+    assert_eq!(latest(&run.dir).unwrap().step, 3);
+}
+
+#[test]
+fn a_file_in_the_run_folder_requests_samples_and_a_stop_interrupts_them() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let sets = training(&scene, &model);
+    let more = ["train.global_batch=2", "train.steps=100000", "sample.every=0", "sample.steps=1000"];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(more).collect();
+    let mut running = scene.launch("now", &[1, 1], &sets);
+    running.wait_for_step(1);
+    fs::write(running.run.dir.sample_file(), "").unwrap();
+    running.wait_for("the request", |run| run.events().iter().any(|e| e.kind == EventKind::EvaluationStarted));
+    assert!(!running.run.dir.sample_file().exists());
+    // A thousand sampling steps would take minutes.
+    running.signal(0, "TERM");
+    let run = running.finish();
+    let events = run.events();
+    assert!(events.iter().any(|event| event.kind == EventKind::SampleRequested));
+    assert!(events.iter().any(|event| matches!(event.kind, EventKind::Stopped { .. })));
+    assert_eq!(run.dir.list_samples().unwrap(), []);
+    assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
+}
