@@ -95,5 +95,11 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     let probe = video::probe(&video).unwrap();
     assert_eq!((probe.width, probe.height), (96, 64));
     assert_eq!(video::frame_times(&video).unwrap().len(), 9);
-    assert_eq!(Sample::read(&video.with_extension("json")).unwrap().unwrap().dtype, "float32");
+    let sidecar = |video: &Utf8Path| Sample::read(&video.with_extension("json")).unwrap().unwrap();
+    let alone = sidecar(&video);
+    assert_eq!(alone.dtype, "float32");
+    // The nodes together sample the same weights.
+    let words = "sample latest --prompt pattern --steps 2 --seed 7 --hostfile hostfiles/rig.txt";
+    let together = sidecar(Utf8Path::new(&site.does(words)));
+    assert_eq!((together.frames, together.seed, together.weights_xxh3), (9, 7, alone.weights_xxh3));
 }

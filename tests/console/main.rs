@@ -12,6 +12,7 @@ mod other_trainers;
 mod pty;
 mod real_trainer;
 mod released_models;
+mod samples;
 mod session;
 mod terminal;
 mod test_site;

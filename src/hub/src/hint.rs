@@ -1,4 +1,7 @@
-//! Hints with the command that downloads missing weights.
+//! Hints with the command that downloads missing weights, and where they are afterwards.
+
+use crate::Cache;
+use camino::{Utf8Path, Utf8PathBuf};
 
 /// The owner of the models that users most often mean.
 const FAMILY: &str = "cogvideox";
@@ -18,6 +21,13 @@ pub fn fetch_command(named: &str) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Returns the folder of a model of the Hub that was downloaded to a cache, under the name that [`fetch_command`] takes.
+pub fn fetched(named: &str, cache: &Utf8Path) -> Option<Utf8PathBuf> {
+    let model = fetch_command(named)?.rsplit(' ').next()?.to_owned();
+    let cache = Cache::new(cache, &model);
+    Some(cache.snapshot(&cache.commit("main")?)).filter(|folder| folder.is_dir())
 }
 
 #[cfg(test)]

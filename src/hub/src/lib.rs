@@ -18,5 +18,5 @@ mod tests;
 
 pub use cache::Cache;
 pub use fetch::{FetchProgress, FetchRequest, Fetched, fetch};
-pub use hint::fetch_command;
+pub use hint::{fetch_command, fetched};
 pub use settings::{Settings, Token};

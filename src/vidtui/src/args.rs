@@ -370,8 +370,8 @@ pub struct LaunchArgs {
 /// `vidtui sample`.
 #[derive(Debug, Arguments)]
 pub struct SampleArgs {
-    /// A run, whose newest checkpoint is used, or a checkpoint folder
-    #[arg(value_name = "RUN|CHECKPOINT")]
+    /// A run, whose newest checkpoint is used, a checkpoint, a diffusers folder, or a model that `vidtui fetch` downloaded
+    #[arg(value_name = "RUN|CHECKPOINT|WEIGHTS")]
     pub from: String,
     /// A prompt (repeatable). It may end in flags: --w --h --f --d --s --g --n --i
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -391,7 +391,7 @@ pub struct SampleArgs {
     /// Scale of classifier-free guidance [default: 6]
     #[arg(long)]
     pub guidance: Option<f64>,
-    /// Sampler [default: the one of the makers of the model]
+    /// Sampler [default: that of the folder's scheduler, or the one of the makers of the model]
     #[arg(long)]
     pub scheduler: Option<SchedulerArg>,
     /// Frames of a video [default: as the model was trained]
@@ -412,7 +412,7 @@ pub struct SampleArgs {
     /// Also writes each frame as a PNG file
     #[arg(long)]
     pub png: bool,
-    /// Diffusers folder with vae/, text_encoder/ and tokenizer/ [default: encoders.folder of the run]
+    /// Diffusers folder with vae/, text_encoder/ and tokenizer/ [default: WEIGHTS, or encoders.folder of the run]
     #[arg(long, value_name = "DIR")]
     pub encoders: Option<Utf8PathBuf>,
     /// Samples on this machine with N ranks [default: the size of the mesh of the run]

@@ -1,5 +1,7 @@
 //! `vidtui sample`: makes videos from a run, a checkpoint or other weights.
 
+mod weights;
+
 use crate::args::SampleArgs;
 use crate::command_error::CommandError;
 use crate::commands::waiting;
@@ -8,17 +10,16 @@ use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, prompt_lines};
 use rundir::{ErrorCode, Failure, RunDir, Sample};
-use std::collections::BTreeMap;
-use weights::{Source, SourceKind};
+use std::collections::{BTreeMap, BTreeSet};
+use weights::SampledWeights;
 
 /// Makes the recipe, launches it, waits, and prints the paths of the videos.
 pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     if args.now {
         return now(workspace, args);
     }
-    let source = crate::commands::transfer::find(workspace, &args.from)?;
-    let source = Source::open(&source)?;
-    let mut recipe = recipe_of(&source)?;
+    let mut weights = SampledWeights::find(workspace, &args.from)?;
+    let mut recipe = recipe_of(&weights)?;
     let lines = fill(workspace, &mut recipe, args)?;
     check_encoders(&recipe)?;
     if let Err(bad) = recipe.samples() {
@@ -32,6 +33,15 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
             bad.fix,
         )));
     }
+    for warning in check_inputs(&recipe, &lines)? {
+        eprintln!("warning: {warning}");
+    }
+    if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
+        eprintln!("the weights are converted first:");
+        return output::text(&output::facts(&crate::conversions::facts(plan)));
+    }
+    weights.convert()?;
+    let source = &weights.source;
     recipe.mesh = mesh(workspace, &recipe, args)?;
     let out = recipe.sample.out().map(Utf8Path::to_owned);
     let count = recipe.sample.prompts.len();
@@ -81,20 +91,16 @@ fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
 
 /// Returns a sampling recipe: that of the weights' run with another task, or the defaults if the weights belong to no
 /// run.
-fn recipe_of(source: &Source) -> Result<Recipe, CommandError> {
-    let weights = &source.location.weights;
-    if !matches!(source.location.kind, SourceKind::Checkpoint | SourceKind::Run) {
-        return Err(CommandError::request(Failure::new(
-            ErrorCode::UnsupportedModel,
-            format!("cannot sample {}", source.location.path),
-            "these weights are not in the form that the trainer loads",
-            format!(
-                "convert them first: vidtui convert {} --to internal CHECKPOINT, then vidtui sample CHECKPOINT",
-                source.location.path
-            ),
-        )));
+fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
+    let model = weights.source.model()?;
+    if let Some(pipeline) = &weights.pipeline {
+        let mut recipe = Recipe::for_sampling(model, None).map_err(Failure::from)?;
+        recipe.encoders.folder = pipeline.encoders.clone().unwrap_or_default();
+        recipe.sample.scheduler = pipeline.scheduler;
+        recipe.train.dtype = pipeline.dtype;
+        return Ok(recipe);
     }
-    let model = source.model()?;
+    let weights = &weights.source.location.weights;
     let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
     // The weights are a run's folder or RUN/checkpoints/step-N.
     let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
@@ -113,7 +119,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
         sample.prompts.push(prompt.clone());
     }
     if let Some(file) = &args.prompts {
-        let text = std::fs::read_to_string(file).map_err(|error| rundir::Error::io("read", file, error))?;
+        let text = read_prompts(file)?;
         for (line, prompt) in prompt_lines(&text) {
             places.push(format!("line {line} of {file}"));
             sample.prompts.push(prompt.to_owned());
@@ -158,19 +164,43 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     Ok(places)
 }
 
-/// Checks that the VAE, the text encoder and the tokenizer exist.
+/// Reads a prompt file.
+fn read_prompts(file: &Utf8Path) -> Result<String, CommandError> {
+    let bytes = std::fs::read(file).map_err(|error| rundir::Error::io("read", file, error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = good.iter().filter(|&&byte| byte == b'\n').count() + 1;
+        CommandError::request(Failure::new(
+            ErrorCode::Malformed,
+            format!("cannot read the prompts of {file}"),
+            format!("line {line} is not UTF-8"),
+            format!("convert it, for example: iconv -f LATIN1 -t UTF-8 {file}"),
+        ))
+    })
+}
+
+/// Checks that the images can be read, and returns a warning for each prompt that the model does not read to its end.
+fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
+    let specs = recipe.samples().unwrap_or_default();
+    let images: BTreeSet<&Utf8PathBuf> = specs.iter().filter_map(|spec| spec.image.as_ref()).collect();
+    images.into_iter().try_for_each(|image| video::read_image(image).map(drop))?;
+    let tokenizer = tokenizer::Tokenizer::open(&recipe.encoders.folder.join("tokenizer"))?;
+    let longest = specs.iter().map(|spec| spec.texts.iter().map(|text| tokenizer.count(text)).max().unwrap_or(0));
+    let limit = recipe.model.text_len;
+    let cut = longest.zip(lines).filter(|(tokens, _)| *tokens > limit);
+    Ok(cut
+        .map(|(tokens, line)| format!("{line} has {tokens} tokens; the model reads {limit}, the rest is cut"))
+        .collect())
+}
+
+/// Checks that the VAE, the text encoder and the tokenizer are there and belong to the model.
 fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
-    let folder = &recipe.encoders.folder;
-    let missing = ["vae", "text_encoder", "tokenizer"].into_iter().find(|part| !folder.join(part).is_dir());
-    let why = match missing {
-        None => return Ok(()),
-        Some(_) if folder.as_str().is_empty() => {
-            "neither --encoders nor the recipe of the run names the VAE and the text encoder".to_owned()
-        }
-        Some(part) => format!("there is no folder {}", folder.join(part)),
-    };
-    let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder with --encoders DIR";
-    Err(CommandError::request(Failure::new(ErrorCode::NotFound, "cannot sample", why, fix)))
+    if recipe.encoders.folder.as_str().is_empty() {
+        let why = "neither --encoders nor the recipe of the run names the VAE and the text encoder";
+        let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder with --encoders DIR";
+        return Err(CommandError::request(Failure::new(ErrorCode::NoWeights, "cannot sample", why, fix)));
+    }
+    Ok(dataset::check_encoders(&recipe.encoders.folder, &recipe.model)?)
 }
 
 /// Returns a mesh for the ranks of the target: the mesh of the training run if it fits, otherwise one that shards the

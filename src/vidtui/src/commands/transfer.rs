@@ -20,11 +20,15 @@ const LOG: Duration = Duration::from_secs(10);
 /// The width of the bar.
 const WIDTH: u64 = 24;
 
-/// Finds weights by their path, or by the name of a run.
+/// Finds weights by their path, by the name of a downloaded model, or by that of a run.
 pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandError> {
     let path = Utf8Path::new(given);
     if path.exists() {
         return Ok(path.to_owned());
+    }
+    let settings = hub::Settings::from_environment(&|name| std::env::var(name).ok());
+    if let Some(folder) = settings.ok().and_then(|settings| hub::fetched(given, &settings.cache)) {
+        return Ok(folder);
     }
     let command = hub::fetch_command(given);
     if given.contains('/') {

@@ -1,0 +1,138 @@
+//! The weights that are sampled: a run, a checkpoint, or other weights, which are converted once.
+
+use crate::command_error::CommandError;
+use crate::commands::transfer::{self, Transfer};
+use crate::workspace::Workspace;
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Dtype, SampleScheduler};
+use rundir::{ErrorCode, Failure, now_s};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
+use std::time::UNIX_EPOCH;
+use weights::{ConvertPlan, ConvertRequest, Form, SchedulerConfig, Source, SourceKind};
+
+/// The folder of converted weights, beside the runs.
+const FOLDER: &str = "weights";
+
+/// Weights in the form that the trainer loads, and what the folder that they come from adds.
+pub struct SampledWeights {
+    /// A run or a checkpoint.
+    pub source: Source,
+    /// The conversion that makes `source` first.
+    pub conversion: Option<ConvertPlan>,
+    /// The defaults of a diffusers folder.
+    pub pipeline: Option<Pipeline>,
+}
+
+/// What a diffusers folder has besides its transformer.
+pub struct Pipeline {
+    /// The folder, if the encoders are in it.
+    pub encoders: Option<Utf8PathBuf>,
+    /// The sampler of its scheduler.
+    pub scheduler: SampleScheduler,
+    /// The dtype that suits that of the weights.
+    pub dtype: Dtype,
+}
+
+impl SampledWeights {
+    /// Finds weights. Those of diffusers and of other trainers have a conversion, unless an earlier one is there.
+    pub fn find(workspace: &Workspace, given: &str) -> Result<Self, CommandError> {
+        let source = Source::open(&transfer::find(workspace, given)?)?;
+        let kind = source.location.kind;
+        if matches!(kind, SourceKind::Checkpoint | SourceKind::Run) {
+            return Ok(Self { source, conversion: None, pipeline: None });
+        }
+        if kind == SourceKind::Lora {
+            let path = &source.location.path;
+            return Err(CommandError::request(Failure::new(
+                ErrorCode::UnsupportedModel,
+                format!("cannot sample {path}"),
+                "it is an adapter, not a model",
+                format!("merge it into its model first: vidtui convert MODEL CHECKPOINT --to internal --merge {path}"),
+            )));
+        }
+        source.model()?;
+        let pipeline = Some(Pipeline::of(&source)?);
+        let target = workspace.runs.join(FOLDER).join(name(&source)?);
+        if let Ok(source) = Source::open(&target) {
+            return Ok(Self { source, conversion: None, pipeline });
+        }
+        let link = matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline);
+        let request =
+            |link| ConvertRequest { link, ..ConvertRequest::new(&source.location.path, &target, Form::Internal) };
+        let mut plan = weights::plan_conversion(&request(link))?;
+        if link && !same_disk(&source, &workspace.runs) {
+            plan = weights::plan_conversion(&request(false))?;
+        }
+        plan.check(false)?;
+        Ok(Self { source, conversion: Some(plan), pipeline })
+    }
+
+    /// Makes the conversion, if there is one.
+    pub fn convert(&mut self) -> Result<(), CommandError> {
+        let Some(plan) = self.conversion.take() else { return Ok(()) };
+        if let Some(folder) = plan.target.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| rundir::Error::io("create", folder, error))?;
+        }
+        let (from, to, bytes) = (&plan.source.location.path, &plan.target, units::short_size(plan.bytes()));
+        eprintln!("converting {from} to {to} ({bytes} to write, once)");
+        let mut transfer = Transfer::begin();
+        let random = RandomState::new().hash_one(std::process::id()) as u32;
+        let done = plan.execute(false, now_s(), random, &mut |progress| transfer.step(progress));
+        transfer.end();
+        done?;
+        self.source = Source::open(&plan.target)?;
+        Ok(())
+    }
+}
+
+impl Pipeline {
+    fn of(source: &Source) -> Result<Self, Failure> {
+        let weights = &source.location.weights;
+        let transformer = if weights.is_dir() { weights } else { weights.parent().unwrap_or(weights) };
+        let folder = transformer.parent().unwrap_or(transformer);
+        let config = folder.join("scheduler/scheduler_config.json");
+        let scheduler = match config.is_file() {
+            true => match SchedulerConfig::read(&config)?.class_name.as_str() {
+                "CogVideoXDDIMScheduler" => SampleScheduler::Ddim,
+                "CogVideoXDPMScheduler" => SampleScheduler::Dpm,
+                _ => SampleScheduler::Auto,
+            },
+            false => SampleScheduler::Auto,
+        };
+        // Half precision has more digits than bfloat16.
+        let is_bfloat16 = source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
+        let dtype = if is_bfloat16 { Dtype::Bfloat16 } else { Dtype::Float32 };
+        let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
+        Ok(Self { encoders, scheduler, dtype })
+    }
+}
+
+/// Returns the name of the converted weights: that of the folder, and a hash that changes with the model and its files.
+fn name(source: &Source) -> Result<String, Failure> {
+    let path = &source.location.path;
+    let real = path.canonicalize_utf8().map_err(|error| rundir::Error::io("find", path, error))?;
+    let mut files = BTreeMap::new();
+    for span in source.tensors.values().flat_map(|tensor| &tensor.spans) {
+        let file = &*span.file;
+        if !files.contains_key(file) {
+            let about = file.metadata().map_err(|error| rundir::Error::io("read", file, error))?;
+            let changed = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            files.insert(file, (about.len(), changed));
+        }
+    }
+    let hash = rundir::xxh3_hex(format!("{real} {files:?} {:?}", source.model()?.to_table()).as_bytes());
+    // A snapshot of the Hub's cache is named after its commit; the folder above `snapshots` has the name of the model.
+    let model = real.as_str().rsplit_once("/snapshots/").map_or(real.as_str(), |(model, _)| model);
+    let model = model.rsplit('/').next().unwrap_or_default().rsplit("--").next().unwrap_or_default();
+    Ok(format!("{}-{}", model.trim_end_matches(".safetensors"), &hash[..8]))
+}
+
+/// Returns whether the weights are on the disk of a folder, so that hard links are possible.
+fn same_disk(source: &Source, folder: &Utf8Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let disk = |path: &Utf8Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|about| about.dev());
+    let files = source.tensors.values().flat_map(|tensor| &tensor.spans);
+    let disks: BTreeSet<_> = files.map(|span| disk(&span.file)).collect();
+    disks.len() == 1 && disks.contains(&disk(folder))
+}

@@ -1,0 +1,176 @@
+//! `vidtui sample`: a diffusers folder as the weights, and what is refused before a run starts.
+
+use crate::real_trainer::trainer;
+use crate::test_site::TestSite;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Sample;
+use std::fs;
+use std::os::unix::fs::symlink;
+
+fn oracle(path: &str) -> Utf8PathBuf {
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/fixtures/oracle")
+        .join(path)
+        .canonicalize_utf8()
+        .unwrap()
+}
+
+/// The parts of a small diffusers folder. Videos have 9 frames of 64 x 96, texts 6 tokens.
+const PARTS: [(&str, &str); 5] = [
+    ("transformer", "cogvideox/cogvideox_5b_tiny/transformer"),
+    ("vae", "vae/cogvideox_5b_tiny/vae"),
+    ("text_encoder", "t5/t5_v1_1_tiny/text_encoder"),
+    ("tokenizer", "t5/t5_v1_1_tiny/tokenizer"),
+    ("scheduler", "sampling/scheduler_5b_ddim"),
+];
+
+/// Makes a diffusers folder of links; `other` replaces a part.
+fn model(site: &TestSite, name: &str, other: &[(&str, &str)]) {
+    let folder = site.root.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    for (part, path) in PARTS {
+        let path = other.iter().find(|(replaced, _)| *replaced == part).map_or(path, |(_, path)| path);
+        symlink(oracle(path), folder.join(part)).unwrap();
+    }
+}
+
+/// Replaces a linked folder by a copy of it.
+fn copied(site: &TestSite, folder: &str) -> Utf8PathBuf {
+    let folder = site.root.join(folder);
+    let from = folder.canonicalize_utf8().unwrap();
+    fs::remove_file(&folder).unwrap();
+    fs::create_dir(&folder).unwrap();
+    for file in from.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()) {
+        fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+fn failed(code: &str) -> (i32, String) {
+    (1, code.to_owned())
+}
+
+fn refused(code: &str) -> (i32, String) {
+    (2, code.to_owned())
+}
+
+#[test]
+fn encoders_of_another_model_are_refused_before_anything_is_converted() {
+    let site = TestSite::new();
+    let error = |folder: &str| site.error(&["sample", folder, "--prompt", "a rabbit"]);
+    // Another scale of latents, and another number of channels.
+    model(&site, "scale", &[("vae", "vae/cogvideox_2b_tiny/vae")]);
+    model(&site, "own", &[]);
+    assert_eq!(site.error(&["sample", "own", "--prompt", "a", "--encoders", "scale"]), failed("tensor-mismatch"));
+    model(&site, "channels", &[("vae", "vae/cogvideox_1_5_5b_i2v_tiny/vae")]);
+    assert_eq!(error("channels"), failed("tensor-mismatch"));
+    model(&site, "tokens", &[]);
+    let tokenizer = copied(&site, "tokens/tokenizer");
+    let added = r#"{"added_tokens_decoder": {"40000": {"content": "<more>"}}}"#;
+    fs::write(tokenizer.join("tokenizer_config.json"), added).unwrap();
+    assert_eq!(error("tokens"), failed("tensor-mismatch"));
+    model(&site, "without", &[]);
+    fs::remove_file(site.root.join("without/text_encoder")).unwrap();
+    assert_eq!(error("without"), refused("no-weights"));
+    assert!(!site.root.join("runs").exists());
+}
+
+#[test]
+fn weights_with_a_missing_tensor_are_refused() {
+    let site = TestSite::new();
+    model(&site, "cut", &[]);
+    let transformer = copied(&site, "cut/transformer");
+    fs::remove_file(transformer.join("diffusion_pytorch_model-00002-of-00004.safetensors")).unwrap();
+    let (code, error) = site.error(&["sample", "cut", "--prompt", "a rabbit"]);
+    assert_eq!(code, 1, "{error}");
+    model(&site, "short", &[]);
+    let vae = copied(&site, "short/vae");
+    // The same tensors, but for one with another name.
+    let file = vae.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
+    let file = file.into_iter().find(|path| path.extension() == Some("safetensors")).unwrap();
+    let bytes = fs::read(&file).unwrap();
+    let text = String::from_utf8_lossy(&bytes[..4096.min(bytes.len())]).into_owned();
+    let name = text.split('"').find(|name| name.ends_with(".weight")).unwrap();
+    let at = bytes.windows(name.len()).position(|part| part == name.as_bytes()).unwrap();
+    let mut other = bytes;
+    other[at] = b'X';
+    fs::write(&file, other).unwrap();
+    let (code, error) = site.error(&["sample", "short", "--prompt", "a rabbit"]);
+    assert_eq!((code, error.as_str()), (1, "tensor-mismatch"));
+}
+
+#[test]
+fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
+    let site = TestSite::new();
+    model(&site, "model", &[]);
+    let error = |args: &[&str]| site.error(&[&["sample", "model"], args].concat());
+    for args in [
+        ["--prompt", ""],
+        ["--prompt", "a --w 33"],
+        ["--prompt", "a --f 8"],
+        ["--prompt", "a --s 0"],
+        ["--prompt", "a --g much"],
+        ["--prompt", "a --x 3"],
+        ["--prompt", "a --i picture.png"],
+    ] {
+        assert_eq!(error(&args), refused("invalid-argument"), "{args:?}");
+    }
+    assert_eq!(error(&[]), refused("invalid-argument"));
+    assert_eq!(error(&["--prompts", "nowhere.txt"]), failed("not-found"));
+    site.write("prompts.txt", "# two prompts\na rabbit --w 32 --h 48 --f 5 --d 7 --s 2 --g 1.5\na kite --h 50\n");
+    assert_eq!(error(&["--prompts", "prompts.txt"]), refused("invalid-argument"));
+    assert!(site.fails(&["sample", "model", "--prompts", "prompts.txt"]).contains("line 3 of prompts.txt"));
+    fs::write(site.root.join("latin.txt"), b"a rabbit\na caf\xe9\n").unwrap();
+    assert_eq!(error(&["--prompts", "latin.txt"]), refused("malformed"));
+
+    model(&site, "i2v", &[("transformer", "cogvideox/cogvideox_5b_i2v_tiny/transformer")]);
+    site.write("text.png", "not a picture");
+    let image = |args: &[&str]| site.error(&[&["sample", "i2v", "--prompt", "a rabbit"], args].concat());
+    assert_eq!(image(&[]), refused("invalid-argument"));
+    assert_eq!(image(&["--image", "nowhere.png"]), failed("not-found"));
+    assert_eq!(image(&["--image", "text.png"]), failed("malformed"));
+    // Learned positions exist for one size.
+    let frames = video::Frames { width: 8, height: 8, count: 1, rgb: vec![9; 8 * 8 * 3] };
+    video::write_png(&site.root.join("picture.png"), &frames, 0).unwrap();
+    assert_eq!(image(&["--image", "picture.png", "--height", "32"]), refused("invalid-argument"));
+    assert!(!site.root.join("runs").exists());
+}
+
+#[test]
+fn a_dry_run_shows_the_conversion_and_warns_of_a_prompt_that_is_cut() {
+    let site = TestSite::new();
+    model(&site, "model", &[]);
+    let prompt = "a rabbit on a meadow ".repeat(500);
+    let done = site.vidtui(&["sample", "model", "--prompt", &prompt, "--dry-run"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stderr.contains("the model reads 6"), "{}", done.stderr);
+    assert!(done.stdout.contains("runs/weights/model-"), "{}", done.stdout);
+    assert!(!site.root.join("runs").exists());
+}
+
+#[test]
+fn a_diffusers_folder_is_converted_once_and_sampled() {
+    let Some(trainer) = trainer() else {
+        eprintln!("SKIPPED: no vidtui-train beside vidtui; `cargo xtask test` builds it");
+        return;
+    };
+    let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());
+    model(&site, "model", &[]);
+    let args = ["--steps", "2", "--height", "32", "--width", "32", "--frames", "9"];
+    let sample = |from: &str| {
+        let printed = site.succeeds(&[&["sample", from, "--prompt", "a rabbit --d 7"], &args[..]].concat());
+        let video = Utf8PathBuf::from(printed.trim());
+        let sample = Sample::read(&video.with_extension("json")).unwrap().unwrap();
+        (fs::read(video).unwrap(), sample)
+    };
+    let (video, about) = sample("model");
+    // The sampler is that of the folder, and the dtype suits its weights.
+    assert_eq!((about.scheduler.as_str(), about.dtype.as_str(), about.frames, about.seed), ("ddim", "float32", 9, 7));
+    let converted = || site.root.join("runs/weights").read_dir_utf8().unwrap().count();
+    assert_eq!(converted(), 1);
+    let (again, _) = sample("model");
+    assert!(again == video && converted() == 1);
+    // A run samples with the recipe and the encoders of the run.
+    let (third, _) = sample("./model/transformer");
+    assert!(third == video);
+}
