@@ -10,6 +10,7 @@ mod data;
 mod encoders;
 mod figures;
 pub mod python;
+mod sample;
 mod scaling;
 mod table;
 mod train;
@@ -29,6 +30,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("train", train::rows),
     ("ttt", ttt::rows),
     ("encoders", encoders::rows),
+    ("sample", sample::rows),
     ("weights", weights::rows),
     ("data", data::rows),
     ("video", video::rows),
