@@ -307,6 +307,8 @@ mod tests {
             assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
         }
         assert!("tail".parse::<FrameMode>().is_err());
-        CropMode::ALL.map(|crop| assert_eq!(serde_json::to_value(crop).unwrap(), crop.name()));
+        for crop in CropMode::ALL {
+            assert_eq!(serde_json::to_value(crop).unwrap(), crop.name());
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_it
 use camino::Utf8PathBuf;
 use dataset::store::{Held, Item, Queue, Range, Stage, StoreSpec, Work};
 use encoders::Vae;
-use rundir::{ErrorCode, Failure};
+use rundir::Failure;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
