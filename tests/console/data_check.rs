@@ -1,6 +1,7 @@
 //! Tests of `vidtui data check`, from a folder of videos to a manifest.
 
 use crate::test_site::TestSite;
+use camino::Utf8Path;
 use std::process::Command;
 
 /// Makes a site with a folder `clips` of two good videos and a caption too many.
@@ -42,6 +43,30 @@ fn more_dropped_clips_than_accepted_fail_and_the_manifest_lists_them() {
     site.succeeds(&[&short[..], &["--max-dropped", "50%"]].concat());
     let shown = site.fails(&["data", "check", "clips", "--frames", "49", "--fps", "25"]);
     assert!(shown.contains("12 of 49 frames") && shown.contains("--max-dropped 50%"), "{shown}");
+}
+
+#[test]
+fn an_encode_of_a_folder_checks_it_first() {
+    let site = site();
+    let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
+    let parts = ["vae/cogvideox_5b_tiny/vae", "t5/t5_v1_1_tiny/text_encoder", "t5/t5_v1_1_tiny/tokenizer"];
+    for from in parts.map(|part| fixtures.join(part)) {
+        let to = site.root.join("model").join(from.file_name().unwrap());
+        std::fs::create_dir_all(&to).unwrap();
+        for file in from.read_dir_utf8().unwrap().map(|entry| entry.unwrap()) {
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    let sizes = ["--frames", "49", "--fps", "25", "--height", "64", "--width", "96", "--text-len", "24", "--local", "1"];
+    let encode = |source| [&["data", "encode", source, "--model", "model", "--out", "set"], &sizes[..]].concat();
+    assert_eq!(site.error(&encode("clips")), (1, "too-many-dropped".into()));
+    let manifest = site.root.join("set/manifest.jsonl");
+    assert_eq!(dataset::Manifest::read(&manifest).unwrap().excluded().count(), 1);
+    assert!(!site.root.join("set/encode.toml").exists());
+    for source in ["clips", "set/manifest.jsonl"] {
+        site.succeeds(&[&encode(source)[..], &["--max-dropped", "50%", "--dry-run"]].concat());
+    }
+    assert_eq!(site.error(&encode("nonesuch")), (1, "not-found".into()));
 }
 
 #[test]

@@ -9,7 +9,8 @@ use crate::text;
 use crate::widgets::{capitalized, failure_lines, hint};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
-use runstate::{RunState, START_GRACE};
+use recipe::Task;
+use runstate::{Done, RunState, START_GRACE};
 
 /// Processes usually appear within this time, on remote nodes too.
 const USUAL_START_S: f64 = 10.0;
@@ -77,17 +78,33 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         RunState::Queued => String::new(),
         RunState::Starting if let Some(left_s) = start_left_s(model, row) => late_start(row, left_s),
         RunState::Starting => {
-            format!("Starting {}. The first step is slower than the others.", units::counted(row.ranks, "rank"))
+            let first = match row.task {
+                Task::Train => "The first step is slower than the others.",
+                Task::Encode => "The encoders are loaded first.",
+                Task::Sample => "The encoders and the weights are loaded first.",
+            };
+            format!("Starting {}. {first}", units::counted(row.ranks, "rank"))
         }
         RunState::Running if row.is_stepless => {
             "Running. Closing the console does not stop the run. There are no charts: with adapter = \"none\", steps are not \
              read from the log."
                 .to_owned()
         }
-        RunState::Running => "Training. Closing the console does not stop the run.".to_owned(),
+        RunState::Running => {
+            let doing = match row.task {
+                Task::Train => "Training",
+                Task::Encode => "Encoding",
+                Task::Sample => "Making videos",
+            };
+            format!("{doing}. Closing the console does not stop the run.")
+        }
         RunState::Saving => "Saving a checkpoint. Training continues afterwards.".to_owned(),
         RunState::Stopping if row.is_command => "Stop requested. The command decides whether it saves first.".to_owned(),
-        RunState::Stopping => "Saving a checkpoint, then stopping.".to_owned(),
+        RunState::Stopping => match row.task {
+            Task::Train => "Saving a checkpoint, then stopping.".to_owned(),
+            Task::Encode => "Storing the items in progress, then stopping.".to_owned(),
+            Task::Sample => "Finishing the videos in progress, then stopping.".to_owned(),
+        },
         RunState::Stalled { since_s } => {
             let stalled = units::duration(model.now - since_s);
             let usual =
@@ -95,7 +112,11 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
             format!("No progress for {stalled}{}. The processes still exist.", usual.unwrap_or_default())
         }
         RunState::Finished if row.is_stepless => format!("The command finished without an error after {took}."),
-        RunState::Finished => format!("All {} steps done in {took}.", units::grouped(row.steps_total)),
+        RunState::Finished => match row.done() {
+            Done::Steps { total, .. } => format!("All {} steps done in {took}.", units::grouped(total)),
+            done => format!("Finished in {took}: {}.", done.in_words()),
+        },
+        RunState::Stopped if row.task != Task::Train => format!("Stopped: {}. A resume continues there.", row.done().in_words()),
         RunState::Stopped => match row.checkpoint_step {
             Some(step) => format!("Stopped. The newest checkpoint is step {}.", units::grouped(step)),
             None => "Stopped before the first checkpoint; it cannot be resumed.".to_owned(),
@@ -116,7 +137,7 @@ pub fn start_left_s(model: &Model, row: &RunRow) -> Option<f64> {
 }
 
 fn late_start(row: &RunRow, left_s: f64) -> String {
-    let then = if row.checkpoint_step.is_some() { "can be resumed" } else { "its stage can be restarted" };
+    let then = if row.can_resume() { "can be resumed" } else { "its stage can be restarted" };
     format!(
         "No process has started yet. If none starts within {}, the run counts as crashed and {then}.",
         units::duration(left_s)
@@ -169,7 +190,9 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         return steps;
     }
     if !kind.is_active() && kind != StateKind::Finished && kind != StateKind::Unknown {
-        if let Some(step) = row.checkpoint_step {
+        if row.task != Task::Train {
+            add(Action::Resume, "resume".to_owned());
+        } else if let Some(step) = row.checkpoint_step {
             add(Action::Resume, format!("resume from step {}", units::grouped(step)));
         } else if context == Context::Runs {
             add(Action::NewRun, "restart its stage".to_owned());
@@ -192,10 +215,12 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
         StateKind::Running | StateKind::Starting | StateKind::Saving if row.is_command => {
             add(Action::Stop, "request a stop".to_owned());
         }
-        StateKind::Running | StateKind::Starting | StateKind::Saving => add(Action::Stop, "save and stop".to_owned()),
+        StateKind::Running | StateKind::Starting | StateKind::Saving => {
+            add(Action::Stop, if row.task == Task::Train { "save and stop" } else { "stop" }.to_owned());
+        }
         StateKind::Stalled => {
             add(Action::Logs, "show logs".to_owned());
-            add(Action::Stop, "try to save and stop".to_owned());
+            add(Action::Stop, if row.task == Task::Train { "try to save and stop" } else { "try to stop" }.to_owned());
             add(Action::Kill, "kill".to_owned());
         }
         StateKind::Failed | StateKind::Crashed => add(Action::Logs, "show logs".to_owned()),
@@ -209,10 +234,12 @@ pub fn may_hang(row: &RunRow) -> bool {
     StateKind::of(&row.state) == StateKind::Stalled || row.findings.iter().any(|found| found.rule == Rule::SlowStep)
 }
 
-/// Returns where a run's first weights came from.
-pub fn origin(row: &RunRow) -> String {
-    row.lineage.as_ref().map_or_else(
-        || if row.is_command { "weights set by the command" } else { "random weights" }.to_owned(),
-        |parent| format!("weights from {}, step {}", short_id(&parent.run), units::grouped(parent.step)),
-    )
+/// Returns where a run's first weights came from; none if that is not known or the run has none.
+pub fn origin(row: &RunRow) -> Option<String> {
+    match &row.lineage {
+        Some(parent) => Some(format!("weights from {}, step {}", short_id(&parent.run), units::grouped(parent.step))),
+        None if row.task != Task::Train => None,
+        None if row.is_command => Some("weights set by the command".to_owned()),
+        None => Some("random weights".to_owned()),
+    }
 }

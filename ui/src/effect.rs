@@ -96,6 +96,22 @@ pub enum Effect {
         /// The preview that was shown.
         preview: Box<ConvertPreview>,
     },
+    /// Check videos and plan their encode; answered by `LaunchPlanned` or `Failed`.
+    PlanEncode {
+        /// Where the answer goes.
+        job: JobId,
+        /// The arguments of `vidtui data encode`, as typed.
+        arguments: String,
+    },
+    /// Plan a video from the newest checkpoint of a run; answered by `LaunchPlanned` or `Failed`.
+    PlanSample {
+        /// Where the answer goes.
+        job: JobId,
+        /// The run.
+        run: RunId,
+        /// The prompt with its flags, as typed.
+        prompt: String,
+    },
     /// Stop a conversion and remove its output.
     StopConvert {
         /// The conversion's job.

@@ -7,7 +7,7 @@ use health::{Finding, Rule, Subject, Urgency};
 use plan::{KillHow, LaunchPlan, NodeKill, NodeLaunch, RunKill};
 use ratatui_core::backend::TestBackend;
 use ratatui_core::terminal::Terminal;
-use recipe::{Change, Mesh, StageStart};
+use recipe::{Change, Mesh, StageStart, Task};
 use rundir::*;
 use runstate::RunState;
 
@@ -76,7 +76,10 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         job: None,
         is_command: false,
         is_stepless: false,
+        task: Task::Train,
         items: None,
+        stages: None,
+        videos: None,
         start_deadline_s: None,
     }
 }

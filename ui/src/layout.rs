@@ -3,6 +3,7 @@
 use crate::keymap::Action;
 use crate::msg::Size;
 use ratatui_core::layout::Rect;
+use recipe::Task;
 use rundir::Chart;
 
 /// The parts of every screen. A part without room has height 0.
@@ -44,43 +45,81 @@ pub enum Panel {
     Chart(Chart),
     /// The slowness of each rank.
     Ranks,
+    /// The stages of an encode: probe, decode, VAE, text.
+    Pipeline,
+    /// The newest sample, moving.
+    Samples,
     /// The checkpoints.
     Checkpoints,
     /// The events.
     Events,
 }
 
-impl Panel {
-    /// All panels, in the order of the Tab key.
-    pub const ALL: [Self; 12] = [
-        Self::Chart(Chart::Loss),
-        Self::Chart(Chart::Power),
-        Self::Chart(Chart::NodeMemory),
-        Self::Chart(Chart::LearningRate),
-        Self::Chart(Chart::GradNorm),
-        Self::Chart(Chart::StepTime),
-        Self::Chart(Chart::Memory),
-        Self::Chart(Chart::WeightNorm),
-        Self::Chart(Chart::Mfu),
-        Self::Ranks,
-        Self::Checkpoints,
-        Self::Events,
-    ];
-
-    /// Panels of the right column, which has room for four of them.
-    const SIDE: [Self; 7] = [
-        Self::Chart(Chart::LearningRate),
-        Self::Chart(Chart::GradNorm),
-        Self::Chart(Chart::StepTime),
-        Self::Chart(Chart::Memory),
-        Self::Chart(Chart::WeightNorm),
-        Self::Chart(Chart::Mfu),
-        Self::Ranks,
-    ];
+/// What decides which panels a run has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunContent {
+    /// What its ranks do.
+    pub task: Task,
+    /// Whether there are samples of its nodes.
+    pub nodes: bool,
+    /// Whether it has a validation loss.
+    pub validation: bool,
+    /// Whether it has made videos, and there is room for one beside its charts.
+    pub videos: bool,
 }
 
-/// Number of visible panels in the right column.
+impl RunContent {
+    /// Returns the panels in the order of the Tab key.
+    pub fn panels(self) -> Vec<Panel> {
+        let nodes = [Chart::Power, Chart::NodeMemory].map(Panel::Chart).into_iter().filter(|_| self.nodes);
+        let main = [self.main()].into_iter().chain(nodes.filter(|panel| !self.side().contains(panel)));
+        let beside = (self.videos && self.task == Task::Train).then_some(Panel::Samples);
+        let all = self.top().into_iter().chain(main).chain(beside).chain(self.side()).chain(self.foot());
+        all.chain([Panel::Events]).collect()
+    }
+
+    /// The panel above all others.
+    fn top(self) -> Option<Panel> {
+        (self.task == Task::Encode).then_some(Panel::Pipeline)
+    }
+
+    /// The large panel.
+    pub fn main(self) -> Panel {
+        match self.task {
+            Task::Train => Panel::Chart(Chart::Loss),
+            Task::Encode => Panel::Chart(Chart::ItemRate),
+            Task::Sample => Panel::Samples,
+        }
+    }
+
+    /// The panels of the right column, which scrolls if they do not all fit.
+    fn side(self) -> Vec<Panel> {
+        let charts: &[Chart] = match self.task {
+            Task::Train => &[Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory, Chart::WeightNorm, Chart::Mfu],
+            Task::Encode => &[Chart::Queue, Chart::ItemBytes, Chart::FailedItems, Chart::Memory],
+            // There is nothing to put below the charts of the nodes, so they are in this column.
+            Task::Sample if self.nodes => &[Chart::StepTime, Chart::Power, Chart::NodeMemory],
+            Task::Sample => &[Chart::StepTime],
+        };
+        let mut panels: Vec<Panel> = charts.iter().copied().map(Panel::Chart).collect();
+        if self.task == Task::Train {
+            panels.push(Panel::Ranks);
+            panels.extend(self.validation.then_some(Panel::Chart(Chart::ValidationLoss)));
+        }
+        panels
+    }
+
+    /// The panel at the end of the right column. It is always visible.
+    fn foot(self) -> Option<Panel> {
+        (self.task == Task::Train).then_some(Panel::Checkpoints)
+    }
+}
+
+/// The most visible panels in the right column, besides the samples and the checkpoints.
 const SHOWN_OF_SIDE: usize = 4;
+
+/// Rows of the table of an encode: a heading, the names of the columns, and four stages.
+const PIPELINE_ROWS: u16 = 6;
 
 /// Parts of the run screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,13 +128,12 @@ pub struct RunAreas {
     pub state: Rect,
     /// Advice on the state and the next keys.
     pub advice: Rect,
-    /// The visible panels, in the order of the Tab key.
+    /// The visible panels.
     pub panels: Vec<(Panel, Rect)>,
 }
 
-/// Splits the body of the run screen. `advice` is the preferred height of the advice; `nodes` is whether
-/// there are node samples.
-pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: bool) -> RunAreas {
+/// Splits the body of the run screen. `advice` is the preferred height of the advice.
+pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content: RunContent) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
     let most = match rest.height {
         0..4 => 0,
@@ -111,53 +149,73 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, nodes: b
     } else if enlarged || rest.width < 60 || rest.height < 15 {
         vec![(focus, rest)]
     } else {
-        grid(rest, focus, nodes)
+        grid(rest, focus, content)
     };
     RunAreas { state, advice, panels }
 }
 
-/// Places the loss, the node charts and the events on the left, and the other panels on the right. The right column
+/// Places the large panel, the node charts and the events on the left, and the other panels on the right. The right column
 /// scrolls to the focused panel.
-fn grid(area: Rect, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
+fn grid(area: Rect, focus: Panel, content: RunContent) -> Vec<(Panel, Rect)> {
     const GAP: u16 = 3;
+    // Tall terminals have a blank row between panels, and more rows of checkpoints.
+    let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
+    let (top, area) = cut_top(area, if content.top().is_some() { PIPELINE_ROWS } else { 0 });
+    let (_, area) = cut_top(area, if content.top().is_some() { air } else { 0 });
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
-    // Tall terminals have a blank row between panels, and more rows of checkpoints.
-    let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
-    let (loss, events) = cut_top(left, area.height - (area.height / 3).max(5));
-    let loss = Rect { height: loss.height - air, ..loss };
-    let chart_height = (area.height - checkpoints) / 4 - air;
+    let (main, events) = cut_top(left, area.height - (area.height / 3).max(5));
+    let main = Rect { height: main.height - air, ..main };
+    let side = content.side();
+    let nodes = content.nodes && !side.contains(&Panel::Chart(Chart::Power));
+    let mut panels: Vec<(Panel, Rect)> = content.top().map(|panel| (panel, top)).into_iter().collect();
+    panels.extend(under_the_main(content.main(), main, air, focus, nodes));
     let mut rest = right;
-    let mut panels = under_the_loss(loss, air, focus, nodes);
-    let focused = Panel::SIDE.iter().position(|panel| *panel == focus).unwrap_or(0);
-    let first = (focused + 1).saturating_sub(SHOWN_OF_SIDE);
-    for panel in &Panel::SIDE[first..first + SHOWN_OF_SIDE] {
+    if content.task == Task::Train && content.videos {
+        let (top, below) = cut_top(rest, area.height * 2 / 5);
+        panels.push((Panel::Samples, Rect { height: top.height - air, ..top }));
+        rest = below;
+    }
+    let foot = content.foot();
+    let foot_height = if foot.is_some() { checkpoints } else { 0 };
+    let charts = rest.height.saturating_sub(foot_height);
+    let least = if air > 0 { 6 } else { 3 };
+    let shown = usize::from(charts / least).clamp(1, SHOWN_OF_SIDE).min(side.len());
+    let chart_height = (charts / shown as u16).saturating_sub(air);
+    let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
+    let first = (focused + 1).saturating_sub(shown);
+    for panel in &side[first..first + shown] {
         let (top, below) = cut_top(rest, chart_height);
         panels.push((*panel, top));
         rest = cut_top(below, air).1;
     }
-    panels.push((Panel::Checkpoints, rest));
+    panels.extend(foot.map(|foot| (foot, rest)));
     panels.push((Panel::Events, events));
     panels
 }
 
-/// Places power and memory below the loss; if there is no room for both, only the focused one.
-fn under_the_loss(area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
-    let [loss, power, memory] = [Chart::Loss, Chart::Power, Chart::NodeMemory].map(Panel::Chart);
+/// Returns whether the body of the screen has room for a picture beside the charts of a training run.
+pub fn has_room_for_video(body: Rect) -> bool {
+    body.width >= 110 && body.height >= 34
+}
+
+/// Places power and memory below the large panel; if there is no room for both, only the focused one.
+fn under_the_main(main: Panel, area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
+    let [power, memory] = [Chart::Power, Chart::NodeMemory].map(Panel::Chart);
     if !nodes {
-        return vec![(loss, area)];
+        return vec![(main, area)];
     }
     let (rows, below) = match area.height {
         0..20 => ((area.height * 2 / 5).clamp(3, 6), vec![if focus == memory { memory } else { power }]),
         tall => ((tall / 4).max(6), vec![power, memory]),
     };
     let (top, mut rest) = cut_top(area, area.height.saturating_sub((rows + air) * below.len() as u16));
-    let mut panels = vec![(loss, top)];
+    let mut panels = vec![(main, top)];
     for panel in below {
         let (_, under) = cut_top(rest, air);
-        let (here, next) = cut_top(under, rows);
-        panels.push((panel, here));
+        let (chart, next) = cut_top(under, rows);
+        panels.push((panel, chart));
         rest = next;
     }
     panels
@@ -217,10 +275,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool) {
+        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
-            let run = run_areas(areas.body, advice, Panel::Events, false, nodes);
+            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, videos };
+            let run = run_areas(areas.body, advice, Panel::Events, false, content);
             let mut parts = vec![areas.header, areas.keys, run.state, run.advice];
             parts.extend(run.panels.iter().map(|(_, area)| *area));
             parts.retain(|part| part.area() > 0);

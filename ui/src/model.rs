@@ -75,6 +75,10 @@ pub enum Purpose {
     ConvertTarget,
     /// The LoRA adapter to merge.
     ConvertMerge,
+    /// The arguments of an encode.
+    Encode,
+    /// The prompt of a video.
+    Prompt,
 }
 
 /// A short message about the latest action, shown for a few seconds.
@@ -134,6 +138,8 @@ pub struct Model {
     pub convert: ConvertScreen,
     /// The open text input.
     pub input: Option<Input>,
+    /// The arguments of the last encode, so that a mistake can be corrected.
+    pub encode_arguments: String,
     /// The open dialog.
     pub modal: Option<Modal>,
     /// Requests to the shell that have no answer yet.
@@ -168,6 +174,7 @@ impl Model {
             node: None,
             convert: ConvertScreen::default(),
             input: None,
+            encode_arguments: String::new(),
             modal: None,
             jobs: Jobs::default(),
             notice: None,
@@ -357,7 +364,7 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
         && let Some(open) = &model.run
     {
         wanted.insert(Watch::Run(open.id.clone()));
-        if model.screen == Screen::Samples {
+        if matches!(model.screen, Screen::Run | Screen::Samples) {
             let clips = samples::wanted(model).into_iter();
             wanted.extend(clips.map(|(step, prompt, size)| Watch::Clip { run: open.id.clone(), step, prompt, size }));
             wanted.extend(samples::frame_ms(model).map(|every_ms| Watch::Frames { run: open.id.clone(), every_ms }));
@@ -377,8 +384,7 @@ pub fn farewell(model: &Model) -> Option<String> {
     let first = active.first()?;
     let what = match active.len() {
         1 => {
-            let id = short_id(&first.run);
-            format!("{id} continues without the console (step {} of {})", first.step, first.steps_total)
+            format!("{} continues without the console ({})", short_id(&first.run), first.done().in_words())
         }
         n => format!("{n} runs continue without the console"),
     };

@@ -8,8 +8,12 @@ use cluster::probe::Frame;
 use cluster::slurm::JobStatus;
 use health::Finding;
 use plan::{LaunchPlan, RunKill};
-use rundir::{Attempt, CheckpointEntry, Event, Failure, Lineage, MetricSample, NodePoint, RunId, StartFrom};
-use runstate::RunState;
+use recipe::Task;
+use rundir::{
+    Attempt, CheckpointEntry, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId, SamplingProgress, Stages,
+    StartFrom,
+};
+use runstate::{Done, RunState, StageProgress};
 use serde::{Deserialize, Serialize};
 
 /// A key press, independent of any terminal library.
@@ -192,12 +196,33 @@ pub struct RunRow {
     /// Whether its steps are unknown: no adapter reads the log of its command.
     #[serde(default)]
     pub is_stepless: bool,
+    /// What its ranks do.
+    #[serde(default)]
+    pub task: Task,
     /// The progress of its items, if its steps are items.
     #[serde(default)]
-    pub items: Option<rundir::ItemCounts>,
+    pub items: Option<ItemCounts>,
+    /// The progress of each stage of an encode.
+    #[serde(default)]
+    pub stages: Option<Stages<StageProgress>>,
+    /// The videos of a run that samples.
+    #[serde(default)]
+    pub videos: Option<SamplingProgress>,
     /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
+}
+
+impl RunRow {
+    /// Returns whether a resume can continue the run: training needs a checkpoint.
+    pub fn can_resume(&self) -> bool {
+        self.task != Task::Train || self.checkpoint_step.is_some()
+    }
+
+    /// Returns what the run has done, in the unit of its task.
+    pub fn done(&self) -> Done {
+        runstate::done(self.task, (self.step, self.steps_total), self.items, self.videos, self.is_stepless)
+    }
 }
 
 /// An update of one run.

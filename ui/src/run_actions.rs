@@ -35,15 +35,15 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         _ => {}
     }
     match action {
-        Action::Resume if let (Some(left_s), Some(_)) = (advice::start_left_s(model, row), row.checkpoint_step) => {
+        Action::Resume if let (Some(left_s), true) = (advice::start_left_s(model, row), row.can_resume()) => {
             let left = units::duration(left_s);
             Err(format!("{name} may still start. If it does not, it can be resumed in {left}."))
         }
         Action::Resume if kind.is_active() => Err(format!("{name} is {word}; there is nothing to resume")),
         Action::Resume if kind == StateKind::Finished => {
-            Err(format!("{name} has finished all {} steps; there is nothing to resume", row.steps_total))
+            Err(format!("{name} has finished ({}); there is nothing to resume", row.done().in_words()))
         }
-        Action::Resume if row.checkpoint_step.is_none() => {
+        Action::Resume if !row.can_resume() => {
             Err(format!("{name} has no complete checkpoint. Restart its stage instead."))
         }
         Action::Stop if kind == StateKind::Stopping => Err(format!("{name} is already stopping")),

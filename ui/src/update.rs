@@ -9,6 +9,7 @@ use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, M
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
+use recipe::Task;
 use rundir::RunId;
 
 /// Applies one message to the model and returns the effects for the shell.
@@ -142,7 +143,7 @@ fn typed(model: &mut Model) {
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
         // A path takes effect when Enter ends the input.
-        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge => {}
+        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {}
     }
 }
 
@@ -153,12 +154,22 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     {
         return convert::typed(model, input.purpose, &input.text);
     }
+    if input.purpose == Purpose::Encode {
+        model.encode_arguments.clone_from(&input.text);
+    }
+    if action != Action::Cancel && !input.text.trim().is_empty() {
+        match input.purpose {
+            Purpose::Encode => return runs::encode(model, input.text),
+            Purpose::Prompt => return samples::sample(model, input.text),
+            _ => {}
+        }
+    }
     if action == Action::Cancel {
         match input.purpose {
             Purpose::Filter => runs::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
-            Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge => {}
+            Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {}
         }
     }
     Vec::new()
@@ -198,7 +209,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
     match (what, intent) {
         (JobMsg::LaunchPlanned(plan), Intent::PlanResume(_)) if plan.warnings.is_empty() => {
             let run = plan.run.id.clone();
-            model.notify(format!("Resuming {} from step {}", short_id(&run), plan.attempt.start_step));
+            model.notify(format!("Resuming {}", launch::in_words(&plan)));
             let job = model.jobs.start(Intent::Launch { run, fresh: false });
             return vec![Effect::Launch { job, plan }];
         }
@@ -234,7 +245,12 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             }
         }
         Outcome::StopSent(run) => {
-            model.notify(format!("Stop requested: {} saves a checkpoint after this step and stops", short_id(&run)));
+            let then = match model.row(&run).map_or(Task::Train, |row| row.task) {
+                Task::Train => "saves a checkpoint after this step and stops",
+                Task::Encode => "stores the items in progress and stops",
+                Task::Sample => "finishes the videos in progress and stops",
+            };
+            model.notify(format!("Stop requested: {} {then}", short_id(&run)));
         }
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         Outcome::Stacks { run, report } => model.notify(format!("{}: {report}", short_id(&run))),

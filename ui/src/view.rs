@@ -97,6 +97,8 @@ fn notice(model: &Model) -> Option<Line<'static>> {
             Purpose::ConvertSource => "Source: ",
             Purpose::ConvertTarget => "New folder: ",
             Purpose::ConvertMerge => "LoRA adapter: ",
+            Purpose::Encode => "vidtui data encode ",
+            Purpose::Prompt => "Prompt: ",
         };
         let cursor = if model.symbols.braille { "▏" } else { "_" };
         // A long path loses its beginning; the end is being typed.

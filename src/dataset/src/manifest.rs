@@ -6,12 +6,14 @@ use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 /// The newest version of the format that this build reads.
 pub const SCHEMA: u32 = 1;
 /// The first bytes of every manifest.
 pub(crate) const FORMAT: &str = "vidtui-manifest";
+/// The bytes of the longest first line: several paths.
+const LONGEST_HEADER: u64 = 64 << 10;
 /// The most clips that a failure lists.
 const SHOWN: usize = 3;
 
@@ -80,6 +82,13 @@ impl Manifest {
             clips.push(clip);
         }
         Ok(Self { header, clips })
+    }
+
+    /// Returns whether a file begins as a manifest does, of whatever version.
+    pub fn is_one(path: &Utf8Path) -> bool {
+        let first = File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_HEADER)).lines().next().transpose());
+        let header = first.ok().flatten().and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok());
+        header.is_some_and(|header| header["format"] == FORMAT)
     }
 
     /// Writes the manifest under a temporary name, then renames it. The bytes depend only on its content.
@@ -255,6 +264,16 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(r#""path":"2.mp4""#) && text.contains(r#""path":"/elsewhere/1.mp4""#), "{text}");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_table_of_clips_and_a_folder_are_not_manifests() {
+        let (_keep, folder) = temp();
+        let (path, table) = (folder.join("manifest.jsonl"), folder.join("metadata.jsonl"));
+        manifest(&folder, 0, 1).write(&path).unwrap();
+        std::fs::write(&table, "{\"video\": \"a.mp4\", \"caption\": \"a cat\"}\n").unwrap();
+        let found = [&path, &table, &folder, &folder.join("none")].map(|path| Manifest::is_one(path));
+        assert_eq!(found, [true, false, false, false]);
     }
 
     #[test]

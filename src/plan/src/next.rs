@@ -205,6 +205,7 @@ mod tests {
                 last: None,
                 eta_s: None,
                 items_per_s: None,
+                stages: None,
                 checkpoint: past.latest,
                 job: None,
             }

@@ -89,12 +89,15 @@ impl ItemCounts {
         self.clips + self.texts
     }
 
-    /// Returns the progress of the items and the number of failures: `1,204 of 9,849 clips · 3 failed`. Captions come
-    /// before clips.
+    /// Returns whether captions are encoded now: they come before clips.
+    pub fn is_at_captions(&self) -> bool {
+        self.clips == 0 || (self.clips_done == 0 && self.texts_done < self.texts)
+    }
+
+    /// Returns the progress of the items and the number of failures: `1,204 of 9,849 clips · 3 failed`.
     pub fn in_words(&self) -> String {
         let of = |done, all, what| format!("{} of {} {what}", units::grouped(done), units::grouped(all));
-        let is_of_captions = self.clips == 0 || (self.clips_done == 0 && self.texts_done < self.texts);
-        let mut words = match is_of_captions {
+        let mut words = match self.is_at_captions() {
             true => of(self.texts_done, self.texts, "captions"),
             false => of(self.clips_done, self.clips, "clips"),
         };

@@ -90,6 +90,10 @@ pub enum Chart {
     ItemRate,
     /// Items that wait for a stage of an encode.
     Queue,
+    /// Data that the stages of an encode have made.
+    ItemBytes,
+    /// Items of an encode that failed.
+    FailedItems,
     /// Memory in use on the GPUs, or on the nodes where there are none.
     NodeMemory,
 }
@@ -118,7 +122,9 @@ impl Chart {
             Self::WeightNorm => ("weight-norm", "Weight norm", Unit::Plain),
             Self::Mfu => ("mfu", "MFU", Unit::Share),
             Self::ItemRate => ("items", "Items per second", Unit::Plain),
-            Self::Queue => ("queue", "Waiting items", Unit::Plain),
+            Self::Queue => ("queue", "Waiting clips", Unit::Plain),
+            Self::ItemBytes => ("data", "Data made", Unit::Gib),
+            Self::FailedItems => ("failed", "Failed items", Unit::Plain),
             Self::Power if has_gpu_power => ("power", "GPU power", Unit::Watts),
             Self::Power => ("power", "CPU", Unit::Share),
             Self::NodeMemory if has_gpu_power => ("node-memory", "GPU memory", Unit::Gib),
@@ -209,22 +215,28 @@ pub const METRICS: &[Metric] = &[
         't',
         "text",
     ),
-    step("probed_per_s", "probed clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.probe)),
+    step("probed_per_s", "probed clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.probe))
+        .drawn(Chart::ItemRate, 'p', "probe"),
     step("decoded_per_s", "decoded clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.decode))
         .drawn(Chart::ItemRate, 'd', "decode"),
     step("waiting_for_decode", "clips that wait for decoding", Unit::Plain, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.decode.waiting as f64)
-    }),
+    })
+    .drawn(Chart::Queue, 'd', "for decoding"),
     step("waiting_for_vae", "clips that wait for the VAE", Unit::Plain, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.vae.waiting as f64)
     })
     .drawn(Chart::Queue, 'v', "for the VAE"),
-    step("failed_items", "failed items", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.counts.failed as f64)),
+    step("failed_items", "failed items", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.counts.failed as f64))
+        .drawn(Chart::FailedItems, 'f', "failed"),
     step("decoded_gib", "decoded frames", Unit::Gib, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.decode.bytes as f64 / GIB)
-    }),
-    step("latents_gib", "latents", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.vae.bytes as f64 / GIB)),
-    step("texts_gib", "texts", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.text.bytes as f64 / GIB)),
+    })
+    .drawn(Chart::ItemBytes, 'd', "frames"),
+    step("latents_gib", "latents", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.vae.bytes as f64 / GIB))
+        .drawn(Chart::ItemBytes, 'v', "latents"),
+    step("texts_gib", "texts", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.text.bytes as f64 / GIB))
+        .drawn(Chart::ItemBytes, 't', "texts"),
     per_rank("mem_gib", "memory per rank", Unit::Gib, |s| &s.mem_gib_by_rank).drawn(Chart::Memory, 'r', "rank"),
     per_rank("mem_peak_gib", "peak memory per rank", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),

@@ -3,10 +3,12 @@
 mod facts;
 mod job_end;
 mod newest;
+mod progress;
 mod state;
 mod summary;
 
 pub use facts::{Liveness, Load, RunFacts, RunState, START_GRACE};
 pub use newest::{Newest, NewestCache, recent_metrics};
+pub use progress::{Done, StageProgress, done};
 pub use state::derive;
 pub use summary::{RunSummary, list_runs};

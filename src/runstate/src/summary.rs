@@ -1,17 +1,18 @@
 //! The runs of a folder, and the summary of a run.
 
+use crate::progress::{self, Done, StageProgress, item_rate};
 use crate::{RunFacts, RunState, derive};
 use camino::Utf8Path;
 use cluster::NodeId;
 use cluster::slurm::JobStatus;
 use rundir::median_step_s;
-use rundir::{Attempt, CheckpointSummary, Error, ErrorCode, ExitFile, Failure, MetricSample, Run, RunDir, RunId};
+use rundir::{
+    Attempt, CheckpointSummary, Error, ErrorCode, ExitFile, Failure, ItemCounts, MetricSample, Run, RunDir, RunId,
+    SamplingProgress, Stages,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-
-/// The number of seconds over which the rate of items is measured.
-const RATE_OVER_S: f64 = 60.0;
 
 /// The summary of a run: one line of a list.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,6 +37,8 @@ pub struct RunSummary {
     pub eta_s: Option<f64>,
     /// Items per second over the last minute, if its steps are items and the run is active.
     pub items_per_s: Option<f64>,
+    /// The progress of each stage of an encode.
+    pub stages: Option<Stages<StageProgress>>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
     /// The state of its Slurm job, if it has one.
@@ -75,10 +78,29 @@ impl RunSummary {
             last,
             eta_s,
             items_per_s: item_rate(recent).filter(|_| working),
+            stages: progress::stages(recent),
             checkpoint,
             job: facts.job.clone(),
             dir,
         }
+    }
+
+    /// Returns the counts of its items, if its steps are items.
+    pub fn items(&self) -> Option<ItemCounts> {
+        self.last.as_ref().and_then(|sample| Some(sample.items.as_ref()?.counts))
+    }
+
+    /// Returns the videos of a run that samples. The line of the last step is older than the last video.
+    pub fn videos(&self) -> Option<SamplingProgress> {
+        let sampling = self.last.as_ref().and_then(|sample| sample.sampling)?;
+        let videos = if self.state == RunState::Finished { sampling.videos_total } else { sampling.videos };
+        Some(SamplingProgress { videos, ..sampling })
+    }
+
+    /// Returns what it has done, in the unit of its task.
+    pub fn done(&self) -> Done {
+        let steps = (self.step, self.steps_total);
+        progress::done(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())
     }
 
     /// Returns why it failed or crashed.
@@ -88,14 +110,6 @@ impl RunSummary {
             _ => None,
         }
     }
-}
-
-/// Returns the items per second over the newest lines, if the steps are items.
-fn item_rate(recent: &[MetricSample]) -> Option<f64> {
-    let last = recent.last().filter(|last| last.items.is_some())?;
-    let first = recent.iter().find(|line| line.attempt == last.attempt && last.t - line.t <= RATE_OVER_S)?;
-    let (items, seconds) = (last.step.saturating_sub(first.step) as f64, last.t - first.t);
-    (items > 0.0 && seconds > 0.0).then(|| items / seconds)
 }
 
 /// Lists the runs in a folder, oldest first.

@@ -205,12 +205,12 @@ pub enum DataCommand {
     Show(DataShowArgs),
     /// Removes the shards of a data set that its index does not name any more, unless a run reads the data set
     Prune(DataPruneArgs),
-    /// Encodes the clips of a manifest to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
+    /// Encodes videos and captions to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
     Encode(Box<DataEncodeArgs>),
 }
 
 /// Machine-readable output.
-#[derive(Debug, Arguments)]
+#[derive(Debug, Default, Arguments)]
 pub struct JsonArgs {
     /// Prints one JSON document. Failures are JSON too
     #[arg(long)]
@@ -229,8 +229,10 @@ pub struct StagesArgs {
 /// `vidtui data encode`.
 #[derive(Debug, Arguments)]
 pub struct DataEncodeArgs {
-    /// The manifest of the clips, which `vidtui data check` writes
-    pub manifest: Utf8PathBuf,
+    /// A folder or table of videos, which is checked first, or the manifest that `vidtui data check` wrote
+    pub source: Utf8PathBuf,
+    #[command(flatten)]
+    pub listed: ListedArgs,
     /// The diffusers folder with vae/, text_encoder/ and tokenizer/
     #[arg(long, value_name = "FOLDER")]
     pub model: Utf8PathBuf,
@@ -254,8 +256,8 @@ pub struct DataEncodeArgs {
     #[arg(long)]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
-    #[arg(long)]
-    pub mode: Option<String>,
+    #[arg(long, value_parser = str::parse::<video::FrameMode>)]
+    pub mode: Option<video::FrameMode>,
     /// Part of a picture with another aspect ratio that is kept: center, random or none
     #[arg(long)]
     pub crop: Option<String>,
@@ -265,9 +267,9 @@ pub struct DataEncodeArgs {
     /// dtype of the encoders: bfloat16 or float32
     #[arg(long)]
     pub dtype: Option<String>,
-    /// Accepts that this share of the clips is dropped, such as 20%; more is a failure [default: 5%]
-    #[arg(long, value_name = "SHARE", value_parser = share)]
-    pub max_dropped: Option<f64>,
+    /// Accepts that this share of the clips is dropped, such as 20%; more is a failure
+    #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
+    pub max_dropped: f64,
     /// Retries clips that failed in an earlier encode into the same folder
     #[arg(long)]
     pub retry_failed: bool,
@@ -368,7 +370,7 @@ pub struct LaunchArgs {
 }
 
 /// `vidtui sample`.
-#[derive(Debug, Arguments)]
+#[derive(Debug, Default, Arguments)]
 pub struct SampleArgs {
     /// A run, whose newest checkpoint is used, a checkpoint, a diffusers folder, or a model that `vidtui fetch` downloaded
     #[arg(value_name = "RUN|CHECKPOINT|WEIGHTS")]
@@ -641,7 +643,7 @@ pub struct ExportArgs {
     /// Draws a chart of the console (repeatable)
     #[arg(long, value_enum)]
     pub chart: Vec<ChartArg>,
-    /// Draws or tabulates a metric (repeatable) [default: loss, lr, grad_norm and step_s in a picture, all in a table]
+    /// Draws or tabulates a metric (repeatable) [default: the main charts of the run in a picture, all metrics in a table]
     #[arg(long, value_name = "METRIC")]
     pub metric: Vec<String>,
     /// Unit of the x axis [default: step]
@@ -682,8 +684,12 @@ pub enum ChartArg {
     Memory,
     /// Items per second of an encode, by stage
     Items,
-    /// Clips of an encode that wait for the VAE
+    /// Clips of an encode that wait for decoding or for the VAE
     Queue,
+    /// Data that an encode has made, by stage
+    Data,
+    /// Items of an encode that failed
+    Failed,
     /// GPU power, or CPU use on nodes without GPUs
     Power,
     /// GPU memory, or memory of nodes without GPUs
@@ -703,6 +709,8 @@ impl From<ChartArg> for rundir::Chart {
             ChartArg::Memory => Self::Memory,
             ChartArg::Items => Self::ItemRate,
             ChartArg::Queue => Self::Queue,
+            ChartArg::Data => Self::ItemBytes,
+            ChartArg::Failed => Self::FailedItems,
             ChartArg::Power => Self::Power,
             ChartArg::NodeMemory => Self::NodeMemory,
         }
@@ -831,18 +839,8 @@ pub struct DataCheckArgs {
     /// Writes the manifest, which `data encode` reads, to this file
     #[arg(long, value_name = "FILE")]
     pub out: Option<Utf8PathBuf>,
-    /// How videos and captions are listed [default: detected]
-    #[arg(long, value_enum)]
-    pub layout: Option<LayoutArg>,
-    /// Column of a table that names the video [default: detected]
-    #[arg(long, value_name = "COLUMN")]
-    pub video_column: Option<String>,
-    /// Column of a table that holds the caption [default: detected]
-    #[arg(long, value_name = "COLUMN")]
-    pub caption_column: Option<String>,
-    /// Folder that relative paths of a table start from [default: the folder of the table]
-    #[arg(long, value_name = "DIR")]
-    pub root: Option<Utf8PathBuf>,
+    #[command(flatten)]
+    pub listed: ListedArgs,
     /// Frames that each clip must have, for example 49 for CogVideoX
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
@@ -861,9 +859,6 @@ pub struct DataCheckArgs {
     /// Width that pictures are scaled to
     #[arg(long, value_name = "PIXELS", requires = "height")]
     pub width: Option<usize>,
-    /// Drops captions with more characters
-    #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_CHARACTERS)]
-    pub max_characters: usize,
     /// Counts captions with more tokens, which the text encoder cuts; needs --tokenizer
     #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_TOKENS, requires = "tokenizer")]
     pub max_tokens: usize,
@@ -875,6 +870,26 @@ pub struct DataCheckArgs {
     pub max_dropped: f64,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// How a folder or table of videos is read.
+#[derive(Debug, Default, Arguments)]
+pub struct ListedArgs {
+    /// How videos and captions are listed [default: detected]
+    #[arg(long, value_enum)]
+    pub layout: Option<LayoutArg>,
+    /// Column of a table that names the video [default: detected]
+    #[arg(long, value_name = "COLUMN")]
+    pub video_column: Option<String>,
+    /// Column of a table that holds the caption [default: detected]
+    #[arg(long, value_name = "COLUMN")]
+    pub caption_column: Option<String>,
+    /// Folder that relative paths of a table start from [default: the folder of the table]
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<Utf8PathBuf>,
+    /// Drops captions with more characters
+    #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_CHARACTERS)]
+    pub max_characters: usize,
 }
 
 /// Reads a share: `5%` or `0.05`.

@@ -338,8 +338,11 @@ fn y_range(panel: &Panel) -> Range<f64> {
     if panel.scale == Scale::Log {
         return low / 1.15..high * 1.15;
     }
+    if (low, high) == (0.0, 0.0) {
+        return 0.0..1.0;
+    }
     // A margin above and below a constant, so that the labels of the axis differ.
-    let room = if low == high { low.abs().max(1e-9) * 0.5 } else { (high - low) * 0.06 };
+    let room = if low == high { low.abs() * 0.5 } else { (high - low) * 0.06 };
     // The margin does not extend below zero, because no metric is negative.
     let floor = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
     floor..high + room

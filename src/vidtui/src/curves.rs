@@ -307,7 +307,7 @@ fn subtitle(summary: &RunSummary, history: &History) -> String {
     let ranks = units::counted(ranks, "rank");
     let loss = history.effective().iter().rev().find_map(|sample| sample.loss);
     let loss = loss.map(|loss| format!(", last loss {}", units::number(loss))).unwrap_or_default();
-    format!("{}: step {} of {}, {ranks}{loss}", summary.run.id, summary.step, summary.steps_total)
+    format!("{}: {}, {ranks}{loss}", summary.run.id, summary.done().in_words())
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use camino::Utf8PathBuf;
 use cluster::slurm::JobStatus;
 use health::Finding;
-use rundir::{CheckpointEntry, Failure};
-use runstate::RunSummary;
+use rundir::{CheckpointEntry, Failure, ItemCounts, SamplingProgress, Stages};
+use runstate::{RunSummary, StageProgress};
 use serde::Serialize;
 use ui::run_state::StateKind;
 
@@ -20,8 +20,16 @@ pub struct RunDocument {
     /// The nodes that ended because of that failure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consequences: Vec<String>,
+    /// What it does: train, encode or sample.
+    task: &'static str,
     step: u64,
     steps_total: u64,
+    /// The clips and captions of an encode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    items: Option<ItemsDocument>,
+    /// The videos of a run that samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampling: Option<SamplingProgress>,
     loss: Option<f64>,
     step_s: Option<f64>,
     eta_s: Option<f64>,
@@ -36,6 +44,16 @@ pub struct RunDocument {
     /// The findings, the most urgent first. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     findings: Option<Vec<FindingDocument>>,
+}
+
+/// The items of an encode.
+#[derive(Debug, Serialize)]
+struct ItemsDocument {
+    #[serde(flatten)]
+    counts: ItemCounts,
+    per_s: Option<f64>,
+    /// Each with what it has done in this attempt, and what is left.
+    stages: Option<Stages<StageProgress>>,
 }
 
 /// A finding about a run.
@@ -118,6 +136,13 @@ impl RunDocument {
             state: StateKind::of(&summary.state).word(),
             failure: summary.failure().cloned(),
             consequences: summary.consequences.iter().map(ToString::to_string).collect(),
+            task: run.task().name(),
+            items: summary.items().map(|counts| ItemsDocument {
+                counts,
+                per_s: summary.items_per_s,
+                stages: summary.stages,
+            }),
+            sampling: summary.videos(),
             step: summary.step,
             steps_total: summary.steps_total,
             loss: summary.last.as_ref().and_then(|sample| sample.loss),

@@ -2,6 +2,7 @@
 
 use crate::chart_export;
 use crate::command_error::CommandError;
+use crate::commands::{encode, sample};
 use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
@@ -59,6 +60,8 @@ impl Runner {
                 | Effect::PlanNext { .. }
                 | Effect::PlanKill { .. }
                 | Effect::PlanConvert { .. }
+                | Effect::PlanEncode { .. }
+                | Effect::PlanSample { .. }
         );
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
         let thread = thread::spawn(move || {
@@ -99,6 +102,8 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::CollectStacks { job, .. }
         | Effect::Export { job, .. }
         | Effect::PlanConvert { job, .. }
+        | Effect::PlanEncode { job, .. }
+        | Effect::PlanSample { job, .. }
         | Effect::Convert { job, .. } => Some(*job),
         Effect::StopConvert { .. }
         | Effect::GiveUpKill { .. }
@@ -149,6 +154,12 @@ fn run(
                 });
             };
             JobMsg::Done(conversions::convert(&preview, stop, &moved)?)
+        }
+        Effect::PlanEncode { arguments, .. } => {
+            JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))
+        }
+        Effect::PlanSample { run, prompt, .. } => {
+            JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }
         Effect::PlanResume { run, .. } => {
             let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, ResumeOptions::default())?;

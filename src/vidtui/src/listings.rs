@@ -111,7 +111,10 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         job: summary.job.clone(),
         is_command: run.is_command(),
         is_stepless: run.is_stepless(),
-        items: summary.last.as_ref().and_then(|sample| Some(sample.items.as_ref()?.counts)),
+        task: run.task(),
+        items: summary.items(),
+        stages: summary.stages,
+        videos: summary.videos(),
         start_deadline_s: facts.start_awaited_until_s(),
     }
 }

@@ -11,6 +11,7 @@ use crate::widgets::dialog;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Modifier;
 use ratatui_core::text::{Line, Span};
+use recipe::Task;
 use units::counted;
 
 /// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
@@ -48,7 +49,7 @@ impl KillDialog {
         let faint = model.theme.faint;
         let mut lines = vec![Line::default()];
         let row = model.row(&self.plan.run);
-        let worst = match row.map(|row| (row.step, row.checkpoint_step)) {
+        let worst = match row.filter(|row| row.task == Task::Train).map(|row| (row.step, row.checkpoint_step)) {
             Some((step, Some(saved))) if step > saved => {
                 format!(
                     " At worst, the run falls back to step {saved} and loses {}.",
@@ -61,9 +62,14 @@ impl KillDialog {
             _ => String::new(),
         };
         let stop = Context::Run.key_of(Action::Stop);
+        let task = row.map_or(Task::Train, |row| row.task);
         let instead = match &self.plan.job {
             Some(job) if job.is_waiting => {
                 "The job is pending and runs no process. Checkpoints are kept; the run can be resumed later.".into()
+            }
+            _ if task != Task::Train => {
+                let kept = if task == Task::Encode { "Clips and captions that are stored" } else { "Finished videos" };
+                format!("The processes get 10 s to stop, then they are killed. {kept} are kept, and a resume continues after them.")
             }
             job => {
                 let time = if job.is_some() { "the time that Slurm allows" } else { "10 s" };

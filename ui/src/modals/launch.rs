@@ -11,6 +11,8 @@ use crate::text;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
+use plan::LaunchPlan;
+use recipe::Task;
 
 /// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
 pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) -> Vec<Effect> {
@@ -26,6 +28,15 @@ pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) ->
         _ => model.modal = Some(Modal::Launch(dialog)),
     }
     Vec::new()
+}
+
+/// Returns what a plan resumes: `demo-2s-k7f2 from step 80`. Runs that do not train continue with what is left.
+pub fn in_words(plan: &LaunchPlan) -> String {
+    let name = short_id(&plan.run.id);
+    match plan.run.task() {
+        Task::Train => format!("{name} from step {}", plan.attempt.start_step),
+        Task::Encode | Task::Sample => name.to_owned(),
+    }
 }
 
 impl LaunchDialog {
@@ -69,7 +80,7 @@ impl LaunchDialog {
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let (title, verb) = if self.resumes {
-            (format!("Resume {} from step {}?", short_id(&self.plan.run.id), self.plan.attempt.start_step), "resume")
+            (format!("Resume {}?", in_words(&self.plan)), "resume")
         } else {
             let what = self.plan.run.stage.as_ref().unwrap_or(&self.plan.run.name);
             (format!("Start {what}?"), "start")

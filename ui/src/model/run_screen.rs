@@ -1,11 +1,12 @@
 //! The open run: its metrics, events and checkpoints, and how its charts are shown.
 
 use crate::effect::XAxis;
-use crate::layout::Panel;
+use crate::layout::{Panel, RunContent};
 use crate::model::SamplesScreen;
 use crate::msg::{RunMsg, RunStatus};
 use crate::series::{Segment, Series};
 use cluster::RankPlace;
+use recipe::Task;
 use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use std::collections::{BTreeSet, VecDeque};
@@ -92,7 +93,13 @@ impl RunScreen {
                 let excess = self.events.len().saturating_sub(MAX_EVENTS);
                 self.events.drain(..excess);
             }
-            RunMsg::State(status) => self.status = Some(status),
+            RunMsg::State(status) => {
+                // The large chart of a run that does not train is another one.
+                if self.status.is_none() && status.row.task != Task::Train {
+                    self.focus = RunContent { task: status.row.task, ..RunContent::default() }.main();
+                }
+                self.status = Some(status);
+            }
             RunMsg::Checkpoints(checkpoints) => self.checkpoints = Some(checkpoints),
             RunMsg::Samples(samples) => self.samples.samples = Some(samples),
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
@@ -112,7 +119,7 @@ impl RunScreen {
     pub fn focused_chart(&self) -> Option<Chart> {
         match self.focus {
             Panel::Chart(chart) => Some(chart),
-            Panel::Ranks | Panel::Checkpoints | Panel::Events => None,
+            Panel::Ranks | Panel::Pipeline | Panel::Samples | Panel::Checkpoints | Panel::Events => None,
         }
     }
 

@@ -80,6 +80,12 @@ impl SamplesScreen {
         self.prompt = self.prompt.min(last).saturating_add_signed(by).min(last);
     }
 
+    /// Returns the selected sample.
+    pub fn selected(&self) -> Option<&Sample> {
+        let all = self.of_prompt();
+        all.get(self.position(&all)).copied()
+    }
+
     /// Returns the selected sample and, side by side, up to `columns - 1` earlier ones of the same prompt, oldest first.
     pub fn shown(&self, columns: usize) -> Vec<&Sample> {
         let all = self.of_prompt();

@@ -4,7 +4,7 @@ use crate::advice;
 use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
-use crate::layout::{self, Panel, RunAreas};
+use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::model::{Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
@@ -15,11 +15,13 @@ use crate::widgets::{failure_lines, progress, state, write, write_centered, writ
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
+use recipe::Task;
 use rundir::Chart;
 
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let columns = chart_columns(model);
+    let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
     let Some(run) = &mut model.run else { return Vec::new() };
     let list = matches!(run.focus, Panel::Checkpoints | Panel::Events);
@@ -29,15 +31,21 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     };
     let last = longest.saturating_sub(1);
     match action {
-        Action::FocusNext | Action::FocusPrevious => focus_by(run, action == Action::FocusNext),
+        Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
+        Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
         Action::Enlarge => run.enlarged = !run.enlarged,
-        Action::Checkpoints => {
+        Action::Checkpoints if panels.contains(&Panel::Checkpoints) => {
             let shown = run.focus == Panel::Checkpoints && run.enlarged;
             (run.focus, run.enlarged, run.scroll) = (Panel::Checkpoints, !shown, 0);
         }
         Action::Samples => samples::open(model),
+        Action::Prompt => samples::ask_prompt(model),
         Action::Back if run.enlarged => run.enlarged = false,
         Action::Back => model.screen = Screen::Runs,
+        Action::CursorLeft if run.focus == Panel::Samples => run.samples.move_step(-1),
+        Action::CursorRight if run.focus == Panel::Samples => run.samples.move_step(1),
+        Action::Up if run.focus == Panel::Samples => run.samples.move_prompt(-1),
+        Action::Down if run.focus == Panel::Samples => run.samples.move_prompt(1),
         Action::CursorLeft => run.move_cursor(columns, false),
         Action::CursorRight => run.move_cursor(columns, true),
         Action::Up if list => run.scroll = run.scroll.saturating_sub(1),
@@ -89,15 +97,28 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-fn focus_by(run: &mut RunScreen, forward: bool) {
-    let all = Panel::ALL;
-    let at = all.iter().position(|panel| *panel == run.focus).unwrap_or(0);
-    let step = if forward { 1 } else { all.len() - 1 };
-    let nodes = [Chart::Power, Chart::NodeMemory].map(Panel::Chart);
-    let shown = |panel: &Panel| !nodes.contains(panel) || !run.series.nodes().is_empty();
-    let after = (1..=all.len()).map(|n| all[(at + step * n) % all.len()]);
-    run.focus = after.into_iter().find(shown).unwrap_or(run.focus);
+fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
+    let at = panels.iter().position(|panel| *panel == run.focus).unwrap_or(0);
+    let step = if forward { 1 } else { panels.len().saturating_sub(1) };
+    run.focus = panels.get((at + step) % panels.len().max(1)).copied().unwrap_or(run.focus);
     run.scroll = 0;
+}
+
+/// Returns what decides which panels a run has.
+pub fn content(model: &Model, run: &RunScreen) -> RunContent {
+    let has_videos = run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty());
+    RunContent {
+        task: model.row(&run.id).map_or_else(Default::default, |row| row.task),
+        nodes: !run.series.nodes().is_empty(),
+        validation: run_panels::is_measured(run, Chart::ValidationLoss),
+        videos: has_videos && layout::has_room_for_video(layout::areas(model.size).body),
+    }
+}
+
+/// Returns the area of the picture of the Samples panel, if it is visible.
+pub fn video_area(model: &Model, run: &RunScreen) -> Option<Rect> {
+    let panels = screen_areas(model, run).panels.into_iter();
+    panels.filter(|(panel, _)| *panel == Panel::Samples).map(|(_, area)| samples::panel_parts(area).1).next()
 }
 
 /// Returns the approximate number of columns in the focused chart.
@@ -146,7 +167,11 @@ fn advice_lines(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'stati
 fn screen_areas(model: &Model, run: &RunScreen) -> RunAreas {
     let body = layout::areas(model.size).body;
     let advice = advice_lines(model, run, usize::from(body.width)).len() as u16;
-    layout::run_areas(body, advice, run.focus, run.enlarged, !run.series.nodes().is_empty())
+    let content = content(model, run);
+    // The panels change with the task and the size of the terminal.
+    let panels = content.panels();
+    let focus = if panels.contains(&run.focus) { run.focus } else { panels[0] };
+    layout::run_areas(body, advice, focus, run.enlarged, content)
 }
 
 /// Draws the screen.
@@ -173,22 +198,14 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
 fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");
-    let steps = match row.steps_total {
-        _ if row.items.is_some() => format!("encoding {}", row.items.map(|items| items.in_words()).unwrap_or_default()),
-        0 => "no step yet".to_owned(),
-        _ if row.is_stepless => "steps unknown".to_owned(),
-        total => format!("step {} of {}", units::grouped(row.step), units::grouped(total)),
-    };
+    let steps = row.done().in_words();
     let name = Span::styled(short_id(&row.run).to_owned(), model.theme.strong);
     let mut spans = vec![state(model, kind), gap(), name, gap(), Span::raw(steps)];
     let mut tail = Vec::new();
     if kind == StateKind::Running || kind == StateKind::Saving {
         tail.extend(row.eta_s.map(|s| format!("{} left", units::duration(s))));
-        tail.extend(
-            row.step_s
-                .filter(|_| row.items.is_none())
-                .map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))),
-        );
+        let step_s = row.step_s.filter(|_| row.task != Task::Encode);
+        tail.extend(step_s.map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))));
     } else if !kind.is_active() {
         tail.push(units::ago(model.now, row.updated_s));
     }

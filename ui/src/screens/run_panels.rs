@@ -8,6 +8,7 @@ use crate::model::Model;
 use crate::model::RunScreen;
 use crate::rank_times::LEVELS;
 use crate::run_state::StateKind;
+use crate::screens::samples;
 use crate::series::{SMOOTHING, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
@@ -17,7 +18,8 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::{Chart, ChartInfo, Event, EventKind};
+use recipe::Task;
+use rundir::{Chart, ChartInfo, Event, EventKind, Stages};
 use units::Unit;
 
 /// Returns whether any node of the run has GPUs that report their power.
@@ -28,6 +30,12 @@ fn has_power(run: &RunScreen) -> bool {
 /// Returns a chart's title, file name and unit.
 pub fn info(run: &RunScreen, chart: Chart) -> ChartInfo {
     chart.info(has_power(run))
+}
+
+/// Returns whether a metric of a chart was measured.
+pub fn is_measured(run: &RunScreen, chart: Chart) -> bool {
+    let mut tracks = chart.metrics(has_power(run)).flat_map(charts::lines).map(|(track, ..)| track);
+    tracks.any(|track| !run.series.live().column(track).is_empty())
 }
 
 /// Returns the lines of a chart that were measured.
@@ -52,15 +60,28 @@ pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area
     match panel {
         Panel::Chart(chart) => chart_panel(model, run, chart, buf, area),
         Panel::Ranks => ranks(model, run, buf, area),
+        Panel::Pipeline => pipeline(model, run, buf, area),
+        Panel::Samples => samples::panel(model, run, buf, area),
         Panel::Checkpoints => checkpoints(model, run, buf, area),
         Panel::Events => events(model, run, buf, area),
     }
 }
 
+/// Returns what a step of the run is called.
+fn step_word(run: &RunScreen) -> &'static str {
+    match run.status.as_ref().map(|status| status.row.task) {
+        Some(Task::Encode) => "item",
+        _ => "step",
+    }
+}
+
 /// Returns why there is no step to draw.
 fn no_step(run: &RunScreen) -> &'static str {
-    let is_stepless = run.status.as_ref().is_some_and(|status| status.row.is_stepless);
-    if is_stepless { "No steps: adapter = \"none\"" } else { "No step yet" }
+    match run.status.as_ref().map(|status| &status.row) {
+        Some(row) if row.is_stepless => "No steps: adapter = \"none\"",
+        Some(row) if row.task == Task::Encode => "No clip yet",
+        _ => "No step yet",
+    }
 }
 
 fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect) {
@@ -90,6 +111,7 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         lines: &lines,
         unit: info(run, chart).unit,
         x: run.x,
+        step_word: step_word(run),
         window: run.window(),
         log_y: run.log_y.contains(&chart),
         smoothing: run.smoothing,
@@ -129,7 +151,10 @@ fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLi
     let mut spans = Vec::new();
     if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
         spans
-            .push(Span::styled(format!("step {}  ", units::grouped(run.series.live().step(index))), model.theme.faint));
+            .push(Span::styled(
+                format!("{} {}  ", step_word(run), units::grouped(run.series.live().step(index))),
+                model.theme.faint,
+            ));
     }
     let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
     let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, info(run, chart).unit)?)));
@@ -174,7 +199,7 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
     let Some(index) = run.cursor_index() else { return Line::default() };
     let live = run.series.live();
     let elapsed = live.time(index) - run.series.started_s().unwrap_or(0.0);
-    let step = format!("step {}", units::grouped(live.step(index)));
+    let step = format!("{} {}", step_word(run), units::grouped(live.step(index)));
     let after = match run.x {
         XAxis::Step => format!(" ({} after the first)", units::duration(elapsed)),
         XAxis::Time => format!(" at {}", units::duration(elapsed)),
@@ -238,6 +263,54 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     }
     words.push(Span::styled("   above the median rank", model.theme.faint));
     write(model, buf, legend, Line::from(words));
+}
+
+/// Draws what each stage of an encode has done and what it still has to do. A narrow panel lacks the
+/// last columns.
+fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
+    let focused = run.focus == Panel::Pipeline;
+    let below = heading(model, buf, area, "Stages", Vec::new(), focused);
+    let faint = model.theme.faint;
+    let row = run.status.as_ref().map(|status| &status.row);
+    let Some(stages) = row.and_then(|row| row.stages) else {
+        write(model, buf, below, Span::styled(no_step(run), faint));
+        return;
+    };
+    let is_active = row.is_some_and(|row| StateKind::of(&row.state).is_active());
+    let Stages { probe, decode, vae, text } = stages;
+    let none = model.symbols.none.to_owned();
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| none.clone());
+    let table = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)].map(|(name, stage)| {
+        let bytes = stage.count.bytes;
+        [
+            name.to_owned(),
+            units::grouped(stage.count.items),
+            units::grouped(stage.left),
+            or_none(stage.per_s.map(|per_s| format!("{}/s", units::number(per_s)))),
+            or_none(stage.eta_s.filter(|_| is_active).map(units::short_duration)),
+            units::grouped(stage.count.failed),
+            units::grouped(stage.count.waiting),
+            or_none((bytes > 0).then(|| units::bytes(bytes))),
+        ]
+    });
+    let names = ["stage", "done", "left", "rate", "time left", "failed", "waiting", "data"];
+    let mut lines = vec![String::new(); table.len() + 1];
+    let mut used = 0;
+    for (column, name) in names.into_iter().enumerate() {
+        let cells = || std::iter::once(name).chain(table.iter().map(|row| row[column].as_str()));
+        let width = cells().map(text::width).max().unwrap_or(0);
+        let gap = if column == 0 { 0 } else { 2 };
+        used += gap + width;
+        if used > usize::from(below.width) {
+            break;
+        }
+        for (line, cell) in lines.iter_mut().zip(cells()) {
+            let pad = " ".repeat(width - text::width(cell));
+            *line += &if column == 0 { format!("{cell}{pad}") } else { format!("{:gap$}{pad}{cell}", "") };
+        }
+    }
+    let styled = |(i, line): (usize, String)| if i == 0 { Line::styled(line, faint) } else { Line::raw(line) };
+    write_lines(model, buf, below, lines.into_iter().enumerate().map(styled));
 }
 
 /// `+25 %`
@@ -311,7 +384,10 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
-    let steps: Vec<String> = shown.iter().map(|e| e.step.map_or_else(String::new, units::grouped)).collect();
+    // An item is not a place in the history of a run, as a step is.
+    let of_steps = step_word(run) == "step";
+    let steps: Vec<String> =
+        shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();
     let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
     let lines = shown.iter().zip(ages).zip(steps).map(|((event, age), step)| {
         let (what, severity) = event_text::describe(event);

@@ -2,6 +2,7 @@
 
 use crate::advice;
 use crate::effect::Effect;
+use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose};
@@ -53,10 +54,19 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Filter => {
             model.input = Some(Input { purpose: Purpose::Filter, text: model.runs_screen.filter.clone() });
         }
+        Action::Encode => {
+            model.input = Some(Input { purpose: Purpose::Encode, text: model.encode_arguments.clone() });
+        }
         Action::Back => set_filter(model, String::new()),
         other => return run_actions::act(model, other),
     }
     Vec::new()
+}
+
+/// Plans the encode whose arguments were typed.
+pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
+    let job = model.jobs.start(Intent::PlanStage { stage: "the encode".to_owned() });
+    vec![Effect::PlanEncode { job, arguments }]
 }
 
 fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
@@ -128,12 +138,14 @@ struct RunColumn {
     cell: fn(&Model, &RunRow) -> String,
 }
 
+/// The column of steps, clips or videos that are done.
+const DONE: &str = "done";
 /// The column of progress bars, which also takes the remaining width.
 const BAR: &str = "progress";
 
 /// The columns after state and name, the most important first.
 const RUN_COLUMNS: [RunColumn; 7] = [
-    RunColumn { title: "step", width: 0, right: true, cell: |_, row| steps(row) },
+    RunColumn { title: DONE, width: 0, right: true, cell: |_, row| row.done().short() },
     RunColumn {
         title: "loss",
         width: 6,
@@ -156,13 +168,6 @@ const RUN_COLUMNS: [RunColumn; 7] = [
     RunColumn { title: BAR, width: 8, right: false, cell: |_, _| String::new() },
     RunColumn { title: "ranks", width: 5, right: true, cell: |_, row| row.ranks.to_string() },
 ];
-
-fn steps(row: &RunRow) -> String {
-    match row.is_stepless && row.step == 0 {
-        true => format!("?/{}", units::grouped(row.steps_total)),
-        false => format!("{}/{}", units::grouped(row.step), units::grouped(row.steps_total)),
-    }
-}
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     const STATE: usize = 10;
@@ -187,7 +192,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     }
     // The bar is always placed beside the steps, independent of its importance.
     columns.sort_by_key(|(column, _)| match column.title {
-        "step" => 0,
+        DONE => 0,
         BAR => 1,
         _ => 2,
     });
@@ -260,7 +265,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     let mut facts = Vec::new();
     facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
     facts.push(units::counted(row.ranks, "rank"));
-    facts.push(advice::origin(row));
+    facts.extend(advice::origin(row));
     facts.extend(row.job.as_ref().map(slurm::short));
     if let Some(step) = row.checkpoint_step {
         facts.push(format!("checkpoint at step {}", units::grouped(step)));

@@ -1,17 +1,20 @@
 //! The Samples screen: the videos that a run made from its weights, moving, and the same prompt over steps.
 
 use crate::effect::Effect;
+use crate::jobs::Intent;
 use crate::keymap::Action;
-use crate::layout::{self, cut_top};
-use crate::model::{Clip, Model, RunScreen, Screen};
+use crate::layout::{self, Panel, cut_top};
+use crate::model::{Clip, Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::Size;
 use crate::run_state::short_id;
+use crate::screens::run;
 use crate::text;
-use crate::widgets::{failure_lines, write, write_centered, write_lines, write_split};
+use crate::widgets::{failure_lines, panel as heading_of_panel, write, write_centered, write_lines, write_split};
 use camino::Utf8PathBuf;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
+use recipe::Task;
 use rundir::{RunDir, Sample};
 
 /// The width that a video needs beside others.
@@ -26,8 +29,34 @@ pub fn open(model: &mut Model) {
     }
 }
 
+/// Returns whether the open run has weights that make videos.
+pub fn can_sample(model: &Model) -> bool {
+    let row = model.run.as_ref().and_then(|run| model.row(&run.id));
+    row.is_some_and(|row| row.task == Task::Train && !row.is_command && row.checkpoint_step.is_some())
+}
+
+/// Opens the input of a prompt, from which the weights of the open run make a video.
+pub fn ask_prompt(model: &mut Model) {
+    if can_sample(model) {
+        model.input = Some(Input { purpose: Purpose::Prompt, text: String::new() });
+    } else {
+        model.warn("This run has no checkpoint to make a video from");
+    }
+}
+
+/// Plans the video of a prompt.
+pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
+    let Some(run) = model.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
+    let job = model.jobs.start(Intent::PlanStage { stage: "the video".to_owned() });
+    vec![Effect::PlanSample { job, run, prompt }]
+}
+
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    if action == Action::Prompt {
+        ask_prompt(model);
+        return Vec::new();
+    }
     let Some(run) = &mut model.run else { return Vec::new() };
     let samples = &mut run.samples;
     match action {
@@ -102,8 +131,12 @@ fn size_of(area: Rect) -> Size {
 /// Returns the clips that the screen shows now: step, prompt and the size of their area.
 pub(crate) fn wanted(model: &Model) -> Vec<(u64, usize, Size)> {
     let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
-    let placed = placed(model, run).into_iter();
-    let wanted = placed.map(|(sample, _, area)| (sample.step, sample.index, size_of(area)));
+    let placed: Vec<(&Sample, Rect)> = match model.screen {
+        Screen::Samples => placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
+        Screen::Run => run.samples.selected().zip(run::video_area(model, run)).into_iter().collect(),
+        _ => Vec::new(),
+    };
+    let wanted = placed.into_iter().map(|(sample, area)| (sample.step, sample.index, size_of(area)));
     wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
 }
 
@@ -113,6 +146,33 @@ pub(crate) fn frame_ms(model: &Model) -> Option<u32> {
     let clips = wanted(model).into_iter().rev().filter_map(|(step, index, size)| run.samples.clip((step, index), size));
     let moving = clips.flatten().find(|clip| clip.frames.len() > 1 && clip.fps > 0.0)?;
     Some((1000.0 / moving.fps).clamp(20.0, 2000.0) as u32)
+}
+
+/// Splits the area of the Samples panel into its heading, the picture and the prompt.
+pub fn panel_parts(area: Rect) -> (Rect, Rect, Rect) {
+    let (heading, rest) = cut_top(area, 1);
+    let (video, prompt) = cut_top(rest, rest.height.saturating_sub(1));
+    (heading, video, prompt)
+}
+
+/// Draws the Samples panel of the Run screen: one video.
+pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
+    let (_, video, prompt) = panel_parts(area);
+    let focused = run.focus == Panel::Samples;
+    let faint = model.theme.faint;
+    let Some(sample) = run.samples.selected() else {
+        let below = heading_of_panel(model, buf, area, "Samples", Vec::new(), focused);
+        let nothing = if run.samples.samples.is_some() { "No video yet" } else { "Loading…" };
+        write(model, buf, below, Line::styled(nothing, faint));
+        return;
+    };
+    let prompts = run.samples.prompts().len();
+    let of = if prompts > 1 { format!("  prompt {} of {prompts}", run.samples.prompt.min(prompts - 1) + 1) } else { String::new() };
+    let step = Span::styled(format!("step {}", units::grouped(sample.step)), model.theme.strong);
+    heading_of_panel(model, buf, area, "Samples", vec![step, Span::styled(of, faint)], focused);
+    picture(model, run, sample, buf, video);
+    let words = text::fit(&text::clean(&sample.prompt.replace('\n', " ")), usize::from(prompt.width), model.symbols.ellipsis);
+    write(model, buf, prompt, Line::styled(words, faint));
 }
 
 /// Draws the screen.

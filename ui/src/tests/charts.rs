@@ -19,6 +19,7 @@ fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_
         lines: &lines,
         unit: Unit::Plain,
         x: XAxis::Step,
+        step_word: "step",
         window: (1.0, last.max(2) as f64),
         log_y: false,
         smoothing: None,

@@ -7,11 +7,12 @@ use crate::keymap::{Action, Binding};
 use crate::model::{Model, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{convert, stages};
+use crate::screens::{convert, samples, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
+use recipe::Task;
 
 /// Draws the key bar, without keys whose action would be refused.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
@@ -75,7 +76,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::StartStage => stages::can_start(model),
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
-        Action::FocusNext | Action::Enlarge | Action::Checkpoints => model.target().is_some(),
+        Action::FocusNext | Action::Enlarge => model.target().is_some(),
+        Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
+        Action::Prompt => samples::can_sample(model),
         Action::Open if model.screen == Screen::Nodes => model.selected_node().is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
         Action::Samples | Action::SampleNext | Action::Play | Action::SideBySide => has_samples(model),

@@ -35,6 +35,8 @@ pub struct LineChart<'a> {
     pub unit: Unit,
     /// The quantity on the x axis.
     pub x: XAxis,
+    /// What a step is called on the x axis.
+    pub step_word: &'static str,
     /// Visible part of the x axis.
     pub window: (f64, f64),
     /// Logarithmic y axis.
@@ -132,6 +134,9 @@ impl LineChart<'_> {
             return None;
         }
         let (low, high) = (f64::from(extent.min), f64::from(extent.max));
+        if (low, high) == (0.0, 0.0) {
+            return Some(Scale { low, high: 1.0, log: false });
+        }
         if self.log_y && high > 0.0 {
             // A logarithmic axis cannot show zero and below: it shows four decades below the maximum instead.
             let low = if low > 0.0 { low } else { high * 1e-4 };
@@ -140,7 +145,7 @@ impl LineChart<'_> {
         }
         let span = high - low;
         // A constant line is drawn in the middle of a small range; other lines have a margin above and below.
-        let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { (high.abs() * 0.1).max(1e-12) };
+        let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { high.abs() * 0.1 };
         // A share is shown with a range of at least 5 %, up to at most 100 %.
         let is_share = self.unit == Unit::Share;
         let pad = if is_share { pad.max((0.05 - span) / 2.0) } else { pad };
@@ -170,7 +175,7 @@ impl LineChart<'_> {
     fn x_axis(&self, buf: &mut Buffer, plot: Rect, area: Rect) {
         let (low, high) = self.window;
         let (unit, word) = match self.x {
-            XAxis::Step => (Unit::Step, "step"),
+            XAxis::Step => (Unit::Step, self.step_word),
             XAxis::Time => (Unit::Elapsed, "time"),
         };
         let y = plot.bottom();

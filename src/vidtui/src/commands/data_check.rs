@@ -1,6 +1,6 @@
 //! `vidtui data check`: reports which videos of a folder or table can be used.
 
-use crate::args::DataCheckArgs;
+use crate::args::{DataCheckArgs, ListedArgs};
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output;
@@ -9,6 +9,7 @@ use dataset::SourceRequest;
 use dataset::check::{CheckRequest, Checked, check};
 use rundir::{ErrorCode, Failure};
 use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
 use video::FrameChoice;
 
 /// The width of a report that is not written to a terminal of known width.
@@ -16,32 +17,17 @@ const WIDTH: usize = 80;
 
 /// Checks a data set, prints the report and writes the manifest.
 pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
-    let DataCheckArgs { source, layout, video_column, caption_column, root, .. } = args;
-    let source = SourceRequest {
-        source: source.clone(),
-        layout: layout.map(Into::into),
-        video_column: video_column.clone(),
-        caption_column: caption_column.clone(),
-        root: root.clone(),
-    };
-    let tokenizer = args.tokenizer.as_deref().map(tokenizer::Tokenizer::open).transpose()?;
-    let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
-    let request = CheckRequest {
-        count_tokens: count.as_ref().map(|count| count as &(dyn Fn(&str) -> usize + Sync)),
-        frames: frames(args)?,
-        size: args.height.zip(args.width).map(|(height, width)| [height, width]),
-        most_characters: args.max_characters,
-        most_tokens: args.max_tokens,
-        ..CheckRequest::new(source)
-    };
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
+    let wanted = Wanted {
+        frames: frames(args)?,
+        size: args.height.zip(args.width).map(|(height, width)| [height, width]),
+        tokens: args.max_tokens,
+        tokenizer: args.tokenizer.as_deref(),
+    };
     let mut transfer = Transfer::begin();
-    let checked = check(&request, &mut |progress| {
-        let (done, total) = (progress.done as u64, progress.total as u64);
-        transfer.step(Step { phase: "checking", done, total, measure: Measure::Items("video") })
-    });
+    let checked = check_source(&args.source, &args.listed, &wanted, &mut |step| transfer.step(step));
     transfer.end();
     let Checked { manifest, report } = checked?;
     // Write the manifest of a rejected data set too, because it lists the reasons.
@@ -66,6 +52,51 @@ pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
         }
     }
     Ok(accepted?)
+}
+
+/// What a clip must have.
+pub struct Wanted<'a> {
+    /// Its frames. `None`: any clip with two frames is long enough.
+    pub frames: Option<FrameChoice>,
+    /// The size that pictures are scaled to: height, width.
+    pub size: Option<[usize; 2]>,
+    /// The most tokens of a caption.
+    pub tokens: usize,
+    /// The folder of the tokenizer, if tokens are counted.
+    pub tokenizer: Option<&'a Utf8Path>,
+}
+
+/// Receives the progress of a check, and may end it.
+pub type OnStep<'a> = &'a mut dyn FnMut(Step<'_>) -> ControlFlow<()>;
+
+/// Checks a folder or a table.
+pub fn check_source(
+    source: &Utf8Path,
+    listed: &ListedArgs,
+    wanted: &Wanted<'_>,
+    progress: OnStep<'_>,
+) -> Result<Checked, CommandError> {
+    let source = SourceRequest {
+        source: source.to_owned(),
+        layout: listed.layout.map(Into::into),
+        video_column: listed.video_column.clone(),
+        caption_column: listed.caption_column.clone(),
+        root: listed.root.clone(),
+    };
+    let tokenizer = wanted.tokenizer.map(tokenizer::Tokenizer::open).transpose()?;
+    let count = tokenizer.map(|tokenizer| move |text: &str| tokenizer.count(text));
+    let request = CheckRequest {
+        count_tokens: count.as_ref().map(|count| count as &(dyn Fn(&str) -> usize + Sync)),
+        frames: wanted.frames.clone(),
+        size: wanted.size,
+        most_characters: listed.max_characters,
+        most_tokens: wanted.tokens,
+        ..CheckRequest::new(source)
+    };
+    Ok(check(&request, &mut |at| {
+        let (done, total) = (at.done as u64, at.total as u64);
+        progress(Step { phase: "checking", done, total, measure: Measure::Items("video") })
+    })?)
 }
 
 fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {

@@ -1,102 +1,222 @@
-//! `vidtui data encode`: writes a recipe with `task = "encode"`, shows what it will do, and launches it.
+//! `vidtui data encode`: checks the videos, writes a recipe with `task = "encode"`, shows what it will do, and launches it.
 
 use crate::args::DataEncodeArgs;
 use crate::command_error::CommandError;
+use crate::commands::data_check::{OnStep, Wanted, check_source};
 use crate::commands::launch;
+use crate::commands::transfer::{Step, Transfer};
 use crate::output;
-use crate::workspace::{LaunchOptions, Workspace};
+use crate::workspace::{LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
-use dataset::EncodeInputs;
+use clap::Parser;
+use dataset::check::{CAPTION_TOKENS, Checked, Report};
+use dataset::store::Plan;
+use dataset::{EncodeInputs, Manifest};
+use plan::LaunchPlan;
 use recipe::Recipe;
 use rundir::{ErrorCode, Failure};
+use std::ops::ControlFlow;
 use toml::{Table, Value};
+use video::{FrameChoice, FrameMode};
 
 /// The recipe in the folder of the data set.
 const RECIPE: &str = "encode.toml";
+/// The manifest in the folder of the data set, if the source was not one.
+const MANIFEST: &str = "manifest.jsonl";
 
-/// Encodes the clips of a manifest.
+/// Encodes the clips of a folder, a table or a manifest.
 pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), CommandError> {
-    if args.manifest.is_dir() {
-        return Err(CommandError::request(Failure::new(
-            ErrorCode::InvalidArgument,
-            format!("cannot encode {}", args.manifest),
-            "it is a folder, and an encode reads a manifest",
-            format!("make one first: vidtui data check {} --out manifest.jsonl", args.manifest),
-        )));
+    let mut transfer = Transfer::begin();
+    let prepared = prepare(workspace, args, &mut |step| transfer.step(step));
+    transfer.end();
+    let Prepared { subject, plan, report } = prepared?;
+    if let Some(report) = report {
+        // Standard output has only the id of the run.
+        eprint!("{}", report.text(None));
     }
-    let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
-    let trained = trained.map(|subject| subject.resolved().recipe.clone());
-    let file = write_recipe(args, trained.as_ref())?;
-    let subject = workspace.subject(file.as_str(), &args.how.sets())?;
-    let recipe = &subject.resolved().recipe;
-    let inputs = EncodeInputs::open(recipe)?;
-    if let Some(trained) = &trained {
-        inputs.manifest.check_segments(trained.model.segments)?;
-    }
-    eprintln!("reading {} to see what is there", recipe.encoders.folder);
-    let plan = inputs.plan()?;
     eprintln!("{}", plan.summary());
     for (item, failure) in &plan.quarantined {
         eprintln!("left out: {}: {}; try it again with --retry-failed", item.name, failure.why);
     }
     if plan.is_done() {
-        eprintln!("nothing to encode; the data set is {}", recipe.encode.out);
+        eprintln!("nothing to encode; the data set is {}", args.out);
         return if args.then.output.json {
-            output::json(&serde_json::json!({ "run": null, "reuse": plan.reuse, "data": recipe.encode.out }))
+            output::json(&serde_json::json!({ "run": null, "reuse": plan.reuse, "data": args.out }))
         } else {
             Ok(())
         };
     }
+    launch::execute(workspace, &plan_launch(workspace, args, &subject)?, &args.then)
+}
+
+/// Plans an encode from the arguments of `vidtui data encode` in one line.
+///
+/// # Errors
+/// The arguments are wrong, or there is nothing to encode.
+pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) -> Result<LaunchPlan, CommandError> {
+    let args = parse(line)?;
+    let mut step = |step: Step<'_>| {
+        progress(format!("{} videos, {} of {}", step.phase, units::grouped(step.done), units::grouped(step.total)));
+        ControlFlow::Continue(())
+    };
+    let Prepared { subject, plan, .. } = prepare(workspace, &args, &mut step)?;
+    if plan.is_done() {
+        let why = format!("every clip of {} is encoded in {}", args.source, args.out);
+        let fix = format!("train on it: set data.index = \"{}\"", args.out);
+        return Err(Failure::new(ErrorCode::RunFinished, "there is nothing to encode", why, fix).into());
+    }
+    plan_launch(workspace, &args, &subject)
+}
+
+/// Reads arguments that are separated by spaces; quotes keep spaces together.
+fn parse(line: &str) -> Result<DataEncodeArgs, CommandError> {
+    #[derive(clap::Parser)]
+    #[command(no_binary_name = true)]
+    struct Typed {
+        #[command(flatten)]
+        args: DataEncodeArgs,
+    }
+    let invalid = |why: &str| {
+        let fix = "for example: videos --model CogVideoX-5b --out data --fps 8; vidtui data encode --help lists all arguments";
+        CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot encode {line}"), why, fix))
+    };
+    let words = words(line).ok_or_else(|| invalid("a quote is not closed"))?;
+    let typed = Typed::try_parse_from(words).map_err(|error| {
+        let text = error.to_string();
+        let why = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        invalid(why.trim_start_matches("error: "))
+    })?;
+    Ok(typed.args)
+}
+
+/// Splits a line into words; none if a quote is not closed.
+fn words(line: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in line.chars() {
+        match (c, quote) {
+            (c, Some(open)) if c == open => quote = None,
+            ('"' | '\'', None) => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (c, None) if c.is_whitespace() => words.extend(word.take()),
+            (c, _) => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    quote.is_none().then_some(words)
+}
+
+/// An encode before its ranks are placed.
+struct Prepared {
+    subject: Subject,
+    plan: Plan,
+    /// The report of the check, if the source is not a manifest.
+    report: Option<Report>,
+}
+
+fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -> Result<Prepared, CommandError> {
+    dataset::check_folder(&args.model)?;
+    let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
+    let trained = trained.map(|subject| subject.resolved().recipe.clone());
+    let (manifest, report) = match Manifest::is_one(&args.source) {
+        true => (args.source.clone(), None),
+        false => check(args, trained.as_ref(), progress).map(|(manifest, report)| (manifest, Some(report)))?,
+    };
+    let file = write_recipe(args, &manifest, trained.as_ref())?;
+    let subject = workspace.subject(file.as_str(), &args.how.sets())?;
+    let inputs = EncodeInputs::open(&subject.resolved().recipe)?;
+    if let Some(trained) = &trained {
+        inputs.manifest.check_segments(trained.model.segments)?;
+    }
+    let plan = inputs.plan()?;
+    Ok(Prepared { subject, plan, report })
+}
+
+fn plan_launch(workspace: &Workspace, args: &DataEncodeArgs, subject: &Subject) -> Result<LaunchPlan, CommandError> {
     let options = LaunchOptions {
-        subject: &subject,
+        subject,
         ranks: args.how.local,
         nodes: &args.how.nodes,
         name: args.name.as_deref(),
         init: crate::workspace::Init::ByStage,
         fitted: None,
     };
-    let plan = workspace.plan_launch(&options)?;
-    launch::execute(workspace, &plan, &args.then)
+    workspace.plan_launch(&options)
+}
+
+/// Checks a folder or a table, and writes its manifest into the folder of the data set.
+///
+/// # Errors
+/// More clips would be dropped than the user accepts. The manifest is written nevertheless, because it lists the reasons.
+fn check(
+    args: &DataEncodeArgs,
+    trained: Option<&Recipe>,
+    progress: OnStep<'_>,
+) -> Result<(Utf8PathBuf, Report), CommandError> {
+    let [frames, height, width] = sizes(args, trained);
+    let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len));
+    let tokenizer = args.model.join("tokenizer");
+    let mode = args.mode.unwrap_or(FrameMode::Head);
+    let wanted = Wanted {
+        frames: Some(FrameChoice { mode, frames, fps: args.fps, stride: 1, seed: 0 }),
+        size: Some([height, width]),
+        tokens: text_len.unwrap_or(CAPTION_TOKENS),
+        tokenizer: Some(&tokenizer),
+    };
+    let Checked { manifest, report } = check_source(&args.source, &args.listed, &wanted, progress)?;
+    let path = args.out.join(MANIFEST);
+    create_folder(&args.out)?;
+    manifest.write(&path)?;
+    manifest.refuse_if_dropped(args.max_dropped)?;
+    Ok((path, report))
+}
+
+/// Returns frames, height and width: those that are given, or else those of the recipe that will train.
+fn sizes(args: &DataEncodeArgs, trained: Option<&Recipe>) -> [usize; 3] {
+    let [frames, height, width] = trained.map_or([49, 480, 720], |Recipe { model, .. }| {
+        [(model.latent_frames - 1) * 4 + 1, model.latent_height * 8, model.latent_width * 8]
+    });
+    [args.frames.unwrap_or(frames), args.height.unwrap_or(height), args.width.unwrap_or(width)]
+}
+
+fn create_folder(folder: &Utf8Path) -> Result<(), CommandError> {
+    let made = std::fs::create_dir_all(folder);
+    Ok(made.map_err(|error| Failure::from(rundir::Error::io("create", folder, error)))?)
 }
 
 /// Writes the recipe into the folder of the data set. The same arguments give the same recipe, which can also be
 /// launched directly.
-fn write_recipe(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Result<Utf8PathBuf, CommandError> {
+fn write_recipe(
+    args: &DataEncodeArgs,
+    manifest: &Utf8Path,
+    trained: Option<&Recipe>,
+) -> Result<Utf8PathBuf, CommandError> {
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
-    let text = encode_recipe(args, trained, &here);
+    let text = encode_recipe(args, manifest, trained, &here);
     let path = args.out.join(RECIPE);
-    let write = || {
-        std::fs::create_dir_all(&args.out).map_err(|source| rundir::Error::Io {
-            action: "create",
-            path: args.out.clone(),
-            source,
-        })?;
-        rundir::write_atomic(&path, text.as_bytes())
-    };
-    write().map_err(Failure::from)?;
+    create_folder(&args.out)?;
+    rundir::write_atomic(&path, text.as_bytes()).map_err(Failure::from)?;
     Ok(path)
 }
 
-fn encode_recipe(args: &DataEncodeArgs, trained: Option<&Recipe>, here: &Utf8Path) -> String {
+fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Recipe>, here: &Utf8Path) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
-    let model = trained.map(|trained| &trained.model);
-    let [frames, height, width] = model.map_or([49, 480, 720], |model| {
-        [(model.latent_frames - 1) * 4 + 1, model.latent_height * 8, model.latent_width * 8]
-    });
+    let [frames, height, width] = sizes(args, trained);
     let mut encode = Table::from_iter([
-        ("manifest".to_owned(), path(&args.manifest)),
+        ("manifest".to_owned(), path(manifest)),
         ("out".to_owned(), path(&args.out)),
-        ("frames".to_owned(), size(args.frames.unwrap_or(frames))),
-        ("height".to_owned(), size(args.height.unwrap_or(height))),
-        ("width".to_owned(), size(args.width.unwrap_or(width))),
+        ("frames".to_owned(), size(frames)),
+        ("height".to_owned(), size(height)),
+        ("width".to_owned(), size(width)),
     ]);
     let given = [
         ("fps", args.fps.map(Value::Float)),
-        ("mode", args.mode.clone().map(Value::String)),
+        ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
         ("crop", args.crop.clone().map(Value::String)),
-        ("text_len", args.text_len.or(model.map(|model| model.text_len)).map(size)),
-        ("max_dropped", args.max_dropped.map(Value::Float)),
+        ("text_len", args.text_len.or(trained.map(|trained| trained.model.text_len)).map(size)),
+        ("max_dropped", Some(Value::Float(args.max_dropped))),
         ("retry_failed", args.retry_failed.then_some(Value::Boolean(true))),
     ];
     encode.extend(given.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));

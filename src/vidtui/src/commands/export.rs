@@ -6,11 +6,18 @@ use crate::command_error::CommandError;
 use crate::curves::{self, Group, View};
 use crate::output;
 use crate::workspace::Workspace;
-use rundir::{ErrorCode, Failure, METRICS, Metric};
+use recipe::Task;
+use rundir::{Chart, ErrorCode, Failure, METRICS, Metric};
 use ui::XAxis;
 
-/// The default metrics of a picture.
-const OVERVIEW: [&str; 4] = ["loss", "lr", "grad_norm", "step_s"];
+/// The default charts of a picture.
+fn overview(task: Task) -> &'static [Chart] {
+    match task {
+        Task::Train => &[Chart::Loss, Chart::LearningRate, Chart::GradNorm, Chart::StepTime],
+        Task::Encode => &[Chart::ItemRate, Chart::Queue, Chart::ItemBytes, Chart::FailedItems],
+        Task::Sample => &[Chart::StepTime],
+    }
+}
 
 /// Writes the curves of a run as a picture or a table.
 pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError> {
@@ -41,8 +48,8 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         let mut groups: Vec<Group> = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), &measured)).collect();
         groups.extend(named.into_iter().map(Group::of_metric));
         if groups.is_empty() {
-            groups =
-                OVERVIEW.iter().map(|name| curves::metric(name).map(Group::of_metric)).collect::<Result<_, _>>()?;
+            let charts = overview(summary.run.task()).iter();
+            groups = charts.map(|chart| Group::of_chart(*chart, &measured)).collect();
         }
         chart_export::write(&curves::chart(&groups, view, &summary, &measured), to)?;
     }

@@ -26,7 +26,7 @@ pub fn run(workspace: &Workspace, args: &JsonArgs) -> Result<(), CommandError> {
     const COLUMNS: [(&str, Side); 6] = [
         ("run", Side::Left),
         ("state", Side::Left),
-        ("step", Side::Right),
+        ("done", Side::Right),
         ("loss", Side::Right),
         ("left", Side::Right),
         ("started", Side::Left),
@@ -40,10 +40,7 @@ fn row(summary: &RunSummary) -> Vec<String> {
     vec![
         summary.run.id.to_string(),
         StateKind::of(&summary.state).word().into(),
-        match summary.run.is_stepless() && summary.step == 0 {
-            true => format!("?/{}", summary.steps_total),
-            false => format!("{}/{}", summary.step, summary.steps_total),
-        },
+        summary.done().short(),
         loss.map(units::number).unwrap_or_default(),
         summary.eta_s.map(units::duration).unwrap_or_default(),
         units::ago(now_s(), summary.run.created_s),

@@ -8,8 +8,9 @@ use crate::commands::waiting;
 use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
+use ::plan::LaunchPlan;
 use recipe::{Mesh, Recipe, Resolved, prompt_lines};
-use rundir::{ErrorCode, Failure, RunDir, Sample};
+use rundir::{ErrorCode, Failure, RunDir, RunId, Sample};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
 
@@ -19,7 +20,46 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         return now(workspace, args);
     }
     let mut weights = SampledWeights::find(workspace, &args.from)?;
-    let mut recipe = recipe_of(&weights)?;
+    let (recipe, warnings) = prepare(workspace, args, &weights)?;
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+    if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
+        eprintln!("the weights are converted first:");
+        return output::text(&output::facts(&crate::conversions::facts(plan)));
+    }
+    weights.convert()?;
+    let (out, count) = (recipe.sample.out().map(Utf8Path::to_owned), recipe.sample.prompts.len());
+    let plan = plan(workspace, args, recipe, &weights)?;
+    if args.dry_run {
+        return super::launch::show(&plan, args.output.json);
+    }
+    for warning in &plan.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let dir = workspace.launch(&plan, &|step| eprintln!("{step}"))?;
+    if args.no_wait {
+        return output::line(plan.run.id.as_str());
+    }
+    waiting::until_finished(workspace, &dir)?;
+    report(&dir, out.as_deref(), count, args.output.json)
+}
+
+/// Plans the video of a prompt with its flags, from the newest checkpoint of a run.
+pub fn plan_prompt(workspace: &Workspace, run: &RunId, prompt: String) -> Result<LaunchPlan, CommandError> {
+    let args = SampleArgs { from: run.to_string(), prompt: vec![prompt], ..SampleArgs::default() };
+    let weights = SampledWeights::find(workspace, &args.from)?;
+    let (recipe, _) = prepare(workspace, &args, &weights)?;
+    plan(workspace, &args, recipe, &weights)
+}
+
+/// Makes the recipe, and checks its prompts and encoders. Returns it with warnings.
+fn prepare(
+    workspace: &Workspace,
+    args: &SampleArgs,
+    weights: &SampledWeights,
+) -> Result<(Recipe, Vec<String>), CommandError> {
+    let mut recipe = recipe_of(weights)?;
     let lines = fill(workspace, &mut recipe, args)?;
     check_encoders(&recipe)?;
     if let Err(bad) = recipe.samples() {
@@ -33,20 +73,19 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
             bad.fix,
         )));
     }
-    for warning in check_inputs(&recipe, &lines)? {
-        eprintln!("warning: {warning}");
-    }
-    if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
-        eprintln!("the weights are converted first:");
-        return output::text(&output::facts(&crate::conversions::facts(plan)));
-    }
-    weights.convert()?;
-    let source = &weights.source;
     recipe.mesh = mesh(workspace, &recipe, args)?;
-    let out = recipe.sample.out().map(Utf8Path::to_owned);
-    let count = recipe.sample.prompts.len();
+    let warnings = check_inputs(&recipe, &lines)?;
+    Ok((recipe, warnings.into_iter().collect()))
+}
+
+fn plan(
+    workspace: &Workspace,
+    args: &SampleArgs,
+    recipe: Recipe,
+    weights: &SampledWeights,
+) -> Result<LaunchPlan, CommandError> {
     let subject = Subject::Recipe(Box::new(Resolved { table: recipe.to_table(), recipe, origins: BTreeMap::new() }));
-    let init = source.location.weights.as_str();
+    let init = weights.source.location.weights.as_str();
     let options = LaunchOptions {
         subject: &subject,
         ranks: args.local,
@@ -55,19 +94,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         init: Init::Given(init),
         fitted: None,
     };
-    let plan = workspace.plan_launch(&options)?;
-    if args.dry_run {
-        return super::launch::show(&plan, args.output.json);
-    }
-    for warning in &plan.warnings {
-        eprintln!("warning: {warning}");
-    }
-    let dir = workspace.launch(&plan, &|step| eprintln!("{step}"))?;
-    if args.no_wait {
-        return output::line(plan.run.id.as_str());
-    }
-    waiting::until_finished(workspace, &dir)?;
-    report(&dir, out.as_deref(), count, args.output.json)
+    workspace.plan_launch(&options)
 }
 
 /// Requests the samples of a training run now.

@@ -7,8 +7,9 @@ use crate::output;
 use crate::workspace::Workspace;
 use cluster::{NodeId, hostlist};
 use health::Finding;
-use rundir::{AttemptWhy, now_s};
-use runstate::RunSummary;
+use recipe::Task;
+use rundir::{AttemptWhy, Stages, now_s};
+use runstate::{Done, RunSummary, StageProgress};
 use ui::advice::finding_in_words;
 use ui::run_state::StateKind;
 
@@ -47,17 +48,18 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     if let Some(parent) = &run.lineage {
         facts.push(("weights", format!("step {} of {}", parent.step, parent.run)));
     }
-    let mut progress = format!("{} of {}", units::grouped(summary.step), units::grouped(summary.steps_total));
+    let mut progress = match summary.done() {
+        Done::Unknown { .. } => "unknown, because adapter = \"none\" does not read the log of the command".into(),
+        Done::Steps { step, total } => format!("{} of {}", units::grouped(step), units::grouped(total)),
+        done => done.in_words(),
+    };
     if let Some(left) = summary.eta_s {
         progress += &format!(", {} left", units::duration(left));
     }
-    if run.is_stepless() {
-        progress = "unknown, because adapter = \"none\" does not read the log of the command".into();
-    }
-    let items = crate::commands::waiting::items_in_words(summary);
-    match items {
-        Some(items) => facts.push(("items", items)),
-        None => facts.push(("step", progress)),
+    facts.push((if run.task() == Task::Train { "step" } else { "done" }, progress));
+    if let Some(Stages { probe, decode, vae, text }) = summary.stages {
+        let stages = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)];
+        facts.extend(stages.map(|(name, stage)| (name, stage_in_words(&stage))));
     }
     if let Some(sample) = summary.last.as_ref().filter(|sample| sample.is_training()) {
         facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
@@ -82,9 +84,26 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         Some(c) => format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s)),
         None => "none yet".into(),
     };
-    if !run.is_independent() {
+    if run.task() == Task::Train {
         facts.push(("checkpoint", checkpoint));
     }
     facts.push(("folder", summary.dir.root.to_string()));
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Returns the progress of a stage: `1,204 done, 3 failed, 3.4 GB, 12 waiting, 8,645 left at 37/s: 4 min`.
+fn stage_in_words(stage: &StageProgress) -> String {
+    let mut words = format!("{} done", units::grouped(stage.count.items));
+    let counted = [(stage.count.failed, "failed"), (stage.count.waiting, "waiting")];
+    counted.into_iter().filter(|(n, _)| *n > 0).for_each(|(n, what)| words += &format!(", {} {what}", units::grouped(n)));
+    if stage.count.bytes > 0 {
+        words += &format!(", {}", units::bytes(stage.count.bytes));
+    }
+    if stage.left > 0 {
+        words += &format!(", {} left", units::grouped(stage.left));
+        if let Some((per_s, eta_s)) = stage.per_s.zip(stage.eta_s) {
+            words += &format!(" at {}/s: {}", units::number(per_s), units::duration(eta_s));
+        }
+    }
+    words
 }

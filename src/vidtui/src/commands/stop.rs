@@ -8,6 +8,7 @@ use crate::documents::RunDocument;
 use crate::output;
 use crate::workspace::{Workspace, report_in_words};
 use plan::KillHow;
+use recipe::Task;
 
 /// Requests a run to save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> {
@@ -26,6 +27,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
             return output::json(&RunDocument::new(&summary));
         }
         let saved = match &summary.checkpoint {
+            _ if summary.run.task() != Task::Train => summary.done().in_words(),
             Some(checkpoint) => format!("last checkpoint: step {}", checkpoint.step),
             None => "no checkpoint".into(),
         };
@@ -37,5 +39,10 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     if plan.job.as_ref().is_some_and(|job| job.is_cancelled) {
         return output::line(&report_in_words(&report));
     }
-    output::line(&format!("{} saves a checkpoint and stops; see: vidtui status {0}", plan.run))
+    let then = match dir.read_run()?.task() {
+        Task::Train => "saves a checkpoint",
+        Task::Encode => "stores the items in progress",
+        Task::Sample => "finishes the videos in progress",
+    };
+    output::line(&format!("{} {then} and stops; see: vidtui status {0}", plan.run))
 }

@@ -20,7 +20,7 @@ const PRINT: Duration = Duration::from_secs(10);
 pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), CommandError> {
     let summary = until_ended(workspace, dir)?;
     let stopped = || {
-        let why = format!("it was stopped at step {} of {}", summary.step, summary.steps_total);
+        let why = format!("it was stopped at {}", summary.done().in_words());
         Failure::new(
             ErrorCode::RunNotRunning,
             format!("{} is not finished", summary.run.id),
@@ -54,30 +54,17 @@ pub fn until_ended(workspace: &Workspace, dir: &RunDir) -> Result<RunSummary, Co
     }
 }
 
-/// Returns the progress of a run whose steps are items: `encoding 1,204 of 9,849 clips · 3 failed · 37/s · 4 min left`.
-pub fn items_in_words(summary: &RunSummary) -> Option<String> {
-    let items = summary.last.as_ref()?.items.as_ref()?;
-    let mut words = format!("encoding {}", items.counts.in_words());
-    if let Some(per_s) = summary.items_per_s {
-        words += &format!(" · {}/s", units::number(per_s));
-    }
-    if let Some(left) = summary.eta_s {
-        words += &format!(" · {} left", units::duration(left));
-    }
-    Some(words)
-}
-
-/// Returns the progress: `step 40 of 240, loss 0.1123, 2 min 10 s left`.
+/// Returns the progress: `step 40 of 240, loss 0.1123, 2 min 10 s left`, or `1,204 of 9,849 clips · 3 failed, 37/s, 4 min left`.
 fn progress(summary: &RunSummary) -> String {
     if summary.run.is_stepless() {
         return StateKind::of(&summary.state).word().to_owned();
     }
-    if let Some(words) = items_in_words(summary) {
-        return words;
-    }
-    let mut line = format!("step {} of {}", summary.step, summary.steps_total);
+    let mut line = summary.done().in_words();
     if let Some(loss) = summary.last.as_ref().and_then(|sample| sample.loss) {
         line += &format!(", loss {}", units::number(loss));
+    }
+    if let Some(per_s) = summary.items_per_s {
+        line += &format!(", {}/s", units::number(per_s));
     }
     if let Some(left) = summary.eta_s {
         line += &format!(", {} left", units::duration(left));

@@ -1,0 +1,179 @@
+//! How far a run is, in what it counts: steps of training, items of an encode, or videos.
+
+use recipe::Task;
+use rundir::{ItemCounts, ItemsSample, MetricSample, SamplingProgress, StageCount, Stages};
+use serde::{Deserialize, Serialize};
+use units::grouped;
+
+/// Over how many seconds the rate of items is measured.
+const RATE_OVER_S: f64 = 60.0;
+
+/// What a run has done, of what it has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Done {
+    /// Nothing was counted yet.
+    Nothing(Task),
+    /// The steps of a run that logs none.
+    Unknown {
+        /// Steps of the recipe.
+        total: u64,
+    },
+    /// Steps of training.
+    Steps {
+        /// Steps done.
+        step: u64,
+        /// Steps of the run.
+        total: u64,
+    },
+    /// Clips and captions of an encode.
+    Items(ItemCounts),
+    /// Videos of a run that samples.
+    Videos(SamplingProgress),
+}
+
+impl Done {
+    /// Returns it as a phrase: `step 40 of 240`, `1,204 of 9,849 clips · 3 failed`, `1 of 3 videos`.
+    pub fn in_words(&self) -> String {
+        match self {
+            Self::Nothing(Task::Train) => "no step yet".into(),
+            Self::Nothing(Task::Encode) => "no clip yet".into(),
+            Self::Nothing(Task::Sample) => "no video yet".into(),
+            Self::Unknown { .. } => "steps unknown".into(),
+            Self::Steps { step, total } => format!("step {} of {}", grouped(*step), grouped(*total)),
+            Self::Items(counts) => counts.in_words(),
+            Self::Videos(SamplingProgress { videos, videos_total }) => {
+                format!("{videos} of {}", units::counted(*videos_total, "video"))
+            }
+        }
+    }
+
+    /// Returns it for a column of a table: `40/240`, `1,204/9,849 clips`, `1/3 videos`.
+    pub fn short(&self) -> String {
+        let of = |done, total, what| format!("{}/{}{what}", grouped(done), grouped(total));
+        match self {
+            Self::Nothing(_) => String::new(),
+            Self::Unknown { total } => format!("?/{}", grouped(*total)),
+            Self::Steps { step, total } => of(*step, *total, ""),
+            Self::Items(counts) if counts.is_at_captions() => of(counts.texts_done, counts.texts, " captions"),
+            Self::Items(counts) => of(counts.clips_done, counts.clips, " clips"),
+            Self::Videos(videos) => of(videos.videos as u64, videos.videos_total as u64, " videos"),
+        }
+    }
+}
+
+/// Returns what a run with this task has done, from its newest numbers.
+pub fn done(
+    task: Task,
+    (step, total): (u64, u64),
+    items: Option<ItemCounts>,
+    videos: Option<SamplingProgress>,
+    is_stepless: bool,
+) -> Done {
+    match (task, items, videos) {
+        (_, Some(counts), _) => Done::Items(counts),
+        (_, _, Some(videos)) => Done::Videos(videos),
+        (Task::Encode | Task::Sample, ..) => Done::Nothing(task),
+        (Task::Train, ..) if is_stepless && step == 0 => Done::Unknown { total },
+        (Task::Train, ..) if total == 0 => Done::Nothing(task),
+        (Task::Train, ..) => Done::Steps { step, total },
+    }
+}
+
+/// The progress of one stage of an encode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageProgress {
+    /// What the stage has done in this attempt.
+    #[serde(flatten)]
+    pub count: StageCount,
+    /// Items that it has not done yet.
+    pub left: u64,
+    /// Items per second over the last minute; none if it did nothing in that time.
+    pub per_s: Option<f64>,
+    /// Seconds until nothing is left, at that rate.
+    pub eta_s: Option<f64>,
+}
+
+/// Returns the progress of each stage, if the steps are items. `recent` are the newest lines, in order.
+pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
+    let (last, items) = recent.last().and_then(|last| Some((last, last.items.as_ref()?)))?;
+    let first = first_of_rate(recent, last);
+    let before = first.and_then(|first| first.items.as_ref()).filter(|_| first.is_some_and(|first| first.t < last.t));
+    let seconds = first.map_or(0.0, |first| last.t - first.t);
+    // With one line there is only the rate that the line itself has.
+    let per_s = match before {
+        Some(before) => items.stages.zip(before.stages, |now, before| (now.items.saturating_sub(before.items)) as f64 / seconds),
+        None => items.per_s,
+    };
+    let progress = items.stages.zip(left(items), |count, left| StageProgress { count, left, ..StageProgress::default() });
+    Some(progress.zip(per_s, |stage, per_s| {
+        let per_s = Some(per_s).filter(|per_s| *per_s > 0.0);
+        StageProgress { per_s, eta_s: per_s.filter(|_| stage.left > 0).map(|per_s| stage.left as f64 / per_s), ..stage }
+    }))
+}
+
+/// Returns the items that each stage has not done. A stage counts those of its own attempt, so that what earlier attempts have
+/// stored is taken off first.
+fn left(items: &ItemsSample) -> Stages<u64> {
+    let ItemCounts { clips_done, clips, texts_done, texts, failed } = items.counts;
+    let Stages { probe, decode, vae, .. } = items.stages;
+    let here = vae.items + probe.failed + decode.failed + vae.failed;
+    let todo = clips.saturating_sub((clips_done + failed).saturating_sub(here));
+    let of = |done: u64| todo.saturating_sub(done);
+    Stages {
+        probe: of(probe.items + probe.failed),
+        decode: of(decode.items + decode.failed + probe.failed),
+        vae: clips.saturating_sub(clips_done + failed),
+        text: texts.saturating_sub(texts_done),
+    }
+}
+
+/// Returns the items per second over the newest lines, if the steps are items.
+pub(crate) fn item_rate(recent: &[MetricSample]) -> Option<f64> {
+    let last = recent.last().filter(|last| last.items.is_some())?;
+    let first = first_of_rate(recent, last)?;
+    let (items, seconds) = (last.step.saturating_sub(first.step) as f64, last.t - first.t);
+    (items > 0.0 && seconds > 0.0).then(|| items / seconds)
+}
+
+/// Returns the line from which a rate is measured.
+fn first_of_rate<'a>(recent: &'a [MetricSample], last: &MetricSample) -> Option<&'a MetricSample> {
+    recent.iter().find(|line| line.attempt == last.attempt && last.t - line.t <= RATE_OVER_S)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten clips were stored and two failed before this attempt.
+    fn line(t: f64, vae: u64, decoded: u64) -> MetricSample {
+        let counts = ItemCounts { clips: 100, clips_done: 10 + vae, texts: 50, texts_done: 50, failed: 2 };
+        let of = |items| StageCount { items, ..StageCount::default() };
+        let stages = Stages { vae: of(vae), decode: of(decoded), ..Stages::default() };
+        MetricSample { t, items: Some(ItemsSample { counts, stages, ..ItemsSample::default() }), ..MetricSample::default() }
+    }
+
+    #[test]
+    fn a_stage_has_the_rate_of_the_last_minute_and_the_time_that_is_left() {
+        let found = stages(&[line(0.0, 1, 0), line(940.0, 10, 40), line(960.0, 30, 40)]).unwrap();
+        assert_eq!((found.vae.left, found.vae.per_s, found.vae.eta_s), (58, Some(1.0), Some(58.0)));
+        assert_eq!((found.decode.left, found.decode.per_s, found.text.left), (48, None, 0));
+        assert_eq!(stages(&[MetricSample::default()]), None);
+    }
+
+    #[test]
+    fn every_task_counts_in_its_own_unit() {
+        let items = line(0.0, 20, 0).items.unwrap().counts;
+        let videos = SamplingProgress { videos: 1, videos_total: 3 };
+        let cases = [
+            (done(Task::Train, (40, 240), None, None, false), "step 40 of 240", "40/240"),
+            (done(Task::Train, (0, 240), None, None, true), "steps unknown", "?/240"),
+            (done(Task::Encode, (80, 150), Some(items), None, false), "30 of 100 clips · 2 failed", "30/100 clips"),
+            (done(Task::Encode, (0, 0), None, None, false), "no clip yet", ""),
+            (done(Task::Sample, (9, 30), None, Some(videos), false), "1 of 3 videos", "1/3 videos"),
+            (done(Task::Sample, (0, 30), None, None, false), "no video yet", ""),
+        ];
+        for (done, words, short) in cases {
+            assert_eq!((done.in_words().as_str(), done.short().as_str()), (words, short));
+        }
+    }
+}
