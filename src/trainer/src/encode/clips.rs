@@ -110,6 +110,11 @@ impl Clips {
                 return Ok(());
             }
             let Some((item, decoded)) = pool.next() else { break };
+            // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
+            if decoded.is_err() && stop.reason().is_some() {
+                pool.cancel();
+                return Ok(());
+            }
             while todo == 0 {
                 if let Some(mut done) = range.take() {
                     done.finish()?;
