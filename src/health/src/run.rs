@@ -123,8 +123,8 @@ fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    // Clips and captions have no loss.
-    if lines.last().is_some_and(|line| line.items.is_some()) {
+    // Clips, captions and sampling steps have no loss.
+    if lines.last().is_some_and(|line| !line.is_training()) {
         return None;
     }
     // Most other trainers do not print the gradient norm: it is missing, not non-finite.

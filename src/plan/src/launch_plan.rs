@@ -156,13 +156,20 @@ impl Draft<'_> {
         let encode = cx.options.encode.as_ref().filter(|_| self.recipe.task == Task::Encode);
         let disk = match self.recipe.task {
             Task::Encode => DiskNeed::of_data_set(encode.map_or(0, |encode| encode.disk_bytes)),
-            _ => DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes),
+            // Videos are small, and there are no checkpoints.
+            Task::Sample => DiskNeed::of_data_set(0),
+            Task::Train => DiskNeed::new(self.recipe, self.start_step, steps, self.saved, self.newest_bytes),
         };
         let plan = LaunchPlan::of(self.run, self.dir, self.recipe, attempt, disk, cx);
         let LaunchPlan { run, dir, attempt, disk, .. } = &plan;
         let mut summary = match self.recipe.trainer {
             _ if self.recipe.task == Task::Encode => {
-                encode_summary(dir, self.recipe, attempt, encode.map_or(&[], |encode| &encode.rows), &cx.trainer.path)
+                let rows = encode.map_or(&[][..], |encode| &encode.rows);
+                short_summary(dir, self.recipe, attempt, encode_rows(self.recipe), rows, &cx.trainer.path)
+            }
+            _ if self.recipe.task == Task::Sample => {
+                let rows = sample_rows(self.recipe, attempt, &self.weights);
+                short_summary(dir, self.recipe, attempt, rows, &[], &cx.trainer.path)
             }
             recipe::TrainerKind::Embedded => {
                 summary(run, dir, self.recipe, attempt, steps, &self.weights, disk, &cx.trainer.path)
@@ -356,18 +363,11 @@ fn summary(
     rows
 }
 
-fn encode_summary(
-    dir: &RunDir,
-    recipe: &Recipe,
-    attempt: &Attempt,
-    facts: &[(String, String)],
-    trainer: &Utf8Path,
-) -> Vec<(String, String)> {
+/// Returns what an encode reads and writes.
+fn encode_rows(recipe: &Recipe) -> Vec<(&'static str, String)> {
     let encode = &recipe.encode;
     let rate = encode.rate().map_or_else(String::new, |fps| format!(" at {fps} per second"));
-    let mut rows = vec![
-        ("recipe", recipe.name.clone()),
-        ("ranks", ranks_in_words(attempt)),
+    vec![
         ("manifest", encode.manifest.to_string()),
         ("encoders", recipe.encoders.folder.to_string()),
         (
@@ -375,8 +375,39 @@ fn encode_summary(
             format!("{} ({}){rate}, {} × {} pixels", encode.frames, encode.mode.name(), encode.width, encode.height),
         ),
         ("data set", encode.out.to_string()),
-        ("run directory", dir.root.to_string()),
+    ]
+}
+
+/// Returns what a run that samples reads and makes.
+fn sample_rows(recipe: &Recipe, attempt: &Attempt, weights: &str) -> Vec<(&'static str, String)> {
+    let specs = recipe.samples().unwrap_or_default();
+    let steps: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
+    let size = specs.first().map_or_else(String::new, |spec| {
+        format!(", {} of {} × {} pixels", counted(spec.frames, "frame"), spec.width, spec.height)
+    });
+    let mut rows = vec![
+        ("mesh", attempt.mesh.to_string()),
+        ("weights", weights.to_owned()),
+        ("encoders", recipe.encoders.folder.to_string()),
+        ("videos", format!("{}{size}, {} in all", counted(specs.len(), "video"), counted(steps as usize, "sampling step"))),
     ];
+    rows.extend(recipe.sample.prompts.first().map(|prompt| ("prompt", prompt.clone())));
+    rows.extend(recipe.sample.out().map(|out| ("folder", out.to_string())));
+    rows
+}
+
+/// Returns the summary of an attempt that does not train, with the rows of its task.
+fn short_summary(
+    dir: &RunDir,
+    recipe: &Recipe,
+    attempt: &Attempt,
+    of_task: Vec<(&'static str, String)>,
+    facts: &[(String, String)],
+    trainer: &Utf8Path,
+) -> Vec<(String, String)> {
+    let mut rows = vec![("recipe", recipe.name.clone()), ("ranks", ranks_in_words(attempt))];
+    rows.extend(of_task);
+    rows.push(("run directory", dir.root.to_string()));
     if recipe.run.time_limit.seconds().is_some() {
         rows.push(("time limit", format!("{}; the attempt stops before it", recipe.run.time_limit)));
     }

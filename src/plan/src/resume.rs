@@ -268,7 +268,8 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
             RunState::Stalled { .. } => "is stalled, and its processes are alive".to_owned(),
             RunState::Running => match request.run.task() {
                 recipe::Task::Encode => "is encoding".to_owned(),
-                recipe::Task::Train | recipe::Task::Sample => "is training".to_owned(),
+                recipe::Task::Train => "is training".to_owned(),
+                recipe::Task::Sample => "is making videos".to_owned(),
             },
             // The first node has ended, and the others follow.
             _ => "is ending".to_owned(),
