@@ -57,7 +57,8 @@ fn an_encode_of_a_folder_checks_it_first() {
             std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
         }
     }
-    let sizes = ["--frames", "49", "--fps", "25", "--height", "64", "--width", "96", "--text-len", "24", "--local", "1"];
+    let sizes =
+        ["--frames", "49", "--fps", "25", "--height", "64", "--width", "96", "--text-len", "24", "--local", "1"];
     let encode = |source| [&["data", "encode", source, "--model", "model", "--out", "set"], &sizes[..]].concat();
     assert_eq!(site.error(&encode("clips")), (1, "too-many-dropped".into()));
     let manifest = site.root.join("set/manifest.jsonl");

@@ -302,7 +302,12 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
-    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "next panel", "Next panel: charts, samples, checkpoints, events"),
+    bind(
+        &[Key::code(KeyCode::Tab)],
+        Action::FocusNext,
+        "next panel",
+        "Next panel: charts, samples, checkpoints, events",
+    ),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[ENTER, Key::ch('z')], Action::Enlarge, "enlarge", "Enlarge the panel, or restore it"),
     bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),

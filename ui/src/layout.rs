@@ -95,7 +95,9 @@ impl RunContent {
     /// The panels of the right column, which scrolls if they do not all fit.
     fn side(self) -> Vec<Panel> {
         let charts: &[Chart] = match self.task {
-            Task::Train => &[Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory, Chart::WeightNorm, Chart::Mfu],
+            Task::Train => {
+                &[Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory, Chart::WeightNorm, Chart::Mfu]
+            }
             Task::Encode => &[Chart::Queue, Chart::ItemBytes, Chart::FailedItems, Chart::Memory],
             // There is nothing to put below the charts of the nodes, so they are in this column.
             Task::Sample if self.nodes => &[Chart::StepTime, Chart::Power, Chart::NodeMemory],

@@ -10,8 +10,8 @@ use health::Finding;
 use plan::{LaunchPlan, RunKill};
 use recipe::Task;
 use rundir::{
-    Attempt, CheckpointEntry, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId, SamplingProgress, Stages,
-    StartFrom,
+    Attempt, CheckpointEntry, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId, SamplingProgress,
+    Stages, StartFrom,
 };
 use runstate::{Done, RunState, StageProgress};
 use serde::{Deserialize, Serialize};

@@ -143,7 +143,8 @@ fn typed(model: &mut Model) {
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
         // A path takes effect when Enter ends the input.
-        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {}
+        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {
+        }
     }
 }
 
@@ -169,7 +170,11 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::Filter => runs::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
-            Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {}
+            Purpose::ConvertSource
+            | Purpose::ConvertTarget
+            | Purpose::ConvertMerge
+            | Purpose::Encode
+            | Purpose::Prompt => {}
         }
     }
     Vec::new()

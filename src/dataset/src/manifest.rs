@@ -86,7 +86,8 @@ impl Manifest {
 
     /// Returns whether a file begins as a manifest does, of whatever version.
     pub fn is_one(path: &Utf8Path) -> bool {
-        let first = File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_HEADER)).lines().next().transpose());
+        let first =
+            File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_HEADER)).lines().next().transpose());
         let header = first.ok().flatten().and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok());
         header.is_some_and(|header| header["format"] == FORMAT)
     }

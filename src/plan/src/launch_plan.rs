@@ -389,7 +389,10 @@ fn sample_rows(recipe: &Recipe, attempt: &Attempt, weights: &str) -> Vec<(&'stat
         ("mesh", attempt.mesh.to_string()),
         ("weights", weights.to_owned()),
         ("encoders", recipe.encoders.folder.to_string()),
-        ("videos", format!("{}{size}, {} in all", counted(specs.len(), "video"), counted(steps as usize, "sampling step"))),
+        (
+            "videos",
+            format!("{}{size}, {} in all", counted(specs.len(), "video"), counted(steps as usize, "sampling step")),
+        ),
     ];
     rows.extend(recipe.sample.prompts.first().map(|prompt| ("prompt", prompt.clone())));
     rows.extend(recipe.sample.out().map(|out| ("folder", out.to_string())));

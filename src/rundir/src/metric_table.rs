@@ -235,8 +235,11 @@ pub const METRICS: &[Metric] = &[
     .drawn(Chart::ItemBytes, 'd', "frames"),
     step("latents_gib", "latents", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.vae.bytes as f64 / GIB))
         .drawn(Chart::ItemBytes, 'v', "latents"),
-    step("texts_gib", "texts", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.text.bytes as f64 / GIB))
-        .drawn(Chart::ItemBytes, 't', "texts"),
+    step("texts_gib", "texts", Unit::Gib, Reduction::Sum, |s| of_items(s, |i| i.stages.text.bytes as f64 / GIB)).drawn(
+        Chart::ItemBytes,
+        't',
+        "texts",
+    ),
     per_rank("mem_gib", "memory per rank", Unit::Gib, |s| &s.mem_gib_by_rank).drawn(Chart::Memory, 'r', "rank"),
     per_rank("mem_peak_gib", "peak memory per rank", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),

@@ -101,10 +101,13 @@ pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
     let seconds = first.map_or(0.0, |first| last.t - first.t);
     // With one line there is only the rate that the line itself has.
     let per_s = match before {
-        Some(before) => items.stages.zip(before.stages, |now, before| (now.items.saturating_sub(before.items)) as f64 / seconds),
+        Some(before) => {
+            items.stages.zip(before.stages, |now, before| (now.items.saturating_sub(before.items)) as f64 / seconds)
+        }
         None => items.per_s,
     };
-    let progress = items.stages.zip(left(items), |count, left| StageProgress { count, left, ..StageProgress::default() });
+    let progress =
+        items.stages.zip(left(items), |count, left| StageProgress { count, left, ..StageProgress::default() });
     Some(progress.zip(per_s, |stage, per_s| {
         let per_s = Some(per_s).filter(|per_s| *per_s > 0.0);
         StageProgress { per_s, eta_s: per_s.filter(|_| stage.left > 0).map(|per_s| stage.left as f64 / per_s), ..stage }
@@ -149,7 +152,11 @@ mod tests {
         let counts = ItemCounts { clips: 100, clips_done: 10 + vae, texts: 50, texts_done: 50, failed: 2 };
         let of = |items| StageCount { items, ..StageCount::default() };
         let stages = Stages { vae: of(vae), decode: of(decoded), ..Stages::default() };
-        MetricSample { t, items: Some(ItemsSample { counts, stages, ..ItemsSample::default() }), ..MetricSample::default() }
+        MetricSample {
+            t,
+            items: Some(ItemsSample { counts, stages, ..ItemsSample::default() }),
+            ..MetricSample::default()
+        }
     }
 
     #[test]

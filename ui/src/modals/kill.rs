@@ -69,7 +69,9 @@ impl KillDialog {
             }
             _ if task != Task::Train => {
                 let kept = if task == Task::Encode { "Clips and captions that are stored" } else { "Finished videos" };
-                format!("The processes get 10 s to stop, then they are killed. {kept} are kept, and a resume continues after them.")
+                format!(
+                    "The processes get 10 s to stop, then they are killed. {kept} are kept, and a resume continues after them."
+                )
             }
             job => {
                 let time = if job.is_some() { "the time that Slurm allows" } else { "10 s" };

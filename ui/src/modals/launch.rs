@@ -9,9 +9,9 @@ use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
 use crate::text;
 use crate::widgets::{dialog, hint};
+use plan::LaunchPlan;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
-use plan::LaunchPlan;
 use recipe::Task;
 
 /// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.

@@ -150,11 +150,10 @@ fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLi
     let room = usize::from(area.width).saturating_sub(text::width(info(run, chart).title) + 6);
     let mut spans = Vec::new();
     if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
-        spans
-            .push(Span::styled(
-                format!("{} {}  ", step_word(run), units::grouped(run.series.live().step(index))),
-                model.theme.faint,
-            ));
+        spans.push(Span::styled(
+            format!("{} {}  ", step_word(run), units::grouped(run.series.live().step(index))),
+            model.theme.faint,
+        ));
     }
     let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
     let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, info(run, chart).unit)?)));
@@ -290,7 +289,7 @@ fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
             or_none(stage.eta_s.filter(|_| is_active).map(units::short_duration)),
             units::grouped(stage.count.failed),
             units::grouped(stage.count.waiting),
-            or_none((bytes > 0).then(|| units::bytes(bytes))),
+            or_none((bytes > 0).then(|| units::size(bytes))),
         ]
     });
     let names = ["stage", "done", "left", "rate", "time left", "failed", "waiting", "data"];

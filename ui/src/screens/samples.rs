@@ -167,11 +167,16 @@ pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         return;
     };
     let prompts = run.samples.prompts().len();
-    let of = if prompts > 1 { format!("  prompt {} of {prompts}", run.samples.prompt.min(prompts - 1) + 1) } else { String::new() };
+    let of = if prompts > 1 {
+        format!("  prompt {} of {prompts}", run.samples.prompt.min(prompts - 1) + 1)
+    } else {
+        String::new()
+    };
     let step = Span::styled(format!("step {}", units::grouped(sample.step)), model.theme.strong);
     heading_of_panel(model, buf, area, "Samples", vec![step, Span::styled(of, faint)], focused);
     picture(model, run, sample, buf, video);
-    let words = text::fit(&text::clean(&sample.prompt.replace('\n', " ")), usize::from(prompt.width), model.symbols.ellipsis);
+    let words =
+        text::fit(&text::clean(&sample.prompt.replace('\n', " ")), usize::from(prompt.width), model.symbols.ellipsis);
     write(model, buf, prompt, Line::styled(words, faint));
 }
 

@@ -7,8 +7,8 @@ use crate::command_error::CommandError;
 use crate::commands::waiting;
 use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
-use camino::{Utf8Path, Utf8PathBuf};
 use ::plan::LaunchPlan;
+use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, prompt_lines};
 use rundir::{ErrorCode, Failure, RunDir, RunId, Sample};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,7 +75,7 @@ fn prepare(
     }
     recipe.mesh = mesh(workspace, &recipe, args)?;
     let warnings = check_inputs(&recipe, &lines)?;
-    Ok((recipe, warnings.into_iter().collect()))
+    Ok((recipe, warnings))
 }
 
 fn plan(

@@ -95,9 +95,12 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
 fn stage_in_words(stage: &StageProgress) -> String {
     let mut words = format!("{} done", units::grouped(stage.count.items));
     let counted = [(stage.count.failed, "failed"), (stage.count.waiting, "waiting")];
-    counted.into_iter().filter(|(n, _)| *n > 0).for_each(|(n, what)| words += &format!(", {} {what}", units::grouped(n)));
+    counted
+        .into_iter()
+        .filter(|(n, _)| *n > 0)
+        .for_each(|(n, what)| words += &format!(", {} {what}", units::grouped(n)));
     if stage.count.bytes > 0 {
-        words += &format!(", {}", units::bytes(stage.count.bytes));
+        words += &format!(", {}", units::size(stage.count.bytes));
     }
     if stage.left > 0 {
         words += &format!(", {} left", units::grouped(stage.left));
