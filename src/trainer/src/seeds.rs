@@ -33,7 +33,7 @@ pub enum Purpose {
     EncodeMask = 40,
     /// The noise level of an image or a masked video that is encoded.
     EncodeNoiseLevel,
-    /// That noise.
+    /// The noise of an image or a masked video that is encoded.
     EncodeNoise,
     /// The noise that a sample starts from.
     SampleStart = 48,

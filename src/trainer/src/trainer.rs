@@ -28,7 +28,7 @@ use std::io;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// How the training loop ended.
+/// The end of the training loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finish {
     /// Every step of the recipe is done.

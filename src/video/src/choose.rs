@@ -62,10 +62,12 @@ impl NotEnough {
 ///
 /// * `times` — the presentation times of all frames in seconds, ascending.
 ///
-/// A frame is taken more than once where the clip has fewer frames per second than the target rate; [`repeated`] counts them.
+/// If the clip has fewer frames per second than the target rate, some frames are taken more than once; [`repeated`]
+/// counts them.
 ///
 /// # Errors
-/// [`NotEnough`], if the clip is too short. The last wanted time may lie behind the last frame by half a target period.
+/// [`NotEnough`], if the clip is too short. The last wanted time may be up to half a target period after the last
+/// frame.
 pub fn choose(times: &[f64], choice: &FrameChoice) -> Result<Vec<f64>, NotEnough> {
     let FrameChoice { mode, frames, fps, stride, seed } = choice;
     let frames = *frames;

@@ -21,29 +21,29 @@ pub(crate) const SHOWN_LINES: usize = 5;
 const CUT_OFF: [&str; 5] =
     ["moov atom not found", "partial file", "ended prematurely", "Truncating packet", "end of file"];
 
-/// What is wrong with a clip.
+/// The fault of a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It has no moving picture: only sound, or cover art.
+    /// The file has no moving picture: only sound, or cover art.
     NoPicture,
-    /// It is something else: a picture, a folder, a device.
+    /// The path is not a video: a picture, a folder or a device.
     NotAVideo,
-    /// It is intact, and has a property that is not supported.
+    /// The file is intact, but has a property that is not supported.
     Unsupported,
     /// The file seems to end before the video does.
     CutOff,
-    /// It is damaged in another way.
+    /// The file is damaged in another way.
     Damaged,
     /// The failure is not about the clip: a program is missing or was killed, or the disk failed.
     None,
 }
 
-/// A failure with what is wrong with the clip.
+/// A failure with the fault of the clip.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClipError {
-    /// What is wrong with the clip.
+    /// The fault of the clip.
     pub fault: Fault,
-    /// The failure for people.
+    /// The failure for users.
     pub failure: Failure,
 }
 

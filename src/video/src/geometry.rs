@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::choose::unit;
 
-/// The picture that is made of each frame.
+/// The picture to make from each frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Picture {
     /// Width in pixels.
     pub width: usize,
     /// Height in pixels.
     pub height: usize,
-    /// How a frame of another shape is made to fit.
+    /// The way in which a frame of another shape is fitted.
     pub crop: CropMode,
     /// The seed of [`CropMode::Random`]. Use a different seed for each clip.
     #[serde(default)]

@@ -75,7 +75,7 @@ pub struct CheckProgress {
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checked {
-    /// All clips, excluded ones included.
+    /// All clips, including excluded ones.
     pub manifest: Manifest,
     /// The facts and counts.
     pub report: Report,
@@ -106,7 +106,8 @@ pub fn check(
     Ok(Checked { manifest, report })
 }
 
-/// Returns whether decoding refuses videos of high dynamic range. A check needs ffprobe alone: without ffmpeg it is not known.
+/// Returns whether decoding rejects videos of high dynamic range; false if ffmpeg is missing, because a check needs
+/// only ffprobe.
 fn can_not_tone_map(programs: &Programs) -> Result<bool, Failure> {
     match programs.can_tone_map() {
         Ok(can) => Ok(!can),

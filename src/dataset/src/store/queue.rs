@@ -11,7 +11,8 @@
 //!     └── done/RRRRR.jsonl the entries of a range whose every item is stored or failed
 //! ```
 //!
-//! A changed plan starts the next generation G, which takes over the whole items of earlier ones by their keys.
+//! A changed plan starts the next generation G, which takes over the complete items of earlier generations by their
+//! keys.
 
 use super::folder::{Folder, Holder};
 use super::index::{malformed, unreadable};

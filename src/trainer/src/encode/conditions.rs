@@ -129,7 +129,7 @@ mod tests {
         let tail = made(&only("tail"), 3);
         assert_eq!(tail[0].1.get(0).min().double_value(&[]), 1.0);
         assert!(tail[1].1.get(0).narrow(0, 0, 3).min().double_value(&[]) >= 0.0);
-        // Each draw has a mask of its own, the same on every rank.
+        // Each draw has its own mask, which is the same on every rank.
         let many = spec(ConditionKind::Inpaint, false, 16);
         let (first, second) = (made(&many, 3), made(&many, 3));
         assert_eq!((first.len(), &first), (32, &second));

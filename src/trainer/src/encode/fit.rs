@@ -3,7 +3,8 @@
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 
-/// Encodes items together; those that do not fit into memory together, in halves. Returns the results in the order of the items.
+/// Encodes items together, or in halves if they do not fit into memory together. Returns the results in the order of
+/// the items.
 pub fn in_halves<T>(
     items: Range<usize>,
     encode: &mut dyn FnMut(Range<usize>) -> Result<T, Failure>,
@@ -19,14 +20,14 @@ pub fn in_halves<T>(
     }
 }
 
-/// Whether pictures are encoded whole.
+/// Whether pictures are encoded whole or in tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frames {
     Whole,
     InTiles,
 }
 
-/// Encodes whole frames; those that do not fit into memory, in tiles if `may_tile`.
+/// Encodes whole frames, or tiles if whole frames do not fit into memory and `may_tile` is set.
 pub fn whole_or_tiles<T>(may_tile: bool, mut encode: impl FnMut(Frames) -> Result<T, Failure>) -> Result<T, Failure> {
     match encode(Frames::Whole) {
         Err(failure) if failure.code == ErrorCode::OutOfMemory && may_tile => encode(Frames::InTiles),
