@@ -63,7 +63,7 @@ fn of_trouble(trouble: &SmiTrouble) -> Option<Fault> {
     use SmiTrouble::*;
     let weight = match trouble {
         NotFound | UnknownField(_) | HalfRow(_) => return None,
-        Said(_) => FaultWeight::Warn,
+        Reported(_) => FaultWeight::Warn,
         _ => FaultWeight::Bad,
     };
     let gpu = match trouble {

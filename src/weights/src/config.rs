@@ -184,7 +184,7 @@ impl Config {
         })?;
         if config.class_name != CLASS {
             let why = match config.class_name.as_str() {
-                "" => "it does not say what it configures: _class_name is missing".into(),
+                "" => "_class_name is missing".into(),
                 other => format!("it configures a {other}, and only a {CLASS} is understood"),
             };
             return Err(Failure::new(
@@ -525,7 +525,7 @@ mod tests {
         ];
         for (text, wanted) in cases {
             let failure = model_from_diffusers(&config(text)).unwrap_err();
-            assert!(failure.why.contains(wanted), "{failure} does not say {wanted}");
+            assert!(failure.why.contains(wanted), "{failure} lacks {wanted}");
         }
     }
 }

@@ -97,9 +97,9 @@ pub fn run(args: &[String]) -> Result<()> {
     };
     let mut demo = Demo { ground, began: Instant::now(), done: Vec::new() };
     if options.headless || !(stdin().is_terminal() && stdout().is_terminal()) {
-        let told = demo.prepare().and_then(|()| demo.launch()).and_then(|first| demo.train_and_sample(first));
+        let summary = demo.prepare().and_then(|()| demo.launch()).and_then(|first| demo.train_and_sample(first));
         demo.ground.leave();
-        println!("\n{}", told?);
+        println!("\n{}", summary?);
         return Ok(());
     }
     let first = demo.prepare().and_then(|()| demo.launch()).inspect_err(|_| demo.ground.leave())?;
@@ -161,7 +161,7 @@ impl Demo {
             self.watch(stage, &current)?;
         }
         let began = Instant::now();
-        say(&format!("sampling {}: {PROMPT}", current.run));
+        print_line(&format!("sampling {}: {PROMPT}", current.run));
         let place = self.ground.place();
         let place: Vec<&str> = place.iter().map(String::as_str).collect();
         let sampled = self.document(&[&["sample", &current.run, "--prompt", PROMPT][..], &place].concat())?;
@@ -221,7 +221,7 @@ impl Demo {
     fn watch(&mut self, stage: &Stage, Started { run, dir }: &Started) -> Result<()> {
         let began = Instant::now();
         let name = stage.name;
-        say(&format!("\nstage {name}: {run} (`vidtui stop {run}` ends it)"));
+        print_line(&format!("\nstage {name}: {run} (`vidtui stop {run}` ends it)"));
         let mut progress = None;
         loop {
             let status = self.document(&["status", run])?;
@@ -275,7 +275,7 @@ impl Demo {
 }
 
 /// Prints a line, unless the console is open.
-fn say(line: &str) {
+fn print_line(line: &str) {
     if !CONSOLE_IS_OPEN.load(Relaxed) {
         println!("{line}");
     }

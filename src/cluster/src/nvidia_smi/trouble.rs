@@ -38,7 +38,7 @@ pub enum SmiTrouble {
     /// An incomplete row: the connection or nvidia-smi ended in the middle.
     HalfRow(String),
     /// Another message.
-    Said(String),
+    Reported(String),
     /// nvidia-smi failed without a message.
     Failed {
         /// The exit status.
@@ -96,7 +96,7 @@ impl fmt::Display for SmiTrouble {
             SmiTrouble::NotPermitted => write!(f, "the user may not use nvidia-smi"),
             SmiTrouble::TimedOut => write!(f, "nvidia-smi hangs"),
             SmiTrouble::HalfRow(row) => write!(f, "nvidia-smi printed an incomplete row: {row:?}"),
-            SmiTrouble::Said(text) => write!(f, "nvidia-smi reports {text:?}"),
+            SmiTrouble::Reported(text) => write!(f, "nvidia-smi reports {text:?}"),
             SmiTrouble::Failed { status } => write!(f, "nvidia-smi failed with exit status {status} and no message"),
         }
     }
@@ -118,7 +118,7 @@ impl SmiTrouble {
             SmiTrouble::NotPermitted => "log in as a user of the group that owns /dev/nvidia*",
             SmiTrouble::TimedOut => "check `dmesg` on the node for Xid errors; a hung driver needs a reboot",
             SmiTrouble::HalfRow(_) => "nothing to do unless it repeats: the next sample replaces it",
-            SmiTrouble::Said(_) | SmiTrouble::Failed { .. } => "run nvidia-smi on the node by hand",
+            SmiTrouble::Reported(_) | SmiTrouble::Failed { .. } => "run nvidia-smi on the node by hand",
         }
     }
 }
@@ -150,7 +150,7 @@ pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiTrouble> {
     match by_status {
         // Messages of the shell or of `timeout` add nothing to this.
         Some(trouble @ (SmiTrouble::NotFound | SmiTrouble::TimedOut)) => {
-            troubles.retain(|t| !matches!(t, SmiTrouble::Said(_) | SmiTrouble::NotFound));
+            troubles.retain(|t| !matches!(t, SmiTrouble::Reported(_) | SmiTrouble::NotFound));
             troubles.push(trouble);
         }
         Some(trouble) if !troubles.contains(&trouble) => troubles.push(trouble),
@@ -198,7 +198,7 @@ fn of_line(line: &str) -> Option<Line<'_>> {
     } else if looks_like_a_row(line) {
         HalfRow(cut(line))
     } else {
-        Said(cut(line))
+        Reported(cut(line))
     }))
 }
 

@@ -69,7 +69,7 @@ fn untagged_video_is_hd_from_720_lines_on() {
     assert!(error(&tagged("709-untagged.mp4", 720, "bt709", "tv", &[], "yuv420p")) <= 3);
     assert!(error(&tagged("601-untagged.mp4", 64, "smpte170m", "tv", &[], "yuv420p")) <= 3);
     let wrong = error(&tagged("709-untagged-small.mp4", 64, "bt709", "tv", &[], "yuv420p"));
-    assert!(wrong > 10, "the patches tell the matrices apart: {wrong}");
+    assert!(wrong > 10, "the patches distinguish the matrices: {wrong}");
 }
 
 #[test]

@@ -126,9 +126,9 @@ fn theirs(bin: &Utf8Path, case: &Case) -> Result<Figures> {
         Share::Tp => drop(run.arg("tp")),
     }
     let printed = output(&mut run, "see PyTorch's message")?.stdout;
-    let said: Value = parse(&printed, &run)?;
-    let steps: Vec<f64> = said["step_s"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
-    figures(&steps, said["peak_gib"].as_f64(), &run)
+    let result: Value = parse(&printed, &run)?;
+    let steps: Vec<f64> = result["step_s"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    figures(&steps, result["peak_gib"].as_f64(), &run)
 }
 
 fn ours(scratch: &Scratch, case: &Case) -> Result<Figures> {

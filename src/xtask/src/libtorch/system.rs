@@ -113,7 +113,7 @@ fn install(missing: &[&Need]) -> Result<()> {
     println!("missing: {}; installing with `{typed}`", names(missing));
     let apt = |args: &[&str]| {
         let mut apt = command(apt_get[0], apt_get[1..].iter().chain(args));
-        // sudo may drop the variable; without an input, apt-get asks no questions either.
+        // sudo may drop the variable; without an input, apt-get must not prompt either.
         apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
         run(&mut apt, "fix what apt-get reports above and run this again")
     };

@@ -84,8 +84,8 @@ fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_
             let request = ConvertRequest::new(source, folder.join(target), to);
             let request = ConvertRequest { shard_bytes: Some(150_000), ..request };
             let plan = plan_conversion(&request).unwrap();
-            let said = &plan.report;
-            assert_eq!((said.mapped.len(), said.unused.len(), said.missing.len()), (64, 0, 0), "{dtype}");
+            let report = &plan.report;
+            assert_eq!((report.mapped.len(), report.unused.len(), report.missing.len()), (64, 0, 0), "{dtype}");
             go(&request).unwrap();
             request.target
         };
