@@ -183,6 +183,7 @@ fn short(sha256: &str) -> &str {
 pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
     match recipe.task {
         Task::Encode => recipe.encode.manifest,
-        Task::Train | Task::Sample => recipe.data.index,
+        Task::Train => recipe.data.index,
+        Task::Sample => recipe.encoders.folder,
     }
 }

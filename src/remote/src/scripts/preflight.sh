@@ -17,7 +17,8 @@ fi
 @DISKS
 # Permission bits are not enough: some file systems deny reads that the bits allow.
 for file in @DATA; do
-    head -c 1 "$file" >/dev/null 2>&1 || echo "unread $file"
+    # `data.index` may be a folder.
+    head -c 1 "$file" >/dev/null 2>&1 || ls "$file/" >/dev/null 2>&1 || echo "unread $file"
 done
 [ -z @WEIGHTS ] || { [ -r @WEIGHTS/@MANIFEST ] && echo "weights yes" || echo "weights no"; }
 [ -z @ADDRESS ] || for port in @PORT $((@PORT + 1)); do

@@ -224,7 +224,8 @@ fn a_log_that_cannot_be_read_is_not_reported_as_free_of_errors() {
 fn files_of_the_data_set_that_a_node_cannot_read_fail_the_check() {
     let missing: Utf8PathBuf = "/nowhere/a clip.latent.safetensors".into();
     let own: Utf8PathBuf = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into();
-    let plan = LaunchPlan { data: vec![own, missing.clone()], master: None, ..embedded(&[]) };
+    let store: Utf8PathBuf = concat!(env!("CARGO_MANIFEST_DIR"), "/src").into();
+    let plan = LaunchPlan { data: vec![own, store, missing.clone()], master: None, ..embedded(&[]) };
     let facts = query_facts(&mut Local::new().unwrap(), &script(&plan, &Marker::new(&plan))).unwrap();
     assert_eq!(facts.all("unread").collect::<Vec<_>>(), [missing.as_str()]);
     assert_eq!((facts.get("visible"), facts.get("runs_writable")), (Some("yes"), Some("yes")));
