@@ -44,12 +44,17 @@ fn data(site: &TestSite, name: &str) -> String {
     let [frames, channels] = [model.latent_frames, model.out_channels];
     let shape = |frames: usize, channels: usize| [frames, channels, model.latent_height, model.latent_width];
     let (latent, image, known) = (shape(frames, channels), shape(1, channels), shape(frames, 1));
-    let mut tensors: Vec<(&str, &[usize])> = vec![("latent", &latent)];
-    match recipe.condition.kind {
-        ConditionKind::None => {}
-        ConditionKind::Image => tensors.push(("image", &image)),
-        ConditionKind::Inpaint => tensors.extend([("known", &known[..]), ("masked", &latent[..])]),
+    let of_condition: Vec<(&str, &[usize])> = match recipe.condition.kind {
+        ConditionKind::None => vec![],
+        ConditionKind::Image => vec![("image", &image)],
+        ConditionKind::Inpaint => vec![("known", &known), ("masked", &latent)],
+    };
+    let mut tensors: Vec<(String, &[usize])> = vec![("latent".into(), &latent)];
+    for draw in 0..recipe.condition.draws() {
+        let name = |role: &str| if draw == 0 { role.to_owned() } else { format!("{role}.{draw}") };
+        tensors.extend(of_condition.iter().map(|(role, shape)| (name(role), *shape)));
     }
+    let tensors: Vec<(&str, &[usize])> = tensors.iter().map(|(name, shape)| (name.as_str(), *shape)).collect();
     site.write_tensors(&format!("data/{name}.safetensors"), &tensors);
     site.write_tensor(&format!("data/{name}.text.safetensors"), "text", &[model.text_len, model.text_dim]);
     let line = format!(r#"{{"vid_emb": "{name}.safetensors", "text_chunk_emb": ["{name}.text.safetensors"]}}"#);
