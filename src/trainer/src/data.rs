@@ -484,7 +484,7 @@ mod tests {
             [rank(0), rank(1)].map(|rank| rank.join().unwrap())
         });
         assert_eq!(opened[0], opened[1]);
-        assert_eq!((opened[0].0.len(), opened[0].1.code), (ITEMS as usize, ErrorCode::NotFound));
+        assert_eq!((opened[0].0.len(), opened[0].1.code), (ITEMS as usize, ErrorCode::InvalidDataset));
     }
 
     #[test]
