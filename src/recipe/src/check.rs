@@ -3,7 +3,7 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, ConditionKind, FrameMode, Key, Layer, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task,
+    Adapter, ConditionKind, FrameMode, Key, Layer, NoSuchLayer, ParamSpec, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task,
     Trainable, TrainerKind, param_specs,
 };
 
@@ -47,6 +47,9 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
     (&["train.trainable"], patterns_match),
+    (&["lora.rank", "lora.targets"], adapters_have_layers),
+    (&["lora.rank", "lora.targets"], rank_fits),
+    (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
     (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
     (&["sample.prompts", "encoders.folder"], samples_have_encoders),
     (&["sample.prompts"], prompts_can_be_sampled),
@@ -400,6 +403,52 @@ fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
         ),
         fix: format!("correct or remove the pattern; a parameter is named {example}, for example"),
     })
+}
+
+fn adapters_have_layers(recipe: &Recipe) -> Result<(), Advice> {
+    if !recipe.lora.is_used() {
+        return Ok(());
+    }
+    let Err(NoSuchLayer { target, layers }) = recipe.lora.layers(&recipe.model) else { return Ok(()) };
+    let names = || layers.iter().map(String::as_str);
+    let example = nearest(&target, names()).or(names().next()).unwrap_or_default();
+    Err(Advice {
+        why: format!("\"{target}\" of lora.targets selects none of the {} linear layers of blocks", layers.len()),
+        fix: format!(
+            "write attention, feed_forward, ttt or modulation, a regular expression of whole names, or the name of a layer, such as {example}"
+        ),
+    })
+}
+
+/// An adapter whose rank is above a side of its layer has more values than the layer itself.
+fn rank_fits(recipe: &Recipe) -> Result<(), Advice> {
+    let rank = recipe.lora.rank;
+    if rank == 0 {
+        return Ok(());
+    }
+    let layers = recipe.lora.layers(&recipe.model).unwrap_or_default();
+    let side = |spec: &ParamSpec| spec.shape.iter().copied().min().unwrap_or(0);
+    let Some(small) = layers.iter().min_by_key(|spec| side(spec)).filter(|spec| rank > side(spec)) else {
+        return Ok(());
+    };
+    Err(Advice {
+        why: format!("lora.rank {rank} is above the smaller side of {}, which is {:?}", small.name, small.shape),
+        fix: format!("set lora.rank to {} or less, or leave this layer out of lora.targets", side(small)),
+    })
+}
+
+fn adapters_are_trained_alone(recipe: &Recipe) -> Result<(), Advice> {
+    match (recipe.lora.is_used(), &recipe.train.trainable) {
+        (true, Trainable::All) => Err(Advice {
+            why: format!("lora.rank is {}, and train.trainable \"all\" trains every weight beside the adapters", recipe.lora.rank),
+            fix: "set train.trainable = \"lora\" to train the adapters alone".into(),
+        }),
+        (false, Trainable::Lora) => Err(Advice {
+            why: "train.trainable is \"lora\", and there are no adapters: lora.rank is 0".into(),
+            fix: "set lora.rank, for example to 64".into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Video frames per latent frame, after the first. Every CogVideoX VAE has this compression; the files of the VAE are

@@ -11,7 +11,7 @@ pub use flops::Flops;
 pub use memory::RankMemory;
 pub use traffic::Traffic;
 
-use crate::{ParamSpec, Recipe, Role, Split, Unit, param_specs};
+use crate::{ParamSpec, Recipe, Role, Unit};
 
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -28,7 +28,8 @@ pub struct Cost {
     pub model_flops: f64,
     /// FLOPs of a step with recomputation, over all ranks.
     pub step_flops: f64,
-    /// Size of a checkpoint: trained parameters and their two moments in float32, frozen ones in the compute dtype.
+    /// Size of a checkpoint: trained parameters and their two moments in float32, frozen ones in the compute dtype. A
+    /// checkpoint of adapters has no frozen ones.
     pub checkpoint_bytes: u64,
     /// The memory of one rank.
     pub memory: RankMemory,
@@ -54,12 +55,16 @@ pub fn save_reserve_s(save_s: f64) -> f64 {
 impl Recipe {
     /// Returns the cost of the recipe on its mesh.
     pub fn cost(&self) -> Cost {
-        let specs = param_specs(&self.model);
+        let specs = self.param_specs();
         let sum = |wanted: &dyn Fn(&ParamSpec) -> bool| -> u64 {
             specs.iter().filter(|spec| wanted(spec)).map(|spec| spec.len()).sum()
         };
         let trainable = sum(&|spec| self.train.trains(spec));
         let units = UnitSizes::of(self, &specs);
+        let frozen_bytes = match self.saves_adapters_only() {
+            true => 0,
+            false => self.train.dtype.bytes() * sum(&|spec| !self.train.trains(spec)),
+        };
         let forward_flops = Flops::forward(&self.model).total();
         let batch = self.train.global_batch as f64;
         Cost {
@@ -69,7 +74,7 @@ impl Recipe {
             forward_flops,
             model_flops: 3.0 * batch * forward_flops,
             step_flops: batch * Flops::step(self).total(),
-            checkpoint_bytes: 12 * trainable + self.train.dtype.bytes() * sum(&|spec| !self.train.trains(spec)),
+            checkpoint_bytes: 12 * trainable + frozen_bytes,
             memory: RankMemory::of(self, &units),
             traffic: Traffic::of(self, &units),
         }
@@ -97,7 +102,8 @@ struct UnitSize {
 /// The units of one rank of a TP group. A unit is gathered and reduced at a time.
 struct UnitSizes {
     root: UnitSize,
-    /// All blocks have the same size.
+    blocks: Vec<UnitSize>,
+    /// The largest block. Blocks differ if only some have adapters or trained parameters.
     block: UnitSize,
 }
 
@@ -106,18 +112,20 @@ impl UnitSizes {
         let size = |unit: Unit| {
             let mut size = UnitSize::default();
             for spec in specs.iter().filter(|spec| spec.unit == unit) {
-                let own = if spec.split == Split::None { spec.len() } else { spec.len() / recipe.mesh.tp as u64 };
+                let own = if spec.is_split() { spec.len() / recipe.mesh.tp as u64 } else { spec.len() };
                 let kind = if recipe.train.trains(spec) { &mut size.trained } else { &mut size.frozen };
                 *kind += own;
             }
             size
         };
-        UnitSizes { root: size(Unit::Root), block: size(Unit::Block(0)) }
+        let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(Unit::Block(i))).collect();
+        let block = blocks.iter().copied().max_by_key(|block| (block.trained, block.frozen)).unwrap_or_default();
+        UnitSizes { root: size(Unit::Root), blocks, block }
     }
 
     /// Returns every unit.
-    fn all(&self, num_layers: usize) -> impl Iterator<Item = UnitSize> {
-        std::iter::once(self.root).chain(std::iter::repeat_n(self.block, num_layers))
+    fn all(&self) -> impl Iterator<Item = UnitSize> {
+        std::iter::once(self.root).chain(self.blocks.iter().copied())
     }
 }
 

@@ -35,6 +35,8 @@ pub enum Split {
     None,
     /// Each rank has an equal part of this dimension.
     Dim(usize),
+    /// Each rank has all of it and computes a part of its gradient; the parts are summed.
+    Summed,
 }
 
 impl ParamSpec {
@@ -64,6 +66,11 @@ impl ParamSpec {
             offset[dim] = rank * shape[dim];
         }
         (offset, shape)
+    }
+
+    /// Returns whether each rank of a TP group has a part of its own.
+    pub fn is_split(&self) -> bool {
+        matches!(self.split, Split::Dim(_))
     }
 
     /// Returns whether the tensor has no elements, which no checked recipe allows.
@@ -137,6 +144,11 @@ pub enum Init {
     Normal,
     /// 0.1: gates of TTT layers, so that a new layer has an effect from the first step.
     Gate,
+    /// Normal with a standard deviation of 1 / rank: A of an adapter.
+    Gaussian {
+        /// The rank of the adapter.
+        rank: usize,
+    },
 }
 
 /// Whether a tensor can be trained.
@@ -146,6 +158,8 @@ pub enum Role {
     Trained,
     /// A constant that is saved with the parameters.
     Buffer,
+    /// A factor of a LoRA adapter, always trained.
+    Adapter,
 }
 
 /// The learning rate that applies to a parameter.
@@ -157,7 +171,7 @@ pub enum ParamGroup {
     Rest,
 }
 
-/// Returns every tensor of a model: the root's first, then block by block.
+/// Returns every tensor of a model without adapters: the root's first, then block by block.
 pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
     let (dim, time) = (m.dim(), m.time_embed_dim);
     let patch = m.patch_size_t * m.patch_size * m.patch_size;
@@ -431,7 +445,7 @@ mod tests {
         for spec in &specs {
             let parts: Vec<_> = (0..4).map(|rank| spec.part(rank, 4)).collect();
             match spec.split {
-                Split::None => {
+                Split::None | Split::Summed => {
                     assert!(parts.iter().all(|(at, shape)| at.iter().sum::<usize>() == 0 && *shape == spec.shape))
                 }
                 Split::Dim(dim) => {

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Loss, Mesh, Model, Optimizer, Remat,
-    RunSettings, SCHEMA, Sampling, Task, Train, TrainerKind,
+    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Lora, Loss, Mesh, Model, Optimizer,
+    ParamSpec, Remat,
+    RunSettings, SCHEMA, Sampling, Task, Train, Trainable, TrainerKind,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -36,6 +37,8 @@ pub struct Recipe {
     pub sample: Sampling,
     /// Steps, batch and trained parameters.
     pub train: Train,
+    /// Adapters that are trained beside frozen weights.
+    pub lora: Lora,
     /// The inputs of the network besides the noised latent and the text.
     pub condition: Condition,
     /// The loss of a sample.
@@ -69,5 +72,19 @@ impl Recipe {
         }
         table.retain(|_, value| value.as_table().is_none_or(|section| !section.is_empty()));
         table
+    }
+
+    /// Returns every tensor of the model and its adapters: the root's first, then block by block. The adapters of a block come
+    /// after its other tensors.
+    pub fn param_specs(&self) -> Vec<ParamSpec> {
+        let mut specs = crate::param_specs(&self.model);
+        specs.extend(self.lora.param_specs(&self.model));
+        specs.sort_by_key(|spec| spec.unit);
+        specs
+    }
+
+    /// Returns whether checkpoints hold the trained parameters alone, and name the weights that the others come from.
+    pub fn saves_adapters_only(&self) -> bool {
+        self.lora.is_used() && self.train.trainable != Trainable::All
     }
 }

@@ -37,7 +37,7 @@ pub enum Kind {
     Bool,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// `"all"`, `"qkvo"` or a list of regular expressions.
+    /// `"all"`, `"qkvo"`, `"lora"` or a list of regular expressions.
     Trainable,
     /// A duration, such as `"1h30m"`, or `"none"`.
     Time,
@@ -118,7 +118,7 @@ impl Key {
             "encode" => &[Task::Encode],
             "encoders" => &Task::ALL,
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
-            "mesh" | "model" | "sample" => &[Task::Train, Task::Sample],
+            "mesh" | "model" | "lora" | "sample" => &[Task::Train, Task::Sample],
             _ if self.path == "train.dtype" => &[Task::Train, Task::Sample],
             _ => &[Task::Train],
         }
@@ -242,12 +242,18 @@ pub static SCHEMA: &[Key] = &[
     needed("train.global_batch", int(1, 1_000_000), "samples per optimizer step, over all ranks"),
     preset("train.grad_accum", int(1, 1_000_000), Preset::Int(1), "micro-batches per step on each rank; gradients are accumulated over them"),
     preset("train.seed", int(0, i64::MAX), Preset::Int(42), "seed of initial weights, data order, noise and text dropout"),
-    preset("train.trainable", Kind::Trainable, Preset::Str("all"), "parameters that are trained: all, qkvo (attention and TTT layers), or a list of regular expressions of parameter names"),
+    preset("train.trainable", Kind::Trainable, Preset::Str("all"), "parameters that are trained: all, qkvo (attention and TTT layers), lora (the adapters of [lora] alone), or a list of regular expressions of parameter names"),
     preset("train.text_dropout", FRACTION, Preset::Float(0.1), "probability that a sample is trained without its text, from 0 to 1; 0: never"),
     preset("train.dtype", Kind::OneOf(&["float32", "bfloat16"]), Preset::Str("bfloat16"), "dtype of the computation; master weights and optimizer state are always float32"),
     preset("train.device", Kind::OneOf(&["auto", "cpu", "cuda"]), Preset::Str("auto"), "device of the ranks; auto: one GPU per rank if the trainer finds GPUs, else the CPU"),
     preset("train.threads", int(0, 4096), Preset::Int(0), "CPU threads per rank; 0: the node's cores divided by its ranks"),
     preset("train.max_bad_steps", int(1, MANY), Preset::Int(10), "consecutive steps with a non-finite loss or gradient after which the run stops; each one is skipped"),
+
+    preset("lora.rank", int(0, 4096), Preset::Int(0), "rank of the adapters (LoRA) that are trained beside the weights; 0: no adapters"),
+    preset("lora.alpha", NOT_NEGATIVE, Preset::Float(0.0), "adapters are scaled by alpha / rank; 0: the rank, which scales by 1"),
+    preset("lora.targets", Kind::Words, Preset::Nothing, "layers with an adapter: attention, feed_forward, ttt, modulation, names of layers here or in diffusers (to_q), or regular expressions of whole names; default: attention"),
+    preset("lora.rslora", Kind::Bool, Preset::Bool(false), "scales adapters by alpha / sqrt(rank) instead (rsLoRA)"),
+    preset("lora.init", Kind::OneOf(&["kaiming", "gaussian"]), Preset::Str("kaiming"), "initial values of A, as in PEFT; kaiming: uniform within 1 / sqrt(inputs); gaussian: normal, 1 / rank; B starts at zero"),
 
     preset("condition.kind", Kind::OneOf(&["none", "image", "inpaint"]), Preset::Str("none"), "input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)"),
     preset("condition.image_dropout", FRACTION, Preset::Float(0.05), "probability that a step trains without its images, one draw for the global batch (image only); 0: never"),

@@ -54,12 +54,16 @@ pub struct Train {
 impl Train {
     /// Returns whether a parameter is trained.
     pub fn trains(&self, spec: &ParamSpec) -> bool {
-        spec.role == Role::Trained
-            && match &self.trainable {
-                Trainable::All => true,
-                Trainable::Qkvo => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
-                Trainable::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(&spec.name)),
+        match (spec.role, &self.trainable) {
+            (Role::Buffer, _) => false,
+            (Role::Adapter, _) => true,
+            (Role::Trained, Trainable::All) => true,
+            (Role::Trained, Trainable::Lora) => false,
+            (Role::Trained, Trainable::Qkvo) => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
+            (Role::Trained, Trainable::Patterns(patterns)) => {
+                patterns.iter().any(|pattern| pattern.matches(&spec.name))
             }
+        }
     }
 }
 
@@ -109,6 +113,8 @@ pub enum Trainable {
     All,
     /// The projections and norms of attention, and all parameters of TTT layers.
     Qkvo,
+    /// The adapters alone.
+    Lora,
     /// Every parameter whose name matches one of the patterns.
     Patterns(Vec<Pattern>),
 }
@@ -143,7 +149,10 @@ impl PartialEq for Pattern {
     }
 }
 
-/// `"all"`, `"qkvo"` or a list of patterns, as it is written in a recipe.
+/// The words that `train.trainable` can be, besides a list of patterns.
+pub(crate) const TRAINABLE: [&str; 3] = ["all", "qkvo", "lora"];
+
+/// A word of [`TRAINABLE`] or a list of patterns, as it is written in a recipe.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -156,6 +165,7 @@ impl Serialize for Trainable {
         match self {
             Trainable::All => Written::Word("all".into()),
             Trainable::Qkvo => Written::Word("qkvo".into()),
+            Trainable::Lora => Written::Word("lora".into()),
             Trainable::Patterns(patterns) => {
                 Written::Patterns(patterns.iter().map(|pattern| pattern.as_str().to_owned()).collect())
             }
@@ -170,7 +180,8 @@ impl<'de> Deserialize<'de> for Trainable {
         match Written::deserialize(deserializer)? {
             Written::Word(word) if word == "all" => Ok(Trainable::All),
             Written::Word(word) if word == "qkvo" => Ok(Trainable::Qkvo),
-            Written::Word(word) => Err(D::Error::unknown_variant(&word, &["all", "qkvo"])),
+            Written::Word(word) if word == "lora" => Ok(Trainable::Lora),
+            Written::Word(word) => Err(D::Error::unknown_variant(&word, &TRAINABLE)),
             Written::Patterns(patterns) => {
                 let compiled: Result<_, _> = patterns.iter().map(|pattern| Pattern::new(pattern)).collect();
                 Ok(Trainable::Patterns(compiled.map_err(D::Error::custom)?))
@@ -185,6 +196,7 @@ impl fmt::Display for Trainable {
         match self {
             Trainable::All => f.write_str("all"),
             Trainable::Qkvo => f.write_str("qkvo"),
+            Trainable::Lora => f.write_str("lora"),
             Trainable::Patterns(patterns) => {
                 f.write_str(&patterns.iter().map(Pattern::as_str).collect::<Vec<_>>().join(", "))
             }

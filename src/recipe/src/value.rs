@@ -4,6 +4,7 @@ use toml::Value;
 
 use crate::nearest::nearest;
 use crate::schema::MANY;
+use crate::train::TRAINABLE;
 use crate::{Bounds, Key, Kind, Pattern, Preset, TimeLimit};
 
 /// Why a value is not valid, and what to write instead.
@@ -36,7 +37,7 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
         (Kind::Time, Value::String(text)) if let Ok(limit) = text.parse::<TimeLimit>() => {
             Ok(Value::String(limit.to_string()))
         }
-        (Kind::Trainable, Value::String(word)) if word == "all" || word == "qkvo" => Ok(value.clone()),
+        (Kind::Trainable, Value::String(word)) if TRAINABLE.contains(&word.as_str()) => Ok(value.clone()),
         (Kind::Trainable, Value::Array(patterns)) if !patterns.is_empty() && patterns.iter().all(Value::is_str) => {
             patterns.iter().filter_map(Value::as_str).try_for_each(check_pattern)?;
             Ok(value.clone())
@@ -134,7 +135,7 @@ fn expected(kind: Kind) -> String {
             format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
         }
         Kind::Variables => "variables with string values, NAME = \"value\"".into(),
-        Kind::Trainable => "\"all\", \"qkvo\" or a list of regular expressions of parameter names".into(),
+        Kind::Trainable => "\"all\", \"qkvo\", \"lora\" or a list of regular expressions of parameter names".into(),
     }
 }
 
@@ -157,7 +158,7 @@ fn fix(key: &Key, value: &Value) -> String {
             return format!("did you mean \"{word}\"?");
         }
         (Kind::Trainable, Value::String(word)) => {
-            return match nearest(word, ["all", "qkvo"]) {
+            return match nearest(word, TRAINABLE) {
                 Some(word) => format!("did you mean \"{word}\"?"),
                 None => format!("put regular expressions in a list: {name} = [{value}]"),
             };

@@ -34,14 +34,14 @@ impl RankMemory {
         let (layers, compute) = (model.num_layers, recipe.train.dtype.bytes());
         // Each unit is padded to a multiple of the ranks that it is sharded over.
         let share = |numbers: u64| numbers.div_ceil(mesh.dp_shard as u64);
-        let trained: u64 = units.all(layers).map(|unit| share(unit.trained)).sum();
-        let frozen: u64 = units.all(layers).map(|unit| share(unit.frozen)).sum();
+        let trained: u64 = units.all().map(|unit| share(unit.trained)).sum();
+        let frozen: u64 = units.all().map(|unit| share(unit.frozen)).sum();
         let whole = |unit: UnitSize| compute * (unit.trained + unit.frozen);
         // A rank that computes in float32 on a whole replica uses its weights in place.
         let in_place = mesh.dp_shard == 1 && compute == F32;
         let group = recipe.remat.blocks_per_input(layers);
         let in_hand = whole(units.root) + layers.min(group + 1) as u64 * whole(units.block);
-        let sums: u64 = units.all(layers).map(|unit| F32 * unit.trained).sum();
+        let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
         RankMemory {
             weights: F32 * trained + compute * frozen,
             gradients: F32 * trained,
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((one.weights, one.gradients, one.optimizer, one.gathered), (4 * all, 4 * all, 8 * all, 0));
         let two = memory(&["mesh.dp_shard=2"]);
         assert!(two.state().abs_diff(one.state() / 2) <= 16 * 3, "padding is at most one element per unit");
-        let split: u64 = specs.iter().filter(|spec| spec.split != crate::Split::None).map(|spec| spec.len()).sum();
+        let split: u64 = specs.iter().filter(|spec| spec.is_split()).map(|spec| spec.len()).sum();
         assert_eq!(memory(&["mesh.dp_shard=1", "mesh.tp=2"]).weights, 4 * (all - split / 2));
     }
 

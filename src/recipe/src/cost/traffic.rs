@@ -28,7 +28,7 @@ impl Traffic {
         let (compute, parts) = (recipe.train.dtype.bytes() as f64, recipe.train.grad_accum as f64);
         let passed = |ranks: usize| (ranks as f64 - 1.0) / ranks as f64;
         let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
-        let trained: f64 = units.all(model.num_layers).map(|unit| unit.trained as f64).sum();
+        let trained: f64 = units.all().map(|unit| unit.trained as f64).sum();
 
         // A block has a collective after attention, after each direction of its TTT layer and after its MLP: in the forward
         // pass, in the recomputation and in the backward pass.
