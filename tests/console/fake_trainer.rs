@@ -195,6 +195,7 @@ impl Fake<'_> {
             saved_s: now_s(),
             params: specs.iter().map(recipe::ParamSpec::len).sum(),
             mesh: self.attempt.mesh,
+            base: None,
             files,
             tensors: tensors.collect(),
         };

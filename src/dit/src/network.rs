@@ -8,7 +8,7 @@ use crate::block::{ActivationCheckpointing, Block, SavedForBackward};
 use crate::embed::{Embedded, Embedder, Inputs};
 use crate::head::Head;
 use crate::parallel::{Alone, TensorParallel};
-use crate::params::{SlotGrad, UnitParams};
+use crate::params::{Adapters, SlotGrad, UnitParams};
 use recipe::{Model, Positions, Unit};
 use tch::{Device, TchError, Tensor};
 
@@ -49,6 +49,8 @@ pub struct Network {
     group: usize,
     inputs: SavedInputs,
     checkpointing: ActivationCheckpointing,
+    /// The adapters of each block; empty without LoRA.
+    adapters: Vec<Adapters>,
 }
 
 /// The results of a forward and backward pass besides the gradients of parameters.
@@ -87,7 +89,13 @@ impl Network {
             group: 1,
             inputs: SavedInputs::Replicated,
             checkpointing,
+            adapters: Vec::new(),
         }
+    }
+
+    /// Adds the LoRA adapters of each block.
+    pub fn with_adapters(self, adapters: Vec<Adapters>) -> Self {
+        Network { adapters, ..self }
     }
 
     /// Makes groups of `blocks` blocks share one saved input. Each block is still recomputed once; if all blocks are one
@@ -114,6 +122,15 @@ impl Network {
         Network { inputs, ..self }
     }
 
+    /// Gathers a block with its adapters.
+    fn gather<U: Units>(&self, units: &mut U, block: usize, next: Option<usize>) -> Result<UnitParams, U::Error> {
+        let params = units.gather(Unit::Block(block), next.map(Unit::Block))?;
+        Ok(match self.adapters.get(block) {
+            Some(adapters) => params.with_adapters(adapters),
+            None => params,
+        })
+    }
+
     /// Runs a forward pass without graphs or saved tensors, and returns the output `[B, T, C, height, width]`. One block's
     /// parameters, and those that are prefetched, are in memory at a time.
     ///
@@ -124,8 +141,7 @@ impl Network {
         let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
         let Embedded { mut x_bld, act_be } = self.embedder.forward(&root, inputs);
         for i in 0..self.num_blocks {
-            let next = (i + 1 < self.num_blocks).then_some(Unit::Block(i + 1));
-            let params = units.gather(Unit::Block(i), next)?;
+            let params = self.gather(units, i, (i + 1 < self.num_blocks).then_some(i + 1))?;
             let saved = ActivationCheckpointing::Full;
             (x_bld, _) = self.block.forward(&params, &x_bld, &act_be, saved, units.tensor_parallel())?;
         }
@@ -151,7 +167,7 @@ impl Network {
         let mut held: Vec<UnitParams> = Vec::new();
         for i in 0..self.num_blocks {
             let next = if i + 1 < self.num_blocks { Some(i + 1) } else { last.checked_sub(self.group) };
-            let params = units.gather(Unit::Block(i), next.map(Unit::Block))?;
+            let params = self.gather(units, i, next)?;
             let checkpointing = if i >= last { ActivationCheckpointing::None } else { self.checkpointing };
             let (y, mut block) =
                 self.block.forward(&params, &x_bld, &act_be, checkpointing, units.tensor_parallel())?;
@@ -185,7 +201,7 @@ impl Network {
                 }
                 for (j, block) in saved.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
-                    let params = units.gather(Unit::Block(j), next.map(Unit::Block))?;
+                    let params = self.gather(units, j, next)?;
                     x = self.block.recompute(&params, block, &x, &act_be, units.tensor_parallel())?;
                     held.push(params);
                 }

@@ -2,13 +2,18 @@
 
 use crate::parallel::TensorParallel;
 use recipe::{Model, ParamSpec, Unit};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use tch::{TchError, Tensor};
 
 /// The parameters of one unit, in the order of [`recipe::param_specs`].
 ///
 /// A trained tensor is a leaf with `requires_grad`; a frozen tensor does not require a gradient.
 #[derive(Debug)]
-pub struct UnitParams(Vec<Tensor>);
+pub struct UnitParams {
+    tensors: Vec<Tensor>,
+    adapters: Adapters,
+}
 
 /// The gradient of one parameter: its slot in the unit's table, and the gradient in the parameter's shape.
 pub type SlotGrad = (usize, Tensor);
@@ -16,26 +21,64 @@ pub type SlotGrad = (usize, Tensor);
 impl UnitParams {
     /// Takes the tensors of a unit in the order of [`recipe::param_specs`].
     pub fn new(tensors: Vec<Tensor>) -> Self {
-        UnitParams(tensors)
+        UnitParams { tensors, adapters: Adapters::default() }
+    }
+
+    /// Lets the linear layers of the unit apply their adapters, whose tensors follow those of the unit.
+    pub fn with_adapters(self, adapters: &Adapters) -> Self {
+        UnitParams { adapters: adapters.clone(), ..self }
     }
 
     /// Returns all tensors, in the order of the table.
     pub fn tensors(&self) -> &[Tensor] {
-        &self.0
+        &self.tensors
     }
 
     /// Returns the trained tensors with their slots in the table.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.0.iter().enumerate().filter(|(_, t)| t.requires_grad())
+        self.tensors.iter().enumerate().filter(|(_, t)| t.requires_grad())
     }
 
     pub(crate) fn affine(&self, weight_slot: usize) -> Affine<'_> {
-        Affine { slot: weight_slot, weight: &self.0[weight_slot], bias: &self.0[weight_slot + 1] }
+        let adapter = self.adapters.slots.get(&weight_slot).map(|&[a, b]| Adapter {
+            a: &self.tensors[a],
+            b: &self.tensors[b],
+            scale: self.adapters.scale,
+        });
+        Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter }
     }
 
     pub(crate) fn tensor(&self, slot: usize) -> &Tensor {
-        &self.0[slot]
+        &self.tensors[slot]
     }
+}
+
+/// The LoRA adapters of one unit: which layers have one, and the scale of all.
+#[derive(Debug, Clone, Default)]
+pub struct Adapters {
+    /// The slots of A and B by the slot of the layer's weight.
+    slots: Arc<BTreeMap<usize, [usize; 2]>>,
+    scale: f64,
+}
+
+impl Adapters {
+    /// Finds the adapters in the table of a unit.
+    pub fn of(specs: &[ParamSpec], scale: f64) -> Self {
+        let slot = |name: String| specs.iter().position(|spec| spec.name == name);
+        let of_weight = |(at, spec): (usize, &ParamSpec)| {
+            let layer = spec.name.strip_suffix(".weight")?;
+            Some((at, [slot(format!("{layer}.lora_a"))?, slot(format!("{layer}.lora_b"))?]))
+        };
+        Adapters { slots: Arc::new(specs.iter().enumerate().filter_map(of_weight).collect()), scale }
+    }
+}
+
+/// The adapter of a layer: `A [rank, in]`, `B [out, rank]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Adapter<'a> {
+    a: &'a Tensor,
+    b: &'a Tensor,
+    scale: f64,
 }
 
 /// A weight and its bias, adjacent in the unit's table.
@@ -44,11 +87,21 @@ pub(crate) struct Affine<'a> {
     pub slot: usize,
     pub weight: &'a Tensor,
     pub bias: &'a Tensor,
+    pub adapter: Option<Adapter<'a>>,
 }
 
 impl Affine<'_> {
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        x.linear(self.weight, Some(self.bias))
+        self.adapted(x, x.linear(self.weight, Some(self.bias)))
+    }
+
+    /// Adds `scale · B (A x)` to the layer's output.
+    fn adapted(&self, x: &Tensor, y: Tensor) -> Tensor {
+        let Some(Adapter { a, b, scale }) = self.adapter else { return y };
+        // Scaled where it is smallest. The sum is in place: no other tensor needs the layer's output.
+        let mut y = y;
+        y += (x.linear(a, None::<Tensor>) * scale).linear(b, None::<Tensor>);
+        y
     }
 
     /// Applies the layer if each rank has some columns of the weight and the matching inputs: the products are summed over ranks,
@@ -57,7 +110,7 @@ impl Affine<'_> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
         }
-        Ok(tp.reduce_from(&x.linear(self.weight, None::<Tensor>))? + self.bias)
+        Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>)))? + self.bias)
     }
 
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {

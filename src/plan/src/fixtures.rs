@@ -71,6 +71,7 @@ pub fn recipe() -> Recipe {
             threads: 0,
             max_bad_steps: 10,
         },
+        lora: recipe::Lora::default(),
         condition: recipe::Condition::default(),
         loss: recipe::Loss::default(),
         optimizer: Optimizer {

@@ -1,6 +1,6 @@
 //! Plans the next stage of a curriculum.
 
-use recipe::{Curriculum, Recipe, StageStart, param_specs};
+use recipe::{Curriculum, Recipe, Role, StageStart};
 use rundir::{CheckpointSummary, ErrorCode, Event, EventKind, Failure, Lineage, Manifest, Run};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 
@@ -115,9 +115,19 @@ pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary
 /// # Errors
 /// Names the first parameter that is missing or has another shape.
 pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result<(), Failure> {
-    let specs = param_specs(&recipe.model);
-    // A constant, such as the position table, is computed from the recipe and may differ between stages.
-    for spec in specs.iter().filter(|spec| spec.role == recipe::Role::Trained) {
+    let specs = recipe.param_specs();
+    if manifest.base.is_some() && !recipe.lora.is_used() {
+        return Err(Failure::new(
+            ErrorCode::TensorMismatch,
+            what,
+            format!("step {} of run {} holds adapters, and recipe {} has none", manifest.step, manifest.run, recipe.name),
+            "merge them into their base with `vidtui convert BASE OUT --merge ADAPTERS`, or set the same [lora]",
+        ));
+    }
+    // Adapters that start here are new. A constant, such as the position table, is computed from the recipe and may differ
+    // between stages.
+    let needed = if manifest.base.is_some() { Role::Adapter } else { Role::Trained };
+    for spec in specs.iter().filter(|spec| spec.role == needed) {
         let found = manifest.tensors.iter().find(|tensor| tensor.name == spec.name);
         let why = match found {
             Some(tensor) if tensor.shape == spec.shape => continue,
@@ -139,6 +149,7 @@ pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result
 #[cfg(test)]
 mod tests {
     use cluster::Placement;
+    use recipe::param_specs;
     use rundir::{LogicalTensor, RunDir, SCHEMA};
 
     use super::*;
@@ -242,6 +253,7 @@ mod tests {
             saved_s: NOW,
             params: 0,
             mesh: recipe.mesh,
+            base: None,
             files: Vec::new(),
             tensors: param_specs(&recipe.model).into_iter().map(tensor).collect(),
         };

@@ -36,6 +36,9 @@ pub struct Manifest {
     /// The mesh that saved it, for users; loading does not depend on it.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
+    /// What the checkpoint adapts, if it holds LoRA adapters and not the whole model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// Every file except the manifest.
     pub files: Vec<FileSum>,
     /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`.
@@ -47,6 +50,30 @@ impl Versioned for Manifest {
 
     fn version(&self) -> u32 {
         self.format
+    }
+}
+
+/// The weights that adapters were trained on. All tensors that are not in the checkpoint of the adapters come from them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Base {
+    /// Their step directory.
+    pub path: Utf8PathBuf,
+    /// The checksum of its `manifest.toml`.
+    pub xxh3: String,
+    /// The factor of the product of an adapter's tensors.
+    pub scale: f64,
+}
+
+impl Base {
+    /// Names the weights that adapters are trained on: those in a step directory or, if it holds adapters, their base.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn of(weights: &Checkpoint, scale: f64) -> Result<Self, Error> {
+        match &weights.manifest.base {
+            Some(base) => Ok(Base { scale, ..base.clone() }),
+            None => Ok(Base { path: weights.dir.clone(), xxh3: weights.manifest_sum()?.xxh3, scale }),
+        }
     }
 }
 

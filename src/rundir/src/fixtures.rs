@@ -126,6 +126,7 @@ fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
         saved_s: 1000.0 + step as f64,
         params: 6,
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
+        base: None,
         files,
         tensors: vec![LogicalTensor {
             name: "patch_embed.video.bias".into(),

@@ -111,6 +111,7 @@ mod tests {
             saved_s: 1.0,
             params: 0,
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
+            base: None,
             files: vec![],
             tensors: vec![],
         }

@@ -16,6 +16,8 @@ pub enum TpLayout {
     Replicated,
     /// Each rank has its own part.
     Sharded,
+    /// Each rank has the whole slot and a part of its gradient; the parts are summed.
+    Partial,
 }
 
 /// One tensor of a unit and its position.

@@ -112,14 +112,14 @@ impl Fsdp {
         &self.groups
     }
 
-    /// Returns the bytes of all tensors and of the two moments of the trained ones, over the ranks of one replica.
-    pub fn bytes(&self) -> u64 {
+    /// Returns the bytes of all tensors of a kind over the ranks of one replica, trained ones with their two moments.
+    pub fn bytes(&self, kind: ParamKind) -> u64 {
         let of = |slot: &Slot| {
             let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
             let each = if slot.kind == ParamKind::Trained { 12 } else { self.compute.elt_size_in_bytes() };
             slot.len as u64 * (parts * each) as u64
         };
-        self.units.iter().flat_map(|unit| &unit.layout.slots).map(of).sum()
+        self.units.iter().flat_map(|unit| &unit.layout.slots).filter(|slot| slot.kind == kind).map(of).sum()
     }
 
     /// Returns the runs of tensors that this rank owns, in the order of units and slots.
@@ -221,6 +221,7 @@ impl Fsdp {
     /// Returns while the reduction is in flight; [`Fsdp::finish_reduce`] waits for the last one.
     pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
         self.wait_reduce()?;
+        let grads = self.summed_over_tp(unit, grads)?;
         let ShardedUnit { layout, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
         let shards = self.groups.shard.size();
         let place = |flat: &Tensor, slot: usize| flat.narrow(0, layout.slots[slot].offset, layout.slots[slot].len);
@@ -255,6 +256,27 @@ impl Fsdp {
         let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
         self.reducing = Some(pending);
         Ok(())
+    }
+
+    /// Sums the gradients of partial slots over the TP group, in one collective.
+    fn summed_over_tp(&mut self, unit: usize, mut grads: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
+        let slots = &self.units[unit].layout.slots;
+        let is_partial = |(slot, _): &&mut (usize, Tensor)| slots[*slot].tp_layout == TpLayout::Partial;
+        let mut partial: Vec<&mut (usize, Tensor)> = grads.iter_mut().filter(is_partial).collect();
+        if self.groups.tp.size() == 1 || partial.is_empty() {
+            return Ok(grads);
+        }
+        let flat = Tensor::cat(&partial.iter().map(|(_, grad)| grad.view(-1)).collect::<Vec<_>>(), 0);
+        let start = Instant::now();
+        self.groups.tp.all_reduce(&flat, Reduce::Sum)?.wait()?;
+        self.waited += start.elapsed();
+        let mut at = 0;
+        for (_, grad) in &mut partial {
+            let len = grad.numel() as i64;
+            *grad = flat.narrow(0, at, len).view(grad.size().as_slice());
+            at += len;
+        }
+        Ok(grads)
     }
 
     fn wait_reduce(&mut self) -> Result<()> {

@@ -10,9 +10,9 @@ use crate::optim::{AdamState, Moment};
 use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
-use recipe::{Mesh, ParamGroup, ParamSpec, Split};
+use recipe::{Mesh, ParamGroup, ParamSpec, Role};
 use rundir::{
-    Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
+    Base, Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
     TensorBox, TrainState,
 };
 use safetensors::Dtype;
@@ -37,6 +37,8 @@ pub struct TrainingState<'a> {
     pub moments: &'a mut AdamState,
     /// The parameter tables of the units.
     pub tables: &'a [Vec<ParamSpec>],
+    /// The weights that frozen parameters come from. If there are any, a checkpoint holds the trained parameters alone.
+    pub base: Option<&'a Base>,
 }
 
 /// The identity of a checkpoint to save.
@@ -65,6 +67,9 @@ struct Piece {
     name: String,
     /// Whether the tensor may be missing in the initial weights.
     addable: bool,
+    /// Whether it is a factor of an adapter, or its optimizer state.
+    adapter: bool,
+    kind: ParamKind,
     shape: Vec<usize>,
     /// The box of the tensor that the ranks of this rank's shard group hold.
     within: TensorBox,
@@ -180,6 +185,7 @@ fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>) -> c10d::Result<Tensor> 
 pub struct PendingSave {
     /// The training state that it saves.
     pub state: TrainState,
+    base: Option<Base>,
     staging: Staging,
     thread: JoinHandle<(Result<RankPart, Failure>, StagingMemory)>,
 }
@@ -193,7 +199,9 @@ impl PendingSave {
 
 /// Estimates the size of a checkpoint: values, and headers and manifest entries of each tensor. The same on every rank.
 pub fn bytes(sharded: &TrainingState<'_>) -> u64 {
-    sharded.fsdp.bytes() + sharded.tables.iter().flatten().count() as u64 * METADATA_BYTES
+    let frozen = if sharded.base.is_some() { 0 } else { sharded.fsdp.bytes(ParamKind::Frozen) };
+    let metadata = sharded.tables.iter().flatten().count() as u64 * METADATA_BYTES;
+    sharded.fsdp.bytes(ParamKind::Trained) + frozen + metadata
 }
 
 /// Bytes of headers and manifest for a tensor and its two moments, if it is split over a few ranks.
@@ -261,7 +269,7 @@ pub fn begin(
             Err(failure) => (Err(failure), StagingMemory::default()),
         }
     });
-    Ok(PendingSave { state, staging, thread })
+    Ok(PendingSave { state, base: sharded.base.cloned(), staging, thread })
 }
 
 /// The files that a rank writes, with their tensors.
@@ -278,7 +286,8 @@ fn to_save(sharded: &TrainingState<'_>) -> Files {
         (format!("rank-{rank:05}.safetensors"), weight_pieces(sharded)),
         (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
     ];
-    files.iter_mut().for_each(|(_, pieces)| pieces.retain(|piece| piece.saved));
+    let is_saved = |piece: &Piece| piece.saved && (sharded.base.is_none() || piece.kind == ParamKind::Trained);
+    files.iter_mut().for_each(|(_, pieces)| pieces.retain(is_saved));
     // A frozen model has no optimizer state, and a rank of a very small model may own nothing.
     files.retain(|(_, pieces)| !pieces.is_empty());
     files
@@ -320,13 +329,13 @@ pub fn finish(
 ) -> Result<u64, Failure> {
     let world = &fsdp.groups().world;
     let first = world.rank() == 0;
-    let PendingSave { state, staging, thread } = writing;
+    let PendingSave { state, base, staging, thread } = writing;
     let (written, memory) = thread.join().expect("writing a checkpoint does not panic");
     *spare = memory;
     let committed = agree(world, written).and_then(|parts| {
         fault::reached("written", state.step);
         let commit = || {
-            let bytes = staging.seal(&state, merge(parts, saved, &state))?;
+            let bytes = staging.seal(&state, Manifest { base, ..merge(parts, saved, &state) })?;
             fault::reached("sealed", state.step);
             staging.publish()?;
             Ok(bytes)
@@ -407,7 +416,7 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
     // Load and verify in parallel: bytes that one thread reads from disk are in the page cache for the other.
     let (verified, filled) = std::thread::scope(|scope| {
         let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
-        let filled = fill(sharded, &checkpoint, restore);
+        let filled = load_base(sharded, &checkpoint).and_then(|()| fill(sharded, &checkpoint, restore));
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
     // If loading failed because a file is damaged, report the damage.
@@ -438,6 +447,26 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rund
     share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
+/// Loads the weights that a checkpoint of adapters was trained on, if it is one.
+fn load_base(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let Some(base) = &checkpoint.manifest.base else { return Ok(()) };
+    let refuse = |why: String, fix: String| {
+        let what = format!("cannot start from {}", checkpoint.dir);
+        Failure::new(rundir::ErrorCode::TensorMismatch, what, why, fix)
+    };
+    let lacks = "it holds adapters alone, and the weights that they were trained on";
+    let weights = Checkpoint::open(&base.path).map_err(|error| {
+        let why = format!("{lacks} cannot be read: {}", Failure::from(error).why);
+        refuse(why, format!("put the weights back at {}, or make a link there", base.path))
+    })?;
+    let sum = weights.manifest_sum()?.xxh3;
+    if sum != base.xxh3 {
+        let why = format!("{lacks} have changed: the manifest of {} had the checksum {}, now {sum}", base.path, base.xxh3);
+        return Err(refuse(why, format!("put the weights of that time back at {}", base.path)));
+    }
+    fill(sharded, &weights, Restore::Weights)
+}
+
 fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {
     let tensors: HashMap<&str, &LogicalTensor> =
         checkpoint.manifest.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
@@ -456,7 +485,8 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
             )
         };
         let Some(tensor) = tensors.get(piece.name.as_str()) else {
-            if piece.addable && restore == Restore::Weights {
+            let in_base = checkpoint.manifest.base.is_some() && !piece.adapter;
+            if in_base || (piece.addable && restore == Restore::Weights) {
                 continue;
             }
             return Err(refuse(format!("it has no tensor {}", piece.name)));
@@ -603,6 +633,7 @@ fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Mani
         saved_s: saved.saved_s,
         params,
         mesh: saved.mesh,
+        base: None,
         files,
         tensors,
     }
@@ -610,7 +641,8 @@ fn merge(parts: Vec<RankPart>, saved: &SaveInfo<'_>, state: &TrainState) -> Mani
 
 fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     let piece = |owned: OwnedRange| {
-        let addable = sharded.tables[owned.unit][owned.range.slot].group == ParamGroup::Ttt;
+        let spec = &sharded.tables[owned.unit][owned.range.slot];
+        let addable = spec.group == ParamGroup::Ttt || spec.role == Role::Adapter;
         Piece { addable, ..piece(sharded, &owned, "", owned.values.shallow_clone()) }
     };
     sharded.fsdp.owned().into_iter().map(piece).collect()
@@ -636,11 +668,13 @@ fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: 
     Piece {
         name: format!("{prefix}{}", spec.name),
         addable: false,
+        adapter: spec.role == Role::Adapter,
+        kind: owned.range.kind,
         shape: spec.shape.clone(),
         within: TensorBox { offset, size },
         start: owned.range.start,
         values,
-        saved: spec.split != Split::None || tp.rank() == 0,
+        saved: spec.is_split() || tp.rank() == 0,
     }
 }
 

@@ -24,6 +24,7 @@ fn first_values(spec: &ParamSpec, model: &Model, seed: u64) -> Tensor {
         Init::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
         Init::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
         Init::Positions => dit::positions::sin_cos(&model.at_base()),
+        Init::Gaussian { rank } => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) / rank as f64,
         Init::Gate => Tensor::full(&shape, 0.1, (Kind::Float, Device::Cpu)),
         Init::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) * 0.02,
         Init::Linear { fan_in } => {

@@ -4,7 +4,7 @@ use c10d::Group;
 use dit::block::ActivationCheckpointing;
 use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
-use dit::params::{SlotGrad, UnitParams, unit_specs};
+use dit::params::{Adapters, SlotGrad, UnitParams};
 use recipe::{ParamSpec, Recipe, Split, Unit};
 use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
@@ -12,8 +12,11 @@ use tch::{TchError, Tensor};
 
 /// Returns the parameter table of every unit in FSDP's order: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
-    let blocks = (0..recipe.model.num_layers).map(Unit::Block);
-    std::iter::once(Unit::Root).chain(blocks).map(|unit| unit_specs(&recipe.model, unit)).collect()
+    let mut tables = vec![Vec::new(); 1 + recipe.model.num_layers];
+    for spec in recipe.param_specs() {
+        tables[number(spec.unit)].push(spec);
+    }
+    tables
 }
 
 /// Builds the network of a recipe with its activation checkpointing.
@@ -22,9 +25,14 @@ pub fn network(recipe: &Recipe) -> Network {
     let checkpointing =
         if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
     let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
-    Network::new(&recipe.model, checkpointing, remat.scan_group)
+    let network = Network::new(&recipe.model, checkpointing, remat.scan_group)
         .grouped(remat.blocks_per_input(recipe.model.num_layers))
-        .saving_inputs(inputs)
+        .saving_inputs(inputs);
+    if !recipe.lora.is_used() {
+        return network;
+    }
+    let scale = recipe.lora.scale();
+    network.with_adapters(unit_tables(recipe)[1..].iter().map(|specs| Adapters::of(specs, scale)).collect())
 }
 
 /// Returns the layout of every unit on one rank of a TP group: one flat tensor of trained parameters, one of frozen ones.
@@ -40,7 +48,11 @@ pub fn frozen_layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout>
 fn layouts_of(recipe: &Recipe, tables: &[Vec<ParamSpec>], trains: impl Fn(&ParamSpec) -> bool) -> Vec<Layout> {
     let place = |spec: &ParamSpec| {
         let which = if trains(spec) { ParamKind::Trained } else { ParamKind::Frozen };
-        let held = if spec.split == Split::None { TpLayout::Replicated } else { TpLayout::Sharded };
+        let held = match spec.split {
+            Split::None => TpLayout::Replicated,
+            Split::Dim(_) => TpLayout::Sharded,
+            Split::Summed => TpLayout::Partial,
+        };
         let (_, shape) = spec.part(0, recipe.mesh.tp);
         (shape.iter().map(|&d| d as i64).collect(), which, held)
     };
@@ -51,7 +63,7 @@ fn layouts_of(recipe: &Recipe, tables: &[Vec<ParamSpec>], trains: impl Fn(&Param
 pub fn flat_part(spec: &ParamSpec, whole: &Tensor, tp: &Group) -> Tensor {
     let (offset, shape) = spec.part(tp.rank(), tp.size());
     let part = match spec.split {
-        Split::None => whole.shallow_clone(),
+        Split::None | Split::Summed => whole.shallow_clone(),
         Split::Dim(dim) => whole.narrow(dim as i64, offset[dim] as i64, shape[dim] as i64),
     };
     part.reshape([-1])

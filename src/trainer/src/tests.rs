@@ -3,6 +3,7 @@
 
 mod collective_traffic;
 mod converted_weights;
+mod recorded_adapters;
 mod recorded_conditions;
 mod recorded_training;
 mod released_models;

@@ -20,7 +20,7 @@ use dit::network::Network;
 use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{
-    Attempt, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState, now_s,
+    Attempt, Base, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState, now_s,
 };
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -44,6 +44,8 @@ pub struct Trainer {
     attempt: Attempt,
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
+    /// The weights that frozen parameters come from, if checkpoints hold the trained parameters alone.
+    base: Option<Base>,
     network: Network,
     schedule: Schedule,
     fsdp: Fsdp,
@@ -149,6 +151,7 @@ impl Trainer {
             attempt,
             recipe,
             tables,
+            base: None,
             fsdp,
             data,
             samples,
@@ -176,10 +179,15 @@ impl Trainer {
                 self.event(EventKind::Started { world });
             }
             StartFrom::Weights { path } => {
-                // Only TTT layers may be missing in the weights; they are initialized as in a new run.
+                // Only TTT layers and adapters may be missing in the weights; they are initialized as in a new run.
                 init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
-                if let Loaded::Damaged(damage) = self.load(&path, Restore::Weights)? {
-                    return Err(damage);
+                match self.load(&path, Restore::Weights)? {
+                    Loaded::Intact(weights) if self.recipe.saves_adapters_only() => {
+                        let base = Base::of(&weights, self.recipe.lora.scale()).map_err(Failure::from);
+                        self.base = agree_on(&self.fsdp.groups().world, base).map(Some)?;
+                    }
+                    Loaded::Intact(_) => {}
+                    Loaded::Damaged(damage) => return Err(damage),
                 }
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
@@ -235,6 +243,7 @@ impl Trainer {
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
         self.progress.saved = (*run == self.id).then_some(state.step);
+        self.base = checkpoint.manifest.base.clone();
         Ok((state, checkpoint.manifest.mesh))
     }
 
@@ -264,7 +273,12 @@ impl Trainer {
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
+        TrainingState {
+            fsdp: &self.fsdp,
+            moments: &mut self.moments,
+            tables: &self.tables,
+            base: self.base.as_ref(),
+        }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
@@ -587,7 +601,12 @@ impl Trainer {
             data_fingerprint: self.data.fingerprint().to_owned(),
             bad_steps: self.progress.bad_steps,
         };
-        let mut sharded = TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables };
+        let mut sharded = TrainingState {
+            fsdp: &self.fsdp,
+            moments: &mut self.moments,
+            tables: &self.tables,
+            base: self.base.as_ref(),
+        };
         match checkpoint::begin(&mut sharded, &self.run, state, &mut self.spare) {
             Ok(writing) => {
                 self.saving = Some(Saving { writing, started });

@@ -140,7 +140,9 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
             "set a number: --scale 1",
         );
     }
-    match (request.to, source.location.kind == SourceKind::Lora) {
+    // A checkpoint or run of this trainer may hold adapters.
+    let has_base = source.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.manifest.base.is_some());
+    match (request.to, has_base || source.location.kind == SourceKind::Lora) {
         (Form::Lora(form), true) => lora::plan(request, source, form),
         (Form::Lora(_), false) => {
             refuse("it is a model; only an adapter can be converted to an adapter", "choose another --to")
@@ -334,6 +336,7 @@ impl ConvertPlan {
             saved_s: now_s,
             params: tensors.iter().filter_map(LogicalTensor::elements).sum(),
             mesh: Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 },
+            base: None,
             files,
             tensors,
         }

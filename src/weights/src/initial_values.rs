@@ -31,6 +31,7 @@ impl InitialValues {
             Init::Ones => "ones".into(),
             Init::Gate => format!("{GATE}"),
             Init::Normal => format!("normal, std {DEVIATION}"),
+            Init::Gaussian { rank } => format!("normal, std 1/{rank}"),
             Init::Linear { fan_in } => format!("uniform within ±1/√{fan_in}"),
             Init::Xavier => "Xavier uniform".into(),
             Init::Positions => "position table".into(),
@@ -43,6 +44,7 @@ impl InitialValues {
             Init::Ones => 1.0,
             Init::Gate => GATE,
             Init::Normal => (normal(self.key, index) * DEVIATION) as f32,
+            Init::Gaussian { rank } => (normal(self.key, index) / rank as f64) as f32,
             Init::Linear { fan_in } => ((2.0 * unit(self.key, index) - 1.0) / (fan_in as f64).sqrt()) as f32,
             Init::Zeros | Init::Xavier | Init::Positions => 0.0,
         }

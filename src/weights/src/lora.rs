@@ -4,12 +4,13 @@ use crate::cast::values;
 use crate::config::read_json;
 use crate::location::SourceLocation;
 use crate::merge::Merge;
+use crate::source::checkpoint_tensors;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, param_specs};
 use regex::Regex;
-use rundir::{ErrorCode, Failure};
+use rundir::{Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,8 +66,8 @@ impl fmt::Display for LoraForm {
 pub struct Lora {
     /// Its path.
     pub path: Utf8PathBuf,
-    /// Its format.
-    pub form: LoraForm,
+    /// Its format; none for a checkpoint of this trainer.
+    pub form: Option<LoraForm>,
     /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors that belong to no layer.
@@ -87,6 +88,12 @@ pub struct LoraLayer {
 }
 
 impl LoraLayer {
+    /// Returns the down and the up projection with their names.
+    pub fn factors(&self) -> impl Iterator<Item = (&String, &StoredTensor)> {
+        // Sorted names: an alpha comes before the factors, and down before up.
+        self.names.iter().filter(|name| !name.ends_with(".alpha")).zip([&self.down, &self.up])
+    }
+
     /// Returns the rank.
     pub fn rank(&self) -> usize {
         self.down.shape[0]
@@ -96,6 +103,36 @@ impl LoraLayer {
 /// Returns whether tensor names are those of an adapter.
 pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
     names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
+}
+
+/// Opens a folder, or the newest checkpoint of a run, if it is a checkpoint of adapters.
+fn adapter_checkpoint(path: &Utf8Path) -> Option<Checkpoint> {
+    let run = RunDir::new(path);
+    let checkpoint = match run.run_toml().exists() {
+        true => Checkpoint::open(&adapters::latest_for_sure(&run).ok()??.dir).ok()?,
+        false => Checkpoint::open(path).ok()?,
+    };
+    checkpoint.manifest.base.is_some().then_some(checkpoint)
+}
+
+/// The layers of a block by their names here and in diffusers.
+struct OwnNames(Vec<(String, String)>);
+
+impl OwnNames {
+    fn new() -> Self {
+        let layer = |spec: ParamSpec| {
+            let ours = spec.name.strip_prefix("blocks.0.")?.strip_suffix(".weight")?.to_owned();
+            Some((ours, spec.diffusers?.strip_prefix("transformer_blocks.0.")?.strip_suffix(".weight")?.to_owned()))
+        };
+        Self(param_specs(&any_model()).into_iter().filter_map(layer).collect())
+    }
+
+    /// Returns the diffusers module of a layer such as `blocks.3.attn.q`.
+    fn diffusers(&self, layer: &str) -> Option<String> {
+        let (block, layer) = layer.strip_prefix("blocks.")?.split_once('.')?;
+        let (_, module) = self.0.iter().find(|(ours, _)| ours == layer)?;
+        Some(format!("{BLOCKS}{block}.{module}"))
+    }
 }
 
 /// The role of a tensor in a layer.
@@ -132,6 +169,9 @@ impl Lora {
     /// # Errors
     /// Fails when it is damaged, or is not an adapter of a CogVideoX transformer.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
+        if let Some(checkpoint) = adapter_checkpoint(path) {
+            return Self::of_checkpoint(path, &checkpoint);
+        }
         let file = match path.is_dir() {
             true => [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE]
                 .map(|name| path.join(name))
@@ -154,6 +194,29 @@ impl Lora {
     /// Opens an identified adapter.
     pub(crate) fn open_location(location: &SourceLocation) -> Result<Self, Failure> {
         Self::open(&location.weights)
+    }
+
+    /// Opens the adapters of a checkpoint. Those of layers that diffusers does not have are unused.
+    fn of_checkpoint(path: &Utf8Path, checkpoint: &Checkpoint) -> Result<Self, Failure> {
+        let scale = checkpoint.manifest.base.as_ref().map_or(1.0, |base| base.scale);
+        let mut tensors = checkpoint_tensors(checkpoint)?;
+        tensors.retain(|name, _| !name.contains('/'));
+        let (mut layers, mut unused, modules) = (BTreeMap::new(), Vec::new(), OwnNames::new());
+        for name in tensors.keys() {
+            let Some(layer) = name.strip_suffix(".lora_a") else { continue };
+            let other = format!("{layer}.lora_b");
+            let (Some(down), Some(up)) = (tensors.get(name), tensors.get(&other)) else { continue };
+            match modules.diffusers(layer) {
+                Some(module) => {
+                    let alpha = scale * down.shape[0] as f64;
+                    let names = vec![name.clone(), other];
+                    layers.insert(module, LoraLayer { down: down.clone(), up: up.clone(), alpha, names });
+                }
+                None => unused.extend([name.clone(), other]),
+            }
+        }
+        unused.extend(tensors.keys().filter(|name| !name.contains(".lora_")).cloned());
+        Ok(Self { path: path.to_owned(), form: None, layers, unused })
     }
 
     fn tensors_of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
@@ -206,7 +269,7 @@ impl Lora {
                 .map_err(|(one, other)| bad(format!("its alpha_pattern sets both {one} and {other} for {module}")))?;
             layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
         }
-        Ok(Self { path: path.to_owned(), form, layers, unused })
+        Ok(Self { path: path.to_owned(), form: Some(form), layers, unused })
     }
 
     /// Returns the product to add to a parameter and adds its module to `used`.
@@ -248,9 +311,8 @@ impl Lora {
     /// Returns all its tensors by name.
     pub(crate) fn tensors(&self) -> Tensors {
         let mut tensors = Tensors::new();
-        for (module, layer) in &self.layers {
-            let [down, up] = self.form.names(module);
-            tensors.extend([(down, layer.down.clone()), (up, layer.up.clone())]);
+        for layer in self.layers.values() {
+            tensors.extend(layer.factors().map(|(name, tensor)| (name.clone(), tensor.clone())));
         }
         tensors
     }
@@ -344,22 +406,26 @@ struct Underscored {
 
 const BLOCKS: &str = "transformer_blocks.";
 
+/// Returns a model with all the linear layers that a block of any CogVideoX model has.
+fn any_model() -> Model {
+    let needed = [
+        ("num_layers", 1),
+        ("num_heads", 1),
+        ("text_len", 1),
+        ("latent_frames", 1),
+        ("latent_height", 2),
+        ("latent_width", 2),
+    ];
+    let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
+    // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
+    table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
+    Model::from_table(&table).expect("the keys without defaults are set")
+}
+
 impl Underscored {
     fn new() -> Self {
-        let needed = [
-            ("num_layers", 1),
-            ("num_heads", 1),
-            ("text_len", 1),
-            ("latent_frames", 1),
-            ("latent_height", 2),
-            ("latent_width", 2),
-        ];
-        let mut table = toml::Table::from_iter(needed.map(|(key, value)| (key.to_owned(), value.into())));
-        // CogVideoX 1.5 image-to-video has all the linear layers that any CogVideoX model has.
-        table.extend([("patch_size_t".to_owned(), 2.into()), ("ofs_embedding".to_owned(), true.into())]);
-        let model = Model::from_table(&table).expect("the keys without defaults are set");
         let names =
-            param_specs(&model).into_iter().filter(|spec| spec.shape.len() == 2).filter_map(|spec| spec.diffusers);
+            param_specs(&any_model()).into_iter().filter(|spec| spec.shape.len() == 2).filter_map(|spec| spec.diffusers);
         let bare = |name: String| {
             let module = name.strip_suffix(".weight")?;
             Some(module.strip_prefix("transformer_blocks.0.").unwrap_or(module).to_owned())

@@ -416,7 +416,7 @@ fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
 }
 
 /// Returns the tensors of a checkpoint, each with the ranges of its slices in order.
-fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Failure> {
+pub(crate) fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Failure> {
     let mut headers: BTreeMap<&str, (Header, Arc<Utf8Path>)> = BTreeMap::new();
     let mut tensors = Tensors::new();
     for tensor in &checkpoint.manifest.tensors {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{UnitSize, UnitSizes};
-use crate::{Layer, Recipe};
+use crate::{Layer, ParamSpec, Recipe, Split};
 
 /// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
@@ -16,7 +16,7 @@ pub struct Traffic {
     /// All-reduces of the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
     /// Collectives over `tp`: sums of tokens after each output projection, and of gradients before each input projection;
-    /// the statistics of norms over all heads; the gradients of norms within a head; with `remat.shard_inputs`, gathers
+    /// the statistics of norms over all heads; the gradients of norms within a head and of adapters; with `remat.shard_inputs`, gathers
     /// of the saved inputs.
     pub tensor_parallel: f64,
 }
@@ -48,17 +48,23 @@ impl Traffic {
                 * (model.seq_len() * 2 * 4 * mesh.tp) as f64
         };
         // Every rank has the gain and bias of the norms of queries and keys, and applies them to its own heads.
-        let head_norms = 2.0 * layers * (4 * model.head_dim) as f64 * compute;
+        let specs = recipe.param_specs();
+        let is_head_norm = |spec: &&ParamSpec| spec.name.contains(".attn.q_norm") || spec.name.contains(".attn.k_norm");
+        let norms_train = specs.iter().filter(is_head_norm).any(|spec| recipe.train.trains(spec));
+        let head_norms = if norms_train { 2.0 * layers * (4 * model.head_dim) as f64 * compute } else { 0.0 };
+        let summed: u64 = specs.iter().filter(|spec| spec.split == Split::Summed).map(ParamSpec::len).sum();
+        let adapters = 2.0 * summed as f64 * compute;
+        let blocks = |blocks: &[UnitSize]| blocks.iter().map(|block| whole(*block)).sum::<f64>();
         Traffic {
             all_gather: parts
                 * passed(mesh.dp_shard)
                 * compute
-                * (whole(units.root) + (layers + recompute) * whole(units.block)),
+                * (whole(units.root) + blocks(&units.blocks) + blocks(&units.blocks[..recipe.recomputed_blocks()])),
             reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
             tensor_parallel: parts
                 * passed(mesh.tp)
-                * ((2.0 * collectives * passes + joined) * tokens + statistics + head_norms),
+                * ((2.0 * collectives * passes + joined) * tokens + statistics + head_norms + adapters),
         }
     }
 

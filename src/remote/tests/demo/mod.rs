@@ -110,6 +110,7 @@ impl Demo {
             params: 0,
             mesh: self.recipe.mesh,
             tensors: param_specs(&self.recipe.model).into_iter().map(tensor).collect(),
+            base: None,
             files: files.to_vec(),
         };
         manifest.write(&folder).unwrap();

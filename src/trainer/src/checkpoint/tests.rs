@@ -24,6 +24,7 @@ struct Rank {
     tables: Vec<Vec<ParamSpec>>,
     fsdp: Fsdp,
     moments: AdamState,
+    base: Option<Base>,
 }
 
 impl Rank {
@@ -31,7 +32,7 @@ impl Rank {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
         let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-        let mut rank = Rank { recipe, tables, fsdp, moments };
+        let mut rank = Rank { recipe, tables, fsdp, moments, base: None };
         for mut piece in rank.pieces() {
             drop(tch::no_grad(|| piece.values.fill_(value)));
         }
@@ -39,7 +40,7 @@ impl Rank {
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables }
+        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables, base: self.base.as_ref() }
     }
 
     fn pieces(&mut self) -> Vec<Piece> {
@@ -117,6 +118,43 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
     let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();
     assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
     assert!(rank.pieces().iter().map(numbers).eq(before));
+}
+
+#[test]
+fn a_checkpoint_of_adapters_holds_them_alone_and_loads_with_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str| RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join(name));
+    let (whole, adapted) = (run("base"), run("adapted"));
+    Rank::new(recipe(1), MeshGroups::alone(), 1.0).save(&whole);
+    let mut recipe = recipe(1);
+    recipe.train.trainable = recipe::Trainable::Lora;
+    recipe.lora.rank = 4;
+    let mut rank = Rank::new(recipe.clone(), MeshGroups::alone(), 2.0);
+    rank.base = Some(Base::of(&Checkpoint::open(&whole.step_dir(1)).unwrap(), 1.0).unwrap());
+    assert!(bytes(&rank.sharded()) < 2_000_000);
+    rank.save(&adapted);
+
+    let saved = Checkpoint::open(&adapted.step_dir(1)).unwrap();
+    assert!(saved.manifest.tensors.iter().all(|tensor| tensor.name.contains(".lora_")));
+    assert!(saved.bytes < 2_000_000, "{}", saved.bytes);
+    let mut other = Rank::new(recipe, MeshGroups::alone(), 0.0);
+    let found = load(&mut other.sharded(), &saved.dir, Restore::Everything).unwrap();
+    assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
+    let mut kinds = [0, 0];
+    for piece in other.pieces() {
+        let wanted = if piece.adapter { 2.0 } else { 1.0 };
+        assert!(Vec::<f32>::try_from(&piece.values).unwrap().iter().all(|value| *value == wanted), "{}", piece.name);
+        kinds[usize::from(piece.adapter)] += 1;
+    }
+    assert!(kinds[0] > 40 && kinds[1] == 3 * 2 * 4 * 2, "{kinds:?}");
+
+    let manifest = whole.step_dir(1).join("manifest.toml");
+    std::fs::rename(&manifest, manifest.with_extension("old")).unwrap();
+    let gone = load(&mut other.sharded(), &saved.dir, Restore::Everything).unwrap_err();
+    assert_eq!(gone.code, rundir::ErrorCode::TensorMismatch);
+    Rank::new(self::recipe(1), MeshGroups::alone(), 3.0).save(&whole);
+    let changed = load(&mut other.sharded(), &saved.dir, Restore::Everything).unwrap_err();
+    assert_eq!(changed.code, rundir::ErrorCode::TensorMismatch);
 }
 
 /// Runs two ranks as threads and returns their results.

@@ -103,10 +103,11 @@ fn sent_on(recipe: &Recipe) -> Traffic {
 
 #[test]
 fn a_step_sends_exactly_the_forecast_bytes() {
-    let kinds: [&[&str]; 4] = [
+    let kinds: [&[&str]; 5] = [
         &["train.dtype=float32"],
         &["remat.mode=none", "train.grad_accum=2"],
         &["train.trainable=qkvo", "remat.group=2"],
+        &["train.trainable=lora", "lora.rank=4", "lora.targets=[\"attention\", \"blocks.1.mlp.*\"]"],
         &SEGMENTS,
     ];
     for sets in kinds {

@@ -55,7 +55,7 @@ fn forward_backward(
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let mut sharded = checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables };
+    let mut sharded = checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
     assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));

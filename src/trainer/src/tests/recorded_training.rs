@@ -186,6 +186,7 @@ impl Trace {
                 threads: 1,
                 max_bad_steps: 1,
             },
+            lora: recipe::Lora::default(),
             condition: recipe::Condition::default(),
             loss: recipe::Loss::default(),
             optimizer: Optimizer {

@@ -35,9 +35,8 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     let mut report = Report::default();
     let mut tensors = Vec::new();
     for (module, layer) in &lora.layers {
-        let theirs = lora.form.names(module);
         let ours = form.names(module);
-        for ((from, to), stored) in theirs.iter().zip(&ours).zip([&layer.down, &layer.up]) {
+        for ((from, stored), to) in layer.factors().zip(&ours) {
             let dtype = request.dtype.unwrap_or(stored.dtype);
             report.mapped.push(Mapped::new(from, to, &stored.shape, stored.dtype, dtype));
             tensors.push(target(to, stored, dtype));
