@@ -75,7 +75,8 @@ impl Case {
         Case { base: place.join("base"), recipe_file, scheduler, inputs, pass, train, config }
     }
 
-    fn recipe(&self, mesh: Mesh) -> Recipe {
+    /// Returns the recipe of the recorded run on a mesh, or why it does not fit the mesh.
+    fn recipe(&self, mesh: Mesh) -> Result<Recipe, String> {
         let (config, latent) = (&self.config, &self.inputs.tensors["in.latent"].shape);
         let has_image = self.inputs.tensors.contains_key("in.image_latent");
         let sets = [
@@ -103,9 +104,9 @@ impl Case {
             format!("mesh.dp_shard={}", mesh.dp_shard),
             format!("mesh.tp={}", mesh.tp),
         ];
-        let mut recipe = recipe::load(&self.recipe_file, &sets).unwrap_or_else(|e| panic!("{e}")).recipe;
+        let mut recipe = recipe::load(&self.recipe_file, &sets).map_err(|error| error.why)?.recipe;
         recipe.model = SchedulerConfig::read(&self.scheduler).unwrap().apply(&self.scheduler, &recipe.model).unwrap();
-        recipe
+        Ok(recipe)
     }
 
     /// Returns the input of the network and the target of the samples at `index`.
@@ -188,7 +189,7 @@ impl Rank {
 
 /// Compares one forward and backward pass on one rank: output, loss and every gradient.
 fn pass(case: &Case) -> usize {
-    let mut rank = Rank::new(case, case.recipe(MESHES[0]), MeshGroups::alone());
+    let mut rank = Rank::new(case, case.recipe(MESHES[0]).unwrap(), MeshGroups::alone());
     rank.start_from(&case.pass, "param.");
     let recipe = rank.recipe.clone();
     let schedule = Schedule::new(&recipe.model);
@@ -301,9 +302,9 @@ fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
     }
 }
 
-/// Trains on a mesh whose ranks are threads.
-fn train_on(case: &Case, mesh: Mesh) {
-    let recipe = case.recipe(mesh);
+/// Trains on the recipe's mesh, whose ranks are threads.
+fn train_on(case: &Case, recipe: Recipe) {
+    let mesh = recipe.mesh;
     if mesh.world() == 1 {
         return train(case, recipe, MeshGroups::alone());
     }
@@ -331,9 +332,9 @@ fn oracle_lora_outputs_gradients_and_steps_are_those_of_peft() {
             let case = Case::open(&adapter, Utf8Path::from_path(keep.path()).unwrap());
             let gradients = pass(&case);
             for mesh in MESHES {
-                match case.recipe(mesh).check() {
-                    Ok(()) => train_on(&case, mesh),
-                    Err(error) => println!("skipped: {adapter} on {mesh}: {}", error.why),
+                match case.recipe(mesh) {
+                    Ok(recipe) => train_on(&case, recipe),
+                    Err(why) => println!("skipped: {adapter} on {mesh}: {why}"),
                 }
             }
             println!("{adapter}: {gradients} gradients, {} meshes", MESHES.len());
