@@ -25,14 +25,19 @@ pub fn network(recipe: &Recipe) -> Network {
     let checkpointing =
         if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
     let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
-    let network = Network::new(&recipe.model, checkpointing, remat.scan_group)
+    Network::new(&recipe.model, checkpointing, remat.scan_group)
+        .with_adapters(adapters(recipe))
         .grouped(remat.blocks_per_input(recipe.model.num_layers))
-        .saving_inputs(inputs);
+        .saving_inputs(inputs)
+}
+
+/// Returns the LoRA adapters of each block; empty without adapters.
+pub fn adapters(recipe: &Recipe) -> Vec<Adapters> {
     if !recipe.lora.is_used() {
-        return network;
+        return Vec::new();
     }
     let scale = recipe.lora.scale();
-    network.with_adapters(unit_tables(recipe)[1..].iter().map(|specs| Adapters::of(specs, scale)).collect())
+    unit_tables(recipe)[1..].iter().map(|specs| Adapters::of(specs, scale)).collect()
 }
 
 /// Returns the layout of every unit on one rank of a TP group: one flat tensor of trained parameters, one of frozen ones.
