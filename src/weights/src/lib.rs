@@ -4,6 +4,7 @@
 
 mod archive;
 mod cast;
+mod checkpoint_tensors;
 mod compare;
 mod config;
 mod convert;

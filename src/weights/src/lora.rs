@@ -4,7 +4,7 @@ use crate::cast::values;
 use crate::config::read_json;
 use crate::location::SourceLocation;
 use crate::merge::Merge;
-use crate::source::checkpoint_tensors;
+use crate::checkpoint_tensors::checkpoint_tensors;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};

@@ -1,0 +1,66 @@
+//! Locates the tensors of a checkpoint of this trainer.
+
+use crate::tensor_spans::{Span, StoredTensor, Tensors};
+use crate::{Dtype, Header};
+use camino::Utf8Path;
+use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, TensorBox};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Returns the tensors of a checkpoint, each with the ranges of its slices in order.
+pub(crate) fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Failure> {
+    let mut headers: BTreeMap<&str, (Header, Arc<Utf8Path>)> = BTreeMap::new();
+    let mut tensors = Tensors::new();
+    for tensor in &checkpoint.manifest.tensors {
+        for slice in &tensor.slices {
+            if !headers.contains_key(slice.file.as_str()) {
+                let path = checkpoint.dir.join(&slice.file);
+                headers.insert(&slice.file, (Header::read(&path)?, Arc::from(path.as_path())));
+            }
+        }
+        tensors.insert(tensor.name.clone(), checkpoint_tensor(checkpoint, tensor, &headers)?);
+    }
+    Ok(tensors)
+}
+
+fn checkpoint_tensor(
+    checkpoint: &Checkpoint,
+    tensor: &LogicalTensor,
+    headers: &BTreeMap<&str, (Header, Arc<Utf8Path>)>,
+) -> Result<StoredTensor, Failure> {
+    let bad = |why: String| {
+        let fix = "use another checkpoint; this one was not written by vidtui or was modified";
+        Failure::new(
+            ErrorCode::Malformed,
+            format!("tensor {} of {} is not valid", tensor.name, checkpoint.dir),
+            why,
+            fix,
+        )
+    };
+    let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its dtype '{}' is unknown", tensor.dtype)))?;
+    let whole = TensorBox::whole(&tensor.shape);
+    let all = 0..tensor.elements().unwrap_or(0);
+    // A box of columns has one run per row of the tensor.
+    let mut runs: Vec<(u64, Span)> = Vec::with_capacity(tensor.slices.len());
+    for slice in &tensor.slices {
+        let (header, file) = &headers[slice.file.as_str()];
+        let info = header.tensor(&slice.key)?;
+        if info.dtype != dtype || info.elements() != slice.len {
+            return Err(bad(format!(
+                "{} has {} elements of {}, the manifest expects {} of {dtype}",
+                slice.file,
+                info.elements(),
+                info.dtype,
+                slice.len
+            )));
+        }
+        let size = dtype.size() as u64;
+        let common = whole.overlaps(all.clone(), &slice.within(&tensor.shape), slice.range());
+        runs.extend(common.into_iter().map(|run| {
+            (run.here, Span { file: file.clone(), begin: info.begin + run.there * size, len: run.len * size })
+        }));
+    }
+    runs.sort_by_key(|(first, _)| *first);
+    let spans = runs.into_iter().map(|(_, span)| span).collect();
+    Ok(StoredTensor { dtype, shape: tensor.shape.clone(), spans })
+}
