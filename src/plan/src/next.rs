@@ -120,7 +120,10 @@ pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result
         return Err(Failure::new(
             ErrorCode::TensorMismatch,
             what,
-            format!("step {} of run {} holds adapters, and recipe {} has none", manifest.step, manifest.run, recipe.name),
+            format!(
+                "step {} of run {} holds adapters, and recipe {} has none",
+                manifest.step, manifest.run, recipe.name
+            ),
             "merge them into their base with `vidtui convert BASE OUT --merge ADAPTERS`, or set the same [lora]",
         ));
     }

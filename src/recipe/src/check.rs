@@ -3,8 +3,8 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, ConditionKind, FrameMode, Key, Layer, NoSuchLayer, ParamSpec, Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task,
-    Trainable, TrainerKind, param_specs,
+    Adapter, ConditionKind, FrameMode, Key, Layer, NoSuchLayer, ParamSpec, Pattern, Positions, Recipe, Role,
+    SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -440,7 +440,10 @@ fn rank_fits(recipe: &Recipe) -> Result<(), Advice> {
 fn adapters_are_trained_alone(recipe: &Recipe) -> Result<(), Advice> {
     match (recipe.lora.is_used(), &recipe.train.trainable) {
         (true, Trainable::All) => Err(Advice {
-            why: format!("lora.rank is {}, and train.trainable \"all\" trains every weight beside the adapters", recipe.lora.rank),
+            why: format!(
+                "lora.rank is {}, and train.trainable \"all\" trains every weight beside the adapters",
+                recipe.lora.rank
+            ),
             fix: "set train.trainable = \"lora\" to train the adapters alone".into(),
         }),
         (false, Trainable::Lora) => Err(Advice {

@@ -156,7 +156,8 @@ impl<'a> Target<'a> {
     /// Returns whether the target selects a layer, by its name here or in diffusers. As in PEFT, a name selects every layer
     /// whose name ends with it, and a regular expression matches whole names.
     fn selects(&self, weight: &ParamSpec) -> bool {
-        let ends = |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let ends =
+            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let names = [Some(weight.name.as_str()), weight.diffusers.as_deref()].into_iter().flatten().map(layer_name);
         if !self.group.is_empty() {
             return self.group.iter().any(|layer| ends(layer_name(&weight.name), layer));

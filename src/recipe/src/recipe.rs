@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Lora, Loss, Mesh, Model, Optimizer,
-    ParamSpec, Remat,
-    RunSettings, SCHEMA, Sampling, Task, Train, Trainable, TrainerKind,
+    ParamSpec, Remat, RunSettings, SCHEMA, Sampling, Task, Train, Trainable, TrainerKind,
 };
 
 /// A complete, checked training configuration for one stage.

@@ -45,7 +45,8 @@ mod whole_folder;
 pub use append::LineAppender;
 pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, Submitted};
 pub use checkpoint::{
-    Base, Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, model_config, model_section, xxh3_hex,
+    Base, Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, model_config, model_section,
+    xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_words};
 pub use error_code::ErrorCode;

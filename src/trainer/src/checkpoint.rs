@@ -12,8 +12,8 @@ use c10d::cuda::{self, Event};
 use camino::Utf8Path;
 use recipe::{Mesh, ParamGroup, ParamSpec, Role};
 use rundir::{
-    Base, Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging, SummedFile,
-    TensorBox, TrainState,
+    Base, Checkpoint, Failure, FileSum, LogicalTensor, Manifest, Overlap, RunDir, RunId, SCHEMA, Slice, Staging,
+    SummedFile, TensorBox, TrainState,
 };
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -461,7 +461,8 @@ fn load_base(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(),
     })?;
     let sum = weights.manifest_sum()?.xxh3;
     if sum != base.xxh3 {
-        let why = format!("{lacks} have changed: the manifest of {} had the checksum {}, now {sum}", base.path, base.xxh3);
+        let why =
+            format!("{lacks} have changed: the manifest of {} had the checksum {}, now {sum}", base.path, base.xxh3);
         return Err(refuse(why, format!("put the weights of that time back at {}", base.path)));
     }
     fill(sharded, &weights, Restore::Weights)

@@ -20,7 +20,8 @@ use dit::network::Network;
 use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{
-    Attempt, Base, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState, now_s,
+    Attempt, Base, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState,
+    now_s,
 };
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -273,12 +274,7 @@ impl Trainer {
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState {
-            fsdp: &self.fsdp,
-            moments: &mut self.moments,
-            tables: &self.tables,
-            base: self.base.as_ref(),
-        }
+        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables, base: self.base.as_ref() }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {

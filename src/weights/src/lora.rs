@@ -1,10 +1,10 @@
 //! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya.
 
 use crate::cast::values;
+use crate::checkpoint_tensors::checkpoint_tensors;
 use crate::config::read_json;
 use crate::location::SourceLocation;
 use crate::merge::Merge;
-use crate::checkpoint_tensors::checkpoint_tensors;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -424,8 +424,10 @@ fn any_model() -> Model {
 
 impl Underscored {
     fn new() -> Self {
-        let names =
-            param_specs(&any_model()).into_iter().filter(|spec| spec.shape.len() == 2).filter_map(|spec| spec.diffusers);
+        let names = param_specs(&any_model())
+            .into_iter()
+            .filter(|spec| spec.shape.len() == 2)
+            .filter_map(|spec| spec.diffusers);
         let bare = |name: String| {
             let module = name.strip_suffix(".weight")?;
             Some(module.strip_prefix("transformer_blocks.0.").unwrap_or(module).to_owned())

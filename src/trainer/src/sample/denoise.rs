@@ -10,6 +10,7 @@ use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::Network;
+use dit::params::Adapters;
 use dit::sampler::{Guidance, Prediction, Sampler};
 use recipe::{Model, SampleScheduler, SampleSpec};
 use sharding::fsdp::Fsdp;
@@ -24,6 +25,8 @@ pub struct Denoiser<'a> {
     pub compute: Kind,
     /// Mini-batches of a TTT layer between saved states.
     pub scan_group: usize,
+    /// The LoRA adapters of each block.
+    pub adapters: Vec<Adapters>,
 }
 
 impl Denoiser<'_> {
@@ -50,7 +53,9 @@ impl Denoiser<'_> {
         let latent_frames = spec.model.latent_frames;
         let frames = latent_frames.next_multiple_of(spec.model.patch_size_t);
         let model = Model { latent_frames: frames, ..spec.model.clone() };
-        let network = Network::new(&model, ActivationCheckpointing::Full, self.scan_group).on(device);
+        let network = Network::new(&model, ActivationCheckpointing::Full, self.scan_group)
+            .with_adapters(self.adapters.clone())
+            .on(device);
         let size = [1, frames, model.out_channels, model.latent_height, model.latent_width].map(|size| size as i64);
         let mut noise = |draw| upload(&noise(draw, &size), device);
         let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);

@@ -119,7 +119,7 @@ fn load(recipe: &Recipe, checkpoint: &Utf8Path) -> Fsdp {
     let tables = unit_tables(recipe);
     let fsdp = Fsdp::new(frozen_layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables };
+    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut state, checkpoint, Restore::Everything).unwrap_or_else(|f| panic!("{f}"));
     assert!(matches!(loaded, Loaded::Intact(_)));
     fsdp
@@ -199,7 +199,13 @@ fn follow(path: &Utf8Path) {
             assert_eq!(noise.size(), shape);
             noise
         };
-        let mut denoiser = Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute: Kind::Float, scan_group: 16 };
+        let mut denoiser = Denoiser {
+            fsdp: &mut fsdp,
+            schedule: &schedule,
+            compute: Kind::Float,
+            scan_group: 16,
+            adapters: Vec::new(),
+        };
         let latent = denoiser.sample(spec, &texts, image.as_ref(), &mut noise, &mut |_| Ok(())).unwrap();
         let last = case.tensor("out.latents");
         let want = own(&last.get(last.size()[0] - 1));

@@ -9,7 +9,7 @@ use crate::exchange::agree_on;
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::AdamState;
-use crate::parallelize::{frozen_layouts, unit_tables};
+use crate::parallelize::{adapters, frozen_layouts, unit_tables};
 use crate::requests::StopSources;
 use crate::signals::Signals;
 use crate::step::compute_kind;
@@ -89,7 +89,8 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     for round in rounds(&specs, &wanted, ranks) {
         let mut last = Instant::now();
         let began = Instant::now();
-        let mut denoiser = Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute, scan_group };
+        let mut denoiser =
+            Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute, scan_group, adapters: adapters(&recipe) };
         let many = round.len() as u64;
         let sampled = done + many * specs[round[0]].steps as u64;
         let mut after_step = |world: &Group| {

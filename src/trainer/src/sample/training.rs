@@ -5,6 +5,7 @@ use super::texts::Texts;
 use super::validation::{LEVELS, Validation};
 use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::exchange::{agree, agree_on};
+use crate::parallelize::adapters;
 use crate::requests::StopSources;
 use crate::step::compute_kind;
 use c10d::Group;
@@ -94,7 +95,13 @@ impl TrainingSamples {
         let (_, ranks) = fsdp.groups().data_place();
         let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
-        let mut denoiser = Denoiser { fsdp, schedule, compute: self.compute, scan_group: recipe.remat.scan_group };
+        let mut denoiser = Denoiser {
+            fsdp,
+            schedule,
+            compute: self.compute,
+            scan_group: recipe.remat.scan_group,
+            adapters: adapters(recipe),
+        };
         let mut made = Vec::new();
         for round in rounds(&self.specs, &wanted, ranks) {
             let mut after_step = |world: &Group| match stop.agreed(world)? {

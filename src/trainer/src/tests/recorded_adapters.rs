@@ -208,7 +208,8 @@ fn pass(case: &Case) -> usize {
     assert!(error < 1e-5, "{path}: the output differs by {error:e}");
     let wanted = tensor(&case.pass, "out.loss").double_value(&[]);
     assert!((loss - wanted).abs() < 1e-5 * wanted, "{path}: the loss is {loss}, recorded {wanted}");
-    let grads: Vec<(usize, Tensor)> = rank.fsdp.shards().map(|shard| (shard.unit, shard.grad.shallow_clone())).collect();
+    let grads: Vec<(usize, Tensor)> =
+        rank.fsdp.shards().map(|shard| (shard.unit, shard.grad.shallow_clone())).collect();
     let mut compared = 0;
     for owned in rank.fsdp.owned() {
         let spec = &rank.tables[owned.unit][owned.range.slot];
@@ -216,7 +217,8 @@ fn pass(case: &Case) -> usize {
             continue;
         };
         let name = format!("out.grad.{}", spec.diffusers.as_deref().unwrap());
-        let error = relative(&grad.narrow(0, owned.range.shard_start, owned.range.len), &tensor(&case.pass, &name), 0.0);
+        let error =
+            relative(&grad.narrow(0, owned.range.shard_start, owned.range.len), &tensor(&case.pass, &name), 0.0);
         assert!(error < 1e-4, "{path}: {name} differs by {error:e}");
         compared += 1;
     }
@@ -251,7 +253,8 @@ fn export(case: &Case, rank: &mut Rank) {
     let saved = SaveInfo { id: &id, attempt: 1, mesh: recipe.mesh, saved_s: 0.0 };
     checkpoint::finish(fsdp, writing, &saved, &mut memory).unwrap();
 
-    let files = [(LoraForm::Diffusers, "pytorch_lora_weights.safetensors"), (LoraForm::Peft, "adapter_model.safetensors")];
+    let files =
+        [(LoraForm::Diffusers, "pytorch_lora_weights.safetensors"), (LoraForm::Peft, "adapter_model.safetensors")];
     for (form, name) in files {
         let out = place.join(form.to_string());
         let request = ConvertRequest::new(&run.step_dir(1), out.clone(), Form::Lora(form));
@@ -327,7 +330,9 @@ fn oracle_lora_outputs_gradients_and_steps_are_those_of_peft() {
     let is_folder = |path: &Utf8Path| path.join("inputs.safetensors").is_file();
     for model in oracle::entries("lora", "*/inputs.safetensors", is_folder) {
         let is_adapter = |path: &Utf8Path| path.join("train.safetensors").is_file();
-        for adapter in oracle::entries(&format!("lora/{}", model.file_name().unwrap()), "*/train.safetensors", is_adapter) {
+        for adapter in
+            oracle::entries(&format!("lora/{}", model.file_name().unwrap()), "*/train.safetensors", is_adapter)
+        {
             let keep = tempfile::tempdir().unwrap();
             let case = Case::open(&adapter, Utf8Path::from_path(keep.path()).unwrap());
             let gradients = pass(&case);
