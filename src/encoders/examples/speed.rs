@@ -1,7 +1,7 @@
 //! The Rust side of the encoders' benchmark (`cargo xtask bench encoders`): VAE encode, VAE decode, or T5 encode.
 //!
 //! usage: speed encode|decode|t5 FOLDER THREADS PASSES. FOLDER has the models and inputs that `tests/bench/encoders.py make` wrote. Prints
-//! one JSON object: seconds of each pass, peak resident memory and its growth from before the model is loaded in GiB, and the norms of the
+//! one JSON object: seconds of each pass and of the CPU in it, peak resident memory and its growth from before the model is loaded in GiB, and the norms of the
 //! results, which must equal those of `tests/bench/encoders.py`.
 
 use camino::Utf8Path;
@@ -40,15 +40,19 @@ fn main() {
             Box::new(move || vec![t5.encode(&input).unwrap_or_else(|failure| panic!("{failure}"))])
         }
     };
-    let (mut seconds, mut norms) = (Vec::new(), Vec::new());
+    let (mut seconds, mut cpu, mut norms) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..number(passes) {
-        let start = Instant::now();
+        let (start, cpu_start) = (Instant::now(), cpu_s());
         let results = compute();
         seconds.push(start.elapsed().as_secs_f64());
+        cpu.push(cpu_s() - cpu_start);
         norms = results.iter().map(|tensor| tensor.norm().double_value(&[])).collect();
     }
     let peak = peak_gib();
-    println!("{{\"step_s\":{seconds:?},\"peak_gib\":{peak},\"growth_gib\":{},\"norms\":{norms:?}}}", peak - before);
+    println!(
+        "{{\"step_s\":{seconds:?},\"cpu_s\":{cpu:?},\"peak_gib\":{peak},\"growth_gib\":{},\"norms\":{norms:?}}}",
+        peak - before
+    );
 }
 
 /// Reads the input of the benchmark.
@@ -59,6 +63,14 @@ fn input(folder: &Utf8Path, name: &str) -> Tensor {
     let shape: Vec<i64> = view.shape().iter().map(|&size| size as i64).collect();
     let kind = if view.dtype() == safetensors::Dtype::I64 { Kind::Int64 } else { Kind::Float };
     Tensor::from_data_size(view.data(), &shape, kind)
+}
+
+/// Returns the seconds of CPU that this process has used.
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name in brackets; user and system time are fields 14 and 15, in hundredths of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 /// Returns the peak resident memory so far.

@@ -9,6 +9,9 @@ use weights::{Rows, T5Config};
 /// The table of embeddings.
 const EMBEDDING: &str = "shared.weight";
 
+/// Tokens that a block computes at a time, in whole texts: enough for full speed, and the size of what is in memory besides hidden states.
+const TOKENS: i64 = 1024;
+
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.
 #[derive(Debug)]
 struct Block {
@@ -94,7 +97,7 @@ impl T5Encoder {
         let what = || format!("cannot encode {} texts of {} tokens", ids.size()[0], ids.size()[1]);
         let rows: Vec<i64> = Vec::try_from(ids.to_device(Device::Cpu).reshape(-1)).map_err(|e| failed(&what(), &e))?;
         let rows = self.embedding.read(&rows)?;
-        no_grad(|| self.forward(ids.size()[0], ids.size()[1], &rows)).map_err(|e| failed(&what(), &e))
+        no_grad(|| self.forward(ids.size()[0], ids.size()[1], rows)).map_err(|e| failed(&what(), &e))
     }
 
     fn check(&self, ids: &Tensor) -> Result<(), Failure> {
@@ -113,35 +116,41 @@ impl T5Encoder {
         Ok(())
     }
 
-    fn forward(&self, texts: i64, tokens: i64, embeddings: &[u8]) -> Result<Tensor, TchError> {
+    fn forward(&self, texts: i64, tokens: i64, embeddings: Vec<u8>) -> Result<Tensor, TchError> {
         let shape = [texts, tokens, self.config.d_model as i64];
-        let stored = Tensor::f_from_data_size(embeddings, &shape, kind_of(self.embedding.dtype))?;
-        let mut x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?;
+        let stored = Tensor::f_from_data_size(&embeddings, &shape, kind_of(self.embedding.dtype))?;
+        drop(embeddings);
+        let x_nld = stored.f_to_device(self.device)?.f_to_kind(self.kind)?;
         let bias = self.attention_bias(tokens)?;
         for block in &self.blocks {
-            x_nld = self.block(block, x_nld, &bias)?;
+            let mut first = 0;
+            while first < texts {
+                let count = (TOKENS / tokens).max(1).min(texts - first);
+                self.block(block, x_nld.f_narrow(0, first, count)?, &bias)?;
+                first += count;
+            }
         }
         self.norm(&x_nld, &self.final_norm)
     }
 
-    fn block(&self, block: &Block, mut x_nld: Tensor, bias: &Tensor) -> Result<Tensor, TchError> {
+    /// Applies a block to a view of hidden states, in place.
+    fn block(&self, block: &Block, mut x_nld: Tensor, bias: &Tensor) -> Result<(), TchError> {
         let [n, l] = [0, 1].map(|axis| x_nld.size()[axis]);
         let (heads, width) = (self.config.num_heads as i64, self.config.d_kv as i64);
-        let qkv = self.norm(&x_nld, &block.attention_norm)?.f_linear(&block.qkv, None::<Tensor>)?;
+        let qkv = linear(&self.norm(&x_nld, &block.attention_norm)?, &block.qkv)?;
         let qkv = qkv.f_view([n, l, 3, heads, width])?.f_permute([2, 0, 3, 1, 4])?;
         let [q, k, v] = [0, 1, 2].map(|part| qkv.select(0, part));
         // Scores are not divided by √width.
         let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, Some(bias), 0.0, false, 1.0, false)?;
         drop((qkv, q, k, v));
         let out = out.f_transpose(1, 2)?.f_reshape([n, l, heads * width])?;
-        let _ = x_nld.f_add_(&out.f_linear(&block.attention_out, None::<Tensor>)?)?;
+        let _ = x_nld.f_add_(&linear(&out, &block.attention_out)?)?;
         drop(out);
-        let inner = self.norm(&x_nld, &block.ff_norm)?.f_linear(&block.ff_in, None::<Tensor>)?;
+        let inner = linear(&self.norm(&x_nld, &block.ff_norm)?, &block.ff_in)?;
         let halves = inner.f_chunk(2, -1)?;
         let gated = halves[0].f_gelu("tanh")?.f_mul_(&halves[1])?;
         drop((inner, halves));
-        let _ = x_nld.f_add_(&gated.f_linear(&block.ff_out, None::<Tensor>)?)?;
-        Ok(x_nld)
+        x_nld.f_add_(&linear(&gated, &block.ff_out)?).map(drop)
     }
 
     /// Applies the norm without mean and bias; the mean of squares is in fp32.
@@ -164,6 +173,15 @@ impl T5Encoder {
         let table = self.bias.f_index_select(0, &index)?.f_view([tokens, tokens, -1])?;
         table.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()
     }
+}
+
+/// Applies a layer without a bias, `[out, in]`, to `[N, L, in]`.
+fn linear(x_nld: &Tensor, weight: &Tensor) -> Result<Tensor, TchError> {
+    if x_nld.kind() != Kind::Float || x_nld.device() != Device::Cpu {
+        return x_nld.f_linear(weight, None::<Tensor>);
+    }
+    // oneDNN: libtorch's own product of fp32 matrices is MKL's, which has no AVX-512 code for AMD processors and takes twice the time.
+    x_nld.f_to_mkldnn(None)?.f_mkldnn_linear(weight, None::<Tensor>)?.f_to_dense(None, false)
 }
 
 /// Returns the bucket of a distance between two positions, key minus query: exact up to a quarter of the buckets in each

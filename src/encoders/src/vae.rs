@@ -210,19 +210,9 @@ mod tests {
     }
 
     #[test]
-    fn bf16_is_near_fp32() {
+    fn the_identity_is_that_of_the_files() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/vae/cogvideox_5b_tiny/vae");
         let half = Vae::open(folder.into(), Kind::BFloat16, Device::Cpu).unwrap();
-        let vae = tiny();
-        let video = Tensor::rand([1, 3, 9, 16, 16], (Kind::Float, Device::Cpu)) * 2 - 1;
-        let near = |a: &Tensor, b: &Tensor| {
-            assert_eq!(a.kind(), Kind::BFloat16);
-            // bf16 has 8 bits of mantissa, and about thirty layers round one after another.
-            assert!(((a.to_kind(Kind::Float) - b).norm() / b.norm()).double_value(&[]) < 0.05);
-        };
-        let mean = vae.encode(&video).unwrap().mean;
-        near(&half.encode(&video).unwrap().mean, &mean);
-        near(&half.decode(&mean).unwrap(), &vae.decode(&mean).unwrap());
-        assert_eq!(half.identity(), vae.identity(), "the identity is that of the files");
+        assert_eq!(half.identity(), tiny().identity());
     }
 }

@@ -17,8 +17,8 @@ struct Resnet {
     conv1: Conv,
     norm2: Norm,
     conv2: Conv,
-    /// A linear layer `[C', C]` with its bias, if the width changes.
-    shortcut: Option<(Tensor, Tensor)>,
+    /// 1 x 1, if the width changes.
+    shortcut: Option<Conv>,
 }
 
 /// The blocks of one size, and the convolution that changes the size after them.
@@ -142,12 +142,9 @@ fn resnets(
 ) -> Result<Vec<Resnet>, Failure> {
     let resnet = |layer| {
         let name = format!("{name}.resnets.{layer}");
-        let shortcut = match params.has(&format!("{name}.conv_shortcut.weight")) {
-            true => {
-                let weight = params.tensor(&format!("{name}.conv_shortcut.weight"))?;
-                let shape = [weight.size()[0], weight.size()[1]];
-                Some((weight.view(shape), params.tensor(&format!("{name}.conv_shortcut.bias"))?))
-            }
+        let shortcut = format!("{name}.conv_shortcut");
+        let shortcut = match params.has(&format!("{shortcut}.weight")) {
+            true => Some(Conv::read(params, &shortcut)?),
             false => None,
         };
         Ok(Resnet {
@@ -172,7 +169,7 @@ impl Resnet {
     ) -> Result<Tensor, TchError> {
         let inner = step(&x_thwc, Some((&self.norm1, latent)), &self.conv1, cache, more, Onto::New)?;
         let past = match &self.shortcut {
-            Some((weight, bias)) => x_thwc.f_linear(weight, Some(bias))?,
+            Some(conv) => conv.over_frame(&x_thwc, 0, 1)?,
             None => x_thwc.shallow_clone(),
         };
         drop(x_thwc);

@@ -130,11 +130,15 @@ impl Applied {
         };
         let [_, height, width, channels] = [0, 1, 2, 3].map(|axis| x_thwc.size()[axis]);
         let (h, w) = (self.scale.size()[1], self.scale.size()[3]);
-        for frame in 0..x_thwc.size()[0] {
-            let source = source_frame(first + frame, self.frames, latent_frames);
-            let spread = |t: &Tensor| t.f_select(0, frame)?.f_view([h, height / h, w, width / w, channels]);
-            let (scale, shift) = (self.scale.f_select(0, source)?, self.shift.f_select(0, source)?);
+        let sources: Vec<i64> =
+            (first..first + x_thwc.size()[0]).map(|t| source_frame(t, self.frames, latent_frames)).collect();
+        let mut at = 0;
+        for same in sources.chunk_by(|a, b| a == b) {
+            let count = same.len() as i64;
+            let spread = |t: &Tensor| t.f_narrow(0, at, count)?.f_view([count, h, height / h, w, width / w, channels]);
+            let (scale, shift) = (self.scale.f_select(0, same[0])?, self.shift.f_select(0, same[0])?);
             silu_into(&spread(x_thwc)?, &scale, &shift, &spread(out_thwc)?)?;
+            at += count;
         }
         Ok(())
     }

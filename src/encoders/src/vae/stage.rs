@@ -54,7 +54,11 @@ pub struct Conv {
 impl Conv {
     /// Reads a convolution over rows and columns, or over frames, rows and columns.
     pub fn read(params: &mut Params<'_>, name: &str) -> Result<Self, Failure> {
-        let weight = params.tensor(&format!("{name}.weight"))?;
+        let mut weight = params.tensor(&format!("{name}.weight"))?;
+        if weight.size()[2..] == [1, 1, 1] {
+            // A shortcut looks at each pixel of each frame alone.
+            weight = weight.squeeze_dim(2);
+        }
         let last = weight.dim() as i64 - 1;
         // The tensor is stored with channels last, and viewed in the order that libtorch's functions expect.
         let there: Vec<i64> = std::iter::once(0).chain(2..=last).chain([1]).collect();

@@ -102,17 +102,24 @@ fn window(
     most + kept
 }
 
+/// Tokens that a block of T5 computes at a time; as in `encoders`.
+const TOKENS: usize = 1024;
+
 /// Returns the peak memory of encoding `texts` texts of `tokens` tokens at a time; `element` as for [`vae_memory`].
 pub fn t5_memory(config: &T5Config, texts: usize, tokens: usize, element: u64) -> Peak {
     // The table of embeddings stays in its file.
     let weights = bytes(&config.parameters()[1..], element);
     let (rows, dim) = ((texts * tokens) as u64, config.d_model as u64);
+    let at_a_time = (TOKENS / tokens.max(1)).clamp(1, texts.max(1)) * tokens;
     let inner = (config.num_heads * config.d_kv) as u64;
-    // The hidden states, their norm, and either queries, keys, values and their result, or the halves of the gated layer.
-    let row = 2 * dim + (4 * inner + dim).max(3 * config.d_ff as u64 + dim);
-    let bias = (config.num_heads * tokens * tokens) as u64;
-    // Norms are computed in fp32; the buckets of the bias are 8 bytes.
-    Peak { weights, work: (rows * row + 2 * bias) * element + rows * dim * 8 + 8 * (tokens * tokens) as u64 }
+    // The norm, and queries, keys and values or the halves of the gated layer; products in fp32 on a CPU are copied once.
+    let row = 2 * dim + (6 * inner).max(4 * config.d_ff as u64);
+    let block = at_a_time as u64 * (row * element + dim * 8);
+    // The hidden states and their norm, which is computed in fp32.
+    let states = rows * dim * (2 * element + 8);
+    // The bias, before and after it is ordered, and the buckets of 8 bytes.
+    let bias = (tokens * tokens) as u64 * (2 * config.num_heads as u64 * element + 16);
+    Peak { weights, work: states + block + bias }
 }
 
 fn bytes(table: &[Parameter], element: u64) -> u64 {
