@@ -46,6 +46,8 @@ pub struct StageCount {
     pub waiting: u64,
     /// Seconds that it worked, over all threads.
     pub busy_s: f64,
+    /// Seconds that it waited for the stage before it.
+    pub wait_s: f64,
 }
 
 impl std::ops::Add for StageCount {
@@ -58,6 +60,7 @@ impl std::ops::Add for StageCount {
             bytes: self.bytes + other.bytes,
             waiting: self.waiting + other.waiting,
             busy_s: self.busy_s + other.busy_s,
+            wait_s: self.wait_s + other.wait_s,
         }
     }
 }

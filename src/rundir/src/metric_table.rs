@@ -240,6 +240,10 @@ pub const METRICS: &[Metric] = &[
         't',
         "texts",
     ),
+    step("vae_busy_s", "VAE", Unit::Seconds, Reduction::Sum, |s| of_items(s, |i| i.stages.vae.busy_s)),
+    step("vae_wait_s", "VAE waiting for decoding", Unit::Seconds, Reduction::Sum, |s| {
+        of_items(s, |i| i.stages.vae.wait_s)
+    }),
     per_rank("mem_gib", "memory per rank", Unit::Gib, |s| &s.mem_gib_by_rank).drawn(Chart::Memory, 'r', "rank"),
     per_rank("mem_peak_gib", "peak memory per rank", Unit::Gib, |s| &s.mem_peak_gib_by_rank),
     per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),

@@ -79,13 +79,14 @@ impl Clips {
         };
         let claims = SharedClaims::default();
         let items = Items::new(queue.clone(), claims.clone(), first);
-        let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
-        self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
         let decoder = self.decoder.clone();
         let options = PoolOptions { workers: self.decoders, order: Order::AsGiven };
         let pool = Pool::start(&Programs::default(), options, items, move |programs, item: &Item| {
             decoder.decode(programs, item)
         });
+        // The first clips are decoded while the VAE is read.
+        let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
+        self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
         let result = self.consume(pool, &claims, &mut vae, stop);
         // Ranges that are not done go back to the queue.
         let mut claims = claims.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +110,10 @@ impl Clips {
                 pool.cancel();
                 return Ok(());
             }
-            let Some((item, decoded)) = pool.next() else { break };
+            let began = Instant::now();
+            let next = pool.next();
+            self.counts.waited(Reported::Vae, began);
+            let Some((item, decoded)) = next else { break };
             // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
             if decoded.is_err() && stop.reason().is_some() {
                 pool.cancel();

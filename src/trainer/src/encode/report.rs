@@ -63,6 +63,11 @@ impl Counts {
         self.change(|done| of(&mut done.stages, stage).failed += 1);
     }
 
+    /// Counts the time since `began` as one in which a stage waited for the stage before it.
+    pub fn waited(&self, stage: Stage, began: Instant) {
+        self.change(|done| of(&mut done.stages, stage).wait_s += began.elapsed().as_secs_f64());
+    }
+
     /// Sets how many items wait for a stage.
     pub fn waiting(&self, stage: Stage, items: usize) {
         self.change(|done| of(&mut done.stages, stage).waiting = items as u64);
