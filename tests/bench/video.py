@@ -1,10 +1,11 @@
-"""Probes and decodes clips as Python trainers do, for `cargo xtask bench video`.
+"""Checks and decodes clips as Python trainers do, for `cargo xtask bench video`.
 
-usage: video.py probe|list FOLDER WORKERS
+usage: video.py check FOLDER
        video.py decode CLIP FRAMES FPS WIDTH HEIGHT PASSES
 
-Prints one JSON object. `probe` and `list` run ffprobe for each file, as many at a time as there are workers; `list` reads the times of
-all frames too. `decode` takes the frames nearest to every 1 / FPS seconds with PyAV and makes a tensor [F, H, W, 3] of them.
+Prints one JSON object. `check` takes each video of a folder with its caption, as many at a time as there are cores: it reads the
+caption, hashes the video, and runs one ffprobe, which lists the times of all frames. `decode` takes the frames nearest to every
+1 / FPS seconds with PyAV and makes a tensor [F, H, W, 3] of them.
 """
 
 import bisect
@@ -15,28 +16,25 @@ import sys
 import time
 
 
-def probe(folder, workers, packets):
+def check(folder):
+    import hashlib
     from concurrent.futures import ThreadPoolExecutor
 
-    files = sorted(os.path.join(folder, name) for name in os.listdir(folder))
-    more = ["-show_entries", "packet=pts,flags"] if packets else []
+    files = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".mp4"))
+    command = ["ffprobe", "-v", "error", "-select_streams", "v", "-show_streams", "-show_format"]
+    command += ["-show_entries", "packet=pts,flags", "-of", "json"]
 
     def one(path):
-        command = ["ffprobe", "-v", "error", "-select_streams", "v", "-show_streams", "-show_format", *more, "-of", "json"]
+        with open(os.path.splitext(path)[0] + ".txt") as caption, open(path, "rb") as video:
+            text, content = caption.read().strip(), hashlib.file_digest(video, "blake2b").hexdigest()
         told = json.loads(subprocess.run([*command, path], capture_output=True, check=True).stdout)
-        times = sorted(packet["pts"] for packet in told.get("packets", []))
-        return float(told["streams"][0]["duration"]), len(times)
+        times = sorted(packet["pts"] for packet in told["packets"])
+        return text, content, float(told["streams"][0]["duration"]), len(times)
 
-    began = time.perf_counter()
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(one, files))
-    took = time.perf_counter() - began
-    return {
-        "s": took,
-        "clips": len(found),
-        "hours": sum(s for s, _ in found) / 3600,
-        "frames": sum(frames for _, frames in found),
-    }
+    usable = {(text, content) for text, content, _, frames in found if text and frames > 1}
+    return {"clips": len(usable), "hours": sum(clip[2] for clip in found) / 3600}
 
 
 def nearest(times, wanted):
@@ -91,5 +89,5 @@ if verb == "decode":
     clip, count, fps, width, height, passes = rest
     result = decode(clip, int(count), float(fps), int(width), int(height), int(passes))
 else:
-    result = probe(rest[0], int(rest[1]), verb == "list")
+    result = check(rest[0])
 print(json.dumps(result))

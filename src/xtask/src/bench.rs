@@ -49,8 +49,17 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     build::run(&[])?;
     let mut rows: Vec<Row> = Vec::new();
+    let before = load();
     for (_, measure) in PARTS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
         rows.extend(measure()?);
     }
+    println!("\nload of the machine: {before} before, {} after (averages of 1, 5 and 15 minutes)", load());
     print(&rows)
+}
+
+/// Returns the load averages of the machine.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let averages: Vec<&str> = text.split(' ').take(3).collect();
+    if averages.len() == 3 { averages.join(" ") } else { "unknown".into() }
 }

@@ -1,13 +1,101 @@
-//! Opening a store of a million made-up clips, as rank 0 does at the start of a run, and receiving its table, as the others do.
+//! Opening a store of a million made-up clips, as rank 0 does at the start of a run, and receiving its table, as the others do. And
+//! the share of its time that the VAE waits for decoding while clips are encoded.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use camino::Utf8Path;
 use serde_json::Value;
 
 use super::table::Row;
+use super::{encoders, python};
 use crate::failure::{Failure, Result};
-use crate::process::{cargo, output};
+use crate::libtorch::system;
+use crate::process::{cargo, command, output};
+use crate::workspace::{cache_dir, release_dir, root};
+
+/// Encodes of the clips, each into a folder of its own.
+const ROUNDS: usize = 3;
+/// Clips of 2 s that are cut from the demo's film, and the frames between their starts.
+const CLIPS: usize = 12;
+const APART: usize = 7;
+/// The frames that are encoded, as in the demo.
+const FRAMES: [&str; 8] = ["--frames", "25", "--fps", "12.5", "--height", "96", "--width", "128"];
+
+/// Measures both.
+pub fn rows() -> Result<Vec<Row>> {
+    let mut rows = million_clips()?;
+    rows.push(decode_wait()?);
+    Ok(rows)
+}
+
+/// Encodes clips of the demo's film with the VAE of `bench encoders`, in one rank on all cores.
+fn decode_wait() -> Result<Row> {
+    system::require(&[system::DECODER])?;
+    let models = encoders::models(&python::environment_with_text()?)?;
+    let folder = cache_dir()?.join(format!("bench-encode-{}", std::process::id()));
+    let measured = encode(&folder, &models);
+    // Files left in the cache folder do no harm.
+    let _ = fs::remove_dir_all(&folder);
+    let row = |rounds| Row {
+        what: "encoding the demo's clips: VAE waits for decoding".into(),
+        unit: "%",
+        rounds,
+        at_most: 5.0,
+        note: "of the time from the first claim to the last clip".into(),
+    };
+    measured.map(row)
+}
+
+/// Returns the share of each round in percent.
+fn encode(folder: &Utf8Path, models: &Utf8Path) -> Result<Vec<f64>> {
+    let failed = |e| Failure::new(format!("cannot write to {folder}"), e, "check the disk");
+    let (clips, model, runs) = (folder.join("clips"), folder.join("model"), folder.join("runs"));
+    fs::create_dir_all(&clips).and_then(|()| fs::create_dir_all(&model)).map_err(failed)?;
+    let tokenizer = root().join("tests/fixtures/oracle/t5/t5_v1_1_tiny/tokenizer");
+    for part in [models.join("vae"), models.join("text_encoder"), tokenizer] {
+        symlink(&part, model.join(part.file_name().unwrap_or_default())).map_err(failed)?;
+    }
+    let film = root().join("assets/demo/bunny.mp4");
+    for number in 0..CLIPS {
+        let (first, clip) = (number * APART, clips.join(format!("{number:02}.mp4")));
+        let filter = format!("trim=start_frame={first}:end_frame={},setpts=PTS-STARTPTS", first + 49);
+        let args = ["-v", "error", "-i", film.as_str(), "-an", "-vf", &filter, "-c:v", "libx264", clip.as_str()];
+        output(&mut command("ffmpeg", args), "use an ffmpeg that has libx264, as Debian's")?;
+        fs::write(clip.with_extension("txt"), format!("a rabbit, part {number}")).map_err(failed)?;
+    }
+    let vidtui = release_dir().join("vidtui");
+    let manifest = folder.join("clips.jsonl");
+    let check = ["data", "check", clips.as_str(), "--out", manifest.as_str()];
+    output(&mut command(&vidtui, check), "see its message")?;
+    let share = |round| {
+        println!("encoding {CLIPS} clips: round {round} of {ROUNDS}");
+        let (data, run) = (folder.join(format!("data-{round}")), format!("round-{round}"));
+        let mut encode = command(&vidtui, ["data", "encode", manifest.as_str(), "--model", model.as_str()]);
+        encode.args(["--out", data.as_str(), "--name", &run, "--dtype", "float32", "--local", "1", "--wait"]);
+        output(encode.args(["--runs", runs.as_str()]).args(FRAMES), "see its message")?;
+        waited(&runs, &run)
+    };
+    (1..=ROUNDS).map(share).collect()
+}
+
+/// Reads the share of a finished run from the last line of its metrics.
+fn waited(runs: &Utf8Path, run: &str) -> Result<f64> {
+    let no_metrics = |e| Failure::new(format!("cannot read the metrics of {run} in {runs}"), e, "run it by hand");
+    for entry in runs.read_dir_utf8().map_err(no_metrics)?.filter_map(std::result::Result::ok) {
+        if entry.file_name().contains(run) {
+            let text = fs::read_to_string(entry.path().join("metrics.jsonl")).map_err(no_metrics)?;
+            let lines = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let vae = lines.map(|line| line["items"]["stages"]["vae"].clone()).find(|vae| vae["items"] == CLIPS);
+            let seconds = |key: &str| vae.as_ref().and_then(|vae| vae[key].as_f64()).unwrap_or(f64::NAN);
+            return Ok(100.0 * seconds("wait_s") / (seconds("wait_s") + seconds("busy_s")));
+        }
+    }
+    Err(Failure::new(format!("there is no run {run} in {runs}"), "the encode wrote none", "run it by hand"))
+}
 
 /// Runs the measuring test of the crate `dataset`, which makes the store.
-pub fn rows() -> Result<Vec<Row>> {
+fn million_clips() -> Result<Vec<Row>> {
     println!("opening a store of a million clips");
     let mut test = cargo(["test", "--release", "--quiet", "--package", "dataset", "--lib", "--", "--ignored"]);
     test.args(["--nocapture", "a_million_clips"]);

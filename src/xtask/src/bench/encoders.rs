@@ -1,6 +1,6 @@
 //! VAE and text encoder, compared with diffusers and transformers.
 
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 
 use super::figures::{Figures, ratio, same_results};
 use super::python;
@@ -9,6 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::process::{cargo, command, output, run as run_command};
 use crate::workspace::{cache_dir, release_dir, root};
 
+const SCRIPT: &str = "tests/bench/encoders.py";
 const ROUNDS: usize = 3;
 const THREADS: &str = "2";
 /// Passes of one round. The first is a warm-up and is not counted.
@@ -32,11 +33,7 @@ pub fn rows() -> Result<Vec<Row>> {
         &mut cargo(["build", "--release", "--package", "encoders", "--example", "speed"]),
         "see the compiler's errors above",
     )?;
-    let (script, folder) = (root().join("tests/bench/encoders.py"), cache_dir()?.join("bench-encoders"));
-    std::fs::create_dir_all(&folder)
-        .map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk"))?;
-    let python = bin.join("python");
-    output(&mut command(&python, [script.as_str(), "make", folder.as_str()]), "see Python's message")?;
+    let (script, folder, python) = (root().join(SCRIPT), models(&bin)?, bin.join("python"));
     let mut rows = Vec::new();
     for (case, what) in CASES {
         rows.extend(measure(case, what, &folder, &python, &script)?);
@@ -44,7 +41,17 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn measure(case: &str, what: &str, folder: &Utf8Path, python: &Utf8Path, script: &Utf8Path) -> Result<[Row; 3]> {
+/// Makes the models and their inputs, and returns their folder; `bin` is that of Python with transformers.
+pub fn models(bin: &Utf8Path) -> Result<Utf8PathBuf> {
+    let folder = cache_dir()?.join("bench-encoders");
+    std::fs::create_dir_all(&folder)
+        .map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk"))?;
+    let script = root().join(SCRIPT);
+    output(&mut command(bin.join("python"), [script.as_str(), "make", folder.as_str()]), "see Python's message")?;
+    Ok(folder)
+}
+
+fn measure(case: &str, what: &str, folder: &Utf8Path, python: &Utf8Path, script: &Utf8Path) -> Result<[Row; 4]> {
     let args = [case, folder.as_str(), THREADS, PASSES];
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
@@ -59,6 +66,7 @@ fn measure(case: &str, what: &str, folder: &Utf8Path, python: &Utf8Path, script:
     };
     Ok([
         row("time", "s", TIME, |f| f.step_s),
+        row("CPU time", "s", f64::INFINITY, |f| f.cpu_s),
         row("peak memory", "GiB", MEMORY, |f| f.peak_gib),
         row("its growth from before the model", "GiB", f64::INFINITY, |f| f.growth_gib),
     ])

@@ -1,6 +1,7 @@
 //! Figures that this program and a Python script measure of the same computation.
 
 use std::process::Command;
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -11,8 +12,10 @@ use crate::process::{output, shown};
 /// The measurements of one side.
 #[derive(Debug)]
 pub struct Figures {
-    /// Seconds of the median pass.
+    /// Seconds of the fastest pass: other programs of the machine only make passes slower.
     pub step_s: f64,
+    /// Seconds of the CPU in the pass with the fewest, over all threads, where they are measured.
+    pub cpu_s: f64,
     /// Peak memory of the process, or its growth.
     pub peak_gib: f64,
     /// Growth of peak memory from before the model is loaded, where it is measured.
@@ -27,19 +30,41 @@ pub type Round = (Figures, Figures);
 impl Figures {
     /// Runs a program that prints its figures. The first pass is a warm-up and is not counted.
     pub fn of(program: &mut Command) -> Result<Self> {
-        let printed = output(program, "run it by hand")?.stdout;
-        let figures: Value = serde_json::from_slice(&printed)
-            .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))?;
+        let figures = printed(program)?;
         let numbers =
             |key: &str| figures[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect::<Vec<_>>();
-        let seconds: Vec<f64> = numbers("step_s").into_iter().skip(1).collect();
+        let least = |key: &str| numbers(key).into_iter().skip(1).fold(f64::NAN, f64::min);
         Ok(Self {
-            step_s: median(&seconds),
+            step_s: least("step_s"),
+            cpu_s: least("cpu_s"),
             peak_gib: figures["peak_gib"].as_f64().unwrap_or(f64::NAN),
             growth_gib: figures["growth_gib"].as_f64().unwrap_or(f64::NAN),
             norms: numbers("norms"),
         })
     }
+}
+
+/// Runs a program that prints one JSON value.
+pub fn printed(program: &mut Command) -> Result<Value> {
+    let printed = output(program, "run it by hand")?.stdout;
+    serde_json::from_slice(&printed)
+        .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))
+}
+
+/// Runs a program that prints one JSON value. Also returns the seconds that it took, and those of the CPU with the programs that it
+/// started.
+pub fn timed(program: &mut Command) -> Result<(Value, f64, f64)> {
+    let (began, cpu_before_s) = (Instant::now(), children_cpu_s());
+    let printed = printed(program)?;
+    Ok((printed, began.elapsed().as_secs_f64(), children_cpu_s() - cpu_before_s))
+}
+
+/// Returns the seconds of CPU of all processes that this one has waited for.
+fn children_cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name in brackets; their user and system time are fields 16 and 17, in hundredths of a second.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(13).take(2);
+    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 /// Checks that the norms of both sides differ by at most a part of them.
