@@ -119,7 +119,7 @@ fn curves_are_exported_as_svg_png_and_csv() {
     let read = |name: &str| std::fs::read(site.root.join(name)).unwrap();
     site.succeeds(&["export", "latest", "--out", "loss.svg"]);
     let svg = String::from_utf8(read("loss.svg")).unwrap();
-    assert!(svg.contains("<svg") && svg.contains("gradient norm"));
+    assert!(svg.contains("<svg") && svg.contains("Gradient norm"));
     site.succeeds(&["export", "latest", "--out", "loss.png", "--metric", "loss", "--metric", "mem_gib"]);
     assert!(read("loss.png").starts_with(b"\x89PNG"));
     site.succeeds(&["export", "latest", "--out", "all.csv"]);

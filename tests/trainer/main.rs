@@ -295,7 +295,6 @@ fn every_rank_reports_missing_gpus() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && stderr.contains("hint:") && stderr.contains("train.device"), "{stderr}");
     }
-    assert!(matches!(run.failure_code(), Some(ErrorCode::TrainerUnusable | ErrorCode::NoGpu)));
     assert!(run.samples().is_empty());
 }
 

@@ -1,7 +1,7 @@
 //! Keys that accept 0: what it turns off or stands for is what their documentation states.
 
 use camino::Utf8Path;
-use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, Task, TrainerKind, load};
+use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, load};
 use std::collections::BTreeSet;
 
 /// Keys whose 0 is a number like any other.
@@ -15,8 +15,11 @@ const PLAIN: [&str; 7] = [
     "optimizer.beta2",
 ];
 
-/// Keys whose 0 this crate interprets: another value, and whether a recipe has what 0 turns off.
-const HERE: [(&str, &str, fn(&Recipe) -> bool); 14] = [
+/// Returns whether a recipe has what 0 turns off.
+type Has = fn(&Recipe) -> bool;
+
+/// Keys whose 0 this crate interprets, with another value.
+const HERE: [(&str, &str, Has); 16] = [
     ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
     ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),
     ("model.base_width", "16", |r| r.model.base()[2] != r.model.latent_width),
@@ -26,11 +29,13 @@ const HERE: [(&str, &str, fn(&Recipe) -> bool); 14] = [
     ("checkpoint.interval", "3", |r| (1..100).any(|step| r.checkpoint.is_due(step))),
     ("checkpoint.max_failures", "3", |r| (1..100).any(|failed| r.checkpoint.gives_up_after(failed))),
     ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
+    ("lora.rank", "4", |r| r.lora.is_used()),
+    ("lora.alpha", "8", |r| r.lora.alpha() != r.lora.rank as f64),
     ("sample.every", "3", |r| (0..100).any(|step| r.sample.is_due(step))),
-    ("sample.frames", "49", |r| r.samples().unwrap()[0].frames != (r.model.latent_frames - 1) * 4 + 1),
-    ("sample.height", "128", |r| r.samples().unwrap()[0].height != r.model.latent_height * 8),
-    ("sample.width", "128", |r| r.samples().unwrap()[0].width != r.model.latent_width * 8),
-    ("sample.fps", "24", |r| r.samples().unwrap()[0].fps != 8.0),
+    ("sample.frames", "49", |r| sample(r).frames != (r.model.latent_frames - 1) * 4 + 1),
+    ("sample.height", "128", |r| sample(r).height != r.model.latent_height * 8),
+    ("sample.width", "128", |r| sample(r).width != r.model.latent_width * 8),
+    ("sample.fps", "24", |r| sample(r).fps != 8.0),
 ];
 
 /// Keys whose 0 another crate interprets, with the file and the test that proves it.
@@ -48,7 +53,7 @@ const ELSEWHERE: [(&str, &str, &str); 13] = [
     ),
     ("checkpoint.keep_last", "rundir/src/listing.rs", "the_newest_few_are_kept"),
     ("checkpoint.keep_every", "rundir/src/listing.rs", "checkpoints_at_multiples_of_keep_every_are_kept"),
-    ("log.spike", "trainer/src/spikes.rs", "the_warm_up_and_a_threshold_of_zero_report_nothing"),
+    ("log.spike", "health/src/spikes.rs", "the_warm_up_and_a_threshold_of_zero_report_nothing"),
     ("encode.max_dropped", "dataset/src/manifest.rs", "more_dropped_clips_than_accepted_are_refused"),
     ("sample.guidance", "dit/src/sampler.rs", "guidance_of_one_or_less_needs_no_second_text"),
     (
@@ -57,6 +62,11 @@ const ELSEWHERE: [(&str, &str, &str); 13] = [
         "mini_batches_divide_the_sequence_of_models_with_ttt_layers_only",
     ),
 ];
+
+/// Returns the only sample of a recipe.
+fn sample(recipe: &Recipe) -> SampleSpec {
+    recipe.samples().map(|samples| samples[0].clone()).expect("the prompt can be sampled")
+}
 
 fn recipe(of: &str, sets: &[String]) -> Result<Recipe, recipe::RecipeError> {
     let path = format!("../../tests/fixtures/configs/valid/{of}.toml");
@@ -68,6 +78,9 @@ fn with(key: &Key, value: &str) -> Recipe {
     let mut sets = vec![format!("{}={value}", key.path)];
     if key.path.starts_with("sample.") {
         sets.extend(["sample.prompts=[\"a rabbit\"]".into(), "encoders.folder=/model".into()]);
+    }
+    if key.path == "lora.rank" && value != "0" {
+        sets.push("train.trainable=lora".into());
     }
     recipe(of, &sets).unwrap_or_else(|error| panic!("{}={value}: {error}", key.path))
 }
@@ -84,7 +97,7 @@ fn every_key_that_accepts_zero_documents_it_and_has_a_test() {
     for key in SCHEMA {
         let is_plain = plain.contains(key.path);
         assert_eq!(accepts_zero(key), is_plain || tested.contains(key.path), "{}", key.path);
-        let documents = ["; 0: ", "1 or less: none", "may be 0"].iter().any(|words| key.doc.contains(words));
+        let documents = ["; 0: ", "1 or less: no guidance", "may be 0"].iter().any(|words| key.doc.contains(words));
         assert_eq!(documents, tested.contains(key.path), "{}: {}", key.path, key.doc);
     }
     for (key, file, test) in ELSEWHERE {

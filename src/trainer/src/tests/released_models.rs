@@ -37,7 +37,7 @@ const SIZES: [&str; 17] = [
 ];
 
 /// Writes tensors of small numbers that differ from each other.
-fn write(path: &Utf8Path, tensors: &[(&str, Vec<usize>)]) {
+fn write(path: &Utf8Path, tensors: &[(String, Vec<usize>)]) {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
         .map(|(_, shape)| {
@@ -45,10 +45,9 @@ fn write(path: &Utf8Path, tensors: &[(&str, Vec<usize>)]) {
             (0..count).flat_map(|i| (((i * 7919) % 97) as f32 / 97.0 - 0.5).to_le_bytes()).collect()
         })
         .collect();
-    let views = tensors
-        .iter()
-        .zip(&bytes)
-        .map(|((name, shape), bytes)| (*name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap()));
+    let views = tensors.iter().zip(&bytes).map(|((name, shape), bytes)| {
+        (name.as_str(), TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
     std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
@@ -71,8 +70,13 @@ fn toy(name: &str, folder: &Utf8Path) -> Recipe {
             ConditionKind::Image => tensors.push((IMAGE, vec![1, 8, 4, 6])),
             ConditionKind::Inpaint => tensors.extend([(KNOWN, vec![3, 1, 4, 6]), (MASKED, vec![3, 8, 4, 6])]),
         }
-        write(&folder.join(format!("{clip}")), &tensors);
-        write(&folder.join(format!("{clip}.text")), &[(TEXT, vec![4, 8])]);
+        let mut drawn = vec![];
+        for draw in 0..recipe.condition.draws() {
+            let names = tensors.iter().filter(|(name, _)| draw == 0 || *name != MOMENTS);
+            drawn.extend(names.map(|(name, shape)| (dataset::drawn_role(name, draw), shape.clone())));
+        }
+        write(&folder.join(format!("{clip}")), &drawn);
+        write(&folder.join(format!("{clip}.text")), &[(TEXT.to_owned(), vec![4, 8])]);
         lines += &format!("{{\"vid_emb\": \"{clip}\", \"text_chunk_emb\": [\"{clip}.text\"]}}\n");
     }
     std::fs::write(&index, lines).unwrap();

@@ -87,8 +87,9 @@ fn window(
         };
         let wide = own.max(before);
         let chunk = (CHUNK / (pixels * wide * element).max(1)).clamp(LEAST_CHUNK, frames.max(LEAST_CHUNK)).min(frames);
-        // A block's input and its inner result, and a new input for the second half if the width changes.
-        let tensors = if own == before { 2 * own } else { before + 2 * own };
+        // A block's input and its inner result, and a new input for the second half if the width changes. Measured peaks on a
+        // CPU have one more: libraries and the allocator keep memory.
+        let tensors = if own == before { 3 * own } else { before + 3 * own };
         let buffers = (chunk + PAST) * wide + CONVOLVED * chunk * wide;
         most = most.max(pixels * element * (frames * tensors + buffers));
         if several {
