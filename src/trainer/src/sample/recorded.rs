@@ -173,9 +173,10 @@ fn follow(path: &Utf8Path) {
                 let world = &MeshGroups::alone().world;
                 let specs = std::slice::from_ref(spec);
                 let texts = Texts::encode(&recipe.encoders, &recipe.model, specs, world, Device::Cpu).unwrap();
-                for (embedded, want) in
-                    [(texts.joined(&spec.texts), own(&text)), (texts.joined(&[spec.negative.clone()]), without)]
-                {
+                for (embedded, want) in [
+                    (texts.joined(&spec.texts), own(&text)),
+                    (texts.joined(std::slice::from_ref(&spec.negative)), without),
+                ] {
                     let error = relative(&embedded, &want);
                     assert!(error < GATE, "{path}: the text differs by {error:e}");
                 }

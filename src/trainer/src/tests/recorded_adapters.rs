@@ -257,7 +257,7 @@ fn export(case: &Case, rank: &mut Rank) {
         [(LoraForm::Diffusers, "pytorch_lora_weights.safetensors"), (LoraForm::Peft, "adapter_model.safetensors")];
     for (form, name) in files {
         let out = place.join(form.to_string());
-        let request = ConvertRequest::new(&run.step_dir(1), out.clone(), Form::Lora(form));
+        let request = ConvertRequest::new(run.step_dir(1), out.clone(), Form::Lora(form));
         let plan = weights::plan_conversion(&request).unwrap_or_else(|failure| panic!("{failure}"));
         plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
         let folder = case.pass.path.parent().unwrap().join(form.to_string().to_lowercase());

@@ -71,7 +71,7 @@ fn toy(name: &str, folder: &Utf8Path) -> Recipe {
             ConditionKind::Inpaint => tensors.extend([(KNOWN, vec![3, 1, 4, 6]), (MASKED, vec![3, 8, 4, 6])]),
         }
         let mut drawn = vec![];
-        for draw in 0..recipe.condition.draws() {
+        for draw in 0..recipe.condition.draws().max(1) {
             let names = tensors.iter().filter(|(name, _)| draw == 0 || *name != MOMENTS);
             drawn.extend(names.map(|(name, shape)| (dataset::drawn_role(name, draw), shape.clone())));
         }
@@ -134,10 +134,10 @@ fn a_data_set_without_the_image_that_a_recipe_needs_is_refused() {
     let keep = tempfile::tempdir().unwrap();
     let folder = Utf8Path::from_path(keep.path()).unwrap();
     let recipe = toy("5b-i2v.toml", folder);
-    write(&folder.join("1"), &[(MOMENTS, vec![3, 8, 4, 6])]);
+    write(&folder.join("1"), &[(MOMENTS.to_owned(), vec![3, 8, 4, 6])]);
     let failure = Data::open(&recipe, &Group::alone()).unwrap_err();
     assert_eq!(failure.code, rundir::ErrorCode::InvalidDataset);
     assert!(failure.what.contains("line 2"), "{failure}");
-    write(&folder.join("1"), &[(MOMENTS, vec![3, 8, 4, 6]), (IMAGE, vec![2, 8, 4, 6])]);
+    write(&folder.join("1"), &[(MOMENTS.to_owned(), vec![3, 8, 4, 6]), (IMAGE.to_owned(), vec![2, 8, 4, 6])]);
     assert_eq!(Data::open(&recipe, &Group::alone()).unwrap_err().code, rundir::ErrorCode::InvalidDataset);
 }
