@@ -16,7 +16,7 @@ pub struct LaunchOptions<'a> {
     pub name: Option<&'a str>,
     /// The source of the weights.
     pub init: Init<'a>,
-    /// The changes of [`Workspace::fit`], as a warning.
+    /// The changes of [`super::Workspace::fit`], as a warning.
     pub fitted: Option<String>,
 }
 
