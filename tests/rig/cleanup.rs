@@ -117,5 +117,10 @@ fn a_rig_started_by_hand_runs_until_rig_down() {
     rig(&["verb", "poweroff", "node02"]).unwrap();
     assert_eq!(rig(&["status"]).unwrap(), "node01  10.99.0.1     cut off, on\nnode02  10.99.0.2     off");
     rig(&["down"]).unwrap();
+    // A process that was killed is gone a moment later.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while !left_of(&folder).is_empty() && std::time::Instant::now() < end {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
     assert_eq!(left_of(&folder), [""; 0]);
 }
