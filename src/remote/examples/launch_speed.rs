@@ -80,8 +80,8 @@ impl Bench {
         Ok([launch_s, kill_s])
     }
 
-    /// Starts the nodes one after the other, each over its own connection and without checks, as launchers do that loop over
-    /// hosts. Then kills them in parallel without verification; the check that they are gone is not timed.
+    /// Starts the nodes one after the other, each over its own connection and without checks, like a launcher that loops over
+    /// hosts. Then kills them in parallel without verification. A later check that they are gone is not timed.
     fn ssh_loop(&self, round: usize) -> Result<[f64; 2], Box<dyn Error>> {
         let share = self.rig.share();
         let steps = share.join(format!("steps{round}"));

@@ -1,9 +1,9 @@
 //! Measures the cost of watching many nodes, compared with `pdsh` and `clush` that run nvidia-smi on the same nodes:
 //! `cargo run --release -p remote --example watch_speed -- 64`. Prints one JSON object.
 //!
-//! The nodes belong to a rig, so their servers and programs share this machine's CPU with the measured program. A round of the
-//! streams takes as long as the oldest frame in it: from the time that the node reads its clock until the frame is read here. A
-//! round of the other programs takes as long as their command.
+//! The nodes belong to a rig, so their servers and programs share this machine's CPU with the measured program. The
+//! duration of a round of the streams is the age of its oldest frame: from the time that the node reads its clock until the frame
+//! is read here. The duration of a round of the other programs is that of their command.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -19,9 +19,9 @@ use rundir::{Login, now_s};
 use serde_json::{Value, json};
 
 const EVERY: Duration = Duration::from_secs(2);
-/// How often connecting to all nodes is measured.
+/// The number of measurements of connecting to all nodes.
 const CONNECTIONS: usize = 3;
-/// The rounds before the measurement. The nodes start one after the other.
+/// The rounds before the measurement, because the nodes start one after the other.
 const WARM_UP: u64 = 4;
 const ROUNDS: u64 = 5;
 const QUERY: &str = "nvidia-smi --query-gpu=index,uuid,power.draw,memory.used,utilization.gpu,temperature.gpu --format=csv,noheader,nounits";
@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ages = read_ages(&frames, EVERY * u32::try_from(ROUNDS)?);
     let stream_cpu_ms = (cpu_ms(UsageWho::RUSAGE_SELF)? - before) / ROUNDS as f64;
     let slowest = |round: &[f64]| round.iter().copied().fold(0.0, f64::max);
-    // A round is as many frames as there are nodes, from any nodes.
+    // A round of N nodes is N frames, from any of the nodes.
     let walls: Vec<f64> = ages.chunks(nodes).filter(|round| round.len() == nodes).map(slowest).collect();
     let expected = nodes as f64 * ROUNDS as f64;
     drop(watches);

@@ -1,4 +1,4 @@
-//! The files of a run and its attempts, which are made before processes start.
+//! Makes the files of a run or an attempt, before processes start.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,8 +20,8 @@ use crate::transport::Transport;
 /// Makes the folder of a new run, or of a new attempt, and returns it.
 ///
 /// The files are written to a temporary folder, which is then renamed, so that the folder appears complete or not at all. The
-/// attempt starts at the current time, not at that of its plan: the user has confirmed a dialog since, and the trainer may
-/// have been copied.
+/// attempt starts at the current time and not at the time of its plan, because confirming the plan and copying the trainer take
+/// time.
 pub(crate) fn make_attempt(
     what: &str,
     plan: &LaunchPlan,
@@ -39,8 +39,8 @@ pub(crate) fn make_attempt(
     // A rename to a folder that is not empty fails. This makes it a lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
-            // Requests to the previous attempt must not apply to this one. Except that a requeued job has just checked for a
-            // stop, so a permanent stop is newer than that check.
+            // Requests to the previous attempt must not apply to this one. A permanent stop of a requeued job is kept: the
+            // job checked for one just before, so this request is newer.
             if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_request() != Some(Stop::ForGood) {
                 let _ = fs::remove_file(plan.dir.stop_file());
             }
@@ -102,7 +102,7 @@ pub(crate) fn write_scripts(dir: &RunDir, attempt: u32, nodes: &[NodeLaunch]) ->
 /// Checks that no other program has resumed the run since the plan was made.
 ///
 /// # Errors
-/// When it has, or a process of the run is alive.
+/// When another program has resumed the run, or a process of the run is alive.
 pub(crate) fn check_unchanged(
     what: &str,
     plan: &LaunchPlan,
@@ -112,7 +112,7 @@ pub(crate) fn check_unchanged(
     let mut alive = false;
     let mut elsewhere = Vec::new();
     for (file, liveness) in pid_files(&plan.dir)? {
-        // With an exit file, only its supervisor can be alive, and it is exiting.
+        // If there is an exit file, only the supervisor can be alive, and it is exiting.
         if plan.dir.read_exit(&file.node, file.attempt)?.is_some() {
             continue;
         }
@@ -122,7 +122,7 @@ pub(crate) fn check_unchanged(
             elsewhere.push((file.node.clone(), node_kill(&plan.run.id, KillHow::Kill, &file)));
         }
     }
-    // A node that does not reply is no obstacle: the plan was made and confirmed with it unreachable.
+    // Nodes that do not reply are skipped: the user confirmed the plan although they were unreachable.
     let found = on_nodes(elsewhere, transports, |target, transport| transport.liveness(&target));
     alive |= found.into_iter().any(|liveness| matches!(liveness, Ok(Liveness::Alive)));
     let newest = plan.dir.attempt_numbers()?.last().copied().unwrap_or(0);
@@ -168,7 +168,7 @@ pub(crate) fn record_failure(plan: &LaunchPlan, node: &NodeId, failure: &Failure
     let _ = fs::create_dir_all(plan.dir.node_dir(node)).map(|()| plan.dir.write_exit(&exit));
 }
 
-/// A temporary folder, removed when this is dropped unless it was renamed.
+/// A temporary folder. Dropping this removes the folder, unless it was renamed.
 struct TempFolder {
     dir: RunDir,
 }

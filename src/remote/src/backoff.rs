@@ -35,7 +35,7 @@ impl Backoff {
         pause.mul_f64(0.75 + share / 2.0)
     }
 
-    /// Starts again with the first pause.
+    /// Resets the next pause to the first.
     pub fn reset(&mut self) {
         self.next = self.first;
     }

@@ -15,11 +15,11 @@ const POLL_EVERY: Duration = Duration::from_millis(5);
 pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration) -> io::Result<Option<Output>> {
     let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (mut stdin, input) = (child.stdin.take(), input.to_owned());
-    // One thread per pipe: each of the three may be full while this thread waits for another.
+    // One thread per pipe, because a program may fill one pipe while it waits for another.
     let writer = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let Some(status) = wait(&mut child, limit)? else { return Ok(None) };
-    // Fails when the program does not read all of its input, which is not an error.
+    // The write fails if the program does not read all of its input. This is not an error.
     let _ = writer.join();
     let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
     Ok(Some(Output { status: status.into(), stdout, stderr }))

@@ -78,7 +78,7 @@ fn is_own(dir: &RunDir, file: &PidFile) -> bool {
     meta.is_ok_and(|meta| meta.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// Returns whether processes of an attempt outlived its supervisor. A supervisor that wrote its exit file left none.
+/// Returns whether processes of an attempt outlived its supervisor. If the supervisor wrote its exit file, none did.
 fn has_orphans(dir: &RunDir, run: &RunId, file: &PidFile) -> bool {
     if matches!(dir.read_exit(&file.node, file.attempt), Ok(Some(_))) {
         return false;
@@ -118,7 +118,7 @@ pub(crate) fn read(
     };
     let Some(attempt) = attempt else { return Ok(facts) };
 
-    // Read before the exit files: a process that exits between the two reads is then in its exit file.
+    // Processes are read before exit files. If a process exits between the two reads, its exit file is found.
     facts.job = attempt.slurm.as_ref().and_then(|slurm| slurm.job).map(|job| job_of_run(find_job(job), &run.id));
     facts.is_incomplete = attempt.placement.ranks.is_empty();
     for node in nodes(&attempt) {
@@ -160,8 +160,8 @@ pub(crate) fn read(
     Ok(facts)
 }
 
-/// Returns the job as forgotten if it has another name than the run. Another cluster, or this cluster after a reset of
-/// its job ids, can give the same number to another job.
+/// Treats a job as forgotten if its name is not that of the run. Another cluster, or this cluster after a reset of its job
+/// ids, can give the same id to another job.
 fn job_of_run(status: JobStatus, run: &RunId) -> JobStatus {
     match status.job() {
         Some(job) if !job.name.is_empty() && job.name != run.as_str() => {
@@ -171,7 +171,7 @@ fn job_of_run(status: JobStatus, run: &RunId) -> JobStatus {
     }
 }
 
-/// Returns whether a job that this Slurm does not list still makes steps: another cluster that shares the disk may run it.
+/// Returns whether Slurm does not list a job that still makes steps. Another cluster that shares the disk may run it.
 fn is_job_of_other_cluster(facts: &RunFacts, now_s: f64) -> bool {
     let is_forgotten = facts.job.as_ref().is_some_and(|job| job.reply == JobReply::Purged);
     let event = facts.last_event.as_ref().filter(|event| !ends(&event.kind)).map(|event| event.t);

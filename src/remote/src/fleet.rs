@@ -34,7 +34,7 @@ pub struct Fleet {
     here: ThisNode,
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
-    /// Whether logins with this machine's name lead to it; `None` where that cannot be determined.
+    /// Whether a login to this machine's name reaches this machine; `None` if that cannot be determined.
     this_node_logins: Mutex<BTreeMap<Login, (Instant, Option<bool>)>>,
     liveness: Arc<(Mutex<BTreeMap<SupervisorId, LivenessEntry>>, Condvar)>,
     loads: Arc<(Mutex<BTreeMap<RunId, LoadEntry>>, Condvar)>,
@@ -57,7 +57,7 @@ struct SupervisorId {
 struct LivenessEntry {
     is_querying: bool,
     last: Option<(Instant, Liveness)>,
-    /// Since when the node has been unreachable, in Unix seconds.
+    /// The time at which the node became unreachable, in Unix seconds.
     unreachable_since_s: Option<f64>,
 }
 
@@ -98,14 +98,14 @@ impl Fleet {
         &self.here
     }
 
-    /// Returns whether a login certainly leads to this machine, so that no connection is needed. The name alone is not enough:
+    /// Returns whether a login certainly reaches this machine, so that no connection is needed. The name alone is not enough:
     /// a laptop may have the name of a node.
     pub fn is_this_node(&self, login: &Login) -> bool {
         self.detect_this_node(login) == Some(true)
     }
 
-    /// Returns whether a login may lead to this machine: it has the machine's name, and no address contradicts. This is enough
-    /// for callers that only read.
+    /// Returns whether a login may reach this machine: it has the machine's name, and its address is not known to be another
+    /// machine's. This is enough for callers that only read.
     pub fn may_be_this_node(&self, login: &Login) -> bool {
         login.node == self.here.node && self.detect_this_node(login) != Some(false)
     }
@@ -148,7 +148,7 @@ impl Fleet {
         })
     }
 
-    /// Returns the transports of these logins, preceded by this machine's. The latter is left out if another node has this
+    /// Returns the transports of these logins, preceded by the transport of this machine, unless another node has this
     /// machine's name.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Fleet {
     pub fn read_facts(&self, dir: &RunDir, run: &Run, timeout: Duration) -> Result<RunFacts, Failure> {
         let liveness = |attempt: &Attempt, files: &[PidFile]| self.liveness(dir, &run.id, attempt, files, timeout);
         let mut facts = facts::read(dir, run, &liveness, &|job| self.slurm.job(job, timeout), &self.following)?;
-        // Measured at half the stall time, so that the load is known when the run counts as stalled.
+        // The load is measured at half the stall time, so that it is known when the run counts as stalled.
         if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
             facts.load = self.load(dir, run, &facts, timeout);
         }
@@ -241,7 +241,7 @@ impl Fleet {
         Ok(facts::pid_files_with(dir, &|attempt, files| self.liveness(dir, &run, attempt, files, timeout))?)
     }
 
-    /// Returns the nodes of an attempt that are unreachable, each with the Unix time since when.
+    /// Returns the unreachable nodes of an attempt, each with the Unix time at which it became unreachable.
     pub fn unreachable_since(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
         let known = self.liveness.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_attempt = |node: &NodeId| attempt.placement.ranks.iter().any(|place| place.node == *node);
@@ -250,7 +250,7 @@ impl Fleet {
         unreachable.filter(|(node, _)| of_attempt(node)).collect()
     }
 
-    /// Returns the liveness of the processes in all these files, which it queries in parallel.
+    /// Returns the liveness of the processes in all these files. Nodes are queried in parallel.
     fn liveness(
         &self,
         dir: &RunDir,
@@ -276,7 +276,7 @@ impl Fleet {
             };
             let mut known = cache.lock().unwrap_or_else(PoisonError::into_inner);
             let entry = known.entry(supervisor.clone()).or_default();
-            // Dead is final.
+            // Dead processes stay dead.
             let is_fresh = entry.last.is_some_and(|(at, found)| found == Liveness::Dead || at.elapsed() < FRESH);
             if !is_fresh && !entry.is_querying {
                 entry.is_querying = true;

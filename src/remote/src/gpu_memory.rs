@@ -23,7 +23,7 @@ pub enum GpuMemory {
     /// The memory was not checked.
     #[default]
     NotChecked,
-    /// There are no GPUs, or no driver through which processes could hold memory, with how that is known.
+    /// There are no GPUs, or no driver through which processes could hold memory. The text is the evidence.
     NoGpus(String),
     /// nvidia-smi lists none of the processes.
     Released,
@@ -58,7 +58,7 @@ impl GpuMemory {
     }
 }
 
-/// Waits until processes have released their GPU memory, or the time is over. The driver needs a moment for it.
+/// Waits until processes have released their GPU memory, or the timeout has passed. The driver releases it with a delay.
 pub(crate) fn wait_until_released(pids: &BTreeSet<i32>, transport: &mut dyn Transport, timeout: Duration) -> GpuMemory {
     let deadline = Instant::now() + timeout;
     loop {

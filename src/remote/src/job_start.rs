@@ -23,15 +23,15 @@ pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
 /// Makes the next attempt of a job that was requeued.
 ///
 /// # Errors
-/// When another program has made it, or it cannot be written.
+/// When another program has made the attempt, or it cannot be written.
 pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
     make_attempt(&format!("cannot requeue {}", plan.run.id), plan, &mut []).map(|_| ())
 }
 
 /// Checks the nodes that a job was given before its ranks begin there; starts nothing.
 ///
-/// A node that cannot be reached by a step of the job is no obstacle: Slurm chose it, and fails itself if it cannot start
-/// ranks there.
+/// A node that a step of the job cannot reach is accepted: Slurm chose the node, and fails the job if it cannot start ranks
+/// there.
 pub fn check_job_nodes(plan: &LaunchPlan) -> Vec<Check> {
     let mut steps: Vec<Box<Step>> = Vec::new();
     for launch in &plan.nodes {

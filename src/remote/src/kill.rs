@@ -42,7 +42,7 @@ pub struct Patience {
 }
 
 impl Default for Patience {
-    /// Does not wait for a stop: saving may take minutes, and the run is watched meanwhile.
+    /// Does not wait for the end of a stop, because saving may take minutes and the run is watched meanwhile.
     fn default() -> Self {
         Self { stop: Duration::ZERO, term: Duration::from_secs(10), kill: Duration::from_secs(5) }
     }
@@ -53,11 +53,11 @@ impl Default for Patience {
 pub struct KillProgress {
     /// The node.
     pub node: NodeId,
-    /// A message about a completed action, or about what the kill waits for.
+    /// A completed action, or what the kill waits for.
     pub text: String,
 }
 
-/// Executes a plan, and verifies that every process of it is gone and has released its GPU memory.
+/// Executes a plan, and verifies that every process of the plan is gone and has released its GPU memory.
 ///
 /// The processes of each node are identified again before each signal. If they are not the planned processes, none is
 /// signalled.
@@ -160,8 +160,8 @@ fn end_processes(
     nodes.into_iter().map(|node| node.report).collect()
 }
 
-/// Lets Slurm end a run, then checks each node. Which processes Slurm counts as the job's depends on its configuration, and it
-/// reports a node that is down as empty. Processes that remain are killed as without Slurm.
+/// Lets Slurm end a run, then checks each node, because Slurm may miss processes: its configuration decides which processes
+/// belong to a job, and it reports a node that is down as empty. Processes that remain are killed as without Slurm.
 fn kill_job(
     plan: &KillPlan,
     run: &RunKill,
@@ -244,7 +244,7 @@ impl<'a> NodeState<'a> {
         self.is_gone || self.report.failure.is_some()
     }
 
-    /// Records an error. A node that does not answer is retried until the time is over, unless Slurm has ended its processes.
+    /// Records an error. A node that does not answer is retried until the timeout, unless Slurm has ended its processes.
     fn fail(&mut self, error: RemoteError) {
         if error.is_unreachable() && !self.is_of_job {
             self.unreachable = Some(error);
@@ -323,7 +323,7 @@ fn on_unfinished<T: Send>(
     on_nodes(unfinished, transports, |node, transport| work(node, transport))
 }
 
-/// Sends a signal to every node, and waits until all processes are gone or the time is over.
+/// Sends a signal to every node, and waits until all processes are gone or the timeout has passed.
 fn send_and_wait(
     nodes: &mut [NodeState<'_>],
     transports: &mut [Box<dyn Transport>],

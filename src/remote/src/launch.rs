@@ -32,8 +32,8 @@ const LOG_LINES: usize = 5;
 /// attempt's folder by a rename.
 ///
 /// # Errors
-/// The first check that fails; an attempt that another program started; a supervisor that exited at once, with the end of its
-/// log.
+/// If a check fails, another program has started the same attempt, or a supervisor exited at once. The failure of a
+/// supervisor includes the end of its log.
 pub fn execute_launch(
     plan: &LaunchPlan,
     transports: &mut [Box<dyn Transport>],
@@ -77,7 +77,7 @@ pub fn execute_launch(
             Err(error) => refused.push((node, error)),
         }
     }
-    // If the connection was lost, the script may have started, and needs its files.
+    // If the connection was lost, the script may be running, and needs its files.
     let is_certain =
         |error: &RemoteError| !matches!(error, RemoteError::ConnectionLost { .. } | RemoteError::Timeout { .. });
     if started.is_empty() && refused.iter().all(|(_, error)| is_certain(error)) {

@@ -1,4 +1,4 @@
-//! The CPU usage of a run's ranks, which detects a hang on nodes that report no GPU power.
+//! Measures the CPU usage of a run's ranks, to detect a hang on nodes that report no GPU power.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

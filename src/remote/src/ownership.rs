@@ -38,7 +38,7 @@ pub(crate) struct ObservedProcess {
     pub run: Result<Option<String>, String>,
     /// Whether the environment of the process names the run, the attempt and the node.
     pub is_marked: bool,
-    /// Kernel threads and processes that are ending have none.
+    /// False for kernel threads and for processes that are ending.
     pub has_command_line: bool,
     pub command: String,
 }
@@ -88,7 +88,7 @@ pub(crate) fn identify(target: &NodeKill, snapshot: &ProcessSnapshot) -> RunProc
         match classify(process, target) {
             Verdict::Owned => owned.push(*process),
             Verdict::Ending => ending.push(*process),
-            // A process of no run that only shares the session does not make the others doubtful.
+            // A process without `VIDTUI_RUN` that only shares the session does not prevent signals to the others.
             Verdict::NotOwned(_) if process.run == Ok(None) && !is_in_group_or_named(&process.stat, target) => {}
             Verdict::NotOwned(why) => doubts.push(why),
         }
@@ -119,8 +119,7 @@ pub(crate) fn identify(target: &NodeKill, snapshot: &ProcessSnapshot) -> RunProc
 /// Determines whether the processes of a process file exist, for any user: process id and start time identify a process of a
 /// boot even if its environment cannot be read.
 ///
-/// The sampler of a node may outlive a run for a moment, or hang in nvidia-smi. The sampler does not count as a process
-/// of the run.
+/// The node's sampler is not counted, because it may end after the run, or hang in nvidia-smi.
 pub(crate) fn liveness(target: &NodeKill, snapshot: &ProcessSnapshot) -> Liveness {
     if target.boot_id != snapshot.boot_id {
         return Liveness::Dead;
@@ -174,12 +173,12 @@ fn is_exactly(process: &Stat, target: &NodeKill) -> bool {
 
 /// Whether a process that the target names belongs to the run.
 enum Verdict {
-    /// Everything matches.
+    /// All properties match.
     Owned,
     /// The process has released its memory and environment, but still exists. It may hang in a driver that closes its
     /// files, so it counts as remaining; signals have no effect on it.
     Ending,
-    /// Something does not match, with what.
+    /// The named property does not match.
     NotOwned(String),
 }
 

@@ -1,6 +1,4 @@
-//! The trainer's binary, copied to nodes that have another one or none.
-
-//! Copies the trainer to the nodes of a launch.
+//! Copies the trainer to the nodes of a launch that have another one or none.
 
 use std::fs;
 use std::time::Duration;

@@ -1,11 +1,10 @@
-//! Locates the initial weights of an attempt on disk.
+//! Finds the initial weights of an attempt on disk.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};
 use rundir::{Checkpoint, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
 
-/// Finds the weights that `--init` names: a step directory, or a run (folder or id), of which it takes the newest complete
-/// checkpoint.
+/// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id).
 ///
 /// # Errors
 /// When the path does not exist or has no complete checkpoint.

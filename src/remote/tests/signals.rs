@@ -189,7 +189,7 @@ fn a_process_file_from_before_a_reboot_names_no_process() {
 }
 
 #[test]
-fn a_process_file_with_a_process_id_that_kill_broadcasts_to_is_refused() {
+fn a_process_file_whose_process_id_means_many_processes_is_refused() {
     let leader = Leader::start(IDLE);
     for (pid, pgid) in [(0, 0), (1, 1), (-1, -1), (leader.pid(), 0), (leader.pid(), 1)] {
         let target = NodeKill { pid, pgid, ..leader.target() };
@@ -304,7 +304,7 @@ fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
 }
 
 #[test]
-fn a_process_of_no_run_in_the_session_of_an_ended_run_is_ignored() {
+fn a_process_without_a_run_in_the_session_of_an_ended_run_is_ignored() {
     let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; touch ready; wait");
     let (other, target) = (leader.child_in("other"), leader.target());
     until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
@@ -318,7 +318,7 @@ fn a_process_of_no_run_in_the_session_of_an_ended_run_is_ignored() {
 }
 
 #[test]
-fn a_stop_signals_only_the_supervisor_and_waits_until_it_has_ended_its_ranks() {
+fn a_stop_signals_only_the_supervisor_and_waits_until_its_ranks_have_ended() {
     let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; touch ready; wait";
     let mut leader = Leader::start(obedient);
     let child = leader.child_in("child");
@@ -413,8 +413,7 @@ impl Transport for Stuck {
     }
 }
 
-/// A node that does not answer a number of requests. After them, its processes are gone, or not owned for the given
-/// reason.
+/// A node that does not answer this number of requests. Later, its processes are gone, or not owned for the given reason.
 struct Away(NodeId, u32, Option<&'static str>);
 
 impl Away {

@@ -1,4 +1,4 @@
-//! Collects the stacks of real processes that hang, which must not disturb them.
+//! Collects the stacks of real processes that hang, without disturbing them.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 

@@ -104,7 +104,7 @@ fn a_connection_that_is_reset_repeatedly_sends_complete_frames_only_and_other_no
 }
 
 #[test]
-fn a_node_that_was_off_is_watched_again_with_another_boot_id() {
+fn a_node_that_was_off_is_watched_again_with_a_new_boot_id() {
     with_rig(1, |rig, fleet| {
         let watched = watch(fleet, &node("node01"));
         let before = watched.until(|_| true, |_| true);
@@ -127,7 +127,7 @@ fn errors_of_nvidia_smi_do_not_end_a_watch() {
         assert_eq!(faults(&frame)[0].what, "the NVIDIA driver is not loaded");
         rig.verb("smi node01 missing").unwrap();
         let frame = odd.until(|frame| frame.troubles == [SmiTrouble::NotFound], is_frame);
-        assert!(frame.host.load.is_some() && faults(&frame).is_empty(), "a node without GPUs is no fault");
+        assert!(frame.host.load.is_some() && faults(&frame).is_empty(), "a node without GPUs has no fault");
         // Another query is sent over the same connection.
         rig.verb("smi node01 old").unwrap();
         odd.until(|frame| frame.gpus.len() == 2 && frame.gpus[0].throttle_reasons.value().is_some(), is_frame);
@@ -142,7 +142,7 @@ fn errors_of_nvidia_smi_do_not_end_a_watch() {
 }
 
 #[test]
-fn an_nvidia_smi_that_cannot_be_killed_is_started_once_and_the_watch_continues_without_it() {
+fn a_watch_continues_without_an_nvidia_smi_that_cannot_be_killed_and_starts_no_other() {
     with_rig(1, |rig, fleet| {
         let watched = watch(fleet, &node("node01"));
         let is_frame = |update: &NodeUpdate| matches!(update, NodeUpdate::Frame(_));

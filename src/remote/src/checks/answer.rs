@@ -55,7 +55,7 @@ pub(super) struct NodeAnswer {
     pub facts: NodeFacts,
 }
 
-/// Returns the hint that leaves a node out of a launch.
+/// Returns the hint for leaving a node out of a launch.
 pub(super) fn leave_out(plan: &LaunchPlan, node: &NodeId) -> String {
     match plan.attempt.slurm {
         Some(_) => format!("leave the node out (extra = [\"--exclude={node}\"] in the Slurm file)"),

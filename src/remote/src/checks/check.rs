@@ -149,7 +149,7 @@ pub enum CheckStatus {
 }
 
 impl Check {
-    /// Makes a check of the result of one.
+    /// Makes a check from its result.
     pub(super) fn new(id: CheckId, node: Option<&NodeId>, result: Result<String, Failure>) -> Self {
         let status = result.map_or_else(CheckStatus::Failed, CheckStatus::Passed);
         Self { id, node: node.cloned(), status }
@@ -182,7 +182,7 @@ pub(super) fn waive(checks: &mut [Check], plan: &LaunchPlan) {
     checks.iter_mut().filter(is_waived).for_each(Check::waive);
 }
 
-/// Merges the checks that passed on several nodes into one for each kind. The others stay one for each node.
+/// Merges checks of the same kind that passed on several nodes into one check. The other checks of nodes are kept.
 pub fn merge_passed(checks: &[Check]) -> Vec<Check> {
     let mut merged: Vec<Check> = checks.iter().filter(|check| check.node.is_none()).cloned().collect();
     let mut ids: Vec<CheckId> = Vec::new();

@@ -107,7 +107,7 @@ fn free_inodes(facts: &NodeFacts, name: &str, at: &Utf8Path, fail: Fail<'_>) -> 
     })
 }
 
-/// Writes the space that is needed, where it can be predicted, and the free space.
+/// Formats the required space, if it can be predicted, and the free space.
 fn space(need: &DiskNeed, free: u64) -> String {
     match need.count {
         0 => format!("{} free; what the command saves cannot be predicted", size(free)),

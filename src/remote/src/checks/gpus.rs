@@ -24,7 +24,7 @@ pub(super) fn script() -> String {
 pub(super) struct Gpus {
     /// The GPUs that nvidia-smi lists and ranks can use, in their order.
     listed: Vec<GpuSample>,
-    /// Why nvidia-smi does not list some of them, or any.
+    /// Why nvidia-smi lists only some of the GPUs, or none.
     troubles: Vec<SmiTrouble>,
     /// Whether a PCI device of NVIDIA is plugged in.
     is_device_plugged_in: bool,
@@ -86,7 +86,7 @@ fn visible(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec<
     (named, others)
 }
 
-/// Fails a node on which the trainer finds no GPUs although ranks are to use some; `reason` names why.
+/// Fails a node whose ranks need GPUs and whose trainer finds none; `reason` is why they need GPUs.
 pub(super) fn no_gpus(plan: &LaunchPlan, node: &NodeId, reason: &str, fail: Fail<'_>) -> CheckResult {
     let fix = format!(
         "run `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; {}, or set \
@@ -96,7 +96,7 @@ pub(super) fn no_gpus(plan: &LaunchPlan, node: &NodeId, reason: &str, fail: Fail
     fail(ErrorCode::NoGpu, format!("{reason}, but the trainer finds no GPU there"), &fix)
 }
 
-/// Checks the GPUs of a node; `required` is why it must have some.
+/// Checks the GPUs of a node; `required` is the reason why the node must have GPUs.
 pub(super) fn checks(
     plan: &LaunchPlan,
     node: &NodeId,
@@ -173,7 +173,7 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     }
 }
 
-/// Checks that the memory of the GPUs that ranks will use, the first ones, is free but for what the driver takes.
+/// Checks that the memory of the first GPUs, which ranks will use, is free, except for the driver's share.
 fn memory(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
@@ -194,7 +194,7 @@ fn memory(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> 
     Ok(free.map_or("not reported".into(), |least| format!("{} free", size(least))))
 }
 
-/// Checks for errors since the driver was loaded: after some, a GPU computes wrong results until it is reset.
+/// Checks for errors since the driver was loaded. After some errors, a GPU computes wrong results until it is reset.
 fn errors(gpus: &Gpus, fail: Fail<'_>) -> CheckResult {
     let memory = gpus.listed.iter().filter_map(|gpu| {
         let errors = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0)?;

@@ -8,7 +8,7 @@ use units::counted;
 use super::answer::CheckResult;
 use super::check::{Check, CheckId};
 
-/// The inputs of a launch. Each input may have failed already, so that one run of the checks shows all faults.
+/// The inputs of a launch. Each input may have failed already, so that one run of the checks shows all errors.
 pub struct LaunchInputs<'a> {
     /// The recipe.
     pub recipe: &'a Recipe,
@@ -81,7 +81,7 @@ fn trainer(recipe: &Recipe, trainer: &TrainerBinary) -> String {
     let device = match (requested.on_gpus(trainer.cuda), trainer.cuda) {
         (false, _) => "on the CPU",
         (true, true) => "on GPUs",
-        (true, false) => "on GPUs, but this machine has none that it can use",
+        (true, false) => "on GPUs, but this machine has no usable GPU",
     };
     let TrainerBinary { path, version, libtorch, .. } = trainer;
     format!("{path} {version}, libtorch {libtorch}, {device} (train.device = \"{}\")", requested.name())

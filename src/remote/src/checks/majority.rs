@@ -27,7 +27,7 @@ pub(super) fn is_replaced(plan: &LaunchPlan, facts: &NodeFacts) -> bool {
     plan.push && facts.get("sha256") != Some(&plan.trainer.sha256)
 }
 
-/// The values that most nodes have in common.
+/// The values that most nodes report.
 pub(super) struct Majority<'a> {
     /// The seconds by which their clocks are ahead of this machine's.
     pub ahead_s: f64,
@@ -41,7 +41,7 @@ pub(super) struct Majority<'a> {
 /// Why every node must have GPUs.
 #[derive(Clone, Copy)]
 enum GpuReason<'a> {
-    /// This node has GPUs, as the first of all.
+    /// The first node that has GPUs.
     Has(&'a NodeId),
     /// The recipe or the trainer requires them.
     Required(&'static str),
@@ -85,8 +85,8 @@ impl<'a> Majority<'a> {
     }
 }
 
-/// Returns the median offset of the clocks, this machine's included. A single node is always right: its events cannot be
-/// compared with those of another.
+/// Returns the median offset of the clocks, including that of this machine. For a single node, returns its own
+/// offset, because its events are not compared with those of other nodes.
 fn majority_offset(mut offsets: Vec<f64>) -> f64 {
     if let [only] = offsets[..] {
         return only;

@@ -122,7 +122,7 @@ pub(super) fn this_machine(
         let result = gpus::no_gpus(plan, node, "train.device is \"cuda\"", &fail_on_node);
         results.push((CheckId::Device, result));
     }
-    // The embedded trainer leaves GPUs alone when it runs on CPUs. A command may use them.
+    // The embedded trainer does not use GPUs when it runs on CPUs. A command may use them.
     let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
     let gpu_script = if with_gpus { gpus::script() } else { String::new() };
     match query_facts(transport.as_mut(), &format!("export LC_ALL=C\n{}{gpu_script}echo end\n", disks::script(plan))) {

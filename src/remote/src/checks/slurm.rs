@@ -10,7 +10,7 @@ use super::check::{Check, CheckId};
 use super::disks;
 use crate::slurm::{failure, partition, run, run_script};
 
-/// Checks a job as far as this machine can, because its nodes are not known before it begins.
+/// Checks a job without its nodes, which are not known before the job begins.
 pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &str) -> Vec<Check> {
     let check = |id, result| Check::new(id, None, result);
     let nodes = match run("list its nodes", &slurm::NODES) {

@@ -80,13 +80,13 @@ impl KillReport {
         self.job.as_ref().is_none_or(Result::is_ok) && self.nodes.iter().all(NodeReport::all_gone)
     }
 
-    /// Returns the nodes that do not answer, so that what runs there is unknown. The processes of a job are known to Slurm.
+    /// Returns the nodes that do not answer, so that their processes are unknown. Slurm reports the processes of a job.
     pub fn unreachable(&self) -> Vec<&NodeId> {
         self.nodes.iter().filter(|node| node.is_unreachable && self.job.is_none()).map(|node| &node.node).collect()
     }
 
-    /// Returns why the kill of `subject` is incomplete, with each node that failed and each process that remains. If a
-    /// stop was sent and its processes still run, that is no failure.
+    /// Returns why the kill of `subject` is incomplete, with each node that failed and each process that remains. A
+    /// stop that was sent is complete even if processes still run.
     pub fn failure(&self, subject: &str) -> Option<Failure> {
         if let Some(Err(failure)) = &self.job {
             return Some(failure.clone());

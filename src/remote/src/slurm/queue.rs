@@ -37,7 +37,7 @@ struct Known {
 #[derive(Debug)]
 struct Entry {
     status: JobStatus,
-    /// Whether a query for it has completed or failed.
+    /// Whether a query for the job has completed or failed.
     is_queried: bool,
     /// Whether its state is final.
     is_final: bool,
@@ -45,8 +45,8 @@ struct Entry {
 }
 
 impl SlurmQueue {
-    /// Returns the latest state of a job. Starts a query if that is old. Waits up to `timeout` for the first reply; a later
-    /// call returns a reply that comes after that.
+    /// Returns the latest state of a job. Starts a query if that state is old. Waits up to `timeout` for the first reply; if
+    /// the reply takes longer, a later call returns it.
     pub fn job(&self, job: u64, timeout: Duration) -> JobStatus {
         let deadline = Instant::now() + timeout;
         let mut known = self.lock();
@@ -64,7 +64,7 @@ impl SlurmQueue {
             let queue = self.clone();
             thread::spawn(move || queue.query());
         }
-        // Waits only for the first reply: a state that is some seconds old is recent enough.
+        // Wait only for the first reply: a state that is some seconds old is recent enough.
         let is_pending = |known: &mut Known| {
             known.querying_since_s.is_some() && known.jobs.get(&job).is_some_and(|entry| !entry.is_queried)
         };
@@ -95,7 +95,7 @@ impl SlurmQueue {
             let listed = if ids.is_empty() { Ok(Vec::new()) } else { jobs(&ids) };
             let updated = listed.map(|listed| update(&before, &listed));
             let mut known = self.lock();
-            // A controller that does not reply has no load from this query, and should be found when it is back.
+            // If the controller does not reply, retry soon: the query causes it no load.
             let pause = if updated.is_ok() { EVERY.max(began.elapsed() * PAUSE_FACTOR) } else { EVERY };
             known.next = Some(Instant::now() + pause);
             match updated {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn without_slurm_the_last_known_state_stays_and_the_silence_is_reported() {
+    fn without_slurm_the_last_known_state_and_the_missing_reply_are_reported() {
         let queue = SlurmQueue::default();
         let entry = |status| Entry { status, is_queried: false, is_final: false, last_read: Instant::now() };
         let running = listed(&["7|RUNNING|None|0:05|10:00|2|node01|1000|1600|ada|train|gres:gpu:1|demo"]).remove(0);

@@ -55,7 +55,7 @@ impl SlurmNodes {
         let began = Instant::now();
         let nodes = run("list its nodes", &slurm::NODES).map(|output| slurm::read_nodes(&output).rows);
         let mut known = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A controller that does not reply has no load from this query, and should be found when it is back.
+        // If the controller does not reply, retry soon: the query causes it no load.
         let pause = if nodes.is_ok() { EVERY.max(began.elapsed() * PAUSE_FACTOR) } else { EVERY };
         *known = Known { latest: Some(nodes), is_querying: false, next: Some(Instant::now() + pause) };
         self.shared.1.notify_all();
@@ -78,7 +78,7 @@ pub(crate) fn partition(what: &str, spec: &SlurmSpec, nodes: &[SlurmNode]) -> Re
     names.dedup();
     let known = names.join(", ");
     match &spec.partition {
-        // A list is allowed: Slurm chooses the first partition that has room.
+        // The request may be a list, of which Slurm chooses the first partition that has room.
         Some(wanted) => match wanted.split(',').find(|wanted| !names.contains(wanted)) {
             None => Ok(wanted.split(',').next().unwrap_or(wanted).to_owned()),
             Some(missing) => {

@@ -38,8 +38,8 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 const CHANNEL_LIMIT_FOR: Duration = Duration::from_secs(1);
 /// The longest sleep while commands run: libssh2 may hold data that it has read from the socket and not yet returned.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
-/// The longest sleep while only streams run, which may be delayed. Longer than the two seconds between frames, because these
-/// wake-ups would be most of the cost of watching.
+/// The longest sleep while only streams run, whose output may be delayed. It is longer than the two seconds between frames,
+/// because shorter sleeps would be most of the cost of watching.
 const LONGEST_SLEEP_OF_STREAMS: Duration = Duration::from_secs(3);
 /// The first and the longest pause before an unreachable node is retried.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -116,7 +116,7 @@ impl Connection {
 
     fn send(&self, request: Request) -> bool {
         let sent = self.inbox.send(request).is_ok();
-        // Fails when the pipe is full; the thread is woken then anyway.
+        // The write fails if the pipe is full; then the thread wakes anyway.
         let _ = (&self.wake).write(&[1]);
         sent
     }
@@ -130,7 +130,7 @@ struct Actor {
     woken: UnixStream,
     waiting: VecDeque<Work>,
     running: Vec<Running>,
-    /// Since when a channel is being opened.
+    /// The time at which the opening of a channel began.
     opening: Option<Instant>,
     backoff: Backoff,
 }
@@ -521,7 +521,7 @@ impl Running {
     fn finish(self, status: crate::command::Status) {
         let output = self.exchange.output(status);
         match self.work {
-            // Fails when the caller has gone.
+            // The send fails if the caller no longer waits.
             Work::Command { reply, .. } => _ = reply.send(Ok(output)),
             Work::Stream { mut on_event, .. } => _ = on_event(StreamEvent::Exited(output)),
             Work::Heartbeat => {}
@@ -533,12 +533,12 @@ impl Running {
 fn fail(work: Work, error: RemoteError) -> Option<Work> {
     match work {
         Work::Command { reply, .. } => {
-            // Fails when the caller has gone.
+            // The send fails if the caller no longer waits.
             let _ = reply.send(Err(error));
             None
         }
         Work::Stream { id, script, output_timeout, mut on_event, last_event } => {
-            // Reported once, not at every retry.
+            // The error is reported once and not at every retry.
             let flow = if last_event == LastEvent::Disconnected {
                 ControlFlow::Continue(())
             } else {

@@ -25,7 +25,7 @@ struct KnownKey {
     key: String,
     file: Utf8PathBuf,
     line: usize,
-    /// Whether the line matches only the name without the port, where a non-default port is used.
+    /// Whether the line has no port although the node uses a non-default one.
     is_without_port: bool,
 }
 

@@ -109,7 +109,7 @@ impl OpenSsh {
                     is_reported = false;
                     backoff.reset();
                 }
-                // Reported once, not at every retry.
+                // The error is reported once and not at every retry.
                 if !std::mem::replace(&mut is_reported, true)
                     && on_event(StreamEvent::Disconnected(failure.error)).is_break()
                 {
@@ -139,7 +139,7 @@ impl OpenSsh {
         let node = &self.login.node;
         self.share().map_err(|error| RemoteError::Unreachable { node: node.clone(), error })?;
         let cannot = |error| RemoteError::io(node, format!("start {}", self.options.program), error);
-        // Its standard input stays open until the stream ends.
+        // The standard input of the script stays open until the stream ends.
         let mut child = self.command(&killed_on_disconnect(script)).stdin(Stdio::piped()).spawn().map_err(cannot)?;
         let lines = lines(child.stdout.take());
         let stderr = drain(child.stderr.take());

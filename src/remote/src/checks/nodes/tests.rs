@@ -76,7 +76,7 @@ fn command_with(sets: &[&str]) -> LaunchPlan {
 /// A failed check: its node, and its code.
 type Failed = (String, CheckId, ErrorCode);
 
-/// Checks three nodes, each of which answers as a healthy one, but for these changes.
+/// Checks three nodes whose answers are those of a healthy node, with these changes.
 fn results(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<(NodeId, NodeCheck)> {
     let answers: Vec<(NodeId, NodeAnswer)> = changes
         .iter()
@@ -166,7 +166,7 @@ fn bad_gpu_processes() -> [String; 4] {
 }
 
 #[test]
-fn processes_on_gpus_fail_the_check_and_so_does_a_list_that_is_incomplete() {
+fn processes_on_gpus_and_incomplete_lists_of_them_fail_the_check() {
     for answer in bad_gpu_processes() {
         let failed = failed(&command(), [&[(NO_APPS, &answer)], &[], &[]]);
         assert_eq!(failed, [on("node01", CheckId::GpuProcesses, ErrorCode::CheckFailed)], "{answer}");
@@ -208,7 +208,7 @@ fn a_lost_gpu_fails_the_node_though_its_other_gpus_answer() {
 }
 
 #[test]
-fn a_log_that_cannot_be_read_is_not_reported_as_free_of_errors() {
+fn an_unreadable_kernel_log_is_reported() {
     let of = |log: &str| {
         let results = results(&command(), [&[("gpu_status 0\n", &format!("gpu_status 0\n{log}"))], &[], &[]]);
         results.into_iter().find_map(|(_, (id, result))| (id == CheckId::GpuErrors).then_some(result)).unwrap()
