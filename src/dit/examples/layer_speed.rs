@@ -16,7 +16,7 @@ fn main() {
     let [recipe, threads, rounds, sets @ ..] = args.as_slice() else {
         panic!("usage: layer_speed RECIPE THREADS ROUNDS [KEY=VALUE]…")
     };
-    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is no number: {e}"));
+    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is not a number: {e}"));
     tch::set_num_threads(number(threads));
     let recipe = recipe::load(recipe.as_str().into(), sets).unwrap_or_else(|e| panic!("{e}")).recipe;
     let model = &recipe.model;

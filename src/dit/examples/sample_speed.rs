@@ -39,7 +39,7 @@ impl Units for Whole {
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [folder, threads, samples] = args.as_slice() else { panic!("usage: sample_speed FOLDER THREADS SAMPLES") };
-    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is no number: {e}"));
+    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is not a number: {e}"));
     tch::set_num_threads(number(threads));
     let folder = Utf8Path::new(folder);
     let config = weights::Config::read(&folder.join("transformer/config.json")).unwrap_or_else(|f| panic!("{f}"));

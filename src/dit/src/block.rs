@@ -134,7 +134,7 @@ impl Block {
         }
     }
 
-    /// Applies the block to tokens `[B, L, D]` under the activated time embedding `[B, E]`.
+    /// Applies the block to tokens `[B, L, D]`, modulated by the activated time embedding `[B, E]`.
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -174,7 +174,7 @@ impl Block {
         Ok(y)
     }
 
-    /// Returns the block's gradients, given that of its output `[B, L, D]`.
+    /// Returns the block's gradients, given the gradient of its output `[B, L, D]`.
     ///
     /// # Errors
     /// A collective of `tp` failed.
@@ -287,13 +287,13 @@ impl Block {
         let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
         let attended = attend(&q.transpose(1, 2), &k.transpose(1, 2), &split(heads(self.v)).transpose(1, 2), known);
         let merged = attended.out.transpose(1, 2).flatten(2, 3);
-        // The projection is linear, so averaging over segments before it equals averaging after it.
+        // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = self.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));
         Ok((p.affine(self.o).row_linear(&merged, tp)?, attended))
     }
 
-    /// Returns gain and bias of the query norm, then of the key norm. Every rank of `tp` has all of them and applies them to
-    /// its own heads, so one collective sums the gradients of all four.
+    /// Returns gain and bias of the query norm, then of the key norm. Every rank of `tp` has all four and applies them
+    /// to its own heads, so one collective sums their gradients.
     fn head_norms(&self, p: &UnitParams, tp: &dyn TensorParallel) -> Result<Vec<Tensor>, TchError> {
         let four = [self.q_norm, self.q_norm + 1, self.k_norm, self.k_norm + 1].map(|slot| p.tensor(slot));
         if tp.size() == 1 {

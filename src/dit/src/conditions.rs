@@ -1,8 +1,8 @@
 //! The conditions of the network besides the noised latent: an image, or a mask and a masked video.
 //!
-//! Conditions are concatenated after noising, on the channels: they get no diffusion noise, and the loss has only the channels of
-//! the prediction. Latents are `[B, T, C, h, w]`, pixels `[B, 3, F, H, W]` in -1..1, masks `[B, F, 1, H, W]` with 1 for pixels that
-//! are to be made.
+//! Conditions are concatenated along the channels after noise was added. So they get no diffusion noise, and the loss
+//! covers only the predicted channels. Latents are `[B, T, C, h, w]`, pixels `[B, 3, F, H, W]` in -1..1, masks `[B, F,
+//! 1, H, W]` with 1 for pixels to generate.
 
 use tch::{Kind, Tensor};
 
@@ -10,12 +10,13 @@ use tch::{Kind, Tensor};
 pub const IMAGE_NOISE_MEAN: f64 = -3.0;
 /// The standard deviation of the logarithm of the noise level of images.
 pub const IMAGE_NOISE_STD: f64 = 0.5;
-/// The value of a masked pixel, which is also that of black.
+/// The value of a masked pixel. Black pixels have the same value.
 const MASKED: f64 = -1.0;
 
-/// Returns latents of `frames` frames, whose first frame is repeated in front.
+/// Pads latents to `frames` frames by repeating the first frame in front.
 ///
-/// CogVideoX 1.5 has two latent frames to a patch; its pipeline and zai-org's trainer pad an odd count in front.
+/// A patch of CogVideoX 1.5 has two latent frames; its pipeline and zai-org's trainer pad an odd number of frames in
+/// front.
 pub fn padded(latent: &Tensor, frames: i64) -> Tensor {
     let more = frames - latent.size()[1];
     if more <= 0 {
@@ -40,9 +41,9 @@ pub fn inpaint(known: &Tensor, masked: &Tensor) -> Tensor {
     Tensor::cat(&[known, masked], 2)
 }
 
-/// Returns which part of each latent pixel is known, `[B, T, 1, h, w]`.
+/// Returns the known part of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
 ///
-/// The first frame and the others are resized apart, as the VAE encodes them.
+/// The first frame is resized separately from the others, because the VAE encodes it separately.
 ///
 /// Source: VideoX-Fun `resize_mask`, trilinear without corner alignment.
 pub fn known(mask: &Tensor, [frames, height, width]: [i64; 3]) -> Tensor {
@@ -67,8 +68,8 @@ pub fn noised_image(pixels: &Tensor, sigma_log: &Tensor, noise: &Tensor) -> Tens
 
 /// Returns a video whose masked pixels are -1.
 ///
-/// With `noise`, the logarithm of its level `[B]` and the noise itself, the other pixels get noise. Black pixels, which are -1 too,
-/// get none.
+/// `noise` holds the logarithm of the noise level, `[B]`, and the noise. If set, it is added to all unmasked pixels
+/// except black ones, whose value is -1 too.
 ///
 /// Source: VideoX-Fun `train.py` and `add_noise_to_reference_video`.
 pub fn masked_video(pixels: &Tensor, mask: &Tensor, noise: Option<(&Tensor, &Tensor)>) -> Tensor {

@@ -36,9 +36,9 @@ pub struct Noised {
 impl Schedule {
     /// Returns the noise schedule that a model was made for.
     ///
-    /// β grows according to `model.beta_schedule`, and `A = Π(1 - β)`. The shift of the signal-to-noise ratio divides
-    /// it: `A / (s + (1 - s)·A)`. Zero terminal SNR then moves and scales `√A`, so that the last is 0 and the first
-    /// unchanged.
+    /// β grows according to `model.beta_schedule`, and `ᾱ = Π(1 - β)`. A shift `s` of the signal-to-noise ratio
+    /// replaces ᾱ by `ᾱ / (s + (1 - s)·ᾱ)`. Zero terminal SNR then shifts and scales `√ᾱ` so that the last value is 0
+    /// and the first is unchanged.
     ///
     /// Source: diffusers `CogVideoXDDIMScheduler`; Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are
     /// Flawed", algorithm 1.
@@ -123,11 +123,11 @@ fn rescaled(signal: &[f64], noisiest: f64, cleanest: f64) -> Vec<f64> {
 pub struct Target {
     /// The velocity, `[B, T, C, height, width]`.
     velocity: Tensor,
-    /// The weights of samples, `[B]`; none for 1.
+    /// The weights of samples, `[B]`; `None` if all are 1.
     weight: Option<Tensor>,
-    /// Compares the clean latents that output and velocity imply instead of the velocities.
+    /// If set, the error is that of the clean latent that a velocity implies, not of the velocity.
     clean: Option<Clean>,
-    /// The share of the error of differences between adjacent frames.
+    /// The weight of the frame-difference error; the weight of the plain error is `1 - motion`.
     motion: f64,
 }
 
@@ -161,7 +161,8 @@ impl Schedule {
             LossWeighting::Snr => {
                 let mut shape = vec![1i64; clean.dim()];
                 shape[0] = -1;
-                // The factory rounds ᾱ to fp32 first. The weight and both levels have to agree on it, or the factors do not cancel.
+                // The factory rounds ᾱ to fp32 first. The weight and both levels must use the same rounded value, or
+                // the factors do not cancel.
                 let power = self.alphas_cumprod.to_kind(Kind::Float).index_select(0, timestep).view(shape.as_slice());
                 let offset = power.sqrt() * &noised.latent - clean;
                 let noise: Tensor = 1.0 - power;
@@ -194,7 +195,8 @@ impl Target {
         let mean = |error: &Tensor| error.square().flatten(1, -1).mean_dim(1, false, Kind::Float);
         let frames = error.size()[1];
         let mut loss = mean(&error);
-        // With two latent frames the difference is that of a still image and its video (VideoX-Fun leaves it out too).
+        // Two latent frames are an image and the video after it, so their difference is not motion. VideoX-Fun excludes
+        // it too.
         if self.motion > 0.0 && frames > 2 {
             let difference = error.narrow(1, 1, frames - 1) - error.narrow(1, 0, frames - 1);
             loss = loss * (1.0 - self.motion) + mean(&difference) * self.motion;
@@ -205,7 +207,7 @@ impl Target {
         }
     }
 
-    /// Returns the target with every tensor replaced by `change` of it, such as a copy on another device.
+    /// Applies `change` to every tensor, for example a copy to another device.
     pub fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Target {
         Target {
             velocity: change(&self.velocity),
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn min_snr_weighs_samples_by_their_level_and_snr_not_at_all() {
+    fn min_snr_weighs_samples_by_their_level_and_snr_weighs_all_equally() {
         let schedule = Schedule::default();
         let timestep = Tensor::from_slice(&[0i64, 300, 999]);
         let clean = Tensor::randn([3, 4, 2, 2, 2], (Kind::Float, Device::Cpu));

@@ -49,7 +49,8 @@ impl Embedder {
     /// Finds the root's parameters by name and prepares the position table.
     pub fn new(model: &Model) -> Self {
         let slots = Slots::of(model, Unit::Root);
-        // At another number of frames than that of its learned table, diffusers adds the sine and cosine table instead.
+        // If the number of frames differs from that of the learned table, diffusers adds the sine and cosine table
+        // instead.
         let learned = model.positions == Positions::Learned && !model.ignore_learned_positions;
         let same_frames = model.base()[0] == model.latent_frames;
         Embedder {

@@ -1,7 +1,7 @@
 //! CogVideoX's transformer as functions of its parameters.
 //!
 //! This crate owns no parameters. A block is a function ([`block`]) of views into tensors that the caller gathered;
-//! [`network::Network::forward_backward`] walks over the units of the network and requests each unit's parameters from its caller through
+//! [`network::Network::forward_backward`] processes the units of the network and requests each unit's parameters from its caller through
 //! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code. With
 //! tensor parallelism the callers pass parts of tensors, and [`parallel::TensorParallel`] combines the results.
 //!

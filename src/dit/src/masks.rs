@@ -1,4 +1,4 @@
-//! Masks for inpainting: which pixels of a clip are to be made, drawn with the probabilities that a recipe has.
+//! Masks for inpainting: the pixels of a clip to generate, drawn with the probabilities of a recipe.
 //!
 //! Source: VideoX-Fun `get_random_mask`.
 
@@ -11,11 +11,11 @@ pub struct Mask {
     pub kind: MaskKind,
     /// Frames, rows and columns.
     pub size: [usize; 3],
-    /// 1 for pixels that are to be made, `[F, H, W]`.
+    /// 1 for pixels to generate, `[F, H, W]`.
     pub pixels: Vec<u8>,
 }
 
-/// The random numbers of one mask: the caller's source of numbers from 0 up to, but not including, 1.
+/// The caller's source of random numbers from 0 up to, but not including, 1.
 struct Draws<'a>(&'a mut dyn FnMut() -> f64);
 
 impl Draws<'_> {
@@ -23,7 +23,7 @@ impl Draws<'_> {
         (self.0)()
     }
 
-    /// Returns a number from `low` up to, but not including, `high`; `low` if there is none.
+    /// Returns a number from `low` up to, but not including, `high`. Returns `low` if that range is empty.
     fn between(&mut self, low: usize, high: usize) -> usize {
         let width = high.saturating_sub(low).max(1);
         low + (self.uniform() * width as f64) as usize
@@ -31,7 +31,7 @@ impl Draws<'_> {
 }
 
 impl Mask {
-    /// Draws a mask for a clip of `[F, H, W]`; a single frame has VideoX-Fun's kinds for images.
+    /// Draws a mask for a clip of `[F, H, W]`. If it has one frame, the kinds are VideoX-Fun's kinds for images.
     ///
     /// `uniform` returns random numbers from 0 up to, but not including, 1.
     pub fn draw(kinds: &[(MaskKind, f64)], size: [usize; 3], uniform: &mut dyn FnMut() -> f64) -> Mask {

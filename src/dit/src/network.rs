@@ -17,13 +17,13 @@ pub trait Units {
     /// The error of a collective or of libtorch.
     type Error: From<TchError>;
 
-    /// Returns the full parameters of a unit. `next` is the unit that is gathered after it, to prefetch.
+    /// Returns the full parameters of a unit. `next` is the unit to prefetch.
     fn gather(&mut self, unit: Unit, next: Option<Unit>) -> Result<UnitParams, Self::Error>;
 
     /// Receives the gradients of a unit. Called once per unit in the order of the backward pass; the root comes last.
     fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
 
-    /// Returns the collectives of the TP group; one rank alone by default.
+    /// Returns the collectives of the TP group; by default, of a group of one rank.
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         &Alone
     }
@@ -67,7 +67,7 @@ pub struct ForwardBackward {
 impl Network {
     /// Prepares the network of a model.
     ///
-    /// * `checkpointing` — what every block but those of the last group saves for its backward pass.
+    /// * `checkpointing` — what every block outside the last group saves for its backward pass.
     /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
     pub fn new(model: &Model, checkpointing: ActivationCheckpointing, scan_group: usize) -> Self {
         let rotary = (model.positions != Positions::SinCos).then(|| crate::segments::attention_rotary(model));
@@ -98,8 +98,8 @@ impl Network {
         Network { adapters, ..self }
     }
 
-    /// Makes groups of `blocks` blocks share one saved input. Each block is still recomputed once; if all blocks are one
-    /// group, none is.
+    /// Lets each group of `blocks` blocks share one saved input. Each block is still recomputed once; if one group
+    /// holds all blocks, no block is recomputed.
     pub fn grouped(self, blocks: usize) -> Self {
         Network { group: blocks.clamp(1, self.num_blocks), ..self }
     }
@@ -172,7 +172,7 @@ impl Network {
             let (y, mut block) =
                 self.block.forward(&params, &x_bld, &act_be, checkpointing, units.tensor_parallel())?;
             if !i.is_multiple_of(self.group) {
-                // Recomputing the block before yields this input.
+                // Recomputing the previous block yields this input.
                 drop(block.take_input());
             } else if self.inputs == SavedInputs::Sharded {
                 block.change_input(|x| units.tensor_parallel().scatter_to(x))?;

@@ -24,7 +24,7 @@ impl UnitParams {
         UnitParams { tensors, adapters: Adapters::default() }
     }
 
-    /// Lets the linear layers of the unit apply their adapters, whose tensors follow those of the unit.
+    /// Enables the unit's adapters. Their tensors follow the unit's own tensors.
     pub fn with_adapters(self, adapters: &Adapters) -> Self {
         UnitParams { adapters: adapters.clone(), ..self }
     }
@@ -53,7 +53,7 @@ impl UnitParams {
     }
 }
 
-/// The LoRA adapters of one unit: which layers have one, and the scale of all.
+/// The LoRA adapters of one unit: which layers have one, and their common scale.
 #[derive(Debug, Clone, Default)]
 pub struct Adapters {
     /// The slots of A and B by the slot of the layer's weight.
@@ -98,14 +98,14 @@ impl Affine<'_> {
     /// Adds `scale · B (A x)` to the layer's output.
     fn adapted(&self, x: &Tensor, y: Tensor) -> Tensor {
         let Some(Adapter { a, b, scale }) = self.adapter else { return y };
-        // Scaled where it is smallest. The sum is in place: no other tensor needs the layer's output.
+        // Scale the smallest tensor. The sum is in place, because no other code needs the layer's output.
         let mut y = y;
         y += (x.linear(a, None::<Tensor>) * scale).linear(b, None::<Tensor>);
         y
     }
 
-    /// Applies the layer if each rank has some columns of the weight and the matching inputs: the products are summed over ranks,
-    /// and the bias, which every rank has, is added once.
+    /// Applies a layer whose weight columns and inputs are split over the ranks: sums the products over the ranks, and
+    /// adds the replicated bias once.
     pub fn row_linear(&self, x: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
@@ -118,7 +118,7 @@ impl Affine<'_> {
         x.layer_norm([width], Some(self.weight), Some(self.bias), eps, true)
     }
 
-    /// Returns the trained ones of the two, with their slots in the unit's table.
+    /// Returns those of the two tensors that are trained, with their slots in the unit's table.
     pub fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
         [(self.slot, self.weight), (self.slot + 1, self.bias)].into_iter().filter(|(_, t)| t.requires_grad())
     }

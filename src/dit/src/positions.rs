@@ -30,9 +30,11 @@ pub fn rotary(model: &Model) -> Tensor {
 
 /// Returns the rotary positions of the frames, rows and columns of tokens.
 ///
-/// At the base size they are plain indices. At another size the base grid is resized to the aspect ratio of the grid and cropped
-/// at its centre, unless `model.rotary` is `slice` or the model has patches of several frames (CogVideoX 1.5).
-/// Sources: diffusers `get_3d_rotary_pos_embed` after and before its pull request 10161; VideoX-Fun's copy of the latter.
+/// At the base size they are plain indices. At another size, the base grid is resized to the aspect ratio of the grid
+/// and cropped at its centre, unless `model.rotary` is `slice` or the model has patches of several frames (CogVideoX
+/// 1.5).
+/// Sources: diffusers `get_3d_rotary_pos_embed` before and after its pull request 10161; VideoX-Fun's copy of the
+/// earlier version.
 pub fn rotary_positions(model: &Model) -> [Vec<f64>; 3] {
     let (frames, rows, columns) = grid(model);
     let plain = |count: i64| (0..count).map(|i| i as f64).collect::<Vec<_>>();

@@ -61,7 +61,7 @@ impl Segments {
 
 /// The orders in which a TTT layer scans a sequence.
 #[derive(Debug)]
-pub struct Walk {
+pub struct ScanOrder {
     /// Time order: text 0, frames 0 to 12, text 1, frames 13 to 24, and so on. `None` if the sequence already has this order.
     interleave: Option<Interleave>,
     /// Reverse time order, as positions: texts in reverse order (tokens within a text keep their order), then all video tokens
@@ -77,14 +77,14 @@ struct Interleave {
     back: Tensor,
 }
 
-impl Walk {
+impl ScanOrder {
     /// Computes the scan order of a model.
     pub fn new(model: &Model) -> Self {
         let (n, text, frame) = (model.segments, model.text_len, model.tokens_per_frame());
         let (first_video, len) = (n * text, model.seq_len());
         let mut there: Vec<i64> = Vec::with_capacity(len);
         for segment in 0..n {
-            // Only the first segment has one more frame: the others share their first frame with the segment before.
+            // Only the first segment has one more frame. The others share their first frame with the segment before.
             let begin = if segment == 0 { 0 } else { segment * SEGMENT_FRAMES + 1 };
             let end = if n == 1 { model.token_frames() } else { (segment + 1) * SEGMENT_FRAMES + 1 };
             let video = first_video + begin * frame..first_video + end * frame;
@@ -108,7 +108,7 @@ impl Walk {
         });
         let there = Tensor::from_slice(&there);
         let interleave = (n > 1).then(|| Interleave { back: there.argsort(0, false), there: there.shallow_clone() });
-        Walk { interleave, reverse: Tensor::from_slice(&reverse), rates }
+        ScanOrder { interleave, reverse: Tensor::from_slice(&reverse), rates }
     }
 
     /// Moves the index tensors to a device.
@@ -120,18 +120,18 @@ impl Walk {
     }
 
     /// Reorders tokens `[B, L, …]` into scan order.
-    pub fn in_time(&self, x_bl: &Tensor) -> Tensor {
+    pub fn to_scan_order(&self, x_bl: &Tensor) -> Tensor {
         self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.there))
     }
 
-    /// Undoes [`Walk::in_time`].
-    pub fn as_they_lie(&self, x_bl: &Tensor) -> Tensor {
+    /// Undoes [`ScanOrder::to_scan_order`].
+    pub fn to_sequence_order(&self, x_bl: &Tensor) -> Tensor {
         self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.back))
     }
 
     /// Reorders learning rates `[B, L, H]` into scan order.
     pub fn rates(&self, eta_blh: &Tensor) -> Tensor {
-        self.rates.as_ref().map_or_else(|| self.in_time(eta_blh), |from| eta_blh.index_select(1, from))
+        self.rates.as_ref().map_or_else(|| self.to_scan_order(eta_blh), |from| eta_blh.index_select(1, from))
     }
 
     /// Reverses the time order of tokens `[B, L, D]`.
@@ -175,12 +175,12 @@ mod tests {
     fn every_token_is_scanned_once_in_both_directions() {
         for n in 1..5 {
             let model = model(n);
-            let walk = Walk::new(&model);
+            let scan_order = ScanOrder::new(&model);
             let all: Vec<i64> = (0..model.seq_len() as i64).collect();
-            assert_eq!(sorted(&walk.reverse), all);
+            assert_eq!(sorted(&scan_order.reverse), all);
             let tokens = Tensor::from_slice(&all).unsqueeze(0);
-            assert_eq!(walk.as_they_lie(&walk.in_time(&tokens)), tokens);
-            assert_eq!(walk.reversed(&walk.reversed(&tokens)), tokens);
+            assert_eq!(scan_order.to_sequence_order(&scan_order.to_scan_order(&tokens)), tokens);
+            assert_eq!(scan_order.reversed(&scan_order.reversed(&tokens)), tokens);
         }
     }
 

@@ -6,7 +6,7 @@
 use crate::parallel::TensorParallel;
 use crate::params::{Slots, UnitParams};
 use crate::positions::rotate;
-use crate::segments::Walk;
+use crate::segments::ScanOrder;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, Model, Unit};
 use tch::{Device, Kind, TchError, Tensor};
@@ -21,7 +21,7 @@ pub struct Ttt {
     text_tokens: i64,
     base_lr: f64,
     settings: Settings,
-    walk: Walk,
+    scan_order: ScanOrder,
     /// The rotary factors of the whole sequence, with frames counted from its start.
     rotary: Tensor,
     q: usize,
@@ -62,7 +62,7 @@ impl Ttt {
             text_tokens: model.text_tokens() as i64,
             base_lr: model.ttt_base_lr,
             settings: Settings { mini_batch: model.ttt_mini_batch as i64, scan_group: scan_group as i64, eps: EPS },
-            walk: Walk::new(model),
+            scan_order: ScanOrder::new(model),
             rotary: crate::positions::rotary(model),
             q: slots.affine("ttt.q"),
             k: slots.affine("ttt.k"),
@@ -79,7 +79,7 @@ impl Ttt {
 
     /// Moves the scan orders and the rotary factors to a device.
     pub fn move_to(&mut self, device: Device) {
-        self.walk.move_to(device);
+        self.scan_order.move_to(device);
         self.rotary = self.rotary.to_device(device);
     }
 
@@ -91,7 +91,7 @@ impl Ttt {
     /// A collective of `tp` failed.
     pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         let there = self.gated_add(p, self.gates[0], x_bld, &self.layer(p, x_bld, tp)?);
-        let back = self.walk.reversed(&self.layer(p, &self.walk.reversed(&there), tp)?);
+        let back = self.scan_order.reversed(&self.layer(p, &self.scan_order.reversed(&there), tp)?);
         Ok(self.gated_add(p, self.gates[1], &there, &back))
     }
 
@@ -123,9 +123,10 @@ impl Ttt {
         let eta = wanted.sigmoid() * (self.base_lr / tokens);
 
         // [B, L, H, …] in scan order, as one sequence per sample and head.
-        let sequences =
-            |x: &Tensor| self.walk.in_time(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim]);
-        let eta = self.walk.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
+        let sequences = |x: &Tensor| {
+            self.scan_order.to_scan_order(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim])
+        };
+        let eta = self.scan_order.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
         let (first, second) = (p.affine(self.inner1), self.inner2.map(|slot| p.affine(slot)));
         let out = scan(
             self.settings,
@@ -140,12 +141,12 @@ impl Ttt {
             },
         );
         let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
-        let normed = self.post_norm(p, &self.walk.as_they_lie(&merged), tp)?;
+        let normed = self.post_norm(p, &self.scan_order.to_sequence_order(&merged), tp)?;
         p.affine(self.o).row_linear(&normed, tp)
     }
 
-    /// Applies LayerNorm over all heads, of which this rank has some. The mean and variance of all ranks are gathered; each rank
-    /// uses them for its own heads, so their gradients are summed.
+    /// Applies LayerNorm over all heads, although this rank holds only some. The ranks gather means and variances, and
+    /// each rank uses them for its own heads, so their gradients are summed.
     fn post_norm(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         let norm = p.affine(self.post_norm);
         if tp.size() == 1 {

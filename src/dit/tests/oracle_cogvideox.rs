@@ -56,14 +56,14 @@ fn follow(folder: &Utf8Path) -> usize {
             text: case["in.text"].shallow_clone(),
             timestep: case["in.timestep"].shallow_clone(),
         };
-        let walk = network
+        let pass = network
             .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
             .expect("one rank has no peers");
-        let error = relative(&walk.output, &case["out.sample"], 0.0);
+        let error = relative(&pass.output, &case["out.sample"], 0.0);
         assert!(error < 1e-5, "{folder} {keep:?}: output differs by {error:e}");
         match case.get("out.grad_latent") {
             Some(recorded) => {
-                let error = relative(&walk.grad_latent.expect("the latent requires a gradient"), recorded, 0.0);
+                let error = relative(&pass.grad_latent.expect("the latent requires a gradient"), recorded, 0.0);
                 assert!(error < 1e-4, "{folder} {keep:?}: the latent's gradient differs by {error:e}");
             }
             None => println!("not compared: {folder} has no out.grad_latent"),

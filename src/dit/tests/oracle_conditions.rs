@@ -1,5 +1,6 @@
-//! Compares training steps with conditions, and of CogVideoX 1.5 with odd frame counts, with numbers recorded from diffusers,
-//! cogvideox-factory, zai-org's trainer and VideoX-Fun: inputs, output, loss and every gradient.
+//! Compares training steps with recorded numbers: inputs, output, loss and every gradient. The steps have conditions,
+//! or are of CogVideoX 1.5 with odd frame counts. The numbers are those of diffusers, cogvideox-factory, zai-org's
+//! trainer and VideoX-Fun.
 //!
 //! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: `i2v_training/*.safetensors` and the files in
 //! `cogvideox15/*/`. Sizes, models and schedules come from the files.
@@ -234,7 +235,8 @@ fn oracle_odd_frame_counts_of_cogvideox_15_are_padded_as_the_pipeline_and_zai_or
     }
 }
 
-/// Compares a pass whose output's gradient is recorded. A single frame has a zero frame behind, other odd counts have more in front.
+/// Compares a forward and backward pass for which the gradient of the output is recorded. A single frame is followed by
+/// a zero frame; other odd counts are padded in front.
 fn forward_backward(case: &Case) {
     let (model, given) = (&case.model, case.tensor("in.latent").detach().set_requires_grad(true));
     let single = given.size()[1] == 1;
@@ -255,15 +257,15 @@ fn forward_backward(case: &Case) {
     let cotangent = case.tensor("in.grad_sample");
     let count = cotangent.size()[1];
     let kept = |out: &Tensor| out.narrow(1, if single { 0 } else { out.size()[1] - count }, count);
-    let walk = network
+    let pass = network
         .forward_backward(&mut units, &inputs, |out| (kept(out) * cotangent).sum(Kind::Float))
         .expect("one rank has no peers");
-    let whole = case.tensor("out.sample").size()[1] == walk.output.size()[1];
-    case.near("the output", &if whole { walk.output.shallow_clone() } else { kept(&walk.output) }, "out.sample", 1e-5);
+    let whole = case.tensor("out.sample").size()[1] == pass.output.size()[1];
+    case.near("the output", &if whole { pass.output.shallow_clone() } else { kept(&pass.output) }, "out.sample", 1e-5);
     if case.tensors.contains_key("out.kept") {
-        case.near("the kept output", &kept(&walk.output), "out.kept", 1e-5);
+        case.near("the kept output", &kept(&pass.output), "out.kept", 1e-5);
     }
-    let grad = walk.grad_latent.expect("the latent requires a gradient");
+    let grad = pass.grad_latent.expect("the latent requires a gradient");
     case.near("the latent's gradient", &grad.narrow(1, 0, given.size()[1]), "out.grad_latent", 1e-4);
     case.gradients(&units.grads);
 }

@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use support::{Tensors, load, metadata, oracle, read, relative};
 use tch::{Kind, TchError, Tensor};
 
-/// The gate for schedulers alone, and the one for latents, model outputs and guidance of a run.
+/// The tolerance for schedulers alone, and the one for latents, model outputs and guidance of a run.
 const SCHEDULER: f64 = 1e-5;
 const RUN: f64 = 1e-4;
 
@@ -69,7 +69,7 @@ fn with_schedule(model: Model, config: &Value) -> Model {
     }
 }
 
-/// Returns the sampler that a scheduler's configuration stands for.
+/// Returns the sampler of a scheduler's configuration.
 fn sampler(config: &Value, model: &Model, steps: usize, guidance: Guidance) -> Sampler {
     let schedule = Schedule::new(model);
     match config["_class_name"].as_str().expect("a class") {
@@ -145,7 +145,7 @@ fn follow(path: &Utf8Path) -> usize {
             timestep: Tensor::full([size[0] * halves as i64], timestep, (Kind::Int64, tch::Device::Cpu)),
         };
         let output = network.forward(&mut units, &inputs)?;
-        assert!(!output.requires_grad(), "the walk builds no graph");
+        assert!(!output.requires_grad(), "sampling builds no graph");
         let error = relative(&output, &case["out.model_output"].get(step), 0.0);
         assert!(error < RUN, "{path}: the network's output at step {step} differs by {error:e}");
         step += 1;

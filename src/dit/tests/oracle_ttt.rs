@@ -270,19 +270,19 @@ fn network(path: &Utf8Path) -> usize {
             let network = Network::new(&model, keep, 4);
             let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };
             let text = case["text_emb"].flatten(1, 2);
-            let walk = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
+            let pass = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
                 let inputs =
                     embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
                 network.forward_backward(whole, &inputs, objective).expect("one rank has no peers")
             };
-            let plain = walk(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
+            let plain = pass(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));
             let error = relative(&plain.output, &case[&format!("{prefix}.dit_out")], 0.0);
             assert!(error < 1e-4, "{path} {prefix}: output differs by {error:e}");
 
             whole.grads.clear();
             let noised = Schedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
             let losses = std::cell::RefCell::new(Tensor::new());
-            walk(&mut whole, noised.latent, &|out| {
+            pass(&mut whole, noised.latent, &|out| {
                 let per_sample = velocity_loss(out, &noised.velocity);
                 *losses.borrow_mut() = per_sample.detach();
                 per_sample.mean(Kind::Float)

@@ -112,7 +112,8 @@ impl Fsdp {
         &self.groups
     }
 
-    /// Returns the bytes of all tensors of a kind over the ranks of one replica, trained ones with their two moments.
+    /// Returns the total bytes of a kind's tensors on the ranks of one replica, including the two moments of trained
+    /// tensors.
     pub fn bytes(&self, kind: ParamKind) -> u64 {
         let of = |slot: &Slot| {
             let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
@@ -146,8 +147,8 @@ impl Fsdp {
             .filter_map(|(unit, u)| u.trained.as_ref().map(|t| ShardView { unit, master: &t.master, grad: &t.grad }))
     }
 
-    /// Returns the elements of the trained shards that this rank counts for its TP group: all of them on the group's first
-    /// rank, only those of split slots on the others.
+    /// Returns the elements of the trained shards that this rank counts for its TP group, so that each element counts
+    /// once: all elements on the group's first rank, only those of split slots on the others.
     pub fn own(&self, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Vec<Tensor> {
         if self.groups.tp.rank() == 0 {
             return self.shards().map(|shard| of(&shard).shallow_clone()).collect();

@@ -37,7 +37,7 @@ pub struct TrainingState<'a> {
     pub moments: &'a mut AdamState,
     /// The parameter tables of the units.
     pub tables: &'a [Vec<ParamSpec>],
-    /// The weights that frozen parameters come from. If there are any, a checkpoint holds the trained parameters alone.
+    /// The checkpoint that the frozen parameters come from. If it is set, a save contains only the trained parameters.
     pub base: Option<&'a Base>,
 }
 
@@ -71,7 +71,7 @@ struct Piece {
     adapter: bool,
     kind: ParamKind,
     shape: Vec<usize>,
-    /// The box of the tensor that the ranks of this rank's shard group hold.
+    /// The part of the tensor that this rank's shard group holds, as a box.
     within: TensorBox,
     /// The first element, counted in the box.
     start: i64,
@@ -98,7 +98,8 @@ struct RankPart {
     tensors: Vec<LogicalTensor>,
 }
 
-/// The host memory that every save copies to. It is kept, because allocating it would take longer than the copy.
+/// The host memory that every save copies to. It is kept between saves, because allocating it would take longer than
+/// the copy.
 #[derive(Debug, Default)]
 pub struct StagingMemory {
     ready: VecDeque<Tensor>,
@@ -106,7 +107,7 @@ pub struct StagingMemory {
 }
 
 impl StagingMemory {
-    /// Starts to allocate the memory in a thread, so that the first save is as fast as later ones.
+    /// Allocates the memory in a thread, so that the first save is as fast as later ones.
     pub fn allocate_ahead(sharded: &TrainingState<'_>) -> Self {
         let device = sharded.fsdp.groups().device;
         let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
@@ -146,17 +147,18 @@ fn set_device(device: Device) -> c10d::Result<()> {
     if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
-/// The number of elements below which libtorch uses one thread. More threads would slow down training.
+/// Tensors with fewer elements than this are processed by one thread of libtorch. More threads would slow down
+/// training.
 const ONE_THREAD: i64 = 16 * 1024;
 
-/// Allocates host memory like a tensor; page-locked if the tensor is on a GPU.
+/// Allocates host memory with the shape and dtype of a tensor. The memory is page-locked if the tensor is on a GPU.
 fn host_like(values: &Tensor) -> c10d::Result<Tensor> {
     if values.device() != Device::Cpu {
         return cuda::pinned(values);
     }
     let make = || {
         let memory = values.f_empty_like()?;
-        // The kernel allocates a page when it is first written.
+        // Linux allocates a page when it is first written.
         memory.f_split(ONE_THREAD, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
         Ok(memory)
     };
@@ -197,7 +199,8 @@ impl PendingSave {
     }
 }
 
-/// Estimates the size of a checkpoint: values, and headers and manifest entries of each tensor. The same on every rank.
+/// Estimates the size of a checkpoint: tensor values, headers and manifest entries. Every rank computes the same
+/// number.
 pub fn bytes(sharded: &TrainingState<'_>) -> u64 {
     let frozen = if sharded.base.is_some() { 0 } else { sharded.fsdp.bytes(ParamKind::Frozen) };
     let metadata = sharded.tables.iter().flatten().count() as u64 * METADATA_BYTES;
@@ -210,7 +213,7 @@ const METADATA_BYTES: u64 = 1500;
 /// Returns an error if the disk has too little space for a checkpoint.
 fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     let parent = dir.parent().unwrap_or(dir);
-    // If the free space is unknown, let the write fail.
+    // If the free space is unknown, the write reports a full disk.
     let Ok(disk) = nix::sys::statvfs::statvfs(parent.as_std_path()) else { return Ok(()) };
     let free = disk.blocks_available() * disk.fragment_size();
     if free >= needed {
@@ -220,13 +223,14 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
     Err(Failure::new(
         rundir::ErrorCode::DiskFull,
         format!("cannot save {dir}"),
-        format!("it needs {}, and {} are free on its disk", mb(needed), mb(free)),
-        "free some space there; earlier checkpoints are untouched",
+        format!("it needs {}, but its disk has only {} free", mb(needed), mb(free)),
+        "free some space on that disk; earlier checkpoints are untouched",
     ))
 }
 
-/// Starts a thread that copies this rank's part of a checkpoint and writes the copy. This collective is short: the next
-/// forward and backward passes only read the weights, and [`AdamState::step`] waits for the copy.
+/// Starts a thread that copies this rank's part of a checkpoint and writes the copy. A collective that does not wait
+/// for the copy: the next forward and backward passes only read the weights, and [`AdamState::step`] waits until the
+/// copy is complete.
 ///
 /// # Errors
 /// The staging folder cannot be made, or the disk has too little space.
@@ -254,7 +258,7 @@ pub fn begin(
         // On a GPU the copies may still run. The optimizer's kernels run after them, because all threads share one stream.
         drop(snapshot);
         fault::reached("copied", step);
-        // An error of the copy is reported when writing ends, where all ranks agree on the result.
+        // A copy error is reported when the write ends, where all ranks agree on the result.
         let copies = copied.and_then(Copies::wait);
         let files = copies.map_err(|error| {
             let fix = "free some memory of the node; earlier checkpoints are untouched";
@@ -392,7 +396,7 @@ fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
                 let fix = format!("check {dir} and its disk on the node of rank {rank}, then resume again");
                 return Err(Failure::new(
                     rundir::ErrorCode::CheckpointUnreadable,
-                    format!("rank {rank} cannot open {dir}, which rank 0 can"),
+                    format!("rank {rank} cannot open {dir}, but rank 0 can"),
                     why,
                     fix,
                 ));
@@ -404,7 +408,8 @@ fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 /// Loads this rank's shards from the checkpoint in a folder. A collective.
 ///
 /// # Errors
-/// A file cannot be read, this rank cannot open what rank 0 can, or a tensor is missing or has another shape.
+/// A file cannot be read, this rank cannot open a file that rank 0 can open, or a tensor is missing or has another
+/// shape.
 pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
     sharded.moments.wait_for_snapshot();
     let world = &sharded.fsdp.groups().world;
@@ -441,29 +446,29 @@ fn on_every_rank<T>(world: &Group, read: Result<T, rundir::Error>) -> Result<Loa
     })
 }
 
-/// Verifies the checksums of this rank's share of the files, so that one rank reads each file.
+/// Verifies the checksums of this rank's share of the files. Each file is read by one rank.
 fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rundir::Error> {
     let mut share = checkpoint.manifest.files.iter().skip(rank).step_by(ranks);
     share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
-/// Loads the weights that a checkpoint of adapters was trained on, if it is one.
+/// Loads the base weights of an adapter checkpoint. Does nothing for another checkpoint.
 fn load_base(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let Some(base) = &checkpoint.manifest.base else { return Ok(()) };
     let refuse = |why: String, fix: String| {
         let what = format!("cannot start from {}", checkpoint.dir);
         Failure::new(rundir::ErrorCode::TensorMismatch, what, why, fix)
     };
-    let lacks = "it holds adapters alone, and the weights that they were trained on";
+    let lacks = "it contains only adapters, and their base weights";
     let weights = Checkpoint::open(&base.path).map_err(|error| {
         let why = format!("{lacks} cannot be read: {}", Failure::from(error).why);
-        refuse(why, format!("put the weights back at {}, or make a link there", base.path))
+        refuse(why, format!("move the base weights back to {}, or create a link there", base.path))
     })?;
     let sum = weights.manifest_sum()?.xxh3;
     if sum != base.xxh3 {
         let why =
             format!("{lacks} have changed: the manifest of {} had the checksum {}, now {sum}", base.path, base.xxh3);
-        return Err(refuse(why, format!("put the weights of that time back at {}", base.path)));
+        return Err(refuse(why, format!("restore the original weights at {}", base.path)));
     }
     fill(sharded, &weights, Restore::Weights)
 }
@@ -494,7 +499,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         };
         if tensor.shape != piece.shape {
             return Err(refuse(format!(
-                "{} has shape {:?} there and {:?} in the recipe",
+                "{} has shape {:?} in the checkpoint and {:?} in the recipe",
                 piece.name, tensor.shape, piece.shape
             )));
         }
@@ -515,11 +520,11 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     Ok(())
 }
 
-/// The number of elements that are read or written at a time. They fit in the CPU cache. From 32768 elements on,
+/// The number of elements that are read or written at a time. They fit in the CPU cache. For 32768 elements or more,
 /// libtorch would copy with several threads, which would spin on the cores that compute checksums.
 const AT_ONCE: u64 = 16 * 1024;
 
-/// Groups ranges into reads: a long range is read in parts, those of many rows together.
+/// Groups ranges into reads: a long range is read in parts, and the short ranges of many rows in one read.
 fn reads(runs: Vec<Overlap>) -> Vec<Vec<Overlap>> {
     let [Overlap { here, there, len }] = runs[..] else { return vec![runs] };
     let part = |done| Overlap { here: here + done, there: there + done, len: AT_ONCE.min(len - done) };
@@ -661,7 +666,7 @@ fn moment_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     pieces
 }
 
-/// Describes this rank's piece of a tensor, or of optimizer state of the same shape, which `prefix` names.
+/// Describes this rank's piece of a tensor. A `prefix` names optimizer state of the same shape.
 fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: Tensor) -> Piece {
     let spec = &sharded.tables[owned.unit][owned.range.slot];
     let tp = &sharded.fsdp.groups().tp;

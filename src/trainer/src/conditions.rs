@@ -19,8 +19,9 @@ pub struct Conditions {
     pub masked: Option<Tensor>,
 }
 
-/// Returns a stored tensor of sample `number` as a latent, drawn if it holds means and log-variances. `place` is the
-/// tensor's index in the condition; each index has its own draws.
+/// Returns a stored tensor of sample `number` as a latent. If `moments` is set, the tensor holds means and
+/// log-variances, and the latent is drawn from them. `place` is the tensor's index in the condition; each index has its
+/// own draws.
 pub fn drawn(place: usize, stored: &Tensor, moments: bool, seed: u64, number: u64) -> Tensor {
     if !moments {
         return stored.shallow_clone();
@@ -32,8 +33,8 @@ pub fn drawn(place: usize, stored: &Tensor, moments: bool, seed: u64, number: u6
 }
 
 impl Conditions {
-    /// Joins the tensors of the samples of a batch; `each` returns the unscaled tensors of a place of
-    /// [`dataset::condition_tensors`], one per sample.
+    /// Joins the tensors of a batch's samples. `each(place)` returns one unscaled tensor per sample, for an index of
+    /// [`dataset::condition_tensors`].
     pub fn of(condition: &Condition, model: &Model, each: impl Fn(usize) -> Vec<Tensor>) -> Self {
         let mut conditions = Conditions::default();
         for (place, role) in dataset::condition_tensors(condition.kind).iter().enumerate() {
@@ -55,7 +56,7 @@ impl Conditions {
     /// * `numbers` — the numbers of the samples of this batch.
     ///
     /// # Errors
-    /// The data set has no such tensors.
+    /// Seconds spent waiting for collectives of the forward and backward pass.
     pub fn input(
         &self,
         condition: &Condition,
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_dropped_for_a_whole_batch_with_their_probability_and_zero_keeps_all() {
+    fn all_images_of_a_batch_are_dropped_together_and_none_at_probability_0() {
         let conditions = Conditions { image: Some(ones(&[1, 1, 2, 2, 2])), ..Conditions::default() };
         let of = |image_dropout| Condition { kind: ConditionKind::Image, image_dropout, ..Condition::default() };
         assert!((share(&of(0.25), &conditions, 2000) - 0.75).abs() < 0.05);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_wholly_masked_samples_lose_their_mask_and_zero_keeps_all() {
+    fn a_mask_is_dropped_only_if_it_covers_all_and_never_at_probability_0() {
         let of = |mask_dropout| Condition { kind: ConditionKind::Inpaint, mask_dropout, ..Condition::default() };
         let conditions =
             |known: Tensor| Conditions { image: None, known: Some(known), masked: Some(ones(&[1, 2, 2, 2, 2])) };
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_set_without_the_tensors_of_a_condition_is_named() {
+    fn a_data_set_without_the_tensors_of_a_condition_is_refused() {
         for kind in [ConditionKind::Image, ConditionKind::Inpaint] {
             let condition = Condition { kind, ..Condition::default() };
             let failure = Conditions::default().input(&condition, 2, 7, 0, 0..1).unwrap_err();

@@ -2,7 +2,7 @@
 //!
 //! Samples are numbered from the start of the run. Number `k` is item `k % n` of the permutation of epoch `k / n`, so
 //! every item is seen once per epoch at any batch size, and the position is one integer. While a step computes, a
-//! thread reads the next batch, and no further ones.
+//! thread reads the next batch, but not the batches after it.
 
 use crate::conditions::Conditions;
 use crate::exchange::{agree_on, peer_lost};
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ahead_gives_what_reading_in_place_gives_over_epochs_ranks_and_resumes() {
+    fn reading_ahead_gives_the_same_batches_as_reading_on_demand() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
         let in_place: Vec<i64> = (0..20)
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(items(&open(&sure).unwrap().batch(3..4, 0..1, 1).unwrap()), [item.round() as i64]);
     }
 
-    /// A store with the items of [`dataset`]; its empty caption is a text of 0.25.
+    /// Writes a store with the items of [`dataset`]. All values of its empty caption's embedding are 0.25.
     fn store(folder: &Utf8Path, mut recipe: recipe::Recipe, log_variance: f32) -> recipe::Recipe {
         use dataset::store::*;
         let spec = StoreSpec::new(

@@ -3,7 +3,7 @@
 use recipe::{TimeLimit, save_reserve_s};
 use std::time::Instant;
 
-/// The time limit of an attempt. The limit is near when the remaining time is what a step and a save may take.
+/// The time limit of an attempt. It is near when the remaining time may only suffice for the current step and a save.
 #[derive(Debug)]
 pub struct Deadline {
     started: Instant,
@@ -27,7 +27,7 @@ impl Deadline {
 
     /// Records the duration of a step.
     pub fn record_step(&mut self, seconds: f64) {
-        // A slow step may recur, so its duration is remembered and decays.
+        // A slow step may happen again, so its duration is kept and decays by 1 % per step.
         self.step_s = seconds.max(self.step_s * 0.99);
     }
 
@@ -48,10 +48,12 @@ impl Deadline {
     }
 }
 
-/// Returns the expected duration of the first save of an attempt from those of earlier attempts, newest first.
+/// Returns the expected duration of the first save of an attempt. `earlier` holds the durations of earlier saves,
+/// newest first.
 ///
-/// A single slow save, such as on a network disk that hung, must not shorten later attempts too much. Beyond a quarter
-/// of the limit, it counts only as far as the save before it was slow too.
+/// A single slow save, for example on a network disk that hung, must not shorten later attempts too much. Therefore the
+/// newest duration is limited to a quarter of the time limit, or to the duration of the save before it if that is
+/// longer.
 pub fn save_s_after(mut earlier: impl Iterator<Item = f64>, limit: TimeLimit) -> Option<f64> {
     let (newest, before) = (earlier.next()?, earlier.next().unwrap_or(0.0));
     let most = limit.seconds().map_or(f64::INFINITY, |s| s as f64 / 4.0);
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_slow_save_takes_no_more_than_a_quarter_of_the_next_attempt() {
+    fn one_slow_save_reserves_at_most_a_quarter_of_the_next_attempt() {
         let after = |earlier: &[f64], limit: &str| save_s_after(earlier.iter().copied(), limit.parse().unwrap());
         assert_eq!(after(&[], "10m"), None);
         assert_eq!(after(&[100.0, 5.0], "10m"), Some(100.0));

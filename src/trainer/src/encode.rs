@@ -1,8 +1,8 @@
 //! `task = "encode"`: each rank takes captions and clips from the queue of a data set, and stores texts and latents.
 //!
-//! Ranks exchange no messages. One rank makes the queue and marks it in the run's folder, where the others find it.
-//! When a rank dies, other ranks take over its work after its leases expire. The rank that joins the results ends the
-//! run.
+//! Ranks exchange no messages. One rank creates the queue and marks it as ready in the run's folder; the other ranks
+//! wait for that mark. When a rank dies, its leases expire and other ranks take over its work. The rank that joins the
+//! results ends the run.
 
 mod clips;
 mod conditions;
@@ -223,7 +223,7 @@ type SharedQueue = Arc<Queue>;
 pub fn place(rank: usize, local_rank: usize) -> Result<RankPlace, Failure> {
     let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
     let node = node.ok_or_else(|| {
-        let why = "VIDTUI_NODE is not set, or is no name of a node";
+        let why = "VIDTUI_NODE is not set, or is not a node name";
         Failure::new(ErrorCode::StartFailed, "cannot start a rank", why, "start ranks through `vidtui-train supervise`")
     })?;
     Ok(RankPlace { rank, node, local_rank })

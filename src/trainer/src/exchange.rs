@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
-/// The size of a value in [`all_gather_small`], in bytes of JSON.
+/// The maximum size of a value in [`all_gather_small`], in bytes of JSON.
 const SMALL: usize = 512;
 
 /// Returns the values of all ranks, in rank order. A collective.
@@ -47,7 +47,8 @@ fn gather_padded<T: DeserializeOwned>(group: &Group, mut bytes: Vec<u8>, len: us
 
 /// Returns the values of all ranks, or the first failure of any of them. A collective.
 ///
-/// A failure of one rank, such as a full disk, is thus the failure of all, and no rank waits for one that gave up.
+/// A failure of one rank, such as a full disk, thus becomes the failure of all ranks, and no rank waits for one that
+/// has ended.
 ///
 /// # Errors
 /// The failure of the lowest rank that has one, or the loss of a peer.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use nix::ifaddrs::getifaddrs;
 
-/// The variable that overrides it, as in PyTorch.
+/// The environment variable that overrides the choice, as in PyTorch.
 const VARIABLE: &str = "GLOO_SOCKET_IFNAME";
 
 /// Returns the interface that routes to another node; `None` if it is unknown.

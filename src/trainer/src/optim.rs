@@ -56,7 +56,7 @@ struct ShardState {
     segments: Vec<Segment>,
 }
 
-/// Neighbouring elements of one parameter group.
+/// Adjacent elements of one parameter group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segment {
     start: i64,
@@ -106,7 +106,8 @@ impl AdamState {
         AdamState { shards, steps: 0, snapshot: None, stalled: Duration::ZERO }
     }
 
-    /// Lets another thread copy weights and state as they are now. Forward and backward passes may run meanwhile.
+    /// Starts a snapshot: another thread may copy the current weights and state until it drops the guard. Forward and
+    /// backward passes may run meanwhile; [`AdamState::step`] waits.
     pub fn begin_snapshot(&mut self) -> SnapshotGuard {
         self.wait_for_snapshot();
         let (open, snapshot) = channel();

@@ -74,7 +74,7 @@ pub fn flat_part(spec: &ParamSpec, whole: &Tensor, tp: &Group) -> Tensor {
     part.reshape([-1])
 }
 
-/// FSDP and TP behind the traits of the network.
+/// Implements the network's traits with FSDP and TP.
 pub struct Sharded<'a>(pub &'a mut Fsdp);
 
 impl Units for Sharded<'_> {
@@ -115,8 +115,7 @@ impl TensorParallel for Sharded<'_> {
     }
 }
 
-/// The model's functions return only libtorch's errors, so a lost peer becomes one. In the backward pass it already is
-/// one.
+/// Converts the error of a lost peer to a libtorch error, the only kind that the model's functions return.
 fn to_torch_error(error: c10d::Error) -> TchError {
     TchError::Torch(error.to_string())
 }

@@ -36,7 +36,7 @@ impl SaveStopRequests {
     }
 }
 
-/// Where a rank looks for stop requests.
+/// The sources of a rank's stop requests.
 #[derive(Debug, Clone, Copy)]
 pub struct StopSources<'a> {
     /// The signals of this rank.
@@ -70,7 +70,7 @@ impl StopSources<'_> {
     }
 }
 
-/// The origin of a request. Of several origins, the last in this list is reported.
+/// The origin of a request. If there are several origins, the last one in this list is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
     /// The supervisor of a rank is gone.

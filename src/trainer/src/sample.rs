@@ -1,6 +1,6 @@
 //! Makes videos from weights, for the task `sample` and for the samples and validation losses of a training run.
 //!
-//! All ranks of a shard group and of a TP group walk through the network together. Each data rank makes its own sample,
+//! All ranks of a shard group and of a TP group compute the network together. Each data rank makes its own sample,
 //! in rounds of samples with the same number of steps. A rank without a sample repeats the last one of the round and
 //! discards it. The noise depends on the seed of a sample alone, so the mesh does not change a video.
 

@@ -59,7 +59,7 @@ pub fn uniform(seed: u64, purpose: Purpose, counter: u64) -> f64 {
     (bits(seed, purpose, counter) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Returns whether something that has a `probability` happens for a key; with a probability of 0, never.
+/// Returns `true` with this `probability` for a key, and never if the probability is 0.
 pub fn happens(seed: u64, purpose: Purpose, counter: u64, probability: f64) -> bool {
     uniform(seed, purpose, counter) < probability
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_happens_in_a_quarter_of_all_draws_and_zero_never() {
+    fn probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never() {
         let count = |share| (0..10_000).filter(|i| happens(3, Purpose::TextDropout, *i, share)).count();
         assert!((2300..2700).contains(&count(0.25)), "{}", count(0.25));
         assert_eq!(count(0.0), 0);

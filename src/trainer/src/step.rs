@@ -48,18 +48,17 @@ pub struct Outcome {
     pub requests: SaveStopRequests,
     /// Norm of all trained weights after the step, on logged steps.
     pub weight_norm: Option<f64>,
-    /// Seconds of this rank for reading data. The next fields are those for forward, backward, waiting for collectives,
-    /// and optimizer.
+    /// Seconds that this rank spent reading data.
     pub data_s: f64,
-    /// See `data_s`.
+    /// Seconds of the forward pass.
     pub forward_s: f64,
-    /// See `data_s`.
+    /// Seconds of the backward pass.
     pub backward_s: f64,
-    /// See `data_s`.
+    /// Seconds spent waiting for collectives of the forward and backward pass.
     pub reduce_s: f64,
-    /// See `data_s`.
+    /// Seconds of the optimizer.
     pub optimizer_s: f64,
-    /// Seconds that the optimizer waited for a save. No other time includes them, nor does `step_s_by_rank`.
+    /// Seconds that the optimizer waited for a save. Neither the other times nor `step_s_by_rank` include them.
     pub checkpoint_s: f64,
     /// Seconds of the step that were not spent waiting for other ranks, by rank.
     pub busy_s_by_rank: Vec<f64>,
@@ -161,7 +160,8 @@ impl Step<'_> {
         for (here, ahead) in &forward {
             forward_s += ahead.seconds_since(here).map_err(peer_lost)?;
         }
-        // Waits of the forward pass are counted with those of the backward pass, which waits most.
+        // The waits of the forward pass are short. They are part of `reduce_s`, so they are subtracted from the
+        // backward pass.
         let backward_s = (spent_s - data_s - forward_s - reduce_s).max(0.0);
 
         let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);

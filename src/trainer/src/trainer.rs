@@ -308,7 +308,7 @@ impl Trainer {
         if began == 0 && self.recipe.sample.every > 0 {
             self.validate_first()?;
         }
-        // An attempt that ended while it made the samples of this step left some out.
+        // An earlier attempt may have ended before all samples of this step were made.
         if began > 0 && self.recipe.sample.is_due(began) {
             self.make_samples()?;
         }
@@ -319,7 +319,7 @@ impl Trainer {
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
             }
-            // After the first step, which showed that training fits in memory.
+            // Allocate after the first step, because that step showed that training fits in memory.
             if interval > 0 && self.progress.step == began + 1 {
                 self.spare = StagingMemory::allocate_ahead(&self.sharded());
             }
@@ -349,7 +349,7 @@ impl Trainer {
             }
             if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step) {
                 if self.progress.step == self.recipe.train.steps {
-                    // No later step repeats this one if the samples fail.
+                    // Save before sampling: if the samples of the last step fail, the trained state is kept.
                     self.save_now()?;
                 }
                 self.make_samples()?;
@@ -491,7 +491,7 @@ impl Trainer {
         }
     }
 
-    /// Logs the last step again with the time of the samples after it, on rank 0.
+    /// Logs the last step once more, with the time of the samples that were made after it. Only on rank 0.
     fn correct_last(&mut self) {
         if let (Some(log), Some(last)) = (&mut self.log, self.last.take())
             && self.progress.sample_s > 0.0
@@ -533,7 +533,8 @@ impl Trainer {
         Ok(losses)
     }
 
-    /// Makes a video of each prompt, except those that are whole. If a video cannot be made, training continues.
+    /// Makes a video of each prompt, except videos that are already complete. If a video cannot be made, training
+    /// continues.
     fn make_samples(&mut self) -> Result<(), Failure> {
         if !self.samples.has_prompts() {
             return Ok(());

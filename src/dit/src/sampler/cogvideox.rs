@@ -1,7 +1,7 @@
 //! CogVideoX's DDIM and DPM schedulers, as diffusers' pipelines use them.
 //!
-//! With `a = ᾱ[t]` and `b = ᾱ[t - 1000 div n]`, 1 if that timestep is negative. The previous timestep is not the next of the list:
-//! with linspace spacing the two differ.
+//! Notation: `a = ᾱ[t]` and `b = ᾱ[t - 1000 div n]`, or `b = 1` if that timestep is negative. This previous timestep
+//! may differ from the next one of the list: with linspace spacing it does.
 //!
 //! Source: diffusers `CogVideoXDDIMScheduler` and `CogVideoXDPMScheduler`.
 
@@ -12,8 +12,8 @@ use tch::{Kind, Tensor};
 
 /// Returns the timesteps of `steps` steps for a network that was trained on `trained` timesteps, noisiest first.
 ///
-/// For some numbers of steps (61, 103, 121) diffusers' trailing spacing makes a step more than requested, at timestep -1.
-/// That fault is not reproduced.
+/// For some numbers of steps (61, 103, 121) diffusers' trailing spacing makes one step too many, at timestep -1. This
+/// bug is not reproduced.
 fn timesteps(spacing: Spacing, trained: usize, steps: usize) -> Vec<i64> {
     assert!((1..=trained).contains(&steps), "sampling has 1 to {trained} steps, not {steps}");
     let (all, n) = (trained as f64, steps as f64);

@@ -121,7 +121,7 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
 }
 
 #[test]
-fn a_checkpoint_of_adapters_holds_them_alone_and_loads_with_its_base() {
+fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     let folder = tempfile::tempdir().unwrap();
     let run = |name: &str| RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join(name));
     let (whole, adapted) = (run("base"), run("adapted"));
@@ -172,11 +172,11 @@ fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync
 }
 
 #[test]
-fn a_checkpoint_that_only_one_rank_cannot_open_is_an_error_and_not_damage() {
+fn a_checkpoint_that_only_rank_1_cannot_open_is_not_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8Path::from_path(folder.path()).unwrap();
     let run = RunDir::new(path.join("run"));
-    // The result of each rank for the same checkpoint, if the folder of the checkpoint is different on its node.
+    // Loads on both ranks. Each rank gets its own path, as if nodes saw different states of a shared disk.
     let loaded = |dirs: [&Utf8Path; 2]| {
         on_two_ranks(path, |rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
     };
@@ -196,7 +196,7 @@ const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
 
 /// Loads in a child process, so that its memory is that of the load alone.
 #[test]
-fn loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors() {
+fn loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors() {
     const THIS: &str = "checkpoint::tests::loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors";
     if let Some(run) = std::env::var_os(CHILD) {
         let run = RunDir::new(Utf8PathBuf::from_path_buf(run.into()).unwrap());

@@ -1,4 +1,4 @@
-//! Less at a time where memory is short: halves of a batch, then single items; whole frames, then tiles.
+//! Encodes less at a time if memory is short: halves of a batch, then single items; tiles instead of whole frames.
 
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
@@ -44,11 +44,11 @@ mod tests {
     }
 
     #[test]
-    fn captions_are_encoded_in_halves_until_they_fit_and_one_that_does_not_fails_alone() {
+    fn captions_are_encoded_in_halves_until_they_fit_and_only_a_single_caption_fails() {
         let mut asked = Vec::new();
         let results = in_halves(0..6, &mut |items| {
             asked.push(items.clone());
-            // Two fit, and number 4 fits nowhere.
+            // Two captions fit together. Caption 4 does not fit even alone.
             if items.len() > 2 || items.contains(&4) { Err(short()) } else { Ok(items.len()) }
         });
         let shown: Vec<_> =
@@ -57,11 +57,11 @@ mod tests {
         assert_eq!(asked[0], 0..6);
         let other = Failure::new(ErrorCode::DeviceFailed, "the GPU is lost", "", "");
         let results = in_halves(0..6, &mut |_| Err::<(), _>(other.clone()));
-        assert_eq!(results, [(0..6, Err(other))], "only memory is a reason to try again");
+        assert_eq!(results, [(0..6, Err(other))], "only a lack of memory causes another try");
     }
 
     #[test]
-    fn a_clip_is_encoded_in_tiles_only_where_memory_is_short_and_tiles_are_allowed() {
+    fn a_clip_is_encoded_in_tiles_only_if_memory_is_short_and_tiles_are_allowed() {
         let encoded = |may_tile, fits: &[Frames]| {
             let mut asked = Vec::new();
             let result = whole_or_tiles(may_tile, |frames| {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// The environment variable with the seconds without a heartbeat after which a lease is taken over; for tests.
+/// The environment variable for tests with the lease timeout: the seconds without a heartbeat after which another rank
+/// takes over a lease.
 const EXPIRY: &str = "ENCODE_LEASE_S";
 
 /// Opens the queue of the attempt. Returns `None` if there is nothing to encode, or a stop is requested first.

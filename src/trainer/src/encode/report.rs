@@ -13,7 +13,7 @@ use tch::Device;
 
 /// The interval between reports.
 const EVERY: Duration = Duration::from_secs(1);
-/// The failed items of a rank that become events. `vidtui data show` lists all.
+/// The maximum number of failed items that a rank logs as events. `vidtui data show` lists all.
 const MAX_EVENTS: u64 = 1000;
 
 /// The counters of the rank, which its threads share.
@@ -22,7 +22,7 @@ pub struct Counts {
     done: Arc<Mutex<Done>>,
     place: RankPlace,
     attempt: u32,
-    /// The events of this node: ranks of other nodes do not append to the same file.
+    /// The event file of this node. Ranks of other nodes append to other files.
     events: camino::Utf8PathBuf,
 }
 
@@ -63,7 +63,7 @@ impl Counts {
         self.change(|done| of(&mut done.stages, stage).failed += 1);
     }
 
-    /// Counts the time since `began` as one in which a stage waited for the stage before it.
+    /// Adds the time since `began` to the time that a stage waited for the stage before it.
     pub fn waited(&self, stage: Stage, began: Instant) {
         self.change(|done| of(&mut done.stages, stage).wait_s += began.elapsed().as_secs_f64());
     }

@@ -70,7 +70,8 @@ impl Denoiser<'_> {
             let rest = Tensor::zeros([1, frames as i64 - 1, size[2], size[3], size[4]], (Kind::Float, image.device()));
             prepared(&Tensor::cat(&[image, &rest], 1))
         });
-        // The network gathers parameters through it, and `after_step` needs its groups, one after the other.
+        // `predict` gathers parameters through this cell, and `after_step` uses its groups. They never run at the same
+        // time.
         let fsdp = RefCell::new(&mut *self.fsdp);
         let predict = |x: &Tensor, timestep: i64| {
             let mut latent = x.to_kind(compute);

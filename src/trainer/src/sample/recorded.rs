@@ -1,7 +1,7 @@
 //! Compares whole samples, from the text to the bytes of the pictures, with those that diffusers' pipelines made.
 //!
-//! Reads `sampling/` and `i2v/` of the oracle: every run with a case in its header. Noise comes from its file; the weights go
-//! through a conversion and a checkpoint, as those of a user.
+//! Reads `sampling/` and `i2v/` of the oracle: every run with a case in its header. The noise is read from the run's
+//! file. The weights are converted and saved as a checkpoint first, as a user does.
 
 use super::decode::{decode, encode_pixels, frames};
 use super::denoise::{Denoiser, Draw};
@@ -240,11 +240,11 @@ fn cases(folder: &str) -> Vec<Utf8PathBuf> {
 }
 
 #[test]
-fn oracle_videos_of_texts_are_those_of_the_pipelines() {
+fn oracle_text_to_video_equals_the_pipelines() {
     cases("sampling").iter().for_each(|path| follow(path));
 }
 
 #[test]
-fn oracle_videos_of_images_are_those_of_the_pipelines() {
+fn oracle_image_to_video_equals_the_pipelines() {
     cases("i2v").iter().for_each(|path| follow(path));
 }

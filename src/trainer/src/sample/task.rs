@@ -58,7 +58,8 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
-    // No tensor may be missing, not even of TTT layers. Without trained tensors, there is no optimizer state.
+    // `Everything` requires all tensors, also those of TTT layers. It reads no optimizer state, because no tensor is
+    // trained.
     let loaded = match checkpoint::load(&mut state, &path, Restore::Everything)? {
         Loaded::Intact(checkpoint) => checkpoint,
         Loaded::Damaged(damage) => return Err(damage),

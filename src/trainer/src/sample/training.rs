@@ -72,8 +72,8 @@ impl TrainingSamples {
         self.validation.as_mut().map(|validation| validation.measure(fsdp, network, schedule)).transpose()
     }
 
-    /// Makes a video of each prompt from the current weights, except those that are whole. Returns the prompts of the new videos;
-    /// after a stop request, those that were whole by then. A collective.
+    /// Makes a video of each prompt from the current weights, except videos that are already complete. Returns the
+    /// prompts of the new videos; after a stop request, only those that are complete. A collective.
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.

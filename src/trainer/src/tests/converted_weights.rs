@@ -79,7 +79,7 @@ fn forward_backward(
         timestep: tensor(recorded, "in.timestep"),
     };
     let cotangent = tensor(recorded, "in.grad_sample");
-    let walk =
+    let pass =
         network.forward_backward(&mut Sharded(&mut fsdp), &inputs, |out| (out * &cotangent).sum(Kind::Float)).unwrap();
     fsdp.finish_reduce().unwrap();
     let grads: Vec<Tensor> = fsdp.shards().map(|shard| shard.grad.shallow_clone()).collect();
@@ -89,7 +89,7 @@ fn forward_backward(
         let name = spec.diffusers.clone().unwrap();
         named.insert(name, grads[owned.unit].narrow(0, owned.range.shard_start, owned.range.len));
     }
-    (walk, named)
+    (pass, named)
 }
 
 /// Returns `‖got - want‖ / max(‖want‖, floor)`.
@@ -107,8 +107,8 @@ fn follow(folder: &Utf8Path) -> usize {
     plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
     let recorded = Header::read(&oracle::pass(folder)).unwrap();
     let checkpoint = Checkpoint::open(&place.join("inner")).unwrap();
-    let (walk, grads) = forward_backward(&recipe(place, &recorded), &checkpoint, &recorded);
-    let error = relative(&walk.output, &tensor(&recorded, "out.sample"), 0.0);
+    let (pass, grads) = forward_backward(&recipe(place, &recorded), &checkpoint, &recorded);
+    let error = relative(&pass.output, &tensor(&recorded, "out.sample"), 0.0);
     assert!(error < 1e-5, "{folder}: the output differs by {error:e}");
     let wanted: BTreeMap<&str, Tensor> = recorded
         .tensors
@@ -124,7 +124,7 @@ fn follow(folder: &Utf8Path) -> usize {
     let mut errors: Vec<_> = wanted.iter().map(|(name, want)| (relative(got(name), want, floor), *name)).collect();
     match recorded.tensors.contains_key("out.grad_latent") {
         true => {
-            let got = walk.grad_latent.expect("the latent requires a gradient");
+            let got = pass.grad_latent.expect("the latent requires a gradient");
             errors.push((relative(&got, &tensor(&recorded, "out.grad_latent"), 0.0), "the latent"));
         }
         false => println!("not compared: {folder} has no out.grad_latent"),

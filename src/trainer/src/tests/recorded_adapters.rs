@@ -126,7 +126,7 @@ impl Case {
     }
 }
 
-/// The random numbers of a batch, or of a part of it.
+/// The random numbers of a batch or of a part of a batch.
 struct Draw {
     index: Tensor,
     timestep: Tensor,
@@ -163,7 +163,7 @@ impl Rank {
         Rank { recipe, tables, fsdp, moments }
     }
 
-    /// Returns the own part of each factor of an adapter, and the part of the recorded tensor.
+    /// Returns this rank's part of each adapter factor, together with the same part of the recorded tensor.
     fn adapters(&self, recorded: &Header, prefix: &str) -> Vec<(String, Tensor, Tensor)> {
         let mut pairs = Vec::new();
         for owned in self.fsdp.owned() {

@@ -45,7 +45,7 @@ const BLOCK: Remat =
 const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
 const LEAST: Remat = Remat { group: 2, keep_attention: false, scan_group: 1, ..BLOCK };
 
-/// Returns a model whose values fill the fields that a recorded run does not set.
+/// Returns a model with defaults for the fields that a recorded run does not set.
 fn any_model() -> Model {
     let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     recipe::load(minimal.into(), &[]).unwrap().recipe.model
@@ -98,7 +98,7 @@ impl Trace {
         (shape[0], shape[1])
     }
 
-    /// Returns for each column of the learning rates whether it is of TTT layers.
+    /// Returns, for each column of the recorded learning rates, whether it belongs to TTT layers.
     fn groups(&self) -> Vec<bool> {
         let names: String = self.about("groups");
         let names = names.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| !name.is_empty());
@@ -123,7 +123,8 @@ impl Trace {
         ]
     }
 
-    /// Returns why the run is invalid on a mesh; `None` if it is also invalid on one rank.
+    /// Returns why the run is invalid on a mesh. Returns `None` if it is valid, or invalid on one rank for the same
+    /// reason.
     fn unfit(&self, mesh: Mesh, grad_accum: usize) -> Option<String> {
         let why = |mesh, grad_accum| self.recipe(mesh, grad_accum, BLOCK).check().err().map(|error| error.why);
         let here = why(mesh, grad_accum);
@@ -376,8 +377,8 @@ fn a_rank_of_a_mesh() {
     }
 }
 
-/// Repeats traces on those of their meshes that `wanted` selects, each with every remat setting. Returns the number of
-/// runs, and prints invalid ones.
+/// Repeats each trace on the meshes that `wanted` selects, with every remat setting. Prints the invalid combinations,
+/// and returns the number of runs.
 fn follow(paths: &[Utf8PathBuf], wanted: impl Fn(&Mesh) -> bool, remats: &[Remat]) -> usize {
     let mut by_mesh: BTreeMap<_, Vec<TraceRun>> = BTreeMap::new();
     for path in paths {
@@ -417,8 +418,9 @@ fn oracle_every_mesh_with_tp_matches_the_reference() {
     follow(&traces(), |mesh| mesh.tp > 1, &[BLOCK, NONE]);
 }
 
-/// Writes a trace like a recorded one, with the given numbers of blocks (those of the file, repeated), samples and steps, as one
-/// rank computes it without recomputation. Its groups have another order, and it has no final weights.
+/// Runs a trace on one rank without recomputation and writes it like a recorded one. It has the given numbers of blocks
+/// (the file's blocks, repeated), samples and steps. Its parameter groups are in another order, and it has no final
+/// weights.
 fn record(from: &str, to: &Utf8Path, blocks: usize, samples: i64, steps: i64) {
     let folder = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle/ttt"));
     let trace = Trace::open(&folder.join(from));

@@ -117,7 +117,7 @@ fn each_recipe_of_a_released_model_trains_at_toy_width() {
 }
 
 #[test]
-fn a_clip_norm_of_zero_trains_as_one_that_no_gradient_reaches() {
+fn a_clip_norm_of_zero_does_not_clip() {
     let keep = tempfile::tempdir().unwrap();
     let mut recipe = toy("5b.toml", Utf8Path::from_path(keep.path()).unwrap());
     let mut with = |clip_norm| {
