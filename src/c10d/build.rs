@@ -22,7 +22,7 @@ fn main() {
         .define("USE_C10D_GLOO", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .include("cpp/include")
-        // System headers, so that the compiler does not report their warnings.
+        // Include them as system headers, so that the compiler does not report their warnings.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

@@ -15,14 +15,14 @@ fn main() {
         .opt_level(3)
         // The kernels share the OpenMP threads of libtorch's own loops.
         .flag("-fopenmp")
-        // The compiler needs these flags to vectorize sums. The kernels do not handle infinities or NaN: the norm of the
-        // gradient shows a step that is not finite.
+        // The compiler needs these flags to vectorize sums. The kernels do not handle infinities or NaN; the gradient
+        // norm shows a step that is not finite.
         .flag("-fno-math-errno")
         .flag("-fno-trapping-math")
         .flag("-fassociative-math")
         .flag("-fno-signed-zeros")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // System headers, so that the compiler does not report their warnings.
+        // Include them as system headers, so that the compiler does not report their warnings.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

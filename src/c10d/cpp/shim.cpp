@@ -27,8 +27,9 @@ struct WorkHandle {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
 };
 
-// Locked while a collective starts. libtorch keeps one record of collectives per process, and adds a group to it without a
-// lock: two threads that use their first group at once crashed (2.11, FlightRecorder). Starting never waits for a peer.
+// Locked while a collective starts. libtorch keeps one record of collectives per process, and adds a group to it
+// without a lock: two threads that started the first collectives of their groups at the same time crashed (2.11,
+// FlightRecorder). Starting never waits for a peer.
 std::mutex& starting() {
   static std::mutex one_at_a_time;
   return one_at_a_time;
@@ -142,7 +143,7 @@ struct AdamW {
   float scale, keep, b1, a1, b2, a2, rate, root, eps;
 };
 
-// Coefficients by value and pointers that do not alias: otherwise the compiler cannot use vectors.
+// Takes coefficients by value and pointers that do not alias; otherwise the compiler cannot vectorize the loop.
 void adamw_range(const AdamW c, int64_t n, float* __restrict__ p, const float* __restrict__ g, float* __restrict__ m,
                  float* __restrict__ v) {
   for (int64_t i = 0; i < n; ++i) {
@@ -341,9 +342,9 @@ char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, a
 
 // One AdamW step over contiguous fp32 tensors of `n` elements on the CPU, in one pass over memory.
 //
-// at::_fused_adamw_ is as fast, but rounds the elements after its last full vector differently, so
-// that results depended on the sharding. Here each element goes through the same IEEE operations at every
-// position (the build disables contraction into fused multiply-adds).
+// at::_fused_adamw_ is as fast, but rounds the elements after its last full vector differently, so its results depend
+// on the sharding. Here each element goes through the same IEEE operations at every position (the build disables
+// contraction into fused multiply-adds).
 char* vidtui_adamw(const at::Tensor* param, const at::Tensor* grad, const at::Tensor* exp_avg,
                    const at::Tensor* exp_avg_sq, double grad_scale, double lr, double beta1, double beta2,
                    double weight_decay, double eps, double step) {

@@ -1,4 +1,4 @@
-//! CUDA functions beside tensors: the current device, its memory, asynchronous copies, and events.
+//! CUDA functions that do not compute tensors: the current device, its memory, asynchronous copies, and events.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;

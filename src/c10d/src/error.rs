@@ -43,7 +43,7 @@ impl From<tch::TchError> for Error {
     }
 }
 
-/// Removes what only libtorch's developers need: the leading `[file.cc:123]`, and the lines after the first.
+/// Removes the parts that only libtorch's developers need: the leading `[file.cc:123]`, and the lines after the first.
 fn readable(text: &str) -> String {
     let mut rest = text.trim();
     while let Some((place, message)) = rest.strip_prefix('[').and_then(|tail| tail.split_once("] ")) {
@@ -61,7 +61,7 @@ mod tests {
     use super::readable;
 
     #[test]
-    fn places_in_the_sources_of_libtorch_are_left_out() {
+    fn source_locations_of_libtorch_are_removed() {
         let text =
             "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242";
         assert_eq!(readable(text), "Connection closed by peer [127.0.0.1]:4242");

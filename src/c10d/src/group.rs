@@ -237,7 +237,7 @@ impl Group {
 
     /// Waits until every rank calls it.
     pub fn barrier(&self) -> Result<()> {
-        let doing = || format!("meet {} ranks at a barrier", self.size);
+        let doing = || format!("wait for {} ranks at a barrier", self.size);
         // SAFETY: the group is alive.
         let work = self.start(doing, |group, pending| unsafe { ffi::vidtui_group_barrier(group, pending) })?;
         Pending::new(work, doing(), Finish::Nothing, Vec::new()).wait()
@@ -275,7 +275,7 @@ impl Group {
         let mut out = std::ptr::null_mut();
         // SAFETY: group and tensor are alive; the shim writes a new tensor on success.
         check(unsafe { ffi::vidtui_group_parallel(network.0.as_ptr(), x.as_ptr(), kind, &mut out) }, doing)?;
-        // SAFETY: made by the call above, which gives it up to us.
+        // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 

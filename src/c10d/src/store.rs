@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::ffi::{self, StoreHandle, c_text, check};
 use crate::{Error, Result};
 
-/// A client of the run's key-value store. In one rank it is also the server.
+/// A client of the run's key-value store. On one rank, the client also runs the server.
 ///
 /// A TCP server lives as long as the last clone or prefix of its store; ranks that still use the store
 /// after that get an error. The last rank removes the file of a file store.

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 /// The environment variable with the child's task: `"<test> <rank> <size> <port>"`.
 const CHILD: &str = "VIDTUI_C10D_TEST_CHILD";
 
-/// Long enough for a loaded machine to start a process; a hang ends after it.
+/// The timeout of a rank: enough to start a process on a loaded machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves a store on a port that the system chooses; ranks join later.
@@ -138,7 +138,7 @@ fn a_peer_that_never_calls_is_an_error_after_the_timeout() -> Result<()> {
             false => group.all_reduce(&whole, Reduce::Sum)?,
             true => group.reduce_scatter_into(&part, &whole, Reduce::Sum)?,
         };
-        let error = pending.wait().expect_err("the peer is silent").to_string();
+        let error = pending.wait().expect_err("the peer never calls").to_string();
         assert!(error.to_lowercase().contains("timed out"), "{error}");
         println!("{error}");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use c10d::{Error, Group, Result, Store};
 
-/// Longer than the delay that a DNS server without an answer adds to libtorch's connections.
+/// Longer than the delay of libtorch's connections if the DNS server does not answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn keeps_bytes_counts_and_prefixes(store: &Store, other: &Store) -> Result<()> {

@@ -102,7 +102,7 @@ Tensor walk(State& w, const std::array<Tensor, 4>& tokens, const Tensor& gamma, 
             const TttShape& shape) {
   const auto spread = [&](const Tensor& t) { return for_sequences(t, shape.sequences).unsqueeze(1); };
   const Tensor gammas = spread(gamma), betas = spread(beta);
-  // One split for all mini-batches: the gradient of each separate slice would be as long as the whole.
+  // One split for all mini-batches, because the gradient of each separate slice would be as long as the whole tensor.
   std::array<std::vector<Tensor>, 4> parts;
   for (size_t i = 0; i < 4; ++i) parts[i] = tokens[i].split(shape.mini_batch, 1);
   std::vector<Tensor> out;
@@ -153,7 +153,8 @@ variable_list backward(const variable_list& x, const TttShape& shape, const Tens
   std::array<std::vector<Tensor>, 4> of_tokens;
   State grad_state;
   for (int64_t group = groups_of(shape) - 1; group >= 0; --group) {
-    // Leaves: tokens, gamma and beta, and the state before the group; before the first, the learned weights.
+    // Leaves: tokens, gamma and beta, and the state before the group. For the first group, that state is the learned
+    // weights.
     variable_list leaves;
     std::array<Tensor, 4> tokens = tokens_of(x, shape, group);
     for (Tensor& t : tokens) leaves.push_back(t = leaf(t));
@@ -263,8 +264,8 @@ struct Scan : torch::autograd::Function<Scan> {
   }
 };
 
-// The CPU has one attention kernel. A GPU has two: flash attention for 16-bit floats, and for fp32 the one that libtorch
-// calls memory-efficient.
+// The CPU has one attention kernel. A GPU has two: flash attention for 16-bit floats, and libtorch's memory-efficient
+// attention for fp32.
 enum class Kernel { Cpu, Flash, Efficient };
 
 Kernel kernel_for(const Tensor& q) {

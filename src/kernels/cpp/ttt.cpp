@@ -22,7 +22,7 @@
 #include <ATen/ATen.h>
 #endif
 
-// The elementwise loops are compiled for several x86 levels; the program selects the level of the CPU at start.
+// The elementwise loops are compiled for several x86 levels; the level of the CPU is selected when the program starts.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define EVERY_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -65,7 +65,8 @@ void gemm(Turn ta, Turn tb, int64_t m, int64_t n, int64_t k, float alpha, const 
 constexpr float kGeluLinear = 0.7978845608028654f;  // √(2/π)
 constexpr float kGeluCubic = 0.044715f;
 
-// tanh through the exponential, to 2e-7 absolute: the argument is clamped where tanh is ±1 in fp32.
+// Computes tanh from the exponential, with an absolute error of at most 2e-7. The argument is clamped where tanh is ±1
+// in fp32.
 inline float fast_tanh(float x) {
   const float clamped = std::min(std::max(x, -9.0f), 9.0f);
   // e^(2x) = 2^n · e^r with |r| ≤ ln 2 / 2.
@@ -387,7 +388,7 @@ void backward_step(const TttShape& s, const State& st, const float* q, const flo
     gemm(Turn::No, Turn::No, b, f, m, 1.0f, kept.x1.data(), st.w2(d), 0.0f, row);
     add_bias(row, st.b2(d), b, f);
     through_update(row, kept.g2.data(), eta, dg2, deta, b, f);
-    // wide = dX1 from the same.
+    // wide = dX1, also from W2'.
     gemm(Turn::No, Turn::Yes, b, m, f, 1.0f, kept.g2.data(), st.w2(d), 0.0f, wide);
     for (int64_t r = 0; r < b; ++r) {
       for (int64_t i = 0; i < m; ++i) wide[r * m + i] *= -eta[r];

@@ -3,7 +3,7 @@
 use crate::ffi;
 use tch::Tensor;
 
-/// The result of attention: the backward pass needs no other recomputation.
+/// The results of attention that its backward pass needs.
 #[derive(Debug)]
 pub struct Attended {
     /// `[B, H, L, F]`

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_give_what_the_kernel_gives() {
+    fn the_operators_give_the_numbers_of_the_kernel() {
         tch::manual_seed(3);
         let (n, h, l, f) = (6, 3, 20, 8);
         for mlp in [false, true] {
