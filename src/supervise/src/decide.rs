@@ -35,9 +35,9 @@ pub struct Waits {
     /// The time in which ranks may end by themselves after another rank of this node failed. It can be short: a rank
     /// that waits for the dead rank notices at once, and no consistent checkpoint could be saved.
     pub grace: Duration,
-    /// The same time after another node was lost. No checkpoint that needs that node can be saved.
+    /// The time in which ranks may end by themselves after another node was lost. They cannot save without that node.
     pub lost_grace: Duration,
-    /// The time to wait for the reason of another node's failure, or for the stop that ended the ranks of another node.
+    /// The time to wait for the reason of another node's failure, or for a stop that already ended another node's ranks.
     pub reason: Duration,
 }
 
@@ -52,7 +52,7 @@ pub enum Event {
     Signal(i32),
     /// The stop file of the run exists.
     StopFile,
-    /// Ranks of this node ended.
+    /// Ranks of this node have ended.
     RanksExited {
         /// All ranks that were found dead at the same time.
         ranks: Vec<RankEnd>,
@@ -157,7 +157,7 @@ pub struct State {
     judged: usize,
     is_run_finished: bool,
     stop_requested: bool,
-    /// Whether a stop file was the request. The TERM that may follow it is then not a second request.
+    /// Whether the stop was requested by file. The TERM that may follow is then not a second request.
     by_file: bool,
     /// The rank of this node that failed first.
     first: Option<RankEnd>,
@@ -167,10 +167,10 @@ pub struct State {
     is_reported: bool,
     /// The time at which living ranks are killed.
     kill_at: Option<Duration>,
-    /// The time until which the stop that ended another node's ranks may reach this node. A rank that fails before that
-    /// time is taken to fail because of the stop.
+    /// The time until which a stop that ended another node's ranks may reach this node. The failure of a rank before that
+    /// time is attributed to the stop.
     stop_due: Option<Duration>,
-    /// The time until which the reason of another node's failure may arrive. All ranks have ended.
+    /// The time until which the reason of another node's failure may arrive, after all ranks have ended.
     reason_due: Option<Duration>,
     peers: Option<Peers>,
     has_ended: bool,
@@ -197,7 +197,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
             state.stop_by_file(&mut actions);
         }
         Event::Message { message: Message::Stop, .. } => state.stop_by_file(&mut actions),
-        // The other node stopped because of the file, and ended before a connection was made.
+        // The other node stopped because of the file, and ended before it had connected.
         Event::PeerFiles { files, .. } if state.is_command && files.has_stop_file && files.exit.is_some() => {
             state.stop_by_file(&mut actions);
         }
@@ -300,7 +300,7 @@ impl State {
         if self.can_continue() {
             self.judge_loss(at, actions);
         }
-        // While a stop may be in transit, the failure of a rank may be its effect.
+        // A rank may fail because of a stop that has not reached this supervisor yet.
         if self.can_continue() && self.stop_due.is_none() {
             self.judge_ranks(at, actions);
         }
@@ -348,8 +348,8 @@ impl State {
     fn judge_loss(&mut self, at: Duration, actions: &mut Vec<Action>) {
         self.lost = match self.peers.as_ref().and_then(Peers::loss) {
             Some(PeerLoss::Stopped(_)) if self.is_command && self.stop_requested => None,
-            // A stop of all nodes does not reach all at the same time, and a command that cannot save ends at once. The
-            // embedded trainer saves on all nodes together, so a node that did not save is lost.
+            // A stop reaches the nodes at different times, and a command that cannot save ends at once. The embedded
+            // trainer saves on all nodes together, so a node that did not save is lost.
             Some(PeerLoss::Stopped(_)) if self.is_command && self.stop_due.is_none_or(|due| at < due) => {
                 self.stop_due.get_or_insert(at + self.waits.reason);
                 None
@@ -389,19 +389,19 @@ impl State {
     /// failure is a consequence, and a rank that a signal killed comes first. After that, the lower rank comes first.
     fn first_failure(&self) -> Option<&RankEnd> {
         if self.stop_requested && self.is_command {
-            // A launcher that was requested to stop reports that with its exit code.
+            // The exit code of a launcher is not 0 after a stop request.
             return None;
         }
         let failed = self.ended.iter().filter(|rank| self.is_failure(rank));
         failed.min_by_key(|rank| (rank.failure.is_consequence(), rank.signal.is_none(), rank.rank))
     }
 
-    /// A rank that TERM ended before its handler was installed has stopped as requested.
+    /// Returns whether a rank failed. If TERM ended it before it had installed a handler, it stopped as requested.
     fn is_failure(&self, rank: &RankEnd) -> bool {
         rank.code != Some(0) && !(self.stop_requested && rank.signal == Some(SIGTERM))
     }
 
-    /// Ends the supervisor after all ranks have ended, when the reason is known or the time to wait for it is over.
+    /// Ends the supervisor after all ranks have ended, when the reason is known or the wait for it has timed out.
     fn finish(&mut self, at: Duration, actions: &mut Vec<Action>) {
         let (reason, failure) = match &self.first {
             Some(first) => (ExitReason::Failed, Some(first.failure.clone())),

@@ -17,8 +17,7 @@ use crate::progress::ProgressWriter;
 use crate::ranks::Ranks;
 use crate::{orphans, rank_end};
 
-/// The time for which a supervisor whose ranks have ended retries writing the exit file: space may be freed on a full
-/// disk.
+/// The time for which a supervisor retries writing the exit file, because space may be freed on a full disk.
 const WRITE_EXIT: Duration = Duration::from_secs(600);
 /// The pause between these attempts.
 const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
@@ -29,7 +28,7 @@ pub struct Outside {
     pub looks: Sender<NodeId>,
 }
 
-/// Runs the ranks that `start` starts to their end, and returns the result, which the node's exit file also has.
+/// Starts ranks with `start`, runs them to their end, and returns the content of the node's exit file.
 pub fn run(
     job: &Job,
     start: impl FnOnce() -> Result<Ranks, Failure>,
@@ -116,7 +115,7 @@ impl Node<'_> {
         }
     }
 
-    /// Passes on the ranks that have ended since the last call.
+    /// Handles the ranks that have ended since the last call.
     fn collect(&mut self, at: Duration) {
         let ended = self.ranks.collect();
         if ended.is_empty() {

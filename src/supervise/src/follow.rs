@@ -35,7 +35,7 @@ pub struct Follower {
 enum Request {
     /// Record that a stop of the command was requested, and the origin of the request.
     Stopping(&'static str),
-    /// End, because the command has ended; with the information whether all its steps are done.
+    /// The command has ended. True if all its steps are done.
     Ended(bool),
 }
 

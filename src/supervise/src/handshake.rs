@@ -73,7 +73,7 @@ pub fn answer(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io
     let words: Vec<&str> = greeting.strip_prefix(GREETING).unwrap_or_default().split_whitespace().collect();
     let [name, other] = words[..] else { return Err(refused("it does not speak this protocol")) };
     let node = rendezvous.others.iter().find(|node| node.as_str() == name);
-    let node = node.ok_or_else(|| refused("it names no other node of this attempt"))?;
+    let node = node.ok_or_else(|| refused("its greeting names no other node of this attempt"))?;
     let own = nonce()?;
     hello.write(&own)?;
     let keys = Keys::new(secret, node, &rendezvous.first, other, &own);
@@ -119,7 +119,7 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// A stream with a deadline for reading, however slowly the other side writes.
+/// A stream with a deadline for reading. The deadline also holds if the other side sends single bytes slowly.
 struct Timed {
     stream: TcpStream,
     until: Instant,
@@ -148,7 +148,7 @@ impl<R: Read> Lines<R> {
         Self { from, buffer: Vec::new(), limit }
     }
 
-    /// Reads the next line; none at the end.
+    /// Reads the next line. Returns `None` at the end.
     fn read(&mut self) -> io::Result<Option<String>> {
         let malformed = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
         let mut searched = 0;
@@ -182,7 +182,7 @@ pub struct SealedLines {
 }
 
 impl SealedLines {
-    /// Reads the next line; none at the end.
+    /// Reads the next line. Returns `None` at the end.
     pub fn read(&mut self) -> io::Result<Option<String>> {
         let Some(line) = self.lines.read()? else { return Ok(None) };
         self.opener.open(&line).map(Some).ok_or_else(|| refused("a line is not authentic"))

@@ -60,8 +60,8 @@ const STOP_FILE_EVERY: Duration = Duration::from_secs(1);
 /// Runs one node's ranks of an attempt to their end. `trainer` finds the program of a rank if the recipe does not name
 /// one.
 ///
-/// TERM and INT become TERM for every rank, which saves and stops; USR1 is passed on, which saves; HUP is ignored,
-/// because a run outlives the terminal it was started from. The run's stop file becomes TERM for commands.
+/// On TERM or INT, sends TERM to every rank, so that ranks save and stop. Passes on USR1, so that ranks save. Ignores HUP,
+/// because a run outlives the terminal in which it was started. If the run's stop file exists, sends TERM to commands.
 ///
 /// # Errors
 /// If the ranks cannot be started, fail, or are killed. The node's exit file records the same failure.
@@ -167,11 +167,11 @@ fn catch_signals(events: Events) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Produces an event when the run's stop file exists. The file reaches a run that no signal reaches, for example under
-/// a Slurm whose controller is down. A command of the user does not read the file.
+/// Produces an event when the run's stop file exists. The file stops a run that cannot be signalled, for example while
+/// Slurm's controller is down. A command of the user does not read the file.
 ///
-/// Only the first node checks, as only rank 0 of the embedded trainer does, and informs the others. So all nodes stop
-/// at the same time, even if a file server shows the file late to some.
+/// Only the first node checks, like rank 0 of the embedded trainer, and informs the others. So all nodes stop at the same
+/// time, even if a file server shows the file to some nodes late.
 fn watch_stop_file(run: &RunDir, events: Events) {
     let file = run.stop_file();
     thread::spawn(move || {

@@ -17,7 +17,7 @@ use crate::handshake::{Authentic, SealedLines, Sealer, Secret, answer, call};
 use crate::message::Message;
 
 /// The number of connections, beyond one per node, that may be in their handshake. If there are more, the oldest is
-/// closed: a handshake takes a peer milliseconds, and a stranger that opens many connections must not block peers.
+/// closed: a peer needs milliseconds for a handshake, and a stranger that opens many connections must not block peers.
 const SPARE_HANDSHAKES: usize = 32;
 /// The interval at which refused connections are logged.
 const LOG_REFUSED: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ impl Network {
         Self { inner: Arc::new(Inner { rendezvous, secret, events, shared, has_left }) }
     }
 
-    /// Includes a connection in messages to all nodes, after its node has been sent all earlier messages.
+    /// Includes a connection in messages to all nodes, after all earlier messages were sent to its node.
     pub fn connected(&self, node: &NodeId, number: u64) {
         if let Some(connection) = self.lock().connections.get_mut(node).filter(|new| new.number == number) {
             connection.is_known = true;
@@ -182,7 +182,7 @@ impl Network {
             let mut shared = self.lock();
             shared.numbers += 1;
             let number = shared.numbers;
-            // Register first, before the end of an earlier connection is noticed: the node is not lost.
+            // Register the new connection before the end of the earlier one is noticed, so that the node is not lost.
             self.inner.events.send(Event::Connected { node: node.clone(), connection: number });
             let new = Connection { number, stream, sealer, is_broken: is_broken.clone(), is_known: false };
             if let Some(earlier) = shared.connections.insert(node.clone(), new) {
@@ -248,8 +248,8 @@ fn listen(rendezvous: &Rendezvous) -> Result<TcpListener, Failure> {
         Failure::new(
             code,
             "cannot listen to the supervisors of the other nodes",
-            format!("port {port} of node {this}, the one after the ranks' own: {error}"),
-            format!("`ss -lptn sport = :{port}` there names the process that has it; resume: another port is drawn"),
+            format!("port {port} of node {this}, the port after that of the ranks: {error}"),
+            format!("`ss -lptn sport = :{port}` there shows the process that uses it; resume: another port is chosen"),
         )
     })
 }

@@ -186,7 +186,7 @@ fn a_listener_without_the_token_cannot_pose_as_the_first_node() {
 }
 
 #[test]
-fn a_flood_of_connections_does_not_keep_a_peer_out_and_uses_a_bounded_number_of_them() {
+fn a_flood_of_connections_does_not_block_a_peer_and_few_stay_open() {
     let token = token();
     let (first, port) = End::listening(&token);
     let mut flood = Vec::new();

@@ -33,7 +33,7 @@ fn look(run: &RunDir, attempt: u32, node: &NodeId, steps_take_all: bool) -> Peer
         ExitReason::Killed => PeerExit::Stopped,
         ExitReason::Failed => PeerExit::Failed(exit.failure.unwrap_or_else(|| killed(node))),
     });
-    // A file server returns its current length only when the file is opened.
+    // A file server returns the current length of a file only when it is opened.
     let bytes = || File::open(run.metrics()).and_then(|file| file.metadata()).map_or(0, |meta| meta.len());
     PeerFiles {
         exit,

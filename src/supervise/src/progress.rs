@@ -79,10 +79,10 @@ struct Role {
     attempt: u32,
     node: NodeId,
     beats: u64,
-    /// The content of the writer's file, and since when it has not changed.
+    /// The content of the writer's file, and the time of its last change.
     seen: (Vec<u8>, Instant),
     is_mine: bool,
-    /// At the start, the other nodes leave the role to the first node.
+    /// The time from which this node may take the role. The first node may take it at the start.
     begins: Instant,
 }
 
@@ -132,7 +132,7 @@ impl Role {
         }
     }
 
-    /// Gives the role back, so that another node can write at once.
+    /// Gives up the role, so that another node can write at once.
     fn leave(&mut self) {
         if self.is_mine {
             let _ = fs::remove_file(self.run.metrics_writer(self.attempt));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reports_of_all_ranks_are_added_to_what_earlier_attempts_did() {
+    fn the_reports_of_all_ranks_are_added_to_the_counts_of_earlier_attempts() {
         let base = ItemCounts { clips_done: 10, clips: 100, texts_done: 5, texts: 50, failed: 1 };
         let reports = [Some(report(0, 4, 2)), None, Some(report(2, 6, 3))];
         let before = (10.0, ItemsSample { counts: base, ..ItemsSample::default() });
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(merger.line(&run, 103.0, false).unwrap().step, 1);
         assert!(merger.line(&run, 110.0, true).is_none(), "nothing new");
         run.write_rank_progress(&node, 1, &report(0, 3, 0)).unwrap();
-        assert_eq!(merger.line(&run, 110.5, true).unwrap().step, 3, "the end waits for nothing");
+        assert_eq!(merger.line(&run, 110.5, true).unwrap().step, 3, "the last line is written at once");
     }
 
     #[test]
@@ -279,11 +279,11 @@ mod tests {
         fs::create_dir_all(run.attempt_dir(1)).unwrap();
         let mut first = Role::new(run.clone(), 1, node("ml-1"), true);
         let mut second = Role::new(run.clone(), 1, node("ml-2"), false);
-        assert!(!second.is_writer(), "it leaves it to the first");
+        assert!(!second.is_writer(), "the first node writes at the start");
         assert!(first.is_writer() && first.is_writer());
         assert!(!second.is_writer());
         second.seen.1 -= EXPIRY;
-        assert!(!second.is_writer() && second.is_writer(), "the first made no look");
+        assert!(!second.is_writer() && second.is_writer(), "the first node has not checked");
         assert!(!first.is_writer(), "it gives up");
         second.leave();
         assert!(first.is_writer());

@@ -91,12 +91,12 @@ fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str,
         ),
         Some(_) => (
             ErrorCode::RankKilled,
-            "another process sent it signal 9 (SIGKILL); the kernel ended no process of this node for lack of memory",
-            format!("find out which did (a queue's memory or time limit, a user); {log} is its log; then resume"),
+            "another process sent it signal 9 (SIGKILL); the kernel reports no out-of-memory kill on this node",
+            format!("find that process (a queue with a memory or time limit, a user); see the log {log}; then resume"),
         ),
         None => (
             ErrorCode::RankKilled,
-            "it got signal 9 (SIGKILL), which its supervisor did not send: most often the node ran out of memory",
+            "it received signal 9 (SIGKILL), not from its supervisor; most often the node ran out of memory",
             memory.to_owned(),
         ),
     }
@@ -127,7 +127,7 @@ fn describe(rank: &EndedRank) -> String {
     }
 }
 
-/// Returns the last error after a Python traceback: `ValueError: …`. Launchers append theirs to it.
+/// Returns the last error after a Python traceback: `ValueError: …`. Skips the errors that launchers append.
 fn python_error(lines: &[String]) -> Option<String> {
     let without_rank = |line: &str| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
         Some((rank, line)) if rank.bytes().all(|b| b.is_ascii_digit()) => line.to_owned(),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_is_blamed_on_memory_only_as_far_as_the_kernel_counts() {
+    fn a_kill_is_attributed_to_memory_only_if_the_kernel_counted_one() {
         let code = |ooms| killed(ooms, Utf8Path::new("rank.log")).0;
         assert_eq!(code(Some((4, 5))), ErrorCode::OutOfMemory);
         assert_eq!(code(Some((5, 5))), ErrorCode::RankKilled);

@@ -60,7 +60,7 @@ impl Ranks {
                     let (why, fix) = match job.is_command() {
                         true => (
                             format!("node {}: {program}: {error}", job.node),
-                            "check command.run and command.folder; a program without '/' is looked for in the PATH there"
+                            "check command.run and command.folder; a program without '/' is searched in the PATH of the node"
                                 .to_owned(),
                         ),
                         false => (

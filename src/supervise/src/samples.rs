@@ -1,6 +1,6 @@
 //! Samples of the node and its GPUs while its ranks run, appended to the node's `gpu.jsonl`.
 //!
-//! The script is that of the console's stream. It runs in its own process group, so that its faults do not affect the
+//! The console streams the same script. It runs in its own process group, so that its faults do not affect the
 //! ranks. It ends when its input closes, even if this process is killed, and is restarted if it ends earlier. Because
 //! nvidia-smi may hang, the environment of the script has the run's name, by which a kill finds it.
 
@@ -85,8 +85,8 @@ impl<C: Fn(&mut Command)> Sampler<C> {
             let began = Instant::now();
             match self.sample(lifeline) {
                 Ok(true) => continue,
-                Ok(false) => self.log_once("the script that samples the node has ended; starting it again".into()),
-                Err(error) => self.log_once(format!("cannot sample the node: {error}; trying again")),
+                Ok(false) => self.log_once("the script that samples the node has ended; restarting it".into()),
+                Err(error) => self.log_once(format!("cannot sample the node: {error}; retrying")),
             }
             if matches!(*lifeline.lock().unwrap_or_else(PoisonError::into_inner), Lifeline::Cut) {
                 return;
@@ -140,7 +140,7 @@ impl<C: Fn(&mut Command)> Sampler<C> {
     fn write(&mut self, frame: &Frame, before: Option<CpuTicks>) {
         let mut sample = NodeSample::new(self.attempt, frame, before);
         let began_s = *self.began_s.get_or_insert(frame.t);
-        // Older errors are from earlier programs.
+        // Older errors are those of earlier programs.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
         if frame.xids_denied {
             self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());

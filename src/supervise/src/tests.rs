@@ -26,7 +26,7 @@ use super::{connect, state, watch_stop_file};
 
 /// A time that no passing test reaches. The ranks of a failing test end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A grace that no test waits for.
+/// A grace period that no test waits for.
 const LONG: Duration = Duration::from_secs(50);
 
 struct Scene {
@@ -101,7 +101,7 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
     Scene { _folder: folder, job, events, inputs, outside: None }
 }
 
-/// Returns the supervisors of two nodes that run a command, the first node's first. They connect to each other.
+/// Returns the supervisors of two nodes that run a command and connect to each other. The first node's is first.
 fn pair() -> [Scene; 2] {
     // Orphans of a command are identified by their node, and other tests run on the same machine.
     static PAIRS: AtomicU32 = AtomicU32::new(0);
@@ -177,7 +177,7 @@ impl Scene {
             command
         };
         let exit = self.run(command, grace);
-        assert!(started.elapsed() < PATIENCE, "nothing waited for its limit");
+        assert!(started.elapsed() < PATIENCE, "no time limit was reached");
         assert_eq!(
             self.job.run.read_exit(&self.job.node, 3).unwrap().as_ref(),
             Some(&exit),
@@ -401,7 +401,7 @@ fn a_long_log_is_kept_whole_and_its_last_lines_are_in_the_exit_file() {
     assert_eq!(scene.log(0).len(), 10_000_000 + 9);
     let tail = &exit.ranks[0].stderr_tail;
     assert_eq!(tail.len(), 20);
-    assert_eq!(tail.last().map(String::as_str), Some("[1mdone"), "without what a terminal would obey");
+    assert_eq!(tail.last().map(String::as_str), Some("[1mdone"), "without control characters");
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
 }
 
 #[test]
-fn a_stop_file_is_one_stop_request_for_the_ranks_of_all_nodes_even_with_a_term_beside_it() {
+fn a_stop_file_and_a_term_are_one_stop_request_for_the_ranks_of_all_nodes() {
     let scenes = pair();
     let _folder = scenes[0]._folder.clone();
     watch_stop_file(&scenes[0].job.run, scenes[0].events.clone());

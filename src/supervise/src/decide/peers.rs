@@ -7,8 +7,8 @@
 //! connection without a reason, or never connects; the first node's supervisor informs the others. A node that misses
 //! heartbeats is not declared lost while training steps advance that need every rank, because the ranks may use another
 //! network. A connection that breaks, for example because a firewall resets it, is reconnected. All nodes share the
-//! run's folder, so the exit file shows how a node ended that was not connected. If a stop ended the ranks of a node,
-//! the other nodes are informed of that, because the message may arrive before their own stop signal.
+//! run's folder, so the exit file shows how a node without a connection ended. If a stop ended the ranks of a node, the
+//! other nodes are informed, because this message may arrive before their own stop signal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub enum PeerExit {
     Failed(Failure),
     /// A stop ended the ranks before they could save.
     Stopped,
-    /// The node is lost, with the evidence.
+    /// The node is lost. The text is the evidence.
     Lost(String),
 }
 
@@ -98,7 +98,7 @@ pub struct Peers {
     rendezvous: Rendezvous,
     pub(super) links: BTreeMap<NodeId, Link>,
     /// The time of the last message from each node that was connected and has not ended normally.
-    heard: BTreeMap<NodeId, Duration>,
+    last_message: BTreeMap<NodeId, Duration>,
     /// The number of checks of the run's folder in progress for each node.
     looks: BTreeMap<NodeId, u32>,
     /// The messages that are also sent to a node that connects later.
@@ -113,7 +113,7 @@ pub struct Peers {
 /// The connection to one other supervisor.
 #[derive(Debug)]
 pub(super) enum Link {
-    /// No connection: not made yet, or broken on a node that reconnects.
+    /// There is no connection yet, or it broke and this node reconnects.
     Absent(Wait),
     Connected {
         connection: u64,
@@ -147,7 +147,7 @@ impl Peers {
         Self {
             rendezvous,
             links: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            last_message: BTreeMap::new(),
             looks: BTreeMap::new(),
             sent: Vec::new(),
             loss: None,
@@ -201,7 +201,7 @@ impl Peers {
     fn start(&mut self, at: Duration, actions: &mut Vec<Action>) {
         let wait = |next| Link::Absent(Wait { next, ..Wait::new(at + START_GRACE) });
         if self.rendezvous.is_first() {
-            // Their exit files count from the first check on.
+            // Exit files count from the first check on.
             self.links = self.rendezvous.others.iter().map(|node| (node.clone(), wait(Some(at + RETRY)))).collect();
         } else {
             self.links.insert(self.rendezvous.first.clone(), wait(None));
@@ -213,7 +213,7 @@ impl Peers {
         actions.extend(self.sent.iter().map(|message| Action::Send(Some(node.clone()), message.clone())));
         let Some(link) = self.links.get_mut(node).filter(|link| !matches!(link, Link::Over)) else { return };
         *link = Link::Connected { connection, look_at: Some(at + TIMEOUT / 2), steps_at_half: None };
-        self.heard.insert(node.clone(), at);
+        self.last_message.insert(node.clone(), at);
     }
 
     fn message(&mut self, at: Duration, node: &NodeId, from: u64, message: &Message, actions: &mut Vec<Action>) {
@@ -224,12 +224,12 @@ impl Peers {
             // A message of an earlier connection, or of a node that is already lost.
             _ => return,
         }
-        self.heard.insert(node.clone(), at);
+        self.last_message.insert(node.clone(), at);
         match message {
             Message::Done => self.conclude(at, node, PeerExit::Done, actions),
             Message::Failed(failure) => self.conclude(at, node, PeerExit::Failed(failure.clone()), actions),
             Message::Stopped(stopped) => self.lose(stopped, PeerLoss::Stopped(stopped.clone()), actions),
-            // The stop is processed by the node's own state.
+            // `State` processes the stop.
             Message::Heartbeat | Message::Stop => {}
         }
     }
@@ -240,7 +240,7 @@ impl Peers {
         if !matches!(link, Link::Connected { connection, .. } if *connection == from) {
             return;
         }
-        // This is shorter than the time that the end of a rank waits for its reason.
+        // This is shorter than `Waits::reason`.
         let until = at + TIMEOUT / 5;
         match how {
             Disconnect::Closed => {
@@ -253,7 +253,7 @@ impl Peers {
             }
             Disconnect::Broken(error) => {
                 let first = format!("the supervisor of node {node}");
-                actions.push(Action::Log(format!("the connection to {first} broke: {error}; it is made again")));
+                actions.push(Action::Log(format!("the connection to {first} broke: {error}; reconnecting")));
                 *link = Link::Absent(Wait { next: Some(at + RETRY), error: error.clone(), ..Wait::new(until) });
             }
         }
@@ -273,8 +273,8 @@ impl Peers {
         let is_newest = *looks == 0;
         let Some(link) = self.links.get_mut(node) else { return };
         let exit = match (link, &files.exit) {
-            // A rank of it lost contact with an unknown node, and it ended: it is not gone itself. A node that misses heartbeats
-            // may be cut off together with its ranks.
+            // The node ended because one of its ranks lost contact with an unknown node, so this node is not the lost one. This
+            // does not hold for a node that misses heartbeats, because its ranks may be cut off too.
             (
                 Link::Absent(_) | Link::Settling(_),
                 Some(exit @ PeerExit::Failed(Failure { cause: Cause::Peer(None), .. })),
@@ -289,7 +289,7 @@ impl Peers {
             }
             (Link::Connected { look_at: look_at @ None, steps_at_half, .. }, _) => {
                 let steps = files.steps_bytes;
-                // When a node dies, the run makes no more steps.
+                // If steps advance, the node is alive.
                 if steps_at_half.replace(steps).is_none_or(|before| steps > before) {
                     *look_at = Some(at + TIMEOUT / 2);
                     return;
@@ -347,7 +347,7 @@ impl Peers {
         }
     }
 
-    /// Processes the end of a node, from which no more messages are expected.
+    /// Processes the end of a node. No more messages from it are expected.
     fn conclude(&mut self, at: Duration, node: &NodeId, exit: PeerExit, actions: &mut Vec<Action>) {
         let before = self.links.insert(node.clone(), Link::Over);
         let has_started = !matches!(before, Some(Link::Absent(Wait { has_started: false, .. })));
@@ -356,14 +356,14 @@ impl Peers {
             PeerExit::Done => None,
             PeerExit::Stopped => Some(PeerLoss::Stopped(node.clone())),
             PeerExit::Failed(failure) => Some(PeerLoss::Failed(match self.rendezvous.is_first() {
-                // The first node knows which node is lost, or why it cannot continue itself.
+                // The first node reports which node is lost, or why it cannot continue itself.
                 false if failure.code == ErrorCode::NodeLost || failure.is_consequence() => failure,
                 _ => consequence(node, &failure),
             })),
             PeerExit::Lost(how) => Some(PeerLoss::Failed(self.lost(at, node, how, has_started))),
         };
         if !is_lost {
-            self.heard.remove(node);
+            self.last_message.remove(node);
         }
         if let Some(loss) = loss {
             self.lose(node, loss, actions);
@@ -388,23 +388,23 @@ impl Peers {
         }
         let fix = match is_job {
             true => {
-                "check that node; when Slurm gives it up, the job begins again, and a resume does not wait for that"
+                "check that node; Slurm requeues the job when it marks the node as down; a resume does not wait for that"
                     .into()
             }
             false => format!(
-                "check that node; then resume from the last checkpoint, without the node if need be: --exclude {node}"
+                "check that node; then resume from the last checkpoint; to resume without the node: --exclude {node}"
             ),
         };
         Failure::new(ErrorCode::NodeLost, format!("node {node} was lost"), how, fix)
     }
 
-    /// Returns true if several other nodes have started, and all of them miss heartbeats at the same time or never
-    /// connected. Then the first node itself was cut off, and no healthy node is blamed.
+    /// Returns whether the first node itself was cut off: several other nodes have started, and all of them miss heartbeats
+    /// at the same time or never connected.
     fn is_alone(&self, at: Duration, lost: &NodeId, has_started: bool) -> bool {
         // Heartbeats of two nodes are up to one period apart, and may be late by another.
-        let misses = |heard: &Duration| at.saturating_sub(*heard) + 2 * HEARTBEAT >= TIMEOUT;
-        let others = self.links.iter().filter_map(|(node, link)| match (self.heard.get(node), link) {
-            (Some(heard), _) => Some(misses(heard)),
+        let misses = |last_message: &Duration| at.saturating_sub(*last_message) + 2 * HEARTBEAT >= TIMEOUT;
+        let others = self.links.iter().filter_map(|(node, link)| match (self.last_message.get(node), link) {
+            (Some(last_message), _) => Some(misses(last_message)),
             (None, Link::Absent(wait)) => wait.has_started.then_some(true),
             (None, _) => (node == lost && has_started).then_some(true),
         });
@@ -467,8 +467,8 @@ fn look(looks: &mut BTreeMap<NodeId, u32>, node: &NodeId, actions: &mut Vec<Acti
     actions.push(Action::Look(node.clone()));
 }
 
-/// Returns another node's failure as the reason why this node ends. A node that only lost contact with a third one is
-/// not the origin.
+/// Returns another node's failure as the reason why this node ends. If that node only lost contact with a third node, the
+/// origin is the third node.
 fn consequence(node: &NodeId, failure: &Failure) -> Failure {
     let origin = match &failure.cause {
         Cause::Peer(origin) => origin.clone(),

@@ -1,5 +1,5 @@
-//! A simulated cluster in random orders of events and faults: no order leaves a rank alive, blames a healthy node or loses the
-//! first cause.
+//! Simulates a cluster with events and faults in random order. No order may leave a rank alive, blame a healthy node or lose
+//! the first cause.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -435,7 +435,7 @@ impl World {
     }
 }
 
-/// Returns the same orders for each run of the tests, of several seeds. PROPTEST_RNG_SEED sets the first seed, to search further.
+/// Uses the same seeds in every test run. PROPTEST_RNG_SEED sets another first seed, to test other orders.
 fn several_seeds() -> impl Iterator<Item = ProptestConfig> {
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
     let first = match config.rng_seed {
@@ -446,7 +446,7 @@ fn several_seeds() -> impl Iterator<Item = ProptestConfig> {
 }
 
 #[test]
-fn no_order_leaves_a_rank_alive_blames_a_healthy_node_or_loses_the_first_cause() {
+fn every_order_ends_all_ranks_blames_no_healthy_node_and_keeps_the_first_cause() {
     for config in several_seeds() {
         let cluster = (2..5usize, any::<bool>(), any::<u16>());
         proptest!(config, |((nodes, is_command, stubborn) in cluster, steps in steps(), mut random in any::<u64>())| {

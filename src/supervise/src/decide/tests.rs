@@ -224,7 +224,7 @@ fn when_a_rank_fails_the_others_get_term_at_once_and_kill_after_the_grace() {
 }
 
 #[test]
-fn of_ranks_found_dead_together_the_first_cause_is_a_killed_one_then_the_lowest_that_lost_no_contact() {
+fn the_first_cause_is_a_killed_rank_then_the_lowest_one_that_did_not_lose_contact() {
     let first = |ranks: &[RankEnd]| {
         let mut sut = Supervisor::alone(false, ranks.len());
         sut.exits(ranks);
@@ -236,7 +236,7 @@ fn of_ranks_found_dead_together_the_first_cause_is_a_killed_one_then_the_lowest_
 }
 
 #[test]
-fn a_stop_signal_reaches_all_ranks_and_is_waited_for_as_long_as_saving_takes() {
+fn a_stop_signal_reaches_all_ranks_which_may_save_for_any_time() {
     for signal in [SIGTERM, SIGINT] {
         let mut sut = Supervisor::alone(false, 2);
         sut.event(Event::Signal(signal));
@@ -248,7 +248,7 @@ fn a_stop_signal_reaches_all_ranks_and_is_waited_for_as_long_as_saving_takes() {
 }
 
 #[test]
-fn ranks_that_end_by_a_stop_before_they_save_are_killed_and_a_failure_while_saving_is_one() {
+fn ranks_that_a_stop_ends_before_they_save_count_as_killed_and_failed_saves_as_failed() {
     let ended = |is_command, rank| {
         let mut sut = Supervisor::alone(is_command, 1);
         sut.event(Event::Signal(SIGTERM));
@@ -284,7 +284,7 @@ fn a_stop_file_and_a_term_are_one_stop_request_in_either_order() {
 }
 
 #[test]
-fn a_stop_file_stops_all_nodes_those_that_connect_later_too() {
+fn a_stop_file_stops_all_nodes_including_those_that_connect_later() {
     let mut first = Supervisor::command(1, 2);
     first.event(Event::StopFile);
     assert!(first.has_sent(&Message::Stop));
@@ -311,7 +311,7 @@ fn a_stop_file_stops_a_node_that_could_not_connect_before_the_first_node_ended()
 }
 
 #[test]
-fn a_node_that_cannot_start_its_ranks_sends_why() {
+fn a_node_that_cannot_start_its_ranks_sends_the_reason() {
     let mut sut = Supervisor::of(2, 2).connected();
     let failure = Failure::new(ErrorCode::StartFailed, "cannot start rank 2", "no such file", "");
     sut.event(Event::StartFailed(failure.clone()));
@@ -433,7 +433,7 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
         first.loss().unwrap().clone()
     };
     assert_eq!(after(4, &[2, 4]).what, "node node03 was lost");
-    assert_eq!(after(2, &[]).what, "node node02 was lost", "of two, either may be cut off");
+    assert_eq!(after(2, &[]).what, "node node02 was lost", "with two nodes, either may be cut off");
     let alone = after(4, &[]);
     assert_eq!((alone.code, alone.cause), (ErrorCode::PeerLost, Cause::Peer(None)));
 
@@ -480,10 +480,10 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
     assert_eq!(after(1, 2, PeerExit::Done), None);
     assert_eq!(after(1, 2, PeerExit::Failed(rank_failure(2))).unwrap().cause, Cause::Peer(Some(node(2))));
     assert_eq!(after(1, 2, PeerExit::Stopped).unwrap().cause, Cause::Peer(Some(node(2))));
-    // A node that was cut off, and records that on a disk that it still reaches, is lost.
+    // A node that was cut off is lost, even if it can still write an exit file about that.
     let misses_first = Failure::peer_lost(Some(node(1)), "no heartbeat of its supervisor", "");
     assert_eq!(after(1, 2, PeerExit::Failed(misses_first)).unwrap().code, ErrorCode::NodeLost);
-    // One that closed the connection in order, because a rank of it lost contact with an unknown node, is not.
+    // A node that closed the connection normally, because one of its ranks lost contact with an unknown node, is not lost.
     assert_eq!(after(1, 2, PeerExit::Failed(peer_lost())).unwrap().cause, Cause::Peer(None));
     // A node that only lost contact is not the origin.
     let mut first = Supervisor::of(1, 3).connected();
@@ -495,7 +495,7 @@ fn the_exit_file_of_a_node_that_closed_its_connection_is_evidence() {
 }
 
 #[test]
-fn an_exit_file_that_an_earlier_look_missed_is_read_before_a_node_is_lost() {
+fn an_exit_file_that_an_earlier_check_missed_is_read_before_a_node_is_lost() {
     let mut first = Supervisor::of(1, 2).connected();
     first.now = secs(5.0);
     let looked = decide(&mut first.state, first.now, Event::Deadline);
@@ -509,7 +509,7 @@ fn an_exit_file_that_an_earlier_look_missed_is_read_before_a_node_is_lost() {
 }
 
 #[test]
-fn a_connection_that_breaks_is_made_again_and_what_was_sent_meanwhile_comes() {
+fn a_broken_connection_is_reconnected_and_messages_sent_meanwhile_arrive() {
     let mut other = Supervisor::of(2, 2).connected();
     other.disconnected(1, Disconnect::Broken("reset".into()));
     let actions = other.pass(secs(0.5));
@@ -529,7 +529,7 @@ fn a_connection_that_breaks_is_made_again_and_what_was_sent_meanwhile_comes() {
 }
 
 #[test]
-fn a_node_whose_connection_breaks_and_that_does_not_connect_again_is_lost() {
+fn a_node_that_does_not_reconnect_after_its_connection_broke_is_lost() {
     let mut first = Supervisor::of(1, 2).connected();
     first.disconnected(2, Disconnect::Broken("reset".into()));
     first.pass(secs(2.0));
@@ -573,7 +573,7 @@ fn the_exit_file_of_a_node_that_ended_before_it_connected_is_evidence() {
 }
 
 #[test]
-fn a_stop_that_reaches_one_node_later_than_another_is_no_loss() {
+fn a_node_that_a_stop_reaches_earlier_is_not_lost() {
     for this in [1, 2] {
         let mut late = Supervisor::command(this, 2).connected();
         late.message(3 - this, Message::Stopped(node(3 - this)));
@@ -585,7 +585,7 @@ fn a_stop_that_reaches_one_node_later_than_another_is_no_loss() {
 }
 
 #[test]
-fn a_rank_that_fails_between_the_stop_of_another_node_and_its_own_fails_by_that_stop() {
+fn a_failure_after_the_stop_of_another_node_and_before_the_own_stop_counts_as_that_stop() {
     let mut first = Supervisor::command(1, 2).connected();
     first.message(2, Message::Stopped(node(2)));
     first.exits([exited(0, 1), exited(1, 1)]);
@@ -606,7 +606,7 @@ fn a_node_that_is_stopped_alone_is_lost_to_the_others() {
 }
 
 #[test]
-fn a_command_that_saves_when_it_is_stopped_may_do_so_though_others_ended_at_once() {
+fn a_stopped_command_may_save_although_other_nodes_ended_at_once() {
     let mut first = Supervisor::command(1, 2).connected();
     first.event(Event::Signal(SIGTERM));
     first.message(2, Message::Stopped(node(2)));
@@ -626,7 +626,7 @@ fn a_failure_counts_more_than_a_stop_that_was_reported_before() {
 }
 
 #[test]
-fn the_first_reason_counts_and_is_not_replaced_by_what_follows_from_it() {
+fn the_first_reason_is_not_replaced_by_its_consequences() {
     let mut first = Supervisor::of(1, 3).connected();
     first.message(3, Message::Failed(rank_failure(4)));
     let reason = first.loss().cloned();
@@ -637,7 +637,7 @@ fn the_first_reason_counts_and_is_not_replaced_by_what_follows_from_it() {
 }
 
 #[test]
-fn a_node_that_ends_in_order_reports_that_and_takes_no_loss_after_it() {
+fn a_node_that_has_ended_normally_reports_it_and_records_no_later_loss() {
     let mut first = Supervisor::of(1, 2).connected();
     first.event(Event::RanksExited { ranks: vec![exited(0, 0), exited(1, 0)], is_run_finished: true });
     assert!(first.has_sent(&Message::Done) && first.done.contains(&Action::Leave));
