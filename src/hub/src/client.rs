@@ -8,7 +8,7 @@ use ureq::http::{Response, header};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 use ureq::{Agent, Body};
 
-/// The most redirects. The Hub redirects to its CDN, and a mirror may redirect once more.
+/// The largest number of redirects. The Hub redirects to its CDN, and a mirror may redirect once more.
 const REDIRECTS: usize = 10;
 /// The time limit for a connection attempt.
 const CONNECT: Duration = Duration::from_secs(20);

@@ -49,7 +49,7 @@ impl Download<'_> {
             match self.receive(file, &path, &mut hash, &mut done, on_bytes) {
                 Ok(()) => {}
                 Err(RequestError::Lasting(failure)) => return Err(failure),
-                // A download that made progress gets all its retries again.
+                // After progress, the number of retries starts again.
                 Err(RequestError::Transient(_)) if done > before => (failures, pause) = (0, self.settings.pause),
                 Err(RequestError::Transient(failure)) if failures >= self.settings.retries => return Err(failure),
                 Err(RequestError::Transient(_)) => {
@@ -79,7 +79,7 @@ impl Download<'_> {
         let io = |error| Failure::from(Error::io("read", path, error));
         let new = || Hash::new(&self.file.expected, self.file.size);
         let (mut hash, mut done) = (new(), 0);
-        // A partial file that is longer than the file cannot belong to it.
+        // A partial file that is longer than the listed size cannot belong to this file.
         if file.metadata().map_err(io)?.len() > self.file.size {
             file.set_len(0).map_err(io)?;
         }

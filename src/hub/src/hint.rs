@@ -1,13 +1,12 @@
-//! Hints with the command that downloads missing weights, and where they are afterwards.
+//! Finds the command that downloads missing weights, and the folder of downloaded weights.
 
 use crate::Cache;
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// The owner of the models that users most often mean.
+/// The start of the names of models whose owner may be omitted. The owner is then zai-org.
 const FAMILY: &str = "cogvideox";
 
-/// Returns the command that downloads a model, if the name that the user gave in place of a folder looks like a model
-/// of the Hub.
+/// Returns the command that downloads a model, if a missing folder has a name like a model of the Hub.
 pub fn fetch_command(named: &str) -> Option<String> {
     let is_name = |part: &&str| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
@@ -15,7 +14,7 @@ pub fn fetch_command(named: &str) -> Option<String> {
     };
     match &named.trim_end_matches('/').split('/').collect::<Vec<_>>()[..] {
         [owner, name] if is_name(owner) && is_name(name) => Some(format!("vidtui fetch {owner}/{name}")),
-        // The owner may be left out.
+        // The owner may be omitted.
         [.., name] if is_name(name) && name.to_lowercase().starts_with(FAMILY) => {
             Some(format!("vidtui fetch zai-org/{name}"))
         }
@@ -23,7 +22,7 @@ pub fn fetch_command(named: &str) -> Option<String> {
     }
 }
 
-/// Returns the folder of a model of the Hub that was downloaded to a cache, under the name that [`fetch_command`] takes.
+/// Returns the folder of a downloaded model in a cache. Accepts the same names as [`fetch_command`].
 pub fn fetched(named: &str, cache: &Utf8Path) -> Option<Utf8PathBuf> {
     let model = fetch_command(named)?.rsplit(' ').next()?.to_owned();
     let cache = Cache::new(cache, &model);

@@ -75,7 +75,7 @@ impl Listing {
             if path.is_empty()
                 || !Utf8Path::new(&path).components().all(|part| matches!(part, Utf8Component::Normal(_)))
             {
-                return Err(bad(format!("the name '{path}' leads out of the folder of the model")));
+                return Err(bad(format!("the name '{path}' leads outside the folder of the model")));
             }
             let (expected, size) = match (sibling.lfs, sibling.blob_id, sibling.size) {
                 (Some(lfs), ..) => (Expected::Sha256(lfs.sha256.to_lowercase()), lfs.size),

@@ -27,7 +27,7 @@ struct Request {
 #[derive(Default)]
 struct World {
     files: BTreeMap<String, Vec<u8>>,
-    /// Bytes after which each of the next connections for a file is cut.
+    /// For each of the next connections for a file, the bytes after which it is closed.
     cuts: Vec<usize>,
     ignores_ranges: bool,
     /// Bytes that are sent in place of the listed ones.
@@ -35,7 +35,7 @@ struct World {
     /// Status, `X-Error-Code`, and the number of times.
     refuses: Option<(u16, &'static str, usize)>,
     to_hub: Vec<Request>,
-    to_caches: Vec<Request>,
+    to_cdn: Vec<Request>,
 }
 
 /// The Hub and its CDN, on two ports.
@@ -55,8 +55,8 @@ impl Hub {
             ("vae/model.safetensors".to_owned(), large),
         ]);
         let world = Arc::new(Mutex::new(World { files, ..World::default() }));
-        let caches = serve(world.clone(), |world, request, stream| {
-            world.lock().unwrap().to_caches.push(request.clone());
+        let cdn = serve(world.clone(), |world, request, stream| {
+            world.lock().unwrap().to_cdn.push(request.clone());
             send_file(world, request, stream);
         });
         let endpoint = serve(world.clone(), move |world, request, stream| {
@@ -70,7 +70,7 @@ impl Hub {
                 let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{listing}", listing.len());
             } else if request.path.ends_with(".safetensors") {
                 let _ =
-                    write!(stream, "HTTP/1.1 302 X\r\nlocation: {caches}{}\r\ncontent-length: 0\r\n\r\n", request.path);
+                    write!(stream, "HTTP/1.1 302 X\r\nlocation: {cdn}{}\r\ncontent-length: 0\r\n\r\n", request.path);
             } else {
                 drop(locked);
                 send_file(world, request, stream);
@@ -106,7 +106,7 @@ impl Hub {
 
     /// Returns the ranges that were requested from the CDN.
     fn ranges(&self) -> Vec<Option<String>> {
-        self.world.lock().unwrap().to_caches.iter().map(|request| request.headers.get("range").cloned()).collect()
+        self.world.lock().unwrap().to_cdn.iter().map(|request| request.headers.get("range").cloned()).collect()
     }
 }
 
@@ -195,19 +195,19 @@ fn a_model_is_downloaded_into_the_layout_that_python_reads() {
     assert_eq!(fs::read_to_string(model.join("refs/main")).unwrap(), COMMIT);
     assert!(fs::read_dir(model.join("blobs")).unwrap().all(|blob| blob.unwrap().path().extension().is_none()));
     // A second call downloads nothing.
-    let asked = hub.world.lock().unwrap().to_caches.len();
+    let requested = hub.world.lock().unwrap().to_cdn.len();
     assert_eq!(hub.fetch(&[]).unwrap(), Fetched { downloaded: 0, ..fetched });
-    assert_eq!(hub.world.lock().unwrap().to_caches.len(), asked);
+    assert_eq!(hub.world.lock().unwrap().to_cdn.len(), requested);
 }
 
 #[test]
-fn the_token_is_sent_to_the_hub_and_not_to_its_caches_or_logs() {
+fn the_token_is_sent_to_the_hub_and_not_to_its_cdn_or_logs() {
     let hub = Hub::new();
     hub.fetch(&[]).unwrap();
     let world = hub.world.lock().unwrap();
     assert!(world.to_hub.iter().all(|request| request.headers["authorization"] == "Bearer hf_secret"));
-    assert!(!world.to_caches.is_empty());
-    assert!(world.to_caches.iter().all(|request| !request.headers.contains_key("authorization")));
+    assert!(!world.to_cdn.is_empty());
+    assert!(world.to_cdn.iter().all(|request| !request.headers.contains_key("authorization")));
     assert!(!format!("{:?}", hub.settings()).contains("secret"));
 }
 
@@ -349,7 +349,7 @@ fn two_downloads_of_the_same_file_do_not_mix() {
 }
 
 #[test]
-fn names_that_are_no_models_are_refused() {
+fn names_that_are_not_of_models_are_refused() {
     let hub = Hub::new();
     for (model, revision) in
         [("CogVideoX", "main"), ("a/b/c", "main"), ("../b", "main"), ("a/..", "main"), (MODEL, ""), (MODEL, "a/../b")]
