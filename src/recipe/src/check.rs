@@ -81,7 +81,7 @@ const COMMON_RULES: &[(&[&str], Rule)] =
 
 type Rule = fn(&Recipe) -> Result<(), Advice>;
 
-/// Why a rule does not hold, and what to change.
+/// The reason why a rule does not hold, and the change that makes it hold.
 struct Advice {
     why: String,
     fix: String,
@@ -103,7 +103,7 @@ pub(crate) fn broken_model(recipe: &Recipe) -> Option<Broken> {
     first_of(RULES.iter().filter(|(keys, _)| of_the_model(keys)), recipe)
 }
 
-/// Returns the first of these rules that does not hold. Rules about keys of another task do not apply.
+/// Returns the first of these rules that does not hold. Skips rules about keys of another task.
 fn first_of<'a>(rules: impl Iterator<Item = &'a (&'static [&'static str], Rule)>, recipe: &Recipe) -> Option<Broken> {
     let applies = |key: &&str| Key::find(key).is_some_and(|key| key.is_for(recipe.task, recipe.trainer));
     rules.filter(|(keys, _)| keys.iter().all(applies)).find_map(|(keys, rule)| {
@@ -160,7 +160,7 @@ fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
 
 /// Positions divide a head's width into pairs: a quarter for frames, three eighths each for rows and columns.
 ///
-/// Tables of sines and cosines divide the width of the model, instead of that of a head, in the same way.
+/// Tables of sines and cosines divide the width of the model in the same way.
 fn positions_fit(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let (what, width) = match model.positions {
@@ -202,7 +202,7 @@ fn within_the_position_table(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// A learned table has one entry per token. At another number of frames the sine and cosine table replaces it, as in diffusers.
+/// A learned table has one entry per token. If the number of frames differs, the sine and cosine table replaces it, as in diffusers.
 fn learned_positions_have_one_size(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     let [_, rows, columns] = model.base();
@@ -229,7 +229,7 @@ fn noise_grows(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// The condition and the noised latent, which has the channels of the prediction, are the input of the network.
+/// The network receives the noised latent, which has as many channels as the prediction, and the condition.
 fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> {
     let (kind, input, output) = (recipe.condition.kind, recipe.model.in_channels, recipe.model.out_channels);
     let wanted = kind.in_channels(output);
@@ -432,7 +432,7 @@ fn rank_fits(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     };
     Err(Advice {
-        why: format!("lora.rank {rank} is above the smaller side of {}, which is {:?}", small.name, small.shape),
+        why: format!("lora.rank {rank} is above the smaller side of {}, of shape {:?}", small.name, small.shape),
         fix: format!("set lora.rank to {} or less, or leave this layer out of lora.targets", side(small)),
     })
 }
@@ -468,7 +468,7 @@ fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     let below = frames.saturating_sub(1) / per * per + 1;
     Err(Advice {
         why: format!(
-            "encode.frames {frames} is not {per}k + 1: the VAE makes one latent frame of the first frame, and one of every {per} that follow"
+            "encode.frames {frames} is not {per}k + 1: the VAE makes one latent frame from the first frame, and one from every {per} that follow"
         ),
         fix: format!("set encode.frames = {below} or {}", below + per),
     })
@@ -490,9 +490,9 @@ fn whole_latent_pixels(key: &str, size: usize) -> Result<(), Advice> {
 fn rate_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
     let (mode, fps) = (recipe.encode.mode, recipe.encode.fps);
     let why = match mode {
-        FrameMode::TimeFps if fps == 0.0 => "takes frames at the times of a rate, and encode.fps is 0",
-        FrameMode::Linspace if fps > 0.0 => "spreads the frames over the whole clip, whatever encode.fps is",
-        FrameMode::Stride if fps > 0.0 => "takes every n-th frame, whatever encode.fps is",
+        FrameMode::TimeFps if fps == 0.0 => "takes frames at the rate encode.fps, which is 0",
+        FrameMode::Linspace if fps > 0.0 => "spreads the frames over the whole clip and ignores encode.fps",
+        FrameMode::Stride if fps > 0.0 => "takes every n-th frame and ignores encode.fps",
         _ => return Ok(()),
     };
     Err(Advice {
@@ -523,10 +523,9 @@ fn samples_have_prompts(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: match recipe.task {
-            Task::Train => format!(
-                "sample.every is {}, and there are neither prompts nor held-out clips to measure the loss of",
-                sample.every
-            ),
+            Task::Train => {
+                format!("sample.every is {}, but sample.prompts and sample.validation_index are empty", sample.every)
+            }
             _ => "there are no prompts to sample".into(),
         },
         fix: "set sample.prompts = [\"a rabbit on a meadow\"]".into(),
@@ -574,7 +573,7 @@ fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -> Result<()
     let known = Placeholders::of(key, recipe.command.per);
     let mut names = words.iter().flat_map(|word| crate::command::names(word));
     let Some(name) = names.find(|name| !known.contains(name)) else { return Ok(()) };
-    let why = format!("command.{key} has no placeholder {{{name}}}");
+    let why = format!("{{{name}}} is not a placeholder of command.{key}");
     let fix = match (name, nearest(name, known.iter().copied())) {
         ("rank" | "local_rank", _) if key != "output" => {
             "a command that is started once per node has no rank; set command.per = \"rank\"".into()
@@ -596,7 +595,8 @@ fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
         return Ok(());
     }
     Err(Advice {
-        why: "command.resume needs a checkpoint, and with command.adapter \"none\" vidtui cannot find any".into(),
+        why: "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"none\""
+            .into(),
         fix: "set command.adapter to the trainer that the command starts".into(),
     })
 }

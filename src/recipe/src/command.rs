@@ -3,7 +3,7 @@
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-/// Which trainer a recipe is for.
+/// The trainer of a recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainerKind {
@@ -25,7 +25,7 @@ pub struct Command {
     pub folder: Utf8PathBuf,
     /// The training system that the command belongs to, which decides how its log and checkpoints are read.
     pub adapter: Adapter,
-    /// The folder in which it saves checkpoints, with placeholders.
+    /// The folder in which the command saves checkpoints, with placeholders.
     pub output: String,
     /// The arguments that are added on a resume, with placeholders.
     pub resume: Vec<String>,
@@ -40,11 +40,11 @@ impl Default for Command {
     }
 }
 
-/// How often a command is started.
+/// Whether a command is started once per node or once per rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Per {
-    /// Once per node; it starts its ranks itself, as torchrun does.
+    /// Once per node; the command starts the ranks, as torchrun does.
     Node,
     /// Once per rank.
     Rank,
@@ -54,7 +54,7 @@ pub enum Per {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Adapter {
-    /// None.
+    /// Any other program: vidtui reads neither its log nor its checkpoints.
     None,
     /// Open-Sora 1.2 and 2, and Lambda's fork.
     OpenSora,
@@ -68,10 +68,10 @@ pub enum Adapter {
     TttVideoDit,
 }
 
-/// The names that a command may have in braces.
+/// The names of placeholders.
 pub(crate) struct Placeholders;
 
-/// Names with values before ranks are placed on nodes.
+/// Names whose values are known before ranks are placed on nodes.
 const OF_RUN: &[&str] = &["run", "name", "run_dir"];
 const OF_NODE: &[&str] = &[
     "output",

@@ -66,13 +66,13 @@ pub enum MaskKind {
     Rectangle,
     /// Everything: text to video.
     All,
-    /// All frames from one of the frames 1 to 4 on: image to video.
+    /// All frames except the first 1 to 4: image to video.
     Tail,
-    /// All frames but the first and the last few: start and end image to video.
+    /// All frames except 1 to 4 at each end: first and last image to video.
     Middle,
     /// A rectangle in a window of frames.
     Window,
-    /// Each pixel by itself.
+    /// Each pixel with probability 1/2.
     Pixels,
     /// Small boxes in random frames.
     Boxes,
@@ -80,7 +80,7 @@ pub enum MaskKind {
     Ellipse,
     /// A circle in the first frame.
     Circle,
-    /// Each frame by itself.
+    /// Each frame with probability 1/2.
     Frames,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for MaskKind {
 }
 
 impl Condition {
-    /// Returns the number of different conditions of a clip. Images without noise do not differ, so they count as one.
+    /// Returns the number of different conditions of a clip. Without noise, all image conditions are equal and count as one.
     pub fn draws(&self) -> usize {
         match self.kind {
             ConditionKind::None => 0,
@@ -141,7 +141,7 @@ impl Condition {
     /// Returns the kinds of masks with their probabilities, which sum to 1.
     ///
     /// # Errors
-    /// The reason why `masks` is not such a list.
+    /// The reason why `masks` is not a list of kinds with probabilities.
     pub fn mask_kinds(&self) -> Result<Vec<(MaskKind, f64)>, String> {
         if self.masks.is_empty() {
             return Ok(MaskKind::VIDEO.to_vec());
@@ -151,13 +151,13 @@ impl Condition {
             let kind = MaskKind::VIDEO.into_iter().map(|(kind, _)| kind).find(|kind| kind.name() == name.trim());
             let kind = kind.ok_or_else(|| {
                 let names: Vec<_> = MaskKind::VIDEO.iter().map(|(kind, _)| kind.name()).collect();
-                format!("'{}' is no kind of mask; the kinds are {}", name.trim(), names.join(", "))
+                format!("'{}' is not a kind of mask; the kinds are {}", name.trim(), names.join(", "))
             })?;
             let share: f64 = share.trim().parse().map_err(|_| format!("'{text}' has no number after ="))?;
             if share.is_finite() && share >= 0.0 {
                 Ok((kind, share))
             } else {
-                Err(format!("'{text}' has no probability from 0 to 1"))
+                Err(format!("the probability in '{text}' is not from 0 to 1"))
             }
         });
         let kinds = kinds.collect::<Result<Vec<_>, String>>()?;

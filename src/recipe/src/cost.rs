@@ -47,7 +47,7 @@ impl Cost {
     }
 }
 
-/// Returns the seconds of a time limit that are reserved for a save of `save_s` seconds.
+/// Returns how many seconds before a time limit a save starts that takes `save_s` seconds.
 pub fn save_reserve_s(save_s: f64) -> f64 {
     1.5 * save_s
 }
@@ -99,7 +99,7 @@ struct UnitSize {
     frozen: u64,
 }
 
-/// The units of one rank of a TP group. A unit is gathered and reduced at a time.
+/// The units of one rank of a TP group. One unit is gathered or reduced at a time.
 struct UnitSizes {
     root: UnitSize,
     blocks: Vec<UnitSize>,

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_curriculum_lists_those_beside_it() {
+    fn a_missing_curriculum_lists_the_curricula_beside_it() {
         let error = Curriculum::load("../../configs/dem".into(), &[]).unwrap_err();
         assert_eq!(error.kind, RecipeErrorKind::Io(std::io::ErrorKind::NotFound));
         assert_eq!(error.fix, "../../configs contains bunny, demo, ttt-linear, ttt-mlp");

@@ -60,7 +60,8 @@ impl Default for Encoders {
     }
 }
 
-/// Whether the VAE works on tiles of a frame, which need less memory and differ slightly from a whole frame.
+/// When the VAE works on tiles of a frame. Tiles need less memory, and their latents differ slightly from those of a whole
+/// frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tiling {
@@ -132,21 +133,21 @@ impl Default for Encode {
 }
 
 impl Encode {
-    /// Returns the rate at which frames are taken, per second. None: the rate of each clip.
+    /// Returns the rate at which frames are taken, per second; none: the rate of each clip.
     pub fn rate(&self) -> Option<f64> {
         (self.fps > 0.0).then_some(self.fps)
     }
 
-    /// Returns the clips that a rank with so many CPU threads decodes ahead of the VAE.
+    /// Returns the number of clips that a rank with `threads` CPU threads decodes ahead of the VAE.
     pub fn decoders_of_rank(&self, threads: usize) -> usize {
         if self.decoders > 0 { self.decoders } else { threads.max(2) }
     }
 }
 
-/// Which frames of a clip are taken.
+/// The frames of a clip that are taken.
 ///
-/// With a rate, the wanted times are `1 / fps` apart, and the nearest frame to each is taken; of two that are equally near, the
-/// earlier. Without a rate, the frames are `stride` frames apart.
+/// With a rate, the wanted times are `1 / fps` apart, and the frame nearest to each time is taken. If two frames are
+/// equally near, the earlier one is taken. Without a rate, the frames are `stride` frames apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameMode {
@@ -199,11 +200,11 @@ impl FromStr for FrameMode {
     }
 }
 
-/// How a frame with another aspect ratio is made to fit.
+/// The way in which a frame with another aspect ratio is made to fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CropMode {
-    /// Scaled until it covers the picture; both sides are cut off alike.
+    /// Scaled until it covers the picture; the same amount is cut off on both sides.
     Center,
     /// Scaled until it covers the picture; the seed and the clip choose the part that is kept.
     Random,

@@ -56,7 +56,7 @@ impl EnvPreset {
 const OURS: [&str; 7] =
     ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
-/// Returns whether vidtui sets a variable itself, so that a recipe may not.
+/// Returns whether vidtui sets a variable itself. A recipe may not set it.
 pub fn is_reserved(name: &str) -> bool {
     OURS.contains(&name) || name.starts_with("VIDTUI_")
 }
@@ -77,7 +77,7 @@ impl Env {
         all.into_iter().collect()
     }
 
-    /// Returns what is wrong with a variable and what to do, if any variable is not valid.
+    /// Returns the reason why the first invalid variable is not valid, and the fix.
     pub(crate) fn bad_name(&self) -> Option<(String, String)> {
         self.variables.iter().find_map(|(name, value)| {
             if !is_variable_name(name) {

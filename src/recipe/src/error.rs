@@ -1,4 +1,4 @@
-//! Why a recipe, a curriculum or a file of secrets cannot be used.
+//! The errors of recipes, curricula and files of secrets.
 
 use std::fmt;
 use std::io;
@@ -50,7 +50,7 @@ pub enum RecipeErrorKind {
 }
 
 impl RecipeError {
-    /// Makes an error of its kind and its three texts.
+    /// Makes an error from its kind and its three texts.
     pub fn new(kind: RecipeErrorKind, what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         RecipeError { kind, keys: Vec::new(), what: what.into(), why: why.into(), fix: fix.into() }
     }

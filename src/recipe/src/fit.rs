@@ -16,9 +16,9 @@ pub struct Fit {
 impl Recipe {
     /// Returns the mesh and the gradient accumulation that train the same global batch on `ranks` ranks.
     ///
-    /// `tp` does not change, because it decides how much of a sample a rank holds. `dp_shard` does not change if it can
-    /// stay; otherwise it grows, which takes less memory per rank, and with too few ranks one copy is sharded over all
-    /// of them. A rank never processes more samples at a time than before.
+    /// `tp` does not change, because it decides how much of a sample a rank holds. `dp_shard` stays the same if it
+    /// fits. Otherwise it grows, so that a rank needs less memory. If there are fewer ranks than `dp_shard`, one copy
+    /// is sharded over all of them. A rank never processes more samples at a time than before.
     ///
     /// # Errors
     /// When no mesh fits; the hint gives the nearest numbers of ranks that do.
@@ -162,7 +162,8 @@ mod tests {
         let sets = ["train.global_batch=96".to_owned(), "mesh.dp_shard=4".to_owned(), "mesh.dp_replicate=4".to_owned()];
         let recipe = load("../../configs/ttt-mlp/3s.toml".into(), &sets).unwrap().recipe;
         let accum = |ranks| recipe.fit(ranks).map(|fit| (96 / ranks) / fit.grad_accum[1]);
-        // The recipe has six at a time on 16 ranks. A share of 4 fits whole; shares of 8 and 12 are split into 4 and 6.
+        // On 16 ranks, a rank of the recipe processes 6 samples at a time. On 24 ranks, its 4 samples fit at once. On
+        // 12 and 8 ranks, its 8 and 12 samples are split into parts of 4 and 6.
         assert_eq!([24, 12, 8].map(accum), [Ok(4), Ok(4), Ok(6)]);
     }
 
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_changes_of_a_fit_have_the_fit_as_their_origin() {
+    fn keys_that_a_fit_changes_have_the_fit_as_their_origin() {
         let mut resolved = stage("3s");
         let fit = resolved.fit(16).unwrap();
         assert_eq!(

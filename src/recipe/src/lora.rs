@@ -91,8 +91,8 @@ impl Lora {
         self.layers(model).unwrap_or_default().iter().flat_map(|weight| self.pair(weight)).collect()
     }
 
-    /// Returns A and B of one layer. With TP, each rank has the part of A or B that belongs to its part of the weight, and
-    /// all of the other one.
+    /// Returns A and B of one layer. With TP, one of them is split like the weight, and each rank has all of the other
+    /// one.
     fn pair(&self, weight: &ParamSpec) -> [ParamSpec; 2] {
         let (out, fan_in) = (weight.shape[0], weight.shape[1]);
         let [a_split, b_split] = match weight.split {

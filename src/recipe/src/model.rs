@@ -73,7 +73,7 @@ pub struct Model {
     pub beta_start: f64,
     /// Variance of the noise that the last timestep adds.
     pub beta_end: f64,
-    /// What grows linearly between the two.
+    /// The quantity that grows linearly from `beta_start` to `beta_end`.
     pub beta_schedule: BetaSchedule,
     /// The divisor of the signal-to-noise ratio of all timesteps.
     pub snr_shift_scale: f64,
@@ -107,17 +107,17 @@ pub enum Rotary {
     /// The form of VideoX-Fun and of earlier versions of diffusers: the base grid is resized and cropped, and positions
     /// are evenly spaced.
     ResizeCrop,
-    /// Plain indices at every size, as zai-org's trainer has them.
+    /// Plain indices at every size, as in zai-org's trainer.
     Slice,
 }
 
-/// What grows linearly from `beta_start` to `beta_end`.
+/// The quantity that grows linearly from `beta_start` to `beta_end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BetaSchedule {
     /// The standard deviation of the added noise.
     ScaledLinear,
-    /// Its variance.
+    /// The variance of the added noise.
     Linear,
 }
 
@@ -149,10 +149,10 @@ pub enum Layer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LrAlignment {
-    /// The token's own.
+    /// The token's own learning rate.
     Aligned,
-    /// The learning rate of the token from which the reference's kernels read it, for weights that were trained with
-    /// them. With more than one segment, this is a different token.
+    /// The learning rate that the reference's kernels use, for weights that were trained with them. With more than one
+    /// segment, it is that of another token.
     Upstream,
 }
 

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_that_contradicts_the_weights_is_named() {
+    fn keys_that_differ_from_those_of_the_weights_are_listed() {
         let weights = load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe.model;
         let table = Model { snr_shift_scale: 3.0, ..weights.clone() }.to_table();
         assert_eq!(weights.contradictions(&weights.to_table()), [""; 0]);

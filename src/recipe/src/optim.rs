@@ -79,8 +79,8 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// A warm-up of 5 steps out of 20, from the log of the reference program: step, linear from 1e-3, cosine from 3e-3,
-    /// both to 1e-4.
+    /// The log of the reference program for 20 steps with a warm-up of 5: the step, a linear rate from 1e-3 to 1e-4,
+    /// and a cosine rate from 3e-3 to 1e-4.
     const LOGGED: [(u64, f64, f64); 9] = [
         (0, 2e-4, 6e-4),
         (3, 8e-4, 2.4e-3),

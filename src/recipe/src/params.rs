@@ -4,8 +4,8 @@ use crate::{Layer, Model, Positions};
 
 /// One tensor of the model.
 ///
-/// The list of these defines the tensors of a checkpoint, the target of the weight converter, the groups of the optimizer
-/// and the parameter count on screen.
+/// [`param_specs`] lists them. That list defines the tensors of a checkpoint, the target of the weight converter, the
+/// groups of the optimizer and the parameter count on screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamSpec {
     /// The name in checkpoints, such as `blocks.3.attn.q.weight`.
@@ -14,11 +14,11 @@ pub struct ParamSpec {
     pub diffusers: Option<String>,
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
-    /// The unit with which it is gathered.
+    /// The unit with which the tensor is gathered.
     pub unit: Unit,
     /// The initialization when no weights are loaded.
     pub init: Init,
-    /// Whether it can be trained.
+    /// Whether the tensor can be trained.
     pub role: Role,
     /// The learning rate that applies to it.
     pub group: ParamGroup,
@@ -31,11 +31,11 @@ pub struct ParamSpec {
 /// The split of a tensor over the ranks of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// Each rank has all of it.
+    /// Each rank has the whole tensor.
     None,
     /// Each rank has an equal part of this dimension.
     Dim(usize),
-    /// Each rank has all of it and computes a part of its gradient; the parts are summed.
+    /// Each rank has the whole tensor and computes a part of its gradient; the parts are summed.
     Summed,
 }
 

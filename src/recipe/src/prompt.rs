@@ -76,7 +76,7 @@ impl Prompt {
         let Some((_, meaning)) = FLAGS.iter().find(|(flag, _)| *flag == name) else {
             let known: Vec<_> = FLAGS.iter().map(|(flag, _)| format!("--{flag}")).collect();
             let fix = format!("use {}, or write the text without \" --\"", known.join(", "));
-            return Err(wrong(format!("--{name} is no flag of a prompt"), fix));
+            return Err(wrong(format!("--{name} is not a flag of a prompt"), fix));
         };
         let whole = || match value.parse::<u64>() {
             Ok(number) if number <= MANY || name == "d" => Ok(number),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_empty_lines_of_a_file_are_no_prompts() {
+    fn comments_and_empty_lines_of_a_file_are_not_prompts() {
         let text = "# rabbits\n\na rabbit --d 1\r\n   # more\n a hare \n";
         assert_eq!(prompt_lines(text).collect::<Vec<_>>(), [(3, "a rabbit --d 1"), (5, "a hare")]);
     }

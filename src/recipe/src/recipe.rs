@@ -20,7 +20,7 @@ pub struct Recipe {
     /// The embedded trainer or a command. In a recipe for a command, only the keys that [apply to
     /// it](crate::Key::is_for) are read.
     pub trainer: TrainerKind,
-    /// The program that trains, if that is not the embedded trainer.
+    /// The program that trains instead of the embedded trainer.
     pub command: Command,
     /// The environment of every rank.
     pub env: Env,
@@ -30,7 +30,7 @@ pub struct Recipe {
     pub data: Data,
     /// The VAE, the text encoder and the tokenizer.
     pub encoders: Encoders,
-    /// The clips that are encoded, and how.
+    /// The clips to encode, and the settings of the encode.
     pub encode: Encode,
     /// The videos that are made from the weights, and the validation loss.
     pub sample: Sampling,
@@ -82,7 +82,7 @@ impl Recipe {
         specs
     }
 
-    /// Returns whether checkpoints hold the trained parameters alone, and name the weights that the others come from.
+    /// Returns whether checkpoints contain only the trained parameters and the path of the weights that the others come from.
     pub fn saves_adapters_only(&self) -> bool {
         self.lora.is_used() && self.train.trainable != Trainable::All
     }

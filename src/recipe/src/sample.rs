@@ -115,7 +115,7 @@ impl SampleScheduler {
 pub struct SampleSpec {
     /// The text of each segment.
     pub texts: Vec<String>,
-    /// The text of the other half of guidance; empty by default.
+    /// The negative text of classifier-free guidance; empty by default.
     pub negative: String,
     /// The image that the video begins with.
     pub image: Option<Utf8PathBuf>,
@@ -149,14 +149,14 @@ impl SampleSpec {
     }
 }
 
-/// Why a prompt cannot be sampled, and what to change.
+/// The reason why a prompt cannot be sampled, and the change that helps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadPrompt {
     /// The number of the prompt, from 0.
     pub index: usize,
     /// The flag that is wrong, if one is: `--w`.
     pub flag: Option<String>,
-    /// Why.
+    /// The reason.
     pub why: String,
     /// The hint: what to change.
     pub fix: String,
@@ -180,7 +180,7 @@ impl Sampling {
 }
 
 impl Recipe {
-    /// Returns a recipe that samples a model, still without prompts. Environment, dtype, device, mesh and encoders are those of the
+    /// Returns a recipe that samples a model, without prompts. Environment, dtype, device, mesh and encoders are those of the
     /// recipe that trained it, or the defaults.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl Recipe {
         let width = or(prompt.width, keys.width, own.latent_width * PIXELS);
         if frames % VIDEO_FRAMES != 1 {
             let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
-            let why = format!("{frames} frames are not {VIDEO_FRAMES}k + 1, as the VAE decodes them");
+            let why = format!("the VAE decodes {VIDEO_FRAMES}k + 1 frames, not {frames}");
             return Err(bad(Some("--f"), why, format!("use {below} or {} frames", below + VIDEO_FRAMES)));
         }
         let unit = PIXELS * own.patch_size;

@@ -202,7 +202,7 @@ pub static SCHEMA: &[Key] = &[
     preset("model.spatial_interpolation", POSITIVE, Preset::Float(1.875), "divisor of row and column positions (sincos only)"),
     preset("model.temporal_interpolation", POSITIVE, Preset::Float(1.0), "divisor of frame positions (sincos only)"),
     preset("model.rotary", Kind::OneOf(&["diffusers", "resize_crop", "slice"]), Preset::Str("diffusers"), "rotary positions at other sizes than the base size; diffusers: as in current diffusers pipelines; resize_crop: as in VideoX-Fun and diffusers before 0.32; slice: plain indices, as in zai-org's trainer"),
-    preset("model.base_frames", int(0, 10_000), Preset::Int(0), "latent frames that the weights were made for, which a learned position table has; 0: model.latent_frames"),
+    preset("model.base_frames", int(0, 10_000), Preset::Int(0), "latent frames that the weights were made for, the length of a learned position table; 0: model.latent_frames"),
     preset("model.base_height", int(0, 4096), Preset::Int(0), "rows of a latent frame that the weights were made for (sample_height in config.json): rotary positions are relative to it; 0: model.latent_height"),
     preset("model.base_width", int(0, 4096), Preset::Int(0), "columns of a latent frame that the weights were made for (sample_width in config.json); 0: model.latent_width"),
     preset("model.ignore_learned_positions", Kind::Bool, Preset::Bool(false), "leaves the learned position table out, to train such a model at another height or width (learned only)"),
@@ -220,7 +220,7 @@ pub static SCHEMA: &[Key] = &[
 
     preset("encoders.folder", Kind::OptionalPath, Preset::Str(""), "diffusers folder with vae/, text_encoder/ and tokenizer/, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"),
     preset("encoders.dtype", Kind::OneOf(&["bfloat16", "float32"]), Preset::Str("bfloat16"), "dtype of the weights and the computation of the VAE and the text encoder"),
-    preset("encoders.tiling", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "tiles of a frame in the VAE, which need less memory; auto: only for clips that do not fit into memory as whole frames"),
+    preset("encoders.tiling", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "whether the VAE works on tiles of a frame, which need less memory; auto: only for clips that do not fit into memory as whole frames"),
 
     needed("encode.manifest", Kind::Path, "manifest of the clips, which `vidtui data check` writes"),
     needed("encode.out", Kind::Path, "folder of the data set: latents, texts and their index; existing latents and texts are reused"),
@@ -259,12 +259,12 @@ pub static SCHEMA: &[Key] = &[
     preset("condition.image_dropout", FRACTION, Preset::Float(0.05), "probability that a step trains without its images, one draw for the global batch (image only); 0: never"),
     preset("condition.image_noise", Kind::Bool, Preset::Bool(false), "adds noise to the image and to the known pixels of a masked video before they are encoded, log sigma from N(-3, 0.5) per clip; used by encode, never on latents"),
     preset("condition.masks", Kind::Words, Preset::Nothing, "kinds of masks that encode draws, as \"KIND=PROBABILITY\" (rectangle, all, tail, middle, window, pixels, boxes, ellipse, circle, frames); default: VideoX-Fun's probabilities"),
-    preset("condition.draws", int(1, 1000), Preset::Int(1), "masks and noises that encode draws of each clip; epoch e trains with number e modulo draws; VideoX-Fun draws new ones in each epoch"),
+    preset("condition.draws", int(1, 1000), Preset::Int(1), "conditions (mask and noise) that encode draws for each clip; epoch e trains with condition e modulo draws; VideoX-Fun draws new ones in each epoch"),
     preset("condition.mask_dropout", FRACTION, Preset::Float(0.9), "probability that a wholly masked sample is trained without its mask and masked latent, as text to video (inpaint only); 0: never"),
 
     preset("loss.weighting", Kind::OneOf(&["none", "snr", "min_snr"]), Preset::Str("none"), "weight of each sample in the loss; none: mean squared error of the velocity; snr: cogvideox-factory's form, the same loss up to rounding; min_snr: min(SNR, gamma) / (SNR + 1)"),
     preset("loss.min_snr_gamma", POSITIVE, Preset::Float(5.0), "largest signal-to-noise ratio that counts with loss.weighting = \"min_snr\""),
-    preset("loss.motion", FRACTION, Preset::Float(0.0), "share of the error of differences between adjacent latent frames, for more than 2 (VideoX-Fun: 0.25); 0: none"),
+    preset("loss.motion", FRACTION, Preset::Float(0.0), "share of the loss that is the error of differences between adjacent latent frames, with more than 2 latent frames (VideoX-Fun: 0.25); 0: none"),
 
     preset("optimizer.lr", POSITIVE, Preset::Float(1e-4), "peak learning rate of all parameters outside TTT layers"),
     preset("optimizer.lr_ttt", POSITIVE, Preset::Float(1e-4), "peak learning rate of TTT layers and their gates"),
@@ -305,7 +305,7 @@ pub static SCHEMA: &[Key] = &[
     preset("sample.guidance", NOT_NEGATIVE, Preset::Float(6.0), "scale of classifier-free guidance, for prompts without --g; 1 or less: no guidance"),
     preset("sample.dynamic_guidance", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "guidance that depends on the timestep, as CogVideoX's use_dynamic_cfg; auto: with dpm and vpsde"),
     preset("sample.scheduler", Kind::OneOf(&["auto", "ddim", "dpm", "vpsde"]), Preset::Str("auto"), "sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise"),
-    preset("sample.frames", int(0, 100_001), Preset::Int(0), "frames of a video, for prompts without --f; 0: those that model.latent_frames stands for"),
+    preset("sample.frames", int(0, 100_001), Preset::Int(0), "frames of a video, for prompts without --f; 0: 4 x (model.latent_frames - 1) + 1"),
     preset("sample.height", int(0, 16_384), Preset::Int(0), "rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height"),
     preset("sample.width", int(0, 16_384), Preset::Int(0), "columns of a video in pixels, for prompts without --w; 0: 8 x model.latent_width"),
     preset("sample.fps", NOT_NEGATIVE, Preset::Float(0.0), "frames per second of the mp4; 0: 16 for models with patches of two frames (CogVideoX 1.5), 8 otherwise"),

@@ -14,7 +14,7 @@ use crate::{ParamGroup, ParamSpec, Role};
 pub struct Data {
     /// The folder of a store of latents and texts, or an index, one JSON object per line.
     pub index: Utf8PathBuf,
-    /// The text of the empty caption, as in sampling; empty for that of the store, else zeros.
+    /// The file of the encoded empty caption, which replaces dropped texts. Empty: the file in the store, or zeros if it has none.
     pub null_text: Utf8PathBuf,
 }
 
@@ -75,7 +75,7 @@ pub struct Loss {
     pub weighting: LossWeighting,
     /// The largest signal-to-noise ratio that counts with [`LossWeighting::MinSnr`].
     pub min_snr_gamma: f64,
-    /// The share of the error of differences between adjacent latent frames; 0: none.
+    /// The share of the loss that is the error of differences between adjacent latent frames; 0: none.
     pub motion: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Keys that accept 0: what it turns off or stands for is what their documentation states.
+//! The keys that accept 0: a 0 has the effect that the documentation of the key states.
 
 use camino::Utf8Path;
 use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, load};
@@ -15,7 +15,7 @@ const PLAIN: [&str; 7] = [
     "optimizer.beta2",
 ];
 
-/// Returns whether a recipe has what 0 turns off.
+/// Returns whether a recipe has the feature that 0 turns off.
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets, with another value.

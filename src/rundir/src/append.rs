@@ -6,10 +6,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-/// Appends whole lines to a file, each with one write, so that a reader sees a partial line at most while the write is
-/// in progress.
+/// Appends whole lines to a file, each with one write, so that a reader sees a partial line only while a write is in
+/// progress.
 ///
-/// A writer that was killed in the middle of a line leaves a torn one; the next writer ends it with a newline, and
+/// A writer that is killed in the middle of a line leaves a torn line. The next writer ends it with a newline, and
 /// readers report it as a [`crate::BadLine`].
 #[derive(Debug)]
 pub struct LineAppender {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_last_line_is_left_alone() {
+    fn a_whole_last_line_is_not_changed() {
         let (_keep, run) = temp();
         for n in 1..=3 {
             LineAppender::open(&run.metrics()).unwrap().append(&n).unwrap();

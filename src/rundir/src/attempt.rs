@@ -17,18 +17,18 @@ pub struct Attempt {
     pub schema: u32,
     /// 1 for the launch, then counting.
     pub number: u32,
-    /// Why it was started.
+    /// The reason for which it was started.
     pub why: AttemptWhy,
-    /// The user who started the attempt, as `user@node`.
+    /// The user who started it, as `user@node`.
     pub by: String,
     /// When, Unix seconds.
     pub started_s: f64,
-    /// The step it continues from; its first logged step is later. If that checkpoint is damaged, the trainer takes the one before it
+    /// The step that it continues from. If the checkpoint of that step is damaged, the trainer loads the one before it
     /// and records an event.
     pub start_step: u64,
     /// The origin of the weights.
     pub start: StartFrom,
-    /// The step that the user chose to continue from. If it is damaged, no other step is taken.
+    /// The step that the user chose to continue from. If its checkpoint is damaged, no other checkpoint is loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_step: Option<u64>,
     /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
@@ -48,12 +48,12 @@ pub struct Attempt {
     /// The SSH logins of the nodes; empty if the attempt was started only on this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
-    /// Its Slurm job, if it was submitted as one.
+    /// Its Slurm job, if it was submitted to Slurm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmJob>,
 }
 
-/// The request to Slurm and the job that Slurm made of it.
+/// The request to Slurm, and the job that Slurm created for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlurmJob {
     /// The job's number, once Slurm has assigned it.
@@ -114,7 +114,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// Makes the login of a node of which only the name is known.
+    /// Makes the login of a node from its name alone.
     pub fn by_name(node: NodeId) -> Self {
         Self { node, user: None, port: None }
     }
@@ -152,7 +152,7 @@ pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<M
     Ok(Mesh { dp_replicate, dp_shard, tp })
 }
 
-/// Why an attempt was started.
+/// The reason for which an attempt was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptWhy {
@@ -230,7 +230,7 @@ impl RunDir {
         write_toml(&self.attempt_toml(attempt.number), attempt)
     }
 
-    /// Reads the newest attempt. One whose launch was interrupted before `attempt.toml` was written is skipped.
+    /// Reads the newest attempt. Skips an attempt whose launch was interrupted before `attempt.toml` was written.
     ///
     /// # Errors
     /// As [`read_toml`], except for a missing file.
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(run.latest_attempt().unwrap(), None);
         write_attempt(&run, 9, 0);
         write_attempt(&run, 10, 40);
-        // A console that ended between creating the folder and writing the file.
+        // The console ended after it created the folder and before it wrote the file.
         fs::create_dir_all(run.attempt_dir(11)).unwrap();
         fs::create_dir_all(run.attempts().join("notes")).unwrap();
         assert_eq!(run.attempt_numbers().unwrap(), [9, 10, 11]);

@@ -36,7 +36,7 @@ pub struct Manifest {
     /// The mesh that saved it, for users; loading does not depend on it.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
-    /// What the checkpoint adapts, if it holds LoRA adapters and not the whole model.
+    /// The base weights, if the checkpoint contains LoRA adapters instead of the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
     /// Every file except the manifest.
@@ -56,16 +56,16 @@ impl Versioned for Manifest {
 /// The weights that adapters were trained on. All tensors that are not in the checkpoint of the adapters come from them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Base {
-    /// Their step directory.
+    /// The step directory of these weights.
     pub path: Utf8PathBuf,
-    /// The checksum of its `manifest.toml`.
+    /// The checksum of the `manifest.toml` in it.
     pub xxh3: String,
-    /// The factor of the product of an adapter's tensors.
+    /// The factor by which the product of an adapter's two tensors is multiplied.
     pub scale: f64,
 }
 
 impl Base {
-    /// Names the weights that adapters are trained on: those in a step directory or, if it holds adapters, their base.
+    /// Describes the weights that adapters are trained on: the given ones or, if these are adapters, their base.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -268,8 +268,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the path of the `config.json` of the diffusers model that the weights in a checkpoint come from, if they do: beside them,
-/// or in the run that contains them.
+/// Returns the path of the `config.json` of the diffusers model from which the weights in a checkpoint were converted,
+/// if any. It is beside the weights or in the run that contains them.
 pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
     let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
     let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
@@ -277,7 +277,8 @@ pub fn model_config(dir: &Utf8Path) -> Option<Utf8PathBuf> {
     places.into_iter().flatten().find(|path| path.is_file())
 }
 
-/// Returns the `[model]` section of the weights in a checkpoint: of the `model.toml` beside them, or of the run that contains them.
+/// Returns the `[model]` section of the weights in a checkpoint, from the `model.toml` beside them or from the run that
+/// contains them.
 pub fn model_section(dir: &Utf8Path) -> Option<toml::Table> {
     let real = dir.canonicalize_utf8().unwrap_or(dir.to_owned());
     let run = real.ancestors().nth(2).map(RunDir::new).filter(|run| Some(&*run.checkpoints()) == real.parent());
@@ -314,7 +315,7 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
 const SUM: &str = "# XXH3 of what follows: ";
 
 impl Manifest {
-    /// Writes it into a step directory, which makes that a complete checkpoint.
+    /// Writes the manifest into a step directory, which completes the checkpoint.
     ///
     /// # Errors
     /// As [`crate::write_toml`].
@@ -393,7 +394,7 @@ impl LogicalTensor {
     }
 }
 
-/// Returns the checksum of some bytes in the form of a manifest.
+/// Returns the checksum of some bytes in the format of a manifest.
 pub fn xxh3_hex(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }

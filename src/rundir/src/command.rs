@@ -16,7 +16,7 @@ pub struct CommandPlace<'a> {
     pub master: Option<(&'a str, u16)>,
 }
 
-/// Returns the ranks of a node for which a command is started, or a single none if it is started once for the node.
+/// Returns the ranks of a node for which a command is started, or one `None` if it is started once for the node.
 pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -> Vec<Option<&'a RankPlace>> {
     match recipe.command.per {
         Per::Node => vec![None],
@@ -24,7 +24,7 @@ pub fn command_ranks<'a>(recipe: &Recipe, attempt: &'a Attempt, node: &NodeId) -
     }
 }
 
-/// Returns the program and its arguments with every placeholder filled in that is known.
+/// Returns the program and its arguments with every known placeholder filled in.
 pub fn command_words(
     dir: &RunDir,
     run: &Run,
@@ -85,7 +85,7 @@ mod tests {
     use crate::fixtures::{attempt, node, run, temp};
 
     #[test]
-    fn every_placeholder_is_filled_in_and_a_resume_adds_its_arguments() {
+    fn every_placeholder_is_filled_in_and_a_resume_adds_arguments() {
         let (_keep, dir) = temp();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/command.toml");
         let mut recipe = recipe::load(path.into(), &[]).unwrap().recipe;

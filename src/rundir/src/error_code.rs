@@ -5,7 +5,7 @@ use std::io;
 
 /// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
 ///
-/// A code names what a reader can act on, not the place in the code. Sentences are for users and may change.
+/// A code names a problem that a user can act on, not a place in the source. Sentences are for users and may change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -65,7 +65,7 @@ pub enum ErrorCode {
     RunNotFound,
     /// A run has processes that are alive.
     RunIsAlive,
-    /// Whether a run is alive cannot be determined.
+    /// It cannot be determined whether a run is alive.
     RunStateUnknown,
     /// A run has no attempt, process or log yet.
     RunNotStarted,
@@ -123,7 +123,7 @@ pub enum ErrorCode {
     ClockSkew,
     /// A network port is in use.
     PortInUse,
-    /// The found processes are not the planned ones, so none was signalled.
+    /// The processes differ from the planned ones, so no process was signalled.
     NotOwned,
     /// Not all processes ended, or it could not be verified.
     KillIncomplete,
@@ -131,9 +131,9 @@ pub enum ErrorCode {
     // Downloads.
     /// The Hugging Face Hub or its mirror does not answer.
     HubUnreachable,
-    /// The Hub answered with a fault, or not as a Hub does.
+    /// The Hub answered with an error or with an invalid reply.
     HubFailed,
-    /// The bytes of a download are not those that were listed.
+    /// The bytes of a download do not match the listed size or checksum.
     DownloadDamaged,
 
     // Slurm.
@@ -180,7 +180,7 @@ impl ErrorCode {
     /// Returns the code of an error of the operating system.
     pub fn of_io(error: &io::Error) -> Self {
         match error.kind() {
-            // The last is a limit of the user or of the file system on the size of a file.
+            // `FileTooLarge` is a limit of the user or of the file system on the size of a file.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Self::DiskFull,
             io::ErrorKind::PermissionDenied => Self::PermissionDenied,
             io::ErrorKind::NotFound => Self::NotFound,

@@ -7,7 +7,7 @@ use cluster::NodeId;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// Something that happened to a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Event {
     /// [`SCHEMA`].
@@ -72,7 +72,7 @@ pub enum EventKind {
         /// Seconds that reading took, with checksums.
         seconds: f64,
     },
-    /// A checkpoint was requested beyond those at the interval.
+    /// A checkpoint was requested in addition to those at the interval.
     #[serde(rename = "save_asked")]
     SaveRequested {
         /// The origin of the request.
@@ -91,7 +91,7 @@ pub enum EventKind {
     },
     /// A checkpoint could not be saved. Training continues, and earlier checkpoints are untouched.
     CheckpointFailed {
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
     /// An old checkpoint was removed, because only the newest few are kept.
@@ -100,7 +100,7 @@ pub enum EventKind {
         #[serde(rename = "pruned_step")]
         step: u64,
     },
-    /// A sample is whole: its video and its sidecar.
+    /// A sample is complete: its video and its sidecar.
     SampleSaved {
         /// The video.
         path: Utf8PathBuf,
@@ -109,7 +109,7 @@ pub enum EventKind {
     },
     /// Samples could not be made. Training continues.
     SampleFailed {
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
     /// The validation loss was measured.
@@ -123,10 +123,10 @@ pub enum EventKind {
     ItemFailed {
         /// The id of the clip, or the key of the text.
         item: String,
-        /// Why.
+        /// The reason.
         failure: Failure,
     },
-    /// A sample was requested beyond those at the interval.
+    /// A sample was requested in addition to those at the interval.
     SampleRequested,
     /// An evaluation began. No steps are made until it ends.
     EvaluationStarted,
@@ -175,7 +175,7 @@ pub enum EventKind {
         #[serde(default, skip_serializing_if = "Cause::is_root")]
         cause: Cause,
     },
-    /// Another node is gone. The supervisor of a node that works on without it records it.
+    /// Another node was lost. The supervisor of a node that continues without it records this event.
     NodeLost {
         /// The node.
         #[serde(rename = "lost_node")]
@@ -201,7 +201,7 @@ pub enum EventKind {
 }
 
 impl Event {
-    /// Makes an event. [`Event::by_rank`] and [`Event::by_node`] add what recorded it.
+    /// Makes an event. [`Event::by_rank`] and [`Event::by_node`] add the rank or node that recorded it.
     pub fn new(t: f64, attempt: u32, step: Option<u64>, kind: EventKind) -> Self {
         Self { v: SCHEMA, t, attempt, rank: None, node: None, step, kind }
     }
@@ -249,7 +249,7 @@ impl<'de> Deserialize<'de> for Event {
     }
 }
 
-/// Returns the fields of an unknown event that not every event has, as text.
+/// Returns the fields of an unknown event as text, without the fields that every event has.
 fn fields_as_text(event: &Value) -> String {
     const COMMON: [&str; 7] = ["v", "t", "attempt", "rank", "node", "step", "event"];
     let fields = event.as_object().into_iter().flatten().filter(|(key, _)| !COMMON.contains(&key.as_str()));

@@ -20,11 +20,11 @@ pub struct Failure {
     /// The origin of the cause.
     #[serde(skip_serializing_if = "Cause::is_root")]
     pub cause: Cause,
-    /// What failed: `cannot resume demo-2s`.
+    /// The operation that failed: `cannot resume demo-2s`.
     pub what: String,
-    /// Why, with the real values.
+    /// The reason, with the real values.
     pub why: String,
-    /// What to do now.
+    /// The hint: what to do now.
     pub fix: String,
 }
 
@@ -34,8 +34,8 @@ impl Failure {
         Self { code, cause: Cause::Root, what: what.into(), why: why.into(), fix: fix.into() }
     }
 
-    /// Makes the failure of a rank or node that could not continue without another one. `peer` is the node of that one,
-    /// where it is known.
+    /// Makes the failure of a rank or node that could not continue without another one. `peer` is the node of the other
+    /// one, if known.
     pub fn peer_lost(peer: Option<NodeId>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { cause: Cause::Peer(peer), ..Self::new(ErrorCode::PeerLost, PEER_LOST, why, fix) }
     }
@@ -49,16 +49,16 @@ impl Failure {
 /// The `what` of [`Failure::peer_lost`].
 const PEER_LOST: &str = "lost contact with another rank";
 
-/// The origin of a failure's cause. On disk: `root`, `peer`, `peer:NODE` or `stop`.
+/// The place of a failure's cause. On disk: `root`, `peer`, `peer:NODE` or `stop`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Cause {
-    /// In the rank or node that reports it.
+    /// The rank or node that reports the failure.
     #[default]
     Root,
-    /// In another rank or node, without which this one could not continue. The node, where it is known.
+    /// Another rank or node, without which this one could not continue; its node, if known.
     Peer(Option<NodeId>),
-    /// In a stop request.
+    /// A stop request.
     Stop,
 }
 
@@ -72,7 +72,7 @@ impl Cause {
         matches!(self, Self::Peer(_))
     }
 
-    /// Returns the cause of a failure by its text. Earlier versions wrote no cause.
+    /// Derives the cause of a failure from its text, because earlier versions wrote no cause.
     pub(crate) fn of_text(text: &str) -> Self {
         if text.starts_with(PEER_LOST) { Self::Peer(None) } else { Self::Root }
     }
@@ -99,7 +99,7 @@ impl From<String> for Cause {
     }
 }
 
-/// A failure as any version has written it.
+/// A failure in the format of any version.
 #[derive(Deserialize)]
 struct WrittenFailure {
     #[serde(default)]
@@ -305,13 +305,13 @@ impl From<Error> for Failure {
                 ErrorCode::CheckpointUnreadable,
                 format!("cannot read checkpoint {dir}"),
                 why,
-                "it may be the newest: restore access to it, or choose an older one by its step".into(),
+                "it may be the newest checkpoint: restore access to it, or choose an older one by its step".into(),
             ),
             Error::Checksum { path, found, wanted } => split(
                 ErrorCode::CheckpointDamaged,
                 format!("checkpoint file {path} is damaged"),
                 format!("its checksum is {found}, expected {wanted} by its manifest"),
-                "check the disk, then resume again, which takes the newest checkpoint before it".into(),
+                "check the disk, then resume: the newest checkpoint before this one is loaded".into(),
             ),
             Error::Recipe { path, why, fix } => {
                 split(ErrorCode::InvalidRecipe, format!("the recipe in {path} is not valid"), why, fix)
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_written_before_there_were_codes_and_causes_is_a_consequence_by_its_text() {
+    fn the_cause_of_a_failure_of_an_early_version_is_derived_from_its_text() {
         let read = |what: &str| {
             serde_json::from_value::<Failure>(serde_json::json!({ "what": what, "why": "reset", "fix": "" })).unwrap()
         };

@@ -70,7 +70,7 @@ pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<Stri
     toml::to_string(value).map_err(|e| Error::malformed(path, format!("the value has no TOML form: {e}")))
 }
 
-/// Writes a file so that a reader sees the old content or the new one, also after a crash, and never a part.
+/// Writes a file so that a reader sees either the whole old content or the whole new content, also after a crash.
 ///
 /// It writes and syncs a temporary file in the same folder, renames it over `path`, and syncs the folder.
 ///

@@ -7,8 +7,8 @@ const MEDIAN_OVER: usize = 51;
 
 /// The samples of a run, merged over its attempts.
 ///
-/// After a resume from step 500, steps 501… appear again: **the higher attempt wins**. The samples that it replaces are kept apart, so
-/// that a chart can draw them dimmed.
+/// After a resume from step 500, steps 501… appear again: **the higher attempt wins**. The samples that it replaces are
+/// kept in a separate list, so that a chart can draw them dimmed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     effective: Vec<MetricSample>,
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_beyond_a_resume_stop_counting_with_its_first_sample() {
+    fn the_first_sample_of_a_resume_replaces_all_later_steps_of_earlier_attempts() {
         let history = history([(1, 10), (1, 20), (1, 30), (1, 40), (2, 20)]);
         assert_eq!(keys(history.effective()), [(1, 10), (2, 20)]);
         assert_eq!(keys(history.superseded()), [(1, 20), (1, 30), (1, 40)]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_line_of_the_same_attempt_corrects_the_earlier() {
+    fn a_later_line_of_the_same_attempt_corrects_an_earlier_one() {
         let mut history = history([(1, 1), (1, 2), (1, 3)]);
         history.push(MetricSample { loss: Some(0.5), ..sample(1, 2) });
         assert_eq!(history.effective()[1].loss, Some(0.5));

@@ -21,7 +21,7 @@ pub struct Stages<T> {
 }
 
 impl<T> Stages<T> {
-    /// Applies a function to the stages of two values.
+    /// Applies a function to each pair of stages of two values.
     pub fn zip<U, V>(self, other: Stages<U>, mut with: impl FnMut(T, U) -> V) -> Stages<V> {
         Stages {
             probe: with(self.probe, other.probe),
@@ -36,17 +36,17 @@ impl<T> Stages<T> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StageCount {
-    /// Items that passed it.
+    /// Items that passed the stage.
     pub items: u64,
-    /// Items that failed in it.
+    /// Items that failed in the stage.
     pub failed: u64,
-    /// Bytes that it made.
+    /// Bytes that the stage made.
     pub bytes: u64,
-    /// Items that wait for it now.
+    /// Items that wait for the stage now.
     pub waiting: u64,
-    /// Seconds that it worked, over all threads.
+    /// Seconds that the stage worked, over all threads.
     pub busy_s: f64,
-    /// Seconds that it waited for the stage before it.
+    /// Seconds that the stage waited for the stage before it.
     pub wait_s: f64,
 }
 
@@ -65,7 +65,7 @@ impl std::ops::Add for StageCount {
     }
 }
 
-/// Items that are done, of those of the run.
+/// The number of done items and of all items of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ItemCounts {
@@ -122,11 +122,11 @@ pub struct ItemsSample {
     pub stages: Stages<StageCount>,
     /// Items per second of each stage since the line before.
     pub per_s: Stages<f64>,
-    /// Ranks that report.
+    /// The number of ranks that have reported.
     pub ranks: usize,
 }
 
-/// Written once per attempt, when its queue exists.
+/// The file that shows that the queue of an attempt exists. It is written once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueueReady {
     /// [`SCHEMA`].
@@ -176,7 +176,7 @@ impl RunDir {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.progress.json"))
     }
 
-    /// Returns the file that names the supervisor which writes `metrics.jsonl`, where no rank does.
+    /// Returns the file that names the supervisor which writes `metrics.jsonl`, if no rank writes it.
     pub fn metrics_writer(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("metrics-writer")
     }

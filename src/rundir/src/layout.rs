@@ -13,13 +13,13 @@ use cluster::NodeId;
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save                       requests: save and stop, or only save
 /// ├── attempts/0001/attempt.toml       one launch or resume
-/// │   ├── peer-token                   by which its supervisors recognize each other; only its owner can read it
+/// │   ├── peer-token                   with which its supervisors authenticate each other; only its owner can read it
 /// │   ├── launch/<node>.sh             the script that was run there
 /// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
 /// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
-/// │   ├── 0001-rank-00000.failure.json why a rank gave up; that rank writes it
+/// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it
 /// │   └── logs/0001-rank-00000.log
 /// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
 /// └── checkpoints/step-00000500/       complete once it has a manifest.toml
@@ -211,7 +211,7 @@ pub(crate) mod step_files {
     pub const MANIFEST: &str = "manifest.toml";
     /// [`crate::TrainState`].
     pub const STATE: &str = "state.toml";
-    /// Why it must not be used, as text: a file did not match its checksum.
+    /// The reason why the checkpoint must not be used: a file did not match its checksum.
     pub const DAMAGED: &str = "damaged";
 }
 

@@ -4,9 +4,9 @@
 //! hold for every file in it:
 //!
 //! 1. **One writer per file.** Rank 0 writes the run's files, each node's supervisor only those under `nodes/<node>/`.
-//! 2. **Whole lines, one write each.** Readers take only what lies before the last newline and remember a byte offset.
+//! 2. **Whole lines, one write each.** Readers read only up to the last newline and remember a byte offset.
 //! 3. **Completion is a rename.** A checkpoint is complete when its manifest exists, and the manifest is written last.
-//! 4. **Never edited.** A correction is a later line or a later attempt; where two disagree, the later one wins.
+//! 4. **Never edited.** A correction is a later line or a later attempt; if two lines disagree, the later one wins.
 //!
 //! The crate `runstate` derives the state of a run from these files; it is never stored. Unknown fields and events of a newer version
 //! are ignored. A newer *schema* is refused, because the same name may mean something else there.
@@ -81,8 +81,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
 ///
-/// Adding an optional field does not raise it. Renaming or removing a field or changing a unit does, together with a reader
-/// for the old format.
+/// Adding an optional field does not raise the version. Renaming or removing a field or changing a unit raises it, and
+/// needs a reader for the old format.
 pub const SCHEMA: u32 = 1;
 
 /// Returns the time of this machine's clock, in Unix seconds.

@@ -8,7 +8,7 @@ use std::thread;
 
 /// The number of bytes of a bad line that are kept for display.
 const MAX_SHOWN: usize = 200;
-/// Less text is parsed faster than a second thread starts.
+/// A text shorter than this is parsed faster than a second thread starts.
 const WORTH_THREADS: usize = 256 * 1024;
 /// More threads do not help, because memory bandwidth limits them.
 const MAX_THREADS: usize = 4;
@@ -21,7 +21,7 @@ pub trait LogLine: Sized + Send {
     /// Parses a line without its newline.
     ///
     /// # Errors
-    /// Why it cannot be parsed. The line is reported as a [`BadLine`], and reading continues.
+    /// The reason why it cannot be parsed. The line is reported as a [`BadLine`], and reading continues.
     fn parse(line: &[u8]) -> Result<Self, String>;
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn json_line<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     struct Head {
         v: u64,
     }
-    // Parses the version first only where the line does not begin with ours, because parsing twice takes time.
+    // Parses the version first only if the line does not begin with the current version, because parsing twice takes time.
     if !line.starts_with(b"{\"v\":1,")
         && let Ok(Head { v }) = serde_json::from_slice(line)
         && v > u64::from(SCHEMA)

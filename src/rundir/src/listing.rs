@@ -128,8 +128,8 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
 
 /// Returns the newest complete checkpoint of a list.
 ///
-/// If a user went back with `resume --step`, checkpoints of earlier attempts beyond that step are no longer part of the run's
-/// history, and are passed over as long as there is another.
+/// If a user went back with `resume --step`, checkpoints of earlier attempts beyond that step are no longer part of the
+/// run's history. They are skipped if there is another checkpoint.
 pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<CheckpointSummary> {
     let complete: Vec<_> = entries.iter().filter_map(CheckpointEntry::complete).collect();
     let numbers = run.attempt_numbers().unwrap_or_default();
@@ -140,8 +140,8 @@ pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<Checkpo
     newest.map(|c| (*c).clone())
 }
 
-/// Returns the newest complete step directory before a step that is damaged. The step is passed because its mark may not be written
-/// yet, and because it may not be possible to write it.
+/// Returns the newest complete step directory before the step `damaged`. That step directory may not be marked as
+/// damaged yet, or the mark cannot be written.
 ///
 /// # Errors
 /// As [`latest_for_sure_among`] and [`step_checkpoints`].
@@ -154,7 +154,7 @@ pub fn latest_before(run: &RunDir, damaged: u64) -> Result<Option<CheckpointSumm
 /// Returns the newest complete checkpoint of a list to continue from when the user has not chosen one.
 ///
 /// # Errors
-/// [`Error::Unreadable`] where one that cannot be read may be newer.
+/// [`Error::Unreadable`] if a checkpoint that cannot be read may be newer.
 pub fn latest_for_sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
     let latest = latest_among(run, entries);
     match unreadable_after(entries, latest.as_ref()) {
@@ -163,8 +163,8 @@ pub fn latest_for_sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Resul
     }
 }
 
-/// Returns the folder of a checkpoint that cannot be read and may be newer than the newest complete one, and why. Continuing from the
-/// older one without the user's consent would lose the steps in between.
+/// Returns the folder and the error of a checkpoint that cannot be read and may be newer than the newest complete one.
+/// Continuing from the older one without the user's consent would lose the steps in between.
 pub fn unreadable_after<'a>(
     entries: &'a [CheckpointEntry],
     latest: Option<&CheckpointSummary>,
@@ -177,11 +177,11 @@ pub fn unreadable_after<'a>(
     })
 }
 
-/// Returns the steps whose checkpoints are to be removed so that the newest `keep_last` complete ones stay, and those at multiples
-/// of `keep_every`. A `keep_last` of 0 keeps all; a `keep_every` of 0 keeps no multiples.
+/// Returns the steps whose checkpoints are to be removed. The newest `keep_last` complete ones and those at multiples
+/// of `keep_every` stay. A `keep_last` of 0 keeps all; a `keep_every` of 0 keeps no multiples.
 ///
-/// Called after saving. The newest complete checkpoint is never removed. An incomplete one is not removed either: it may be being
-/// saved, or be complete to a newer version.
+/// Called after saving. The newest complete checkpoint is never removed. An incomplete one is not removed either: its
+/// save may be in progress, or a newer version may be able to load it.
 pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) -> Vec<u64> {
     if keep_last == 0 {
         return Vec::new();
@@ -193,7 +193,7 @@ pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) ->
     complete[..remove].iter().map(|c| c.step).filter(|step| !for_good(*step)).collect()
 }
 
-/// Returns what checkpoints are ordered by: the attempt, then the step.
+/// Returns the sort key of checkpoints: the attempt, then the step.
 fn age(checkpoint: &CheckpointSummary) -> (u32, u64) {
     (checkpoint.attempt, checkpoint.step)
 }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn before_a_damaged_checkpoint_is_an_earlier_step_of_the_same_history() {
+    fn a_damaged_checkpoint_is_replaced_by_an_earlier_step_of_the_same_history() {
         let (_keep, run) = temp();
         for step in [10, 20, 40] {
             save(&run, step, 1);
@@ -302,7 +302,7 @@ mod tests {
         write_attempt(&run, 3, 30);
         assert_eq!(latest(&run).unwrap().step, 30);
         let before = |damaged| latest_before(&run, damaged).unwrap().map(|c| c.step);
-        // Step 40 is of an attempt that the user went back from.
+        // Step 40 is not part of the history: attempt 2 went back to step 20.
         assert_eq!((before(30), before(20), before(10)), (Some(20), Some(10), None));
     }
 

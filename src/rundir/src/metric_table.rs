@@ -17,7 +17,7 @@ pub struct Metric {
     pub unit: Unit,
     /// The source of the values.
     pub source: MetricSource,
-    /// The line that shows it in a chart of the console, if one does.
+    /// The chart line that shows it in the console, if any.
     pub line: Option<MetricLine>,
 }
 
@@ -84,7 +84,7 @@ pub enum Chart {
     WeightNorm,
     /// Model FLOP utilisation.
     Mfu,
-    /// Power of the GPUs; CPU utilisation where no node reports power.
+    /// GPU power; CPU utilisation if no node reports GPU power.
     Power,
     /// Items per second of each stage of an encode.
     ItemRate,
@@ -94,7 +94,7 @@ pub enum Chart {
     ItemBytes,
     /// Items of an encode that failed.
     FailedItems,
-    /// Memory in use on the GPUs, or on the nodes where there are none.
+    /// GPU memory in use; node memory if there are no GPUs.
     NodeMemory,
 }
 
@@ -110,7 +110,7 @@ pub struct ChartInfo {
 }
 
 impl Chart {
-    /// Returns the texts of a chart; `has_gpu_power` is whether a node of the run reports the power of GPUs.
+    /// Returns the texts of a chart. `has_gpu_power` is true if a node of the run reports GPU power.
     pub fn info(self, has_gpu_power: bool) -> ChartInfo {
         let (name, title, unit) = match self {
             Self::Loss => ("loss", "Loss", Unit::Plain),
@@ -302,8 +302,8 @@ fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
     value.or(Some(f64::NAN)).filter(|_| sample.is_training())
 }
 
-/// A zero in a sample that was read from another trainer's log means that the log lacks the value, and in one of a run
-/// that does not train, that there is none.
+/// Returns `None` for a zero that means "no value": in samples from another trainer's log, and in runs that do not
+/// train.
 fn measured(sample: &MetricSample, value: f64) -> Option<f64> {
     Some(value).filter(|value| (!sample.adapted && sample.is_training()) || *value != 0.0)
 }

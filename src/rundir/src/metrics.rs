@@ -78,7 +78,7 @@ pub struct MetricSample {
     /// Model TFLOP per second and rank: one forward and one backward pass, without recomputation.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub tflops: f64,
-    /// `tflops` as a share of the device's peak (model FLOPs utilization); none where the peak is not known.
+    /// `tflops` as a share of the device's peak (model FLOPs utilization); none if the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// The items of a run whose steps are items. Fields about training are then zero or `None`.
@@ -104,7 +104,7 @@ pub struct MetricSample {
 /// The videos of a run that samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplingProgress {
-    /// Videos that are whole.
+    /// Videos that are complete.
     pub videos: usize,
     /// Videos of the run.
     pub videos_total: usize,

@@ -13,8 +13,9 @@ pub const SAMPLE_EVERY_S: f64 = 5.0;
 
 /// A sample of a node during a run, written by the node's supervisor.
 ///
-/// The console may be closed for days, so a run keeps a sample for every few seconds. A line of eight GPUs takes about 400 bytes:
-/// readings are in columns, and names, limits and processes are only in the console's own stream.
+/// The console may be closed for days, so the supervisor stores a sample every few seconds. To keep a line of eight
+/// GPUs at about 400 bytes, readings are in columns, and names, limits and processes are only in the console's own
+/// stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeSample {
     /// [`SCHEMA`].
@@ -228,7 +229,7 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_appended_is_followed() {
+    fn appended_samples_are_read() {
         let (_keep, run) = temp();
         fs::create_dir_all(run.node_dir(&node("ml-1"))).unwrap();
         let mut file = LineAppender::open(&run.gpu_samples(&node("ml-1"))).unwrap();

@@ -10,7 +10,7 @@ const SPAN_S: f64 = 5.0;
 /// A node that is this many seconds behind the others may be lost, and no point waits for it.
 const BEHIND_S: f64 = 30.0;
 
-/// The samples of all nodes within some seconds. A quantity that no node measured is none.
+/// The samples of all nodes within five seconds. A quantity that no node measured is none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodePoint {
     /// The middle of those seconds, Unix seconds.

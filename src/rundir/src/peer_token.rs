@@ -15,7 +15,7 @@ impl PeerToken {
     /// Makes a token from the system's random numbers.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// When the random numbers cannot be read.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_a_consequence_unless_one_of_its_ranks_failed_first() {
+    fn a_node_ended_as_a_consequence_unless_one_of_its_ranks_failed_first() {
         assert!(!exit().is_consequence());
         let lost = Some(Failure::new(ErrorCode::NodeLost, "node ml-3 was lost", "no heartbeat for 10 s", ""));
         let ended = ExitFile { first_failure: None, failure: lost, ..exit() };

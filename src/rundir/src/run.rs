@@ -65,7 +65,7 @@ pub struct Lineage {
 pub enum StartFrom {
     /// New weights from the recipe's seed.
     Random,
-    /// The weights of another stage; optimizer and data begin new.
+    /// The weights of another stage; optimizer and data start from the beginning.
     Weights {
         /// A step directory.
         path: Utf8PathBuf,
@@ -77,7 +77,7 @@ pub enum StartFrom {
         /// The step it was saved at.
         step: u64,
     },
-    /// Weights and optimizer; the data begin from the start, because they or the global batch changed.
+    /// Weights and optimizer. The data start from the beginning, because the data set or the global batch changed.
     CheckpointFreshData {
         /// The run that saved it.
         run: RunId,
@@ -93,7 +93,7 @@ impl Run {
         self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
     }
 
-    /// Returns what its ranks do. A command trains.
+    /// Returns the task of its ranks. A command trains.
     pub fn task(&self) -> Task {
         let word = self.recipe.get("task").and_then(toml::Value::as_str);
         Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_start_has_its_name_on_disk() {
+    fn every_origin_of_weights_has_its_name_on_disk() {
         let toml = |start: StartFrom| toml::to_string(&start).unwrap();
         assert_eq!(toml(StartFrom::Random), "kind = \"random\"\n");
         let fresh = toml(StartFrom::CheckpointFreshData { run: run_id(), step: 4 });

@@ -1,4 +1,4 @@
-//! Samples: the videos that a run made from its weights, each with a sidecar that describes how.
+//! Samples: the videos that a run made from its weights, each with a sidecar that describes how it was made.
 
 use crate::files::{present, read_text};
 use crate::{Error, RunDir, SCHEMA, write_atomic};
@@ -19,7 +19,7 @@ pub struct Sample {
     pub index: usize,
     /// The prompt.
     pub prompt: String,
-    /// The text of the other half of guidance; empty for the empty text.
+    /// The negative text of classifier-free guidance; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub negative: String,
     /// The image that the video begins with, if the model takes one.
@@ -49,9 +49,9 @@ pub struct Sample {
     /// Whether the weights are the exponential moving average.
     #[serde(default)]
     pub ema: bool,
-    /// The checkpoint or folder of the weights; of a sample during training, the run.
+    /// The checkpoint or folder of the weights; for a sample during training, the run.
     pub weights: Utf8PathBuf,
-    /// XXH3 of the checkpoint's manifest; of a sample during training, of the weights in memory, rank by rank.
+    /// XXH3 of the checkpoint's manifest; for a sample during training, of the weights in memory, rank by rank.
     pub weights_xxh3: String,
     /// The version of the trainer that made it.
     pub trainer: String,

@@ -73,7 +73,7 @@ impl Staging {
     /// Seals and publishes the checkpoint; returns its folder and its size in bytes.
     ///
     /// # Errors
-    /// As both.
+    /// As [`Staging::seal`] and [`Staging::publish`].
     pub fn commit(&self, state: &TrainState, manifest: Manifest) -> Result<(Utf8PathBuf, u64), Error> {
         let bytes = self.seal(state, manifest)?;
         Ok((self.publish()?, bytes))

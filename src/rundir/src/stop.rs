@@ -22,7 +22,7 @@ impl RunDir {
         let file = self.stop_file();
         match fs::read(&file) {
             Ok(bytes) if bytes == FOR_GOOD.as_bytes() => Some(Stop::ForGood),
-            // Empty, as `touch` makes it, or not readable because another user made it.
+            // The file is empty, as `touch` creates it, or not readable, because another user created it.
             _ => file.exists().then_some(Stop::ForNow),
         }
     }

@@ -73,8 +73,8 @@ impl<T: LogLine> Tail<T> {
         Ok(Self { skipping: start > 0, ..Self::at(path, start) })
     }
 
-    /// Reads the last lines of `path`: those in its last `bytes`, and in four times as many until they are `enough`, at least `most` bytes
-    /// or the whole file are read. Lines that are added later can then be polled.
+    /// Reads the lines in the last `bytes` bytes of `path`. Reads four times as many bytes until the lines are
+    /// `enough`, or at least `most` bytes or the whole file are read. Lines that are added later can then be polled.
     ///
     /// # Errors
     /// When an existing file cannot be read.

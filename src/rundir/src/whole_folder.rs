@@ -61,7 +61,7 @@ impl WholeFolder {
         Ok(())
     }
 
-    /// Returns the space that [`WholeFolder::prepare`] frees by removing the files of an interrupted attempt, in bytes.
+    /// Returns the bytes that [`WholeFolder::prepare`] frees by removing the files of an interrupted attempt.
     pub fn left_over(&self) -> u64 {
         let aside = if self.place.exists() { held(&self.aside()) } else { 0 };
         held(&self.dir) + aside

@@ -59,7 +59,8 @@ impl Flops {
 
     /// Counts a step for one sample: forward, recomputation, and twice the forward for gradients.
     ///
-    /// All blocks but those of the last group are recomputed, their attention only when it is not kept. A TTT layer
+    /// All blocks except those of the last group are recomputed; their attention is recomputed only if its outputs are
+    /// not kept. A TTT layer
     /// repeats its scan within its backward pass, from the saved states.
     pub fn step(recipe: &Recipe) -> Self {
         let once = Flops::forward(&recipe.model);

@@ -84,8 +84,9 @@ impl RankMemory {
     }
 }
 
-/// Returns what the recomputed blocks keep of one sample: the input of each group, or the rank's part of it with
-/// `remat.shard_inputs`, and with `remat.keep_attention` the attention output and the float32 log-sum-exp of each block.
+/// Returns the bytes that the recomputed blocks keep for one sample: the input of each group (with
+/// `remat.shard_inputs`, the rank's part of it) and, with `remat.keep_attention`, the attention output and the float32
+/// log-sum-exp of each block.
 fn kept(recipe: &Recipe) -> u64 {
     let (m, tp) = (&recipe.model, recipe.mesh.tp as u64);
     let compute = recipe.train.dtype.bytes();
@@ -98,11 +99,10 @@ fn kept(recipe: &Recipe) -> u64 {
     (blocks / group) as u64 * input * compute + attention
 }
 
-/// Returns the size of the graphs of a group of blocks and of the temporaries of one block's backward pass. The unit is a
-/// row: one number for each token and each feature of the model's width.
+/// Returns the size of the graphs of a group of blocks and of the temporaries of one block's backward pass. Sizes are
+/// counted in rows. A row has one number for each token and each feature of the model's width.
 ///
-/// The rows are those that autograd keeps of `dit`'s block; tests of the trainer compare them with measured peaks on the
-/// CPU.
+/// Autograd keeps these rows for `dit`'s block; tests of the trainer compare them with measured peaks on the CPU.
 ///
 /// * Whole width: the outputs of two norms and two modulations, two gated updates, the residual between them, and the
 ///   output, which is the next block's input.

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn two_shards_send_half_of_a_hand_count_of_gathers_and_reductions() {
+    fn the_traffic_of_two_shards_matches_a_hand_count() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
         let of = |unit: crate::Unit| -> f64 {
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(
             all_gather,
             0.5 * 4.0 * (root + 3.0 * block),
-            "two blocks in the forward pass, and the recomputed one once more"
+            "two blocks in the forward pass, and one of them again for recomputation"
         );
         assert_eq!(reduce_scatter, 0.5 * 4.0 * (root + 2.0 * block));
         assert_eq!((all_reduce, tensor_parallel), (0.0, 0.0));
