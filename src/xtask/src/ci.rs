@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: everything that must hold before a change goes in.
+//! `cargo xtask ci`: runs every check that must pass before a change is merged.
 
 use crate::bench::python;
 use crate::failure::{Failure, Result};

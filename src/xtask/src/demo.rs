@@ -5,7 +5,7 @@
 //! cluster of namespaces on this machine.
 
 mod clips;
-mod ground;
+mod target;
 
 use std::fs;
 use std::io::{BufRead, BufReader, IsTerminal, stdin, stdout};
@@ -24,20 +24,20 @@ use crate::process::{not_started, output, run as run_command};
 use crate::progress::Progress;
 use crate::workspace::root;
 use clips::{FPS, HEIGHT, STAGES, Stage, WIDTH};
-use ground::Ground;
+use target::Target;
 
 const CURRICULUM: &str = "configs/bunny/curriculum.toml";
 /// The encoders, in the form of a released model.
 const ENCODERS: &str = "assets/demo/model";
 /// Tokens of a caption, as in the recipes.
 const TEXT_LEN: &str = "16";
-/// What the video of the end shows: a caption of the clips.
+/// The prompt of the sampled video, which is a caption of the clips.
 const PROMPT: &str = "a grey rabbit yawns then rubs its head on a hill";
 const USAGE: &str = "usage: cargo xtask demo [--headless] [--nodes N [--slurm]]";
 
-/// The demo in progress: where it runs, what it did, and whether it may print.
+/// The demo in progress.
 struct Demo {
-    ground: Ground,
+    target: Target,
     began: Instant,
     /// Lines of the summary, each with its duration.
     done: Vec<(Duration, String)>,
@@ -91,19 +91,19 @@ pub fn run(args: &[String]) -> Result<()> {
     let options = Options::read(args)?;
     system::require(&[system::DECODER])?;
     build::run(&[])?;
-    let ground = match options.nodes {
-        None => Ground::Local,
-        Some(nodes) => Ground::rig(nodes, options.slurm)?,
+    let target = match options.nodes {
+        None => Target::Local,
+        Some(nodes) => Target::rig(nodes, options.slurm)?,
     };
-    let mut demo = Demo { ground, began: Instant::now(), done: Vec::new() };
+    let mut demo = Demo { target, began: Instant::now(), done: Vec::new() };
     if options.headless || !(stdin().is_terminal() && stdout().is_terminal()) {
         let summary = demo.prepare().and_then(|()| demo.launch()).and_then(|first| demo.train_and_sample(first));
-        demo.ground.leave();
+        demo.target.leave();
         println!("\n{}", summary?);
         return Ok(());
     }
-    let first = demo.prepare().and_then(|()| demo.launch()).inspect_err(|_| demo.ground.leave())?;
-    demo.ground.print_how_to_end();
+    let first = demo.prepare().and_then(|()| demo.launch()).inspect_err(|_| demo.target.leave())?;
+    demo.target.print_how_to_end();
     demo.beside_the_console(first)
 }
 
@@ -138,7 +138,7 @@ impl Demo {
                 TEXT_LEN,
             ];
             let more = ["--dtype", "float32", "--wait"];
-            let place = self.ground.place();
+            let place = self.target.place();
             let place: Vec<&str> = place.iter().map(String::as_str).collect();
             self.shown(&[&encode, &form[..], &more, &place].concat())?;
             self.done.push((began.elapsed(), format!("encoded to latents and texts in {}", relative(&out))));
@@ -162,7 +162,7 @@ impl Demo {
         }
         let began = Instant::now();
         print_line(&format!("sampling {}: {PROMPT}", current.run));
-        let place = self.ground.place();
+        let place = self.target.place();
         let place: Vec<&str> = place.iter().map(String::as_str).collect();
         let sampled = self.document(&[&["sample", &current.run, "--prompt", PROMPT][..], &place].concat())?;
         let video = sampled["videos"][0]["path"].as_str().ok_or_else(|| unreadable(&["sample"], &sampled))?;
@@ -170,13 +170,13 @@ impl Demo {
         Ok(self.summary(&current, Utf8Path::new(video)))
     }
 
-    /// Opens the console, and goes on with the demo beside it and after it.
+    /// Opens the console, and continues the demo while the console is open and after it is closed.
     fn beside_the_console(&mut self, first: Started) -> Result<()> {
-        let mut console = self.ground.vidtui(&[]);
+        let mut console = self.target.vidtui(&[]);
         CONSOLE_IS_OPEN.store(true, Relaxed);
         thread::scope(|scope| {
             let rest = scope.spawn(|| self.train_and_sample(first));
-            // The console is a process of the same job: it gets the signals of the terminal, and suspends this one too.
+            // The console belongs to the same job: it gets the signals of the terminal, and suspends this process too.
             let closed = console.status();
             CONSOLE_IS_OPEN.store(false, Relaxed);
             closed.map_err(|error| not_started(&console, &error))?;
@@ -191,12 +191,12 @@ impl Demo {
 
     /// Runs a command of the console with its output on the terminal.
     fn shown(&self, args: &[&str]) -> Result<()> {
-        run_command(self.ground.vidtui(args).stdin(Stdio::null()), "see the message above")
+        run_command(self.target.vidtui(args).stdin(Stdio::null()), "see the message above")
     }
 
     /// Starts a training run.
     fn start(&self, args: &[&str]) -> Result<Started> {
-        let target = [self.ground.place(), self.ground.sets()].concat();
+        let target = [self.target.place(), self.target.sets()].concat();
         let args: Vec<&str> = args.iter().copied().chain(target.iter().map(String::as_str)).collect();
         let started = self.document(&args)?;
         let text = |key: &str| started[key].as_str().map(str::to_owned).ok_or_else(|| unreadable(&args, &started));
@@ -205,7 +205,7 @@ impl Demo {
 
     /// Runs a command of the console with `--json` and returns its document.
     fn document(&self, args: &[&str]) -> Result<Value> {
-        let mut vidtui = self.ground.vidtui(args);
+        let mut vidtui = self.target.vidtui(args);
         vidtui.arg("--json");
         let fix = if CONSOLE_IS_OPEN.load(Relaxed) {
             "see `vidtui status latest`"
@@ -217,7 +217,7 @@ impl Demo {
         serde_json::from_slice(&out.stdout).map_err(|e| unreadable(args, &e.to_string().into()))
     }
 
-    /// Shows a run's progress until it ends. Any end but a finished run is a failure.
+    /// Shows a run's progress until it ends. Fails unless the run has finished.
     fn watch(&mut self, stage: &Stage, Started { run, dir }: &Started) -> Result<()> {
         let began = Instant::now();
         let name = stage.name;
@@ -261,7 +261,7 @@ impl Demo {
 
     fn summary(&self, last: &Started, video: &Utf8Path) -> String {
         let took = self.began.elapsed().as_secs();
-        let mut text = format!("from bunny.mp4 to a sampled video in {took} s {}\n", self.ground.location());
+        let mut text = format!("from bunny.mp4 to a sampled video in {took} s {}\n", self.target.location());
         for (took, what) in &self.done {
             text += &format!("{:>7.1} s  {what}\n", took.as_secs_f64());
         }

@@ -41,8 +41,8 @@ const DATASETS: [Dataset; 2] = [
     Dataset { name: "4s", frames: 97, windows: 12, segments: 2, text_len: 40 },
 ];
 
-/// Runs the command: `fixtures [--clip VIDEO | --encoders]`. With a video, the demo's clip is cut from it first; with `--encoders`,
-/// the encoders of the demo are trained, and nothing else is made.
+/// Runs the command: `fixtures [--clip VIDEO | --encoders]`. With a video, first cuts the demo's clip from it. With `--encoders`,
+/// only trains the encoders of the demo.
 pub fn run(args: &[String]) -> Result<()> {
     let demo = demo_dir();
     match args {
@@ -218,7 +218,7 @@ mod tests {
                 assert_eq!(stored.shape, [dataset.frames / 4 + 1, 16, 12, 16]);
                 // Another ffmpeg may round a pixel differently, which moves a latent by up to 0.03.
                 let far = stored.values.iter().zip(&made.values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                assert!(far < 0.1, "{path} is {far} away; run `cargo xtask fixtures`");
+                assert!(far < 0.1, "{path} differs by {far}; run `cargo xtask fixtures`");
             }
         }
         let (decibels, square) = (psnr(&clip), mean_square(&clip));

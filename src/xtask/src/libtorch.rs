@@ -41,7 +41,7 @@ pub fn run(args: &[String]) -> Result<()> {
 
 /// Makes sure that cargo finds a libtorch: the user's own, or the cached one, which is downloaded if needed.
 ///
-/// Missing programs, also those that the caller needs `next`, are installed or reported before the download.
+/// Missing programs, including those that the caller needs `next`, are installed or reported before the download.
 pub fn ensure(next: &[&[Need]]) -> Result<()> {
     let require = |more: &[&[Need]]| system::require(&[&[system::COMPILER], more, next].concat());
     if let Some(own) = users_own(|name| env::var(name).ok(), root()) {

@@ -1,4 +1,4 @@
-//! `cargo xtask licences`: every dependency has a licence that allows this project to ship it.
+//! `cargo xtask licences`: checks that the licence of every dependency allows this project to ship it.
 
 use std::collections::BTreeSet;
 

@@ -39,7 +39,7 @@ pub fn run(command: &mut Command, fix: &str) -> Result<()> {
     if status.success() { Ok(()) } else { Err(Failure::new(format!("`{}` failed", shown(command)), status, fix)) }
 }
 
-/// Runs a command and returns its output. If it does not succeed, the failure has the end of its error output.
+/// Runs a command and returns its output. If it does not succeed, the failure has the end of its standard error.
 pub fn output(command: &mut Command, fix: &str) -> Result<Output> {
     let out = command.stdin(Stdio::null()).output().map_err(|e| not_started(command, &e))?;
     if out.status.success() {

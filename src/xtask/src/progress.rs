@@ -22,7 +22,7 @@ impl Progress {
         let line = format!("{}  {note}", self.line(done));
         let line = line.trim_end();
         let tenth = done.min(self.total) * 10 / self.total;
-        // A closed error output is no reason to stop.
+        // If standard error is closed, the task continues.
         if self.on_terminal {
             let _ = write!(stderr(), "\r  {line}\x1b[K");
         } else if tenth > self.shown_tenth {

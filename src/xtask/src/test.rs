@@ -53,7 +53,7 @@ struct History {
 }
 
 impl History {
-    /// Reads the file; without one, no job is known.
+    /// Reads the file. If there is none, no job is known.
     fn read(file: Utf8PathBuf) -> Self {
         let text = fs::read_to_string(&file).unwrap_or_default();
         Self { file, by_job: serde_json::from_str(&text).unwrap_or_default() }

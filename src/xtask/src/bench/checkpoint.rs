@@ -36,7 +36,7 @@ struct Round {
     first_stall: f64,
     /// How long the second one stopped training.
     stall: f64,
-    /// The extra time of all steps while the second save was copied and written, with the stall.
+    /// The extra time of all steps while the second save was copied and written, including the stall.
     lost: f64,
     /// A synchronous save.
     save: f64,

@@ -1,5 +1,5 @@
-//! Monitoring of many nodes: 64 nodes of a rig, compared with pdsh and clush, and 1,024 simulated ones. Launch and kill on 16
-//! nodes, compared with loops of `ssh`.
+//! Measures the monitoring of 64 nodes of a rig, compared with pdsh and clush, and of 1,024 simulated nodes. Measures launch and
+//! kill on 16 nodes, compared with loops of `ssh`.
 
 use serde_json::Value;
 
@@ -13,16 +13,16 @@ const NODES: &str = "64";
 /// Nodes of the rig to launch on.
 const LAUNCHED: &str = "16";
 /// Simulated nodes.
-const MADE_UP: &str = "1024";
-/// How long the console runs: ten frames of each node. More would not use more memory, which is nearly all for the newest
-/// frame of each node.
+const SIMULATED: &str = "1024";
+/// The seconds that the console runs: ten frames of each node. A longer run uses no more memory, because nearly all memory is
+/// for the newest frame of each node.
 const SECONDS: &str = "20";
 /// The other programs and their Debian packages.
 const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
 
 /// Measures all rows.
 pub fn rows() -> Result<Vec<Row>> {
-    let mut rows = made_up()?;
+    let mut rows = simulated()?;
     let script = root().join("tests/rig/rig");
     if works(script.as_str(), &["possible"]) {
         rows.extend(launched()?);
@@ -39,19 +39,19 @@ fn row(what: String, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: S
     Row { what, unit, rounds, at_most, note }
 }
 
-fn made_up() -> Result<Vec<Row>> {
+fn simulated() -> Result<Vec<Row>> {
     let script = root().join("tests/bench/nodes.py");
     let program = release_dir().join("vidtui");
     let (mut cpu, mut peak) = (Vec::new(), Vec::new());
     for round in 1..=2 {
-        println!("the console on {MADE_UP} simulated nodes: round {round} of 2");
-        let args = [script.as_str(), SECONDS, program.as_str(), "--simulate", MADE_UP];
+        println!("the console on {SIMULATED} simulated nodes: round {round} of 2");
+        let args = [script.as_str(), SECONDS, program.as_str(), "--simulate", SIMULATED];
         let printed = output(&mut command("python3", args), "run it by hand")?.stdout;
         let results = read(&printed)?;
         cpu.push(figure(&results["cpu"]) * 100.0);
         peak.push(figure(&results["peak_mib"]));
     }
-    let what = |of: &str| format!("console, {MADE_UP} simulated nodes × 8 GPUs: {of}");
+    let what = |of: &str| format!("console, {SIMULATED} simulated nodes × 8 GPUs: {of}");
     Ok(vec![
         row(
             what("CPU"),
@@ -78,7 +78,7 @@ fn launched() -> Result<Vec<Row>> {
         row(format!("{LAUNCHED} nodes: {what}"), "×", rounds, at_most, note)
     };
     let launch = "one `ssh` after the other, unchecked";
-    let kill = "`ssh $h pkill &` for all at once, which verifies nothing";
+    let kill = "`ssh $h pkill &` for all at once, without verification";
     Ok(vec![
         ratio("launch to the first step of all ranks", "launch_s", 1.0, "checked, with a supervisor on each", launch),
         ratio("kill of all ranks", "kill_s", f64::INFINITY, "verified on each", kill),

@@ -1,4 +1,4 @@
-//! The console on a long run: time to its first frame, CPU while it is idle, and CPU of a frame of moving pictures.
+//! Measures the console on a long run: time to its first frame, CPU while it is idle, and CPU per frame of a video.
 
 use std::fmt::Write;
 use std::fs;
@@ -31,8 +31,9 @@ fn measure(runs: &camino::Utf8Path) -> Result<Vec<Row>> {
         println!("console on {STEPS} logged steps: round {round} of {ROUNDS}");
         let mut run = command("python3", [script.as_str(), IDLE_S, program.as_str(), "--runs", runs.as_str()]);
         let printed = output(&mut run, "run it by hand")?.stdout;
-        let said: Value = serde_json::from_slice(&printed)
-            .map_err(|e| Failure::new("the console bench gave no figures", e, "run tests/bench/console.py by hand"))?;
+        let said: Value = serde_json::from_slice(&printed).map_err(|e| {
+            Failure::new("the console bench printed no numbers", e, "run tests/bench/console.py by hand")
+        })?;
         let figure = |key: &str| said[key].as_f64().unwrap_or(f64::NAN);
         first.push(figure("first_frame_s") * 1e3);
         shown.push(figure("run_shown_s") * 1e3);

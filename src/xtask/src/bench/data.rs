@@ -1,5 +1,5 @@
-//! Opening a store of a million made-up clips, as rank 0 does at the start of a run, and receiving its table, as the others do. And
-//! the share of its time that the VAE waits for decoding while clips are encoded.
+//! Measures how rank 0 opens a store of a million synthetic clips at the start of a run, how the other ranks receive its table,
+//! and the share of time that the VAE waits for decoded clips in an encode.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -22,7 +22,7 @@ const APART: usize = 7;
 /// The frames that are encoded, as in the demo.
 const FRAMES: [&str; 8] = ["--frames", "25", "--fps", "12.5", "--height", "96", "--width", "128"];
 
-/// Measures both.
+/// Measures all of it.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rows = million_clips()?;
     rows.push(decode_wait()?);
@@ -104,7 +104,7 @@ fn million_clips() -> Result<Vec<Row>> {
     let rounds: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let rounds: Vec<&Value> = rounds.iter().filter(|round| round["open_s"].is_number()).collect();
     if rounds.is_empty() {
-        return Err(Failure::new("the bench of a million clips gave no figures", text, "run the test by hand"));
+        return Err(Failure::new("the bench of a million clips printed no numbers", text, "run the test by hand"));
     }
     let values = |key: &str| -> Vec<f64> { rounds.iter().filter_map(|round| round[key].as_f64()).collect() };
     let shared = values("shared_mib").first().copied().unwrap_or(f64::NAN);

@@ -1,4 +1,4 @@
-//! VAE and text encoder, compared with diffusers and transformers.
+//! Measures VAE and text encoder, compared with diffusers and transformers.
 
 use camino::{Utf8Path, Utf8PathBuf};
 

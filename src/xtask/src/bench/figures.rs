@@ -14,11 +14,11 @@ use crate::process::{output, shown};
 pub struct Figures {
     /// Seconds of the fastest pass: other programs of the machine only make passes slower.
     pub step_s: f64,
-    /// Seconds of the CPU in the pass with the fewest, over all threads, where they are measured.
+    /// CPU seconds of all threads, in the pass with the lowest value, if they are measured.
     pub cpu_s: f64,
     /// Peak memory of the process, or its growth.
     pub peak_gib: f64,
-    /// Growth of peak memory from before the model is loaded, where it is measured.
+    /// Growth of peak memory since before the model was loaded, if it is measured.
     pub growth_gib: f64,
     /// The norms of the results.
     pub norms: Vec<f64>,
@@ -48,26 +48,27 @@ impl Figures {
 pub fn printed(program: &mut Command) -> Result<Value> {
     let printed = output(program, "run it by hand")?.stdout;
     serde_json::from_slice(&printed)
-        .map_err(|e| Failure::new(format!("`{}` gave no figures", shown(program)), e, "run it by hand"))
+        .map_err(|e| Failure::new(format!("`{}` printed no numbers", shown(program)), e, "run it by hand"))
 }
 
-/// Runs a program that prints one JSON value. Also returns the seconds that it took, and those of the CPU with the programs that it
-/// started.
+/// Runs a program that prints one JSON value. Also returns its wall seconds, and the CPU seconds of the program and its child
+/// processes.
 pub fn timed(program: &mut Command) -> Result<(Value, f64, f64)> {
     let (began, cpu_before_s) = (Instant::now(), children_cpu_s());
     let printed = printed(program)?;
     Ok((printed, began.elapsed().as_secs_f64(), children_cpu_s() - cpu_before_s))
 }
 
-/// Returns the seconds of CPU of all processes that this one has waited for.
+/// Returns the CPU seconds of all child processes that this process has waited for.
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the name in brackets; their user and system time are fields 16 and 17, in hundredths of a second.
+    // Fields are counted from the name in brackets. User and system time of child processes are fields 16 and 17, in hundredths
+    // of a second.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(13).take(2);
     fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// Checks that the norms of both sides differ by at most a part of them.
+/// Checks that the norms of both sides agree within a relative tolerance.
 pub fn same_results(ours: &[f64], theirs: &[f64], apart: f64, compare: &str) -> Result<()> {
     let close = |(a, b): (&f64, &f64)| (a - b).abs() <= apart * b.abs();
     if !ours.is_empty() && ours.len() == theirs.len() && ours.iter().zip(theirs).all(close) {
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides_that_give_other_numbers_are_not_compared() {
+    fn sides_with_different_results_are_not_compared() {
         let same = |ours: &[f64], theirs: &[f64]| same_results(ours, theirs, 1e-4, "").is_ok();
         assert!(same(&[10.0, 2.0], &[10.0001, 2.0]));
         assert!(!same(&[10.0, 2.0], &[10.0, 2.1]));

@@ -1,7 +1,8 @@
 //! Weak scaling on paper: estimates the 63 s stage on H100s from the formulas of `vidtui check` and assumed rates.
 //!
-//! Nothing is measured. Bytes and operations come from the recipe, rates from the constants below. The TTT kernel for GPUs whose
-//! rate is assumed is not written yet, so the column for this project is named *planned*. The table is written to `docs/scaling.md`.
+//! Nothing is measured. Bytes and operations come from the recipe, rates from the constants below. The rate of the TTT kernel for
+//! GPUs is assumed, because it is not written yet. So the column for this project is named *planned*. The table is written to
+//! `docs/scaling.md`.
 
 use std::fmt::Write;
 use std::fs;
@@ -15,9 +16,10 @@ use crate::workspace::{release_dir, root};
 
 /// Dense bf16 operations per second of an H100 SXM (NVIDIA's data sheet).
 const PEAK: f64 = 989e12;
-/// The share of it that large matrix products and attention reach.
+/// The share of that rate that large matrix products and attention reach.
 const REACHED: f64 = 0.5;
-/// Multiprocessors of an H100, and the share of one's peak that a fused TTT kernel is assumed to reach with its small products.
+/// Multiprocessors of an H100, and the assumed share of a multiprocessor's peak that a fused TTT kernel reaches with its small
+/// products.
 const PROCESSORS: f64 = 132.0;
 const REACHED_BY_SCAN: f64 = 0.3;
 /// Bytes per second in each direction between GPUs of a node (NVLink 4: 450 GB/s) and between nodes (400 Gb/s per GPU), and
@@ -93,7 +95,7 @@ fn costs(sets: &[String]) -> Result<Value> {
     }
     let out = check.output().map_err(|e| not_started(&check, &e))?;
     serde_json::from_slice(&out.stdout)
-        .map_err(|e| Failure::new(format!("`{}` gave no costs", shown(&check)), e, "run it by hand"))
+        .map_err(|e| Failure::new(format!("`{}` printed no costs", shown(&check)), e, "run it by hand"))
 }
 
 fn number(of: &Value, path: &str) -> f64 {

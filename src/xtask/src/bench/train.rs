@@ -1,4 +1,4 @@
-//! A training step, compared with PyTorch.
+//! Measures a training step, compared with PyTorch.
 
 use std::fs;
 use std::process::Command;
@@ -168,7 +168,7 @@ fn figures(steps: &[f64], peak_gib: Option<f64>, run: &Command) -> Result<Figure
     match (steps, peak_gib) {
         ([_, rest @ ..], Some(peak_gib)) if !rest.is_empty() => Ok(Figures { step_s: median(rest), peak_gib }),
         _ => Err(Failure::new(
-            format!("`{}` gave no figures", crate::process::shown(run)),
+            format!("`{}` printed no numbers", crate::process::shown(run)),
             "too few steps",
             "see its logs",
         )),
@@ -177,7 +177,7 @@ fn figures(steps: &[f64], peak_gib: Option<f64>, run: &Command) -> Result<Figure
 
 fn parse(printed: &[u8], run: &Command) -> Result<Value> {
     serde_json::from_slice(printed)
-        .map_err(|e| Failure::new(format!("`{}` gave no figures", crate::process::shown(run)), e, "run it by hand"))
+        .map_err(|e| Failure::new(format!("`{}` printed no numbers", crate::process::shown(run)), e, "run it by hand"))
 }
 
 /// A temporary folder with data of the benchmark's shape.

@@ -1,4 +1,4 @@
-//! A TTT-MLP layer, compared with PyTorch.
+//! Measures a TTT-MLP layer, compared with PyTorch.
 
 use super::figures::{Figures, ratio, same_results};
 use super::python;

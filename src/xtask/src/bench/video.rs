@@ -1,4 +1,4 @@
-//! Checking clips, compared with a Python loop over ffprobe, and decoding chosen frames, compared with PyAV.
+//! Measures checking clips, compared with a Python loop over ffprobe, and decoding chosen frames, compared with PyAV.
 
 use std::fs;
 
@@ -16,8 +16,8 @@ use crate::workspace::{cache_dir, release_dir, root};
 const ROUNDS: usize = 5;
 /// Clips that are checked.
 const CLIPS: usize = 200;
-/// The number, rate, width and height of decoded frames, as in CogVideoX; and the number of passes, of which the first
-/// is a warm-up.
+/// The number, rate, width and height of decoded frames, as in CogVideoX, and the number of passes. The first pass is a
+/// warm-up.
 const DECODED: [&str; 5] = ["49", "8", "720", "480", "3"];
 /// The largest difference of the means of all pixels: the scalers round differently, and another frame differs by more.
 const APART: f64 = 0.5;
@@ -61,7 +61,7 @@ fn check(clips: &Clips, python: &Utf8Path, script: &Utf8Path) -> Result<Vec<Row>
     Ok(vec![row("time", 0, 1.0), row("CPU time", 1, f64::INFINITY)])
 }
 
-/// Measures passes inside of each program: from the path of a clip to a tensor.
+/// Measures passes within each program, from the path of a clip to a tensor.
 fn decode(clips: &Clips, python: &Utf8Path, script: &Utf8Path) -> Result<Row> {
     const WHAT: &str = "decode 49 chosen frames to a tensor: time of PyAV";
     let args = [&["decode", clips.large.as_str()], &DECODED[..]].concat();

@@ -1,4 +1,4 @@
-//! Converting weights, compared with `cp` and a straightforward Python script.
+//! Measures converting weights, compared with `cp` and a straightforward Python script.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ struct Round {
     script: Figures,
 }
 
-/// Converts 4 GB of a model of CogVideoX-2B's shape, with the source in the page cache and without.
+/// Converts 4 GB of weights with the shapes of CogVideoX-2B, with the source in the page cache and without.
 pub fn rows() -> Result<Vec<Row>> {
     let bin = python::environment()?;
     let scratch = Scratch::new()?;
@@ -61,8 +61,9 @@ fn one_round(bin: &Utf8Path, script: &Utf8Path, scratch: &Utf8Path, cache: &str)
         let mut run = command(bin.join("python"), args);
         let printed = output(&mut run, "run it by hand")?.stdout;
         fs::remove_dir_all(&target).map_err(|e| cannot_remove(&target, &e))?;
-        let said: Value = serde_json::from_slice(&printed)
-            .map_err(|e| Failure::new("the weights bench gave no figures", e, "run tests/bench/weights.py by hand"))?;
+        let said: Value = serde_json::from_slice(&printed).map_err(|e| {
+            Failure::new("the weights bench printed no numbers", e, "run tests/bench/weights.py by hand")
+        })?;
         let figure = |key: &str| said[key].as_f64().unwrap_or(f64::NAN);
         Ok(Figures { s: figure("s"), peak_mib: figure("peak_mib") })
     };

@@ -25,7 +25,7 @@ const PLATFORMS: [Platform; 2] =
 /// PyTorch and the two CUDA libraries that its `libtorch_cpu.so` is linked with.
 const WHEELS: [&str; 3] = ["torch==2.11.0", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cupti==13.0.85"];
 
-/// Only files are taken from the wheels, so their Python version does not matter; this version has wheels.
+/// Any Python version that has wheels works, because only files are taken from them.
 const FOR_PYTHON: [&str; 6] = ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"];
 
 const TRY_AGAIN: &str =
@@ -121,7 +121,7 @@ fn pip(part: &Utf8Path) -> Result<Command> {
     Ok(command(venv.join("bin/python"), ["-m", "pip"]))
 }
 
-/// Links an empty `libtorch.so` that needs only `libtorch_cpu.so`; the one in the wheel also needs CUDA.
+/// Links an empty `libtorch.so` that needs only `libtorch_cpu.so`. The `libtorch.so` of the wheel also needs CUDA.
 fn link_libtorch(lib: &Utf8Path) -> Result<()> {
     let to = lib.join("libtorch.so");
     let mut cc = command("cc", ["-shared", "-o", to.as_str(), "-Wl,-soname,libtorch.so", "-Wl,--no-as-needed"]);

@@ -7,7 +7,7 @@ use camino::Utf8Path;
 
 use crate::failure::{Failure, Result};
 
-/// Returns whether the path is something other than a link. That is never replaced.
+/// Returns whether the path is something other than a link. Such a path is never replaced.
 pub fn is_real(link: &Utf8Path) -> bool {
     fs::symlink_metadata(link).is_ok_and(|m| !m.file_type().is_symlink())
 }

@@ -71,7 +71,7 @@ impl Need {
 /// Installs all missing programs at once, if this user may.
 ///
 /// # Errors
-/// Names everything that is missing, if a required program is.
+/// If a required program is missing. The failure names everything that is missing.
 pub fn require(needs: &[&[Need]]) -> Result<()> {
     let missing = missing(needs);
     if missing.is_empty() {
@@ -126,7 +126,7 @@ fn install(missing: &[&Need]) -> Result<()> {
     let tried = get(missing);
     let required = required(missing);
     if tried.is_err() && !required.is_empty() && required.len() < missing.len() {
-        // One unavailable package makes apt-get install none. The caller checks what is installed.
+        // If one package is unavailable, apt-get installs none. The caller checks what is installed.
         println!("retrying with the required packages: {}", names(&required));
         let _ = get(&required);
     }

@@ -42,7 +42,7 @@ struct Reading {
 }
 
 impl Report {
-    /// Adds a job; returns the lines that it is reported with.
+    /// Adds a job, and returns the lines that report it.
     pub fn add(&mut self, job: Ended) -> String {
         let mut read = Reading::of(&job.output);
         let success = job.status.is_some_and(|status| status.success());

@@ -1,4 +1,4 @@
-//! Runs jobs side by side, as many as there are cores for.
+//! Runs jobs side by side, as many as the cores allow.
 
 use std::fs::{self, File};
 use std::process::{ExitStatus, Stdio};
@@ -28,7 +28,8 @@ pub struct Ended {
     pub output: String,
 }
 
-/// Runs all jobs, in their order where there is room; `report` gets each as it ends. Outputs are written to files in `logs`.
+/// Runs all jobs. Starts the first job in the list that fits on the free cores. Calls `report` when a job ends, and writes
+/// outputs to files in `logs`.
 pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
     fs::create_dir_all(logs)
         .map_err(|e| Failure::new(format!("cannot create {logs}"), e, "check the folder's permissions"))?;
@@ -49,7 +50,8 @@ pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(
     Ok(())
 }
 
-/// Runs a job in a thread. Its output goes to a file and not through a pipe, which a process that outlives it would keep open.
+/// Runs a job in a thread. Its output goes to a file and not through a pipe, because a process that outlives the job would
+/// keep the pipe open.
 fn start(mut job: Job, load: Load, log: Utf8PathBuf, send: Sender<(Load, Ended)>) {
     thread::spawn(move || {
         let began = Instant::now();
