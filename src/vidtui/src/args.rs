@@ -203,7 +203,7 @@ pub enum DataCommand {
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its frames and caption
     Show(DataShowArgs),
-    /// Removes the shards of a data set that its index does not name any more, unless a run reads the data set
+    /// Removes the shards of a data set that its index no longer names, unless a run reads the data set
     Prune(DataPruneArgs),
     /// Encodes videos and captions to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
     Encode(Box<DataEncodeArgs>),
@@ -246,10 +246,10 @@ pub struct DataEncodeArgs {
     /// Frames per clip: 4k + 1 [default: those of the recipe, or 49]
     #[arg(long)]
     pub frames: Option<usize>,
-    /// Rows of a frame in pixels [default: those of the recipe, or 480]
+    /// Height of the frames in pixels [default: that of the recipe, or 480]
     #[arg(long)]
     pub height: Option<usize>,
-    /// Columns of a frame in pixels [default: those of the recipe, or 720]
+    /// Width of the frames in pixels [default: that of the recipe, or 720]
     #[arg(long)]
     pub width: Option<usize>,
     /// Rate at which frames are taken, per second [default: the rate of each clip]
@@ -258,7 +258,7 @@ pub struct DataEncodeArgs {
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
     #[arg(long, value_parser = str::parse::<video::FrameMode>)]
     pub mode: Option<video::FrameMode>,
-    /// Part of a picture with another aspect ratio that is kept: center, random or none
+    /// How pictures with another aspect ratio are cropped: center, random or none
     #[arg(long)]
     pub crop: Option<String>,
     /// Tokens of a caption [default: those of the recipe, or 226]
@@ -267,7 +267,7 @@ pub struct DataEncodeArgs {
     /// dtype of the encoders: bfloat16 or float32
     #[arg(long)]
     pub dtype: Option<String>,
-    /// Accepts that this share of the clips is dropped, such as 20%; more is a failure
+    /// Largest share of clips that may be dropped; a larger share is a failure
     #[arg(long, value_name = "SHARE", default_value = "5%", value_parser = share)]
     pub max_dropped: f64,
     /// Retries clips that failed in an earlier encode into the same folder
@@ -393,16 +393,16 @@ pub struct SampleArgs {
     /// Scale of classifier-free guidance [default: 6]
     #[arg(long)]
     pub guidance: Option<f64>,
-    /// Sampler [default: that of the folder's scheduler, or the one of the makers of the model]
+    /// Sampler [default: the scheduler of the folder, or the sampler that the authors of the model use]
     #[arg(long)]
     pub scheduler: Option<SchedulerArg>,
-    /// Frames of a video [default: as the model was trained]
+    /// Frames per video [default: as the model was trained]
     #[arg(long)]
     pub frames: Option<usize>,
-    /// Rows of a video in pixels [default: as the model was trained]
+    /// Height of the videos in pixels [default: as the model was trained]
     #[arg(long)]
     pub height: Option<usize>,
-    /// Columns of a video in pixels [default: as the model was trained]
+    /// Width of the videos in pixels [default: as the model was trained]
     #[arg(long)]
     pub width: Option<usize>,
     /// Frames per second of the mp4 [default: 8, or 16 for CogVideoX 1.5]
@@ -488,7 +488,7 @@ pub struct ResumeArgs {
 /// `vidtui next`.
 #[derive(Debug, Arguments)]
 pub struct NextArgs {
-    /// The run of the stage before
+    /// The run of the previous stage
     pub run: String,
     #[command(flatten)]
     pub how: HowArgs,
@@ -805,7 +805,7 @@ pub struct ConvertArgs {
     /// Random seed for the values of new layers
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub seed: u64,
-    /// Accepts that this tensor of the source is not used. A `*` at the end matches any suffix (repeatable)
+    /// Accepts that this tensor of the source is unused. A `*` at the end matches any suffix (repeatable)
     #[arg(long, value_name = "NAME")]
     pub allow_unused: Vec<String>,
     /// Merges a LoRA adapter into the weights
@@ -844,7 +844,7 @@ pub struct DataCheckArgs {
     /// Frames that each clip must have, for example 49 for CogVideoX
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
-    /// Frames per second at which they are taken, for example 8 for CogVideoX [default: the rate of each clip]
+    /// Rate at which frames are taken, per second, for example 8 for CogVideoX [default: the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
@@ -948,7 +948,7 @@ pub struct DataPruneArgs {
     /// Lists the shards and removes none
     #[arg(long)]
     pub dry_run: bool,
-    /// Removes them although a run that has not ended trains on the data set
+    /// Removes the shards even if a run that has not ended trains on the data set
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]

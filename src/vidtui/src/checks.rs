@@ -25,7 +25,7 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
     merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins)))
 }
 
-/// Returns a check for scripts.
+/// Returns a check as JSON.
 pub fn document(check: &Check) -> Value {
     let mut document = match &check.status {
         CheckStatus::Passed(detail) => json!({ "result": "good", "detail": detail }),

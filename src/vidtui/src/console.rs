@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use ui::{Effect, Model, Msg, Setup, Size};
 
-/// The most messages that are handled before the screen is drawn again.
+/// The largest number of messages that are handled before the screen is drawn again.
 const BATCH: usize = 256;
 /// The shortest time between two frames, so that a burst of messages is drawn once.
 const FRAME: Duration = Duration::from_millis(33);
@@ -39,7 +39,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub enum End {
     /// The user pressed quit.
     Quit,
-    /// By a signal. The process then exits by that signal, as its parent expects.
+    /// A signal ended it. The process then exits by that signal, as its parent expects.
     Signal(i32),
     /// The terminal was closed.
     Gone,
@@ -122,7 +122,7 @@ pub fn replay(
     Console { model, reader, live: None }.run(&mut screen)
 }
 
-/// Takes the terminal. Before that, it makes sure that a panic, a signal and a suspension restore it.
+/// Takes over the terminal, after making sure that a panic, a signal and a suspension restore it.
 fn take_terminal(queue: &Sender) -> Result<Screen, CommandError> {
     terminal::install_panic_hook();
     terminal::hold_suspension().map_err(cannot_open)?;
@@ -199,7 +199,7 @@ impl Console {
         for effect in effects {
             match effect {
                 Effect::Copy(text) => screen.copy(&text).map_err(cannot_draw)?,
-                // Without a shell to return to, nothing happens.
+                // Without a shell to return to, the console is not suspended.
                 Effect::Suspend => {
                     if terminal::request_suspend().is_ok() {
                         terminal::suspend_if_requested().map_err(cannot_draw)?;

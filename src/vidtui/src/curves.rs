@@ -253,7 +253,7 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
     }
 }
 
-/// Returns the step in progress at a time, between two samples by their share. `None` before the first step and after the last.
+/// Returns the step in progress at a time, interpolated between two samples. `None` before the first step and after the last.
 fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
     let at = samples.partition_point(|sample| sample.t < t);
     let (before, after) = (samples.get(at.checked_sub(1)?)?, samples.get(at)?);
@@ -349,7 +349,7 @@ mod tests {
             "interpolated between steps, none after the last step"
         );
         let drawn = curves(power, "mean", &measured, XAxis::Time);
-        assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "the whole time, with steps or without");
+        assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "node samples are drawn with and without steps");
     }
 
     #[test]

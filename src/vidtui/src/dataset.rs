@@ -34,7 +34,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     Ok(format!("{} samples, {}, all shapes match", info.samples, units::short_size(info.bytes)))
 }
 
-/// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check it would fail hours later.
+/// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check, such a run would fail hours later.
 fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
     if !recipe.sample.prompts.is_empty() {
         check(&Recipe { task: Task::Sample, ..recipe.clone() })?;
@@ -72,7 +72,7 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
 }
 
-/// Returns the files of the first, middle and last sample, or of a store its index and first shard, and the null text.
+/// Returns the files of the first, middle and last sample. For a store, returns its index and first shard. Adds the null text.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     if recipe.task == Task::Encode {
         let clips = Manifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);

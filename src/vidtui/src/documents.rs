@@ -1,4 +1,4 @@
-//! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of inner types.
+//! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of internal types.
 
 use camino::Utf8PathBuf;
 use cluster::slurm::JobStatus;
@@ -20,7 +20,7 @@ pub struct RunDocument {
     /// The nodes that ended because of that failure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     consequences: Vec<String>,
-    /// What it does: train, encode or sample.
+    /// The task: train, encode or sample.
     task: &'static str,
     step: u64,
     steps_total: u64,
@@ -52,7 +52,7 @@ struct ItemsDocument {
     #[serde(flatten)]
     counts: ItemCounts,
     per_s: Option<f64>,
-    /// Each with what it has done in this attempt, and what is left.
+    /// The progress of each stage: what is done in this attempt, and what is left.
     stages: Option<Stages<StageProgress>>,
 }
 

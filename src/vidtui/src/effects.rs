@@ -23,7 +23,7 @@ use weights::{Doing, Progress};
 pub struct Runner {
     workspace: Arc<Workspace>,
     queue: Sender,
-    /// The effects that change something and must not be interrupted.
+    /// The effects that must not be interrupted, because they change something.
     running: Vec<JoinHandle<()>>,
     /// Conversions that can be stopped, and kills that can be given up.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,

@@ -1,7 +1,7 @@
 //! The lists of runs and curricula for the screen, cached until their files change.
 //!
-//! The console lists every second or two, and a folder can hold hundreds of old runs. An ended run costs a few `stat` calls;
-//! only a run that has not ended is read.
+//! The console lists every second or two, and a folder can hold hundreds of old runs. An ended run costs only a few `stat`
+//! calls; a run that has not ended is read.
 
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};

@@ -14,7 +14,7 @@ const FIRST_BYTES: u64 = 128 << 10;
 const MOST_BYTES: u64 = 4 << 20;
 /// Samples arrive some seconds late, more on a busy disk. Clocks that differ by less count as equal.
 const CLOCK_TOLERANCE_S: f64 = 10.0;
-/// The clock of this machine is used unless it differs from the clocks of the nodes by more than this.
+/// If the clock of this machine differs from the clocks of the nodes by more than this, those of the nodes are used.
 const CLOCK_MISMATCH_S: f64 = 20.0;
 /// Shortest time between two reads: nodes sample every few seconds only.
 const EVERY: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ impl NodeSamples {
         evidence
     }
 
-    /// Adds to each finding since when it holds, if it was found before.
+    /// Adds to each finding the time since when it holds, if it was found before.
     pub fn complete(&self, dir: &RunDir, found: &mut [Finding], now_s: f64) {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = runs.get_mut(dir) {
@@ -316,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn the_power_in_training_is_kept_however_long_no_step_is_made() {
-        // An evaluation without an event. A collective hangs after fifteen minutes of it.
+    fn the_power_during_training_is_kept_while_no_steps_are_made() {
+        // An evaluation without an event. After fifteen minutes of evaluation, a collective hangs.
         let power = |second| match second {
             0..200 => (650.0, true),
             200..1100 => (0.7 * 650.0, false),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_one_of_many_ranks_and_a_loss_spike_are_found() {
+    fn a_slow_rank_and_a_loss_spike_are_found() {
         let temp = tempfile::tempdir().unwrap();
         let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
         let mut facts = facts(&["ml-1"]);

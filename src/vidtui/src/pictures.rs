@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
 use video::{CropMode, Frames, Picture};
 
-/// The most frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
+/// The largest number of frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
 const MAX_FRAMES: usize = 160;
 /// The highest frame rate per second, which is that of the screen. CogVideoX makes 8 or 16.
 const MAX_FPS: f64 = 30.0;
@@ -156,7 +156,7 @@ fn cell() -> (usize, usize) {
     cell.filter(|(width, height)| *width > 1 && *height > 1).unwrap_or(CELL)
 }
 
-/// Keeps as many frames as are shown: at most `frames_per_s` a second.
+/// Keeps at most `frames_per_s` frames per second.
 fn thinned(times: &[f64], frames_per_s: f64) -> Vec<f64> {
     let mut kept: Vec<f64> = Vec::new();
     for time in times {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_decides_how_pictures_are_shown() {
+    fn the_environment_selects_the_graphics_protocol() {
         use Graphics::*;
         for (variables, graphics) in [
             (&[("TERM", "xterm-kitty")][..], Kitty),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_dropped_to_the_rate_that_is_shown() {
+    fn frames_above_the_highest_rate_are_dropped() {
         let times: Vec<f64> = (0..30).map(|i| f64::from(i) / 30.0).collect();
         assert_eq!(thinned(&times, 30.0), times);
         assert_eq!(thinned(&times, 10.0).len(), 10);

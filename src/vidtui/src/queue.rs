@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use ui::Msg;
 
-/// How many stream items can wait.
+/// The capacity of the stream lane.
 const STREAM_CAPACITY: usize = 1024;
 
 /// An item of the queue.
@@ -58,7 +58,7 @@ impl Sender {
     pub fn urgent(&self, item: Item) -> Result<(), Closed> {
         self.urgent.send(item).map_err(|_| Closed)?;
         match self.stream.try_send(None) {
-            // A reader with a full lane has no need to be woken.
+            // If the lane is full, the reader does not wait.
             Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
             Err(TrySendError::Disconnected(_)) => Err(Closed),
         }

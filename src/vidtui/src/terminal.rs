@@ -23,7 +23,7 @@ use ratatui::{Frame, Terminal};
 /// Whether the console has the terminal now, so that a second call of [`restore`] does nothing.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether the console uses colours. A non-empty `NO_COLOR` turns them off.
+/// Whether the console uses colours. A non-empty `NO_COLOR` disables them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
     /// The colours of the theme.
@@ -186,8 +186,8 @@ fn fresh_terminal() -> io::Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>>
     Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, io::stdout())))
 }
 
-/// Whether a process of another group in this session waits for this group: the rule of the kernel for a group that is not
-/// orphaned.
+/// Whether a process of another group in this session is an ancestor of this process, so that a shell can continue this group.
+/// The kernel does not stop a group without such an ancestor (an orphaned process group).
 fn shell_is_waiting() -> bool {
     let (group, session) = (unistd::getpgrp(), unistd::getsid(None).ok());
     let mut parent = Some(unistd::getppid());

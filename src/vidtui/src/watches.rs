@@ -141,7 +141,7 @@ impl Stream {
                     send(RunMsg::State(Box::new(sent.insert(status.clone()).clone())))?;
                     lost = false;
                 }
-                // Sent once, not once a second.
+                // The error is sent once, not once a second.
                 Err(failure) if !lost => {
                     send(RunMsg::Lost(failure.clone()))?;
                     lost = true;
@@ -165,7 +165,7 @@ impl Stream {
             for points in nodes.poll(&dir).chunks(SAMPLES) {
                 send(RunMsg::NodePoints(points.to_vec()))?;
             }
-            // Files grow faster than states change, so they are read several times for each time that the state is read.
+            // Files are read several times per read of the state, because files grow faster than states change.
             for _ in 0..3 {
                 loop {
                     let batch = self.or_lost(run, metrics.poll())?;

@@ -67,7 +67,7 @@ fn no_gpus(number: u64) -> Frame {
 fn away() -> Failure {
     Failure::new(
         rundir::ErrorCode::NodeUnreachable,
-        "node gpu005 cannot be seen",
+        "cannot watch node gpu005",
         "node gpu005 cannot be reached: connecting: it does not answer within 10 s",
         "see whether the node and its network are up; try `ssh gpu005`",
     )

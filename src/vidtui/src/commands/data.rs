@@ -1,4 +1,4 @@
-//! `vidtui data import` and `vidtui data prune`: converts a data set for training, and removes what an index does not name any more.
+//! `vidtui data import` and `vidtui data prune`: converts a data set for training, and removes shards that its index no longer names.
 
 use crate::args::{DataImportArgs, DataPruneArgs};
 use crate::command_error::CommandError;
@@ -51,7 +51,7 @@ pub fn prune(workspace: &Workspace, args: &DataPruneArgs) -> Result<(), CommandE
     Ok(())
 }
 
-/// A run that trains has the index that was there when it began, and opens shards when it needs them.
+/// Fails if a run trains on the data set. The run keeps the index that it read at its start, and opens shards later.
 fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure> {
     let same = |index: &Utf8Path| {
         let folder = store_folder(index).unwrap_or_else(|| index.to_owned());
@@ -67,7 +67,7 @@ fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure>
     Err(Failure::new(
         ErrorCode::RunIsAlive,
         format!("cannot remove shards of {data}"),
-        format!("{} trains on it, with the index that was there when it began", reader.run.id),
+        format!("{} trains on it and may open these shards later", reader.run.id),
         "wait until it ends, or remove them anyway with --force",
     ))
 }

@@ -54,9 +54,9 @@ pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
     Ok(accepted?)
 }
 
-/// What a clip must have.
+/// The requirements on a clip.
 pub struct Wanted<'a> {
-    /// Its frames. `None`: any clip with two frames is long enough.
+    /// The number of frames. `None`: any clip with two frames is long enough.
     pub frames: Option<FrameChoice>,
     /// The size that pictures are scaled to: height, width.
     pub size: Option<[usize; 2]>,
@@ -126,7 +126,7 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
     }
 }
 
-/// Checks before the work that its result can be written.
+/// Checks, before the videos are checked, that the manifest can be written.
 fn check_writable(out: &Utf8Path) -> Result<(), CommandError> {
     let folder = out.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let refuse = |code, why: &str, fix: String| {

@@ -49,10 +49,10 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     launch::execute(workspace, &plan_launch(workspace, args, &subject)?, &args.then)
 }
 
-/// Plans an encode from the arguments of `vidtui data encode` in one line.
+/// Plans an encode. `line` has the arguments of `vidtui data encode`.
 ///
 /// # Errors
-/// The arguments are wrong, or there is nothing to encode.
+/// When the arguments are invalid, or there is nothing to encode.
 pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) -> Result<LaunchPlan, CommandError> {
     let args = parse(line)?;
     let mut step = |step: Step<'_>| {

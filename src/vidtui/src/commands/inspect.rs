@@ -8,7 +8,7 @@ use crate::workspace::Workspace;
 use camino::Utf8Path;
 use weights::{Changed, Difference, Inspection, Source, TensorRow};
 
-/// Shows the properties of weights, or the differences of two.
+/// Shows the properties of weights, or their differences from other weights.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
     let path = find(workspace, &args.path)?;
     if let Some(other) = &args.other {

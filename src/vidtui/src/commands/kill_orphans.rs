@@ -1,4 +1,4 @@
-//! `vidtui stop` and `vidtui kill` of processes that are found on nodes: those of the user's runs, or by their command lines.
+//! `vidtui stop` and `vidtui kill` for processes on nodes: those of the user's runs, or those with a matching command line.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -55,7 +55,7 @@ pub fn kill_matching(
 }
 
 /// Lists the processes of nodes, plans, and executes the plans. With `--wait`, repeats this for nodes that answer
-/// later. `plan` returns the plans, and a message for the case that there are none.
+/// later. `plan` returns the plans, and the message that is printed if there are none.
 fn kill_listed(
     workspace: &Workspace,
     on: &NodesArgs,

@@ -1,4 +1,4 @@
-//! What all stops and kills do on the terminal: show the plan, ask for confirmation, execute it with its progress.
+//! The dialog of `vidtui stop` and `vidtui kill`: shows the plan, asks for confirmation, and executes it with its progress.
 
 use crate::command_error::CommandError;
 use crate::output;
@@ -67,7 +67,7 @@ pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError
     Err(Failure::new(ErrorCode::Cancelled, "Kill cancelled", "no process was signalled", "").into())
 }
 
-/// Returns the results of nodes for scripts.
+/// Returns the results of nodes as JSON.
 pub fn nodes(reports: &[NodeReport]) -> Vec<Value> {
     let of_node = |report: &NodeReport| {
         let memory = match report.gpu_memory {
@@ -95,7 +95,7 @@ pub fn show(plan: RunKill, json: bool) -> Result<(), CommandError> {
     if json { output::json(&run_document(&plan)) } else { output::text(&run_in_words(&plan)) }
 }
 
-/// Returns the plan for a run for scripts.
+/// Returns the plan for a run as JSON.
 pub fn run_document(plan: &RunKill) -> Value {
     let nodes: Vec<_> = plan
         .nodes

@@ -63,8 +63,8 @@ impl NodeListing {
         unreachable.into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Waits until nodes that did not answer do so, and replaces the listing with theirs. Returns whether there are
-    /// such nodes.
+    /// Retries nodes that did not answer until some of them do, and replaces the listing with theirs. Returns false if
+    /// there are no such nodes.
     pub fn wait_for_more(&mut self) -> bool {
         self.listed.clear();
         while self.listed.is_empty() {

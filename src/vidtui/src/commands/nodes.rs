@@ -156,7 +156,7 @@ fn sort_of(word: Option<&str>) -> Result<Sort, CommandError> {
     })
 }
 
-/// The updates of watched nodes. Dropping it ends the watching.
+/// The updates of watched nodes. Dropping this ends the watches.
 struct Updates<'a> {
     workspace: &'a Workspace,
     nodes: Vec<ListedNode>,

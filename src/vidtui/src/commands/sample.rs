@@ -206,7 +206,7 @@ fn read_prompts(file: &Utf8Path) -> Result<String, CommandError> {
     })
 }
 
-/// Checks that the images can be read, and returns a warning for each prompt that the model does not read to its end.
+/// Checks that the images can be read, and returns a warning for each prompt that is longer than the model reads.
 fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
     let specs = recipe.samples().unwrap_or_default();
     let images: BTreeSet<&Utf8PathBuf> = specs.iter().filter_map(|spec| spec.image.as_ref()).collect();

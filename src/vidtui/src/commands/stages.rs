@@ -97,7 +97,7 @@ struct StageDocument<'a> {
     run: Option<String>,
     step: u64,
     steps: u64,
-    /// The command of a stage that trains with one. The next five fields are unknown then.
+    /// The command, if the stage trains with one. The next four fields are then null.
     command: Option<&'a str>,
     params: Option<u64>,
     latent_frames: Option<usize>,

@@ -32,7 +32,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         facts.push(("", format!("hint: {}", failure.fix)));
         if !summary.consequences.is_empty() {
             let nodes: Vec<&str> = summary.consequences.iter().map(NodeId::as_str).collect();
-            facts.push(("", format!("ended because of it: {}", hostlist::compress(&nodes))));
+            facts.push(("", format!("nodes that ended because of it: {}", hostlist::compress(&nodes))));
         }
     }
     if let Some(job) = &summary.job {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_before_does_not_count_for_the_rate() {
+    fn work_from_before_the_phase_does_not_count_for_the_rate() {
         let step = Step { phase: "checking", done: 60, total: 100, measure: Measure::Items("video") };
         let line = line(step, 40, Duration::from_secs(2));
         assert_eq!(line, "checking [##############..........]  60 %  60 of 100 videos  10.00/s  4 s left");

@@ -38,8 +38,10 @@ impl Stream {
             if let Ok(listed) = listed {
                 watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
                 for (_, login) in listed {
-                    let see = self.see(login.node.clone());
-                    watching.entry(login).or_insert_with_key(|login| self.workspace.fleet.watch(login, EVERY, see));
+                    let on_update = self.on_update(login.node.clone());
+                    watching
+                        .entry(login)
+                        .or_insert_with_key(|login| self.workspace.fleet.watch(login, EVERY, on_update));
                 }
             }
             self.pause(LIST)?;
@@ -47,12 +49,12 @@ impl Stream {
     }
 
     /// Returns the callback that sends the updates of a node into the queue.
-    fn see(&self, node: NodeId) -> OnUpdate {
+    fn on_update(&self, node: NodeId) -> OnUpdate {
         let (queue, stop) = (self.queue.clone(), self.stop.clone());
-        Box::new(move |sight| {
-            let what = match sight {
+        Box::new(move |update| {
+            let what = match update {
                 NodeUpdate::Frame(frame) => NodeMsg::Frame(frame),
-                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("node {node} cannot be seen"))),
+                NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("cannot watch node {node}"))),
             };
             let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
             if stop.requested() || queue.stream(item).is_err() {

@@ -7,7 +7,7 @@ use remote::{KillProgress, KillReport, Patience, Transport};
 use rundir::{Failure, RunDir};
 use std::time::Duration;
 
-/// Calls back while a kill is executed.
+/// The callbacks of a kill.
 pub struct KillCallbacks<'a> {
     /// Reports which nodes do not answer, before they are retried.
     pub on_wait: &'a mut dyn FnMut(String),
@@ -34,7 +34,7 @@ impl Workspace {
     /// Stops or kills a run as planned.
     ///
     /// # Errors
-    /// When a process remains, or that cannot be verified.
+    /// When a process remains, or the end of a process cannot be verified.
     pub fn kill(&self, plan: &RunKill, callbacks: KillCallbacks<'_>) -> Result<KillReport, Failure> {
         let ways = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways());
         let plan = KillPlan::Run(plan.clone());

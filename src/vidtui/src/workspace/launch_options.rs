@@ -16,7 +16,7 @@ pub struct LaunchOptions<'a> {
     pub name: Option<&'a str>,
     /// The source of the weights.
     pub init: Init<'a>,
-    /// The changes of [`super::Workspace::fit`], as a warning.
+    /// A warning that describes the changes of [`super::Workspace::fit`].
     pub fitted: Option<String>,
 }
 

@@ -11,10 +11,10 @@ use rundir::{ErrorCode, Failure, Login, RunDir};
 use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 
-/// Time limit of the whole script. `timeout` ends nvidia-smi before, unless the driver blocks it.
+/// Time limit of the whole script. `timeout` ends nvidia-smi earlier, unless the driver blocks it.
 const SMI: Duration = Duration::from_secs(30);
 
-/// Runs nvidia-smi, unless an earlier one hangs in the kernel: those cannot be killed and would accumulate.
+/// Runs nvidia-smi, unless an earlier one hangs in the kernel: such processes cannot be killed and would accumulate.
 const SMI_SCRIPT: &str = "ps -C nvidia-smi -o stat=,etimes= |
 while read -r state age; do case $state in D*) [ $age -lt 30 ] || exit 124 ;; esac; done || exit
 timeout -k 2 20 nvidia-smi 2>&1";
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn while_one_nvidia_smi_hangs_no_other_is_started() {
+    fn no_nvidia_smi_is_started_while_another_hangs() {
         let bin = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             // Another process writes the file: a process that another test starts at the same time could inherit the open

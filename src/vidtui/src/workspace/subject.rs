@@ -50,11 +50,11 @@ impl Subject {
 /// The fitting of a recipe's mesh to the number of ranks.
 #[derive(Debug, Clone, Copy)]
 pub enum Fitting {
-    /// No fitting. Another number of ranks is an error.
+    /// Keep the mesh. Another number of ranks is an error.
     Off,
-    /// To this number of ranks.
+    /// Fit it to this number of ranks.
     To(usize),
-    /// To the slots of the nodes.
+    /// Fit it to the slots of the nodes.
     ToNodes,
 }
 
@@ -100,7 +100,7 @@ impl Workspace {
             Fitting::Off => return Ok(None),
             // A command starts on as many ranks as there are.
             Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
-            // Ranks that work by themselves have no mesh.
+            // Independent ranks have no mesh.
             _ if !resolved.recipe.task.ranks_depend_on_each_other() => return Ok(None),
             Fitting::To(ranks) => ranks,
             Fitting::ToNodes => self.target(None, nodes, resolved.recipe.mesh.world())?.slots(),

@@ -14,28 +14,28 @@ use weights::{ConvertPlan, ConvertRequest, Form, SchedulerConfig, Source, Source
 /// The folder of converted weights, beside the runs.
 const FOLDER: &str = "weights";
 
-/// Weights in the form that the trainer loads, and what the folder that they come from adds.
+/// Weights in a format that the trainer loads, and the defaults of their source.
 pub struct SampledWeights {
     /// A run or a checkpoint.
     pub source: Source,
-    /// The conversion that makes `source` first.
+    /// The conversion that must make `source` first, if any.
     pub conversion: Option<ConvertPlan>,
-    /// The defaults of a diffusers folder.
+    /// The defaults, if the source is a diffusers folder.
     pub pipeline: Option<Pipeline>,
 }
 
-/// What a diffusers folder has besides its transformer.
+/// The defaults of a diffusers folder.
 pub struct Pipeline {
     /// The folder, if the encoders are in it.
     pub encoders: Option<Utf8PathBuf>,
     /// The sampler of its scheduler.
     pub scheduler: SampleScheduler,
-    /// The dtype that suits that of the weights.
+    /// The dtype for sampling, chosen by the dtype of the weights.
     pub dtype: Dtype,
 }
 
 impl SampledWeights {
-    /// Finds weights. Those of diffusers and of other trainers have a conversion, unless an earlier one is there.
+    /// Finds weights. Weights of diffusers and of other trainers need a conversion, unless they were converted earlier.
     pub fn find(workspace: &Workspace, given: &str) -> Result<Self, CommandError> {
         let source = Source::open(&transfer::find(workspace, given)?)?;
         let kind = source.location.kind;
