@@ -66,6 +66,6 @@ fn check(contents: &Contents, more: &[&str]) -> Result<(), Defect> {
         return Err("it has no weights".into());
     }
     more.iter().try_for_each(|name| contents.need(name))?;
-    // The last file that is written.
+    // The trainer writes this file last.
     Ok(contents.need("random_states_0.pkl")?)
 }

@@ -19,7 +19,7 @@ impl<'a> Bar<'a> {
         let inside = line.strip_suffix(']')?;
         let (before, inside) = inside.rsplit_once(" [")?;
         let (clock, rest) = inside.split_once(", ").unwrap_or((inside, ""));
-        // `02:00<14:40`, or `02:00` where the total is not known.
+        // `02:00<14:40`, or `02:00` if the total is not known.
         let is_clock = |text: &str| text.chars().all(|c| c.is_ascii_digit() || ":?days, ".contains(c));
         if !clock.split('<').all(is_clock) || !clock.contains([':', '?']) {
             return None;
@@ -73,7 +73,7 @@ fn step_s(speed: &str) -> Option<f64> {
     Some(seconds).filter(|seconds| seconds.is_finite())
 }
 
-/// Reads a number as Python prints it, also that of a tensor: `0.21`, `nan`, `tensor(0.21, device='cuda:0')`.
+/// Reads a number as Python prints it, or the number in a printed tensor: `0.21`, `nan`, `tensor(0.21, device='cuda:0')`.
 pub(crate) fn number(text: &str) -> Option<f64> {
     let text = text.strip_prefix("tensor(").map_or(text, |rest| rest.split([',', ')']).next().unwrap_or(rest));
     text.trim().parse().ok()
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(
             read("a: b:  1%|1| 1/90 [1 day, 2:03:04<9 days, 1:00:00, 97384.00s/it]"),
             None,
-            "a duration of days has the separator of fields in it"
+            "a duration of days contains the separator of fields"
         );
         assert_eq!(Bar::read(drawn).unwrap().field("lr"), Some("1e-5"));
     }

@@ -10,7 +10,7 @@ use rundir::{CheckpointEntry, CheckpointSummary, Error, RunDir, is_no_answer};
 /// The maximum depth of checkpoints below the output folder. Open-Sora and ttt-video-dit create a folder for each run.
 const DEPTH: usize = 3;
 
-/// Lists the checkpoints of a run by ascending step: its step directories, or what the recipe's command has saved.
+/// Lists the checkpoints of a run by ascending step: its step directories, or those that the recipe's command has saved.
 ///
 /// This is cheap: it checks sizes, not checksums.
 ///
@@ -54,13 +54,13 @@ pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     }
 }
 
-/// Returns how long the files of a checkpoint took to write, in seconds: the oldest modification time to the newest.
+/// Returns the seconds in which the files of a checkpoint were written: from the oldest modification time to the newest.
 pub fn written_over_s(dir: &Utf8Path) -> f64 {
     let contents = Contents::read(dir);
     (contents.newest_s() - contents.oldest_s()).max(0.0)
 }
 
-/// Returns the folder in which a run's command saves, and its system; none if the embedded trainer runs.
+/// Returns the folder in which a run's command saves, and the training system of the command; none for the embedded trainer.
 fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, Adapter)> {
     // This is called often. The recipe is parsed only for runs of a command, which are rare.
     let meta = run.read_run().ok().filter(rundir::Run::is_command)?;
@@ -102,8 +102,8 @@ fn entry(system: &System, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) ->
     })
 }
 
-/// Returns the start times of the attempts, oldest first, by the clock of the node that saves if it is known. The clock
-/// of the machine that launched the attempt may differ.
+/// Returns the start times of the attempts, oldest first. They are by the clock of the node that saves, if known,
+/// because the clock of the machine that launched the attempt may differ.
 fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
     let began = |number| {
         let attempt = run.read_attempt(number).ok()?;

@@ -1,7 +1,7 @@
 //! The files of another trainer's checkpoint, and whether each is complete.
 //!
 //! None of these systems marks a checkpoint as complete. vidtui checks the files that are written last, the files that
-//! others name, and the lengths that file formats contain.
+//! other files name, and the lengths that file headers contain.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::is_no_answer;
@@ -14,10 +14,10 @@ use std::time::UNIX_EPOCH;
 /// The safetensors format limits the header of a file to this length.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Why a checkpoint cannot be loaded.
+/// The reason why a checkpoint cannot be loaded.
 #[derive(Debug)]
 pub(crate) enum Defect {
-    /// What is missing or wrong.
+    /// Something is missing or wrong.
     Incomplete(String),
     /// The file system's error.
     Unreadable(String),
@@ -47,7 +47,7 @@ pub(crate) struct Contents {
     root: Utf8PathBuf,
     /// In the order of their paths.
     pub files: Vec<FileEntry>,
-    /// A file or folder that could not be looked at, and the file system's error.
+    /// A file or folder that could not be inspected, and the file system's error.
     unread: Option<(Utf8PathBuf, io::Error)>,
 }
 
@@ -84,7 +84,7 @@ impl Contents {
                 Err(error) => return self.unread = Some((below.to_owned(), error)),
             };
             let path = below.join(entry.file_name());
-            // Videos that Open-Sora samples from a checkpoint, at any later time.
+            // Open-Sora writes videos that it samples from a checkpoint into its folder at any later time.
             if path == "eval" {
                 continue;
             }
@@ -133,8 +133,8 @@ impl Contents {
         if choice.iter().any(is_there) { Ok(()) } else { Err(format!("it has no {what} ({})", choice.join(", "))) }
     }
 
-    /// Requires a distributed checkpoint of PyTorch: `.metadata`, which is written once every rank has written its part, and the
-    /// parts that it names.
+    /// Requires a distributed checkpoint of PyTorch: the file `.metadata`, which is written after every rank has
+    /// written its part, and the parts that it names.
     pub fn need_distributed(&self) -> Result<(), Defect> {
         self.need(".metadata")?;
         let metadata = self.bytes(".metadata")?;
@@ -206,7 +206,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the length that a safetensors file should have by its header; none if the header is cut off or damaged.
+/// Returns the length of a safetensors file according to its header; none if the header is cut off or damaged.
 fn safetensors_bytes(path: &Utf8Path) -> io::Result<Option<u64>> {
     #[derive(Deserialize)]
     struct Tensor {

@@ -1,8 +1,8 @@
-//! Reads the logs and checkpoints of other programs' trainers.
+//! Reads the logs and checkpoints of other trainers.
 //!
 //! Each system is described in a file of its own: the phrases of its log, its progress bar, the names of its checkpoints and the files
 //! in them. [`LogReader`] reads a log without touching files or clocks. [`checkpoints`], [`latest`], [`latest_for_sure`] and
-//! [`checkpoint_folders`] serve the runs of any program; for the embedded trainer they call `rundir`.
+//! [`checkpoint_folders`] work for runs of any trainer; for the embedded trainer they call `rundir`.
 
 mod accelerate;
 mod bar;

@@ -1,19 +1,19 @@
 //! Splits the bytes of a log into lines. Handles carriage returns, colours, characters that are split between reads, and
 //! lines that never end.
 
-/// A longer line is truncated: lines with metrics are never that long.
+/// A longer line is truncated; lines with metrics are shorter.
 const LONGEST: usize = 64 * 1024;
 
 /// Splits a growing log into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    /// The line that has no end yet.
+    /// The start of a line whose end has not been read yet.
     half: Vec<u8>,
 }
 
 impl Lines {
-    /// Appends bytes and returns the lines that end in them. A carriage return ends a line too, because a progress bar is drawn
-    /// again after it. A character may be split between two calls: only complete lines are decoded.
+    /// Appends bytes and returns the lines that they complete. A carriage return ends a line too, because a progress
+    /// bar is redrawn after it. Only complete lines are decoded, because a character may be split between two calls.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut whole = Vec::new();
         for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -29,7 +29,7 @@ impl Lines {
         whole
     }
 
-    /// Returns the line that has no end yet, such as a progress bar.
+    /// Returns the text after the last line end, such as a progress bar.
     pub fn half(&self) -> Option<String> {
         Some(clean(&self.half)).filter(|line| !line.is_empty())
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_the_same_however_the_bytes_arrive() {
+    fn lines_do_not_depend_on_the_size_of_the_reads() {
         let log = "[\u{1b}[34m2026-11-20\u{1b}[0m] Épochs\r\nSteps:  1%|█▏ |\rSteps:  2%|█▍ |\n\n\u{1b}]0;title\u{7}end\u{1b}[A\n half"
             .as_bytes();
         let mut at_once = Lines::default();

@@ -23,7 +23,8 @@ pub(crate) const OPEN_SORA: System = System {
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Reads `Epoch 0: … loss=0.91, global_grad_norm=0.4, step=11, global_step=11, lr=5e-5`. Version 1.2 prints no gradient norm and
-/// no learning rate. `global_step` is counted from 0. The progress bar's own count is ahead of it, because data are prefetched.
+/// no learning rate. `global_step` is counted from 0. The count of the progress bar is ahead of `global_step`, because
+/// data are prefetched.
 fn numbers(line: &str) -> Option<Line> {
     let bar = Bar::read(line)?;
     Some(Line::Step(Step {

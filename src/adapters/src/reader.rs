@@ -1,4 +1,4 @@
-//! Reads a growing log: bytes in, metrics and events out.
+//! Reads metrics and events from a growing log.
 
 use crate::bar;
 use crate::lines::Lines;
@@ -7,17 +7,17 @@ use crate::systems::system;
 use recipe::Adapter;
 use rundir::MetricSample;
 
-/// Reads the log of the rank that logs for the whole run.
+/// Reads the log of the rank that logs the metrics of the whole run.
 #[derive(Debug)]
 pub struct LogReader {
     adapter: Adapter,
     attempt: u32,
-    /// How many steps of the system make one step of the run.
+    /// The number of the trainer's steps per step of the run.
     accumulation: u64,
     lines: Lines,
     /// The newest step in the log; later lines may repeat it with better numbers.
     pending: Option<PendingStep>,
-    /// The last step that was passed on, and when the log reached it.
+    /// The last step that was returned, and when the log reached it.
     passed_on: u64,
     passed_on_t: Option<f64>,
     peak_gib: Option<f64>,
@@ -30,7 +30,7 @@ struct PendingStep {
     t: f64,
 }
 
-/// What a log reports.
+/// An event or a step in a log.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LogEvent {
     /// The metrics of a step.
@@ -50,7 +50,7 @@ pub enum LogEvent {
 }
 
 impl LogReader {
-    /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of parts in a batch of the run.
+    /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of micro-batches in a batch.
     pub fn new(adapter: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
         let counts_parts = system(adapter).is_some_and(|it| it.counts_parts);
         let accumulation = if counts_parts { accumulation.max(1) } else { 1 };
@@ -70,10 +70,11 @@ impl LogReader {
         events
     }
 
-    /// Returns the step that was held back in case its line is repeated. Called when the log has not grown, and at its end.
+    /// Returns the newest step, which is kept back because later lines may repeat it. Called when the log has not
+    /// grown, and at its end.
     pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
         let mut events = Vec::new();
-        // The line of a progress bar has no end until the bar is redrawn. Then the line is read again.
+        // The line of a progress bar has no end until the bar is redrawn; the redrawn line is read again.
         let half = self.lines.half();
         if let Some(Line::Step(step)) = half.and_then(|line| system(self.adapter)?.read(&line)) {
             self.take_step(step, now, &mut events);
@@ -129,7 +130,7 @@ impl LogReader {
         if done <= self.passed_on {
             return;
         }
-        // The first bars have no speed: the clock gives a rough one.
+        // The first bars show no speed, so it is estimated from the clock.
         let by_clock = || Some((t - self.passed_on_t?) / (done - self.passed_on) as f64);
         let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or_else(by_clock);
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());

@@ -5,7 +5,7 @@ use camino::Utf8Path;
 
 /// A trainer whose log and checkpoints vidtui can read.
 pub(crate) struct System {
-    /// Texts to search for in a line of the log, and what a line with that text means. The first match counts.
+    /// Texts to search for in a line of the log, and the meaning of a line with that text. The first match counts.
     pub phrases: &'static [(&'static str, Phrase)],
     /// Reads the numbers in a line that has none of the phrases.
     pub numbers: fn(&str) -> Option<Line>,

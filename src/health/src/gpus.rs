@@ -10,13 +10,13 @@ use super::past::{Ecc, GpuPast};
 use super::{Evidence, Finding, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency};
 
 /// The maximum age in seconds of samples that count as current. Several samples are needed, because one may be taken
-/// between two kernels; the window has room for more, because nvidia-smi is slow at times.
+/// between two kernels. The window is longer than that, because nvidia-smi is slow at times.
 const NOW_S: f64 = 8.0 * SAMPLE_EVERY_S;
 /// Seconds from the end of the last kernel until GPU power has fallen.
 const DECAY_S: f64 = 4.0;
 /// A GPU that is missing from this many samples counts as lost.
 const MISSED: u32 = 2;
-/// The time over which the power of GPUs is averaged and compared, in seconds.
+/// The time over which GPU power is averaged and compared, in seconds.
 const COMPARED_S: f64 = 60.0;
 /// GPU memory that the driver itself uses.
 const DRIVER_MIB: u64 = 1024;
@@ -24,10 +24,10 @@ const DRIVER_MIB: u64 = 1024;
 const SAMPLES: usize = 3;
 /// A GPU whose power is below this share of the median is underused or throttled.
 const BELOW_PEERS: f64 = 0.6;
-/// How long a GPU must be throttled before it is reported, in seconds.
+/// Seconds for which a GPU must be throttled before it is reported.
 const THROTTLED_S: f64 = 10.0;
 
-/// Compares the power of the GPUs of all nodes now with their power while steps advanced.
+/// Compares the GPU power of all nodes now with their GPU power while steps advanced.
 ///
 /// Returns none if no GPU is in use, as with a trainer on the CPU, and `Load::Unknown` until there are enough samples before
 /// and after the last step.

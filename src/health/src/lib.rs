@@ -1,6 +1,6 @@
-//! Monitoring: rules that find what is wrong with a run or soon will be, from its files and the samples of its nodes.
+//! Monitoring: rules that find present and imminent problems of a run, from its files and the samples of its nodes.
 //!
-//! Each finding has what was observed, since when, and what to do. [`runstate::derive`] decides whether a run is stalled,
+//! Each finding has an observation, the time since which it holds, and advice. [`runstate::derive`] decides whether a run is stalled,
 //! from missing steps and from [`power`]; this crate explains it. vidtui only shows findings and never acts on them.
 
 mod gpus;
@@ -34,15 +34,15 @@ pub const LOOKS_BACK_S: f64 = 300.0;
 pub struct Finding {
     /// The rule that found it.
     pub rule: Rule,
-    /// How urgent it is.
+    /// The urgency.
     pub urgency: Urgency,
-    /// The run, node, GPU or rank that it concerns.
+    /// The run, node, GPU or rank with the problem.
     pub about: Subject,
     /// When it began, Unix seconds. [`FirstSeen`] fills it in if the rule cannot determine it.
     pub since_s: Option<f64>,
-    /// What was observed, in the present tense.
+    /// The observation, in the present tense.
     pub saw: String,
-    /// What to do.
+    /// The advice.
     pub fix: String,
 }
 
@@ -83,7 +83,7 @@ pub enum Rule {
     Smi,
 }
 
-/// What a finding concerns.
+/// The subject of a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
@@ -178,11 +178,11 @@ pub struct NodeEvidence {
     pub node: NodeId,
     /// Since when the node is unreachable, Unix seconds.
     pub unseen_since_s: Option<f64>,
-    /// How far its clock is ahead of those of the other nodes, in seconds.
+    /// Seconds by which its clock is ahead of the clocks of the other nodes.
     pub clock_ahead_s: Option<f64>,
     /// Samples of its GPUs of the last minutes, and of the minutes before the last step, oldest first.
     gpus: Vec<GpuSample>,
-    /// What is kept for the whole attempt.
+    /// Its problems over the whole attempt.
     past: NodePast,
 }
 

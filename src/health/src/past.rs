@@ -25,7 +25,7 @@ pub(super) struct GpuPast {
     pub listed_s: f64,
     /// The number of samples since then that list other GPUs but not this one.
     pub missed: u32,
-    /// Why it does not respond, and since when.
+    /// The reason why it does not respond, and the time since which it does not.
     pub lost: Option<(Absent, f64)>,
     /// Uncorrected memory errors.
     pub ecc: Option<Ecc>,

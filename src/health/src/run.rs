@@ -1,4 +1,4 @@
-//! Rules for what a run writes: steps, losses, checkpoints.
+//! Rules for the files that a run writes: steps, losses, checkpoints.
 
 use rundir::{Event, EventKind, MetricSample};
 use runstate::{Load, RunState};
@@ -21,7 +21,8 @@ const STALE_INTERVALS: u64 = 2;
 const FEW_CHECKPOINTS: u64 = 3;
 /// A start that takes longer than this many seconds is reported.
 const SLOW_START_S: f64 = 900.0;
-/// A save that takes longer than this many seconds is reported, or sooner: after five times the last save, but at least 60 s.
+/// A save that takes longer than this many seconds is reported. It is reported earlier if it takes more than five times
+/// as long as the last save and more than 60 s.
 const SAVING_S: f64 = 600.0;
 
 pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
@@ -79,7 +80,8 @@ fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
         _ => "its ranks use the CPU".into(),
     };
     let saw = format!("{}{}, but {activity}", no_step(evidence), usual(evidence));
-    let fix = format!("wait if the run evaluates; if not, see where its ranks are: vidtui stacks {}", evidence.run);
+    let fix =
+        format!("wait if the run is evaluating; otherwise see where its ranks are: vidtui stacks {}", evidence.run);
     Some(Finding::new(Rule::SlowStep, Urgency::Look, Subject::Run, saw, fix).since(since_s))
 }
 
@@ -191,7 +193,7 @@ fn disk(evidence: &Evidence<'_>) -> Option<Finding> {
     Some(Finding::new(Rule::DiskFilling, urgency, Subject::Run, saw, fix))
 }
 
-/// Finds a failed save that no later save followed.
+/// Finds a failed save if no later save has succeeded.
 fn checkpoint_failed(evidence: &Evidence<'_>) -> Option<Finding> {
     let newest = events(evidence).find_map(|event| match &event.kind {
         EventKind::CheckpointFailed { failure } => Some(Some((event.t, failure))),
@@ -266,7 +268,7 @@ fn straggler(evidence: &Evidence<'_>) -> Option<Finding> {
     let since_s = lines.get(begin.map_or(0, |at| at + 1)).map(|line| line.t);
     let place = evidence.facts.attempt.as_ref().and_then(|a| a.placement.ranks.iter().find(|p| p.rank == rank));
     let about = Subject::Rank(rank, place.map(|place| place.node.clone()));
-    // Ranks that work by themselves do not wait for each other.
+    // Independent ranks do not wait for each other.
     let saw = match recent.last().is_some_and(|line| line.items.is_some()) {
         true => format!("this rank takes {more_s:.2} s longer per clip than the others"),
         false => format!("all other ranks wait {more_s:.2} s per step for this rank"),

@@ -16,8 +16,8 @@ pub(crate) struct Level {
 }
 
 impl Level {
-    /// Returns the level of a spike after at least [`WARM_UP`] losses: several median absolute deviations above the median. A
-    /// spike among the losses moves neither.
+    /// Returns the level of a spike after at least [`WARM_UP`] losses: several median absolute deviations above the
+    /// median. A single spike among the losses hardly changes these two.
     pub fn of(losses: &[f64], times: f64) -> Option<Self> {
         let median = median(losses.to_vec()).filter(|_| losses.len() >= WARM_UP)?;
         let spread = self::median(losses.iter().map(|loss| (loss - median).abs()).collect())?;
@@ -25,7 +25,7 @@ impl Level {
     }
 }
 
-/// Detects spikes in the losses of a run, as they come.
+/// Detects spikes in the losses of a run, which are added in the order of the steps.
 #[derive(Debug, Default)]
 pub struct Spikes {
     losses: VecDeque<f64>,
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spike_is_reported_once_and_noise_never() {
+    fn a_spike_is_reported_once_and_noise_is_not_reported() {
         let mut spikes = Spikes::default();
         let mut found = Vec::new();
         for step in 0..300 {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_rise_of_a_flat_curve_is_no_spike() {
+    fn a_small_rise_of_a_flat_curve_is_not_a_spike() {
         let flat = [1.0; WINDOW];
         assert_eq!(Level::of(&flat, 10.0).map(|level| (level.median, level.spike)), Some((1.0, 1.2)));
     }

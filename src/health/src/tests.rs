@@ -169,7 +169,7 @@ fn start_up_checkpoints_and_evaluations_are_not_hangs() {
 }
 
 #[test]
-fn long_steps_are_a_hang_after_five_step_times() {
+fn a_long_step_is_a_hang_after_five_step_times() {
     let stalled = stalled_at(Machine::Gpus, &[Phase::StartUp(60.0), Phase::Steps(20, 60.0), Phase::Hang(400.0)]);
     let after_s = stalled[0] - 60.0 - 1200.0;
     assert!((300.0..=305.0).contains(&after_s), "{after_s}");

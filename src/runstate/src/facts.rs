@@ -28,8 +28,8 @@ const CPU_COLLAPSED: f64 = 0.2;
 /// wait.
 pub const START_GRACE: Duration = Duration::from_secs(180);
 
-/// The time after the other nodes' exit files in which a node without a network has ended its ranks: its supervisor
-/// misses heartbeats for ten seconds, then waits two seconds for the ranks.
+/// The time after which a node without a network has ended its ranks, counted from the exit files of the other nodes.
+/// Its supervisor misses heartbeats for ten seconds, then waits two seconds for the ranks.
 const CUT_OFF_S: f64 = 15.0;
 
 /// Whether the processes of an attempt exist.
@@ -67,8 +67,8 @@ pub enum Load {
 }
 
 impl Load {
-    /// Returns whether the run computes. Its power may fall to this share of the earlier power. Returns `None` if the
-    /// load was not measured.
+    /// Returns whether the run computes: its power is at least `power_share` of the earlier power, or a rank uses the
+    /// CPU. Returns `None` if the load was not measured.
     fn works(self, power_share: f64) -> Option<bool> {
         match self {
             Self::Unknown => None,
@@ -91,7 +91,7 @@ pub struct RunFacts {
     pub stopping: bool,
     /// Whether the stop was requested by file and for good ([`rundir::Stop::ForGood`]), so that its job is not requeued.
     pub stops_for_good: bool,
-    /// Its last logged step and the time of that.
+    /// Its last logged step and the time of that step.
     pub last_metric: Option<(u64, f64)>,
     /// When the first of the steps that were read was logged.
     pub first_metric_s: Option<f64>,
@@ -105,7 +105,7 @@ pub struct RunFacts {
     pub exits: Vec<ExitFile>,
     /// The newest event.
     pub last_event: Option<Event>,
-    /// The step that it resumed from, which differs from the planned one where that checkpoint was damaged.
+    /// The step that it resumed from. It differs from the planned step if that checkpoint was damaged.
     pub resumed_from: Option<u64>,
     /// The steps of the recipe.
     pub steps_total: u64,
@@ -116,13 +116,13 @@ pub struct RunFacts {
     pub is_independent: bool,
     /// Whether the newest attempt has logged that all its steps are done.
     pub has_finished: bool,
-    /// The nodes that others recorded as lost, where the run works on without them.
+    /// The nodes that other nodes recorded as lost, if the run continues without them.
     pub lost: Vec<NodeId>,
     /// Whether its steps are not logged ([`rundir::Run::is_stepless`]).
     pub is_stepless: bool,
-    /// When the save began that has not ended.
+    /// When the current save began.
     pub checkpointing_since: Option<f64>,
-    /// When the evaluation began that has not ended.
+    /// When the current evaluation began.
     pub evaluating_since: Option<f64>,
     /// The state of its Slurm job, if it has one.
     pub job: Option<JobStatus>,
@@ -144,7 +144,7 @@ pub enum RunState {
     Running,
     /// The run saves a checkpoint.
     Saving,
-    /// A stop was requested and it has not ended yet.
+    /// A stop was requested, and the run has not ended yet.
     Stopping,
     /// The processes exist but log nothing and, as far as was measured, compute nothing.
     Stalled {
@@ -215,20 +215,20 @@ impl RunFacts {
         }
     }
 
-    /// Returns the step that its newest attempt began from: the one that it logged, or else the planned one.
+    /// Returns the step that its newest attempt began from: the logged one or, if none was logged, the planned one.
     pub fn start_step(&self) -> u64 {
         self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)
     }
 
-    /// Returns after how many seconds without a step or event it is stalled: five median steps, more where not every step is logged,
-    /// and never less than half a minute.
+    /// Returns the seconds without a step or event after which the run is stalled: five median steps, more if not every
+    /// step is logged, and at least half a minute.
     pub fn stall_after_s(&self) -> f64 {
         let steps = STALL_STEPS + self.steps_per_line.saturating_sub(1) as f64;
         STALL_MIN_S.max(steps * self.median_step_s.unwrap_or(0.0))
     }
 
-    /// Returns the time of the last step or event if that is too long ago at `now` and no save or evaluation explains it. The run may
-    /// compute nevertheless: see [`Load`].
+    /// Returns the time of the last step or event if it is too long ago at `now`, unless a save or an evaluation
+    /// explains that. The run may still compute: see [`Load`].
     pub fn silent_since_s(&self, now: f64) -> Option<f64> {
         let attempt = self.attempt.as_ref()?;
         let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
@@ -237,7 +237,7 @@ impl RunFacts {
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
-    /// Returns whether it computes nothing. During an evaluation that must be measured; otherwise it is assumed unless measured.
+    /// Returns whether the run computes nothing. Without a measurement, this is assumed, except during an evaluation.
     pub(crate) fn idles(&self) -> bool {
         match self.evaluating_since {
             Some(_) => self.load.works(POWER_COLLAPSED_EVALUATING) == Some(false),
@@ -245,8 +245,8 @@ impl RunFacts {
         }
     }
 
-    /// Returns until when an attempt counts as starting that has no process, step or event yet, in Unix seconds: the console that
-    /// starts it may be slow, or may have ended.
+    /// Returns the time until which an attempt without a process, step or event counts as starting, in Unix seconds.
+    /// The console that starts it may be slow, or may have ended.
     pub fn start_awaited_until_s(&self) -> Option<f64> {
         let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
         let is_silent = self.last_event.is_none() && self.last_metric.is_none();

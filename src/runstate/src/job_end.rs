@@ -13,7 +13,7 @@ pub fn is_about_to_begin(facts: &RunFacts) -> bool {
     began_s.zip(ended_s).is_some_and(|(began_s, ended_s)| began_s > ended_s + 2.0)
 }
 
-/// Returns how Slurm ended the job, if it did. The failures that its processes recorded are consequences.
+/// Returns the state of a run whose job Slurm has ended; none if Slurm did not end it. The failures that its processes recorded are consequences.
 pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
     let status = facts.job.as_ref()?;
     let (id, job) = (status.id, status.job()?);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_pending_is_queued_however_the_attempt_before_ended() {
+    fn a_run_with_a_pending_job_is_queued_and_not_stopped() {
         let waiting = RunFacts { exits: exits(ExitReason::Stopped), ..facts(job("PENDING", "BeginTime")) };
         assert_eq!(derive(&waiting, 9e9), RunState::Queued);
         let over = RunFacts { job: job("COMPLETED", "None"), ..waiting };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_could_not_start_has_slurms_reason() {
+    fn the_failure_of_a_job_that_could_not_start_has_the_reason_of_slurm() {
         let failure = |job| match derive(&RunFacts { last_metric: None, ..facts(job) }, 9e9) {
             RunState::Crashed(failure) => failure,
             state => panic!("{state:?}"),

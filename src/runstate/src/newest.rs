@@ -18,7 +18,7 @@ const MOST_BYTES: u64 = 16 << 20;
 const EVENT_BYTES: u64 = 64 * 1024;
 /// The number of events that are kept.
 const EVENTS: usize = 4096;
-/// A run that was not requested for this long is dropped.
+/// The cache drops a run that was not requested for this long.
 const FORGET: Duration = Duration::from_secs(60);
 
 /// The newest lines of a run.

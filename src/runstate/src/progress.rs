@@ -1,19 +1,19 @@
-//! How far a run is, in what it counts: steps of training, items of an encode, or videos.
+//! The progress of a run: steps of training, items of an encode, or videos.
 
 use recipe::Task;
 use rundir::{ItemCounts, ItemsSample, MetricSample, SamplingProgress, StageCount, Stages};
 use serde::{Deserialize, Serialize};
 use units::grouped;
 
-/// Over how many seconds the rate of items is measured.
+/// Seconds over which the rate of items is measured.
 const RATE_OVER_S: f64 = 60.0;
 
-/// What a run has done, of what it has to do.
+/// The progress of a run, in the unit of its task.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Done {
-    /// Nothing was counted yet.
+    /// No progress was recorded yet.
     Nothing(Task),
-    /// The steps of a run that logs none.
+    /// The run does not log its steps.
     Unknown {
         /// Steps of the recipe.
         total: u64,
@@ -32,7 +32,7 @@ pub enum Done {
 }
 
 impl Done {
-    /// Returns it as a phrase: `step 40 of 240`, `1,204 of 9,849 clips · 3 failed`, `1 of 3 videos`.
+    /// Returns the progress as a phrase: `step 40 of 240`, `1,204 of 9,849 clips · 3 failed`, `1 of 3 videos`.
     pub fn in_words(&self) -> String {
         match self {
             Self::Nothing(Task::Train) => "no step yet".into(),
@@ -47,7 +47,7 @@ impl Done {
         }
     }
 
-    /// Returns it for a column of a table: `40/240`, `1,204/9,849 clips`, `1/3 videos`.
+    /// Returns the progress for a column of a table: `40/240`, `1,204/9,849 clips`, `1/3 videos`.
     pub fn short(&self) -> String {
         let of = |done, total, what| format!("{}/{}{what}", grouped(done), grouped(total));
         match self {
@@ -61,7 +61,7 @@ impl Done {
     }
 }
 
-/// Returns what a run with this task has done, from its newest numbers.
+/// Returns the progress of a run with this task, from its newest numbers.
 pub fn done(
     task: Task,
     (step, total): (u64, u64),
@@ -82,7 +82,7 @@ pub fn done(
 /// The progress of one stage of an encode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageProgress {
-    /// What the stage has done in this attempt.
+    /// The work of the stage in this attempt.
     #[serde(flatten)]
     pub count: StageCount,
     /// Items that it has not done yet.
@@ -99,7 +99,7 @@ pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
     let first = first_of_rate(recent, last);
     let before = first.and_then(|first| first.items.as_ref()).filter(|_| first.is_some_and(|first| first.t < last.t));
     let seconds = first.map_or(0.0, |first| last.t - first.t);
-    // With one line there is only the rate that the line itself has.
+    // With a single line, the rate is that in the line.
     let per_s = match before {
         Some(before) => {
             items.stages.zip(before.stages, |now, before| (now.items.saturating_sub(before.items)) as f64 / seconds)
@@ -114,8 +114,8 @@ pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
     }))
 }
 
-/// Returns the items that each stage has not done. A stage counts those of its own attempt, so that what earlier attempts have
-/// stored is taken off first.
+/// Returns the number of items that each stage has not done. The counts of a stage begin with the attempt, so the items
+/// of earlier attempts are subtracted first.
 fn left(items: &ItemsSample) -> Stages<u64> {
     let ItemCounts { clips_done, clips, texts_done, texts, failed } = items.counts;
     let Stages { probe, decode, vae, .. } = items.stages;
@@ -138,7 +138,7 @@ pub(crate) fn item_rate(recent: &[MetricSample]) -> Option<f64> {
     (items > 0.0 && seconds > 0.0).then(|| items / seconds)
 }
 
-/// Returns the line from which a rate is measured.
+/// Returns the first line of the time over which a rate is measured.
 fn first_of_rate<'a>(recent: &'a [MetricSample], last: &MetricSample) -> Option<&'a MetricSample> {
     recent.iter().find(|line| line.attempt == last.attempt && last.t - line.t <= RATE_OVER_S)
 }

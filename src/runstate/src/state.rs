@@ -29,7 +29,7 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     }
 }
 
-/// Derives the state where nodes cannot be reached. Their files are on a shared disk and may show steps nevertheless.
+/// Derives the state if nodes cannot be reached. Their files are on a shared disk and may still show steps.
 fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= facts.stall_after_s()) {
         (Some(ended), _) => ended,
@@ -44,7 +44,7 @@ fn ended_by_exit_files(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> 
     if facts.is_independent {
         return independent_end(facts, attempt);
     }
-    // The other nodes fail because of the first: the earliest failure that is not a consequence is the reason.
+    // The other nodes fail because of the first one, so the reason is the earliest failure that is not a consequence.
     let failed = exits().filter(|e| e.reason == ExitReason::Failed);
     let follows = |e: &ExitFile| e.failure.as_ref().is_some_and(Failure::is_consequence);
     if let Some(exit) = failed.min_by(|a, b| follows(a).cmp(&follows(b)).then(a.ended_s.total_cmp(&b.ended_s))) {
@@ -77,7 +77,7 @@ fn independent_end(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     })
 }
 
-/// Makes a failure of an exit file that has none.
+/// Makes a failure for an exit file that has none.
 fn unexplained(exit: &ExitFile) -> Failure {
     let first = exit.ranks.iter().find(|r| Some(r.rank) == exit.first_failure).or(exit.ranks.first());
     let Some(rank) = first else {
@@ -216,9 +216,9 @@ mod tests {
     fn independent_ranks_finish_the_run_even_if_some_are_lost() {
         let mut facts = RunFacts { is_independent: true, ..running() };
         facts.exits = vec![failed("ml-1", 1105.0, "killed")];
-        assert_eq!(derive(&facts, 1106.0), RunState::Running, "the other node works on");
+        assert_eq!(derive(&facts, 1106.0), RunState::Running, "the other node continues");
         assert!(facts.lost_nodes(2000.0).is_empty());
-        // The other node has done the rest.
+        // The other node has done the remaining items.
         facts.see_event(&event(1110.0, EventKind::Finished));
         facts.exits.push(exit("ml-2", ExitReason::Finished));
         assert_eq!(derive(&facts, 1111.0), RunState::Finished);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_without_a_record_is_derived_from_how_the_rank_ended() {
+    fn a_failure_without_a_record_is_derived_from_the_exit_status_of_the_rank() {
         let rank = |rank, code, signal, line: &str| RankExit {
             rank,
             code,
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_lost_that_writes_no_exit_file_after_the_others_failed() {
+    fn a_node_that_writes_no_exit_file_after_the_others_failed_is_lost() {
         let lost = |exits: Vec<ExitFile>, now| RunFacts { exits, ..running() }.lost_nodes(now);
         let failed = || failed("ml-1", 1105.0, "node ml-2 was lost");
         assert_eq!(lost(vec![failed()], 1120.1), [node("ml-2")]);

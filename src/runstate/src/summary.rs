@@ -97,7 +97,7 @@ impl RunSummary {
         Some(SamplingProgress { videos, ..sampling })
     }
 
-    /// Returns what it has done, in the unit of its task.
+    /// Returns its progress, in the unit of its task.
     pub fn done(&self) -> Done {
         let steps = (self.step, self.steps_total);
         progress::done(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())

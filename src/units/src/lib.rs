@@ -120,7 +120,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Formats `1.25e-5` with at most `decimals` digits after the point, none of them a trailing zero.
+/// Formats `1.25e-5` with at most `decimals` digits after the point, without trailing zeros.
 pub fn scientific(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     match text.split_once('e') {
@@ -252,7 +252,7 @@ fn nice_step(raw: f64) -> f64 {
     (step * power).max(f64::MIN_POSITIVE)
 }
 
-/// Returns the powers of ten in the range, and their multiples by 2 and 5 if those are fewer than two.
+/// Returns the powers of ten in the range. If there are fewer than two, also returns their multiples by 2 and 5.
 fn log_marks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let inside = |v: &f64| *v >= low * (1.0 - 1e-9) && *v <= high * (1.0 + 1e-9);

@@ -61,7 +61,7 @@ fn listed(run: &RunDir, adapter: Adapter) -> Vec<(u64, Listed)> {
     list(run, &run.root, adapter).unwrap().into_iter().map(state).collect()
 }
 
-/// Returns why the only checkpoint cannot be loaded.
+/// Returns the reason why the only checkpoint cannot be loaded.
 fn why(run: &RunDir, adapter: Adapter) -> String {
     let entries = list(run, &run.root, adapter).unwrap();
     let [entry] = &entries[..] else { panic!("{entries:?}") };
@@ -95,7 +95,7 @@ fn a_checkpoint_of_each_system_is_complete_only_with_all_its_files() {
         let dir = make(&run, name, files);
         assert_eq!(listed(&run, *adapter), [(40, Complete)], "{adapter:?}");
         for file in *files {
-            // Not required: a system may save without these.
+            // These files are not required: a system may save without them.
             if ["lr_scheduler", "scheduler.bin", "model/model.safetensors.index.json"].contains(file)
                 || (*file == "sampler_pos_start.pkl" && *adapter == Adapter::CogvideoxFactory)
             {
@@ -145,7 +145,7 @@ fn a_file_that_is_cut_off_makes_a_checkpoint_incomplete() {
 }
 
 #[test]
-fn checkpoints_are_sorted_by_their_numbers_and_emptied_ones_are_left_out() {
+fn checkpoints_are_sorted_by_their_numbers_and_emptied_folders_are_skipped() {
     let (_keep, run) = temp();
     for name in ["epoch1-global_step100", "epoch0-global_step20", "epoch0-global_step90"] {
         make(&run, name, OPEN_SORA);
@@ -159,7 +159,7 @@ fn checkpoints_are_sorted_by_their_numbers_and_emptied_ones_are_left_out() {
 }
 
 #[test]
-fn a_checkpoint_belongs_to_the_attempt_that_ran_by_the_clock_of_the_node_that_saved_it() {
+fn the_attempt_of_a_checkpoint_follows_from_the_clock_of_the_node_that_saved_it() {
     let (_keep, run) = temp();
     // The clock of the machine that launched the run is three hours ahead.
     for (number, ago_s) in [(1, 2000.0), (2, 1000.0)] {

@@ -69,7 +69,7 @@ fn open_sora_1_2_logs_neither_gradient_norm_nor_learning_rate() {
 }
 
 #[test]
-fn parts_of_an_accumulated_batch_of_open_sora_are_one_step() {
+fn micro_batches_of_an_accumulated_batch_of_open_sora_are_one_step() {
     let log = log("open-sora-2");
     let mut reader = LogReader::new(OpenSora, 1, 0, 2);
     let mut events = reader.read(&log, 1000.0);
