@@ -183,7 +183,7 @@ pub enum ImageFormat {
     Png,
 }
 
-/// Long-lived streams. The shell starts and stops them so that those that run are those in [`watches`](crate::watches).
+/// Long-lived streams. The shell starts and stops them, so that exactly the streams of [`watches`](crate::watches) run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Watch {
     /// The runs folder: `Msg::Runs` at once, then whenever something changes.

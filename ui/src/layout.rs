@@ -55,10 +55,10 @@ pub enum Panel {
     Events,
 }
 
-/// What decides which panels a run has.
+/// The facts that decide which panels a run has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunContent {
-    /// What its ranks do.
+    /// The task of the run.
     pub task: Task,
     /// Whether there are samples of its nodes.
     pub nodes: bool,
@@ -99,7 +99,7 @@ impl RunContent {
                 &[Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory, Chart::WeightNorm, Chart::Mfu]
             }
             Task::Encode => &[Chart::Queue, Chart::ItemBytes, Chart::FailedItems, Chart::Memory],
-            // There is nothing to put below the charts of the nodes, so they are in this column.
+            // This column has only one other chart, so it also has the charts of the nodes.
             Task::Sample if self.nodes => &[Chart::StepTime, Chart::Power, Chart::NodeMemory],
             Task::Sample => &[Chart::StepTime],
         };
@@ -117,7 +117,7 @@ impl RunContent {
     }
 }
 
-/// The most visible panels in the right column, besides the samples and the checkpoints.
+/// The maximum number of panels in the right column, besides the samples and the checkpoints.
 const SHOWN_OF_SIDE: usize = 4;
 
 /// Rows of the table of an encode: a heading, the names of the columns, and four stages.
@@ -245,7 +245,7 @@ pub fn centered(size: Size, width: u16, height: u16) -> Rect {
     Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
 }
 
-/// Returns where a list or text is after an action that moves in it; none for other actions.
+/// Returns the new position in a list or text after a movement action; `None` for other actions.
 pub fn moved(action: Action, at: usize, page: usize, last: usize) -> Option<usize> {
     let to = match action {
         Action::Up => at.saturating_sub(1),

@@ -38,10 +38,10 @@ mod tests;
 
 pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use keymap::{Action, Binding, Context};
-pub use model::{Clip, Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
+pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
 pub use msg::{
-    ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key, KeyCode, LogChunk,
-    Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
+    Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key, KeyCode,
+    LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

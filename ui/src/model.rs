@@ -12,7 +12,7 @@ pub use dialogs::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
 pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
 pub use run_screen::RunScreen;
-pub use samples_screen::{Clip, SamplesScreen};
+pub use samples_screen::SamplesScreen;
 pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
 
 use crate::effect::Watch;

@@ -1,13 +1,13 @@
 //! The messages that the model reacts to, as data. One queue orders them.
 
 use crate::fleet::{FleetSource, ListedNode};
-use crate::model::Clip;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
 use cluster::slurm::JobStatus;
 use health::Finding;
 use plan::{LaunchPlan, RunKill};
+use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
     Attempt, CheckpointEntry, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId, SamplingProgress,
@@ -15,6 +15,7 @@ use rundir::{
 };
 use runstate::{Done, RunState, StageProgress};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A key press, independent of any terminal library.
 ///
@@ -196,7 +197,7 @@ pub struct RunRow {
     /// Whether its steps are unknown: no adapter reads the log of its command.
     #[serde(default)]
     pub is_stepless: bool,
-    /// What its ranks do.
+    /// The task of the run.
     #[serde(default)]
     pub task: Task,
     /// The progress of its items, if its steps are items.
@@ -208,7 +209,7 @@ pub struct RunRow {
     /// The videos of a run that samples.
     #[serde(default)]
     pub videos: Option<SamplingProgress>,
-    /// Until when a run without processes counts as starting, Unix seconds.
+    /// The time until which a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
 }
@@ -261,6 +262,16 @@ pub enum RunMsg {
     Log(LogChunk),
     /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
     Lost(Failure),
+}
+
+/// A video as cells of the terminal, made by the shell for one size. A recorded session has no pictures.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Clip {
+    /// Frames per second; 0 for a single picture.
+    pub fps: f64,
+    /// One buffer per frame, all of the same size, which is at most the size that was requested.
+    #[serde(skip)]
+    pub frames: Arc<Vec<Buffer>>,
 }
 
 /// A run as the Run screen shows it.

@@ -3,7 +3,7 @@
 use rundir::MetricSample;
 use std::collections::VecDeque;
 
-/// Most values that are kept; older steps are dropped.
+/// The maximum number of values that are kept; older steps are dropped.
 const MAX_VALUES: usize = 1 << 19;
 
 /// Levels of slowness: the excess over the median of all ranks, as a fraction of it.
@@ -36,8 +36,8 @@ impl RankRow {
 }
 
 impl RankTimes {
-    /// Adds a step. Time spent waiting for other ranks is excluded where the trainer reports it, because with it all
-    /// ranks take the same time.
+    /// Adds a step. If the trainer reports the time spent waiting for other ranks, that time is excluded; with it, all
+    /// ranks would seem equally slow.
     pub fn push(&mut self, sample: &MetricSample) {
         let times = if sample.busy_s_by_rank.is_empty() { &sample.step_s_by_rank } else { &sample.busy_s_by_rank };
         let mut sorted = times.clone();

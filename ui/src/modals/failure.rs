@@ -11,7 +11,8 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
+/// closes.
 pub fn on_action(model: &mut Model, mut dialog: FailureDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);

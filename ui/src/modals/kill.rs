@@ -14,7 +14,8 @@ use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use units::counted;
 
-/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
+/// closes.
 pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);

@@ -14,7 +14,8 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 
-/// Handles an action. The caller has taken the dialog out of the model; it is put back unless it closes.
+/// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
+/// closes.
 pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
@@ -30,7 +31,7 @@ pub fn on_action(model: &mut Model, mut dialog: LaunchDialog, action: Action) ->
     Vec::new()
 }
 
-/// Returns what a plan resumes: `demo-2s-k7f2 from step 80`. Runs that do not train continue with what is left.
+/// Returns what a plan resumes: `demo-2s-k7f2 from step 80`. Runs that do not train resume their remaining work.
 pub fn in_words(plan: &LaunchPlan) -> String {
     let name = short_id(&plan.run.id);
     match plan.run.task() {

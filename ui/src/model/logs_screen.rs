@@ -1,4 +1,4 @@
-//! An open log: its lines, which of them are on the screen, and the search in them.
+//! An open log: its lines, the visible part, and the search.
 
 use crate::model::run_screen::RunScreen;
 use crate::msg::LogChunk;
@@ -7,10 +7,10 @@ use cluster::RankPlace;
 use regex::Regex;
 use std::collections::VecDeque;
 
-/// Most lines that are kept; older ones are only in the file.
+/// The maximum number of lines that are kept; older lines are only in the file.
 const MAX_LINES: usize = 5000;
 
-/// Most bytes of a line that are kept, so that one very long line does not slow down drawing.
+/// The maximum number of bytes of a line that are kept, so that one very long line does not slow down drawing.
 const MAX_LINE: usize = 4096;
 
 /// An open log.

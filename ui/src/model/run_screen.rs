@@ -11,10 +11,10 @@ use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Most events that are kept; older ones are only in the run's files.
+/// The maximum number of events that are kept; older events are only in the run's files.
 const MAX_EVENTS: usize = 1000;
 
-/// Narrowest window of a zoomed chart, in samples.
+/// The narrowest window of a zoomed chart, in samples.
 const MIN_SPAN: f64 = 4.0;
 
 /// An open run.

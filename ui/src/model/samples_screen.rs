@@ -1,27 +1,14 @@
 //! The samples of the open run: which are selected, and their pictures.
 
-use crate::msg::Size;
-use ratatui_core::buffer::Buffer;
+use crate::msg::{Clip, Size};
 use rundir::{Failure, Sample};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-/// The most clips that are kept, so that recently shown clips appear at once when the user steps back.
+/// The maximum number of clips that are kept, so that recently shown clips appear at once when the user steps back.
 const MAX_CLIPS: usize = 12;
 
 /// The step and the prompt of a sample.
 type SampleKey = (u64, usize);
-
-/// A video as cells of the terminal, made by the shell for one size. A recorded session has no pictures.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Clip {
-    /// Frames per second; 0 for a single picture.
-    pub fps: f64,
-    /// One buffer per frame, all of the same size, which is at most the size that was requested.
-    #[serde(skip)]
-    pub frames: Arc<Vec<Buffer>>,
-}
 
 /// State of the Samples screen.
 #[derive(Debug, Clone, Default)]

@@ -67,7 +67,7 @@ pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area
     }
 }
 
-/// Returns what a step of the run is called.
+/// Returns the name of a step of the run's task.
 fn step_word(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| status.row.task) {
         Some(Task::Encode) => "item",
@@ -383,7 +383,7 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
-    // An item is not a place in the history of a run, as a step is.
+    // Unlike a step, the number of an item is not a position in the history of the run.
     let of_steps = step_word(run) == "step";
     let steps: Vec<String> =
         shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();

@@ -4,8 +4,8 @@ use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::layout::{self, Panel, cut_top};
-use crate::model::{Clip, Input, Model, Purpose, RunScreen, Screen};
-use crate::msg::Size;
+use crate::model::{Input, Model, Purpose, RunScreen, Screen};
+use crate::msg::{Clip, Size};
 use crate::run_state::short_id;
 use crate::screens::run;
 use crate::text;
@@ -140,7 +140,7 @@ pub(crate) fn wanted(model: &Model) -> Vec<(u64, usize, Size)> {
     wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
 }
 
-/// Returns how often the next frame is shown, milliseconds; `None` while no video moves.
+/// Returns the time between two frames, milliseconds; `None` while no video moves.
 pub(crate) fn frame_ms(model: &Model) -> Option<u32> {
     let run = model.run.as_ref().filter(|run| !run.samples.paused)?;
     let clips = wanted(model).into_iter().rev().filter_map(|(step, index, size)| run.samples.clip((step, index), size));

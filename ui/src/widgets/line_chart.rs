@@ -35,7 +35,7 @@ pub struct LineChart<'a> {
     pub unit: Unit,
     /// The quantity on the x axis.
     pub x: XAxis,
-    /// What a step is called on the x axis.
+    /// The name of a step on the x axis.
     pub step_word: &'static str,
     /// Visible part of the x axis.
     pub window: (f64, f64),
@@ -55,7 +55,7 @@ pub struct LineChart<'a> {
 }
 
 impl LineChart<'_> {
-    /// Draws the chart into an area; too small an area is left empty.
+    /// Draws the chart into an area. An area that is too small stays empty.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
         if area.width < 4 || area.height < 2 {

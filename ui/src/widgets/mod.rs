@@ -120,7 +120,7 @@ pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>>
 /// Returns the finished part of a run, 0 to 1.
 pub fn fraction(row: &RunRow) -> f64 {
     let (done, total) = match row.done() {
-        // The part of what the words beside the bar count.
+        // The same quantity as the words beside the bar.
         Done::Items(counts) if counts.is_at_captions() => (counts.texts_done, counts.texts),
         Done::Items(counts) => (counts.clips_done + counts.failed, counts.clips),
         _ => (row.step, row.steps_total),
