@@ -10,10 +10,10 @@ use crate::nvidia_smi::SmiTrouble;
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
-/// How long an Xid error of a failed program is shown, in seconds. The GPU is healthy.
+/// Seconds for which an Xid error of a failed program is shown. The GPU is healthy.
 const HOUR_S: f64 = 3600.0;
-/// How long an Xid error that needs a reset is shown, in seconds: more than a night, and not until the next boot, because the
-/// kernel log does not show a reset.
+/// Seconds for which an Xid error that needs a reset is shown: longer than a night. It is not shown until the next
+/// boot, because the kernel log does not record a reset.
 const DAY_S: f64 = 24.0 * HOUR_S;
 
 /// A fault of a node or GPU.
@@ -21,15 +21,15 @@ const DAY_S: f64 = 24.0 * HOUR_S;
 pub struct Fault {
     /// The index of the GPU; none if it concerns the whole node.
     pub gpu: Option<u32>,
-    /// How severe it is.
+    /// The severity.
     pub weight: FaultWeight,
-    /// What is wrong, in a few words.
+    /// The problem, in a few words.
     pub what: String,
-    /// What to do.
+    /// The advice.
     pub fix: String,
 }
 
-/// How severe a fault is.
+/// The severity of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultWeight {

@@ -36,7 +36,8 @@ impl<T> Reading<T> {
     }
 }
 
-/// Implemented by hand, because the derived implementation tries each variant on a copy, and millions of samples are read.
+/// Not derived, because the derived implementation tries each variant on a copy of the input, which is too slow for
+/// millions of samples.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reading<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(NumberOrReason(PhantomData))
@@ -86,11 +87,11 @@ impl<T: fmt::Display> fmt::Display for Reading<T> {
     }
 }
 
-/// Why there is no number.
+/// The reason why there is no number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Absent {
-    /// `[N/A]`: this GPU does not have the value, or not in this mode (utilization under MIG).
+    /// `[N/A]`: this GPU never has the value, or does not have it in this mode (utilization under MIG).
     NotAvailable,
     /// `[Not Supported]`: the same, from older drivers.
     NotSupported,

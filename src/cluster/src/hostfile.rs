@@ -43,7 +43,7 @@ pub struct Entry {
     pub line: usize,
 }
 
-/// Why a hostfile cannot be used.
+/// The reason why a hostfile cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct HostfileError {
     /// The line number, from 1; none if the error concerns the whole file.
@@ -63,7 +63,7 @@ impl fmt::Display for HostfileError {
     }
 }
 
-/// The nodes to use of a hostfile, as lists of names: `gpu[001-004],gpu009`.
+/// A selection of the nodes of a hostfile, as lists of names: `gpu[001-004],gpu009`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Use only these.
@@ -112,7 +112,7 @@ impl Hostfile {
         };
         let entries: Vec<Entry> = self.entries.iter().filter(wanted).cloned().collect();
         if entries.is_empty() {
-            let why = format!("no node is left of the {} in the hostfile", self.entries.len());
+            let why = format!("--include and --exclude leave none of the {} nodes in the hostfile", self.entries.len());
             return Err(HostfileError { line: None, why, fix: "change --include and --exclude".into() });
         }
         Ok(Hostfile { entries })

@@ -3,7 +3,7 @@
 /// The maximum number of names in a list. A longer list is a typing mistake and would fill the memory.
 const MAX_NAMES: usize = 65_536;
 
-/// Why a list of names cannot be read.
+/// The reason why a list of names cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostlistError {
     /// A name is missing.

@@ -1,4 +1,4 @@
-//! Which rank runs on which node.
+//! The placement of ranks on nodes.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ pub struct RankPlace {
     pub local_rank: usize,
 }
 
-/// Why ranks cannot be placed.
+/// The reason why ranks cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// The run has no ranks.

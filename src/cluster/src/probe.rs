@@ -30,7 +30,7 @@ use crate::{Xid, XidAt};
 const LONGEST_LINE: usize = 16 * 1024;
 const LONGEST_FRAME: usize = 1024 * 1024;
 
-/// How often a node prints a frame.
+/// The intervals at which a node prints frames.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
     /// Seconds between two frames.
@@ -204,7 +204,7 @@ impl Frames {
     pub fn push_line(&mut self, line: &str) -> Option<Frame> {
         if let Some(header) = line.strip_prefix("#frame ") {
             let open = read_header(header);
-            // A line that begins like a header but is none is the output of another program.
+            // A line that begins like a header but is not valid is the output of another program.
             if open.is_some() {
                 self.open = open;
             }

@@ -32,7 +32,7 @@ impl XidAt {
     }
 }
 
-/// What the user must do after an error.
+/// The action that an error requires from the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum XidAction {
     /// Nothing. Another error is the cause, or the driver has corrected this one.

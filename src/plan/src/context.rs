@@ -32,13 +32,13 @@ pub struct Context {
 /// The parts that are the same in every plan of a start: launch, resume or next stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StartOptions {
-    /// The checks whose failure does not refuse the start.
+    /// The checks that may fail without refusing the start.
     pub waived: Vec<String>,
     /// Whether the trainer is copied to nodes that lack it or have another version.
     pub push: bool,
-    /// Files of the data set that every node must be able to read: a few that stand for all.
+    /// A few files of the data set, which every node must be able to read.
     pub data_files: Vec<Utf8PathBuf>,
-    /// The requirements of an encode, if the recipe is one.
+    /// The requirements of an encode, if the recipe encodes.
     pub encode: Option<EncodeFacts>,
     /// Warnings about the request itself, such as nodes that were left out.
     pub warnings: Vec<String>,
@@ -75,7 +75,7 @@ pub struct TrainerBinary {
 pub struct Target {
     /// The nodes, each with its slots.
     pub nodes: Vec<Node>,
-    /// What the user wrote, such as `--local 2`, for errors.
+    /// The description for errors: what the user wrote, such as `--local 2`.
     pub description: String,
     /// The SSH logins of the nodes; empty for this machine.
     pub logins: Vec<Login>,
@@ -101,7 +101,7 @@ impl Target {
         Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
     }
 
-    /// Makes a target of the nodes of a hostfile. Nodes without slots share those of the `world` ranks that remain.
+    /// Makes a target of the nodes of a hostfile. The nodes without slots share the remaining ranks of the `world`.
     pub fn hostfile(hostfile: &Hostfile, world: usize, description: impl Into<String>) -> Self {
         let given_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
         let without_slots = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);

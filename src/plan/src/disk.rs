@@ -17,7 +17,7 @@ pub struct DiskNeed {
     pub checkpoint_bytes: u64,
     /// The maximum number of checkpoints on disk at once, in addition to those on disk now.
     pub count: u64,
-    /// Whether it is a data set and not checkpoints: then `checkpoint_bytes` is all of it.
+    /// Whether this is the need of a data set, whose size is then `checkpoint_bytes`, and not that of checkpoints.
     #[serde(default)]
     pub is_data_set: bool,
 }
@@ -39,7 +39,7 @@ impl DiskNeed {
         let policy = &recipe.checkpoint;
         let steps = total.saturating_sub(done);
         let written = if policy.interval == 0 { 1 } else { steps.div_ceil(policy.interval).max(1) };
-        // A new checkpoint is completed before the oldest is removed, so that one more than `keep_last` needs room.
+        // A new checkpoint is completed before the oldest is removed, so there must be room for `keep_last` + 1.
         let room = if policy.keep_last == 0 { written } else { (policy.keep_last + 1).saturating_sub(saved).max(1) };
         Self {
             checkpoint_bytes: recipe.cost().checkpoint_bytes,
@@ -120,10 +120,10 @@ mod tests {
         assert_eq!(need(0, 0, 60, 0), 1, "only at the end");
         assert_eq!(need(20, 0, 60, 0), 3, "all are kept");
         assert_eq!(need(25, 0, 60, 0), 3, "the last one is not a multiple");
-        assert_eq!(need(20, 2, 600, 0), 3, "two, and the new one before the oldest is removed");
+        assert_eq!(need(20, 2, 600, 0), 3, "two, and a third before the oldest is removed");
         assert_eq!(need(20, 2, 600, 2), 1, "two are there already");
-        assert_eq!(need(20, 2, 20, 0), 1, "there is only one to come");
-        assert_eq!(need(20, 2, 600, 9), 1, "more than are kept are there already");
+        assert_eq!(need(20, 2, 20, 0), 1, "one more is written");
+        assert_eq!(need(20, 2, 600, 9), 1, "there are more than are kept");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Runs as Slurm jobs: the decision about each start of a job by Slurm.
+//! Runs as Slurm jobs: decides what a job does each time Slurm starts it.
 //!
 //! The nodes are unknown until the job starts, and Slurm may start it more than once: after a time limit, a preemption or a
 //! lost node. Each time, the script calls `vidtui job begin` on the first node to find out which attempt to start. No
@@ -32,7 +32,7 @@ pub enum JobStart {
     Nothing(String),
 }
 
-/// Decides what a job does that Slurm has started on `cx.target`, its allocation.
+/// Decides what a job does after Slurm has started it on `cx.target`, its allocation.
 ///
 /// # Errors
 /// When another attempt of the run has been started elsewhere, or the run does not fit the allocation.
@@ -57,7 +57,7 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
         attempt.slurm = cx.target.slurm.clone();
         return Ok(JobStart::SubmittedAttempt(Box::new(plan_submitted(&request.resume, attempt, cx)?)));
     }
-    // Nothing of this job's earlier turns is running: Slurm ends a job completely before it starts it again.
+    // No process of this job's earlier attempts is running: Slurm ends a job completely before it requeues it.
     if of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
         return Err(Failure::new(
             ErrorCode::RunIsAlive,
@@ -90,8 +90,8 @@ fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -
 
 /// Decides whether a job whose ranks have ended is requeued. Returns the reason.
 ///
-/// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain. It ends after a stop request
-/// or a failure, which would repeat.
+/// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain. It is not requeued after
+/// a stop request, or after a failure, which would repeat.
 ///
 /// # Errors
 /// The reason why it is not requeued.

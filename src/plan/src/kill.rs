@@ -13,7 +13,7 @@ pub struct RunKill {
     pub run: RunId,
     /// Its folder.
     pub dir: RunDir,
-    /// How it is ended.
+    /// The way in which it is ended.
     pub how: KillHow,
     /// The processes, node by node.
     pub nodes: Vec<NodeKill>,
@@ -34,11 +34,11 @@ pub struct JobKill {
     /// The nodes that the job has lost ([`runstate::RunFacts::lost_nodes`]). The kill does not wait for Slurm to end the job
     /// there, which may take minutes.
     pub lost: Vec<NodeId>,
-    /// The Slurm command, and what is compared before it runs.
+    /// The Slurm command, and the condition on which it runs.
     pub why: String,
 }
 
-/// How a run is ended.
+/// The way in which a run is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillHow {
     /// TERM to the supervisors: all ranks save at the same step and end.
@@ -76,11 +76,11 @@ pub struct NodeKill {
     pub start_ticks: u64,
     /// The ranks.
     pub ranks: Vec<RankPid>,
-    /// Which signals are sent to which processes, and how these are identified.
+    /// The signals, the processes that receive them, and the identification of these processes.
     pub why: String,
 }
 
-/// Plans to end a run, from the process files of its newest attempt and whether those processes exist, and from its Slurm job
+/// Plans to end a run, given the process files of its newest attempt, whether those processes exist, and its Slurm job,
 /// if it has one.
 ///
 /// A node whose processes are unknown stays in the plan: the kill checks it again. The kill does not wait until Slurm has

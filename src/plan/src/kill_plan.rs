@@ -1,4 +1,4 @@
-//! What a stop or a kill signals, of either kind.
+//! The plan of a stop or a kill, for a run or for selected processes.
 
 use cluster::NodeId;
 use units::counted;

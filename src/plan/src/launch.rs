@@ -8,7 +8,7 @@ use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, LaunchPlan, Weights};
 use units::{counted, size};
 
-/// What to launch.
+/// The request to launch a run.
 #[derive(Debug, Clone)]
 pub struct LaunchRequest<'a> {
     /// The recipe.
@@ -36,9 +36,9 @@ pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     NewRun { name, recipe: request.recipe, stage, origin, warnings: Vec::new() }.plan(&what, cx)
 }
 
-/// Where the weights of a new run come from.
+/// The origin of the weights of a new run.
 pub(crate) struct Origin {
-    /// Where the trainer loads weights from.
+    /// The place from which the trainer loads the weights.
     start: StartFrom,
     /// The run and step that saved them.
     lineage: Option<Lineage>,
@@ -102,7 +102,7 @@ impl NewRun<'_> {
             Failure { what: what.to_owned(), why, ..error.into() }
         })?;
         let is_command = recipe.trainer == recipe::TrainerKind::Command;
-        // Ranks that work by themselves have no mesh, and that of a command is unknown: both get all ranks of the target.
+        // Independent ranks have no mesh, and the mesh of a command is unknown. Both use all ranks of the target.
         let is_free = is_command || !recipe.task.ranks_depend_on_each_other();
         let mesh = match (is_free, cx.target.slots()) {
             (true, slots) if slots > 0 && slots != recipe.mesh.world() => command_mesh(slots),
@@ -194,7 +194,7 @@ fn short_limit(recipe: &Recipe) -> Option<String> {
     })
 }
 
-/// Returns a mesh for a command, of which only the number of ranks is known.
+/// Returns a mesh for a command. Only the number of its ranks is known.
 pub(crate) fn command_mesh(ranks: usize) -> Mesh {
     Mesh { dp_replicate: ranks, dp_shard: 1, tp: 1 }
 }

@@ -87,7 +87,7 @@ impl LaunchPlan {
         self.run.recipe().is_ok_and(|recipe| recipe.trainer == recipe::TrainerKind::Command)
     }
 
-    /// Returns what the ranks do.
+    /// Returns the task of the ranks.
     pub fn task(&self) -> recipe::Task {
         self.run.task()
     }
@@ -186,8 +186,8 @@ impl Draft<'_> {
 }
 
 /// The ports of the rendezvous: torchrun's default and those above, below the ephemeral ports of Linux. The port is random,
-/// so that two runs with the same first node rarely conflict. Only every second port is used: supervisors connect on the
-/// next one.
+/// so that two runs with the same first node rarely conflict. Only every second port is used, because supervisors
+/// connect on the port after it.
 const PORTS: std::ops::Range<u16> = 29_500..31_500;
 
 pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
@@ -363,7 +363,7 @@ fn summary(
     rows
 }
 
-/// Returns what an encode reads and writes.
+/// Returns the rows about the input and the output of an encode.
 fn encode_rows(recipe: &Recipe) -> Vec<(&'static str, String)> {
     let encode = &recipe.encode;
     let rate = encode.rate().map_or_else(String::new, |fps| format!(" at {fps} per second"));
@@ -378,7 +378,7 @@ fn encode_rows(recipe: &Recipe) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Returns what a run that samples reads and makes.
+/// Returns the rows about the input and the output of a run that samples.
 fn sample_rows(recipe: &Recipe, attempt: &Attempt, weights: &str) -> Vec<(&'static str, String)> {
     let specs = recipe.samples().unwrap_or_default();
     let steps: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
@@ -419,7 +419,7 @@ fn short_summary(
     rows.chain(facts.iter().cloned()).collect()
 }
 
-/// Returns what a start restores and what it resets.
+/// Returns the parts that a start restores, and the parts that it resets.
 fn restored(start: &StartFrom) -> Option<(&'static str, &'static str)> {
     match start {
         StartFrom::Random => None,
@@ -434,7 +434,7 @@ fn restored(start: &StartFrom) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Returns what Slurm is asked for while it has not chosen nodes.
+/// Returns the Slurm request while Slurm has not chosen nodes.
 fn queued(attempt: &Attempt) -> Option<&SlurmSpec> {
     attempt.slurm.as_ref().filter(|_| attempt.placement.ranks.is_empty()).map(|slurm| &slurm.spec)
 }

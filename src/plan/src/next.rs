@@ -7,7 +7,7 @@ use runstate::{Liveness, RunFacts, RunState, RunSummary};
 use crate::launch::{NewRun, from_weights, stage_start};
 use crate::{Context, LaunchPlan, Weights};
 
-/// The run whose next stage to start.
+/// The request to start the stage after that of a run.
 #[derive(Debug, Clone)]
 pub struct NextRequest<'a> {
     /// The run.
@@ -110,7 +110,7 @@ pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary
         })
 }
 
-/// Checks that weights contain every parameter of a recipe's model in its shape.
+/// Checks that weights contain every parameter of a recipe's model with the same shape.
 ///
 /// # Errors
 /// Names the first parameter that is missing or has another shape.

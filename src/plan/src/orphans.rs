@@ -1,4 +1,4 @@
-//! Orphan processes: those of runs that are found on nodes, and those that are selected by their command lines.
+//! Orphan processes: processes of runs that were found on nodes, and processes that were selected by their command lines.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ pub struct NodeOrphans {
 /// Processes that were selected by their command lines, and will be killed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrphanKill {
-    /// Whose processes may be killed.
+    /// The users whose processes may be killed.
     pub scope: KillScope,
     /// The processes, node by node.
     pub nodes: Vec<NodeOrphans>,
@@ -79,7 +79,7 @@ impl OrphanKill {
     }
 }
 
-/// Whose processes may be killed, and with which permissions.
+/// The users whose processes may be killed, and the permissions of the kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillScope {
     /// Processes of the user who is logged in.
@@ -90,17 +90,18 @@ pub enum KillScope {
     Sudo,
 }
 
-/// A process and its ancestors. A shell that started this program may have its pattern on its own command line.
+/// This program and its ancestors, which are never selected. The shell that started this program may have the pattern
+/// on its command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ancestry {
     /// The boot of their machine.
     pub boot_id: String,
-    /// Process id and start time, in clock ticks since boot, of each.
+    /// The process id and the start time of each, in clock ticks since boot.
     pub processes: Vec<(i32, u64)>,
 }
 
 impl Ancestry {
-    /// Whether a process is one of them, whatever name its node has.
+    /// Returns whether a process is one of them. Compares boots, because a node may have several names.
     fn contains(&self, listed: &NodeProcesses, process: &ListedProcess) -> bool {
         listed.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
     }
@@ -169,7 +170,7 @@ pub fn detect_runs(listed: &[NodeProcesses]) -> Vec<DetectedRun> {
 /// of its nodes, as its process files list them (`by_files`). Processes of earlier attempts are ended where they were found.
 pub fn kill_detected(found: DetectedRun, dir: RunDir, how: KillHow, by_files: Option<RunKill>) -> Vec<RunKill> {
     let is_known = |kill: &NodeKill| {
-        // Groups without a supervisor do not show their attempt: they are workers, which have their own process groups.
+        // A group without a supervisor has no attempt number. It contains workers, which have their own process groups.
         let same_attempt = |known: &NodeKill| kill.attempt == known.attempt || kill.attempt == 0;
         let same = |known: &NodeKill| known.node == kill.node && known.boot_id == kill.boot_id && same_attempt(known);
         by_files.as_ref().is_some_and(|plan| plan.nodes.iter().any(same))
@@ -180,7 +181,8 @@ pub fn kill_detected(found: DetectedRun, dir: RunDir, how: KillHow, by_files: Op
     newest.into_iter().chain(Some(left).filter(|plan| !plan.nodes.is_empty())).collect()
 }
 
-/// Makes the target for a group without a process file. Its oldest process stands for the supervisor, which may have ended.
+/// Makes the target for a process group without a process file. The start time is that of its oldest process, because
+/// the supervisor may have ended.
 fn node_kill(run: &RunId, node: &NodeProcesses, pgid: i32, members: &[&ListedProcess]) -> NodeKill {
     let attempt = members.iter().find_map(|process| after(&process.command, "--attempt")?.parse().ok());
     let pids: Vec<String> = members.iter().map(|process| process.pid.to_string()).collect();
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_and_its_shell_are_never_selected_whatever_name_their_node_has() {
+    fn this_program_and_its_shell_are_never_selected_under_any_node_name() {
         let pattern = "vidtui kill --hostfile F --pattern python";
         let mut listed = node();
         listed.node = NodeId::from_hostname("10.99.0.1");

@@ -11,7 +11,7 @@ use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
 use units::counted;
 
-/// What to resume, and how.
+/// The request to resume a run.
 #[derive(Debug, Clone)]
 pub struct ResumeRequest<'a> {
     /// The run.
@@ -24,7 +24,7 @@ pub struct ResumeRequest<'a> {
     pub checkpoints: &'a [CheckpointEntry],
     /// The newest complete checkpoint ([`rundir::latest_among`]), from which a resume continues by default.
     pub latest: Option<&'a CheckpointSummary>,
-    /// What the user chose.
+    /// The user's options.
     pub options: ResumeOptions,
 }
 
@@ -45,13 +45,13 @@ impl ResumeRequest<'_> {
 pub struct ResumeOptions {
     /// The step to continue from; default: the newest complete checkpoint.
     pub step: Option<u64>,
-    /// What is restored from the checkpoint.
+    /// The parts that are restored from the checkpoint.
     pub kind: ResumeKind,
     /// The steps of the whole run, to train longer than the recipe's steps.
     pub steps: Option<u64>,
 }
 
-/// What is restored from a checkpoint.
+/// The parts that are restored from a checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ResumeKind {
     /// Weights, optimizer and data position.
@@ -63,7 +63,7 @@ pub enum ResumeKind {
     WeightsOnly,
 }
 
-/// Returns the number of ranks of the last attempt, or of the recipe if there is none. A resume uses as many by default.
+/// Returns the number of ranks of the last attempt, or of the recipe if there is none. A resume uses this number by default.
 pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
     let of_recipe = || run.recipe().map_or(1, |recipe| recipe.mesh.world());
     last.map_or_else(of_recipe, |attempt| attempt.mesh.world())
@@ -165,7 +165,7 @@ pub(crate) fn next_attempt(
     Ok(draft.finish(cx))
 }
 
-/// Plans the next attempt of an encode: the queue of its data set has what is left.
+/// Plans the next attempt of an encode. The queue of its data set contains the remaining items.
 fn continue_encode(
     what: &str,
     request: &ResumeRequest<'_>,
@@ -271,7 +271,7 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
                 recipe::Task::Train => "is training".to_owned(),
                 recipe::Task::Sample => "is making videos".to_owned(),
             },
-            // The first node has ended, and the others follow.
+            // The first node has ended, and the others are ending.
             _ => "is ending".to_owned(),
         };
         return Err(Failure::new(
@@ -298,14 +298,14 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
             ErrorCode::RunStateUnknown,
             what,
             format!("attempt {} ran on {}, which cannot be reached: it may be alive", attempt.number, nodes(attempt)),
-            format!("resume it on {}", nodes(attempt)),
+            format!("check the connection to these nodes, or run `vidtui resume {id}` on one of them"),
         )),
         _ => Ok(None),
     }
 }
 
-/// Returns whether every node has an exit file. A supervisor writes this file after its last rank has ended, so that at most
-/// the supervisors, which are exiting, are still alive.
+/// Returns whether every node has an exit file. A supervisor writes this file after its last rank has ended, so at most
+/// supervisors that are exiting are still alive.
 fn is_over(facts: &RunFacts, attempt: &Attempt) -> bool {
     let ended =
         |node: &cluster::NodeId| facts.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
@@ -469,7 +469,7 @@ fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Conte
     Ok(mesh)
 }
 
-/// Returns where the attempt starts from, its start step, and a description of the weights.
+/// Returns the origin of the weights of the attempt, its start step, and a description of the weights.
 fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> (StartFrom, u64, String) {
     let run = request.run.id.clone();
     let Some(&CheckpointSummary { step, .. }) = checkpoint else {

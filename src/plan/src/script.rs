@@ -14,7 +14,7 @@ pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &
         .to_vec()
 }
 
-/// What differs between scripts.
+/// The contents of a script that not every script has.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Details<'a> {
     /// The rendezvous of the ranks of several nodes.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why nvidia-smi, or a part of its output, could not be read.
+/// The reason why nvidia-smi, or a part of its output, could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SmiTrouble {
     /// nvidia-smi is not installed on the node.
@@ -148,7 +148,7 @@ pub(super) fn all(lines: &[&str], status: Option<i32>) -> Vec<SmiTrouble> {
         Some(_) => None,
     };
     match by_status {
-        // Messages of the shell or of `timeout` add nothing to this.
+        // Further messages of the shell or of `timeout` are redundant.
         Some(trouble @ (SmiTrouble::NotFound | SmiTrouble::TimedOut)) => {
             troubles.retain(|t| !matches!(t, SmiTrouble::Reported(_) | SmiTrouble::NotFound));
             troubles.push(trouble);

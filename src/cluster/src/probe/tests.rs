@@ -1,4 +1,4 @@
-//! Frames of the probe script are read from a stream, however it is cut.
+//! Reads frames of the probe script from a stream that is cut anywhere.
 
 use proptest::prelude::*;
 
@@ -46,7 +46,7 @@ fn frames(text: &str) -> Vec<Frame> {
 }
 
 #[test]
-fn a_frame_has_gpus_their_processes_and_the_owners_of_these() {
+fn a_frame_has_gpus_and_their_processes_with_owners() {
     let frame = &frames(STREAM)[0];
     assert_eq!((frame.number, frame.t, frame.took_s, frame.gpus.len()), (1, 1763612345.5, 1.5, 2));
     assert_eq!(frame.gpus[1].power_w, Reading::Absent(Absent::UnknownError));
@@ -237,7 +237,7 @@ fn the_script_makes_the_queries_that_are_read() {
 
 proptest! {
     #[test]
-    fn frames_are_the_same_however_the_stream_is_cut(sizes in prop::collection::vec(1usize..200, 1..200)) {
+    fn frames_do_not_depend_on_where_the_stream_is_cut(sizes in prop::collection::vec(1usize..200, 1..200)) {
         let mut stream = Frames::new(GpuQuery::default());
         let (mut read, mut rest) = (Vec::new(), STREAM.as_bytes());
         for size in sizes.into_iter().cycle() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a command of Slurm failed.
+/// The reason why a command of Slurm failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SlurmTrouble {
     /// The controller does not answer. Jobs keep running.
@@ -46,7 +46,7 @@ impl SlurmTrouble {
     }
 }
 
-/// Parts of messages with their meaning. The first match counts.
+/// Parts of messages, each with its meaning. The first match counts.
 const MESSAGES: [(&str, SlurmTrouble); 10] = [
     ("Unable to contact slurm controller", SlurmTrouble::ControllerDown),
     ("Socket timed out on send/recv", SlurmTrouble::ControllerDown),

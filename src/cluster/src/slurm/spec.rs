@@ -22,7 +22,7 @@ pub struct SlurmSpec {
     pub gpus_per_node: usize,
     /// The time limit in the syntax of sbatch: `24:00:00`, `2-00`.
     pub time: String,
-    /// How long before the time limit the job saves and requeues itself, in seconds.
+    /// Seconds before the time limit at which the job saves and requeues itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save_before_s: Option<u64>,
     /// Required features of the nodes: `h100&ib`.
@@ -43,7 +43,7 @@ const KEYS: [&str; 9] =
 /// The default of `save_before_s`: a checkpoint of about 100 GB takes minutes.
 const SAVE_BEFORE_S: u64 = 300;
 
-/// Why a Slurm file cannot be used.
+/// The reason why a Slurm file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct SlurmSpecError {
@@ -115,7 +115,7 @@ impl SlurmSpec {
         let named = named.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
         let listed = self.modules.iter().map(|module| ("modules", module));
         for (key, value) in named.chain(listed).chain(self.extra.iter().map(|line| ("extra", line))) {
-            // Each value becomes part of a line of the batch script.
+            // Each value becomes a part of one line of the batch script.
             if value.trim().is_empty() || value.chars().any(char::is_control) {
                 return error(
                     format!("{key} = {value:?} is not a single line of text"),
@@ -144,8 +144,8 @@ impl SlurmSpec {
         limit(&self.time)
     }
 
-    /// Returns how long before the time limit the job saves, in seconds; by default five minutes, or a quarter of a short
-    /// time limit.
+    /// Returns the seconds before the time limit at which the job saves: by default five minutes, or a quarter of a
+    /// short time limit.
     pub fn save_before(&self) -> u64 {
         self.save_before_s.unwrap_or_else(|| SAVE_BEFORE_S.min(self.time_s().unwrap_or(0) / 4))
     }

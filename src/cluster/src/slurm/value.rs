@@ -24,7 +24,7 @@ impl SlurmTime {
     }
 }
 
-/// How a job or step ended.
+/// The exit status and the signal of a job or step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitCode {
     /// The exit status.

@@ -92,7 +92,7 @@ fn a_slurm_request_must_fit_the_mesh() {
 }
 
 #[test]
-fn the_first_turn_of_a_job_starts_the_submitted_attempt() {
+fn the_first_start_of_a_job_starts_the_submitted_attempt() {
     let past = begun(None, &[]);
     let JobStart::SubmittedAttempt(plan) = job_start(&request(&past), &allocated(42)).unwrap() else { panic!() };
     let LaunchPlan { attempt, nodes, .. } = *plan;
@@ -102,9 +102,9 @@ fn the_first_turn_of_a_job_starts_the_submitted_attempt() {
 }
 
 #[test]
-fn the_next_turn_of_a_job_starts_from_the_newest_checkpoint() {
+fn a_requeued_job_starts_from_the_newest_checkpoint() {
     let mut past = begun(Some(42), &[20, -25]);
-    // The previous turn ended without exit files, with a stop, or with a failure that its end caused.
+    // The previous attempt ended without exit files, with a stop, or with a failure that the end of the job caused.
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
         past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];
