@@ -144,7 +144,7 @@ impl EncodeInputs {
         let Recipe { encode, encoders, .. } = &self.recipe;
         let element = encoders.dtype.bytes();
         let size = [encode.frames, encode.height, encode.width];
-        let tiles = weights::Tiling::of(&self.vae);
+        let tiles = weights::TileSize::of(&self.vae);
         let (whole, tiled) =
             (vae_memory(&self.vae, size, None, element), vae_memory(&self.vae, size, Some(&tiles), element));
         let factor = self.vae.spatial_factor();

@@ -13,4 +13,4 @@ mod vae;
 
 pub use t5::T5Encoder;
 pub use vae::{Moments, Vae};
-pub use weights::{Peak, T5Config, Tiling, VaeConfig, t5_memory, vae_memory};
+pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};

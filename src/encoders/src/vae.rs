@@ -11,7 +11,7 @@ use camino::Utf8Path;
 use rundir::Failure;
 use stage::Cache;
 use tch::{Device, Kind, TchError, Tensor, no_grad};
-use weights::{Tiles, Tiling, VaeConfig};
+use weights::{TileSize, Tiles, VaeConfig};
 
 /// Log-variances outside of this range are clamped, as diffusers does.
 const LOGVAR: (f64, f64) = (-30.0, 20.0);
@@ -48,7 +48,7 @@ pub struct Vae {
     identity: String,
     kind: Kind,
     device: Device,
-    tiling: Option<Tiling>,
+    tiling: Option<TileSize>,
     /// Bytes of frames that are computed at a time; see [`stage`].
     budget: i64,
     encoder: Encoder,
@@ -82,7 +82,7 @@ impl Vae {
     ///
     /// # Errors
     /// Tiles leave the grid of latent pixels.
-    pub fn tiling(&mut self, tiling: Option<Tiling>) -> Result<(), Failure> {
+    pub fn tiling(&mut self, tiling: Option<TileSize>) -> Result<(), Failure> {
         if let Some(tiling) = &tiling {
             tiling.check(&self.config)?;
         }

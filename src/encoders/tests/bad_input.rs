@@ -3,7 +3,7 @@
 mod support;
 
 use camino::Utf8Path;
-use encoders::{T5Encoder, Tiling, Vae};
+use encoders::{T5Encoder, TileSize, Vae};
 use rundir::ErrorCode;
 use tch::{Device, Kind, Tensor};
 
@@ -23,7 +23,7 @@ fn videos_and_latents_of_other_shapes_are_refused() {
     for shape in [&[1, 16, 3, 2, 2][..], &[1, 4, 0, 2, 2], &[4, 3, 2, 2]] {
         assert_eq!(vae.decode(&zeros(shape)).unwrap_err().code, ErrorCode::TensorMismatch, "{shape:?}");
     }
-    let tiles = Tiling { height: 17, ..Tiling::of(vae.config()) };
+    let tiles = TileSize { height: 17, ..TileSize::of(vae.config()) };
     assert_eq!(vae.tiling(Some(tiles)).unwrap_err().code, ErrorCode::InvalidArgument);
     assert_eq!(Vae::open(&folder, Kind::Half, Device::Cpu).unwrap_err().code, ErrorCode::InvalidArgument);
 }

@@ -5,7 +5,7 @@
 mod support;
 
 use camino::Utf8Path;
-use encoders::{Tiling, Vae, vae_memory};
+use encoders::{TileSize, Vae, vae_memory};
 use support::peak::{compare, peak_of, status};
 use support::write_vae;
 use tch::{Device, Kind, Tensor};
@@ -18,7 +18,7 @@ fn the_estimated_peak_of_the_vae_is_near_the_measured_one() {
     let mut vae = Vae::open(&folder.join("vae"), Kind::Float, Device::Cpu).unwrap();
     let shape = [9, 192, 256];
     let video = Tensor::zeros([1, 3, 9, 192, 256], (Kind::Float, Device::Cpu));
-    let tiles = Tiling { height: 96, width: 128, overlap_height: 0.5, overlap_width: 0.5 };
+    let tiles = TileSize { height: 96, width: 128, overlap_height: 0.5, overlap_width: 0.5 };
     // The first computation loads parts of libraries.
     vae.encode(&Tensor::zeros([1, 3, 1, 16, 16], (Kind::Float, Device::Cpu))).unwrap();
     // Measure the small case first, because allocators keep freed memory.

@@ -8,7 +8,7 @@ mod oracle;
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use encoders::{T5Encoder, Tiling, Vae};
+use encoders::{T5Encoder, TileSize, Vae};
 use serde_json::Value;
 use support::{Tensors, apart, cases, load};
 use tch::{Device, Kind, Tensor};
@@ -30,12 +30,12 @@ fn holds(where_: &str, got: &Tensor, want: &Tensor, limit: f64) {
 }
 
 /// Returns the tiling of a case: the arguments of diffusers' `enable_tiling`, with its defaults.
-fn tiling(vae: &Vae, case: &Value) -> Option<Tiling> {
+fn tiling(vae: &Vae, case: &Value) -> Option<TileSize> {
     let given = case["tiling"].as_object()?;
-    let default = Tiling::of(vae.config());
+    let default = TileSize::of(vae.config());
     let size = |key: &str, or: usize| given.get(key).and_then(Value::as_u64).map_or(or, |n| n as usize);
     let overlap = |key: &str, or: f64| given.get(key).and_then(Value::as_f64).unwrap_or(or);
-    Some(Tiling {
+    Some(TileSize {
         height: size("tile_sample_min_height", default.height),
         width: size("tile_sample_min_width", default.width),
         overlap_height: overlap("tile_overlap_factor_height", default.overlap_height),

@@ -41,16 +41,12 @@ const HERE: [(&str, &str, Has); 16] = [
 /// Keys whose 0 another crate interprets, with the file and the test that proves it.
 const ELSEWHERE: [(&str, &str, &str); 13] = [
     ("train.threads", "supervise/src/job.rs", "with_zero_threads_the_ranks_of_a_node_share_its_cores"),
-    ("train.text_dropout", "trainer/src/seeds.rs", "a_quarter_happens_in_a_quarter_of_all_draws_and_zero_never"),
-    ("condition.image_dropout", "trainer/src/conditions.rs", "images_are_dropped_for_a_whole_batch"),
-    ("condition.mask_dropout", "trainer/src/conditions.rs", "only_wholly_masked_samples_lose_their_mask"),
+    ("train.text_dropout", "trainer/src/seeds.rs", "probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never"),
+    ("condition.image_dropout", "trainer/src/conditions.rs", "all_images_of_a_batch_are_dropped_together"),
+    ("condition.mask_dropout", "trainer/src/conditions.rs", "a_mask_is_dropped_only_if_it_covers_all"),
     ("loss.motion", "dit/src/diffusion.rs", "a_motion_share_of_zero_is_the_plain_loss"),
     ("optimizer.weight_decay", "c10d/tests/numbers.rs", "the_fused_step_equals_the_textbook_step"),
-    (
-        "optimizer.clip_norm",
-        "trainer/src/tests/released_models.rs",
-        "a_clip_norm_of_zero_trains_as_one_that_no_gradient",
-    ),
+    ("optimizer.clip_norm", "trainer/src/tests/released_models.rs", "a_clip_norm_of_zero_does_not_clip"),
     ("checkpoint.keep_last", "rundir/src/listing.rs", "the_newest_few_are_kept"),
     ("checkpoint.keep_every", "rundir/src/listing.rs", "checkpoints_at_multiples_of_keep_every_are_kept"),
     ("log.spike", "health/src/spikes.rs", "the_warm_up_and_a_threshold_of_zero_report_nothing"),

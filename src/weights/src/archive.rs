@@ -123,7 +123,7 @@ fn entry(directory: &[u8], at: usize) -> Result<(Entry, usize), String> {
     let mut wide = wide_numbers(extra);
     if size == u64::from(u32::MAX) {
         size = wide.next().ok_or_else(damaged)?;
-        // The compressed size follows when it did not fit either. It is equal.
+        // If the uncompressed size did not fit, the compressed size follows it. Both are equal.
         wide.next().filter(|packed| *packed == size).ok_or_else(damaged)?;
     }
     if header == u64::from(u32::MAX) {

@@ -151,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_pair_of_types_gives_what_one_number_at_a_time_gives(bits in proptest::collection::vec(any::<u32>(), 0..3000)) {
+        fn every_cast_equals_the_cast_of_one_number_at_a_time(bits in proptest::collection::vec(any::<u32>(), 0..3000)) {
             let input: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
             for from in FLOATS {
                 let numbers: Vec<f32> = values(from, &input).map(|value| value as f32).collect();

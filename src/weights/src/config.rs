@@ -1,4 +1,4 @@
-//! `config.json` of a diffusers transformer, as the shape of a model and back.
+//! Converts the `config.json` of a diffusers transformer to a model and back.
 
 use camino::Utf8Path;
 use recipe::{Layer, Model, Positions};
@@ -10,9 +10,9 @@ use std::fs;
 
 /// The class whose configurations are read and written.
 const CLASS: &str = "CogVideoXTransformer3DModel";
-/// Frames of video per latent frame, of every CogVideoX.
+/// Frames of video per latent frame, the same for every CogVideoX model.
 const FRAMES_PER_LATENT: usize = 4;
-/// ε of the norms of queries and keys, which diffusers writes into its code.
+/// ε of the norms of queries and keys, a constant in the code of diffusers.
 const QK_NORM_EPS: f64 = 1e-6;
 /// A configuration is a page of text.
 const MAX_CONFIG: u64 = 1_000_000;
@@ -106,10 +106,10 @@ pub enum Family {
     /// Patches of two frames, a latent of the first image, and an embedding of its offset.
     #[serde(rename = "CogVideoX1.5-5B-I2V")]
     CogVideoX15I2V,
-    /// A mask and a masked latent beside the latent.
+    /// A mask and a masked latent besides the latent.
     #[serde(rename = "CogVideoX-Fun-InP")]
     FunInP,
-    /// A second latent beside the latent: that of an image, or of a control video.
+    /// A second latent besides the latent: that of an image, or of a control video.
     #[serde(rename = "CogVideoX-Fun-Control")]
     FunControl,
     /// As [`Family::FunInP`], with patches of two frames.
@@ -136,22 +136,23 @@ impl Family {
         }
     }
 
-    /// The family of a model that the trainer trains.
+    /// Returns the family of a model of the trainer.
     pub fn of(model: &Model) -> Self {
         let channels = (model.in_channels as u64, model.out_channels as u64);
-        Self::told_by(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
+        Self::by_features(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
     }
 
-    /// How the published models differ; `channels` are those of the input and output.
-    fn told_by(in_time: bool, ofs: bool, positions: Positions, channels: (u64, u64)) -> Self {
+    /// Returns the family by the features in which the published models differ. `channels` are the numbers of input and
+    /// output channels.
+    fn by_features(temporal_patches: bool, ofs: bool, positions: Positions, channels: (u64, u64)) -> Self {
         let (input, output) = channels;
-        // A second latent, and besides it a mask.
+        // More input channels are a second latent; even more are a mask and a second latent.
         let (second, mask) = (input > output, input > output.saturating_mul(2));
         match positions {
-            _ if in_time && ofs => Self::CogVideoX15I2V,
-            _ if in_time && mask => Self::Fun15InP,
-            _ if in_time && second => Self::Fun15Control,
-            _ if in_time => Self::CogVideoX15,
+            _ if temporal_patches && ofs => Self::CogVideoX15I2V,
+            _ if temporal_patches && mask => Self::Fun15InP,
+            _ if temporal_patches && second => Self::Fun15Control,
+            _ if temporal_patches => Self::CogVideoX15,
             Positions::Learned => Self::CogVideoX5BI2V,
             _ if mask => Self::FunInP,
             _ if second => Self::FunControl,
@@ -171,7 +172,7 @@ impl Config {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// When it is missing, not JSON, or the configuration of something else.
+    /// The file is missing, is not JSON, or configures another model.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
         Self::parse(path, &read_text(path)?)
     }
@@ -185,7 +186,7 @@ impl Config {
         if config.class_name != CLASS {
             let why = match config.class_name.as_str() {
                 "" => "_class_name is missing".into(),
-                other => format!("it configures a {other}, and only a {CLASS} is understood"),
+                other => format!("it configures a {other}; only {CLASS} is supported"),
             };
             return Err(Failure::new(
                 ErrorCode::UnsupportedModel,
@@ -201,7 +202,7 @@ impl Config {
     pub fn family(&self) -> Family {
         let channels = |n: i64| u64::try_from(n).unwrap_or(0);
         let channels = (channels(self.in_channels), channels(self.out_channels.unwrap_or(16)));
-        Family::told_by(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
+        Family::by_features(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
     }
 
     /// The width of the embedding of the first image's offset; none without one.
@@ -249,14 +250,14 @@ pub(crate) fn read_text(path: &Utf8Path) -> Result<String, Failure> {
         .map_err(|e| Failure::new(ErrorCode::Malformed, what(), e.to_string(), "copy it again from where it came"))
 }
 
-/// The model that a configuration describes.
+/// Returns the model that a configuration describes.
 ///
 /// # Errors
-/// When the trainer cannot hold such a model, saying which part of it is not supported.
+/// The trainer does not support the model; the error names the unsupported key.
 pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let what = || format!("cannot use a {} model", config.family());
     let unsupported = |key: &str, value: String| {
-        let why = format!("{key} = {value} in its config.json is something that the trainer does not have");
+        let why = format!("its config.json has {key} = {value}, which the trainer does not support");
         Err(Failure::new(
             ErrorCode::UnsupportedModel,
             what(),
@@ -344,7 +345,8 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     })
 }
 
-/// The `config.json` of a model, made from that of its weights, and the keys of the model that it cannot express.
+/// Returns the `config.json` of a model, based on that of its weights, and the keys of the model that it cannot
+/// express.
 ///
 /// Keys with the same meaning are kept unchanged: several numbers of frames give the same number of latent frames, and
 /// some keys have no effect on a model. If nothing changes, the text is identical.
@@ -376,7 +378,7 @@ pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-/// The `config.json` of a model, and what of the model has no place in it.
+/// Returns the `config.json` of a model, and a note about each part of the model that it cannot express.
 pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
     let in_time = model.patch_size_t > 1;
     let [frames, height, width] = model.base();
@@ -419,7 +421,7 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         ));
     }
     if model.layer != Layer::None {
-        notes.push(format!("diffusers has no place for TTT layers: they are in {}", crate::TTT_FILE));
+        notes.push(format!("diffusers does not support TTT layers: they are in {}", crate::TTT_FILE));
     }
     if model.latent_scale != 1.0 {
         notes.push(format!("latents were multiplied by {}: that is the VAE's scaling_factor", model.latent_scale));
@@ -491,7 +493,7 @@ mod tests {
             "use_rotary_positional_embeddings":true,"patch_size_t":2,"patch_bias":true,"sample_frames":81}"#;
         let model = model_from_diffusers(&config(published)).unwrap();
         let of = |model: &Model| config_text(model, Some(published)).0;
-        // Neither TTT layers nor the scale of latents have a place in it, and the size of the data is not the base size.
+        // It contains neither TTT layers nor the latent scale, and its base size is not the data size.
         let ttt =
             Model { layer: Layer::TttMlp, ttt_mini_batch: 64, latent_scale: 0.7, latent_frames: 4, ..model.clone() };
         assert_eq!((of(&model).as_str(), of(&ttt).as_str()), (published, published));
@@ -501,8 +503,8 @@ mod tests {
         assert_eq!(grown, wanted);
         let shorter: Value = serde_json::from_str(&of(&Model { base_frames: 4, ..model.clone() })).unwrap();
         assert_eq!((&shorter["sample_frames"], &shorter["dropout"]), (&13.into(), &0.1.into()));
-        // A configuration with other frames cannot be corrected by their number alone; neither can text that is not
-        // JSON.
+        // A configuration that differs in more than the number of frames cannot be corrected, and neither can text that
+        // is not JSON.
         for other in [published.replace("\"dropout\":0.1", "\"temporal_compression_ratio\":8"), "{".into()] {
             let made: Value = serde_json::from_str(&config_text(&model, Some(&other)).0).unwrap();
             assert_eq!(made, model_to_diffusers(&model).0);

@@ -271,7 +271,7 @@ impl ConvertPlan {
                 let xxh3 = thread.join().expect("checksum threads do not panic")?;
                 Ok(FileSum { name: linked.name.clone(), bytes: linked.bytes, xxh3 })
             });
-            // Damage in the source stops the writer, so that it is the first cause.
+            // Damage in the source stops the writer, so the damage is the error to report.
             let mut sums = match damaged.load(Ordering::Relaxed) {
                 true => checked.and(written),
                 false => written.and_then(|sums| checked.map(|()| sums)),

@@ -66,7 +66,7 @@ const WORDS: &[&str] = &[
 /// Numbers at the edges of the widths that readers use.
 const EDGES: [u64; 11] = [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX / 2, u64::MAX];
 
-/// A reader of one file in a folder in which all other files are good.
+/// A reader of one file, in a folder where all other files are valid.
 struct Reader {
     /// The reader's name and the name of its folder in the corpus.
     name: &'static str,
@@ -144,7 +144,7 @@ fn every_reader_reads_good_input_and_survives_damaged_input() {
 enum Change {
     /// Replaces as many bytes, which keeps all offsets.
     Overwrite(Index, Vec<u8>),
-    /// Replaces some bytes by others. Without bytes to remove it is an insertion, without others a deletion.
+    /// Replaces some bytes by others. It inserts if there are no bytes to remove, and deletes if there are no others.
     Splice(Index, usize, Vec<u8>),
     /// Inserts a part of a good input.
     Copy(Index, Index, usize),
@@ -152,11 +152,11 @@ enum Change {
     Number(Index, u64),
 }
 
-/// Returns damaged copies of good inputs and a few inputs from nothing.
+/// Returns damaged copies of valid inputs and a few random inputs.
 fn any_input(good: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     let damaged = (select(good.clone()), select(good), 0..4, vec(any_change(), 1..8));
     let damaged = damaged.prop_map(|(input, other, part, changes)| {
-        // Damage to the header alone keeps the length before it right, so that the header is parsed.
+        // Damage in the header keeps the length before it correct, so that the header is parsed.
         let length = input.first_chunk().map_or(usize::MAX, |bytes| u64::from_le_bytes(*bytes) as usize);
         match input.get(8..).and_then(|rest| rest.split_at_checked(length)) {
             Some((header, data)) if part > 0 => with_length(&changed(header, &other, &changes), data),
@@ -355,14 +355,15 @@ fn inner(folder: &Utf8Path) -> Utf8PathBuf {
 
 fn prepare_manifest(folder: &Utf8Path) -> Vec<Vec<u8>> {
     let whole = fs::read_to_string(inner(folder).join("manifest.toml")).unwrap();
-    // Damage to the whole manifest fails its checksum. A manifest without one is accepted, and damage reaches its fields.
+    // A damaged manifest fails its checksum. A manifest without a checksum is accepted, so that damage reaches its
+    // fields.
     let (_, rest) = whole.split_once('\n').unwrap();
     vec![rest.into(), whole.into()]
 }
 
 fn prepare_model(folder: &Utf8Path) -> Vec<Vec<u8>> {
     let (model, manifest) = (inner(folder).join("model.toml"), inner(folder).join("manifest.toml"));
-    // The manifest has the file's size, and that check would fail before the file is read.
+    // The manifest contains the file's size. That check would fail before the file is read.
     let mut table: toml::Table = fs::read_to_string(&manifest).unwrap().parse().unwrap();
     let files = table["files"].as_array_mut().unwrap();
     files.retain(|file| file["name"].as_str() != Some("model.toml"));

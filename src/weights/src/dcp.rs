@@ -55,7 +55,7 @@ struct Described<'a> {
 
 /// Why a checkpoint cannot be opened.
 enum Wrong {
-    /// The files that do not exist, of those that `.metadata` names.
+    /// Files that `.metadata` names and that do not exist.
     Missing { files: BTreeSet<String>, of: usize },
     /// A file is damaged, or it is not a distributed checkpoint.
     Damaged(String),

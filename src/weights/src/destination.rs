@@ -54,7 +54,7 @@ pub fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<()
 }
 
 /// Returns the first file in a folder that no conversion has written. Downloads and checkpoints of runs use the same
-/// file names, so that names alone do not decide.
+/// file names, so the names alone are not sufficient.
 fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
     let has = |name| names.iter().any(|other| other == name);
     let written = |name: &str| {

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub use memory::{Peak, t5_memory, vae_memory};
 pub use t5::T5Config;
-pub use tiling::{TileSpan, Tiles, Tiling};
+pub use tiling::{TileSize, TileSpan, Tiles};
 pub use vae::{VaeConfig, Window, windows};
 
 /// The configuration file of each part of a diffusers pipeline.
@@ -26,7 +26,7 @@ const CONFIG_FILE: &str = "config.json";
 /// Keys of a `config.json` that have no effect on the results.
 const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];
 
-/// Bytes that are read at a time where a tensor is only hashed.
+/// Bytes that are read at a time when a tensor is only hashed.
 const BUFFER: usize = 4 << 20;
 
 /// A parameter of an encoder: its name in the files, and its shape.
@@ -51,7 +51,7 @@ pub struct EncoderFiles {
     pub folder: Utf8PathBuf,
     /// The tensors by the names of the table.
     pub tensors: Tensors,
-    /// The configuration without what has no effect.
+    /// The configuration without the keys that have no effect.
     config: String,
 }
 
@@ -103,7 +103,7 @@ impl EncoderFiles {
         Ok(Self { folder: folder.to_owned(), tensors, config: effective(&read_json(&folder.join(CONFIG_FILE))?) })
     }
 
-    /// Returns a reader of these tensors that computes the identity on the way.
+    /// Returns a reader of these tensors that also computes the identity.
     pub fn reader(&self) -> EncoderReader<'_> {
         EncoderReader { files: self, open: Files::default(), buffer: Vec::new(), hashes: BTreeMap::new() }
     }
@@ -147,7 +147,8 @@ impl EncoderFiles {
 pub struct EncoderReader<'a> {
     files: &'a EncoderFiles,
     open: Files,
-    /// The bytes of the tensor that was read last: one buffer for all, which the heap need not find a place for again and again.
+    /// The bytes of the tensor that was read last. One buffer is reused for all tensors, which avoids repeated
+    /// allocations.
     buffer: Vec<u8>,
     hashes: BTreeMap<&'a str, u128>,
 }
@@ -201,7 +202,7 @@ impl<'a> EncoderReader<'a> {
         Ok(())
     }
 
-    /// Returns the identity of the configuration and of the tensors that were read.
+    /// Returns the identity of the configuration and of all tensors that were read.
     ///
     /// It does not depend on how the tensors are distributed over files.
     pub fn identity(&self) -> String {

@@ -44,7 +44,7 @@ pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dtype::Dtype;
 pub use encoder::{
-    EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSpan, Tiles, Tiling, VaeConfig, Window,
+    EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
     t5_memory, vae_memory, windows,
 };
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};

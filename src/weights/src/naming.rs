@@ -56,8 +56,8 @@ pub(crate) fn recognize(tensors: Tensors) -> Recognized {
     Recognized { names, tensors: tensors.into_iter().map(|(name, tensor)| (bare(name), tensor)).collect(), others }
 }
 
-/// Derives the model of ttt-video-dit weights from tensor shapes, because they come without a configuration file. The
-/// shapes do not include the size of the video, so that the 49 frames of 480 × 720 of CogVideoX-5B are assumed.
+/// Derives the model of ttt-video-dit weights from tensor shapes, because these weights have no configuration file. The
+/// shapes do not include the size of the video, so CogVideoX-5B's 49 frames of 480 × 720 are assumed.
 pub(crate) fn model_of_ttt_video(tensors: &Tensors) -> Result<Model, Failure> {
     let bad = |why: String| {
         let what = "cannot derive the model from its weights";

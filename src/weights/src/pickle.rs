@@ -535,7 +535,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_program_makes_it_panic(ops in proptest::collection::vec(
+        fn no_pickle_makes_the_reader_panic(ops in proptest::collection::vec(
             proptest::sample::select(b"(N\x88JKM\x8a\x8bGX\x8cTUBC})]\x8ftl\x91\x85\x86\x87daesuc\x93R\x81\x92bQqr\x94hj012\x00\x01.\n".to_vec()), 0..60,
         )) {
             let _ = Pickle::read(&ops);

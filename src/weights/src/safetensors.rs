@@ -168,7 +168,7 @@ struct RawTensor {
     data_offsets: [u64; 2],
 }
 
-/// A header whose every entry has the usual form.
+/// A header in which every entry has the usual form.
 #[derive(Default)]
 struct RawHeader {
     metadata: BTreeMap<String, String>,
@@ -232,8 +232,8 @@ impl Header {
         }
         let mut json = vec![0; usize::try_from(length).expect("at most MAX_HEADER")];
         file.read_exact_at(&mut json, 8).map_err(io)?;
-        // A shard of a data set has thousands of tensors: this takes a fifth of the time. What it cannot read is read again
-        // below, where the error names the tensor.
+        // A shard of a data set has thousands of tensors, and this parser needs a fifth of the time. If it fails, the
+        // header is parsed again below, where the error names the tensor.
         if let Ok(raw) = serde_json::from_slice::<RawHeader>(&json)
             && let Some(tensors) = usual_tensors(raw.tensors, data_start)
             && check_layout(&tensors, data_start).is_ok_and(|end| end == bytes)

@@ -1,4 +1,4 @@
-//! `scheduler_config.json` of a diffusers pipeline, as the noise schedule of a model.
+//! Reads the noise schedule of a model from the `scheduler_config.json` of a diffusers pipeline.
 
 use crate::config::read_json;
 use camino::Utf8Path;
@@ -47,7 +47,7 @@ impl SchedulerConfig {
     /// Returns the model with this noise schedule.
     ///
     /// # Errors
-    /// When the trainer does not have such a schedule; names the key.
+    /// The trainer does not support the schedule; the error names the key.
     pub fn apply(&self, path: &Utf8Path, model: &Model) -> Result<Model, Failure> {
         let unsupported = |key: &str, value: &str, wanted: &str| {
             Err(Failure::new(
@@ -68,7 +68,7 @@ impl SchedulerConfig {
         if self.trained_betas.as_ref().is_some_and(|betas| !betas.is_null()) {
             return unsupported("trained_betas", "a list", "beta_start, beta_end and beta_schedule");
         }
-        // The defaults of CogVideoX's schedulers, and those of the others.
+        // The defaults of CogVideoX's schedulers, then those of the others.
         let (start, end, schedule) = if shifts { (0.00085, 0.012, "scaled_linear") } else { (0.0001, 0.02, "linear") };
         let mut table = model.to_table();
         let mut set = |key: &str, value: toml::Value| drop(table.insert(key.to_owned(), value));

@@ -320,7 +320,7 @@ fn vae_scale(vae: &Utf8Path) -> Result<(f64, bool), Failure> {
     Ok((scale, invert))
 }
 
-/// The keys of `[model]` that a diffusers `config.json` has no place for, besides those of TTT layers.
+/// The keys of `[model]` that a diffusers `config.json` cannot express, besides those of TTT layers.
 pub(crate) const OWN_KEYS: [&str; 11] = [
     "latent_scale",
     "rotary",
@@ -335,7 +335,7 @@ pub(crate) const OWN_KEYS: [&str; 11] = [
     "invert_image_scale",
 ];
 
-/// Returns a model with those [`OWN_KEYS`] that the table of the file at `path` has.
+/// Returns a model with the [`OWN_KEYS`] in the file at `path`.
 fn with_keys(model: &Model, table: &toml::Table, path: &Utf8Path) -> Result<Model, Failure> {
     let mut keys = model.to_table();
     keys.extend(OWN_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), table.get(*key)?.clone()))));

@@ -89,7 +89,7 @@ impl TensorToWrite {
         while left > 0 {
             let len = left.min(CHUNK as u64) as usize;
             left -= len as u64;
-            // A buffer that comes back is as long as the next piece, mostly, and need not be cleared.
+            // A reused buffer usually has the length of the next piece already, and need not be cleared.
             let mut out = buffer();
             if self.from == self.to && merge.is_none() {
                 out.resize(len, 0);
@@ -118,7 +118,7 @@ impl TensorToWrite {
     }
 }
 
-/// How far the segments have been read.
+/// The read position in the segments.
 struct Reader<'a> {
     segments: &'a [Segment],
     at: u64,

@@ -20,7 +20,7 @@ pub struct StoredTensor {
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// The ranges whose bytes, one after another, are the tensor's, row by row.
+    /// The file ranges that contain the tensor's bytes, in row-major order.
     pub spans: Vec<Span>,
 }
 

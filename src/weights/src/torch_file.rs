@@ -10,10 +10,10 @@ use std::fs;
 use std::io::Read;
 use std::sync::Arc;
 
-/// Under which key of a training checkpoint the weights are looked for, when they are not at the top.
+/// The keys of a training checkpoint that may hold the weights, if the weights are not at the top level.
 const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
 
-/// The most pieces that a tensor may lie in: a video's frames and channels are far fewer.
+/// The maximum number of pieces of a tensor: a video's frames and channels are far fewer.
 const MAX_RUNS: u64 = 1 << 16;
 
 /// The classes of storages, and the types of their elements.
@@ -142,7 +142,7 @@ impl Described {
         let inside = elements == 0 || self.first.checked_add(reach).is_some_and(|last| last < self.held);
         if !inside || self.held.checked_mul(size) != Some(bytes) {
             return Err(format!(
-                "it takes {elements} elements of {} from the {}th on, of {} in {bytes} bytes",
+                "it has {elements} elements of {} at offset {}, but its storage has {} elements in {bytes} bytes",
                 self.dtype, self.first, self.held
             ));
         }
@@ -161,7 +161,8 @@ impl Described {
             .flatten()
     }
 
-    /// The tensor as runs of neighbouring elements, row by row: where each begins in the storage, and its length.
+    /// Returns the tensor as runs of adjacent elements in row-major order: the start of each run in the storage, and
+    /// its length.
     ///
     /// A view, such as a permuted tensor, is split along its outer axes.
     fn runs(&self, elements: u64) -> Result<Vec<(u64, u64)>, String> {
@@ -174,7 +175,7 @@ impl Described {
             run *= size;
         }
         if elements / run > MAX_RUNS {
-            return Err("it is stored in another order than row by row: save it again with .contiguous()".into());
+            return Err("it is not stored row by row: save it again with .contiguous()".into());
         }
         let mut starts = vec![self.first];
         for (size, stride) in &outer {

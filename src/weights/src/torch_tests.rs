@@ -30,7 +30,7 @@ fn copied(folder: &Utf8Path) -> Utf8PathBuf {
     copy
 }
 
-/// Puts one text in the place of another of the same length.
+/// Replaces a text by another of the same length.
 fn replaced(path: &Utf8Path, old: &str, new: &str) {
     assert_eq!(old.len(), new.len());
     let mut bytes = fs::read(path).unwrap();
@@ -77,7 +77,7 @@ fn a_distributed_checkpoint_written_by_python_3_13_is_read() {
 }
 
 #[test]
-fn a_checkpoint_of_ttt_video_becomes_one_of_ours_with_every_parameter() {
+fn a_ttt_video_checkpoint_converts_to_a_checkpoint_with_every_parameter() {
     let (_keep, folder) = temp();
     for name in ["flat.pt", "wrapped.pth", "dcp"] {
         let target = folder.join(name.replace('.', "-"));
@@ -109,7 +109,7 @@ fn a_file_that_uses_a_name_that_is_not_allowed_is_refused() {
 }
 
 #[test]
-fn a_distributed_checkpoint_with_parts_missing_or_elsewhere_is_refused() {
+fn a_distributed_checkpoint_with_missing_or_misplaced_parts_is_refused() {
     let (_keep, folder) = temp();
     let dcp = copied(&folder);
     fs::remove_file(dcp.join("__1_0.distcp")).unwrap();

@@ -60,7 +60,7 @@ pub enum Doing {
 }
 
 impl Doing {
-    /// The work in a word.
+    /// Returns the activity as one word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Checking => "checking",
@@ -113,7 +113,8 @@ impl NewTensorFile {
     }
 }
 
-/// Shares tensors out to files of about `limit` bytes, in order, those of wide elements first so that each is aligned.
+/// Distributes tensors to files of about `limit` bytes, in order. Tensors with wide elements come first, so that each
+/// tensor is aligned.
 pub(crate) fn pack(mut tensors: Vec<TensorToWrite>, limit: u64) -> Vec<Vec<TensorToWrite>> {
     tensors.sort_by_key(|tensor| std::cmp::Reverse(Dtype::size(tensor.to)));
     let mut files: Vec<Vec<TensorToWrite>> = Vec::new();
@@ -141,7 +142,7 @@ enum Piece {
     End(String),
 }
 
-/// Writes files into a folder and returns their checksums; when it returns they are on the disk.
+/// Writes files into a folder and returns their checksums. All files are on the disk when this function returns.
 ///
 /// # Errors
 /// A file exists already, cannot be read or cannot be written, or `progress` stops the work. Partial files stay there.
@@ -221,7 +222,7 @@ fn write(
                     (&*file).write_all(&piece).map_err(|e| cannot_write(&path, &e))?;
                     bytes += piece.len() as u64;
                     done += piece.len() as u64;
-                    // The reader may be done, and its end of this channel gone.
+                    // The reader may have ended and closed this channel.
                     let _ = give_back.send(piece);
                     if done - synced >= SYNC_EVERY {
                         match to_disk.try_send((path.clone(), file.clone())) {
@@ -247,7 +248,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes) {
         Err(error @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG)) => Err(error.into()),
-        // A file system that promises nothing is no reason not to write.
+        // If the file system cannot preallocate, the file is written anyway.
         _ => Ok(()),
     }
 }
@@ -265,7 +266,8 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
     Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
 }
 
-/// Returns the failure of work that was cancelled, or whose other thread failed and reports the cause.
+/// Returns the failure of work that was cancelled. It is also returned if another thread failed, which then reports the
+/// cause.
 pub(crate) fn stopped() -> Failure {
     Failure::new(ErrorCode::Cancelled, "stopped", "it was interrupted", "run it again: nothing was left behind")
 }
@@ -345,7 +347,7 @@ mod tests {
         let (_keep, folder) = temp();
         let probe = File::create(folder.join("probe")).unwrap();
         if let Err(error) = fallocate(&probe, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1) {
-            eprintln!("SKIPPED: the file system of {folder} does not take room ahead: {error}");
+            eprintln!("SKIPPED: the file system of {folder} cannot preallocate: {error}");
             return;
         }
         let huge = target("w", Dtype::F32, Dtype::F32, &[1 << 50], vec![Segment::Zeros(4 << 50)]);
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_shared_out_in_order_with_wide_elements_first() {
+    fn tensors_are_distributed_in_order_with_wide_elements_first() {
         let tensor = |name: &str, to, len| target(name, to, to, &[], vec![Segment::Zeros(len)]);
         let tensors = vec![tensor("a", Dtype::BF16, 6), tensor("b", Dtype::F32, 8), tensor("c", Dtype::BF16, 20)];
         let names = |limit| -> Vec<Vec<String>> {

@@ -197,7 +197,7 @@ const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
 /// Loads in a child process, so that its memory is that of the load alone.
 #[test]
 fn loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors() {
-    const THIS: &str = "checkpoint::tests::loading_what_another_mesh_wrote_takes_memory_of_a_few_tensors";
+    const THIS: &str = "checkpoint::tests::loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors";
     if let Some(run) = std::env::var_os(CHILD) {
         let run = RunDir::new(Utf8PathBuf::from_path_buf(run.into()).unwrap());
         return load_and_print_growth(&run);

@@ -213,7 +213,7 @@ impl Clips {
     }
 
     fn tile(&self, vae: &mut Vae, tiles: bool) -> Result<(), Failure> {
-        let tiling = tiles.then(|| encoders::Tiling::of(vae.config()));
+        let tiling = tiles.then(|| encoders::TileSize::of(vae.config()));
         vae.tiling(tiling)
     }
 }

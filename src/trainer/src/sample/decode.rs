@@ -3,7 +3,7 @@
 use crate::seeds::{self, Purpose};
 use crate::step::compute_kind;
 use camino::Utf8Path;
-use encoders::{Tiling, Vae};
+use encoders::{TileSize, Vae};
 use recipe::{Encoders, Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
@@ -19,11 +19,11 @@ pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor
     let latent = latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor;
     let tiling = recipe.encoders.tiling;
     if tiling == recipe::Tiling::On {
-        vae.tiling(Some(Tiling::of(vae.config())))?;
+        vae.tiling(Some(TileSize::of(vae.config())))?;
     }
     match vae.decode(&latent) {
         Err(failure) if failure.code == ErrorCode::OutOfMemory && tiling == recipe::Tiling::Auto => {
-            vae.tiling(Some(Tiling::of(vae.config())))?;
+            vae.tiling(Some(TileSize::of(vae.config())))?;
             vae.decode(&latent)
         }
         decoded => decoded,

@@ -86,7 +86,8 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         );
     }
     if request.to == Form::Internal && source.names == Names::Diffusers && model.patch_size_t > 1 {
-        // The published CogVideoX 1.5 has 300 × 300 there, the largest size for which diffusers computes positions.
+        // The published CogVideoX 1.5 has a sample size of 300 × 300, the largest size for which diffusers computes
+        // positions.
         report.notes.push(format!(
             "{} × {} is the largest latent that its positions support, not a training size: set model.latent_height, \
              model.latent_width and model.latent_frames to the size of your data",
@@ -303,7 +304,7 @@ fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
 fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure> {
     let implied = model_from_diffusers(&Config::parse(CONFIG_FILE.into(), config)?)?.to_table();
     let table = model.to_table();
-    // A note of its own is about the scale of latents.
+    // The latent scale has its own note.
     let own = OWN_KEYS.into_iter().filter(|key| *key != "latent_scale" && table.get(*key) != implied.get(*key));
     let own: Vec<String> = own.map(|key| format!("{key} = {}", table[key])).collect();
     Ok(Some(own).filter(|own| !own.is_empty()))

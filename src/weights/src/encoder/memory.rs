@@ -1,13 +1,13 @@
-//! The peak memory of the encoders, before anything is computed.
+//! Estimates the peak memory of the encoders.
 
-use super::{Parameter, T5Config, Tiling, VaeConfig};
+use super::{Parameter, T5Config, TileSize, VaeConfig};
 
 /// The peak memory of one computation in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peak {
     /// The weights.
     pub weights: u64,
-    /// Everything else at the largest moment: activations, frames kept between windows, input and result.
+    /// Everything else at the peak: activations, frames kept between windows, input and result.
     pub work: u64,
 }
 
@@ -18,12 +18,13 @@ impl Peak {
     }
 }
 
-/// Bytes of normalized frames that are convolved at a time on a CPU, and the least number of them; as in `encoders`.
+/// Bytes of normalized frames that are convolved at a time on a CPU, and the minimum number of frames; as in
+/// `encoders`.
 const CHUNK: u64 = 16 << 20;
 const LEAST_CHUNK: u64 = 2;
-/// Frames in front of them.
+/// Frames before those of a chunk that a convolution also reads.
 const PAST: u64 = 2;
-/// The result of a convolution of one chunk and its workspace, in chunks.
+/// The memory for the result of a convolution of one chunk and its workspace, in chunks.
 const CONVOLVED: u64 = 2;
 
 /// The direction of a computation.
@@ -40,7 +41,7 @@ enum Direction {
 pub fn vae_memory(
     config: &VaeConfig,
     [frames, height, width]: [usize; 3],
-    tiling: Option<&Tiling>,
+    tiling: Option<&TileSize>,
     element: u64,
 ) -> Peak {
     let factor = config.spatial_factor();
@@ -58,7 +59,7 @@ pub fn vae_memory(
     let decode = window(config, Direction::Decode, decoded, tile, element, decode.len() > 1);
     let pixels = (frames * height * width * config.in_channels.max(config.out_channels)) as u64;
     let latent = (latent_frames * (height / factor) * (width / factor) * 2 * config.latent_channels) as u64;
-    // The windows of a video and the whole video, and tiles beside the tensor that they are joined to.
+    // The video exists whole and as windows. If it is tiled, the tiles exist beside the tensor that they are joined to.
     let copies = if tile == [height, width] { 2 } else { 3 };
     Peak {
         weights: bytes(&config.parameters(), element),
@@ -118,7 +119,7 @@ pub fn t5_memory(config: &T5Config, texts: usize, tokens: usize, element: u64) -
     let block = at_a_time as u64 * (row * element + dim * 8);
     // The hidden states and their norm, which is computed in fp32.
     let states = rows * dim * (2 * element + 8);
-    // The bias, before and after it is ordered, and the buckets of 8 bytes.
+    // The bias before and after its permutation, and the buckets of 8 bytes.
     let bias = (tokens * tokens) as u64 * (2 * config.num_heads as u64 * element + 16);
     Peak { weights, work: states + block + bias }
 }

@@ -173,7 +173,7 @@ fn rows_are_those_of_the_whole_matrix() {
 }
 
 #[test]
-fn frames_run_in_windows_whose_first_has_the_remainder() {
+fn the_first_window_of_frames_has_the_remainder() {
     let lengths = |frames, window| windows(frames, window).iter().map(|w| w.len()).collect::<Vec<_>>();
     assert_eq!(lengths(49, 8), [9, 8, 8, 8, 8, 8]);
     assert_eq!(lengths(13, 8), [13]);
@@ -188,18 +188,18 @@ fn frames_run_in_windows_whose_first_has_the_remainder() {
 #[test]
 fn with_the_default_overlaps_tiles_of_multiples_of_48_and_40_stay_on_the_grid() {
     let config = VaeConfig::default();
-    let default = Tiling::of(&config);
+    let default = TileSize::of(&config);
     assert_eq!((default.height, default.width), (240, 360));
     default.check(&config).unwrap();
     for size in 1..500 {
-        assert_eq!(Tiling { height: size, ..default }.check(&config).is_ok(), size % 48 == 0, "height {size}");
-        assert_eq!(Tiling { width: size, ..default }.check(&config).is_ok(), size % 40 == 0, "width {size}");
+        assert_eq!(TileSize { height: size, ..default }.check(&config).is_ok(), size % 48 == 0, "height {size}");
+        assert_eq!(TileSize { width: size, ..default }.check(&config).is_ok(), size % 40 == 0, "width {size}");
     }
-    let failure = Tiling { height: 256, ..default }.check(&config).unwrap_err();
+    let failure = TileSize { height: 256, ..default }.check(&config).unwrap_err();
     assert_eq!(failure.code, ErrorCode::InvalidArgument);
     assert!(failure.fix.contains("240 or 288"), "{failure}");
     for overlap in [0.0, 1.0, -1.0, f64::NAN] {
-        assert!(Tiling { overlap_width: overlap, ..default }.check(&config).is_err());
+        assert!(TileSize { overlap_width: overlap, ..default }.check(&config).is_err());
     }
     assert!(default.encode(&config, 240, 360).is_none());
     assert!(default.decode(&config, 31, 45).is_some());
@@ -208,8 +208,8 @@ fn with_the_default_overlaps_tiles_of_multiples_of_48_and_40_stay_on_the_grid() 
 #[test]
 fn tiles_need_less_memory_and_larger_videos_more() {
     let config = VaeConfig::default();
-    let tiles = Tiling::of(&config);
-    let peak = |shape, tiling: Option<&Tiling>| vae_memory(&config, shape, tiling, 2).work;
+    let tiles = TileSize::of(&config);
+    let peak = |shape, tiling: Option<&TileSize>| vae_memory(&config, shape, tiling, 2).work;
     let whole = peak([49, 480, 720], None);
     let tiled = peak([49, 480, 720], Some(&tiles));
     assert!(tiled * 2 < whole, "{tiled} {whole}");

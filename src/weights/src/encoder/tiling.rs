@@ -4,11 +4,11 @@ use super::VaeConfig;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 
-/// The size of tiles in pixels, and the part of a tile that overlaps its neighbour.
+/// The size of tiles in pixels, and the fraction of a tile that overlaps its neighbour.
 ///
 /// A picture is tiled if its height or its width exceeds that of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Tiling {
+pub struct TileSize {
     /// In pixels.
     pub height: usize,
     /// In pixels.
@@ -42,7 +42,7 @@ pub struct Tiles {
     pub columns: TileSpan,
 }
 
-impl Tiling {
+impl TileSize {
     /// Returns the tiling that diffusers uses by default for this VAE.
     pub fn of(config: &VaeConfig) -> Self {
         let (height, width) = (config.sample_height / 2, config.sample_width / 2);
@@ -52,7 +52,7 @@ impl Tiling {
     /// Checks that tiles stay on the grid of latent pixels.
     ///
     /// # Errors
-    /// They leave it, with the nearest size that does not.
+    /// The tiles leave the grid. The error suggests the nearest sizes that stay on it.
     pub fn check(&self, config: &VaeConfig) -> Result<(), Failure> {
         let factor = config.spatial_factor();
         let sides = [("height", self.height, self.overlap_height), ("width", self.width, self.overlap_width)];
@@ -65,7 +65,7 @@ impl Tiling {
             if on_grid(size, overlap, factor) {
                 continue;
             }
-            // A multiple of the denominator of the overlap is near, so that the search is short.
+            // A multiple of the denominator of the overlap is near, so the search is short.
             let fits = |size: &usize| on_grid(*size, overlap, factor);
             let below = (1..size).rev().take(factor * 64).find(fits);
             let above = (size + 1..).take(factor * 64).find(fits);

@@ -40,7 +40,7 @@ pub struct VaeConfig {
     pub sample_width: usize,
     /// Latents are multiplied by it before the transformer. The VAE itself never scales.
     pub scaling_factor: f64,
-    /// Whether image latents are divided by `scaling_factor` where others are multiplied by it.
+    /// Whether image latents are divided by `scaling_factor`, while other latents are multiplied by it.
     pub invert_scale_latents: bool,
     shift_factor: Value,
     latents_mean: Value,
@@ -80,7 +80,7 @@ impl Default for VaeConfig {
 /// A window of frames: the range of its frames. Windows are computed one after another.
 pub type Window = std::ops::Range<usize>;
 
-/// Returns the windows of `frames` frames: as many as fit, and the first one has the remainder too.
+/// Splits `frames` frames into as many windows as fit. The first window also has the remainder.
 pub fn windows(frames: usize, window: usize) -> Vec<Window> {
     let rest = frames % window;
     let count = (frames / window).max(1);
@@ -220,7 +220,7 @@ impl VaeConfig {
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut table = Table(Vec::new());
         let (widths, latent, layers) = (&self.block_out_channels, self.latent_channels, self.layers_per_block);
-        let (first, last) = (widths[0], *widths.last().expect("check() wants a level"));
+        let (first, last) = (widths[0], *widths.last().expect("check() requires a level"));
         table.conv3d("encoder.conv_in.conv", self.in_channels, first);
         let mut input = first;
         for (level, &width) in widths.iter().enumerate() {

@@ -19,7 +19,7 @@ fn bytes(seed: usize, len: usize) -> Vec<u8> {
     (0..len).flat_map(|n| (((seed * 31 + n * 7) % 23) as f32 / 16.0 - 0.7).to_le_bytes()).collect()
 }
 
-/// Modules of the base, with the widths of what they read and write.
+/// Modules of the base model, with their input and output widths.
 const MODULES: [(&str, usize, usize); 4] = [
     ("transformer_blocks.0.attn1.to_q", 64, 64),
     ("transformer_blocks.1.attn1.to_out.0", 64, 64),
@@ -68,7 +68,7 @@ fn go(request: &ConvertRequest) -> Result<crate::Converted, Failure> {
     plan_conversion(request)?.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(()))
 }
 
-/// The layers without where they lie.
+/// The layers without their locations.
 fn numbers(lora: &Lora) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
     let mut files = Files::default();
     let mut read = |tensor| files.read_all(tensor).unwrap();
@@ -77,7 +77,7 @@ fn numbers(lora: &Lora) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
 }
 
 #[test]
-fn every_form_becomes_every_other_with_the_same_numbers() {
+fn every_format_converts_to_every_other_with_the_same_numbers() {
     let (_keep, folder) = temp();
     for from in FORMS {
         let path = write(&folder.join("in"), from, &[]);
@@ -133,7 +133,7 @@ fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
 
 /// Adapters that diffusers and PEFT saved, and the results of their own merges (made by `make.py` in the same folder).
 #[test]
-fn a_merge_gives_what_diffusers_and_peft_give() {
+fn a_merge_equals_the_merges_of_diffusers_and_peft() {
     let fixtures = Utf8Path::new("../../tests/fixtures/weights/lora");
     let (_keep, folder) = temp();
     for (library, scale) in [("diffusers", 0.5), ("peft", 1.0)] {
@@ -160,7 +160,7 @@ fn a_merge_gives_what_diffusers_and_peft_give() {
 }
 
 #[test]
-fn a_merge_larger_than_a_piece_is_the_same_in_every_row() {
+fn a_merge_in_several_pieces_is_correct_in_every_row() {
     // 520 × 520 numbers of float32 are more than one piece, and a piece ends within a row.
     let (_keep, folder) = temp();
     let size = 520;
@@ -230,7 +230,7 @@ fn an_adapter_that_does_not_match_the_model_is_refused() {
 }
 
 #[test]
-fn alphas_follow_patterns_and_the_rule_of_the_root() {
+fn alphas_follow_patterns_and_rslora() {
     let (_keep, folder) = temp();
     let path = write(&folder, LoraForm::Peft, &[]);
     let config = r#"{"lora_alpha": 6, "use_rslora": true, "alpha_pattern": {"attn1.to_q": 2}}"#;
@@ -244,7 +244,7 @@ fn alphas_follow_patterns_and_the_rule_of_the_root() {
         fs::write(path.join(PEFT_CONFIG), config).unwrap();
         Lora::open(&path)
     };
-    // An expression, for the end of a name from a dot on.
+    // A regular expression for the end of a name, starting after a dot.
     let lora = with(r#"{"transformer_blocks\\.[0-1]\\.attn1\\.(to_q|to_out\\.0)": 4, "q": 1, "out": 1}"#).unwrap();
     let alphas: Vec<f64> = MODULES.iter().map(|(module, ..)| lora.layers[*module].alpha).collect();
     assert_eq!(alphas, [4.0, 4.0, 6.0, 6.0]);

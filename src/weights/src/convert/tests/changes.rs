@@ -7,7 +7,7 @@ use crate::location::TTT_FILE;
 use crate::{Header, cast};
 
 #[test]
-fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
+fn new_input_channels_are_zero_and_the_old_ones_are_unchanged() {
     let (_keep, folder) = temp();
     let place = folder.join("grown");
     let mut request = ConvertRequest::new(small(), &place, Form::Internal);
@@ -23,7 +23,7 @@ fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
         assert_eq!(&ours[..64], theirs);
         assert!(ours[64..].iter().all(|b| *b == 0));
     }
-    // CogVideoX 1.5: a linear layer over patches of two frames, channel by channel too.
+    // CogVideoX 1.5: a linear layer over patches of two frames, also ordered by channel.
     let model = "../../tests/fixtures/oracle/cogvideox/cogvideox15_5b_tiny";
     let place = folder.join("grown in time");
     let in_time = ConvertRequest { in_channels: Some(8), ..ConvertRequest::new(model, &place, Form::Internal) };
@@ -42,7 +42,7 @@ fn new_input_channels_are_zero_and_the_old_ones_as_they_were() {
 }
 
 #[test]
-fn ttt_layers_are_added_and_travel_beside_a_diffusers_model() {
+fn added_ttt_layers_are_stored_beside_a_diffusers_model() {
     let (_keep, folder) = temp();
     let mut sentences = Vec::new();
     for (layer, count) in [(Layer::TttMlp, 22), (Layer::TttLinear, 20)] {

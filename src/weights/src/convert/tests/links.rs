@@ -36,14 +36,14 @@ fn files_that_would_be_copied_byte_for_byte_are_linked_on_request() {
     plan.execute(false, NOW_S, 7, &mut see).unwrap();
     assert!(last.is_some_and(|last: Progress| last.doing == Doing::Checking && last.done == last.total));
     assert_eq!(links(&place), count);
-    // The same tensors as copied, and the same model back.
+    // The tensors equal copied ones, and converting back gives the same model.
     let copied = folder.join("copied");
     go(&ConvertRequest::new(small(), &copied, Form::Internal)).unwrap();
     assert!(of(&place) == of(&copied));
     Checkpoint::open(&place).unwrap().verify_checksums().unwrap();
     go(&ConvertRequest::new(&place, folder.join("back"), Form::Diffusers)).unwrap();
     assert!(of(&folder.join("back")) == of(&small()));
-    // A shard with a tensor that changes is written, and so are layers that are added.
+    // A shard in which a tensor changes is written, and so are added layers.
     let grown = ConvertRequest { in_channels: Some(8), layer: Some(Layer::TttLinear), force: true, ..request.clone() };
     assert_eq!(go(&grown).unwrap().files as u64, count);
     assert_eq!(links(&place), count - 1);

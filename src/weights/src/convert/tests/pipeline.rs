@@ -34,7 +34,7 @@ fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
         fs::write(&recipe, format!("base = \"{target}/model.toml\"\n{rest}")).unwrap();
         let model = recipe::load(&recipe, &[]).unwrap().recipe.model;
         assert_eq!((model.latent_scale, model.snr_shift_scale, model.invert_image_scale), (0.7, 3.0, true));
-        // An exported folder stands alone, and keeps what its config.json has no place for.
+        // An exported folder needs no other file. It keeps the values that its config.json cannot express.
         let (outer, back) = (folder.join(format!("{target}-outer")), folder.join(format!("{target}-back")));
         go(&ConvertRequest::new(folder.join(target), &outer, Form::Diffusers)).unwrap();
         go(&ConvertRequest::new(&outer, &back, Form::Internal)).unwrap();
@@ -48,7 +48,7 @@ fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
 }
 
 #[test]
-fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
+fn a_pipeline_of_symbolic_links_is_read_as_a_pipeline() {
     let (_keep, folder) = temp();
     // In the cache of the Hugging Face Hub, files are links to blobs that are named by their content.
     let (snapshot, blobs) = (folder.join("snapshots/4f2a"), folder.join("blobs"));
@@ -64,7 +64,7 @@ fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
     }
     fs::write(snapshot.join("model_index.json"), "{}").unwrap();
     fs::write(snapshot.join("vae/config.json"), r#"{"scaling_factor": 0.7}"#).unwrap();
-    // And a pipeline put together of links, one of them to a folder of another name.
+    // A pipeline of symbolic links, one of which points to a folder with another name.
     let other = folder.join("other");
     fs::create_dir(&other).unwrap();
     fs::rename(snapshot.join("transformer"), snapshot.join("network")).unwrap();
@@ -81,12 +81,12 @@ fn a_pipeline_whose_transformer_or_files_are_links_is_read_as_one_whole() {
         assert!(of(&target) == whole);
         assert!(target.join("diffusion_pytorch_model.safetensors").symlink_metadata().unwrap().is_file());
     }
-    // The folder itself has no pipeline around it.
+    // That folder itself is not inside a pipeline.
     assert!(Source::open(&snapshot.join("network")).is_ok_and(|source| !source.latent_scale_known));
 }
 
 #[test]
-fn the_sample_size_of_a_model_with_patches_in_time_is_noted_as_its_largest_latent() {
+fn the_sample_size_of_a_model_with_temporal_patches_is_noted_as_the_largest_latent() {
     let (_keep, folder) = temp();
     let notes = |model: &str, to: Form| {
         let source = Utf8Path::new("../../tests/fixtures/oracle/cogvideox").join(model);

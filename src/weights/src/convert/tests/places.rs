@@ -56,7 +56,7 @@ fn a_download_and_a_checkpoint_of_a_run_are_never_replaced() {
 }
 
 #[test]
-fn the_adapter_that_is_merged_is_not_replaced_by_what_it_is_merged_into() {
+fn a_conversion_does_not_replace_the_adapter_that_it_merges() {
     let (_keep, folder) = temp();
     let lora = folder.join("lora");
     let kept = "../../tests/fixtures/weights/lora/peft";
@@ -80,7 +80,7 @@ fn a_replacement_that_fails_midway_leaves_the_old_folder_as_it_was() {
     let whole = |failure: Failure, why: &str| {
         assert!(failure.to_string().contains(why), "{failure}");
         assert_eq!(names(&folder).iter().filter(|name| *name != "changed").collect::<Vec<_>>(), ["x"]);
-        assert!(names(&place).iter().map(read).eq(before.iter().cloned()), "{why}: the old one changed");
+        assert!(names(&place).iter().map(read).eq(before.iter().cloned()), "{why}: the old folder changed");
         Checkpoint::open(&place).unwrap().verify_checksums().unwrap();
     };
     let model = changed(&folder, |tensors| {
@@ -134,7 +134,7 @@ fn a_second_conversion_to_the_same_folder_is_refused() {
 }
 
 #[test]
-fn a_disk_without_room_is_refused_before_anything_is_written() {
+fn a_full_disk_is_refused_before_anything_is_written() {
     let (_keep, folder) = temp();
     let failure = destination::check_space(&folder.join("x"), u64::MAX / 2).unwrap_err();
     assert_eq!(failure.code, ErrorCode::DiskFull, "{failure}");

@@ -20,7 +20,7 @@ fn every_tensor_of_an_oracle_folder_survives_a_round_trip_byte_for_byte() {
         go(&ConvertRequest { shard_bytes: Some(300_000), ..request }).unwrap();
         let before = of(&model);
         assert!(before == of(&back), "{model}: a tensor changed");
-        // The same again in one file, and the configuration means the same.
+        // Then the same model in one file. The configuration has the same meaning.
         let whole = folder.join("whole");
         go(&ConvertRequest::new(&back, &whole, Form::Diffusers)).unwrap();
         assert!(before == of(&whole), "{model}: a tensor changed");
@@ -77,7 +77,7 @@ fn a_checkpoint_made_of_an_oracle_folder_is_complete_and_has_every_parameter_of_
 }
 
 #[test]
-fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_byte() {
+fn inpainting_shards_of_every_dtype_are_copied_byte_for_byte() {
     for dtype in cast::FLOATS {
         let (_keep, folder) = temp();
         let shards = |source: &Utf8Path, target: &str, to: Form| {
@@ -89,7 +89,7 @@ fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_
             go(&request).unwrap();
             request.target
         };
-        // CogVideoX-Fun's published form: a mask and a masked latent beside the latent, several files and an index.
+        // CogVideoX-Fun's published form: a mask and a masked latent besides the latent, several files and an index.
         let grown = ConvertRequest {
             in_channels: Some(33),
             dtype: Some(dtype),
@@ -109,7 +109,7 @@ fn shards_of_every_type_with_the_channels_of_inpainting_are_taken_over_byte_for_
     }
 }
 
-/// The Python of the benches, with torch and diffusers, when all of it is there.
+/// Returns the Python of the benches, if it has torch and diffusers.
 fn python() -> Option<Utf8PathBuf> {
     let absolute = |name| std::env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
@@ -118,7 +118,7 @@ fn python() -> Option<Utf8PathBuf> {
 }
 
 #[test]
-fn diffusers_loads_what_was_made_of_an_oracle_folder_and_finds_the_same_tensors() {
+fn diffusers_loads_a_converted_oracle_folder_and_has_the_same_tensors() {
     let Some(python) = python() else {
         println!("skipped: there is no Python with diffusers (`cargo xtask ci` and `cargo xtask bench` install one)");
         return;
