@@ -1,4 +1,4 @@
-//! A person at the console, over a run on two nodes.
+//! Tests of the console with a run on two nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ fn open(site: &TestSite) -> Pty {
     open_with(site, &[])
 }
 
-/// The same, with these variables.
+/// Opens the console on the head with these environment variables.
 fn open_with(site: &TestSite, variables: &[(&str, &str)]) -> Pty {
     let hostfile = site.rig.hostfile();
     let mut words = site.rig.prefix();
@@ -29,17 +29,17 @@ fn open_with(site: &TestSite, variables: &[(&str, &str)]) -> Pty {
     Pty::start((140, 40), &words[0], &args, &variables, &root)
 }
 
-/// The library that makes up the time of a program.
+/// Returns the library that fakes the time of a program, if it is installed.
 fn faketime() -> Option<Utf8PathBuf> {
     let folders = Utf8Path::new("/usr/lib").read_dir_utf8().ok()?.filter_map(|folder| folder.ok());
     folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|library| library.exists())
 }
 
 #[test]
-fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_nothing() {
+fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_no_run() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let Some(library) = faketime() else {
-        println!("skipped: there is no faketime to make a clock jump with (Debian: apt-get install faketime)");
+        println!("skipped: faketime is not installed; it makes a clock jump (Debian: apt-get install faketime)");
         return;
     };
     let recipe = own(&site, 2, STEPS, "sleep 0.5");
@@ -52,7 +52,7 @@ fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_nothing()
         ("LD_PRELOAD", library.as_str()),
         ("FAKETIME_TIMESTAMP_FILE", clock.as_str()),
         ("FAKETIME_NO_CACHE", "1"),
-        // A clock that is set moves neither what has passed since the start nor the times of files.
+        // Setting a clock changes neither the monotonic clock nor the times of files.
         ("DONT_FAKE_MONOTONIC", "1"),
         ("NO_FAKE_STAT", "1"),
     ];
@@ -88,7 +88,7 @@ fn a_console_that_is_killed_and_opened_again_shows_a_lost_node_and_resumes_with_
     assert!(Command::new("kill").args(["-KILL", &console.pid().to_string()]).status().unwrap().success());
     drop(console);
     let seen = samples(&run).len();
-    site.until("it trains on", || samples(&run).len() > seen);
+    site.until("it makes steps", || samples(&run).len() > seen);
 
     let mut console = open(&site);
     console.shows(&["own", "running"]).press("3").shows(&["2 nodes", "2 up"]);
@@ -104,5 +104,5 @@ fn a_console_that_is_killed_and_opened_again_shows_a_lost_node_and_resumes_with_
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
     assert_eq!(run.read_attempt(2).unwrap().placement.by_node().len(), 2);
     let want: BTreeMap<u64, f64> = (1..=STEPS).map(|step| (step, (999 - step) as f64 / 1000.0)).collect();
-    assert_eq!(losses(&run), want, "those of a run that never stopped");
+    assert_eq!(losses(&run), want, "the losses of a run that never stopped");
 }

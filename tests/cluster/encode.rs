@@ -1,4 +1,4 @@
-//! Encoding over nodes: a node that is lost, the bytes of the data set, a second encode, and training on the result.
+//! Tests of encoding on several nodes: a lost node, the bytes of the data set, a second encode, and training on the result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +42,7 @@ fn copy(from: &Utf8Path, to: &Utf8Path) {
     }
 }
 
-/// The hashes of the files of a data set, except those of the work and the recipe that made it.
+/// Returns the hashes of the files of a data set, except the recipe of the encode. The files of the work queue are in a folder.
 fn hashes(data: &Utf8Path) -> BTreeMap<String, String> {
     let files = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).filter(|path| path.is_file());
     let hash = |path: Utf8PathBuf| (path.file_name().unwrap().to_owned(), xxh3_hex(&fs::read(&path).unwrap()));
@@ -74,7 +74,7 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     assert!(events.iter().any(lost), "{events:?}");
     assert_eq!(hashes(&shared), hashes(&alone));
 
-    // A second encode has nothing to do, and a changed caption changes its text alone.
+    // A second encode changes nothing.
     let again = site.vidtui(&encode(&shared, "--local 1 --wait"));
     assert!(again.ok, "{}", again.err);
     assert_eq!(hashes(&shared), hashes(&alone));
@@ -98,7 +98,7 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     let sidecar = |video: &Utf8Path| Sample::read(&video.with_extension("json")).unwrap().unwrap();
     let alone = sidecar(&video);
     assert_eq!(alone.dtype, "float32");
-    // The nodes together sample the same weights.
+    // Several nodes sample the same weights.
     let words = "sample latest --prompt pattern --steps 2 --seed 7 --hostfile hostfiles/rig.txt";
     let together = sidecar(Utf8Path::new(&site.does(words)));
     assert_eq!((together.frames, together.seed, together.weights_xxh3), (9, 7, alone.weights_xxh3));

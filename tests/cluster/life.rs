@@ -7,19 +7,20 @@ use std::process::Stdio;
 
 use camino::Utf8Path;
 use rundir::ErrorCode;
+use serde_json::Value;
 
 use crate::site::{TestSite, losses, samples};
 
 const NODES: &str = "--hostfile hostfiles/rig.txt";
 
 #[test]
-fn a_run_over_four_nodes_is_stopped_and_resumed_with_the_losses_of_one_that_never_left_this_machine() {
+fn a_run_that_is_stopped_and_resumed_on_four_nodes_has_the_losses_of_a_local_run() {
     let Some(site) = TestSite::new() else { return };
     let here = site.losses_here(12);
     let run = site.launch(NODES, 12);
     site.until_step(&run, 1, 3);
     let stopped = site.json("stop latest --wait");
-    // Its supervisors write how it ended, and then end themselves.
+    // Supervisors exit after they have written their exit files.
     site.until("every process is gone", || site.all_gone());
     let saved = adapters::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved) && stopped["checkpoint"]["step"] == saved, "{saved}: {stopped}");
@@ -35,19 +36,22 @@ fn a_kill_ends_every_process_on_every_node_and_reports_it() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch(NODES, 1000);
     site.until_step(&run, 1, 1);
-    let plan = site.does("kill latest --dry-run");
-    assert!(site.rig.nodes().iter().all(|node| plan.contains(&format!("{node}: TERM, then KILL"))), "{plan}");
+    let plan = site.json("kill latest --dry-run");
+    let planned = |plan: &Value| -> Vec<String> {
+        let nodes = plan["nodes"].as_array().unwrap().iter();
+        nodes.map(|node| node["node"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!((plan["how"].as_str(), planned(&plan)), (Some("kill"), site.rig.nodes()));
     site.until_one_on_each();
-    let output = site.vidtui("kill latest --yes");
-    assert!(output.ok, "{}", output.err);
+    let killed = site.json("kill latest --yes");
     assert!(site.all_gone());
-    // The supervisor, its rank, and what samples the GPUs at that moment.
-    let ended = site.rig.nodes().join(", ");
-    let nodes: Vec<&str> = output.out.split(", ").filter_map(|one| one.split(" processes ended on ").nth(1)).collect();
-    assert_eq!(nodes.join(", "), ended, "{}", output.out);
-    let verified = "node04: all processes ended; GPU memory released";
-    assert!(output.err.contains(verified), "{}", output.err);
-    assert!(site.does("status latest").contains("stopped"));
+    assert_eq!(planned(&killed), site.rig.nodes());
+    for node in killed["nodes"].as_array().unwrap() {
+        // At least the supervisor and its rank. A sampler of the GPUs may run too.
+        assert!(node["signalled"].as_u64() >= Some(2) && node["gone"] == true, "{node}");
+        assert_eq!(node["gpu_memory"], "released", "{node}");
+    }
+    assert_eq!(site.state(), "stopped");
 }
 
 #[test]
@@ -55,25 +59,27 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
     let Some(site) = TestSite::new() else { return };
     let run = site.launch(NODES, 1000);
     site.until_step(&run, 1, 1);
-    let mut stray = site.rig.command_on("node02", "sleep").arg("98765").spawn().unwrap();
-    let sleeps = |site: &TestSite| site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --dry-run");
-    site.until("the stray is listed", || sleeps(&site).contains("sleep 98765"));
-    let listed = sleeps(&site);
-    assert!(listed.contains("node02") && listed.contains("root") && listed.lines().count() == 2, "{listed}");
+    let mut orphan = site.rig.command_on("node02", "sleep").arg("98765").spawn().unwrap();
+    let sleeps = || site.json("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --dry-run")["found"].clone();
+    site.until("the orphan is listed", || sleeps().as_array().is_some_and(|found| !found.is_empty()));
+    let found = sleeps();
+    assert_eq!((found.as_array().unwrap().len(), &found[0]["node"]), (1, &"node02".into()), "{found}");
+    let processes = found[0]["processes"].as_array().unwrap();
+    assert!(processes.len() == 1 && processes[0]["user"] == "root", "{found}");
     let refused = site.vidtui("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$");
     assert!(!refused.ok && site.count_on("node02", "^sleep 98765") == 1, "{}", refused.err);
     site.does("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
-    assert!(!stray.wait().unwrap().success());
+    assert!(!orphan.wait().unwrap().success());
     // The run continues.
     site.until_one_on_each();
 
-    // A node that does not answer is named, and everything else is done.
+    // A node that does not answer is an error, and the other nodes are processed.
     site.rig.verb("refuse node04").unwrap();
     let failure = site.refuses("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes");
     assert_eq!(failure.code, ErrorCode::NodeUnreachable);
     assert!(failure.what.contains("node04"), "{failure}");
     // With --wait, the node is retried, and its processes are killed when it answers.
-    let mut stray = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
+    let mut orphan = site.rig.command_on("node04", "sleep").arg("98765").spawn().unwrap();
     let mut waits = site.command("kill --hostfile hostfiles/rig.txt --pattern ^sleep.98765$ --yes --wait");
     let mut waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut printed = BufReader::new(waits.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -83,21 +89,24 @@ fn orphan_processes_on_the_nodes_of_a_hostfile_are_listed_and_then_ended() {
     let output = waits.wait_with_output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && out.contains("node04"), "{out}");
-    assert!(!stray.wait().unwrap().success());
+    assert!(!orphan.wait().unwrap().success());
 
-    // Memory that is held although its process is gone.
+    // GPU memory is held although its process is gone.
     let pid = run.read_pid(&cluster::NodeId::new("node01").unwrap(), 1).unwrap().unwrap().ranks[0].pid;
     let gpus = site.rig.node_folder("node01").join("gpus");
     let table = fs::read_to_string(gpus.join("table.tsv")).unwrap();
     let uuid = table.split(['\t', '\n']).find(|cell| cell.starts_with("GPU-")).unwrap();
     fs::write(gpus.join("apps.tsv"), format!("{uuid}\t{pid}\tvidtui-train\t18432\n")).unwrap();
-    let all = site.does("kill --hostfile hostfiles/rig.txt --dry-run");
-    assert!(all.starts_with(run.name()) && all.contains("node04: TERM, then KILL"), "{all}");
-    let stop = site.does("stop --hostfile hostfiles/rig.txt --dry-run");
-    assert!(stop.starts_with(run.name()) && stop.contains("node04: TERM to the supervisor"), "{stop}");
-    let output = site.vidtui("kill --hostfile hostfiles/rig.txt --yes");
-    let held = format!("node node01: GPU memory is still held: 18.0 GiB by process {pid}");
-    assert!(!output.ok && output.err.contains(&held), "{}", output.err);
+    for how in ["kill", "stop"] {
+        let planned = site.json(&format!("{how} --hostfile hostfiles/rig.txt --dry-run"));
+        let plan = &planned["found"][0];
+        assert_eq!((plan["run"].as_str(), plan["how"].as_str()), (Some(run.name()), Some(how)), "{planned}");
+        assert_eq!(plan["nodes"].as_array().map(Vec::len), Some(4), "{planned}");
+    }
+    let failure = site.refuses("kill --hostfile hostfiles/rig.txt --yes");
+    assert_eq!(failure.code, ErrorCode::KillIncomplete);
+    let names_memory = ["node01", "18.0 GiB", &pid.to_string()].iter().all(|held| failure.why.contains(held));
+    assert!(names_memory, "{failure}");
     assert!(site.all_gone());
     site.does("kill --hostfile hostfiles/rig.txt --yes");
 }
@@ -118,9 +127,9 @@ fn another_users_orphan_process_is_ended_with_sudo_only() {
     let hosts = site.rig.share().join("hosts.txt");
     fs::write(&hosts, "eve@node01 slots=2\n").unwrap();
     let kill = format!("kill --hostfile {hosts} --pattern ^sleep.98764$");
-    let mut stray = site.rig.command_on("node01", "sleep").arg("98764").spawn().unwrap();
+    let mut orphan = site.rig.command_on("node01", "sleep").arg("98764").spawn().unwrap();
     let listed = || site.does(&format!("{kill} --all-users --dry-run"));
-    site.until("the stray is listed", || listed().contains("root"));
+    site.until("the orphan is listed", || listed().contains("root"));
 
     let own = site.does(&format!("{kill} --yes"));
     assert!(own.contains("node01") && site.count_on("node01", "^sleep 98764") == 1, "{own}");
@@ -134,14 +143,14 @@ fn another_users_orphan_process_is_ended_with_sudo_only() {
     let ended = site.vidtui(&format!("{kill} --sudo --yes"));
     assert!(ended.ok && ended.out.contains("node01"), "{}\n{}", ended.out, ended.err);
     assert_eq!(site.count_on("node01", "^sleep 98764"), 0, "{}", ended.err);
-    assert!(!stray.wait().unwrap().success());
+    assert!(!orphan.wait().unwrap().success());
 }
 
 #[test]
 fn the_launch_scripts_of_all_nodes_are_on_disk() {
     let Some(site) = TestSite::new() else { return };
-    let dry = site.does(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --dry-run"));
-    assert!(dry.contains("1 on each of node[01-04]") && dry.contains("# on node04"), "{dry}");
+    let plan = site.json(&format!("launch configs/demo/2s.toml {NODES} --set mesh.dp_shard=4 --dry-run"));
+    assert!(plan["scripts"].as_object().unwrap().keys().eq(&site.rig.nodes()), "{plan}");
     let run = site.launch(NODES, 2);
     site.until("it is finished", || site.state() == "finished");
     let node = run.read_attempt(1).unwrap().placement.ranks[0].node.clone();

@@ -1,4 +1,5 @@
-//! Runs over nodes that SSH reaches or Slurm chooses: real servers, the real console, the real trainer. Skipped aloud where there is no rig.
+//! Tests of runs over several nodes, through SSH and Slurm: real servers, the real console and the real trainer. Without a rig,
+//! each test prints that it is skipped.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 

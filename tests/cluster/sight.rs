@@ -3,10 +3,12 @@
 use std::fs;
 use std::process::Stdio;
 
+use rundir::ErrorCode;
+
 use crate::site::TestSite;
 
 #[test]
-fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_touch_the_run() {
+fn slow_hanging_or_resetting_nodes_and_a_changed_hostfile_do_not_affect_the_run() {
     let Some(site) = TestSite::new() else { return };
     let hostfile = site.rig.share().join("hosts.txt");
     fs::write(&hostfile, "node[01-04] slots=1\n").unwrap();
@@ -24,22 +26,21 @@ fn nodes_that_are_slow_hang_or_reset_connections_and_a_changed_hostfile_do_not_t
     }
 
     site.rig.verb("reset node03").unwrap();
-    let printed = site.vidtui("stacks latest");
-    assert!(printed.ok && printed.out.contains("node03"), "{}\n{}", printed.out, printed.err);
-    let folder = printed.out.split_once("are in ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
-    for node in ["node01", "node02", "node04"] {
-        let printed = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        let printed = printed.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(node));
-        let printed: String = printed.map(|path| fs::read_to_string(path).unwrap()).collect();
-        assert_eq!(printed.matches(", rank ").count(), 1, "{node}: {printed}");
+    let collected = site.json("stacks latest");
+    for node in collected["nodes"].as_array().unwrap() {
+        let file = node["file"].as_str();
+        assert_eq!(file.is_none(), node["node"] == "node03", "{node}");
+        let Some(file) = file else { continue };
+        let stacks = fs::read_to_string(file).unwrap();
+        assert_eq!(stacks.matches(", rank ").count(), 1, "{stacks}");
     }
     site.rig.verb("heal node03").unwrap();
     // All ranks still run.
     site.until_one_on_each();
 
     site.rig.verb("smi node01 slow 2").unwrap();
-    let printed = site.vidtui("kill latest --yes");
-    assert!(printed.ok && printed.err.matches("GPU memory released").count() == 4, "{}", printed.err);
+    let killed = site.json("kill latest --yes");
+    assert!(killed["nodes"].as_array().unwrap().iter().all(|node| node["gpu_memory"] == "released"), "{killed}");
     assert!(site.all_gone());
 }
 
@@ -89,7 +90,7 @@ fn two_consoles_can_stop_and_resume_the_same_run_without_harm() {
 }
 
 #[test]
-fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
+fn a_node_that_answers_half_a_second_late_can_be_used_watched_and_killed() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = site.rig.share().join("wait.toml");
     let text = "trainer = 'command'\n[command]\nrun = ['sleep', '600']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n";
@@ -97,13 +98,16 @@ fn a_node_that_answers_half_a_second_late_is_launched_on_watched_and_ended() {
     site.rig.verb("slow node02 500").unwrap();
     let run = site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02]"));
     site.until(&format!("{run} runs"), || site.state() == "running");
-    site.until("both nodes are up", || site.does("nodes latest").contains("2 nodes, 2 up"));
+    site.until("both nodes are up", || {
+        let document = site.json("nodes latest");
+        document["nodes"].as_array().unwrap().iter().filter(|node| node["state"] == "up").count() == 2
+    });
     site.does("kill latest --yes");
     assert!(site.rig.nodes().iter().all(|node| site.count_on(node, "sleep 600|vidtui supervise") == 0));
 }
 
 #[test]
-fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_continues_when_space_is_freed() {
+fn a_disk_that_fills_up_during_a_run_is_reported_and_the_run_can_be_resumed_after_freeing_space() {
     let Some(mut site) = TestSite::without_trainer(2) else { return };
     let small = site.rig.small();
     site.runs = small.join("runs");
@@ -125,7 +129,7 @@ fn a_disk_that_fills_up_during_a_run_is_named_and_the_run_continues_when_space_i
     head(format!("rm {small}/full"));
     site.until("it has failed", || site.state() == "failed");
     let failure = site.failure();
-    assert!(failure.why.contains("exit code 7") && failure.to_string().contains("full"), "{failure}");
+    assert_eq!(failure.code, ErrorCode::DiskFull, "{failure}");
     site.until("every process is gone", || {
         site.rig.nodes().iter().all(|node| site.count_on(node, "vidtui supervise") == 0)
     });
@@ -142,8 +146,8 @@ fn a_full_disk_on_one_node_refuses_the_launch_and_leaves_no_files() {
     fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
     site.trainer = folder.join("vidtui-train");
     site.rig.verb("fill node03").unwrap();
-    let printed = site.vidtui("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
-    assert!(!printed.ok && printed.err.contains("node03") && printed.err.contains("No space left"), "{}", printed.err);
+    let failure = site.refuses("launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set mesh.dp_shard=4 --push");
+    assert!(failure.to_string().contains("node03") && failure.why.contains("No space left"), "{failure}");
     assert!(site.all_gone() && !site.runs.exists(), "nothing was started");
     let left = site.rig.command_on("node03", "ls").arg(site.rig.own().join("disk/bin")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use rundir::{AttemptWhy, ErrorCode, RunDir, now_s};
+use serde_json::Value;
 
-use crate::site::{CommandOutput, TestSite, assert_down_soon, losses, samples};
+use crate::site::{TestSite, assert_down_soon, losses, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
 
@@ -22,7 +23,7 @@ fn state_of(site: &TestSite, job: u64) -> String {
 }
 
 #[test]
-fn a_job_is_stopped_and_resumed_in_a_new_one_with_the_losses_of_a_run_that_never_left_this_machine() {
+fn a_job_that_is_stopped_and_resumed_in_a_new_job_has_the_losses_of_a_local_run() {
     let Some(site) = TestSite::with_slurm() else { return };
     let here = site.losses_here(12);
     let run = site.launch(JOB, 12);
@@ -46,8 +47,7 @@ fn a_cancelled_job_is_shown_as_cancelled_and_a_pending_one_is_removed_from_the_q
     let run = site.launch(JOB, 1000);
     site.until_step(&run, 1, 1);
     let job = job_of(&run, 1);
-    let plan = site.does("kill latest --dry-run");
-    assert!(plan.contains(&format!("scancel {job}")), "{plan}");
+    assert_eq!(site.json("kill latest --dry-run")["job"]["id"], job);
     site.slurm(&format!("scancel {job}"));
     site.until("it is shown", || {
         site.status()["job"]["state"].as_str().is_some_and(|s| s.to_uppercase().starts_with("CANCELLED"))
@@ -65,16 +65,16 @@ fn a_cancelled_job_is_shown_as_cancelled_and_a_pending_one_is_removed_from_the_q
     assert_eq!(site.state(), "stopped");
     let job = state_of(&site, job_of(&waiting, 1));
     assert!(job.is_empty() || job.starts_with("CANCELLED"), "{job}");
-    let check = site.does(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4"));
-    assert!(check.contains("4 of 1 GPU requested, 0 accept jobs, 0 idle; it waits"), "{check}");
+    // A job may wait for drained nodes, but not for GPUs that no node has.
+    assert_eq!(site.failed_checks(&format!("check configs/demo/2s.toml {JOB} --set mesh.dp_shard=4")), []);
     fs::write(site.rig.share().join("odd.toml"), "nodes = 4\ngpus_per_node = 3\ntime = '10:00'\n").unwrap();
     let odd = format!("check configs/demo/2s.toml --slurm {}/odd.toml --set mesh.dp_shard=12", site.rig.share());
-    let check = site.vidtui(&format!("{odd} --set train.global_batch=12"));
-    assert!(!check.ok && check.out.contains("partition train has 4 nodes, 0 of them with 3 GPUs"), "{}", check.out);
+    let failed = site.failed_checks(&format!("{odd} --set train.global_batch=12"));
+    assert!(failed.contains(&("nodes".into(), String::new(), ErrorCode::TooFewRanks)), "{failed:?}");
 }
 
 #[test]
-fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_kill_waits_for_it() {
+fn a_run_continues_while_the_controller_is_down_and_a_kill_waits_for_the_controller() {
     let Some(site) = TestSite::with_slurm() else { return };
     let run = site.launch(JOB, 1000);
     site.until_step(&run, 1, 1);
@@ -82,7 +82,7 @@ fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_
     let away_since = Instant::now();
     let status = site.does("status latest");
     assert!(site.trains(), "{status}");
-    let is_silent = |status: &serde_json::Value| status["job"]["silent_since_s"].is_number();
+    let is_silent = |status: &Value| status["job"]["silent_since_s"].is_number();
     assert!(is_silent(&site.status()), "{status}");
     assert_eq!(site.refuses("resume latest").code, ErrorCode::RunStateUnknown);
     // Real time: twice the longest timeout between controller and nodes in the rig's slurm.conf, SlurmctldTimeout=10.
@@ -92,7 +92,7 @@ fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_
     }
     assert!(is_silent(&site.status()));
     site.rig.verb("slurmctld start").unwrap();
-    let runs_on_all = |status: &serde_json::Value| !is_silent(status) && status["job"]["nodes"] == "node[01-04]";
+    let runs_on_all = |status: &Value| !is_silent(status) && status["job"]["nodes"] == "node[01-04]";
     site.until("its job is known again", || runs_on_all(&site.status()));
     let seen = samples(&run).len();
     site.until("it continues", || samples(&run).len() > seen);
@@ -112,33 +112,28 @@ fn a_controller_that_is_away_for_longer_than_its_timeouts_changes_nothing_and_a_
 #[test]
 fn a_job_checks_its_nodes_and_starts_no_ranks_if_a_check_fails() {
     let Some(site) = TestSite::with_slurm() else { return };
-    // The job gets GPU 0 of each node; a process on the other GPU does not matter.
+    // The job gets GPU 0 of each node. A process on the other GPU is allowed.
     for (node, gpu) in [("node03", 0), ("node02", 1)] {
-        let left_over = format!(
+        let orphan = format!(
             "LOCAL_RANK={gpu} setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done"
         );
-        assert!(site.rig.command("ssh").args([node, &left_over]).output().unwrap().status.success());
+        assert!(site.rig.command("ssh").args([node, &orphan]).output().unwrap().status.success());
     }
     let run = site.launch(JOB, 2);
     site.until("it is refused", || site.state() == "failed");
     let failure = site.failure();
     assert!(failure.code == ErrorCode::CheckFailed && failure.why.contains("node03"), "{failure}");
     let log = fs::read_to_string(run.job_log(1)).unwrap();
-    let unfit: Vec<&str> = log.lines().filter(|line| line.starts_with("no ")).collect();
-    assert!(
-        matches!(unfit[..], [processes, memory] if processes.starts_with("no GPU processes  node node03")
-        && memory.starts_with("no GPU memory     node node03")),
-        "{log}"
-    );
-    assert!(log.contains("ok rendezvous") && log.contains("extra = [\"--exclude=node03\"]"), "{log}");
+    let failed: Vec<&str> = log.lines().filter(|line| line.starts_with("no ")).collect();
+    assert!(failed.len() == 2 && failed.iter().all(|line| line.contains("node03")), "{log}");
+    assert!(log.contains("--exclude=node03"), "{log}");
     assert!(samples(&run).is_empty() && site.all_gone());
 
     let mut waived = site.command("resume latest --wait");
     let waived = waived.args(["--waive", "GPU processes", "--waive", "GPU memory"]).output().unwrap();
     assert!(waived.status.success(), "{}", String::from_utf8_lossy(&waived.stderr));
     assert_eq!(losses(&run).len(), 2);
-    let log = fs::read_to_string(run.job_log(2)).unwrap();
-    assert_eq!(log.matches("waived: node node03: ").count(), 2, "{log}");
+    assert_eq!(run.read_attempt(2).unwrap().waived, ["GPU processes", "GPU memory"]);
 }
 
 /// Sets how long Slurm waits for a node without heartbeats before it marks the node as down.
@@ -168,19 +163,18 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
     assert_down_soon(&run, 1, &others, moment_s);
     let status = site.does("status latest");
     assert_eq!((site.state().as_str(), site.failure().code), ("failed", ErrorCode::NodeLost), "{status}");
-    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "Slurm has not noticed the lost node");
+    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "Slurm has not detected the lost node");
 
-    let resumed = |output: &CommandOutput| output.ok || !output.err.contains("is ending on");
-    site.until("the lost node has had its time", || resumed(&site.vidtui("resume latest --dry-run")));
-    let output = site.vidtui("resume latest");
-    assert!(output.ok && output.err.contains("except on node03"), "{}", output.err);
-    assert!(!output.err.contains("warning"), "one key is enough: {}", output.err);
+    // The supervisor of the lost node may still be alive until its own timeout.
+    site.until("the run can be resumed", || site.vidtui("resume latest --dry-run").ok);
+    assert_eq!(site.json("resume latest --dry-run")["warnings"], Value::Array(Vec::new()));
+    site.does("resume latest");
     assert_eq!(site.state(), "queued");
     site.rig.verb("poweron node03").unwrap();
     site.until_step(&run, 2, 1);
     assert_ne!(job_of(&run, 1), job_of(&run, 2));
 
-    // Slurm notices the lost node and requeues the job without a console.
+    // Slurm detects the lost node and requeues the job without a console.
     set_slurmd_timeout(&site, 5);
     let saved = || adapters::latest(&run).unwrap().step;
     let before = run.read_attempt(2).unwrap().start_step;
@@ -231,14 +225,15 @@ fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption
     site.until_step(&run, 3, attempt.start_step + 1);
     // Slurm also ends processes on a node that rejects the user's login.
     site.rig.verb("nologin node02").unwrap();
-    let killed = site.vidtui("kill latest --yes");
-    assert!(killed.ok && killed.out.contains("not verified on node02"), "{}\n{}", killed.out, killed.err);
-    assert!(["01", "03", "04"].iter().all(|node| killed.err.contains(&format!("node{node}: all processes ended"))));
+    let killed = site.json("kill latest --yes");
+    for node in killed["nodes"].as_array().unwrap() {
+        assert_eq!(node["gone"] == true, node["node"] != "node02", "{node}");
+    }
     assert!(site.all_gone());
 }
 
 #[test]
-fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_no_longer() {
+fn nodes_that_join_a_partition_are_watched_and_nodes_that_leave_it_are_not() {
     let Some(site) = TestSite::without_trainer_with_slurm(3) else { return };
     let file = site.rig.share().join("train.toml");
     fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
@@ -247,7 +242,7 @@ fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_
         site.command(&format!("nodes --slurm {file} --watch --json")).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut until_up = |wanted: &[&str]| loop {
-        let document: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        let document: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let nodes = document["nodes"].as_array().unwrap();
         let up = nodes.iter().filter(|node| node["state"] == "up").map(|node| node["node"].as_str().unwrap());
         if nodes.len() == wanted.len() && up.eq(wanted.iter().copied()) {
@@ -262,24 +257,22 @@ fn nodes_that_join_a_partition_are_watched_from_then_on_and_those_that_leave_it_
 }
 
 #[test]
-fn the_nodes_of_a_partition_are_watched_and_shown_as_slurm_sees_them_the_unreachable_ones_too() {
+fn the_nodes_of_a_partition_are_shown_with_slurms_state_even_if_unreachable() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let file = site.rig.share().join("train.toml");
     fs::write(&file, "partition = 'train'\nnodes = 1\ngpus_per_node = 2\ntime = '10:00'\n").unwrap();
     site.rig.verb("killsshd node02").unwrap();
     site.slurm("scontrol update NodeName=node02 State=DRAIN Reason=loud_fan");
-    let table = site.does(&format!("nodes --slurm {file}"));
-    let lines: Vec<&str> = table.lines().collect();
-    let cells = |line: usize| lines[line].split_whitespace().take(3).collect::<Vec<_>>();
-    assert_eq!((cells(0), cells(1)), (vec!["node", "state", "slurm"], vec!["node01", "up", "idle"]), "{table}");
-    assert_eq!(cells(2), ["node02", "unreachable", "drained"], "{table}");
-    assert!(lines[2].contains("loud_fan; unreachable"), "{table}");
-    let document: serde_json::Value =
-        serde_json::from_str(&site.does(&format!("nodes --slurm {file} --json"))).unwrap();
-    let slurm = &document["nodes"][1]["slurm"];
-    assert_eq!((slurm["state"].as_str(), slurm["reason"].as_str()), (Some("drained"), Some("loud_fan")), "{slurm}");
+    let states = |document: &Value| -> Vec<[String; 3]> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let nodes = document["nodes"].as_array().unwrap().iter();
+        nodes.map(|node| [text(&node["node"]), text(&node["state"]), text(&node["slurm"]["state"])]).collect()
+    };
+    let document = site.json(&format!("nodes --slurm {file}"));
+    assert_eq!(states(&document), [["node01", "up", "idle"], ["node02", "unreachable", "drained"]]);
+    assert_eq!(document["nodes"][1]["slurm"]["reason"], "loud_fan");
 
-    // A run is on the nodes that Slurm chose for it, and on none before.
+    // A run has no nodes until Slurm has allocated them.
     let recipe = site.rig.share().join("sleep.toml");
     fs::write(
         &recipe,
@@ -292,8 +285,8 @@ fn the_nodes_of_a_partition_are_watched_and_shown_as_slurm_sees_them_the_unreach
     assert_eq!(site.refuses("nodes latest").code, ErrorCode::SlurmJobState);
     site.slurm("scontrol update NodeName=node02 State=RESUME");
     site.until("its nodes are known", || site.vidtui("nodes latest").ok);
-    let table = site.does("nodes latest");
-    assert!(table.contains("node02  unreachable") && table.contains("2 nodes, 1 up"), "{table}");
+    let shown = states(&site.json("nodes latest"));
+    assert_eq!(shown.iter().map(|node| node[1].as_str()).collect::<Vec<_>>(), ["up", "unreachable"]);
     assert!(site.does("smi node01 --run latest").contains("| NVIDIA-SMI"));
     site.slurm("scancel --user=root");
 }

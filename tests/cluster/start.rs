@@ -1,4 +1,4 @@
-//! Nodes that fail while a run starts: the other nodes end too.
+//! Tests with nodes that fail while a run starts: the other nodes end too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ fn gone(site: &TestSite, node: &str) -> bool {
 }
 
 #[test]
-fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
+fn a_launch_that_fails_on_one_node_ends_the_processes_on_the_other() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01"]);
     let refused = site.vidtui(&format!("launch {recipe} {TWO}"));
@@ -45,12 +45,12 @@ fn a_launch_that_fails_on_one_node_is_ended_on_the_other() {
 }
 
 #[test]
-fn without_a_console_the_other_nodes_end_when_the_rank_of_one_node_cannot_start() {
+fn all_nodes_end_without_a_console_when_the_rank_of_one_node_cannot_start() {
     let Some(site) = TestSite::without_trainer_with_slurm(2) else { return };
     let recipe = recipe(&site, &["node01"]);
     let job = site.rig.share().join("job.toml");
     fs::write(&job, "partition = 'train'\nnodes = 2\ngpus_per_node = 1\ntime = '10:00'\n").unwrap();
-    // Without the waiver, the job's own check refuses to start.
+    // Without `--waive`, the check of the job fails.
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job} --waive command"))));
     let exit = |node: &str| run.read_exit(&NodeId::new(node).unwrap(), 1).unwrap();
     site.until("both have ended", || exit("node01").is_some() && exit("node02").is_some());
@@ -68,7 +68,7 @@ fn a_node_that_dies_right_after_the_launch_ends_the_other_node() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = recipe(&site, &["node01", "node02"]);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {TWO}"))));
-    // A node that has not started has a longer timeout.
+    // The timeout of a node that has not started is longer.
     let has_begun = |node: &str| run.read_pid(&NodeId::new(node).unwrap(), 1).unwrap().is_some();
     site.until("both have begun", || has_begun("node01") && has_begun("node02"));
     let moment_s = now_s();

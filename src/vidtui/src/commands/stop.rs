@@ -1,4 +1,4 @@
-//! `vidtui stop`: requests that a run, or all runs on some nodes, save a checkpoint and end.
+//! `vidtui stop`: makes a run, or all runs on some nodes, save a checkpoint and end.
 
 use crate::args::StopArgs;
 use crate::command_error::CommandError;
@@ -10,7 +10,7 @@ use crate::workspace::{Workspace, report_in_words};
 use plan::KillHow;
 use recipe::Task;
 
-/// Requests that a run save and stop.
+/// Makes a run save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> {
     let json = args.output.json;
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
