@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use nix::sys::resource::{UsageWho, getrusage};
-use remote::{Fleet, NodeUpdate, SshOptions};
+use remote::{Connections, NodeUpdate, SshOptions};
 use rig::{Options, Rig};
 use rundir::{Login, now_s};
 use serde_json::{Value, json};
@@ -35,22 +35,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         .iter()
         .map(|name| Ok(Login { node: NodeId::new(name)?, user: None, port: None }))
         .collect::<Result<_, Box<dyn Error>>>()?;
-    let connect = || -> Result<(Fleet, f64), Box<dyn Error>> {
-        let fleet = Fleet::new(SshOptions { config: Some(rig.ssh_config()), ..SshOptions::default() })?;
+    let connect = || -> Result<(Connections, f64), Box<dyn Error>> {
+        let connections = Connections::new(SshOptions { config: Some(rig.ssh_config()), ..SshOptions::default() })?;
         let began = Instant::now();
-        let reached = fleet.reach(&logins);
+        let reached = connections.reach(&logins);
         let took_s = began.elapsed().as_secs_f64();
         match reached.into_iter().find(|(_, result)| result.is_err()) {
             Some((node, Err(error))) => Err(format!("{node}: {error}").into()),
-            _ => Ok((fleet, took_s)),
+            _ => Ok((connections, took_s)),
         }
     };
-    let (mut fleet, took_s) = connect()?;
+    let (mut connections, took_s) = connect()?;
     let mut connected_s = vec![took_s];
     for _ in 1..CONNECTIONS {
-        drop(fleet);
+        drop(connections);
         let (next, took_s) = connect()?;
-        fleet = next;
+        connections = next;
         connected_s.push(took_s);
     }
 
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             },
             NodeUpdate::Unreachable(_) => ControlFlow::Continue(()),
         };
-        fleet.watch(login, EVERY, Box::new(on_update))
+        connections.watch(login, EVERY, Box::new(on_update))
     };
     let watches: Vec<_> = logins.iter().map(watch).collect();
     read_ages(&frames, EVERY * u32::try_from(WARM_UP)?);

@@ -14,7 +14,7 @@ use crate::{ThisNode, ownership, proc, this_node};
 const STOP_SIGNALS: [i32; 2] = [2, 15];
 
 /// Reads the facts from which [`runstate::derive`] derives the state of a run, as visible on this machine. Processes on other
-/// nodes are unknown; [`crate::Fleet`] can query them.
+/// nodes are unknown; [`crate::Connections`] can query them.
 ///
 /// # Errors
 /// When the run's files exist and cannot be read.

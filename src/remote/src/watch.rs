@@ -15,7 +15,7 @@ use rundir::Login;
 
 use crate::backoff::Backoff;
 use crate::ssh::{Ssh, Stream, StreamEvent};
-use crate::{Fleet, RemoteError};
+use crate::{Connections, RemoteError};
 
 /// The time without output after which a heartbeat is sent. The script also sends frames while nvidia-smi hangs, but only
 /// after the time limit of nvidia-smi.
@@ -65,7 +65,7 @@ impl Drop for NodeWatch {
     }
 }
 
-impl Fleet {
+impl Connections {
     /// Watches a node: this machine, or one that is reached by SSH. Returns at once and reports errors as updates.
     pub fn watch(&self, login: &Login, every: Duration, on_update: OnUpdate) -> NodeWatch {
         let (on_update, ended, source) = (Mutex::new(on_update), AtomicBool::new(false), Mutex::new(None));

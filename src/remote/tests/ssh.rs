@@ -15,8 +15,8 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{KillScope, NodeKill, OrphanKill};
 use remote::{
-    Command, ConnectStep, Fleet, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal, Ssh,
-    SshOptions, Status, Stream, StreamEvent, Transport, execute_kill, list_processes, own_ancestry, this_node,
+    Command, ConnectStep, Connections, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal,
+    Ssh, SshOptions, Status, Stream, StreamEvent, Transport, execute_kill, list_processes, own_ancestry, this_node,
 };
 use rig::{Options, Rig};
 use rundir::{ErrorCode, Login, RankPid, RunId};
@@ -445,8 +445,9 @@ fn a_node_that_has_only_the_name_of_this_machine_is_not_this_machine() {
         let me = stdout(&mut ssh(rig, "node01"), "id -un");
         let boot_of = |address: &str, user: &str| {
             fs::write(&named, format!("Host {name}\n  HostName {address}\n  User {user}\n{keys}")).unwrap();
-            let fleet = Fleet::new(SshOptions { config: Some(named.clone()), ..SshOptions::default() }).unwrap();
-            let mut transports = fleet.transports(&[login(name.as_str())]).unwrap();
+            let connections =
+                Connections::new(SshOptions { config: Some(named.clone()), ..SshOptions::default() }).unwrap();
+            let mut transports = connections.transports(&[login(name.as_str())]).unwrap();
             assert_eq!((transports.len(), transports[0].node()), (1, &name));
             let command = Command::new("run a test", "cat /proc/sys/kernel/random/boot_id", LONG);
             let text = transports[0].run(&command).and_then(|output| output.text(&name, &command));

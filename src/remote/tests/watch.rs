@@ -11,7 +11,7 @@ use cluster::NodeId;
 use cluster::fault::faults;
 use cluster::nvidia_smi::SmiTrouble;
 use cluster::probe::Frame;
-use remote::{Command, Fleet, NodeUpdate, NodeWatch, RemoteError, Shell, SshOptions};
+use remote::{Command, Connections, NodeUpdate, NodeWatch, RemoteError, Shell, SshOptions};
 use rig::{Options, Rig};
 use rundir::Login;
 
@@ -20,13 +20,13 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const EVERY: Duration = Duration::from_millis(200);
 
 /// Runs a test in the network of a rig's head. Prints a message and skips it where no rig is possible.
-fn with_rig(nodes: usize, test: impl FnOnce(&Rig, &Fleet) + Send) {
+fn with_rig(nodes: usize, test: impl FnOnce(&Rig, &Connections) + Send) {
     let Some(rig) = Options::new(nodes).gpus(2).up_or_skip() else { return };
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
             rig.join_network().unwrap();
             let options = SshOptions { config: Some(rig.ssh_config()), ..SshOptions::default() };
-            test(&rig, &Fleet::new(options).unwrap());
+            test(&rig, &Connections::new(options).unwrap());
         });
         if let Err(panic) = inside.join() {
             std::panic::resume_unwind(panic);
@@ -39,12 +39,12 @@ struct Watched {
     _watch: NodeWatch,
 }
 
-fn watch(fleet: &Fleet, node: &NodeId) -> Watched {
+fn watch(connections: &Connections, node: &NodeId) -> Watched {
     let (sender, updates) = mpsc::channel();
     let on_update =
         move |update| if sender.send(update).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
     let login = Login { node: node.clone(), user: None, port: None };
-    Watched { updates, _watch: fleet.watch(&login, EVERY, Box::new(on_update)) }
+    Watched { updates, _watch: connections.watch(&login, EVERY, Box::new(on_update)) }
 }
 
 impl Watched {
@@ -84,8 +84,8 @@ fn is_complete(update: &NodeUpdate) -> bool {
 
 #[test]
 fn a_connection_that_is_reset_repeatedly_sends_complete_frames_only_and_other_nodes_are_not_affected() {
-    with_rig(2, |rig, fleet| {
-        let (cut, other) = (watch(fleet, &node("node01")), watch(fleet, &node("node02")));
+    with_rig(2, |rig, connections| {
+        let (cut, other) = (watch(connections, &node("node01")), watch(connections, &node("node02")));
         for _ in 0..3 {
             cut.until(|_| true, is_complete);
             rig.verb("reset node01").unwrap();
@@ -105,8 +105,8 @@ fn a_connection_that_is_reset_repeatedly_sends_complete_frames_only_and_other_no
 
 #[test]
 fn a_node_that_was_off_is_watched_again_with_a_new_boot_id() {
-    with_rig(1, |rig, fleet| {
-        let watched = watch(fleet, &node("node01"));
+    with_rig(1, |rig, connections| {
+        let watched = watch(connections, &node("node01"));
         let before = watched.until(|_| true, |_| true);
         rig.verb("panic node01").unwrap();
         watched.until_unreachable();
@@ -118,8 +118,8 @@ fn a_node_that_was_off_is_watched_again_with_a_new_boot_id() {
 
 #[test]
 fn errors_of_nvidia_smi_do_not_end_a_watch() {
-    with_rig(2, |rig, fleet| {
-        let (odd, other) = (watch(fleet, &node("node01")), watch(fleet, &node("node02")));
+    with_rig(2, |rig, connections| {
+        let (odd, other) = (watch(connections, &node("node01")), watch(connections, &node("node02")));
         let is_frame = |update: &NodeUpdate| matches!(update, NodeUpdate::Frame(_));
         odd.until(|frame| frame.gpus.len() == 2, is_frame);
         rig.verb("smi node01 nodriver").unwrap();
@@ -143,8 +143,8 @@ fn errors_of_nvidia_smi_do_not_end_a_watch() {
 
 #[test]
 fn a_watch_continues_without_an_nvidia_smi_that_cannot_be_killed_and_starts_no_other() {
-    with_rig(1, |rig, fleet| {
-        let watched = watch(fleet, &node("node01"));
+    with_rig(1, |rig, connections| {
+        let watched = watch(connections, &node("node01"));
         let is_frame = |update: &NodeUpdate| matches!(update, NodeUpdate::Frame(_));
         watched.until(|frame| frame.gpus.len() == 2, is_frame);
         rig.verb("smi node01 stuck").unwrap();
@@ -152,7 +152,8 @@ fn a_watch_continues_without_an_nvidia_smi_that_cannot_be_killed_and_starts_no_o
         let later = watched.until(|frame| frame.number >= first.number + 5, is_frame);
         assert!(later.host.mem_available_mib.is_some() && later.troubles == [SmiTrouble::TimedOut], "{later:?}");
         let login = Login { node: node("node01"), user: None, port: None };
-        let output = fleet.ssh(&login).run(&Command::new("count them", "pgrep -fc '^sleep 7777'", TIMEOUT)).unwrap();
+        let output =
+            connections.ssh(&login).run(&Command::new("count them", "pgrep -fc '^sleep 7777'", TIMEOUT)).unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
         rig.verb("smi node01 ok").unwrap();
         watched.until(|frame| frame.gpus.len() == 2 && frame.troubles.is_empty(), is_frame);
@@ -161,8 +162,8 @@ fn a_watch_continues_without_an_nvidia_smi_that_cannot_be_killed_and_starts_no_o
 
 #[test]
 fn this_machine_is_watched_without_ssh_and_no_process_is_left_when_the_watch_ends() {
-    let fleet = Fleet::new(SshOptions::default()).unwrap();
-    let watched = watch(&fleet, &fleet.this_node().node);
+    let connections = Connections::new(SshOptions::default()).unwrap();
+    let watched = watch(&connections, &connections.this_node().node);
     let first = watched.until(|frame| frame.host.cpu.is_some(), |_| true);
     watched.until(|frame| frame.number > first.number, |_| true);
     let mine = || {

@@ -6,7 +6,7 @@ use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use crate::node_samples::NodeSamples;
 use camino::{Utf8Path, Utf8PathBuf};
-use remote::{Fleet, SshOptions, Transport};
+use remote::{Connections, SshOptions, Transport};
 use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct Workspace {
     /// The nodes to train on by default. Empty for this machine.
     pub nodes: NodesArgs,
     /// The connections to nodes and to Slurm.
-    pub fleet: Fleet,
+    pub connections: Connections,
     /// The GPU samples of the nodes of watched runs.
     pub samples: NodeSamples,
     /// The number of simulated nodes, if they replace the real ones.
@@ -65,14 +65,14 @@ impl Workspace {
                 "change to an existing folder with cd",
             ))
         })?;
-        let fleet =
-            Fleet::new(SshOptions::from_env()).map_err(|error| error.failure("cannot identify this machine"))?;
+        let connections =
+            Connections::new(SshOptions::from_env()).map_err(|error| error.failure("cannot identify this machine"))?;
         Ok(Self {
             runs: here.join(runs),
             configs: here.join(configs),
             here,
             nodes,
-            fleet,
+            connections,
             samples: NodeSamples::default(),
             simulate: None,
             patience,
@@ -86,6 +86,6 @@ impl Workspace {
 
     /// Returns a transport to this machine and one to each node.
     pub fn transports(&self, logins: &[Login]) -> Result<Vec<Box<dyn Transport>>, Failure> {
-        self.fleet.transports(logins).map_err(|error| error.failure("cannot reach this machine"))
+        self.connections.transports(logins).map_err(|error| error.failure("cannot reach this machine"))
     }
 }

@@ -68,7 +68,7 @@ pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) 
     plan_launch(workspace, &args, &subject)
 }
 
-/// Reads arguments that are separated by spaces; quotes keep spaces together.
+/// Reads arguments that are quoted as in a shell.
 fn parse(line: &str) -> Result<DataEncodeArgs, CommandError> {
     #[derive(clap::Parser)]
     #[command(no_binary_name = true)]
@@ -80,31 +80,13 @@ fn parse(line: &str) -> Result<DataEncodeArgs, CommandError> {
         let fix = "for example: videos --model CogVideoX-5b --out data --fps 8; vidtui data encode --help lists all arguments";
         CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot encode {line}"), why, fix))
     };
-    let words = words(line).ok_or_else(|| invalid("a quote is not closed"))?;
+    let words = shell_words::split(line).map_err(|_| invalid("a quote is not closed"))?;
     let typed = Typed::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let why = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         invalid(why.trim_start_matches("error: "))
     })?;
     Ok(typed.args)
-}
-
-/// Splits a line into words; none if a quote is not closed.
-fn words(line: &str) -> Option<Vec<String>> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-    for c in line.chars() {
-        match (c, quote) {
-            (c, Some(open)) if c == open => quote = None,
-            ('"' | '\'', None) => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            (c, None) if c.is_whitespace() => words.extend(word.take()),
-            (c, _) => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    quote.is_none().then_some(words)
 }
 
 /// An encode before its ranks are placed.

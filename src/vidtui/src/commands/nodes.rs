@@ -205,7 +205,7 @@ impl<'a> Updates<'a> {
             };
             if sender.send((node.clone(), what)).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        self.workspace.fleet.watch(login, EVERY, Box::new(on_update))
+        self.workspace.connections.watch(login, EVERY, Box::new(on_update))
     }
 
     /// Handles updates until every node has sent a sample or is known to be unreachable.

@@ -41,7 +41,7 @@ impl Stream {
                     let on_update = self.on_update(login.node.clone());
                     watching
                         .entry(login)
-                        .or_insert_with_key(|login| self.workspace.fleet.watch(login, EVERY, on_update));
+                        .or_insert_with_key(|login| self.workspace.connections.watch(login, EVERY, on_update));
                 }
             }
             self.pause(LIST)?;

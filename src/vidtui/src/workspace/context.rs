@@ -33,7 +33,7 @@ impl Workspace {
             now_s: rundir::now_s(),
             // The system seeds every hasher. Eight hexadecimal digits are enough for the end of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
-            by: format!("{user}@{}", self.fleet.this_node().node),
+            by: format!("{user}@{}", self.connections.this_node().node),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: program(trainer)?,

@@ -22,11 +22,11 @@ impl Workspace {
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<RunKill, Failure> {
         let run = dir.read_run()?;
         let attempt = dir.latest_attempt()?;
-        let job = attempt.as_ref().and_then(|attempt| self.fleet.job_status(attempt, self.patience));
+        let job = attempt.as_ref().and_then(|attempt| self.connections.job_status(attempt, self.patience));
         // Slurm finds the processes of a job itself.
         let (files, lost) = match job {
             Some(_) => (remote::pid_files(dir)?, remote::read_facts(dir, &run)?.lost_nodes(rundir::now_s())),
-            None => (self.fleet.pid_files(dir, self.patience)?, Vec::new()),
+            None => (self.connections.pid_files(dir, self.patience)?, Vec::new()),
         };
         plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)
     }

@@ -39,7 +39,7 @@ impl Workspace {
         let nodes = self.wanted(nodes);
         if let Some(path) = &nodes.slurm {
             let spec = self.slurm_spec(path)?;
-            let found = self.fleet.partition_nodes(&spec)?;
+            let found = self.connections.partition_nodes(&spec)?;
             let listed = |slurm: SlurmNode| {
                 let node = Node { id: slurm.node.clone(), slots: spec.gpus_per_node };
                 (ListedNode { node, slurm: Some(slurm.clone()) }, Login::by_name(slurm.node))
@@ -55,7 +55,7 @@ impl Workspace {
 
     /// Returns this machine as a list of nodes.
     pub fn this_machine(&self) -> Vec<(ListedNode, Login)> {
-        let here = self.fleet.this_node().node.clone();
+        let here = self.connections.this_node().node.clone();
         vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
 
@@ -73,7 +73,7 @@ impl Workspace {
             let fix = format!("see why it is pending: vidtui status {}", dir.name());
             return Err(Failure::new(ErrorCode::SlurmJobState, format!("{} has no nodes yet", dir.name()), why, fix));
         }
-        let known = self.fleet.slurm_nodes(self.patience);
+        let known = self.connections.slurm_nodes(self.patience);
         for (listed, _) in &mut listed {
             let of_it = |node: &&SlurmNode| node.node == listed.node.id;
             let wanted = |node: &&SlurmNode| slurm.spec.partition.as_ref().is_none_or(|name| *name == node.partition);
@@ -100,9 +100,9 @@ impl Workspace {
     pub fn smi(&self, login: &Login) -> Result<String, Failure> {
         let what = format!("cannot run nvidia-smi on {}", login.node);
         let command = Command::new("run nvidia-smi", SMI_SCRIPT, SMI);
-        let output = match self.fleet.may_be_this_node(login) {
+        let output = match self.connections.may_be_this_node(login) {
             true => Local::new().and_then(|mut here| here.run(&command)),
-            false => self.fleet.ssh(login).run(&command),
+            false => self.connections.ssh(login).run(&command),
         };
         let output = output.map_err(|error| error.failure(&*what))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

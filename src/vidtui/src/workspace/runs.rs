@@ -63,7 +63,7 @@ impl Workspace {
     /// Summarizes a run from its files and processes.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
         let run = dir.read_run()?;
-        let mut facts = self.fleet.read_facts(dir, &run, self.patience)?;
+        let mut facts = self.connections.read_facts(dir, &run, self.patience)?;
         let own_s = rundir::now_s();
         let now_s = match facts.alive {
             Liveness::Alive => self.samples.now_s(dir, &facts, own_s),
@@ -84,7 +84,7 @@ impl Workspace {
         let own_s = rundir::now_s();
         let now_s = self.samples.now_s(&summary.dir, facts, own_s);
         let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
-        for (node, unseen_since_s) in self.fleet.unreachable_since(attempt) {
+        for (node, unseen_since_s) in self.connections.unreachable_since(attempt) {
             nodes
                 .iter_mut()
                 .filter(|known| known.node == node)

@@ -13,7 +13,7 @@ use rundir::{Attempt, ErrorCode, Failure};
 impl Workspace {
     /// Returns the target of a run of `world` ranks: the nodes of a hostfile, a Slurm allocation, or this machine.
     pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, CommandError> {
-        let here = self.fleet.this_node().node.as_str();
+        let here = self.connections.this_node().node.as_str();
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
             return self.slurm_target(path);
@@ -93,7 +93,7 @@ impl Workspace {
             let mut keep = named.into_iter().map(|named| named == wanted);
             target.nodes.retain(|_| keep.next().unwrap_or(false));
         }
-        let results = self.fleet.reach(&target.logins);
+        let results = self.connections.reach(&target.logins);
         let unreachable: Vec<_> =
             results.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
         let mut warnings = Vec::new();
@@ -121,7 +121,7 @@ impl Workspace {
     fn with_address(&self, mut target: Target) -> Result<Target, Failure> {
         let first = target.nodes.first().and_then(|node| target.logins.iter().find(|login| login.node == node.id));
         if let (Some(first), [_, _, ..]) = (first, &target.nodes[..]) {
-            let address = self.fleet.ssh(first).address();
+            let address = self.connections.ssh(first).address();
             target.address =
                 Some(address.map_err(|error| error.failure("cannot look up the address of the first node"))?);
         }

@@ -1,4 +1,4 @@
-//! The nodes that the console accesses: their connections, and the cached liveness and load of runs.
+//! The connections of the console to nodes and to Slurm, and the cached liveness and load of runs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -28,9 +28,9 @@ const STALE: Duration = Duration::from_secs(10);
 /// How often the CPU usage of a run without progress is measured.
 const LOAD_EVERY: Duration = Duration::from_secs(4);
 
-/// The nodes that this program accesses. Connections are kept until this is dropped.
+/// The connections of this program to nodes and to Slurm. They are kept until this is dropped.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct Connections {
     here: ThisNode,
     options: SshOptions,
     nodes: Mutex<BTreeMap<Login, Ssh>>,
@@ -68,8 +68,8 @@ struct LoadEntry {
     last: Option<(Instant, Load)>,
 }
 
-impl Fleet {
-    /// Makes a fleet that has no connection yet.
+impl Connections {
+    /// Makes this without opening a connection.
     ///
     /// # Errors
     /// As [`this_node`].
