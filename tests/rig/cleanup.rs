@@ -1,4 +1,4 @@
-//! A rig ends with its value, its process or its parent, and leaves nothing behind.
+//! Tests that a rig ends with its value, its process or its parent, and that nothing of it is left.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -63,7 +63,7 @@ fn folder_of(owner: &mut Child) -> Option<String> {
 fn dropping_a_rig_ends_it_at_once() {
     let Some(rig) = Options::new(3).up_or_skip() else { return };
     let folder = rig.folder().to_string();
-    assert!(left_of(&folder).len() > 3, "this test cannot see a rig");
+    assert!(left_of(&folder).len() > 3, "the test does not find a running rig");
     drop(rig);
     assert_eq!(left_of(&folder), [""; 0]);
 }
@@ -84,7 +84,7 @@ fn a_rig_ends_when_its_owner_is_killed_before_it_is_up() {
     if Options::new(1).up_or_skip().is_none() {
         return;
     }
-    // The parent of the rig's folder: the owner is killed before it prints the folder.
+    // Search for the parent of the rig's folder, because the owner is killed before it prints the folder.
     let place = format!("/tmp/vidtui-rig-killed.{}", std::process::id());
     fs::create_dir(&place).unwrap();
     for wait_ms in [0, 10, 30, 100, 200, 300] {
@@ -95,7 +95,10 @@ fn a_rig_ends_when_its_owner_is_killed_before_it_is_up() {
         let began = Instant::now();
         // During exec, a process has no command line.
         while left_of(&place).len() > 1 || fs::read_dir(&place).unwrap().count() > 0 {
-            assert!(began.elapsed() < Duration::from_secs(60), "killed after {wait_ms} ms, it lives on");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "the rig runs on after its owner was killed at {wait_ms} ms"
+            );
             sleep(Duration::from_millis(5));
         }
     }
@@ -112,12 +115,12 @@ fn a_rig_started_by_hand_runs_until_rig_down() {
     }
     let up = rig(&["up", "2", "--gpus", "1"]).unwrap();
     assert_eq!(up, "node01  10.99.0.1     on\nnode02  10.99.0.2     on");
-    assert!(rig(&["up", "2"]).unwrap_err().contains("end it with `rig down`"));
+    assert!(rig(&["up", "2"]).unwrap_err().contains("rig down"));
     rig(&["verb", "linkdown", "node01"]).unwrap();
     rig(&["verb", "poweroff", "node02"]).unwrap();
     assert_eq!(rig(&["status"]).unwrap(), "node01  10.99.0.1     cut off, on\nnode02  10.99.0.2     off");
     rig(&["down"]).unwrap();
-    // A process that was killed is gone a moment later.
+    // Killed processes disappear with a short delay.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while !left_of(&folder).is_empty() && std::time::Instant::now() < end {
         std::thread::sleep(std::time::Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! The fake nvidia-smi has the output and exit status of the real one.
+//! Tests that the fake nvidia-smi has the output and exit status of the real one.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ fn fields_of_a_gpu_and_xid_errors_can_be_set() {
 }
 
 #[test]
-fn cells_are_printed_as_in_the_table() {
+fn values_of_the_data_file_are_printed_unchanged() {
     let Some(rig) = Options::new(1).gpus(1).up_or_skip() else { return };
     let table = rig.node_folder("node01").join("gpus/table.tsv");
     let healthy = fs::read_to_string(&table).unwrap();

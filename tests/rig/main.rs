@@ -1,4 +1,4 @@
-//! Tests of the rig: nodes, faults, simulated GPUs, Slurm, and that nothing is left when a rig ends.
+//! Tests of the rig: nodes, faults, simulated GPUs, Slurm, and the end of a rig.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 

@@ -1,4 +1,4 @@
-//! Nodes have their own names, addresses, processes and homes.
+//! Tests that nodes have their own names, addresses, processes and homes.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};

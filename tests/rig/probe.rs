@@ -1,4 +1,4 @@
-//! The console's probe script on nodes with and without faults.
+//! Tests of the console's probe script on nodes with and without faults.
 
 use std::io::Read;
 use std::process::{Child, Stdio};

@@ -1,4 +1,4 @@
-//! Slurm on the rig runs jobs over all nodes.
+//! Tests that Slurm on the rig runs jobs on all nodes.
 
 use rig::Options;
 

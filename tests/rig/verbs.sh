@@ -11,7 +11,7 @@ inside_verb() { # VERB NODE [ARGUMENT]
     "verb_$verb" "${@:2}"
 }
 
-# Adds rules in a table of their own in the node's network namespace, which `heal` removes.
+# Adds rules to the table `fault` in the node's network namespace. `heal` removes the table.
 filter() { ip netns exec "$1" nft "add table inet fault; add chain inet fault in { type filter hook input priority 0; $3 }; $2"; }
 sshd_pid() { cat "$RIG/nodes/$1/sshd.pid"; }
 
@@ -30,16 +30,16 @@ verb_refuse() { ## NODE             refuses new SSH connections
 verb_reset() { ## NODE              resets SSH connections at their next packet, and refuses new ones
     filter "$1" "add rule inet fault in tcp dport 22 reject with tcp reset" ""
 }
-verb_loss() { ## NODE PERCENT       loses packets on their way in
+verb_loss() { ## NODE PERCENT       drops a share of the incoming packets
     [[ ${2:-} =~ ^[0-9]{1,2}$ ]] || die "loss needs a percentage"
     filter "$1" "add rule inet fault in numgen random mod 100 < $2 drop" ""
 }
-verb_slow() { ## NODE MILLISECONDS  stops its SSH server and sessions for that long, again and again
+verb_slow() { ## NODE MILLISECONDS  repeatedly stops its SSH server and sessions for that long
     [[ ${2:-} =~ ^[0-9]{1,5}$ ]] || die "slow needs milliseconds"
     local pause
     printf -v pause '%d.%03d' $(($2 / 1000)) $(($2 % 1000))
     touch "$RIG/nodes/$1/slow"
-    # Only processes of root: a login in progress is in a seccomp sandbox, and is killed when it continues after a stop within a sleep.
+    # Only processes of root. A login in progress is in a seccomp sandbox, which kills it if it is stopped and continued during a sleep.
     inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -u 0 -x sshd; sleep $pause; pkill -CONT -u 0 -x sshd; sleep 0.2; done" \
         </dev/null >/dev/null 2>&1 &
 }

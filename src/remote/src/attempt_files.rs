@@ -147,7 +147,7 @@ fn attempt_conflict(what: &str, plan: &LaunchPlan) -> Failure {
     Failure::new(
         ErrorCode::AttemptConflict,
         what,
-        format!("attempt {number} was started{by} from another console meanwhile"),
+        format!("attempt {number} was already started{by} from another console"),
         fix,
     )
 }

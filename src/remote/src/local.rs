@@ -162,7 +162,7 @@ impl Local {
         ownership::read_processes(target, &self.here.boot_id).map_err(|error| self.error("list its processes", error))
     }
 
-    /// Treats a process that has exited meanwhile as signalled.
+    /// Treats a process that has already exited as signalled.
     fn sent(&self, result: nix::Result<()>, action: impl Fn() -> String) -> Result<(), RemoteError> {
         match result {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),

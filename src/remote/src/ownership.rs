@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(alive(&[observed(4177, 4177, 90, hidden)]), Liveness::Unknown, "it may belong to the run");
         let snapshot = ProcessSnapshot { boot_id: BOOT.into(), own_group: None, processes: vec![supervisor] };
         let RunProcesses::NotOwned(why) = identify(&target(), &snapshot) else { panic!("it would be signalled") };
-        assert_eq!(why, "the environment of process 4100 (vidtui-train) cannot be read: permission denied");
+        assert!(why.contains("4100") && why.contains("permission denied"), "{why}");
     }
 
     #[test]

@@ -100,7 +100,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                     },
                 );
             }
-            // A process may overwrite the memory of its environment: an unreadable line is no error.
+            // A process may overwrite the memory of its environment: an unreadable line is not an error.
             "env" => {
                 let set = rest.split_once("/environ:VIDTUI_RUN=");
                 let found = set.and_then(|(pid, run)| Some((processes.get_mut(&pid.parse().ok()?)?, run)));

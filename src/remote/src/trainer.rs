@@ -135,8 +135,9 @@ fn probe(path: &Utf8Path) -> Result<TrainerBinary, Failure> {
     if !status.success() {
         return Err(fail(format!("`version --json` failed with {status}: {}", stderr.trim())));
     }
-    let version: Version = serde_json::from_str(&stdout)
-        .map_err(|error| fail(format!("`version --json` printed {:?}, which is no version: {error}", stdout.trim())))?;
+    let version: Version = serde_json::from_str(&stdout).map_err(|error| {
+        fail(format!("`version --json` printed {:?}, which is not a version: {error}", stdout.trim()))
+    })?;
     Ok(TrainerBinary {
         path: path.to_owned(),
         version: version.version,

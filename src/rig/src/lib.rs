@@ -1,9 +1,9 @@
 //! A cluster of nodes on this machine, for tests and demos: real SSH servers, a real Slurm, faults on demand.
 //!
 //! Each node is a set of Linux namespaces with its own address, hostname, processes, home, small disk, fake nvidia-smi
-//! and SSH server. The head is another such set, on which `ssh node01` works. The scripts in `tests/rig` do the work;
-//! this crate starts and ends them. A rig lives as long as its value: when the value is dropped, or its process dies,
-//! even by `kill -9`, the rig's lifeline closes and the kernel removes the rig.
+//! and SSH server. The head is another such set, on which `ssh node01` works. The scripts in `tests/rig` start the nodes;
+//! this crate starts and ends the scripts. When the [`Rig`] is dropped, or its process dies, even by `kill -9`, the
+//! standard input of the scripts closes and the kernel removes the rig.
 //!
 //! ```no_run
 //! let Some(rig) = rig::Options::new(4).up_or_skip() else { return };

@@ -1,4 +1,4 @@
-//! How a rig is started: its nodes, GPUs and services.
+//! The options of a rig: its nodes, GPUs and services.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -44,7 +44,7 @@ impl Options {
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(RigError::NotStarted)?;
         let mut line = String::new();
         if let Some(stdout) = holder.stdout.take() {
-            // An unreadable line counts as no line.
+            // A line that cannot be read is treated as missing.
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
         if let Some(folder) = line.strip_prefix("ready ") {

@@ -71,7 +71,7 @@ pub fn answer(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io
     let mut hello = Hello::new(&stream)?;
     let greeting = hello.read()?;
     let words: Vec<&str> = greeting.strip_prefix(GREETING).unwrap_or_default().split_whitespace().collect();
-    let [name, other] = words[..] else { return Err(refused("it does not speak this protocol")) };
+    let [name, other] = words[..] else { return Err(refused("it does not use this protocol")) };
     let node = rendezvous.others.iter().find(|node| node.as_str() == name);
     let node = node.ok_or_else(|| refused("its greeting names no other node of this attempt"))?;
     let own = nonce()?;

@@ -273,15 +273,14 @@ fn when_a_rank_fails_the_others_are_ended_and_the_first_cause_is_reported() {
     assert_eq!(exit.ranks[0].code, Some(7));
     assert_eq!(by_rank(&exit)[&0], (Some(1), None));
     let failure = exit.failure.unwrap();
-    assert_eq!(failure.what, "cannot read latent.safetensors");
-    assert_eq!(failure.why, "3 bytes are missing (rank 1 on node here, exit code 7)");
-    assert_eq!(failure.fix, "copy it again");
+    assert_eq!((failure.code, &failure.what, &failure.fix), (reported.code, &reported.what, &reported.fix));
+    assert!(failure.why.starts_with(&reported.why) && failure.why.contains("rank 1"), "{failure}");
     let [EventKind::RankDied { rank: 1, code: Some(7), signal: None, message, cause: Cause::Root }] =
         &scene.events()[..]
     else {
         panic!("one event for the first cause: {:?}", scene.events());
     };
-    assert_eq!(message, "cannot read latent.safetensors: 3 bytes are missing (rank 1 on node here, exit code 7)");
+    assert_eq!(*message, format!("{}: {}", failure.what, failure.why));
 }
 
 #[test]
@@ -303,7 +302,7 @@ fn a_killed_rank_is_reported_with_its_signal() {
     let exit = scene.supervise("kill -9 $$", LONG);
     assert_eq!((exit.ranks[0].code, exit.ranks[0].signal), (None, Some(SIGKILL)));
     let failure = exit.failure.unwrap();
-    assert_eq!((failure.what.as_str(), &failure.cause), ("rank 0 on node here was killed", &Cause::Root));
+    assert_eq!(failure.cause, Cause::Root);
     assert!([ErrorCode::RankKilled, ErrorCode::OutOfMemory].contains(&failure.code), "{failure}");
 }
 
@@ -418,7 +417,8 @@ fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_rank_behind() {
     let started = Instant::now();
     let failure = scene.run(command, LONG).failure.unwrap();
     assert!(started.elapsed() < PATIENCE, "rank 0 was not waited for");
-    assert_eq!((failure.code, failure.what.as_str()), (ErrorCode::StartFailed, "cannot start rank 1"));
+    assert_eq!(failure.code, ErrorCode::StartFailed);
+    assert!(failure.what.contains("rank 1"), "{failure}");
 }
 
 #[test]

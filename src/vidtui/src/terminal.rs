@@ -115,7 +115,7 @@ pub fn hold_suspension() -> io::Result<()> {
 /// Requests the suspension of this process and its job. [`suspend_if_requested`] carries it out.
 ///
 /// Signals the whole process group, because `cargo run` and `cargo xtask demo` wait in it and the shell returns only when
-/// they stop too. Restores the terminal before, because the shell can return at once.
+/// they stop too. Restores the terminal first, because the shell can return at once.
 ///
 /// # Errors
 /// `Unsupported` when there is no shell to return to (the console is the first process of a terminal window).

@@ -72,7 +72,7 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     println!("{files} files, {:.1} MB, from {} frames, in {demo}", bytes as f64 / 1e6, frames.pixels.len());
     println!("peak signal-to-noise ratio of the decoded clip: {:.1} dB", psnr(&frames));
-    println!("mean square of the latents: {:.3} (1 is wanted)", mean_square(&frames));
+    println!("mean square of the latents: {:.3} (should be near 1)", mean_square(&frames));
     Ok(())
 }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn the_latents_in_the_repository_are_those_of_the_clip() {
         if !works("ffmpeg", &["-version"]) {
-            println!("skipped: there is no ffmpeg to read the demo clip with");
+            println!("skipped: ffmpeg is not installed; it reads the demo clip");
             return;
         }
         let clip = clip::read(&demo_dir().join("bunny.mp4")).unwrap();

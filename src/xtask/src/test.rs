@@ -1,4 +1,4 @@
-//! `cargo xtask test`: gets what the tests need, builds them once and runs them side by side.
+//! `cargo xtask test`: installs what the tests need, builds them once and runs them side by side.
 
 mod jobs;
 mod report;

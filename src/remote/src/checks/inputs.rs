@@ -1,4 +1,4 @@
-//! Checks of what a launch is planned from: the recipe, the target, the data set, the weights and the trainer.
+//! Checks of the inputs of a launch plan: the recipe, the target, the data set, the weights and the trainer.
 
 use plan::{Target, TrainerBinary, Weights, check_weights};
 use recipe::{Recipe, Task, TrainerKind};

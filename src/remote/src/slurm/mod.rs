@@ -82,7 +82,7 @@ fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
         quote(script.as_str())
     );
     let output = run_script("submit a job", submit, "")?;
-    slurm::read_submitted(&output).ok_or_else(|| SlurmTrouble::Refused(format!("{output:?}, which is no job id")))
+    slurm::read_submitted(&output).ok_or_else(|| SlurmTrouble::Refused(format!("{output:?}, which is not a job id")))
 }
 
 /// Submits the attempt of a plan, whose files exist, and records the job.

@@ -81,7 +81,7 @@ impl SlurmQueue {
         JobStatus { no_reply, ..entry.status.clone() }
     }
 
-    /// Queries all jobs that are read, and repeats this for jobs that were added meanwhile.
+    /// Queries all jobs that are read, and repeats this for jobs that were added during the query.
     fn query(&self) {
         loop {
             let before: BTreeMap<u64, JobStatus> = {

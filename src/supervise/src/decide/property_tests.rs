@@ -475,7 +475,7 @@ fn every_order_ends_all_ranks_blames_no_healthy_node_and_keeps_the_first_cause()
                 prop_assert!(may_blame(blamed), "node {} blames a healthy one: {failure}", number + 1);
             }
             if failure.code == ErrorCode::NodeLost {
-                let lost = (1..=nodes).map(node).find(|node| failure.what == format!("node {node} was lost")).unwrap();
+                let lost = (1..=nodes).map(node).find(|node| failure.what.contains(node.as_str())).unwrap();
                 prop_assert!(may_blame(&lost), "node {} blames a healthy one: {failure}", number + 1);
             }
         }

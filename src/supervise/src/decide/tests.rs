@@ -379,10 +379,8 @@ fn a_node_that_misses_heartbeats_is_lost() {
     assert_eq!(first.loss(), None);
     first.pass_with(1, &[2]);
     let loss = first.loss().unwrap();
-    assert_eq!(
-        (loss.code, &loss.cause, loss.what.as_str()),
-        (ErrorCode::NodeLost, &Cause::Root, "node node03 was lost")
-    );
+    assert_eq!((loss.code, &loss.cause), (ErrorCode::NodeLost, &Cause::Root));
+    assert!(loss.what.contains("node03"), "{loss}");
     // A node that was cut off together with its ranks is lost, although a rank recorded that it lost contact.
     let mut first = Supervisor::of(1, 3).connected();
     first.files.insert(node(3), PeerFiles { exit: Some(PeerExit::Failed(peer_lost())), ..PeerFiles::default() });
@@ -432,8 +430,9 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
         first.pass_with(10, alive);
         first.loss().unwrap().clone()
     };
-    assert_eq!(after(4, &[2, 4]).what, "node node03 was lost");
-    assert_eq!(after(2, &[]).what, "node node02 was lost", "with two nodes, either may be cut off");
+    let is_lost = |failure: Failure, node| failure.code == ErrorCode::NodeLost && failure.what.contains(node);
+    assert!(is_lost(after(4, &[2, 4]), "node03"));
+    assert!(is_lost(after(2, &[]), "node02"), "with two nodes, either may be cut off");
     let alone = after(4, &[]);
     assert_eq!((alone.code, alone.cause), (ErrorCode::PeerLost, Cause::Peer(None)));
 
@@ -449,7 +448,7 @@ fn a_first_node_that_receives_no_heartbeats_at_all_blames_none_of_the_others() {
         first.loss().unwrap().clone()
     };
     assert_eq!((started(&[]).code, started(&[]).cause), (ErrorCode::PeerLost, Cause::Peer(None)));
-    assert_eq!(started(&[2, 4]).what, "node node03 was lost");
+    assert!(is_lost(started(&[2, 4]), "node03"));
 }
 
 #[test]

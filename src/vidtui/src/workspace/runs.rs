@@ -52,7 +52,7 @@ impl Workspace {
         }
     }
 
-    /// Finds a run whose weights are wanted. `latest` is the newest run that trains: runs that encode or sample have no weights.
+    /// Finds a run for its weights. `latest` is the newest run that trains: runs that encode or sample have no weights.
     pub fn find_with_weights(&self, name: &str) -> Result<RunDir, CommandError> {
         let runs = || runstate::list_runs(&self.runs).into_iter().flatten();
         let trains = |dir: &RunDir| dir.read_run().is_ok_and(|run| run.task() == Task::Train);
