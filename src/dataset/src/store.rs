@@ -16,6 +16,8 @@
 mod clock;
 mod failures;
 mod folder;
+#[cfg(test)]
+mod full_disk_tests;
 mod index;
 mod join;
 mod lease;

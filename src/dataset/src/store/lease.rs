@@ -163,7 +163,11 @@ impl Leases {
         };
         let path = lease.path(epoch);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
-            Ok(file) => lease.write(&file, false).map_err(|e| cannot_write(&path, &e))?,
+            Ok(file) => lease.write(&file, false).map_err(|e| {
+                // An empty lease would keep other workers waiting until it expires.
+                let _ = fs::remove_file(&path);
+                cannot_write(&path, &e)
+            })?,
             Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(Taken::Held),
             Err(e) => return Err(cannot_write(&path, &e)),
         }

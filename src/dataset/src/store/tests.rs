@@ -16,7 +16,7 @@ use weights::Dtype;
 
 /// A clock that advances only when a test advances it.
 #[derive(Debug, Default)]
-struct FakeClock(Mutex<Duration>);
+pub(super) struct FakeClock(Mutex<Duration>);
 
 impl Clock for FakeClock {
     fn now(&self) -> Duration {
@@ -44,7 +44,7 @@ impl Disk for SmallDisk {
 
 const EXPIRY: Duration = Duration::from_secs(30);
 
-fn timing(clock: &Arc<FakeClock>) -> Timing {
+pub(super) fn timing(clock: &Arc<FakeClock>) -> Timing {
     let clock: Arc<dyn Clock> = clock.clone();
     // Six latents of 32 bytes to a shard.
     Timing { expiry: EXPIRY, heartbeat: None, clock, disk: Arc::new(LocalDisk), shard: 200, range: Some(3) }
@@ -54,7 +54,7 @@ fn full_after(bytes: usize, clock: &Arc<FakeClock>) -> Timing {
     Timing { disk: Arc::new(SmallDisk(Mutex::new(bytes))), ..timing(clock) }
 }
 
-fn holder(run: &str) -> Holder {
+pub(super) fn holder(run: &str) -> Holder {
     Holder { run: run.into(), node: "node01".into(), pid: 7 }
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn spec() -> StoreSpec {
     )
 }
 
-fn manifest(ids: &[usize]) -> Manifest {
+pub(super) fn manifest(ids: &[usize]) -> Manifest {
     let clip = |n: &usize| Clip {
         id: format!("clips/{n}.mp4"),
         path: format!("/videos/{n}.mp4").into(),
@@ -86,7 +86,7 @@ fn manifest(ids: &[usize]) -> Manifest {
     Manifest { header: ManifestHeader::default(), clips: ids.iter().map(clip).collect() }
 }
 
-fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+pub(super) fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     let keep = tempfile::tempdir().unwrap();
     let folder = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
     (keep, folder)
@@ -105,7 +105,7 @@ fn commit(range: &mut Range, item: &Item) -> Result<Held, Failure> {
 }
 
 /// Encodes what is left and finishes; returns how many items were encoded.
-fn work(queue: &Queue) -> Result<usize, Failure> {
+pub(super) fn work(queue: &Queue) -> Result<usize, Failure> {
     let mut encoded = 0;
     for stage in [Stage::Text, Stage::Latent] {
         loop {
@@ -125,12 +125,12 @@ fn work(queue: &Queue) -> Result<usize, Failure> {
     Ok(encoded)
 }
 
-fn finish(queue: &Queue) -> Result<Finish, Failure> {
+pub(super) fn finish(queue: &Queue) -> Result<Finish, Failure> {
     queue.finish(&mut |_| ControlFlow::Continue(()))
 }
 
 /// Encodes a manifest without faults; returns the plan and the number of items that were encoded.
-fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usize) {
+pub(super) fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usize) {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(data, manifest, spec, Quarantined::Skip).unwrap();
     let queue = Queue::create(data, &plan, &holder("a"), timing(&clock)).unwrap();
@@ -140,7 +140,7 @@ fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usiz
 }
 
 /// Returns the files of a folder and their bytes.
-fn files(data: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn files(data: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
     let entries = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
     let read = |path: Utf8PathBuf| {
         let bytes = if path.is_dir() { b"folder".to_vec() } else { fs::read(&path).unwrap() };
