@@ -85,7 +85,7 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     let trained = site.vidtui(&format!(
         "launch configs/demo/2s.toml --local 2 {SMALL} --set data.index={shared} --set train.steps=2 --set model.in_channels=4 \
          --set model.out_channels=4 --set model.latent_frames=3 --set model.latent_height=8 --set model.latent_width=12 \
-         --set model.text_len=24 --set model.text_dim=24 --set model.latent_scale=0.7 --set model.layer=none --set model.ttt_mini_batch=32 \
+         --set model.text_len=24 --set model.text_dim=24 --set model.latent_scale=0.7 --set model.layer=none \
          --set optimizer.warmup_steps=1 --set encoders.folder={model} --wait"
     ));
     assert!(trained.ok, "{}\n{}", trained.err, trained.out);
