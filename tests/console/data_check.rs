@@ -68,6 +68,11 @@ fn an_encode_of_a_folder_checks_it_first() {
         site.succeeds(&[&encode(source)[..], &["--max-dropped", "50%", "--dry-run"]].concat());
     }
     assert_eq!(site.error(&encode("nonesuch")), (1, "not-found".into()));
+    // The nearest numbers of frames are named before any clip is read.
+    let even = ["data", "encode", "clips", "--model", "model", "--out", "even", "--frames", "48"];
+    assert_eq!(site.error(&even), (2, "invalid-argument".into()));
+    assert!(site.fails(&even).contains("--frames 45 or 49"));
+    assert!(!site.root.join("even").exists());
 }
 
 #[test]
@@ -76,6 +81,7 @@ fn invalid_checks_are_refused_before_any_video_is_read() {
     for (args, expected) in [
         (&["clips", "--fps", "8"][..], (2, "invalid-argument")),
         (&["clips", "--frames", "0"], (2, "invalid-argument")),
+        (&["clips", "--frames", "48"], (2, "invalid-argument")),
         (&["clips", "--frames", "9", "--mode", "time@fps"], (2, "invalid-argument")),
         (&["clips", "--out", "clips"], (2, "invalid-argument")),
         (&["clips", "--out", "none/clips.jsonl"], (2, "not-found")),

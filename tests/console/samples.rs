@@ -107,7 +107,7 @@ fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
     for args in [
         ["--prompt", ""],
         ["--prompt", "a --w 33"],
-        ["--prompt", "a --f 8"],
+        ["--prompt", "a --f 13"],
         ["--prompt", "a --s 0"],
         ["--prompt", "a --g much"],
         ["--prompt", "a --x 3"],
@@ -117,7 +117,7 @@ fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
     }
     assert_eq!(error(&[]), refused("invalid-argument"));
     assert_eq!(error(&["--prompts", "nowhere.txt"]), failed("not-found"));
-    site.write("prompts.txt", "# two prompts\na rabbit --w 32 --h 48 --f 5 --d 7 --s 2 --g 1.5\na kite --h 50\n");
+    site.write("prompts.txt", "# two prompts\na rabbit --w 32 --h 48 --f 9 --d 7 --s 2 --g 1.5\na kite --h 50\n");
     assert_eq!(error(&["--prompts", "prompts.txt"]), refused("invalid-argument"));
     assert!(site.fails(&["sample", "model", "--prompts", "prompts.txt"]).contains("line 3 of prompts.txt"));
     fs::write(site.root.join("latin.txt"), b"a rabbit\na caf\xe9\n").unwrap();

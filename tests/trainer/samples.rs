@@ -96,7 +96,7 @@ fn files(folder: &Utf8Path) -> Vec<Utf8PathBuf> {
 fn every_mesh_makes_the_same_videos() {
     let scene = Scene::new();
     let model = TinyModel::text_to_video(&scene);
-    let prompts = ["a rabbit --d 7 --n blurry", "a kite --f 5 --s 3 --g 1", "a boat --w 48"];
+    let prompts = ["a rabbit --d 7 --n blurry", "a kite --f 8 --s 3 --g 1", "a boat --w 48"];
     let run = |name: &str, mesh: &[usize]| {
         model.sample(&scene, name, mesh, &prompts, Vec::new(), |recipe| recipe.sample.png = true).finish()
     };
@@ -104,7 +104,7 @@ fn every_mesh_makes_the_same_videos() {
     let [first, second, third] = [0, 1, 2].map(|index| sidecar(&alone, index));
     assert_eq!((first.seed, first.negative.as_str(), first.dynamic_guidance), (7, "blurry", true));
     assert_eq!((first.frames, first.width, first.height, first.sampling_steps), (9, 32, 32, 2));
-    // An even number of latent frames becomes four frames each, as in diffusers.
+    // An even number of latent frames becomes four frames each.
     assert_eq!((second.frames, second.sampling_steps, second.guidance), (8, 3, 1.0));
     assert_eq!((third.width, third.scheduler.as_str(), third.dtype.as_str()), (48, "dpm", "float32"));
     assert!(!third.libtorch.is_empty() && third.weights_xxh3.len() == 16);

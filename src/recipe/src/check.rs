@@ -3,8 +3,9 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, ConditionKind, FrameMode, Key, Layer, NoSuchLayer, ParamSpec, Pattern, Positions, Recipe, Role,
-    SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, param_specs,
+    Adapter, ConditionKind, FrameMode, Key, LATENT_FRAMES, Layer, NoSuchLayer, PIXELS, ParamSpec, Pattern, Positions,
+    Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, VIDEO_FRAMES, nearest_clip_frames,
+    param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -454,36 +455,25 @@ fn adapters_are_trained_alone(recipe: &Recipe) -> Result<(), Advice> {
     }
 }
 
-/// Video frames per latent frame, after the first. Every CogVideoX VAE has this compression; the files of the VAE are
-/// compared with it before a run starts.
-const FRAMES_PER_LATENT: usize = 4;
-/// Pixels per latent pixel, in rows and columns.
-const PIXELS_PER_LATENT: usize = 8;
-
 fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
-    let (frames, per) = (recipe.encode.frames, FRAMES_PER_LATENT);
-    if frames % per == 1 {
-        return Ok(());
-    }
-    let below = frames.saturating_sub(1) / per * per + 1;
+    let frames = recipe.encode.frames;
+    let Some([below, above]) = nearest_clip_frames(frames) else { return Ok(()) };
     Err(Advice {
-        why: format!(
-            "encode.frames {frames} is not {per}k + 1: the VAE makes one latent frame from the first frame, and one from every {per} that follow"
-        ),
-        fix: format!("set encode.frames = {below} or {}", below + per),
+        why: format!("encode.frames {frames} is not {VIDEO_FRAMES}k + 1: {LATENT_FRAMES}"),
+        fix: format!("set encode.frames = {below} or {above}"),
     })
 }
 
 fn whole_latent_pixels(key: &str, size: usize) -> Result<(), Advice> {
-    if size.is_multiple_of(PIXELS_PER_LATENT) {
+    if size.is_multiple_of(PIXELS) {
         return Ok(());
     }
     Err(Advice {
         why: format!(
-            "encode.{key} {size} is not a multiple of {PIXELS_PER_LATENT}, the pixels of the VAE per latent pixel: {}",
-            division(size, PIXELS_PER_LATENT)
+            "encode.{key} {size} is not a multiple of {PIXELS}, the pixels of the VAE per latent pixel: {}",
+            division(size, PIXELS)
         ),
-        fix: format!("set encode.{key} = {}", around(size, PIXELS_PER_LATENT)),
+        fix: format!("set encode.{key} = {}", around(size, PIXELS)),
     })
 }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use crate::Dtype;
+use crate::{Dtype, VIDEO_FRAMES};
 
 /// The task of a run of the embedded trainer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,6 +107,15 @@ pub struct Encode {
     pub retry_failed: bool,
     /// The part of the clips that may be dropped.
     pub max_dropped: f64,
+}
+
+/// The reason for [`nearest_clip_frames`].
+pub const LATENT_FRAMES: &str = "the VAE makes one latent frame from the first frame, and one from every 4 that follow";
+
+/// Returns the nearest numbers of frames that an encode can take from a clip, or `None` if `frames` is one: 4k + 1.
+pub fn nearest_clip_frames(frames: usize) -> Option<[usize; 2]> {
+    let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
+    (below != frames).then_some([below, below + VIDEO_FRAMES])
 }
 
 /// The encode settings of a recipe that trains, which are not used.

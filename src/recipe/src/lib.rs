@@ -42,7 +42,7 @@ pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use condition::{Condition, ConditionKind, MaskKind};
 pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
-pub use encode::{CropMode, Encode, Encoders, FrameMode, Task, Tiling};
+pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
 pub use fit::Fit;
@@ -55,7 +55,10 @@ pub use optim::{Optimizer, Schedule};
 pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
-pub use sample::{BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES};
+pub use sample::{
+    BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES, decoded_frames,
+    latent_frames,
+};
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
 pub use train::{

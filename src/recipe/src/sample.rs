@@ -5,10 +5,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task};
 
-/// Video frames per latent frame, after the first, in every CogVideoX VAE.
+/// Video frames per latent frame, after the first, in every CogVideoX VAE. The files of the VAE are compared with it before a run starts.
 pub const VIDEO_FRAMES: usize = 4;
 /// Pixels per latent pixel, in rows and columns, in every CogVideoX VAE.
 pub const PIXELS: usize = 8;
+
+/// Returns the latent frames of a video: one for its first frame, and one for each four that follow or are begun.
+pub fn latent_frames(frames: usize) -> usize {
+    frames.saturating_sub(1) / VIDEO_FRAMES + 1
+}
+
+/// Returns the frames that the VAE decodes latent frames to. It decodes two latent frames at a time; of an odd count, it decodes the
+/// first one to a single frame.
+pub fn decoded_frames(latent_frames: usize) -> usize {
+    VIDEO_FRAMES * latent_frames - (VIDEO_FRAMES - 1) * (latent_frames % 2)
+}
 
 /// The videos that are made from the weights, and the validation loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -221,13 +232,14 @@ impl Recipe {
         let prompt = Prompt::parse(line).map_err(|wrong| bad(Some(&wrong.flag), wrong.why, wrong.fix))?;
         let (keys, own) = (&self.sample, &self.model);
         let or = |given: Option<usize>, key: usize, model: usize| given.unwrap_or(if key == 0 { model } else { key });
-        let frames = or(prompt.frames, keys.frames, (own.latent_frames - 1) * VIDEO_FRAMES + 1);
+        let frames = or(prompt.frames, keys.frames, decoded_frames(own.latent_frames));
         let height = or(prompt.height, keys.height, own.latent_height * PIXELS);
         let width = or(prompt.width, keys.width, own.latent_width * PIXELS);
-        if frames % VIDEO_FRAMES != 1 {
-            let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
-            let why = format!("the VAE decodes {VIDEO_FRAMES}k + 1 frames, not {frames}");
-            return Err(bad(Some("--f"), why, format!("use {below} or {} frames", below + VIDEO_FRAMES)));
+        if frames != decoded_frames(latent_frames(frames)) {
+            let pair = 2 * VIDEO_FRAMES;
+            let below = frames / pair * pair;
+            let why = format!("the VAE makes videos of {pair}k or {pair}k + 1 frames, not of {frames}");
+            return Err(bad(Some("--f"), why, format!("use {} or {} frames", below + 1, below + pair)));
         }
         let unit = PIXELS * own.patch_size;
         for (flag, name, size) in [("--h", "height", height), ("--w", "width", width)] {
@@ -237,7 +249,7 @@ impl Recipe {
                 return Err(bad(Some(flag), why, format!("use {below} or {}", below + unit)));
             }
         }
-        let model = own.resized((frames - 1) / VIDEO_FRAMES + 1, height / PIXELS, width / PIXELS);
+        let model = own.resized(latent_frames(frames), height / PIXELS, width / PIXELS);
         let sized = Recipe { model: model.clone(), ..self.clone() };
         if let Some(broken) = crate::check::broken_model(&sized) {
             let why = format!("the model does not allow {frames} frames of {height} x {width}: {}", broken.why);
@@ -365,13 +377,29 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_frames_that_the_vae_does_not_decode_are_refused_with_the_nearest() {
+        let fix = |frames: usize| with_prompts(&[&format!("a --f {frames}")]).samples().map_err(|bad| bad.fix);
+        for (frames, latent_frames) in [(1, 1), (8, 2), (9, 3), (16, 4), (48, 12), (49, 13)] {
+            assert_eq!(fix(frames).unwrap()[0].model.latent_frames, latent_frames);
+            assert_eq!(decoded_frames(latent_frames), frames);
+        }
+        for (frames, nearest) in [(0, "1 or 8"), (5, "1 or 8"), (13, "9 or 16"), (45, "41 or 48"), (50, "49 or 56")] {
+            assert_eq!(fix(frames).unwrap_err(), format!("use {nearest} frames"));
+        }
+        // A model that trains on 20 latent frames, made of 77 or 80 frames.
+        let mut even = with_prompts(&["a"]);
+        even.model.latent_frames = 20;
+        assert_eq!(even.samples().unwrap()[0].frames, 80);
+    }
+
+    #[test]
     fn sizes_and_images_that_the_model_does_not_allow_name_the_flag() {
         let flag = |line: &str| {
             let bad = with_prompts(&["a rabbit", line]).samples().unwrap_err();
             assert_eq!(bad.index, 1);
             bad.flag
         };
-        assert_eq!(flag("a --f 8").as_deref(), Some("--f"));
+        assert_eq!(flag("a --f 13").as_deref(), Some("--f"));
         assert_eq!(flag("a --w 33").as_deref(), Some("--w"));
         assert_eq!(flag("a --h 0").as_deref(), Some("--h"));
         assert_eq!(flag("a --s 0").as_deref(), Some("--s"));

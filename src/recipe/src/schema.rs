@@ -305,7 +305,7 @@ pub static SCHEMA: &[Key] = &[
     preset("sample.guidance", NOT_NEGATIVE, Preset::Float(6.0), "scale of classifier-free guidance, for prompts without --g; 1 or less: no guidance"),
     preset("sample.dynamic_guidance", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "guidance that depends on the timestep, as CogVideoX's use_dynamic_cfg; auto: with dpm and vpsde"),
     preset("sample.scheduler", Kind::OneOf(&["auto", "ddim", "dpm", "vpsde"]), Preset::Str("auto"), "sampler; auto: vpsde (ttt-video-dit's) for models with TTT layers, ddim for sincos positions (CogVideoX-2B), dpm otherwise"),
-    preset("sample.frames", int(0, 100_001), Preset::Int(0), "frames of a video, for prompts without --f; 0: 4 x (model.latent_frames - 1) + 1"),
+    preset("sample.frames", int(0, 100_001), Preset::Int(0), "frames of a video, for prompts without --f: 8k or 8k + 1; 0: those that model.latent_frames decode to"),
     preset("sample.height", int(0, 16_384), Preset::Int(0), "rows of a video in pixels, for prompts without --h; 0: 8 x model.latent_height"),
     preset("sample.width", int(0, 16_384), Preset::Int(0), "columns of a video in pixels, for prompts without --w; 0: 8 x model.latent_width"),
     preset("sample.fps", NOT_NEGATIVE, Preset::Float(0.0), "frames per second of the mp4; 0: 16 for models with patches of two frames (CogVideoX 1.5), 8 otherwise"),

@@ -93,8 +93,9 @@ impl Case {
         let sample = &mut recipe.sample;
         sample.scheduler = scheduler;
         sample.steps = self.number("num_inference_steps");
-        (sample.frames, sample.height, sample.width) =
-            (self.number("num_frames"), self.number("height"), self.number("width"));
+        // The pipelines accept any number of frames, and decode another one if the VAE does not make it.
+        sample.frames = recipe::decoded_frames(recipe::latent_frames(self.number("num_frames")));
+        (sample.height, sample.width) = (self.number("height"), self.number("width"));
         sample.guidance = self.info["guidance_scale"].as_f64().unwrap();
         let dynamic = self.info["use_dynamic_cfg"].as_bool().unwrap();
         sample.dynamic_guidance = if dynamic { DynamicGuidance::On } else { DynamicGuidance::Off };

@@ -104,8 +104,8 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
     let invalid = |flag: String, why: &str, fix: &str| {
         CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
     };
+    frames.map_or(Ok(()), check_frames)?;
     match (frames, fps) {
-        (Some(0), _) => Err(invalid("--frames 0".into(), "a clip has at least one frame", "for example: --frames 49")),
         (_, Some(fps)) if !(*fps > 0.0 && fps.is_finite()) => {
             Err(invalid(format!("--fps {fps}"), "the rate must be greater than 0", "for example: --fps 8"))
         }
@@ -124,6 +124,15 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
             Ok(Some(FrameChoice { mode: *mode, frames: *frames, fps: *fps, stride: (*stride).max(1), seed: 0 }))
         }
     }
+}
+
+/// Refuses a number of frames that an encode cannot take from a clip, before any clip is read.
+pub fn check_frames(frames: usize) -> Result<(), CommandError> {
+    let Some([below, above]) = recipe::nearest_clip_frames(frames) else { return Ok(()) };
+    let why = if frames == 0 { "a clip has at least one frame" } else { recipe::LATENT_FRAMES };
+    let fix = format!("use --frames {below} or {above}");
+    let what = format!("cannot use --frames {frames}");
+    Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)))
 }
 
 /// Checks, before the videos are checked, that the manifest can be written.

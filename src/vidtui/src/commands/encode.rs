@@ -2,7 +2,7 @@
 
 use crate::args::DataEncodeArgs;
 use crate::command_error::CommandError;
-use crate::commands::data_check::{OnStep, Wanted, check_source};
+use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source};
 use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
 use crate::output;
@@ -101,6 +101,7 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     dataset::check_folder(&args.model)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
+    check_frames(sizes(args, trained.as_ref())[0])?;
     let (manifest, report) = match Manifest::is_one(&args.source) {
         true => (args.source.clone(), None),
         false => check(args, trained.as_ref(), progress).map(|(manifest, report)| (manifest, Some(report)))?,

@@ -183,6 +183,12 @@ fn the_first_window_of_frames_has_the_remainder() {
     let config = VaeConfig::default();
     assert_eq!([1, 5, 8, 9, 17, 49, 81].map(|frames| config.latent_frames(frames)), [1, 2, 2, 3, 5, 13, 21]);
     assert_eq!([1, 2, 3, 4, 13].map(|frames| config.frames(frames)), [1, 8, 9, 16, 49]);
+    // Recipes have the same numbers without the files of a VAE.
+    for latent_frames in 1..60 {
+        let frames = config.frames(latent_frames);
+        assert_eq!(recipe::decoded_frames(latent_frames), frames);
+        assert_eq!((recipe::latent_frames(frames), config.latent_frames(frames)), (latent_frames, latent_frames));
+    }
 }
 
 #[test]
