@@ -1,5 +1,6 @@
 //! The tensors of a sample that a recipe's condition needs, besides its latent and its texts.
 
+use crate::import::IMPORTED;
 use crate::index::{DTYPES, Index};
 use crate::store::{self, ConditionSpec, StoreSpec};
 use crate::table::{Located, Table};
@@ -85,25 +86,44 @@ impl Table {
     }
 }
 
-/// Checks that a store was encoded with the noise and the masks of a recipe. Imported stores do not record these.
+/// The way to a data set that a recipe with a condition can train on.
+const ENCODE: &str =
+    "encode the videos for this recipe: vidtui data encode VIDEOS --for RECIPE --model FOLDER --out DATA";
+
+/// Checks that a store has the condition of a recipe, with its noise and masks.
 fn check_spec(data: &Utf8Path, condition: &Condition) -> Result<(), Failure> {
-    let (Some(made), Some(wanted)) = (StoreSpec::read(data)?.condition, ConditionSpec::of(condition)?) else {
-        return Ok(());
+    let spec = StoreSpec::read(data)?;
+    let Some(wanted) = ConditionSpec::of(condition)? else { return Ok(()) };
+    let kind = |spec: &ConditionSpec| spec.kind.name();
+    let Some(made) = &spec.condition else {
+        let needs = match wanted.kind {
+            ConditionKind::Image => "the latent of each clip's first image",
+            _ => "masks and the latents of masked videos",
+        };
+        let why = match spec.frames.mode == IMPORTED {
+            true => format!("the data set was {}, which prepared no such tensors", spec.vae.name),
+            false => "the data set was encoded without [condition]".into(),
+        };
+        return Err(Failure::new(
+            ErrorCode::InvalidDataset,
+            format!("the data set {data} does not fit the recipe"),
+            format!("condition.kind = \"{}\" needs {needs}, and {why}", kind(&wanted)),
+            ENCODE,
+        ));
     };
-    let kind = |spec: &ConditionSpec| format!("{:?}", spec.kind).to_lowercase();
     let masks = |spec: &ConditionSpec| format!("[{}]", spec.masks.join(", "));
     let rows = [
-        ("kind", made.kind != wanted.kind, kind(&made), kind(&wanted)),
+        ("kind", made.kind != wanted.kind, kind(made).to_owned(), kind(&wanted).to_owned()),
         ("image_noise", made.noise != wanted.noise, made.noise.to_string(), wanted.noise.to_string()),
-        ("masks", made.masks != wanted.masks, masks(&made), masks(&wanted)),
+        ("masks", made.masks != wanted.masks, masks(made), masks(&wanted)),
         ("draws", made.draws < wanted.draws, made.draws.to_string(), wanted.draws.to_string()),
     ];
     let Some((key, _, made, wanted)) = rows.into_iter().find(|(_, differs, ..)| *differs) else { return Ok(()) };
     Err(Failure::new(
         ErrorCode::InvalidDataset,
         format!("the data set {data} does not fit the recipe"),
-        format!("it was encoded with condition.{key} = {made}, the recipe has {wanted}"),
-        format!("encode the clips again with this recipe's [condition], or set condition.{key} = {made}"),
+        format!("it was made with condition.{key} = {made}, the recipe has {wanted}"),
+        format!("{ENCODE}; or set condition.{key} = {made}"),
     ))
 }
 
@@ -127,7 +147,7 @@ impl Headers {
                 ErrorCode::InvalidDataset,
                 format!("cannot use the tensor {name} of {file}"),
                 format!("it is {} {:?}, the recipe expects {wanted:?} in F32, F16 or BF16", info.dtype, info.shape),
-                "encode the clips for this recipe: vidtui data encode MANIFEST --for RECIPE",
+                ENCODE,
             ));
         }
         Ok(Some(Located::of(header, info, moments)))
@@ -139,6 +159,6 @@ fn missing(path: &Utf8Path, line: usize, role: &str) -> Failure {
         ErrorCode::InvalidDataset,
         format!("line {line} of {path} has no tensor {role}"),
         "the recipe trains with it: condition.kind needs it of every sample",
-        "encode the clips for this recipe: vidtui data encode MANIFEST --for RECIPE",
+        ENCODE,
     )
 }

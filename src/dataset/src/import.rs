@@ -4,17 +4,24 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use crate::store::{FrameSpec, Head, INDEX, Line, PictureSpec, Place, SPEC, StoreSpec, TextSpec, VaeSpec, write_index};
+use crate::IMAGE;
+use crate::store::{
+    ConditionSpec, FrameSpec, Head, INDEX, Line, PictureSpec, Place, SPEC, StoreSpec, TextSpec, VaeSpec, write_index,
+};
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{Condition, ConditionKind};
 use rundir::{ErrorCode, Failure, WholeFolder, write_toml, xxh3_hex};
 use serde::Serialize;
 use source::Prepared;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use weights::{Dtype, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, destination, write_tensor_files};
 
 /// The size of a shard in bytes. A shard is closed before it would grow beyond this.
 const SHARD: u64 = 2_000_000_000;
+
+/// The mode of frames and the crop of a store whose settings are not known, because another program made its latents.
+pub(crate) const IMPORTED: &str = "imported";
 
 /// The options of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +77,7 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
         let content = content(&clip.source, &request.index)?;
         let shape = clip.latent.shape.clone();
         let latent = latents.push(&clip.id, clip.latent);
+        let image = clip.image.map(|image| (IMAGE.to_owned(), latents.push(&format!("{}/{IMAGE}", clip.id), image)));
         let (mut text, mut text_keys) = (Vec::new(), Vec::new());
         for (path, tensor) in clip.texts {
             let (place, key) = match known.get(&path) {
@@ -95,7 +103,7 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
             shape,
             caption: clip.caption,
             latent,
-            extra: BTreeMap::new(),
+            extra: image.into_iter().collect(),
             text,
             text_keys,
         });
@@ -134,12 +142,16 @@ fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<St
         scaling_factor: 0.0,
         dtype: unknown(),
     };
-    Ok(StoreSpec::new(
-        FrameSpec { mode: "imported".into(), count: 0, fps: None, stride: 1, seed: 0 },
-        PictureSpec { width: 0, height: 0, crop: "imported".into(), colour_rule: unknown() },
+    // Images of cogvideox-factory are encoded without noise.
+    let condition = Condition { kind: ConditionKind::Image, image_noise: false, ..Condition::default() };
+    let condition = if clips.iter().any(|clip| clip.image.is_some()) { ConditionSpec::of(&condition)? } else { None };
+    let spec = StoreSpec::new(
+        FrameSpec { mode: IMPORTED.into(), count: 0, fps: None, stride: 1, seed: 0 },
+        PictureSpec { width: 0, height: 0, crop: IMPORTED.into(), colour_rule: unknown() },
         vae,
         TextSpec { name, tokenizer: unknown(), encoder: unknown(), len, dim, dtype: unknown() },
-    ))
+    );
+    Ok(StoreSpec { condition, ..spec })
 }
 
 /// Identifies a file by its path below the source and its size. Hashing the content would read terabytes a second time.

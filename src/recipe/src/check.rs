@@ -237,19 +237,22 @@ fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> {
     if input == wanted {
         return Ok(());
     }
-    let (word, sum) = match kind {
-        ConditionKind::None => ("none", "the noised latent".to_owned()),
-        ConditionKind::Image => ("image", format!("{output} noised latent + {output} image latent")),
-        ConditionKind::Inpaint => ("inpaint", format!("{output} noised latent + 1 mask + {output} masked latent")),
-    };
-    let kinds = [("none", ConditionKind::None), ("image", ConditionKind::Image), ("inpaint", ConditionKind::Inpaint)];
-    let other = kinds.iter().find(|(_, other)| other.in_channels(output) == input);
+    let (word, sum) = (
+        kind.name(),
+        match kind {
+            ConditionKind::None => "the noised latent".to_owned(),
+            ConditionKind::Image => format!("{output} noised latent + {output} image latent"),
+            ConditionKind::Inpaint => format!("{output} noised latent + 1 mask + {output} masked latent"),
+        },
+    );
+    let kinds = [ConditionKind::None, ConditionKind::Image, ConditionKind::Inpaint];
+    let other = kinds.into_iter().find(|other| other.in_channels(output) == input);
     Err(Advice {
         why: format!(
             "condition.kind \"{word}\" needs {wanted} input channels ({sum}), and model.in_channels is {input}"
         ),
         fix: match other {
-            Some((other, _)) => format!("set condition.kind = \"{other}\", or model.in_channels = {wanted}"),
+            Some(other) => format!("set condition.kind = \"{}\", or model.in_channels = {wanted}", other.name()),
             None => format!("set model.in_channels = {wanted}"),
         },
     })

@@ -49,6 +49,15 @@ pub enum ConditionKind {
 }
 
 impl ConditionKind {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            ConditionKind::None => "none",
+            ConditionKind::Image => "image",
+            ConditionKind::Inpaint => "inpaint",
+        }
+    }
+
     /// Returns the input channels of a network that predicts latents with `out_channels`.
     pub fn in_channels(self, out_channels: usize) -> usize {
         match self {

@@ -70,7 +70,7 @@ impl Conditions {
                 ErrorCode::InvalidDataset,
                 "cannot train with conditions",
                 format!("the samples of the data set have no tensor {role}"),
-                "encode the data set with this recipe's [condition], or set condition.kind = \"none\"",
+                "encode the videos for this recipe: vidtui data encode VIDEOS --for RECIPE --model FOLDER --out DATA",
             )
         };
         match condition.kind {

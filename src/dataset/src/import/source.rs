@@ -7,6 +7,9 @@
 //! | cogvideox-factory | `video_latents/*.pt`: `[2C, T, H, W]` | `prompt_embeds/*.pt`: `[tokens, width]`, captions in `prompts/*.txt` |
 //!
 //! A latent may also have C channels, if it was already drawn from its mean and variance.
+//!
+//! cogvideox-factory's `--save_image_latents` also saves `image_latents/*.pt`, `[2C, 1, H, W]`: the first frame, encoded alone and without
+//! noise. The other two programs prepare no latents of images for CogVideoX, and none prepares masked videos.
 
 use crate::index::DTYPES;
 use crate::{Index, Sample};
@@ -29,6 +32,8 @@ pub(super) struct Prepared {
     pub latent: StoredTensor,
     /// The texts `[tokens, width]` and their files.
     pub texts: Vec<(Utf8PathBuf, StoredTensor)>,
+    /// The latent of the first image, `[1, C or 2C, H, W]`.
+    pub image: Option<StoredTensor>,
 }
 
 /// The reason of a failure, and a hint.
@@ -91,6 +96,7 @@ fn of_index(
             caption: sample.caption.clone(),
             latent,
             texts,
+            image: None,
         })
     };
     index.samples.iter().enumerate().map(clip).collect()
@@ -115,7 +121,8 @@ fn of_finetrainers(folder: &Utf8Path, channels: usize) -> Result<Vec<Prepared>, 
             .and_then(checked_text)
             .map_err(|refused| cannot(&text_file, refused))?;
         let id = format!("{number:06}");
-        Ok(Prepared { id, source: latent_file, caption: String::new(), latent, texts: vec![(text_file, text)] })
+        let texts = vec![(text_file, text)];
+        Ok(Prepared { id, source: latent_file, caption: String::new(), latent, texts, image: None })
     });
     let clips = clips.collect::<Result<Vec<_>, Failure>>()?;
     not_empty(folder, "latent-N.pt", clips)
@@ -124,6 +131,9 @@ fn of_finetrainers(folder: &Utf8Path, channels: usize) -> Result<Vec<Prepared>, 
 fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Vec<Prepared>, Failure> {
     let mut latents = files(&folder.join("video_latents"))?;
     latents.retain(|path| path.extension() == Some("pt"));
+    let images = folder.join("image_latents");
+    // Some versions create the folder although they save nothing in it.
+    let has_images = images.is_dir() && !files(&images)?.is_empty();
     let clips = latents.into_iter().map(|latent_file| {
         let id = latent_file.file_stem().unwrap_or_default().to_owned();
         let text_file = folder.join("prompt_embeds").join(format!("{id}.pt"));
@@ -136,10 +146,31 @@ fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Ve
         // Programs do not use the caption.
         let caption = fs::read_to_string(folder.join("prompts").join(format!("{id}.txt"))).unwrap_or_default();
         let caption = caption.trim().to_owned();
-        Ok(Prepared { id, source: latent_file, caption, latent, texts: vec![(text_file, text)] })
+        let image = match has_images {
+            true => Some(image_of_factory(disk, &images.join(format!("{id}.pt")), &latent)?),
+            false => None,
+        };
+        Ok(Prepared { id, source: latent_file, caption, latent, texts: vec![(text_file, text)], image })
     });
     let clips = clips.collect::<Result<Vec<_>, Failure>>()?;
     not_empty(folder, "video_latents/*.pt", clips)
+}
+
+/// Reads the latent of the first image of a clip, which has the size and the channels of the clip's latent.
+fn image_of_factory(disk: &mut Files, file: &Utf8Path, latent: &StoredTensor) -> Result<StoredTensor, Failure> {
+    let [_, channels, height, width] = latent.shape[..] else {
+        return Err(cannot(file, (" belongs to a latent of another form".into(), again(file))));
+    };
+    let expected = [1, channels, height, width];
+    let image = only_tensor(disk, file).and_then(frames_first).and_then(|image| match image.shape == expected {
+        true => checked_dtype(image),
+        false => Err((
+            format!(" has shape {:?} with frames first, expected {expected:?} as the clip's latent", image.shape),
+            "prepare the data set again with --save_image_latents".into(),
+        )),
+    });
+    let rest = "; to import the clips without images, move the folder image_latents away";
+    image.map_err(|(why, fix)| cannot(file, (why, fix + rest)))
 }
 
 fn not_empty(folder: &Utf8Path, what: &str, clips: Vec<Prepared>) -> Result<Vec<Prepared>, Failure> {

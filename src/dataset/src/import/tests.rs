@@ -1,4 +1,4 @@
-//! Tests of the import of datasets of ttt-video-dit.
+//! Tests of the import of data sets of ttt-video-dit, finetrainers and cogvideox-factory.
 
 use super::*;
 use crate::{Index, Table};
@@ -93,6 +93,78 @@ fn latents_of_finetrainers_and_of_cogvideox_factory_are_imported_with_equal_valu
         let fits = recipe::Model { segments: 1, latent_frames: 3, ..model() };
         assert_eq!(Table::open(&done.index, &fits).unwrap().len(), count);
     }
+}
+
+/// Opens an imported store for a recipe with a condition.
+fn with_condition(index: &Utf8Path, condition: &Condition) -> Result<Table, Failure> {
+    let model = recipe::Model { segments: 1, latent_frames: 3, ..model() };
+    Table::open(index, &model).unwrap().with_conditions(condition, &model)
+}
+
+#[test]
+fn images_of_cogvideox_factory_are_imported_and_train_image_to_video_without_noise() {
+    let expected = tensors_of_header(&Header::read(&fixture("prepared.safetensors")).unwrap());
+    let (_keep, folder) = temp();
+    let done = import(&request(fixture("factory"), &folder.join("new")), false).unwrap();
+    for (number, line) in lines(&done.index).iter().enumerate() {
+        assert_eq!(line.extra.keys().collect::<Vec<_>>(), ["image"]);
+        compare(&done.index, &line.extra["image"], &expected[&format!("factory.{number}.image")]);
+    }
+    let image = Condition { kind: ConditionKind::Image, ..Condition::default() };
+    let table = with_condition(&done.index, &image).unwrap();
+    assert_eq!((table.extras(0).len(), table.extras(1).len()), (1, 1));
+    assert!(table.reader().read(table.extras(0)[0]).unwrap().moments);
+    let noise = Condition { image_noise: true, ..image.clone() };
+    let failure = with_condition(&done.index, &noise).unwrap_err();
+    assert!(failure.why.contains("condition.image_noise = false"), "{failure}");
+}
+
+#[test]
+fn an_import_without_the_tensors_of_a_condition_names_its_program_and_the_encode() {
+    let (_keep, folder) = temp();
+    let condition = |kind| Condition { kind, ..Condition::default() };
+    let done = import(&request(fixture("finetrainers"), &folder.join("new")), false).unwrap();
+    let shown: Vec<String> = [ConditionKind::Image, ConditionKind::Inpaint]
+        .map(|kind| with_condition(&done.index, &condition(kind)).unwrap_err())
+        .into_iter()
+        .chain({
+            let images = import(&request(fixture("factory"), &folder.join("images")), false).unwrap();
+            with_condition(&images.index, &condition(ConditionKind::Inpaint)).err()
+        })
+        .inspect(|failure| assert_eq!(failure.code, ErrorCode::InvalidDataset))
+        .map(|failure| shown(&failure, &folder))
+        .collect();
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn images_must_be_complete_and_fit_their_clips() {
+    let (_keep, folder) = temp();
+    let copy = |name: &str| {
+        let to = folder.join(name);
+        for part in ["video_latents", "prompt_embeds", "image_latents"] {
+            fs::create_dir_all(to.join(part)).unwrap();
+            for file in fixture("factory").join(part).read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()) {
+                fs::copy(&file, to.join(part).join(file.file_name().unwrap())).unwrap();
+            }
+        }
+        to
+    };
+    let gone = copy("gone");
+    fs::remove_file(gone.join("image_latents/7c2d.pt")).unwrap();
+    let longer = copy("longer");
+    fs::copy(fixture("factory/video_latents/7c2d.pt"), longer.join("image_latents/7c2d.pt")).unwrap();
+    let failures = [gone.clone(), longer].map(|source| {
+        let failure = import(&request(source, &folder.join("new")), false).unwrap_err();
+        assert!(!folder.join("new").exists());
+        failure
+    });
+    assert_eq!(failures.each_ref().map(|failure| failure.code), [ErrorCode::NotFound, ErrorCode::Malformed]);
+    insta::assert_snapshot!(failures.map(|failure| shown(&failure, &folder)).join("\n\n"));
+    // Some versions of the program make the folder and save nothing in it.
+    fs::remove_file(gone.join("image_latents/0a1b.pt")).unwrap();
+    let done = import(&request(gone, &folder.join("new")), false).unwrap();
+    assert!(lines(&done.index).iter().all(|line| line.extra.is_empty()));
 }
 
 #[test]

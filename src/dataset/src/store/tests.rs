@@ -427,6 +427,7 @@ fn the_conditions_of_a_recipe_are_found_and_others_are_refused_with_the_key_that
     encode(&plain, &manifest(&[1]), &spec());
     let failure = crate::Table::open(&plain, &model()).unwrap().with_conditions(&condition, &model()).unwrap_err();
     assert_eq!(failure.code, ErrorCode::InvalidDataset);
+    assert!(failure.fix.contains("vidtui data encode") && failure.fix.contains("--for"), "{failure}");
 }
 
 #[test]

@@ -312,17 +312,16 @@ fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure>
 
 /// Returns the `[model]` section of a recipe for the weights, and the condition that their channels imply.
 fn model_toml(source: &Source, model: &Model) -> String {
-    let condition = [("image", ConditionKind::Image), ("inpaint", ConditionKind::Inpaint)]
+    let condition = [ConditionKind::Image, ConditionKind::Inpaint]
         .into_iter()
-        .find(|(_, kind)| kind.in_channels(model.out_channels) == model.in_channels)
-        .map(|(name, _)| name);
+        .find(|kind| kind.in_channels(model.out_channels) == model.in_channels);
     let mut model = model.to_table();
     if !source.latent_scale_known {
         model.remove("latent_scale");
     }
     let mut table = toml::Table::from_iter([("model".to_owned(), toml::Value::Table(model))]);
     if let Some(kind) = condition {
-        let section = toml::Table::from_iter([("kind".to_owned(), kind.into())]);
+        let section = toml::Table::from_iter([("kind".to_owned(), kind.name().into())]);
         table.insert("condition".to_owned(), toml::Value::Table(section));
     }
     format!(
