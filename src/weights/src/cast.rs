@@ -4,8 +4,17 @@ use crate::Dtype;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// The dtypes that parameters may have.
+/// The dtypes that parameters may have in a target.
 pub(crate) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
+
+/// Returns the dtype that parameters of a source keep, or `None` if it is not one of floating-point numbers. F64 becomes F32:
+/// diffusers computes the initial learned positions in F64, and no trainer computes with more than F32.
+pub(crate) fn kept(dtype: Dtype) -> Option<Dtype> {
+    match dtype {
+        Dtype::F64 => Some(Dtype::F32),
+        _ => FLOATS.contains(&dtype).then_some(dtype),
+    }
+}
 
 /// The number of elements per batch. A batch stays in the CPU cache between decoding and encoding.
 const AT_ONCE: usize = 1024;
@@ -19,9 +28,22 @@ pub(crate) fn cast(from: Dtype, to: Dtype, input: &[u8], out: &mut Vec<u8>) -> R
     for part in input.chunks(AT_ONCE * from.size()) {
         let numbers = &mut numbers[..part.len() / from.size()];
         decode(from, part, numbers);
+        fits_f32(from, part, numbers)?;
         encode(to, numbers, out)?;
     }
     Ok(())
+}
+
+/// Checks `numbers`, decoded from `input`.
+///
+/// # Errors
+/// Returns the first number of an F64 tensor whose nearest F32 number is infinite.
+pub(crate) fn fits_f32(from: Dtype, input: &[u8], numbers: &[f32]) -> Result<(), f64> {
+    if from != Dtype::F64 {
+        return Ok(());
+    }
+    let lost = values(from, input).zip(numbers).find(|(wide, narrow)| wide.is_finite() && !narrow.is_finite());
+    lost.map_or(Ok(()), |(wide, _)| Err(wide))
 }
 
 /// Decodes elements of type `from` into `numbers`, which has the same length.
@@ -147,6 +169,11 @@ mod tests {
     fn a_number_that_does_not_fit_is_an_error() {
         assert_eq!(cast(Dtype::F32, Dtype::F16, &bytes(&[1.0, 70000.0]), &mut Vec::new()), Err(70000.0));
         assert_eq!(cast(Dtype::F32, Dtype::BF16, &bytes(&[f32::MAX]), &mut Vec::new()), Err(f64::from(f32::MAX)));
+        let wide: Vec<u8> = [1.0f64, f64::INFINITY, -1e39].iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(cast(Dtype::F64, Dtype::F32, &wide, &mut Vec::new()), Err(-1e39));
+        let mut out = Vec::new();
+        cast(Dtype::F64, Dtype::F32, &wide[..16], &mut out).unwrap();
+        assert_eq!(out, bytes(&[1.0, f32::INFINITY]));
     }
 
     proptest! {

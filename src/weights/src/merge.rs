@@ -1,6 +1,6 @@
 //! Merges a LoRA adapter into a weight while it is written: W + scale · up · down.
 
-use crate::cast::{decode, encode, values};
+use crate::cast::{decode, encode, fits_f32, values};
 use crate::tensor_spans::{Files, StoredTensor};
 use crate::{Dtype, Error};
 
@@ -44,6 +44,7 @@ impl Adding {
     pub fn add_to(&mut self, from: Dtype, to: Dtype, raw: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
         self.sums.resize(raw.len() / from.size(), 0.0);
         decode(from, raw, &mut self.sums);
+        fits_f32(from, raw, &self.sums)?;
         let rank = self.down.len() / self.columns;
         let mut rest = &mut self.sums[..];
         while !rest.is_empty() {

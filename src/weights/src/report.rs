@@ -132,8 +132,8 @@ impl Report {
             *casts.entry((mapped.from, mapped.to)).or_default() += 1;
         }
         self.notes.extend(casts.into_iter().map(|((from, to), n)| {
-            // F32 represents every number of F16 and BF16.
-            let how = if to == Dtype::F32.name() { "widened" } else { "rounded" };
+            // F32 represents every number of F16 and BF16, but not of F64.
+            let how = if to == Dtype::F32.name() && from != Dtype::F64.name() { "widened" } else { "rounded" };
             format!("{} {how} from {from} to {to}", counted(n, "tensor"))
         }));
     }
@@ -197,10 +197,12 @@ mod tests {
     #[test]
     fn only_a_cast_that_loses_digits_is_reported_as_rounded() {
         let mut report = Report::default();
-        for (from, to) in [(Dtype::F16, Dtype::F32), (Dtype::F16, Dtype::BF16), (Dtype::F32, Dtype::F32)] {
+        use Dtype::{BF16, F16, F32, F64};
+        for (from, to) in [(F16, F32), (F16, BF16), (F32, F32), (F64, F32)] {
             report.mapped.push(Mapped::new("a", "a", &[1], from, to));
         }
         report.note_changes();
-        assert_eq!(report.notes, ["1 tensor rounded from F16 to BF16", "1 tensor widened from F16 to F32"]);
+        let casts = ["rounded from F16 to BF16", "widened from F16 to F32", "rounded from F64 to F32"];
+        assert_eq!(report.notes, casts.map(|cast| format!("1 tensor {cast}")));
     }
 }

@@ -104,12 +104,11 @@ impl TensorToWrite {
                 };
                 converted.map_err(|value| {
                     let why = format!("its value {value:e} is out of the range of {}", self.to);
-                    Failure::new(
-                        ErrorCode::InvalidArgument,
-                        format!("cannot convert {}", self.name),
-                        why,
-                        "choose another --dtype, such as bfloat16",
-                    )
+                    let fix = match self.to {
+                        Dtype::F16 => "choose another --dtype, such as bfloat16",
+                        _ => "get weights that are finite in float32: the trainer computes with no wider type",
+                    };
+                    Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", self.name), why, fix)
                 })?;
             }
             give(out)?;

@@ -29,7 +29,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
     let model = target_model(&source, request)?;
     let mut report = Report::default();
     let (mut body, mut ttt, mut used, mut merged) = (Vec::new(), Vec::new(), BTreeSet::new(), BTreeSet::new());
-    let default = source.tensors.values().next().map_or(Dtype::F32, |tensor| tensor.dtype);
+    let default = source.tensors.values().next().and_then(|tensor| cast::kept(tensor.dtype)).unwrap_or(Dtype::F32);
     for spec in param_specs(&model) {
         let from = source.name_of(&spec);
         let (list, to) = match (request.to, &spec.diffusers) {
@@ -206,14 +206,14 @@ fn mapped(
         let fix = "use the config.json of these weights, or download both again";
         Failure::new(ErrorCode::TensorMismatch, format!("cannot convert {}", source.location.path), why, fix)
     };
-    if !cast::FLOATS.contains(&stored.dtype) {
+    let Some(kept) = cast::kept(stored.dtype) else {
         return Err(bad(format!(
-            "{from} in {} has dtype {}; parameters must be F32, BF16 or F16",
+            "{from} in {} has dtype {}; parameters must be F64, F32, BF16 or F16",
             stored.file(),
             stored.dtype
         )));
-    }
-    let dtype = dtype.unwrap_or(stored.dtype);
+    };
+    let dtype = dtype.unwrap_or(kept);
     let mut row = Mapped::new(from, to, &spec.shape, stored.dtype, dtype);
     let segments = if stored.shape == spec.shape {
         stored.spans.iter().cloned().map(Segment::File).collect()

@@ -59,6 +59,7 @@ fn changed(folder: &Utf8Path, change: impl FnOnce(&mut BTreeMap<String, (Dtype, 
 
 fn write_tensors(path: &Utf8Path, tensors: &BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>) {
     let theirs = |dtype| match dtype {
+        Dtype::F64 => Theirs::F64,
         Dtype::F32 => Theirs::F32,
         Dtype::BF16 => Theirs::BF16,
         Dtype::F16 => Theirs::F16,

@@ -94,3 +94,38 @@ fn parameters_are_rounded_on_request() {
         }
     }
 }
+
+/// Writes the image-to-video model with its learned positions in F64, as diffusers saves a model that it has just created.
+fn with_wide_positions(folder: &Utf8Path, value: impl Fn(f64) -> f64) -> (Utf8PathBuf, Vec<u8>) {
+    let own: Utf8PathBuf = "../../tests/fixtures/oracle/cogvideox/cogvideox_5b_i2v_tiny/transformer".into();
+    let model = folder.join("wide");
+    fs::create_dir_all(&model).unwrap();
+    fs::copy(own.join("config.json"), model.join("config.json")).unwrap();
+    let mut tensors = of(&own);
+    let (dtype, _, bytes) = tensors.get_mut("patch_embed.pos_embedding").unwrap();
+    let wide: Vec<f64> = cast::values(Dtype::F32, bytes).map(value).collect();
+    (*dtype, *bytes) = (Dtype::F64, wide.iter().flat_map(|v| v.to_le_bytes()).collect());
+    write_tensors(&model.join("diffusion_pytorch_model.safetensors"), &tensors);
+    (model, wide.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect())
+}
+
+#[test]
+fn learned_positions_in_f64_become_f32_and_a_number_beyond_f32_is_refused() {
+    let (_keep, folder) = temp();
+    let third = |v: f64| v + 1.0 / 3.0;
+    let (model, rounded) = with_wide_positions(&folder, third);
+    let request = ConvertRequest::new(&model, folder.join("inner"), Form::Internal);
+    let notes = plan_conversion(&request).unwrap().report.notes;
+    assert!(notes.contains(&"1 tensor rounded from F64 to F32".into()), "{notes:?}");
+    go(&request).unwrap();
+    let (dtype, _, bytes) = of(&request.target).remove("patch_embed.positions").unwrap();
+    assert_eq!((dtype, bytes), (Dtype::F32, rounded));
+    let half = ConvertRequest { dtype: Some(Dtype::BF16), target: folder.join("half"), ..request.clone() };
+    go(&half).unwrap();
+    assert!(of(&half.target).values().all(|(dtype, ..)| *dtype == Dtype::BF16));
+
+    let (model, _) = with_wide_positions(&folder, |v| v + 1e39);
+    let failure = go(&ConvertRequest::new(model, folder.join("x"), Form::Internal)).unwrap_err();
+    assert_eq!(failure.code, ErrorCode::InvalidArgument, "{failure}");
+    assert!(failure.what.contains("positions") && !folder.join("x").exists(), "{failure}");
+}
