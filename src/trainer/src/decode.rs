@@ -1,10 +1,11 @@
-//! `vidtui-train data decode`: decodes the latent of a clip of a store to a video, so that users can check the
-//! encoding.
+//! `vidtui-train data decode`: decodes the latent of a clip of a store, or a latent of its condition, to a video, so that
+//! users can check the encoding.
 
 use crate::data::kind;
 use camino::Utf8Path;
+use dataset::KNOWN;
 use dataset::show::find_clip;
-use dataset::store::Line;
+use dataset::store::{Line, Place};
 use encoders::Vae;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
@@ -14,22 +15,56 @@ use weights::Header;
 /// The frame rate if a clip's rate is unknown: that of CogVideoX.
 const FPS: f64 = 8.0;
 
-/// Decodes the mean of a clip's latent with the VAE in folder `vae`, and writes an mp4.
+/// Decodes the mean of a clip's latent, or of the latent `tensor` of its condition, with the VAE in folder `vae`, and writes
+/// an mp4.
 ///
 /// # Errors
-/// There is no such clip, the VAE does not fit the latent, or the video cannot be written.
-pub fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: &Utf8Path, device: Device) -> Result<(), Failure> {
+/// There is no such clip or latent, the VAE does not fit the latent, or the video cannot be written.
+pub fn decode(
+    data: &Utf8Path,
+    (id, tensor): (&str, Option<&str>),
+    out: &Utf8Path,
+    vae: &Utf8Path,
+    device: Device,
+) -> Result<(), Failure> {
     let clip = find_clip(data, id)?;
-    let header = Header::read(&data.join(&clip.latent.shard))?;
-    let info = header.tensor(&clip.latent.name)?;
+    let place = place(&clip, tensor)?;
+    let header = Header::read(&data.join(&place.shard))?;
+    let info = header.tensor(&place.name)?;
     let shape: Vec<i64> = info.shape.iter().map(|d| *d as i64).collect();
-    let stored = Tensor::from_data_size(&header.read_tensor(&clip.latent.name)?, &shape, kind(info.dtype));
-    let latent_tchw = if clip.drawn { stored } else { stored.chunk(2, 1).swap_remove(0) };
+    let stored = Tensor::from_data_size(&header.read_tensor(&place.name)?, &shape, kind(info.dtype));
     let vae = Vae::open(vae, Kind::Float, device)?;
+    // Moments have twice the channels of a latent.
+    let is_drawn = stored.size()[1] == vae.config().latent_channels as i64;
+    let latent_tchw = if is_drawn { stored } else { stored.chunk(2, 1).swap_remove(0) };
     // [T, C, H, W] -> [1, C, T, H, W]
     let latent = latent_tchw.to_kind(Kind::Float).to_device(device).permute([1, 0, 2, 3]).unsqueeze(0);
-    let video_bcfhw = vae.decode(&latent)?;
+    let video_bcfhw = taken(vae.decode(&latent)?, clip.times.len());
     write_mp4(out, &frames(&video_bcfhw, id)?, rate(&clip))
+}
+
+/// Returns the place of a clip's latent, or of the latent `tensor` of its condition.
+fn place<'c>(clip: &'c Line, tensor: Option<&str>) -> Result<&'c Place, Failure> {
+    let Some(tensor) = tensor else { return Ok(&clip.latent) };
+    let is_mask = |role: &str| role.split('.').next() == Some(KNOWN);
+    let found = clip.extra.get(tensor).filter(|_| !is_mask(tensor));
+    found.ok_or_else(|| {
+        let latents: Vec<&str> = clip.extra.keys().map(String::as_str).filter(|role| !is_mask(role)).collect();
+        let why = match &latents[..] {
+            [] => "the clip was encoded without a condition".to_owned(),
+            latents => format!("the latents of its condition are {}", latents.join(", ")),
+        };
+        let fix = "omit --tensor for the latent of the clip, or name one of these latents";
+        Failure::new(ErrorCode::UnknownName, format!("'{}' has no latent {tensor}", clip.id), why, fix)
+    })
+}
+
+/// Returns as many of the last frames of a decoded video `[B, C, F, H, W]` as were taken from the clip; all, if that is unknown.
+///
+/// The VAE decodes an even number of latent frames to three frames more than were encoded, all for the first one.
+fn taken(video_bcfhw: Tensor, count: usize) -> Tensor {
+    let (frames, count) = (video_bcfhw.size()[2], count as i64);
+    if count == 0 || count >= frames { video_bcfhw } else { video_bcfhw.narrow(2, frames - count, count) }
 }
 
 /// Converts a video `[1, 3, F, H, W]`, values about -1…1, to bytes.
@@ -61,6 +96,14 @@ fn rate(clip: &Line) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clip_of_13_frames_is_shown_with_13_frames_though_its_latent_decodes_to_16() {
+        let video = Tensor::arange(16, (Kind::Float, Device::Cpu)).view([1, 1, 16, 1, 1]);
+        let numbers = |count| Vec::<f64>::try_from(taken(video.shallow_clone(), count).flatten(0, -1)).unwrap();
+        assert_eq!((numbers(13).len(), numbers(13)[0]), (13, 3.0));
+        assert_eq!([0, 16, 17].map(|count| numbers(count).len()), [16; 3]);
+    }
 
     #[test]
     fn values_of_a_video_become_bytes_frame_by_frame() {

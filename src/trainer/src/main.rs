@@ -110,6 +110,9 @@ enum DataCommand {
         /// The folder of the VAE
         #[arg(long)]
         vae: Utf8PathBuf,
+        /// The tensor of a condition to decode in place of the latent, such as image or masked
+        #[arg(long)]
+        tensor: Option<String>,
     },
 }
 
@@ -120,8 +123,8 @@ fn main() -> ExitCode {
         Command::Data(DataCommand::Import { index, target, root, channels, force }) => {
             import(&ImportRequest { index, root, target, channels }, force)
         }
-        Command::Data(DataCommand::Decode { data, id, out, vae }) => {
-            decode::decode(&data, &id, &out, &vae, tch::Device::cuda_if_available())
+        Command::Data(DataCommand::Decode { data, id, out, vae, tensor }) => {
+            decode::decode(&data, (&id, tensor.as_deref()), &out, &vae, tch::Device::cuda_if_available())
         }
         Command::Version { json } => {
             print_version(json);

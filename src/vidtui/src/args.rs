@@ -201,7 +201,7 @@ pub enum DataCommand {
     Check(DataCheckArgs),
     /// Imports latents that ttt-video-dit, finetrainers or cogvideox-factory prepared. Runs no code of their pickles
     Import(DataImportArgs),
-    /// Shows the clips, sizes and failures of a data set of latents, or one clip with its frames and caption
+    /// Shows the clips, sizes and failures of a data set of latents, or one clip with its tensors, frames and caption
     Show(DataShowArgs),
     /// Removes the shards of a data set that its index no longer names, unless a run reads the data set
     Prune(DataPruneArgs),
@@ -933,6 +933,9 @@ pub struct DataShowArgs {
     /// Decodes the latent of the clip with the VAE into this mp4
     #[arg(long, value_name = "MP4", requires = "id")]
     pub decode: Option<Utf8PathBuf>,
+    /// The tensor to decode in place of the latent, for clips that were encoded with a condition: image, masked, masked.1…
+    #[arg(long, value_name = "NAME", requires = "decode")]
+    pub tensor: Option<String>,
     /// The folder of the VAE [default: the VAE that encoded the data set]
     #[arg(long, value_name = "DIR", requires = "decode")]
     pub vae: Option<Utf8PathBuf>,

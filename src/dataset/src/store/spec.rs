@@ -129,6 +129,21 @@ impl ConditionSpec {
     }
 }
 
+impl ConditionSpec {
+    /// Describes the tensors: `image, with noise, 4 draws`.
+    pub fn in_words(&self) -> String {
+        let mut words = vec![self.kind.name().to_owned()];
+        if self.noise {
+            words.push("with noise".into());
+        }
+        if self.draws != 1 {
+            words.push(units::counted(self.draws, "draw"));
+        }
+        words.extend(self.masks.iter().cloned());
+        words.join(", ")
+    }
+}
+
 impl Versioned for StoreSpec {
     fn version(&self) -> u32 {
         self.schema

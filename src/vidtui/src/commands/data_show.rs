@@ -4,11 +4,13 @@ use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
 use crate::output::{self, Side, facts, table};
 use ::dataset::show::{Summary, find_clip, summarize};
-use ::dataset::store::{Line, StoreSpec};
+use ::dataset::store::{Line, Place, StoreSpec};
 use ::dataset::store_folder;
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
+use std::collections::BTreeMap;
 use std::process::Command;
+use weights::Header;
 
 /// The most failures in a table. `--json` lists all.
 const FAILURES: usize = 20;
@@ -22,18 +24,19 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
     };
     let clip = find_clip(&data, id)?;
     if let Some(out) = &args.decode {
-        decode(&data, id, out, args.vae.as_deref())?;
+        decode(&data, id, out, args)?;
     }
     if args.output.json {
         return output::json(&clip);
     }
-    output::text(&clip_shown(&clip))
+    output::text(&clip_shown(&clip, &extra_shapes(&data, &clip)?))
 }
 
-/// Decodes the latent of a clip with the trainer, which contains the VAE's code.
-fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: Option<&Utf8Path>) -> Result<(), Failure> {
+/// Decodes a latent of a clip with the trainer, which contains the VAE's code.
+fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, args: &DataShowArgs) -> Result<(), Failure> {
     let spec = StoreSpec::read(data)?;
-    let vae: Utf8PathBuf = vae.map_or_else(|| spec.vae.name.clone().into(), Utf8Path::to_owned);
+    // A store names the folder of the model.
+    let vae = args.vae.clone().unwrap_or_else(|| Utf8Path::new(&spec.vae.name).join("vae"));
     if !vae.join("config.json").exists() {
         return Err(Failure::new(
             ErrorCode::NotFound,
@@ -45,12 +48,18 @@ fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, vae: Option<&Utf8Path>) -> 
     let trainer = remote::find_trainer()?;
     let mut command = Command::new(&trainer.path);
     command.args(["data", "decode", data.as_str(), id, out.as_str(), "--vae", vae.as_str()]);
+    let tensor = args.tensor.as_deref().map(|tensor| ["--tensor", tensor]);
+    command.args(tensor.iter().flatten());
     let failed = |why: String| {
         Failure::new(
             ErrorCode::CommandFailed,
             format!("cannot decode '{id}'"),
             why,
-            format!("run it by hand: {} data decode {data} '{id}' {out} --vae {vae}", trainer.path),
+            format!(
+                "run it by hand: {} data decode {data} '{id}' {out} --vae {vae} {}",
+                trainer.path,
+                tensor.unwrap_or_default().join(" ")
+            ),
         )
     };
     let status = command.status().map_err(|error| failed(error.to_string()))?;
@@ -74,6 +83,9 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
             format!("{} {}{fps}", spec.frames.count, spec.frames.mode)
         }),
     ];
+    if let Some(condition) = &spec.condition {
+        rows.push(("condition".into(), condition.in_words()));
+    }
     if summary.unused_bytes > 0 {
         rows.push((
             "unused".into(),
@@ -117,18 +129,34 @@ fn of(name: &str, identity: &str, dtype: &str) -> String {
     [name, &hash, dtype].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-fn clip_shown(clip: &Line) -> String {
+/// Returns the shapes of a clip's further tensors, by role.
+fn extra_shapes(data: &Utf8Path, clip: &Line) -> Result<BTreeMap<String, String>, Failure> {
+    let shape = |(role, place): (&String, &Place)| {
+        let header = Header::read(&data.join(&place.shard))?;
+        Ok((role.clone(), with_crosses(&header.tensor(&place.name)?.shape)))
+    };
+    clip.extra.iter().map(shape).collect()
+}
+
+fn with_crosses(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("×")
+}
+
+fn clip_shown(clip: &Line, extra_shapes: &BTreeMap<String, String>) -> String {
     let numbers: Vec<String> = clip.times.iter().map(|time| format!("{time:.3}")).collect();
-    let shape: Vec<String> = clip.shape.iter().map(ToString::to_string).collect();
     let kind = if clip.drawn { "drawn" } else { "means and log-variances" };
     let mut rows = vec![
         ("clip".to_owned(), clip.id.clone()),
         ("video".into(), clip.source.to_string()),
         ("bucket".into(), clip.bucket.clone()),
-        ("latent".into(), format!("{}, {kind}", shape.join("×"))),
+        ("latent".into(), format!("{}, {kind}", with_crosses(&clip.shape))),
         ("stored in".into(), format!("{}, tensor {}", clip.latent.shard, clip.latent.name)),
         ("latent key".into(), clip.latent_key.clone()),
     ];
+    rows.extend(clip.extra.iter().map(|(role, Place { shard, name })| {
+        let shape = extra_shapes.get(role).map_or("", String::as_str);
+        (role.clone(), format!("{shape}, in {shard}, tensor {name}"))
+    }));
     rows.extend(clip.text.iter().map(|text| ("text in".to_owned(), format!("{}, tensor {}", text.shard, text.name))));
     rows.extend(clip.text_keys.iter().map(|key| ("text key".to_owned(), key.clone())));
     rows.push((
