@@ -5,6 +5,7 @@ use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close,
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Recipe};
 use rundir::{ErrorCode, EventKind, Failure, MetricSample, Sample, StartFrom};
+use safetensors::tensor::TensorView;
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
@@ -339,6 +340,71 @@ fn a_training_run_samples_and_validates_on_all_ranks_together() {
     }
     for ((_, one), (_, two)) in validation(&alone).iter().zip(&validation(&two)) {
         assert_close(two, one, 1e-4, "the validation loss of two ranks");
+    }
+}
+
+/// Writes clips with the tensors of a condition beside their latents, each with `tensors` of these frames and channels; returns
+/// the index. The masks of the first clip hide everything.
+fn conditioned(scene: &Scene, name: &str, clips: usize, tensors: &[(&str, usize, usize)]) -> Utf8PathBuf {
+    let folder = scene.dataset(name, 3, [4, 4], clips);
+    for clip in 0..clips {
+        let path = folder.join(format!("latent-{clip}.safetensors"));
+        let value = |i: usize| ((i * 7 + clip * 5) % 11) as f32 / 5.0 - 1.0;
+        let all = [("latent", 3, 4)].into_iter().chain(tensors.iter().copied()).map(|(tensor, frames, channels)| {
+            let values = (0..frames * channels * 16).map(|i| match tensor {
+                "known" if clip == 0 => 0.0,
+                "known" => (i % 2) as f32,
+                _ => value(i + tensor.len()),
+            });
+            (tensor, [frames, channels, 4, 4].to_vec(), values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+        });
+        let all: Vec<_> = all.collect();
+        let views = all.iter().map(|(tensor, shape, bytes)| {
+            (*tensor, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, path.as_std_path()).unwrap();
+    }
+    scene.text_dataset(&folder, 16, 1)
+}
+
+#[test]
+fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_drops_at_every_point() {
+    let scene = Scene::new();
+    let cases = [
+        ("image", "image_dropout", 8, &[("image", 1, 4)][..]),
+        ("inpaint", "mask_dropout", 9, &[("known", 3, 1), ("masked", 3, 4)][..]),
+    ];
+    for (kind, dropout, channels, tensors) in cases {
+        let trained = conditioned(&scene, &format!("{kind}-clips"), 4, tensors);
+        let held_out = conditioned(&scene, &format!("{kind}-held-out"), 3, tensors);
+        let run = |name: &str, mesh: &[usize], share: f64, sets: &[&str]| {
+            let own = [
+                format!("data.index={trained}"),
+                format!("sample.validation_index={held_out}"),
+                format!("condition.kind={kind}"),
+                format!("condition.{dropout}={share}"),
+                format!("model.in_channels={channels}"),
+            ];
+            let rest = ["sample.every=2", "train.steps=4", "train.global_batch=2", "checkpoint.interval=0"];
+            let sets: Vec<&str> = own.iter().map(String::as_str).chain(rest).chain(sets.iter().copied()).collect();
+            let points = validation(&scene.launch(&format!("{kind}-{name}"), mesh, &sets).finish());
+            assert_eq!(points.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 2, 4], "{kind}: {name}");
+            points.into_iter().map(|(_, levels)| levels).collect::<Vec<_>>()
+        };
+        // Weights that do not move have the same loss at every point: nothing is drawn anew.
+        let still = ["optimizer.lr=1e-30", "optimizer.lr_end=1e-30", "optimizer.weight_decay=0"];
+        let fixed = run("still", &[1, 1], 0.5, &still);
+        assert_eq!((&fixed[0], fixed[0].len()), (&fixed[1], 9), "{kind}");
+        assert_eq!(fixed[1], fixed[2], "{kind}");
+        let (kept, dropped) = (run("kept", &[1, 1], 0.0, &still), run("dropped", &[1, 1], 0.99, &still));
+        assert_ne!(kept[0], dropped[0], "{kind}: the condition has no effect");
+        // Ranks share the clips, and the weights change.
+        let alone = run("alone", &[1, 1], 0.5, &["optimizer.schedule=constant"]);
+        let two = run("two", &[1, 2], 0.5, &["optimizer.schedule=constant"]);
+        assert_ne!(alone[0], alone[2], "{kind}: training does not change the loss");
+        for (one, other) in alone.iter().zip(&two) {
+            assert_close(other, one, 1e-4, &format!("{kind}: the validation loss of two ranks"));
+        }
     }
 }
 

@@ -54,7 +54,6 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
     (&["sample.prompts", "encoders.folder"], samples_have_encoders),
     (&["sample.prompts"], prompts_can_be_sampled),
-    (&["sample.validation_index", "condition.kind"], held_out_clips_have_no_condition),
 ];
 
 /// The rules of a recipe that encodes.
@@ -533,16 +532,6 @@ fn samples_have_encoders(recipe: &Recipe) -> Result<(), Advice> {
         why: "sample.prompts needs a VAE, a text encoder and a tokenizer, and encoders.folder is not set".into(),
         fix: "set encoders.folder to a diffusers folder, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"
             .into(),
-    })
-}
-
-fn held_out_clips_have_no_condition(recipe: &Recipe) -> Result<(), Advice> {
-    if recipe.sample.validation_index().is_none() || recipe.condition.kind == ConditionKind::None {
-        return Ok(());
-    }
-    Err(Advice {
-        why: "the validation loss of models with a condition is not supported".into(),
-        fix: "remove sample.validation_index".into(),
     })
 }
 

@@ -214,15 +214,21 @@ impl Step<'_> {
         let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
         let noised = self.schedule.noise(&clean, &noise, &timestep);
         let condition = batch.conditions.input(&recipe.condition, frames, self.seed, first, numbers)?;
-        let latent = match condition {
-            Some(condition) => Tensor::cat(&[&noised.latent, &condition], 2),
-            None => noised.latent.shallow_clone(),
-        };
-        let target = self.schedule.target(noised, &clean, &timestep, &recipe.loss);
         let compute = compute_kind(recipe.train.dtype);
-        let inputs = Inputs { latent: latent.to_kind(compute), text: batch.text.to_kind(compute), timestep };
+        let inputs = inputs(&noised.latent, condition.as_ref(), &batch.text, &timestep, compute);
+        let target = self.schedule.target(noised, &clean, &timestep, &recipe.loss);
         Ok((inputs, target))
     }
+}
+
+/// Returns the inputs of the network in the dtype that it computes in: a condition is concatenated on the channels of the noised
+/// latents.
+pub fn inputs(noised: &Tensor, condition: Option<&Tensor>, text: &Tensor, timestep: &Tensor, compute: Kind) -> Inputs {
+    let latent = match condition {
+        Some(condition) => Tensor::cat(&[noised, condition], 2),
+        None => noised.shallow_clone(),
+    };
+    Inputs { latent: latent.to_kind(compute), text: text.to_kind(compute), timestep: timestep.shallow_clone() }
 }
 
 /// Returns the dtype that units are gathered and computed in.

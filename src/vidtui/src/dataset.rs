@@ -40,10 +40,11 @@ fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
         check(&Recipe { task: Task::Sample, ..recipe.clone() })?;
     }
     let Some(index) = recipe.sample.validation_index() else { return Ok(()) };
-    Table::open(index, &recipe.model).map(drop).map_err(|failure| {
+    let opened = Table::open(index, &recipe.model).map_err(|failure| {
         let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
         Failure { fix, ..failure }
-    })
+    });
+    opened?.with_conditions(&recipe.condition, &recipe.model).map(drop)
 }
 
 /// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.

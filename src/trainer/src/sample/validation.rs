@@ -1,16 +1,19 @@
-//! The validation loss of held-out clips at nine fixed noise levels. The noise is fixed too, so two points of a curve
-//! differ only by the weights.
+//! The validation loss of held-out clips at nine fixed noise levels. The seed of samples and the number of the clip fix all
+//! draws: the latent, its noise, which of its stored conditions is used, and whether that condition is dropped. Two points
+//! of a curve therefore differ only by the weights.
 
 use crate::data::Data;
 use crate::device::upload;
 use crate::exchange::{agree, peer_lost};
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
+use crate::step::inputs;
 use c10d::Group;
+use dit::conditions::padded;
 use dit::diffusion::Schedule;
 use dit::embed::Inputs;
 use dit::network::Network;
-use recipe::Recipe;
+use recipe::{Condition, Recipe};
 use rundir::Failure;
 use sharding::fsdp::Fsdp;
 use tch::{Kind, Tensor};
@@ -23,6 +26,9 @@ pub struct Validation {
     data: Data,
     clips: u64,
     seed: u64,
+    condition: Condition,
+    /// The latent frames that the network receives.
+    frames: i64,
     compute: Kind,
 }
 
@@ -39,7 +45,8 @@ impl Validation {
         held_out.train.seed = recipe.sample.seed;
         let data = Data::open(&held_out, world)?;
         let clips = data.len().min(recipe.sample.validation_clips as u64);
-        Ok(Some(Validation { data, clips, seed: recipe.sample.seed, compute }))
+        let (condition, frames) = (recipe.condition.clone(), recipe.model.padded_frames() as i64);
+        Ok(Some(Validation { data, clips, seed: recipe.sample.seed, condition, frames, compute }))
     }
 
     /// Returns the mean loss of the clips at each level. A collective.
@@ -61,15 +68,19 @@ impl Validation {
             let own = round * ranks + place;
             let clip = own.min(self.clips - 1);
             let batch = self.data.batch(clip..clip + 1, clip..clip + 1, self.seed)?;
+            let clean = padded(&batch.latent, self.frames);
+            // In training, all images of a batch are dropped together. Here each clip has its own draw.
+            let condition = batch.conditions.input(&self.condition, self.frames, self.seed, clip, clip..clip + 1)?;
             for (level, sum) in sums.iter_mut().enumerate() {
                 let timestep = Tensor::from_slice(&[timestep(level, schedule.alphas_cumprod().size()[0])]);
                 let counter = clip * LEVELS as u64 + level as u64;
-                let noise = seeds::normal(self.seed, Purpose::Validation, counter, &batch.latent.size());
-                let noised = schedule.noise(&batch.latent, &noise, &timestep);
+                let noise = seeds::normal(self.seed, Purpose::Validation, counter, &clean.size());
+                let noised = schedule.noise(&clean, &noise, &timestep);
+                let inputs = inputs(&noised.latent, condition.as_ref(), &batch.text, &timestep, self.compute);
                 let inputs = Inputs {
-                    latent: upload(&noised.latent.to_kind(self.compute), device),
-                    text: upload(&batch.text.to_kind(self.compute), device),
-                    timestep: upload(&timestep, device),
+                    latent: upload(&inputs.latent, device),
+                    text: upload(&inputs.text, device),
+                    timestep: upload(&inputs.timestep, device),
                 };
                 let output = network.forward(&mut Sharded(fsdp), &inputs).map_err(peer_lost)?;
                 let error = output.to_kind(Kind::Float) - upload(&noised.velocity, device);
