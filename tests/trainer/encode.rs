@@ -1,6 +1,6 @@
 //! Ranks that encode videos, and training on the conditions that they make. Skipped aloud without ffmpeg.
 
-use crate::harness::{RunUnderTest, Running, Scene, losses};
+use crate::harness::{Env, RunUnderTest, Running, Scene, losses};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::store::{Line, read_index};
 use rundir::{ErrorCode, EventKind};
@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// Makes clips with captions and checks them; returns the manifest. None without ffmpeg.
@@ -42,6 +43,11 @@ fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
 
 /// Starts to encode into a folder of the scene.
 fn encode(scene: &Scene, manifest: &Utf8Path, out: &str, ranks: usize, sets: &[&str]) -> Running {
+    encode_with(scene, manifest, (out, ranks), sets, Vec::new())
+}
+
+/// As [`encode`], with environment variables of the ranks.
+fn encode_with(scene: &Scene, manifest: &Utf8Path, (out, ranks): (&str, usize), sets: &[&str], env: Env) -> Running {
     let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
     let model = scene.path.join("model");
     fs::create_dir_all(&model).unwrap();
@@ -64,7 +70,7 @@ fn encode(scene: &Scene, manifest: &Utf8Path, out: &str, ranks: usize, sets: &[&
     let kind = ["encoders.dtype=float32", "train.threads=1", "encode.decoders=1"];
     let sets = own.iter().map(String::as_str).chain(rest).chain(kind).chain(sets.iter().copied());
     let resolved = recipe::load(&base, &sets.map(str::to_owned).collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
-    scene.launch_recipe(&format!("encode-{out}"), ranks, resolved)
+    scene.launch_recipe(&format!("encode-{out}"), ranks, resolved, env)
 }
 
 fn lines(data: &Utf8Path) -> Vec<Line> {
@@ -100,15 +106,7 @@ fn image_to_video_and_inpainting_train_on_what_an_encode_made() {
 
     let image = ["condition.kind=image", "condition.image_noise=true", "condition.draws=2"];
     let run: RunUnderTest = encode(&scene, &manifest, "image", 2, &image).finish();
-    let failed: Vec<_> = run
-        .events()
-        .into_iter()
-        .filter_map(|event| match event.kind {
-            EventKind::ItemFailed { item, failure } => Some((item, failure.code)),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(failed, [("03.mp4".to_owned(), ErrorCode::InvalidDataset)]);
+    assert_eq!(failed(&run), [("03.mp4".to_owned(), ErrorCode::InvalidDataset)]);
     let encoded = lines(&scene.path.join("image"));
     assert_eq!(encoded.len(), 3);
     assert_eq!(encoded[0].extra.keys().collect::<Vec<_>>(), ["image", "image.1"]);
@@ -128,6 +126,75 @@ fn image_to_video_and_inpainting_train_on_what_an_encode_made() {
     assert_eq!(roles, ["known", "known.1", "masked", "masked.1"]);
     let trained = train(&scene, "inpaint", "inpaint", &[&inpaint[..], &["model.in_channels=9"]].concat()).finish();
     assert!(losses(&trained).iter().all(|loss| loss.is_finite()));
+}
+
+/// Returns how many items wait for probing, decoding, the VAE and the text encoder of rank 0.
+fn waiting(run: &RunUnderTest) -> [u64; 4] {
+    let stages = run.progress(0).map(|progress| progress.stages).unwrap_or_default();
+    [stages.probe, stages.decode, stages.vae, stages.text].map(|stage| stage.waiting)
+}
+
+/// Returns the environment with an ffmpeg that first does something for some arguments: a case of a shell.
+fn ffmpeg_that(scene: &Scene, name: &str, case: &str) -> Env {
+    let path = scene.path.join(name);
+    fs::write(&path, format!("#!/bin/sh\ncase \"$*\" in {case};; esac\nexec ffmpeg \"$@\"\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    vec![("VIDTUI_FFMPEG", path.into_string())]
+}
+
+/// Returns the items that failed in a run.
+fn failed(run: &RunUnderTest) -> Vec<(String, ErrorCode)> {
+    let item = |event: rundir::Event| match event.kind {
+        EventKind::ItemFailed { item, failure } => Some((item, failure.code)),
+        _ => None,
+    };
+    run.events().into_iter().filter_map(item).collect()
+}
+
+#[test]
+fn an_ffmpeg_that_is_killed_once_is_run_again_and_one_that_is_always_killed_costs_its_clip_alone() {
+    let scene = Scene::new();
+    let Some(manifest) = manifest(&scene, 3) else { return };
+    encode(&scene, &manifest, "alone", 1, &[]).finish();
+    let whole = files(&scene.path.join("alone"));
+
+    let marker = scene.path.join("killed-once");
+    let once = ffmpeg_that(&scene, "ffmpeg-once", &format!("*pipe:*) mkdir {marker} 2>/dev/null && kill -9 $$"));
+    let run = encode_with(&scene, &manifest, ("once", 1), &[], once).finish();
+    assert!(marker.exists() && failed(&run).is_empty(), "{:?}", failed(&run));
+    assert_eq!(files(&scene.path.join("once")), whole);
+
+    let always = ffmpeg_that(&scene, "ffmpeg-always", "*01.mp4*pipe:*) kill -9 $$");
+    let run = encode_with(&scene, &manifest, ("always", 1), &[], always).finish();
+    assert_eq!(failed(&run), [("01.mp4".to_owned(), ErrorCode::CommandFailed)]);
+    let data = scene.path.join("always");
+    let ids = || lines(&data).into_iter().map(|line| line.id).collect::<Vec<_>>();
+    assert_eq!(ids(), ["00.mp4", "02.mp4"]);
+    // The program works again.
+    fs::remove_dir_all(scene.path.join("runs")).unwrap();
+    encode(&scene, &manifest, "always", 1, &["encode.retry_failed=true"]).finish();
+    assert_eq!(ids(), ["00.mp4", "01.mp4", "02.mp4"]);
+}
+
+#[test]
+fn an_encode_reports_the_clips_that_wait_for_decoding_and_those_that_wait_for_the_vae() {
+    let scene = Scene::new();
+    let Some(manifest) = manifest(&scene, 12) else { return };
+    // ffmpeg decodes nothing before the gate is open.
+    let gate = scene.path.join("gate");
+    let env = ffmpeg_that(&scene, "ffmpeg-waits", &format!("*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done"));
+    let mut running = encode_with(&scene, &manifest, ("queue", 1), &[], env);
+    // One decoder has the first clip of the range.
+    running
+        .wait_for("a clip that is decoded", |run| run.progress(0).is_some_and(|report| report.stages.probe.items == 1));
+    let [probe, decode, vae, text] = waiting(&running.run);
+    assert!(probe > 0 && decode == probe, "{probe} clips wait for probing, {decode} for decoding");
+    assert_eq!((vae, text), (0, 0));
+    fs::write(&gate, "").unwrap();
+    let run = running.finish();
+    assert_eq!(waiting(&run), [0; 4], "an item waits after the end");
+    let stages = run.progress(0).unwrap().stages;
+    assert_eq!([stages.probe, stages.decode, stages.vae].map(|stage| stage.items), [12; 3]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement};
 use recipe::{Layer, Mesh, Recipe, Resolved};
 use rundir::{
-    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, Run, RunDir, RunId,
-    SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
+    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, RankProgress, Run,
+    RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
 };
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -180,9 +180,9 @@ impl Scene {
     }
 
     /// Starts a run of a recipe that is not that of this scene.
-    pub fn launch_recipe(&self, name: &str, ranks: usize, recipe: Resolved) -> Running {
+    pub fn launch_recipe(&self, name: &str, ranks: usize, recipe: Resolved, env: Env) -> Running {
         let runs = self.path.join("runs");
-        self.begin(&runs, name, &[ranks, 1], recipe.table, StartFrom::Random, Vec::new())
+        self.begin(&runs, name, &[ranks, 1], recipe.table, StartFrom::Random, env)
     }
 
     /// Starts a run that samples weights at tiny cost; `change` completes its recipe. `env` is for its ranks.
@@ -246,6 +246,11 @@ impl Scene {
 }
 
 impl RunUnderTest {
+    /// Returns the progress that a rank of the first attempt reported last.
+    pub fn progress(&self, rank: usize) -> Option<RankProgress> {
+        self.dir.read_rank_progress(&NodeId::new(NODE).unwrap(), 1, rank)
+    }
+
     pub fn id(&self) -> RunId {
         self.dir.read_run().unwrap().id
     }

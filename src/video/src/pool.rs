@@ -150,11 +150,6 @@ impl<I, T> Pool<I, T> {
         self.shared.lock().busy.as_secs_f64()
     }
 
-    /// Returns how many results are ready and not taken: the depth of the queue.
-    pub fn ready(&self) -> usize {
-        self.shared.lock().ready.len()
-    }
-
     /// Ends the work: running programs are killed, and the pool returns no more results.
     pub fn cancel(&self) {
         // The lock orders this before or after a worker's check, so no worker misses the notification.

@@ -6,15 +6,16 @@ use super::conditions::{frames_first, of_clip};
 use super::fit::{Frames as How, whole_or_tiles};
 use super::report::{Counts, Stage as Reported};
 use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
-use camino::Utf8PathBuf;
-use dataset::store::{Held, Item, Queue, Range, Stage, StoreSpec, Work};
+use camino::{Utf8Path, Utf8PathBuf};
+use dataset::Stamp;
+use dataset::store::{Held, Item, PictureSpec, Queue, Range, Stage, StoreSpec, Work};
 use encoders::Vae;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, choose};
+use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, Source, choose};
 
 /// Encodes clips.
 pub struct Clips {
@@ -34,6 +35,16 @@ struct Decoder {
     mode: FrameMode,
     crop: CropMode,
     counts: Counts,
+}
+
+/// A clip whose frames are chosen and not decoded.
+struct Probed<'i> {
+    path: &'i Utf8Path,
+    stamp: Stamp,
+    source: Source,
+    times: Vec<f64>,
+    /// The seed of random crops.
+    seed: u64,
 }
 
 /// The chosen frames of a clip.
@@ -78,7 +89,7 @@ impl Clips {
             Err(left) => return Ok(left),
         };
         let claims = SharedClaims::default();
-        let items = Items::new(queue.clone(), claims.clone(), first);
+        let items = Items::new(queue.clone(), claims.clone(), first, self.counts.clone());
         let decoder = self.decoder.clone();
         let options = PoolOptions { workers: self.decoders, order: Order::AsGiven };
         let pool = Pool::start(&Programs::default(), options, items, move |programs, item: &Item| {
@@ -88,6 +99,7 @@ impl Clips {
         let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
         self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
         let result = self.consume(pool, &claims, &mut vae, stop);
+        self.counts.given_back(&[Reported::Probe, Reported::Decode, Reported::Vae]);
         // Ranges that are not done go back to the queue.
         let mut claims = claims.lock().unwrap_or_else(PoisonError::into_inner);
         claims.ranges.clear();
@@ -105,7 +117,6 @@ impl Clips {
         let mut range: Option<Box<Range>> = None;
         let mut todo = 0;
         loop {
-            self.counts.waiting(Reported::Vae, pool.ready());
             if stop.reason().is_some() {
                 pool.cancel();
                 return Ok(());
@@ -114,6 +125,9 @@ impl Clips {
             let next = pool.next();
             self.counts.waited(Reported::Vae, began);
             let Some((item, decoded)) = next else { break };
+            if decoded.is_ok() {
+                self.counts.begun(Reported::Vae, 1);
+            }
             // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
             if decoded.is_err() && stop.reason().is_some() {
                 pool.cancel();
@@ -221,35 +235,49 @@ impl Clips {
 impl Decoder {
     /// Chooses and decodes the frames of a clip.
     fn decode(&self, programs: &Programs, item: &Item) -> Result<Decoded, Failure> {
+        self.counts.begun(Reported::Probe, 1);
+        let probed = self.probe(programs, item).inspect_err(|_| self.counts.failed_in(Reported::Probe));
+        self.counts.begun(Reported::Decode, 1);
+        let decoded = self.frames(programs, probed?).inspect_err(|_| self.counts.failed_in(Reported::Decode))?;
+        self.counts.queued(Reported::Vae, 1);
+        Ok(decoded)
+    }
+
+    /// Chooses the frames of a clip by their times.
+    fn probe<'i>(&self, programs: &Programs, item: &'i Item) -> Result<Probed<'i>, Failure> {
         let Work::Video { source: path, content, stamp } = &item.work else {
             return Err(queue::wrong_stage(&item.name));
         };
-        let (frames, picture) = (&self.spec.frames, &self.spec.picture);
-        let failed = |stage| {
-            move |failure: Failure| {
-                self.counts.failed_in(stage);
-                failure
-            }
-        };
         let began = Instant::now();
-        let stamp = stamp.check(path, content).map_err(failed(Reported::Probe))?;
-        let source = programs.open(path).map_err(failed(Reported::Probe))?;
-        let choice = FrameChoice {
-            mode: self.mode,
-            frames: frames.count,
-            fps: frames.fps,
-            stride: frames.stride,
-            seed: self.spec.seed_of(content),
-        };
-        let times = choose(&source.times(), &choice).map_err(|error| failed(Reported::Probe)(error.failure(path)))?;
+        let stamp = stamp.check(path, content)?;
+        let source = again_if_killed(|| programs.open(path))?;
+        let (frames, seed) = (&self.spec.frames, self.spec.seed_of(content));
+        let choice =
+            FrameChoice { mode: self.mode, frames: frames.count, fps: frames.fps, stride: frames.stride, seed };
+        let times = choose(&source.times(), &choice).map_err(|error| error.failure(path))?;
         self.counts.passed(Reported::Probe, began, 0);
+        Ok(Probed { path, stamp, source, times, seed })
+    }
+
+    /// Decodes the chosen frames of a clip.
+    fn frames(&self, programs: &Programs, probed: Probed<'_>) -> Result<Decoded, Failure> {
         let began = Instant::now();
-        let picture =
-            Picture { width: picture.width, height: picture.height, crop: self.crop, seed: self.spec.seed_of(content) };
-        let frames = programs.decode(&source, &times, &picture).map_err(failed(Reported::Decode))?;
-        stamp.check_same(path).map_err(failed(Reported::Decode))?;
+        let Probed { path, stamp, source, times, seed } = probed;
+        let PictureSpec { width, height, .. } = self.spec.picture;
+        let picture = Picture { width, height, crop: self.crop, seed };
+        let frames = again_if_killed(|| programs.decode(&source, &times, &picture))?;
+        stamp.check_same(path)?;
         self.counts.passed(Reported::Decode, began, frames.rgb.len() as u64);
         Ok(Decoded { times, frames })
+    }
+}
+
+/// Runs a program once more if a signal ended it: the reason, such as memory that was short, may be gone. A damaged clip that
+/// crashes the program does so twice.
+fn again_if_killed<T>(mut run: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    match run() {
+        Err(failure) if failure.code == ErrorCode::CommandFailed => run(),
+        done => done,
     }
 }
 
@@ -258,13 +286,22 @@ struct Items {
     queue: SharedQueue,
     claims: SharedClaims,
     items: VecDeque<Item>,
+    counts: Counts,
 }
 
 impl Items {
-    fn new(queue: SharedQueue, claims: SharedClaims, first: Box<Range>) -> Self {
-        let items = first.items().iter().cloned().collect();
-        claims.lock().unwrap_or_else(PoisonError::into_inner).ranges.push_back(first);
-        Self { queue, claims, items }
+    fn new(queue: SharedQueue, claims: SharedClaims, first: Box<Range>, counts: Counts) -> Self {
+        let shared = claims.clone();
+        let mut items = Self { queue, claims, items: VecDeque::new(), counts };
+        items.add(first, &mut shared.lock().unwrap_or_else(PoisonError::into_inner));
+        items
+    }
+
+    fn add(&mut self, range: Box<Range>, claims: &mut Claimed) {
+        let count = range.items().len();
+        [Reported::Probe, Reported::Decode].into_iter().for_each(|stage| self.counts.queued(stage, count));
+        self.items.extend(range.items().iter().cloned());
+        claims.ranges.push_back(range);
     }
 }
 
@@ -272,17 +309,15 @@ impl Iterator for Items {
     type Item = Item;
 
     fn next(&mut self) -> Option<Item> {
+        let shared = self.claims.clone();
         while self.items.is_empty() {
             let claimed = claim(&self.queue, Stage::Latent);
-            let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut claims = shared.lock().unwrap_or_else(PoisonError::into_inner);
             if claims.left.is_some() {
                 return None;
             }
             match claimed {
-                Ok(Ok(range)) => {
-                    self.items.extend(range.items().iter().cloned());
-                    claims.ranges.push_back(range);
-                }
+                Ok(Ok(range)) => self.add(range, &mut claims),
                 Ok(Err(left)) => claims.left = Some(Ok(left)),
                 Err(failure) => claims.left = Some(Err(failure)),
             }

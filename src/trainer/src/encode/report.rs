@@ -68,9 +68,22 @@ impl Counts {
         self.change(|done| of(&mut done.stages, stage).wait_s += began.elapsed().as_secs_f64());
     }
 
-    /// Sets how many items wait for a stage.
-    pub fn waiting(&self, stage: Stage, items: usize) {
-        self.change(|done| of(&mut done.stages, stage).waiting = items as u64);
+    /// Counts items that now wait for a stage.
+    pub fn queued(&self, stage: Stage, items: usize) {
+        self.change(|done| of(&mut done.stages, stage).waiting += items as u64);
+    }
+
+    /// Counts items that no longer wait for a stage: the stage has begun with them, or an earlier stage failed.
+    pub fn begun(&self, stage: Stage, items: usize) {
+        self.change(|done| {
+            let waiting = &mut of(&mut done.stages, stage).waiting;
+            *waiting = waiting.saturating_sub(items as u64);
+        });
+    }
+
+    /// Counts no items as waiting for these stages: the rank gave back what it had claimed.
+    pub fn given_back(&self, stages: &[Stage]) {
+        self.change(|done| stages.iter().for_each(|stage| of(&mut done.stages, *stage).waiting = 0));
     }
 
     /// Counts an item as stored.
@@ -178,5 +191,29 @@ fn progress(place: &RankPlace, done: &Done, device: Device) -> RankProgress {
         mem_gib: memory.now_gib,
         mem_peak_gib: memory.peak_gib,
         exact: done.exact,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::NodeId;
+
+    #[test]
+    fn items_wait_for_a_stage_until_it_begins_or_gives_them_back() {
+        let place = RankPlace { rank: 0, node: NodeId::new("here").unwrap(), local_rank: 0 };
+        let counts = Counts { done: Arc::default(), place, attempt: 1, events: "/nowhere".into() };
+        let waiting = || {
+            let Stages { decode, vae, .. } = counts.read().stages;
+            [decode.waiting, vae.waiting]
+        };
+        counts.queued(Stage::Decode, 3);
+        counts.queued(Stage::Decode, 2);
+        counts.begun(Stage::Decode, 1);
+        counts.queued(Stage::Vae, 1);
+        assert_eq!(waiting(), [4, 1]);
+        counts.begun(Stage::Vae, 1);
+        counts.given_back(&[Stage::Decode]);
+        assert_eq!(waiting(), [0, 0]);
     }
 }

@@ -52,7 +52,10 @@ impl<'a> Texts<'a> {
                 encoder = Some(T5Encoder::open(&self.folder, self.kind, self.device)?);
             }
             if let Some(encoder) = &encoder {
-                self.encode(encoder, &mut range, stop)?;
+                self.counts.queued(Reported::Text, range.items().len());
+                let encoded = self.encode(encoder, &mut range, stop);
+                self.counts.given_back(&[Reported::Text]);
+                encoded?;
             }
             range.finish()?;
         }
@@ -64,6 +67,7 @@ impl<'a> Texts<'a> {
             if stop.reason().is_some() {
                 return Ok(());
             }
+            self.counts.begun(Reported::Text, group.len());
             if self.group(encoder, range, group)? == Held::Lost {
                 return Ok(());
             }
