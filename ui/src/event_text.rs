@@ -1,5 +1,6 @@
 //! Events as short sentences, with their severity.
 
+use camino::Utf8Path;
 use rundir::{Event, EventKind};
 
 /// The severity of an event.
@@ -23,7 +24,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::CheckpointDamaged { step, why, back_to } => {
             (format!("checkpoint {step} is damaged, using {back_to}: {why}"), Severity::Bad)
         }
-        EventKind::WeightsLoaded { from } => (format!("weights loaded from {from}"), Severity::Plain),
+        EventKind::WeightsLoaded { from } => (format!("weights loaded from {}", end_of(from)), Severity::Plain),
         EventKind::Restored { restored, not_restored, .. } if not_restored.is_empty() => {
             (format!("restored {restored}"), Severity::Plain)
         }
@@ -46,7 +47,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::EvaluationEnded => ("evaluation finished".to_owned(), Severity::Plain),
         EventKind::SampleSaved { path, seconds } => {
             let took = units::value(*seconds, units::Unit::Seconds);
-            (format!("sample saved as {path} in {took}"), Severity::Good)
+            (format!("sample {} saved in {took}", path.file_name().unwrap_or_default()), Severity::Good)
         }
         EventKind::SampleFailed { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
         EventKind::ItemFailed { item, failure } => {
@@ -78,6 +79,15 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
+    }
+}
+
+/// Returns the end of a path, if it is a checkpoint: its run and its step.
+fn end_of(path: &Utf8Path) -> String {
+    let parts: Vec<&str> = path.components().map(|part| part.as_str()).collect();
+    match &parts[..] {
+        [.., run, "checkpoints", step] => format!("{run}, {step}"),
+        _ => path.to_string(),
     }
 }
 

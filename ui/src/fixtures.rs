@@ -100,9 +100,9 @@ pub fn stalled() -> RunRow {
 /// A running run with two findings.
 pub fn slowed() -> RunRow {
     let gpu = Subject::Gpu(NodeId::new("node03").unwrap(), 2);
-    let hot = finding(Rule::Throttled, Urgency::Look, gpu, "held back: thermal, by hardware, 91 °C, 1100 MHz");
+    let hot = finding(Rule::Throttled, Urgency::Look, gpu, "throttled: thermal, by hardware, 91 °C, 1100 MHz");
     let unseen = Subject::Node(NodeId::new("node02").unwrap());
-    let away = finding(Rule::NodeLost, Urgency::Note, unseen, "it cannot be seen from here");
+    let away = finding(Rule::NodeLost, Urgency::Note, unseen, "the node cannot be reached from this machine");
     RunRow { findings: vec![Finding { since_s: Some(NOW - 420.0), ..hot }, away], ..running(83) }
 }
 
@@ -440,13 +440,19 @@ impl Ui {
     /// The Run screen of the first stage in this state, after `steps` steps.
     pub fn on_run(row: RunRow) -> Self {
         let steps = row.step;
+        let mut ui = Self::on_empty_run(row);
+        ui.run_msg(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
+        ui.run_msg(RunMsg::Events(events()));
+        ui.run_msg(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
+        ui
+    }
+
+    /// The Run screen of a run that has written nothing but its state.
+    pub fn on_empty_run(row: RunRow) -> Self {
         let mut ui = Self::with_runs(vec![row.clone()]);
         ui.press("Enter");
         ui.run_msg(RunMsg::Opened);
         ui.run_msg(RunMsg::State(status(row)));
-        ui.run_msg(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
-        ui.run_msg(RunMsg::Events(events()));
-        ui.run_msg(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
         ui
     }
 
@@ -479,9 +485,10 @@ impl Ui {
         update(&mut self.model, msg)
     }
 
-    /// Sends an update of the first stage's run.
+    /// Sends an update of the open run; of the first stage's run if none is open.
     pub fn run_msg(&mut self, what: RunMsg) -> Vec<Effect> {
-        self.send(Msg::Run { run: stage_1(), what })
+        let run = self.model.run.as_ref().map_or_else(stage_1, |run| run.id.clone());
+        self.send(Msg::Run { run, what })
     }
 
     pub fn answer(&mut self, job: JobId, what: JobMsg) -> Vec<Effect> {

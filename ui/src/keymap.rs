@@ -279,7 +279,7 @@ const SCREENS: &[Binding] = &[
 
 const RUNS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Open, "open", "Open the selected run: charts, checkpoints, events"),
-    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume from the newest checkpoint, or with what is left"),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
     bind(&[Key::ch('n')], Action::NewRun, "new run", "Choose a stage and start it"),
     bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
@@ -298,21 +298,17 @@ const RUNS: &[Binding] = with_motion![
 ];
 
 const RUN: &[Binding] = &[
-    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume from the newest checkpoint, or with what is left"),
+    bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
     bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
     bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
-    bind(
-        &[Key::code(KeyCode::Tab)],
-        Action::FocusNext,
-        "next panel",
-        "Next panel: charts, samples, checkpoints, events",
-    ),
+    bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made"),
+    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: charts, samples, checkpoints, events"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[ENTER, Key::ch('z')], Action::Enlarge, "enlarge", "Enlarge the panel, or restore it"),
+    bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
     bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
     bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
-    bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left; the view follows"),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows"),
     bind(
@@ -334,8 +330,7 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
-    bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made"),
-    bind(&[Key::ch('p')], Action::Prompt, "prompt", "Make a video of a prompt from the newest checkpoint"),
+    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
     bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "List the checkpoints"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
@@ -383,14 +378,14 @@ const SAMPLES: &[Binding] = &[
     bind(&[Key::code(KeyCode::Left), Key::ch('[')], Action::SamplePrevious, "", "Show the sample of the step before"),
     bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "prompt", "Show the next prompt"),
     bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Show the previous prompt"),
-    bind(&[Key::ch(' ')], Action::Play, "play/pause", "Stop the videos, or let them move"),
     bind(&[Key::ch('b')], Action::SideBySide, "side by side", "Show the same prompt over steps, side by side"),
-    bind(&[Key::ch('p')], Action::Prompt, "prompt", "Make a video of a prompt from the newest checkpoint"),
+    bind(&[ESC], Action::Back, "back", "Go back to the run"),
+    bind(&[Key::ch(' ')], Action::Play, "pause", "Pause the videos, or play them"),
+    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
     bind(&[Key::ch('o')], Action::Open, "open", "Open the video with the desktop's player, or copy its path"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the video"),
     bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Show the sample of the first step"),
     bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Show the newest sample, and follow it"),
-    bind(&[ESC], Action::Back, "back", "Go back to the run"),
 ];
 
 const NODES: &[Binding] = with_motion![

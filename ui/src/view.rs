@@ -5,6 +5,7 @@ use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::modals;
 use crate::model::{Model, Purpose, Screen};
+use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
 use crate::text;
 use crate::widgets::key_bar;
@@ -75,13 +76,17 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
     left.extend(tab("3", "Nodes", nodes));
     left.extend(tab("4", "Convert", model.screen == Screen::Convert));
+    let used: usize = left.iter().map(Span::width).sum();
+    let room = usize::from(area.width).saturating_sub(used + 4);
     let place = match (model.screen, &model.run) {
+        // Where there is no room for the whole id, it loses its date.
+        (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) if run.id.as_str().len() > room => {
+            short_id(&run.id).to_owned()
+        }
         (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
         (Screen::Nodes | Screen::Node, _) => model.nodes_source(),
         _ => model.runs_dir.to_string(),
     };
-    let used: usize = left.iter().map(Span::width).sum();
-    let room = usize::from(area.width).saturating_sub(used + 4);
     let place = if room >= 12 { text::fit_end(&place, room, model.symbols.ellipsis) } else { String::new() };
     write_split(model, buf, area, Line::from(left), Line::styled(place, theme.faint));
 }
@@ -112,10 +117,12 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     // A warning is shown before a running job, and any notice before a waiting job, because the wait may take days.
     let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
     if let Some(job) = model.jobs.latest().filter(is_first) {
-        let mut text = job.progress.clone().unwrap_or_else(|| job.intent.text());
-        if job.waiting.is_some() {
-            text += &format!("; {} cancels it", Context::Run.key_of(Action::Kill));
-        }
+        let text = match &job.waiting {
+            Some(waiting) => {
+                format!("kill pending: {}; {} cancels it", waiting.text, Context::Run.key_of(Action::Kill))
+            }
+            None => job.progress.clone().unwrap_or_else(|| job.intent.text()),
+        };
         return Some(Line::styled(format!("{}…", crate::widgets::capitalized(&text)), theme.accent));
     }
     let notice = model.notice.as_ref()?;

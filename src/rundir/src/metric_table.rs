@@ -122,9 +122,9 @@ impl Chart {
             Self::WeightNorm => ("weight-norm", "Weight norm", Unit::Plain),
             Self::Mfu => ("mfu", "MFU", Unit::Share),
             Self::ItemRate => ("items", "Items per second", Unit::Plain),
-            Self::Queue => ("queue", "Waiting clips", Unit::Plain),
+            Self::Queue => ("queue", "Waiting clips", Unit::Count),
             Self::ItemBytes => ("data", "Data made", Unit::Gib),
-            Self::FailedItems => ("failed", "Failed items", Unit::Plain),
+            Self::FailedItems => ("failed", "Failed items", Unit::Count),
             Self::Power if has_gpu_power => ("power", "GPU power", Unit::Watts),
             Self::Power => ("power", "CPU", Unit::Share),
             Self::NodeMemory if has_gpu_power => ("node-memory", "GPU memory", Unit::Gib),
@@ -219,15 +219,15 @@ pub const METRICS: &[Metric] = &[
         .drawn(Chart::ItemRate, 'p', "probe"),
     step("decoded_per_s", "decoded clips per second", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.per_s.decode))
         .drawn(Chart::ItemRate, 'd', "decode"),
-    step("waiting_for_decode", "clips that wait for decoding", Unit::Plain, Reduction::Sum, |s| {
+    step("waiting_for_decode", "clips that wait for decoding", Unit::Count, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.decode.waiting as f64)
     })
     .drawn(Chart::Queue, 'd', "for decoding"),
-    step("waiting_for_vae", "clips that wait for the VAE", Unit::Plain, Reduction::Sum, |s| {
+    step("waiting_for_vae", "clips that wait for the VAE", Unit::Count, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.vae.waiting as f64)
     })
     .drawn(Chart::Queue, 'v', "for the VAE"),
-    step("failed_items", "failed items", Unit::Plain, Reduction::Sum, |s| of_items(s, |i| i.counts.failed as f64))
+    step("failed_items", "failed items", Unit::Count, Reduction::Sum, |s| of_items(s, |i| i.counts.failed as f64))
         .drawn(Chart::FailedItems, 'f', "failed"),
     step("decoded_gib", "decoded frames", Unit::Gib, Reduction::Sum, |s| {
         of_items(s, |i| i.stages.decode.bytes as f64 / GIB)

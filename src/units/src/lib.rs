@@ -148,6 +148,8 @@ pub enum Unit {
     Share,
     /// Optimizer steps.
     Step,
+    /// A number of things.
+    Count,
     /// Seconds since the start of the run.
     Elapsed,
 }
@@ -164,13 +166,14 @@ pub fn value(value: f64, unit: Unit) -> String {
         Unit::Seconds if value.abs() < 1.0 => format!("{:.0} ms", value * 1e3),
         Unit::Seconds if value.abs() < 100.0 => format!("{value:.2} s"),
         Unit::Seconds => duration(value),
-        Unit::Share => format!("{} %", number(value * 100.0)),
+        Unit::Share if value != 0.0 && value.abs() < 0.01 => format!("{:.2} %", value * 100.0),
+        Unit::Share => format!("{:.1} %", value * 100.0),
         Unit::Watts if value.abs() < 10.0 => format!("{value:.1} W"),
         Unit::Watts => format!("{value:.0} W"),
         Unit::Gib if value.abs() < 1.0 => format!("{:.0} MiB", value * 1024.0),
         Unit::Gib if value.abs() < 10.0 => format!("{value:.2} GiB"),
         Unit::Gib => format!("{value:.1} GiB"),
-        Unit::Step => grouped(value.max(0.0).round() as u64),
+        Unit::Step | Unit::Count => grouped(value.max(0.0).round() as u64),
         Unit::Elapsed => duration(value),
     }
 }
@@ -194,7 +197,7 @@ pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks
         }
     }
     let (scale, suffix) = scale_of(high.abs().max(low.abs()), unit);
-    let step = if unit == Unit::Step {
+    let step = if matches!(unit, Unit::Step | Unit::Count) {
         nice_step((high - low) / wanted as f64).max(1.0)
     } else if unit == Unit::Elapsed && scale == 1.0 {
         [1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0]
@@ -216,7 +219,7 @@ pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks
 /// Returns the factor and suffix of the unit in which values up to `largest` are short.
 fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
     match unit {
-        Unit::Plain | Unit::Rate | Unit::Step => (1.0, ""),
+        Unit::Plain | Unit::Rate | Unit::Step | Unit::Count => (1.0, ""),
         Unit::Seconds if largest < 1.0 => (1e3, " ms"),
         Unit::Seconds => (1.0, " s"),
         Unit::Share => (100.0, " %"),
@@ -236,7 +239,7 @@ fn tick_label(scaled: f64, step: f64, unit: Unit, suffix: &str) -> String {
     }
     match unit {
         Unit::Rate => scientific(scaled, 1),
-        Unit::Step => grouped(scaled.max(0.0).round() as u64),
+        Unit::Step | Unit::Count => grouped(scaled.max(0.0).round() as u64),
         _ if suffix.is_empty() && (scaled.abs() >= 1e5 || step.abs() < 1e-3) => scientific(scaled, 2),
         _ => {
             let decimals = (-(step.abs().log10() + 1e-9).floor()).clamp(0.0, 4.0) as usize;
@@ -288,6 +291,7 @@ mod tests {
         assert_eq!(value(1.234, Unit::Gib), "1.23 GiB");
         assert_eq!(value(1e-4, Unit::Rate), "1e-4");
         assert_eq!(value(12_480.0, Unit::Step), "12 480");
+        assert_eq!([0.3127, 0.02, 0.0005].map(|share| value(share, Unit::Share)), ["31.3 %", "2.0 %", "0.05 %"]);
     }
 
     #[test]

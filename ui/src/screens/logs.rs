@@ -4,7 +4,7 @@ use crate::effect::Effect;
 use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Input, LineKind, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
-use crate::run_state::short_id;
+use crate::run_state::{StateKind, short_id};
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
 use ratatui_core::buffer::Buffer;
@@ -96,8 +96,10 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             "Loading the log…"
         } else if run.places().is_empty() {
             "No logs: this run was never started"
-        } else {
+        } else if model.row(&run.id).is_some_and(|row| StateKind::of(&row.state).is_active()) {
             "This rank has not printed anything yet"
+        } else {
+            "This rank printed nothing"
         };
         write_centered(model, buf, area, vec![Line::styled(text, faint)]);
         return;

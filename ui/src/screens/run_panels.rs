@@ -371,9 +371,10 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         return;
     }
     let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
-    // The start of a save is shown only until it ends, and a failure that every node reports is shown once.
+    // The start of a save or an evaluation is shown only until it ends, and a failure that every node reports is shown once.
     let newest = run.events.len() - 1;
-    let ended = |i: usize, event: &Event| i < newest && event.kind == EventKind::CheckpointStarted;
+    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
+    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
     let repeated = |i: usize, event: &Event| {
         let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
         matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)

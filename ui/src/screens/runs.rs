@@ -18,6 +18,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use recipe::Task;
 use units::counted;
 
 /// Rows of the part below the list.
@@ -116,6 +117,7 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
         ),
         Line::default(),
         Line::from(hint(model, &Context::Runs.key_of(Action::NewRun), "choose a stage and start training")),
+        Line::from(hint(model, &Context::Runs.key_of(Action::Encode), "encode videos")),
         Line::from(hint(model, &Context::Runs.key_of(Action::Help), "show all keys")),
     ];
     if let Some(failure) = unreadable.first() {
@@ -263,6 +265,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     let below = panel(model, buf, area, short_id(&row.run), Vec::new(), false);
     let width = usize::from(below.width);
     let mut facts = Vec::new();
+    facts.extend((row.task != Task::Train).then(|| row.task.name().to_owned()));
     facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
     facts.push(units::counted(row.ranks, "rank"));
     facts.extend(advice::origin(row));

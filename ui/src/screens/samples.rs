@@ -2,20 +2,20 @@
 
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::{Clip, Size};
 use crate::run_state::short_id;
 use crate::screens::run;
 use crate::text;
-use crate::widgets::{failure_lines, panel as heading_of_panel, write, write_centered, write_lines, write_split};
-use camino::Utf8PathBuf;
+use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
+use camino::{Utf8Path, Utf8PathBuf};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{RunDir, Sample};
+use rundir::{EventKind, RunDir, Sample};
 
 /// The width that a video needs beside others.
 const MIN_COLUMN: u16 = 24;
@@ -24,8 +24,10 @@ const GAP: u16 = 2;
 
 /// Opens the samples of the open run.
 pub fn open(model: &mut Model) {
-    if model.run.is_some() {
-        model.screen = Screen::Samples;
+    match model.run.as_ref().and_then(|run| model.row(&run.id)).map(|row| row.task) {
+        Some(Task::Encode) => model.warn("An encode makes no videos"),
+        _ if model.run.is_some() => model.screen = Screen::Samples,
+        _ => {}
     }
 }
 
@@ -162,8 +164,7 @@ pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let faint = model.theme.faint;
     let Some(sample) = run.samples.selected() else {
         let below = heading_of_panel(model, buf, area, "Samples", Vec::new(), focused);
-        let nothing = if run.samples.samples.is_some() { "No video yet" } else { "Loading…" };
-        write(model, buf, below, Line::styled(nothing, faint));
+        write_lines(model, buf, below, nothing(model, run, usize::from(below.width)));
         return;
     };
     let prompts = run.samples.prompts().len();
@@ -172,7 +173,7 @@ pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     } else {
         String::new()
     };
-    let step = Span::styled(format!("step {}", units::grouped(sample.step)), model.theme.strong);
+    let step = Span::styled(of_step(model, run, sample), model.theme.strong);
     heading_of_panel(model, buf, area, "Samples", vec![step, Span::styled(of, faint)], focused);
     picture(model, run, sample, buf, video);
     let words =
@@ -188,14 +189,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     heading(model, run, &of_prompt, buf, parts.heading);
     let faint = model.theme.faint;
     let Some(selected) = of_prompt.get(run.samples.position(&of_prompt)) else {
-        let lines = match &run.samples.samples {
-            None => vec![Line::styled("Loading the samples…", faint)],
-            Some(_) => vec![
-                Line::raw("No samples yet"),
-                Line::styled("Set sample.every and sample.prompts in the recipe, or run: vidtui sample RUN", faint),
-            ],
-        };
-        write_centered(model, buf, body, lines);
+        write_centered(model, buf, body, nothing(model, run, usize::from(body.width.min(76))));
         return;
     };
     let wrapped = text::wrap(&text::clean(&selected.prompt.replace('\n', " ")), usize::from(parts.prompt.width));
@@ -212,6 +206,43 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, parts.file, Line::styled(path, faint));
 }
 
+/// Returns the step of the weights of a sample. The steps of a run that samples are others.
+fn of_step(model: &Model, run: &RunScreen, sample: &Sample) -> String {
+    let samples = model.row(&run.id).is_some_and(|row| row.task == Task::Sample);
+    format!("{}step {}", if samples { "weights of " } else { "" }, units::grouped(sample.step))
+}
+
+/// Returns why no video is shown, and how to get one.
+fn nothing(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {
+    let faint = model.theme.faint;
+    let wrapped = |text: String| text::wrap(&text, width).into_iter().map(|line| Line::styled(line, faint));
+    if run.samples.samples.is_none() {
+        return vec![Line::styled("Loading the samples…", faint)];
+    }
+    if let Some(folder) = other_folder(run) {
+        return wrapped(format!("The videos are in {folder}")).collect();
+    }
+    let mut lines = vec![Line::styled("No video yet", faint)];
+    if model.row(&run.id).is_some_and(|row| row.task == Task::Train && !row.is_command) {
+        let how = "Set sample.every and sample.prompts in the recipe to make videos while it trains.";
+        lines.extend(wrapped(how.to_owned()));
+    }
+    if can_sample(model) {
+        let key = Context::Samples.key_of(Action::Prompt);
+        lines.push(Line::from(hint(model, &key, "make a video of a prompt, in a run of its own")));
+    }
+    lines
+}
+
+/// Returns the folder of the videos if it was chosen by the user, and is not in the folder of the run.
+fn other_folder(run: &RunScreen) -> Option<&Utf8Path> {
+    let own = &run.status.as_ref()?.dir;
+    run.events.iter().rev().find_map(|event| match &event.kind {
+        EventKind::SampleSaved { path, .. } => path.parent().filter(|folder| !folder.starts_with(own)),
+        _ => None,
+    })
+}
+
 fn heading(model: &Model, run: &RunScreen, of_prompt: &[&Sample], buf: &mut Buffer, area: Rect) {
     let theme = &model.theme;
     let mut left = vec![Span::styled(short_id(&run.id).to_owned(), theme.strong)];
@@ -221,7 +252,7 @@ fn heading(model: &Model, run: &RunScreen, of_prompt: &[&Sample], buf: &mut Buff
     };
     let prompts = run.samples.prompts();
     let prompt = run.samples.prompt.min(prompts.len() - 1) + 1;
-    left.push(Span::raw(format!("  step {}", units::grouped(sample.step))));
+    left.push(Span::raw(format!("  {}", of_step(model, run, sample))));
     left.push(Span::styled(format!(" ({} of {})", run.samples.position(of_prompt) + 1, of_prompt.len()), theme.faint));
     left.push(Span::raw(format!("  prompt {prompt} of {}", prompts.len())));
     let how = format!(

@@ -3,6 +3,7 @@
 mod any_input;
 mod charts;
 mod convert;
+mod encode;
 mod keys;
 mod logs;
 mod nodes;

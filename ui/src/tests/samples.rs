@@ -1,10 +1,20 @@
-//! Tests of the Samples screen: the videos that it requests, and its content.
+//! Tests of the Samples screen and of the Samples panel on the Run screen: the videos that they request, and their content.
 
 use crate::fixtures::*;
 use crate::*;
+use recipe::Task;
+use rundir::{ErrorCode, EventKind, Failure, MetricSample, SamplingProgress};
+use runstate::RunState;
 
 /// The Samples screen of a run with two prompts, sampled at three steps.
 fn on_samples() -> Ui {
+    let mut ui = trained_with_samples();
+    ui.press("v");
+    ui
+}
+
+/// The Run screen of that run.
+fn trained_with_samples() -> Ui {
     let mut ui = Ui::on_run(running(83));
     let all = [20, 40, 80].into_iter().flat_map(|step| {
         ["a white rabbit leaves its burrow and stretches in the morning sun", "a butterfly over a meadow"]
@@ -13,8 +23,51 @@ fn on_samples() -> Ui {
             .map(move |(index, prompt)| video_sample(step, index, prompt))
     });
     ui.run_msg(RunMsg::Samples(all.collect()));
-    ui.press("v");
     ui
+}
+
+/// The Run screen of a run that makes three videos of 30 sampling steps each.
+fn on_sampling(state: RunState, videos: usize) -> Ui {
+    let steps = (30 * videos as u64 + 14).min(90);
+    let line = |step: u64| MetricSample {
+        attempt: 1,
+        step,
+        t: NOW - 60.0 + step as f64 * 0.8,
+        step_s: 0.8 + 0.02 * (step % 3) as f64,
+        sampling: Some(SamplingProgress { videos: (step / 30) as usize, videos_total: 3 }),
+        ..MetricSample::default()
+    };
+    let mut ui = Ui::on_empty_run(RunRow {
+        step: steps,
+        steps_total: 90,
+        eta_s: Some((90 - steps) as f64 * 0.8).filter(|_| state == RunState::Running),
+        step_s: Some(0.8),
+        videos: Some(SamplingProgress { videos, videos_total: 3 }),
+        ..sampling(state)
+    });
+    ui.run_msg(RunMsg::Metrics((1..=steps).map(line).collect()));
+    let prompts = ["a rabbit on a meadow", "a red kite in the wind", "a boat on a calm lake at dawn"];
+    let made = prompts.into_iter().enumerate().take(videos);
+    ui.run_msg(RunMsg::Samples(made.map(|(index, prompt)| video_sample(240, index, prompt)).collect()));
+    let path = |index| format!("/home/ada/vidtui/runs/x/samples/step-00000240/{index:03}.mp4").into();
+    let saved = |index| event(30.0, None, EventKind::SampleSaved { path: path(index), seconds: 24.2 });
+    let started = event(64.0, None, EventKind::Started { world: 2 });
+    ui.run_msg(RunMsg::Events([started].into_iter().chain((0..videos).map(saved)).collect()));
+    ui.run_msg(RunMsg::Checkpoints(vec![]));
+    ui
+}
+
+/// The row of a run that samples, before it has made anything.
+fn sampling(state: RunState) -> RunRow {
+    RunRow {
+        curriculum: None,
+        stage: None,
+        steps_total: 0,
+        checkpoint_step: None,
+        lineage: Some(rundir::Lineage { run: stage_1(), step: 240 }),
+        task: Task::Sample,
+        ..row(id("2026-11-20T0358-sample-7hq2"), "", state, 0)
+    }
 }
 
 /// The clips that the screen requests: step, prompt, size.
@@ -71,6 +124,63 @@ fn a_video_that_cannot_be_shown_shows_why() {
     insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
         insta::assert_snapshot!("samples_unreadable_80x24", ui.screen());
     });
+    ui.resize(160, 48);
+    let [(step, prompt, size)] = requested(&ui)[..] else { panic!("one clip is shown") };
+    ui.run_msg(RunMsg::Clip { step, prompt, size, clip: Err(failure()) });
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!("samples_unreadable_160x48", ui.screen());
+    });
+}
+
+#[test]
+fn the_samples_screen_while_samples_load() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("v");
+    picture("samples_loading", &mut ui);
+}
+
+#[test]
+fn a_wide_run_screen_shows_the_newest_sample_beside_the_charts() {
+    picture("run_with_samples", &mut trained_with_samples());
+}
+
+#[test]
+fn a_video_beside_the_charts_that_cannot_be_shown_shows_why() {
+    let mut ui = trained_with_samples();
+    ui.resize(160, 48);
+    let [(step, prompt, size)] = requested(&ui)[..] else { panic!("one clip is shown") };
+    ui.run_msg(RunMsg::Clip { step, prompt, size, clip: Err(failure()) });
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!("run_with_an_unreadable_sample_160x48", ui.screen());
+    });
+}
+
+#[test]
+fn a_run_that_samples_before_its_first_video() {
+    let mut ui = Ui::on_empty_run(sampling(RunState::Starting));
+    ui.run_msg(RunMsg::Samples(vec![]));
+    picture("sample_starting", &mut ui);
+}
+
+#[test]
+fn a_run_that_samples_shows_its_videos() {
+    picture("sample", &mut on_sampling(RunState::Running, 1));
+}
+
+#[test]
+fn a_run_that_has_sampled() {
+    picture("sample_finished", &mut on_sampling(RunState::Finished, 3));
+}
+
+#[test]
+fn a_run_that_failed_to_sample() {
+    let lost = Failure::new(
+        ErrorCode::RankFailed,
+        "rank 1 was killed by SIGKILL",
+        "the log of rank 1 ends without an error",
+        "look for the out-of-memory killer in the kernel's log of devbox: dmesg",
+    );
+    picture("sample_failed", &mut on_sampling(RunState::Failed(lost), 1));
 }
 
 #[test]

@@ -209,7 +209,8 @@ fn kill_dialog_of_a_job() {
             is_cancelled: true,
             is_waiting: true,
             lost: Vec::new(),
-            why: "scancel 42: it waits in the queue, and is taken out of it; only if job 42 is yours".into(),
+            why: "scancel 42: it is pending and is removed from the queue; only if job 42 is yours and is named x"
+                .into(),
         }),
         ..*kill_plan()
     };

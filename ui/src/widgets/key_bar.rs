@@ -25,11 +25,12 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     // Stack traces are offered only when the run may hang, and come first then.
     own.sort_by_key(|binding| binding.action != Action::Stacks);
     let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
-    let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(binding)).sum::<usize>();
-    let mut room = usize::from(area.width).saturating_sub(width(&last));
+    let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(model, binding)).sum::<usize>();
+    // The last item needs no gap after it.
+    let mut room = (usize::from(area.width) + 2).saturating_sub(width(&last));
     own.retain(|binding| {
-        let fits = item_width(binding) <= room;
-        room = if fits { room - item_width(binding) } else { 0 };
+        let fits = item_width(model, binding) <= room;
+        room = if fits { room - item_width(model, binding) } else { 0 };
         fits
     });
     let spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
@@ -50,13 +51,22 @@ fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
     let key = bar_key(binding);
     vec![
         Span::styled(key, model.theme.accent),
-        Span::styled(format!(" {}", binding.label), model.theme.faint),
+        Span::styled(format!(" {}", label(model, binding)), model.theme.faint),
         Span::raw("  "),
     ]
 }
 
-fn item_width(binding: &Binding) -> usize {
-    crate::text::width(&bar_key(binding)) + 1 + crate::text::width(binding.label) + 2
+/// Returns what a key does now, in a word or two.
+fn label(model: &Model, binding: &Binding) -> &'static str {
+    match binding.action {
+        Action::Enlarge if model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
+        Action::Play if model.run.as_ref().is_some_and(|run| run.samples.paused) => "play",
+        _ => binding.label,
+    }
+}
+
+fn item_width(model: &Model, binding: &Binding) -> usize {
+    crate::text::width(&bar_key(binding)) + 1 + crate::text::width(label(model, binding)) + 2
 }
 
 /// Returns whether a key is shown in the bar now: it has a label, and its action is possible.

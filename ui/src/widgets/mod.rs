@@ -38,7 +38,8 @@ pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'stat
     if needed <= usize::from(area.width) {
         let width = right.width() as u16;
         write(model, buf, Rect { x: area.right() - width, width, ..area }, right);
-        write(model, buf, area, left);
+        // The style of the left line ends with it.
+        write(model, buf, Rect { width: left.width() as u16, ..area }, left);
     } else {
         write(model, buf, area, left);
     }
@@ -143,11 +144,18 @@ pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line
     lines
 }
 
-/// Returns the text with its first letter in upper case.
+/// Returns the text with its first letter in upper case. Names of programs, keys, files and nodes keep theirs.
 pub fn capitalized(text: &str) -> String {
+    let first = text.split([' ', ':']).next().unwrap_or_default();
+    if PROGRAMS.contains(&first) || first.chars().any(|c| !c.is_alphabetic() && !"',\"".contains(c)) {
+        return text.to_owned();
+    }
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
+
+/// Names of programs that begin sentences.
+const PROGRAMS: [&str; 9] = ["ffmpeg", "ffprobe", "nvidia", "sbatch", "scancel", "squeue", "srun", "ssh", "vidtui"];
 
 /// Writes lines into the middle of an area, for empty, loading and failed screens.
 pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
