@@ -83,6 +83,7 @@ fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -
     let disk = match (&cx.options.encode, recipe.task) {
         (Some(encode), recipe::Task::Encode) => DiskNeed::of_data_set(encode.disk_bytes),
         (None, recipe::Task::Encode) => DiskNeed::default(),
+        (_, recipe::Task::Sample) => DiskNeed::of_data_set(0),
         _ => DiskNeed::new(&recipe, attempt.start_step, steps, request.saved(), request.newest_bytes()),
     };
     Ok(LaunchPlan::of(request.run.clone(), request.dir.clone(), &recipe, attempt, disk, cx))

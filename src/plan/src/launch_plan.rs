@@ -347,7 +347,7 @@ fn summary(
         let none = recipe
             .data
             .null_text()
-            .map_or("zeros; use zeros for the empty prompt in sampling too".into(), ToString::to_string);
+            .map_or("the empty caption of the data set; zeros if it has none".into(), ToString::to_string);
         rows.push(("dropped text", none));
     }
     rows.push(("checkpoints", checkpoints_in_words(recipe, disk)));

@@ -80,7 +80,7 @@ exec {command} \\
   {stdin}>>{log} 2>&1
 ",
         term = if commands.is_empty() {
-            "# SIGTERM to that process saves a checkpoint and stops every rank."
+            "# SIGTERM to that process stops every rank; training saves a checkpoint first."
         } else {
             "# SIGTERM to that process is forwarded to the command, which decides whether to save a checkpoint."
         },

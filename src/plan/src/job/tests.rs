@@ -102,6 +102,19 @@ fn the_first_start_of_a_job_starts_the_submitted_attempt() {
 }
 
 #[test]
+fn a_job_that_samples_needs_no_space_for_checkpoints() {
+    let mut past = begun(None, &[]);
+    let mut sampling = past.run.recipe().unwrap();
+    sampling.task = recipe::Task::Sample;
+    sampling.encoders.folder = "/models/CogVideoX-5b".into();
+    sampling.sample.prompts = vec!["a rabbit on a meadow".into()];
+    past.run.recipe = sampling.to_table();
+    let start = job_start(&request(&past), &allocated(7)).unwrap();
+    let JobStart::SubmittedAttempt(plan) = start else { panic!("{start:?}") };
+    assert_eq!(plan.disk, DiskNeed::of_data_set(0));
+}
+
+#[test]
 fn a_requeued_job_starts_from_the_newest_checkpoint() {
     let mut past = begun(Some(42), &[20, -25]);
     // The previous attempt ended without exit files, with a stop, or with a failure that the end of the job caused.
