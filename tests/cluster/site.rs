@@ -96,7 +96,7 @@ impl TestSite {
         let document: Value = serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{}", output.err));
         let failed = document["checks"].as_array().unwrap().iter().filter(|check| check["result"] == "bad");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let code = |check: &Value| serde_json::from_value(check["code"].clone()).unwrap();
+        let code = |check: &Value| serde_json::from_value(check["failure"]["code"].clone()).unwrap();
         failed.map(|check| (text(&check["id"]), text(&check["node"]), code(check))).collect()
     }
 

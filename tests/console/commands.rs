@@ -46,7 +46,7 @@ fn a_run_is_found_by_prefix_and_suffix_of_its_id_and_as_latest() {
     let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
     let run = run.trim();
     for name in [run, &run[..run.len() - 2], &run[run.len() - 6..], "latest"] {
-        assert_eq!(site.json(&["status", name, "--json"])["id"], run);
+        assert_eq!(site.json(&["status", name, "--json"])["run"], run);
     }
     insta::assert_snapshot!(site.fails(&["status", "nonesuch"]));
 }

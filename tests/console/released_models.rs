@@ -31,8 +31,8 @@ fn check(site: &TestSite, args: &[&str]) -> (Value, BTreeMap<String, (String, Op
     assert_eq!(done.code, i32::from(document["ready"] != true));
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let checks = document["checks"].as_array().unwrap().iter();
-    let checks =
-        checks.map(|check| (text(&check["id"]).unwrap(), (text(&check["result"]).unwrap(), text(&check["code"]))));
+    let checks = checks
+        .map(|check| (text(&check["id"]).unwrap(), (text(&check["result"]).unwrap(), text(&check["failure"]["code"]))));
     let checks = checks.collect();
     (document, checks)
 }
@@ -104,7 +104,7 @@ fn what_is_missing_is_named_with_the_command_that_gets_it() {
     let site = TestSite::new();
     let fix = |document: &Value, id: &str| {
         let checks = document["checks"].as_array().unwrap();
-        checks.iter().find(|check| check["id"] == id).unwrap()["fix"].as_str().unwrap().to_owned()
+        checks.iter().find(|check| check["id"] == id).unwrap()["failure"]["fix"].as_str().unwrap().to_owned()
     };
     let (document, checks) = check(&site, &[&config("5b"), "--init", "CogVideoX-5b"]);
     let bad = |code: &str| ("bad".to_owned(), Some(code.to_owned()));

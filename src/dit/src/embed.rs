@@ -2,7 +2,6 @@
 
 use crate::params::{SlotGrad, Slots, UnitParams};
 use crate::vjp::{leaf, vjp};
-use kernels::linear::linear;
 use recipe::{Model, Positions, Unit};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -94,7 +93,7 @@ impl Embedder {
             .view([batch, frames, self.patch_t, latent[2], rows, self.patch, columns, self.patch].as_slice())
             .permute([0, 1, 4, 6, 3, 2, 5, 7].as_slice())
             .reshape([batch, frames * rows * columns, latent[2] * self.patch_t * self.patch * self.patch]);
-        let video_tokens = linear(&patches, &video.weight.view([self.dim, -1]), Some(video.bias));
+        let video_tokens = patches.linear(&video.weight.view([self.dim, -1]), Some(video.bias));
         let mut x_bld = Tensor::cat(&[root.affine(self.text).linear(&inputs.text), video_tokens], 1);
         if let Some(positions) = self.learned.map(|slot| root.tensor(slot)).or(self.fixed.as_ref()) {
             x_bld += positions.to_kind(inputs.latent.kind());

@@ -1,7 +1,6 @@
 //! The parameters of one unit (the root or a block), as this crate's functions take them.
 
 use crate::parallel::TensorParallel;
-use kernels::linear::linear;
 use recipe::{Model, ParamSpec, Unit};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,7 +92,7 @@ pub(crate) struct Affine<'a> {
 
 impl Affine<'_> {
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, linear(x, self.weight, Some(self.bias)))
+        self.adapted(x, x.linear(self.weight, Some(self.bias)))
     }
 
     /// Adds `scale · B (A x)` to the layer's output.
@@ -101,7 +100,7 @@ impl Affine<'_> {
         let Some(Adapter { a, b, scale }) = self.adapter else { return y };
         // Scale the smallest tensor. The sum is in place, because no other code needs the layer's output.
         let mut y = y;
-        y += linear(&(linear(x, a, None) * scale), b, None);
+        y += (x.linear(a, None::<Tensor>) * scale).linear(b, None::<Tensor>);
         y
     }
 
@@ -111,7 +110,7 @@ impl Affine<'_> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
         }
-        Ok(tp.reduce_from(&self.adapted(x, linear(x, self.weight, None)))? + self.bias)
+        Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>)))? + self.bias)
     }
 
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {

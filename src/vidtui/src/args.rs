@@ -4,7 +4,7 @@ use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
 use cluster::NodeId;
 
-/// Trains video diffusion transformers and monitors the training.
+/// Encodes videos, trains video diffusion transformers and makes videos with them, on one or many nodes.
 #[derive(Debug, Parser)]
 #[command(
     name = "vidtui",
@@ -13,7 +13,13 @@ use cluster::NodeId;
                   RUN is the id of a run, a unique prefix or suffix of an id, or `latest`.\n\
                   Exit codes: 0 success, 1 failure, 2 invalid request.\n\
                   With --json, a failure is one line on standard error:\n\
-                  {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}."
+                  {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}.\n\
+                  docs/json.md lists the fields of the documents on standard output.\n\n\
+                  Examples:\n  \
+                  vidtui data encode videos --model CogVideoX-5b --out data --local 8 --wait\n  \
+                  vidtui launch configs/cogvideox/5b.toml --init weights --set data.index=data\n  \
+                  vidtui status latest\n  \
+                  vidtui sample latest --prompt \"a rabbit on a meadow\" --encoders CogVideoX-5b"
 )]
 pub struct Args {
     /// Folder of the runs
@@ -46,7 +52,7 @@ pub struct Args {
 /// The heading of the options that every command has.
 const GLOBAL: &str = "Global options";
 
-/// The nodes to train on: those of a hostfile, reached over SSH, or those that Slurm allocates.
+/// The nodes to use: those of a hostfile, reached over SSH, or those that Slurm allocates.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
 pub struct NodesArgs {
     /// Nodes of this hostfile, which has one entry per line: `gpu[001-024] slots=8`
@@ -81,11 +87,11 @@ pub enum Command {
     Check(CheckArgs),
     /// Starts a run and prints its id. The run does not need the console
     Launch(LaunchArgs),
-    /// Continues a run from its newest complete checkpoint
+    /// Continues a run; training continues from the newest complete checkpoint
     Resume(ResumeArgs),
     /// Starts the next stage of the curriculum from the newest checkpoint of a run
     Next(NextArgs),
-    /// Makes videos from the weights of a run, as mp4 files
+    /// Makes videos of prompts, with the weights of a run, a checkpoint or a downloaded model
     Sample(SampleArgs),
     /// Lists the runs, newest first
     Runs(JsonArgs),
@@ -99,11 +105,11 @@ pub enum Command {
     Logs(LogsArgs),
     /// Lists the checkpoints of a run, including incomplete ones
     Checkpoints(RunArgs),
-    /// Saves a checkpoint, then stops the run
+    /// Stops a run; training saves a checkpoint first
     Stop(StopArgs),
     /// Writes the stacks of all ranks of a run into its folder, to find where it hangs
     Stacks(RunArgs),
-    /// Ends a run at once, without saving a checkpoint
+    /// Ends the processes of a run within seconds, even if they cannot save; asks for confirmation
     Kill(KillArgs),
     /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
     Export(ExportArgs),
@@ -255,16 +261,16 @@ pub struct DataEncodeArgs {
     /// Rate at which frames are taken, per second [default: the rate of each clip]
     #[arg(long)]
     pub fps: Option<f64>,
-    /// Which frames are taken: head, middle, random, stride, linspace or time@fps
+    /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
     #[arg(long, value_parser = str::parse::<video::FrameMode>)]
     pub mode: Option<video::FrameMode>,
-    /// How pictures with another aspect ratio are cropped: center, random or none
+    /// How pictures with another aspect ratio are cropped: center, random or none [default: center]
     #[arg(long)]
     pub crop: Option<String>,
     /// Tokens of a caption [default: those of the recipe, or 226]
     #[arg(long, value_name = "N")]
     pub text_len: Option<usize>,
-    /// dtype of the encoders: bfloat16 or float32
+    /// dtype of the encoders: bfloat16 or float32 [default: bfloat16]
     #[arg(long)]
     pub dtype: Option<String>,
     /// Largest share of clips that may be dropped; a larger share is a failure
@@ -302,6 +308,9 @@ pub struct RecipeShowArgs {
 pub struct StageArgs {
     /// A recipe file, or CURRICULUM:STAGE
     pub recipe: String,
+    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
     pub how: HowArgs,
     /// Starts from these weights: a checkpoint folder, or a run [default: the source in the stage, else random]
@@ -312,12 +321,9 @@ pub struct StageArgs {
 /// The ranks and settings that a stage starts with.
 #[derive(Debug, Arguments)]
 pub struct HowArgs {
-    /// Trains on this machine with N ranks [default: the size of the mesh in the recipe]
+    /// Uses this machine, with N ranks [default: the size of the mesh in the recipe]
     #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
-    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
-    #[arg(long, value_name = "N")]
-    pub fit: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
     /// Overrides a key of the recipe (repeatable)
@@ -375,7 +381,8 @@ pub struct SampleArgs {
     /// A run, whose newest checkpoint is used, a checkpoint, a diffusers folder, or a model that `vidtui fetch` downloaded
     #[arg(value_name = "RUN|CHECKPOINT|WEIGHTS")]
     pub from: String,
-    /// A prompt (repeatable). It may end in flags: --w --h --f --d --s --g --n --i
+    /// A prompt (repeatable). It may end in flags: --w width, --h height, --f frames, --d seed, --s steps, --g guidance,
+    /// --n negative prompt, --i first image
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Vec<String>,
     /// File with a prompt on each line; lines that begin with # are comments
@@ -417,7 +424,7 @@ pub struct SampleArgs {
     /// Diffusers folder with vae/, text_encoder/ and tokenizer/ [default: WEIGHTS, or encoders.folder of the run]
     #[arg(long, value_name = "DIR")]
     pub encoders: Option<Utf8PathBuf>,
-    /// Samples on this machine with N ranks [default: the size of the mesh of the run]
+    /// Uses this machine, with N ranks [default: the size of the mesh of the run]
     #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
     pub local: Option<usize>,
     #[command(flatten)]
@@ -490,6 +497,9 @@ pub struct ResumeArgs {
 pub struct NextArgs {
     /// The run of the previous stage
     pub run: String,
+    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
     #[command(flatten)]
     pub how: HowArgs,
     #[command(flatten)]
@@ -1041,6 +1051,22 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_examples_of_the_help_are_valid() {
+        let help = Args::command().get_after_help().expect("there is a text after the options").to_string();
+        let examples: Vec<&str> =
+            help.split("Examples:").nth(1).expect("it ends with examples").trim().lines().collect();
+        assert_eq!(examples.len(), 4);
+        for example in examples {
+            assert!(example.len() <= 80, "{example}");
+            // The only quoted argument is a prompt.
+            let words = example.trim().split('"').enumerate();
+            let words =
+                words.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() });
+            assert!(Args::try_parse_from(words).is_ok(), "{example}");
+        }
     }
 
     #[test]

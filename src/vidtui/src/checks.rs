@@ -29,20 +29,16 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
 pub fn document(check: &Check) -> Value {
     let mut document = match &check.status {
         CheckStatus::Passed(detail) => json!({ "result": "good", "detail": detail }),
-        CheckStatus::Failed(failure) => failed("bad", failure),
-        CheckStatus::Waived(failure) => failed("waived", failure),
+        CheckStatus::Failed(failure) => json!({ "result": "bad", "failure": failure }),
+        CheckStatus::Waived(failure) => json!({ "result": "waived", "failure": failure }),
         CheckStatus::Unknown(needs) => json!({ "result": "skipped", "needs": needs }),
     };
-    document["what"] = json!(check.id.name());
     document["id"] = json!(check.id);
+    document["name"] = json!(check.id.name());
     if let Some(node) = &check.node {
         document["node"] = json!(node);
     }
     document
-}
-
-fn failed(result: &str, Failure { code, what, why, fix, .. }: &Failure) -> Value {
-    json!({ "result": result, "code": code, "error": what, "why": why, "fix": fix })
 }
 
 /// Writes the checks as a table, with the hint of each failure below it.

@@ -1,17 +1,18 @@
 //! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of internal types.
+//! `docs/json.md` describes them.
 
 use camino::Utf8PathBuf;
 use cluster::slurm::JobStatus;
 use health::Finding;
-use rundir::{CheckpointEntry, Failure, ItemCounts, SamplingProgress, Stages};
+use rundir::{Attempt, CheckpointEntry, Failure, ItemCounts, SamplingProgress, Stages};
 use runstate::{RunSummary, StageProgress};
 use serde::Serialize;
 use ui::run_state::StateKind;
 
-/// A run, in `runs`, `status`, `launch`, `resume`, `next` and `stop`.
+/// A run, in `runs`, `status` and `stop --wait`.
 #[derive(Debug, Serialize)]
 pub struct RunDocument {
-    id: String,
+    run: String,
     name: String,
     dir: Utf8PathBuf,
     state: &'static str,
@@ -94,9 +95,9 @@ struct ParentDocument {
     step: u64,
 }
 
-/// The newest attempt of a run.
+/// An attempt of a run.
 #[derive(Debug, Serialize)]
-struct AttemptDocument {
+pub struct AttemptDocument {
     number: u32,
     started_s: f64,
     start_step: u64,
@@ -122,15 +123,8 @@ impl RunDocument {
     /// Describes a run.
     pub fn new(summary: &RunSummary) -> Self {
         let run = &summary.run;
-        let attempt = summary.attempt.as_ref().map(|attempt| AttemptDocument {
-            number: attempt.number,
-            started_s: attempt.started_s,
-            start_step: attempt.start_step,
-            ranks: attempt.mesh.world(),
-            nodes: attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect(),
-        });
         Self {
-            id: run.id.to_string(),
+            run: run.id.to_string(),
             name: run.name.clone(),
             dir: summary.dir.root.clone(),
             state: StateKind::of(&summary.state).word(),
@@ -152,7 +146,7 @@ impl RunDocument {
             stage: run.stage.clone(),
             parent: run.lineage.as_ref().map(|l| ParentDocument { run: l.run.to_string(), step: l.step }),
             created_s: run.created_s,
-            attempt,
+            attempt: summary.attempt.as_ref().map(AttemptDocument::new),
             job: summary.job.as_ref().map(JobDocument::new),
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
             findings: None,
@@ -162,6 +156,19 @@ impl RunDocument {
     /// Adds the findings.
     pub fn with_findings(self, findings: &[Finding]) -> Self {
         Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
+    }
+}
+
+impl AttemptDocument {
+    /// Describes an attempt.
+    pub fn new(attempt: &Attempt) -> Self {
+        Self {
+            number: attempt.number,
+            started_s: attempt.started_s,
+            start_step: attempt.start_step,
+            ranks: attempt.mesh.world(),
+            nodes: attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect(),
+        }
     }
 }
 
@@ -218,5 +225,61 @@ impl CheckpointDocument {
                 why: Some(why.clone()),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Collects the names of the fields of a document.
+    fn names(value: &serde_json::Value, into: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+                into.push(name.clone());
+                names(value, into);
+            }),
+            serde_json::Value::Array(values) => values.iter().for_each(|value| names(value, into)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_run_is_in_the_documentation() {
+        let stages = Stages::<StageProgress>::default();
+        let document = RunDocument {
+            run: "r".into(),
+            name: "r".into(),
+            dir: "runs/r".into(),
+            state: "running",
+            failure: None,
+            consequences: vec!["node01".into()],
+            task: "encode",
+            step: 1,
+            steps_total: 2,
+            items: Some(ItemsDocument { counts: ItemCounts::default(), per_s: None, stages: Some(stages) }),
+            sampling: Some(SamplingProgress::default()),
+            loss: None,
+            step_s: None,
+            eta_s: None,
+            curriculum: None,
+            stage: None,
+            parent: Some(ParentDocument { run: "r".into(), step: 1 }),
+            created_s: 0.0,
+            attempt: Some(AttemptDocument { number: 1, started_s: 0.0, start_step: 0, ranks: 1, nodes: vec![] }),
+            checkpoint: Some(CheckpointDocument::new(&CheckpointEntry::Incomplete {
+                step: 1,
+                dir: "d".into(),
+                why: "w".into(),
+            })),
+            job: Some(JobDocument::new(&JobStatus::unknown(42))),
+            findings: Some(vec![]),
+        };
+        let mut found = Vec::new();
+        names(&serde_json::to_value(&document).unwrap(), &mut found);
+        let page = include_str!("../../../docs/json.md");
+        let missing: Vec<_> = found.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "docs/json.md lacks {missing:?}");
+        assert!(found.len() > 50, "{found:?}");
     }
 }

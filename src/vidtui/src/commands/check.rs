@@ -12,9 +12,9 @@ use rundir::{ErrorCode, Failure};
 
 /// Runs every check of a launch and starts nothing.
 pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> {
-    let StageArgs { recipe: named, how, init } = &args.stage;
+    let StageArgs { recipe: named, fit, how, init } = &args.stage;
     let mut subject = workspace.subject(named, &how.sets())?;
-    let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
     let init = init.as_deref().into();
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;

@@ -15,6 +15,7 @@ use dataset::{EncodeInputs, Manifest};
 use plan::LaunchPlan;
 use recipe::Recipe;
 use rundir::{ErrorCode, Failure};
+use serde_json::{Map, Value as Json};
 use std::ops::ControlFlow;
 use toml::{Table, Value};
 use video::{FrameChoice, FrameMode};
@@ -38,15 +39,16 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     for (item, failure) in &plan.quarantined {
         eprintln!("left out: {}: {}; try it again with --retry-failed", item.name, failure.why);
     }
+    let counts = [("reuse", plan.reuse), ("new", plan.new), ("stale", plan.stale.len())];
+    let data = ("data".to_owned(), Json::from(args.out.as_str()));
+    let more = counts.into_iter().map(|(name, count)| (name.to_owned(), Json::from(count))).chain([data]);
     if plan.is_done() {
         eprintln!("nothing to encode; the data set is {}", args.out);
-        return if args.then.output.json {
-            output::json(&serde_json::json!({ "run": null, "reuse": plan.reuse, "data": args.out }))
-        } else {
-            Ok(())
-        };
+        let nothing = ["run", "dir", "attempt"].map(|name| (name.to_owned(), Json::Null));
+        let document: Map<_, _> = nothing.into_iter().chain(more).collect();
+        return if args.then.output.json { output::json(&document) } else { Ok(()) };
     }
-    launch::execute(workspace, &plan_launch(workspace, args, &subject)?, &args.then)
+    launch::execute(workspace, &plan_launch(workspace, args, &subject)?, &args.then, more.collect())
 }
 
 /// Plans an encode. `line` has the arguments of `vidtui data encode`.

@@ -7,6 +7,7 @@ use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, run
 use crate::output;
 use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillScope};
+use recipe::Task;
 use serde_json::json;
 
 /// Kills a run, all runs on some nodes, or processes by their command lines.
@@ -28,7 +29,11 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
     }
     if !yes {
         eprint!("{}", run_in_words(&plan));
-        let question = "Steps since the last checkpoint are lost. Kill?";
+        let question = match plan.dir.read_run()?.task() {
+            Task::Train => "Steps since the last checkpoint are lost. Kill?",
+            Task::Encode => "Clips and captions that are stored are kept. Kill?",
+            Task::Sample => "Finished videos are kept. Kill?",
+        };
         confirm(plan.run.as_str(), question, &format!("vidtui kill {} --yes", plan.run))?;
     }
     let report = execute_run(workspace, &plan, &options)?;

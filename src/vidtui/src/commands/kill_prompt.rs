@@ -71,7 +71,7 @@ pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError
 pub fn nodes(reports: &[NodeReport]) -> Vec<Value> {
     let of_node = |report: &NodeReport| {
         let memory = match report.gpu_memory {
-            GpuMemory::NotChecked => "unasked",
+            GpuMemory::NotChecked => "not_checked",
             GpuMemory::NoGpus(_) => "no_gpus",
             GpuMemory::Released => "released",
             GpuMemory::Hidden(_) => "hidden",

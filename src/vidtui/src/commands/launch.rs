@@ -3,20 +3,22 @@
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::command_error::CommandError;
 use crate::commands::waiting;
+use crate::documents::AttemptDocument;
 use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::{ErrorCode, Failure};
+use serde_json::{Map, Value, json};
 
 /// Starts a run.
 pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), CommandError> {
-    let StageArgs { recipe, how, init } = &args.stage;
+    let StageArgs { recipe, fit, how, init } = &args.stage;
     let mut subject = workspace.subject(recipe, &how.sets())?;
-    let fitted = workspace.fit(subject.resolved_mut(), how.fit.into(), &how.nodes)?;
+    let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
     let plan = workspace.plan_launch(&options)?;
-    execute(workspace, &plan, &args.then)
+    execute(workspace, &plan, &args.then, Map::new())
 }
 
 /// Continues a run.
@@ -28,14 +30,14 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandErr
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
     let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, &args.nodes, options)?;
-    execute(workspace, &plan, &args.then)
+    execute(workspace, &plan, &args.then, Map::new())
 }
 
 /// Starts the stage after the stage of a run.
 pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> {
     let how = &args.how;
-    let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), how.fit.into())?;
-    execute(workspace, &plan, &args.then)
+    let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), args.fit.into())?;
+    execute(workspace, &plan, &args.then, Map::new())
 }
 
 /// Returns the number of steps, the only key that a resume can change.
@@ -60,8 +62,13 @@ fn steps(sets: &[String]) -> Result<Option<u64>, CommandError> {
     Ok(steps)
 }
 
-/// Starts a plan, or shows it.
-pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Result<(), CommandError> {
+/// Starts a plan, or shows it. `more` are further fields of the JSON document.
+pub fn execute(
+    workspace: &Workspace,
+    plan: &LaunchPlan,
+    then: &ThenArgs,
+    more: Map<String, Value>,
+) -> Result<(), CommandError> {
     if then.dry_run {
         return show(plan, then.output.json);
     }
@@ -69,26 +76,32 @@ pub fn execute(workspace: &Workspace, plan: &LaunchPlan, then: &ThenArgs) -> Res
         eprintln!("warning: {warning}");
     }
     let dir = workspace.launch(plan, &|step| eprintln!("{step}"))?;
-    if then.output.json {
-        let (run, attempt) = (&plan.run.id, plan.attempt.number);
-        output::json(&serde_json::json!({ "run": run, "attempt": attempt, "dir": dir.root }))?;
-    } else {
-        output::line(plan.run.id.as_str())?;
-    }
+    report(plan, then.output.json, more)?;
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
+}
+
+/// Prints the run that was started.
+pub(super) fn report(plan: &LaunchPlan, json: bool, more: Map<String, Value>) -> Result<(), CommandError> {
+    if !json {
+        return output::line(plan.run.id.as_str());
+    }
+    let attempt = AttemptDocument::new(&plan.attempt);
+    let own = [("run", json!(plan.run.id)), ("dir", json!(plan.dir.root)), ("attempt", json!(attempt))];
+    let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
+    output::json(&own.chain(more).collect::<Map<_, _>>())
 }
 
 /// Shows a plan: the summary, as in the launch dialog of the console, and the scripts.
 pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), CommandError> {
     if json {
-        let summary: serde_json::Map<_, _> =
+        let summary: Map<_, _> =
             plan.summary.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
-        let scripts: serde_json::Map<_, _> =
+        let scripts: Map<_, _> =
             plan.nodes.iter().map(|node| (node.node.to_string(), node.script.clone().into())).collect();
-        return output::json(&serde_json::json!({
+        return output::json(&json!({
             "run": plan.run.id,
-            "attempt": plan.attempt.number,
             "dir": plan.dir.root,
+            "attempt": AttemptDocument::new(&plan.attempt),
             "summary": summary,
             "warnings": plan.warnings,
             "scripts": scripts,

@@ -26,7 +26,12 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     }
     if let Some(plan) = weights.conversion.as_ref().filter(|_| args.dry_run) {
         eprintln!("the weights are converted first:");
-        return output::text(&output::facts(&crate::conversions::facts(plan)));
+        let facts = crate::conversions::facts(plan);
+        if args.output.json {
+            let facts: serde_json::Map<_, _> = facts.into_iter().map(|(name, value)| (name, value.into())).collect();
+            return output::json(&serde_json::json!({ "conversion": facts }));
+        }
+        return output::text(&output::facts(&facts));
     }
     weights.convert()?;
     let (out, count) = (recipe.sample.out().map(Utf8Path::to_owned), recipe.sample.prompts.len());
@@ -39,7 +44,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     }
     let dir = workspace.launch(&plan, &|step| eprintln!("{step}"))?;
     if args.no_wait {
-        return output::line(plan.run.id.as_str());
+        return super::launch::report(&plan, args.output.json, serde_json::Map::new());
     }
     waiting::until_finished(workspace, &dir)?;
     report(&dir, out.as_deref(), count, args.output.json)
@@ -113,6 +118,9 @@ fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
         return refuse(ErrorCode::InvalidArgument, "its recipe has no sample.prompts", fix);
     }
     rundir::write_atomic(&dir.sample_file(), b"")?;
+    if args.output.json {
+        return output::json(&serde_json::json!({ "run": summary.run.id, "dir": dir.root, "requested": true }));
+    }
     output::line(&format!("{} makes samples after this step; see {}", summary.run.id, dir.samples()))
 }
 

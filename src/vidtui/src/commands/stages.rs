@@ -96,7 +96,7 @@ struct StageDocument<'a> {
     state: &'static str,
     run: Option<String>,
     step: u64,
-    steps: u64,
+    steps_total: u64,
     /// The command, if the stage trains with one. The next four fields are then null.
     command: Option<&'a str>,
     params: Option<u64>,
@@ -123,7 +123,7 @@ fn document<'a>(stage: &'a Stage<'_>) -> StageDocument<'a> {
         state: stage.run.map_or("not started", |run| StateKind::of(&run.state).word()),
         run: stage.run.map(|run| run.run.id.to_string()),
         step: stage.run.map_or(0, |run| run.step),
-        steps: view.steps,
+        steps_total: view.steps,
         command: view.command.as_deref(),
         params: own.then_some(view.params),
         latent_frames: own.then_some(view.latent_frames),

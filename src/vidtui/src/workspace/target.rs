@@ -39,7 +39,7 @@ impl Workspace {
         let what = format!("cannot use hostfile {path}");
         let text = std::fs::read_to_string(self.here.join(path)).map_err(|error| {
             let fix =
-                "write a hostfile with one node per line, such as `gpu01 slots=8`, or train on this machine: --local N";
+                "write a hostfile with one node per line, such as `gpu01 slots=8`, or use this machine: --local N";
             CommandError::request(Failure::new(ErrorCode::of_io(&error), &*what, error.to_string(), fix))
         })?;
         let filter = Filter { include: nodes.include.clone(), exclude: nodes.exclude.clone() };
