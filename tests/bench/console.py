@@ -1,9 +1,9 @@
-"""Measures the console in a pseudo-terminal, with Python's standard library alone.
+"""Measures the console in a pseudo-terminal, with Python's standard library only.
 
 usage: console.py IDLE_SECONDS VIDTUI ARGS...
 
 Prints one JSON object: seconds from the program's start to its first frame, to the first frame that shows the run's
-last step, the CPU it used while nothing happened, as a share of one core, and the CPU of one frame of moving pictures.
+last step, its CPU use while idle as a share of one core, and the CPU of one frame of moving pictures.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ seen, first, shown = b"", None, None
 
 
 def pump(wait_s):
-    """Reads what comes, and answers the one question that a terminal library asks."""
+    """Reads the output, and answers the query for the cursor position."""
     global seen
     if not select.select([terminal], [], [], wait_s)[0]:
         return False
@@ -84,7 +84,7 @@ try:
         sys.exit("the pictures of the sample did not move")
 finally:
     os.kill(pid, signal.SIGTERM)
-    # Pictures fill the terminal's buffer, and the console ends after its last frame was read.
+    # Pictures fill the terminal's buffer. The console ends only after its last frame is read.
     os.close(terminal)
     os.waitpid(pid, 0)
 print(json.dumps({"first_frame_s": first, "run_shown_s": shown, "idle_cpu": used, "frame_cpu_s": moving_cpu_s / (FPS * moving_s)}))

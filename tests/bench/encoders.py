@@ -5,7 +5,7 @@ usage: encoders.py make FOLDER
 
 `make` writes a VAE of a quarter of the real channel widths, a T5 v1.1 encoder of the size of T5-base, both with random weights, and
 their inputs: 17 frames of 128 x 192, their latent, and 226 tokens. The other commands run one model in eager mode and print one JSON
-object: seconds of each pass and of the CPU in it, the peak resident memory and by how much it grew from before the model was loaded, in GiB, and the norms of
+object: seconds of each pass and of the CPU in it, the peak resident memory and its growth from before the model is loaded, in GiB, and the norms of
 the results.
 """
 

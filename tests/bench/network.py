@@ -3,7 +3,7 @@
 usage: network.py THREADS STEPS
 
 Written from the formulas, as the reference trains without kernels: attention segment by segment, and one Python loop over
-mini-batches. A block that runs again keeps the graph of its inner loops, so that nothing runs a third time. Prints one JSON object: seconds of every step and the peak resident memory in GiB.
+mini-batches. A recomputed block keeps the graph of its inner loops, so nothing is computed a third time. Prints one JSON object: seconds of every step and the peak resident memory in GiB.
 """
 
 import json
@@ -34,8 +34,8 @@ class Gates(nn.Module):
         return torch.cat([torch.tanh(self.text) * x[:, :ALL_TEXT], torch.tanh(self.video) * x[:, ALL_TEXT:]], 1)
 
 
-def backwards(x):
-    """Turns the order of the segments' texts, and of all video tokens."""
+def reversed_time(x):
+    """Reverses the order of the segments' texts, and of all video tokens."""
     text = x[:, :ALL_TEXT].unflatten(1, (SEGMENTS, TEXT)).flip(1).flatten(1, 2)
     return torch.cat([text, x[:, ALL_TEXT:].flip(1)], 1)
 
@@ -72,7 +72,7 @@ class Block(nn.Module):
     def mix(self, x):
         x = self.attention(x)
         x = x + self.onward(self.ttt(x))
-        return x + self.back(backwards(self.ttt(backwards(x))))
+        return x + self.back(reversed_time(self.ttt(reversed_time(x))))
 
     def forward(self, x, act):
         for modulation, norm, update in zip(self.modulations, self.norms, (self.mix, self.mlp), strict=True):

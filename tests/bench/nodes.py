@@ -1,9 +1,9 @@
-"""Measures the console on made-up nodes, in a pseudo-terminal, with Python's standard library alone.
+"""Measures the console on made-up nodes, in a pseudo-terminal, with Python's standard library only.
 
 usage: nodes.py SECONDS VIDTUI ARGS...
 
-Prints one JSON object: the CPU that the console uses while its Nodes screen is shown, as a share of one core, and the most
-memory that it has held.
+Prints one JSON object: the CPU that the console uses while its Nodes screen is shown, as a share of one core, and its
+peak memory.
 """
 
 import fcntl
@@ -39,7 +39,7 @@ seen = b""
 
 
 def pump(until, wanted=None):
-    """Reads what comes, and answers the one question that a terminal library asks."""
+    """Reads the output, and answers the query for the cursor position."""
     global seen
     while time.perf_counter() < until and not (wanted and wanted in seen):
         if select.select([terminal], [], [], 0.1)[0]:

@@ -5,7 +5,7 @@ usage: sample.py make FOLDER
 
 `make` writes a transformer of 51.8 million random parameters, a latent of pure noise of 13 frames of 16 x 24, and two texts of 64 tokens.
 `run` samples it in 1 step, which is a warm-up, and then in 10, as the pipelines do. It prints one JSON object: seconds and CPU seconds of
-each sample, the peak resident memory and by how much it grew from before the model was loaded, in GiB, and the norm of the last latent.
+each sample, the peak resident memory and its growth from before the model is loaded, in GiB, and the norm of the last latent.
 """
 
 import json

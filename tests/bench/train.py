@@ -56,7 +56,7 @@ if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         for block in model.transformer_blocks:
             parallelize_module(block, mesh, plan)
             block.attn1.heads //= dist.get_world_size()
-# What is split and what is not are groups of their own: their tensors cannot be taken together.
+# Split and whole tensors are separate groups, because one operation cannot process both.
 split = [p for p in model.parameters() if isinstance(p, DTensor)]
 whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
 groups = [group for group in (split, whole) if group]

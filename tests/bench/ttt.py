@@ -3,7 +3,7 @@
 usage: ttt.py THREADS ROUNDS
 
 One Python loop over mini-batches, in checkpointed groups of 16 as the reference trains. Prints one JSON object: seconds
-of each forward plus backward pass, by how much the peak resident memory grew, in GiB, and the norms of the output and of the
+of each forward plus backward pass, the growth of the peak resident memory in GiB, and the norms of the output and of the
 gradients of the input and of every parameter.
 """
 
@@ -17,14 +17,14 @@ from ttt_layer import FRAMES, PATCHES, SEGMENTS, WIDTH, Ttt
 
 threads, rounds = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
-# So many tokens of text that there are 64 mini-batches.
+# With this many text tokens there are 64 mini-batches.
 TEXT = 576
 
 
 def fill(tensor, number, width, centre=0.0):
-    """Sets what `layer_speed.rs` sets too: hashes of the places of numbers, evenly spread around a centre."""
+    """Sets the same numbers as `layer_speed.rs`: hashes of their indices, spread evenly around a centre."""
     first = number * 10_000_019
-    # In parts: the peak of memory before the first pass must be what stays.
+    # In parts, so that the peak memory before the first pass equals the memory that stays in use.
     for part in tensor.view(-1).split(1 << 16):
         i = torch.arange(first, first + len(part))
         part.copy_(((i * i * 2654435761) % 2**32).double() / 2**32 * width + (centre - width / 2))

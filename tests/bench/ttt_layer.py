@@ -1,4 +1,4 @@
-"""A TTT-MLP layer in PyTorch, written from the formulas: one Python loop over mini-batches. Both of the TTT benchmarks use it."""
+"""A TTT-MLP layer in PyTorch, written from the formulas: one Python loop over mini-batches. Both TTT benchmarks use it."""
 
 import torch
 import torch.nn.functional as nnf
@@ -11,7 +11,7 @@ PATCHES = SIDE * SIDE
 
 
 def angles(frames):
-    """Returns the rotation of each token and pair: a quarter of a head turns with time, the rest with row and column."""
+    """Returns the rotation of each token and channel pair: a quarter of a head rotates with time, the rest with row and column."""
     sizes = [HEAD // 4, 3 * HEAD // 8, 3 * HEAD // 8]
     grids = torch.meshgrid(torch.arange(frames), torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     parts = [
@@ -23,7 +23,7 @@ def angles(frames):
 
 
 def rotated(x, turns):
-    """Rotates the last tokens of [B, N, L, H]: those before are text."""
+    """Rotates the video tokens of [B, N, L, H], which follow the text tokens."""
     text = x.shape[2] - turns.shape[0]
     pairs = torch.view_as_complex(x[:, :, text:].unflatten(-1, (-1, 2)).contiguous())
     return torch.cat([x[:, :, :text], torch.view_as_real(pairs * turns).flatten(-2)], 2)
@@ -33,8 +33,8 @@ def heads(x):
     return x.unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
 
 
-def in_turns(text):
-    """Returns where each token of [text, video] stands when segments, each with so many tokens of text, take turns."""
+def scan_order(text):
+    """Returns the scan order: for each segment, the indices of its `text` text tokens and of its video tokens in [text, video]."""
     order = []
     for segment in range(SEGMENTS):
         first = 0 if segment == 0 else 12 * segment + 1
@@ -68,10 +68,10 @@ def mini_batch(q, k, target, eta, gamma, beta, w1, b1, w2, b2):
     return q + gamma * hat + beta, w1, b1, w2, b2
 
 
-def walk(q, k, target, eta, gamma, beta, *state):
-    """Walks through mini-batches [B, N, C, T, H]; returns their outputs and the state after them."""
+def scan(q, k, target, eta, gamma, beta, *state):
+    """Scans mini-batches [B, N, C, T, H]; returns their outputs and the state after them."""
     outs = []
-    # Taken apart at once: the gradient of a slice would be as large as the whole, for each mini-batch.
+    # Unbind once: otherwise the gradient of each slice would be as large as the whole tensor.
     for each in zip(*(whole.unbind(2) for whole in (q, k, target, eta)), strict=True):
         out, *state = mini_batch(*each, gamma, beta, *state)
         outs.append(out)
@@ -79,7 +79,7 @@ def walk(q, k, target, eta, gamma, beta, *state):
 
 
 class Ttt(nn.Module):
-    """The layer, for segments with `text` tokens each; in its backward pass it walks again by `group` mini-batches, or not."""
+    """The layer, for segments of `text` text tokens. If `group` is set, the backward pass recomputes groups of that many mini-batches."""
 
     def __init__(self, text, group=None):
         super().__init__()
@@ -93,7 +93,7 @@ class Ttt(nn.Module):
         self.b1 = nn.Parameter(torch.zeros(HEADS, 1, HIDDEN))
         self.w2 = nn.Parameter(torch.randn(HEADS, HIDDEN, HEAD) * 0.02)
         self.b2 = nn.Parameter(torch.zeros(HEADS, 1, HEAD))
-        self.turns, self.order, self.group = angles(FRAMES), in_turns(text), group
+        self.turns, self.order, self.group = angles(FRAMES), scan_order(text), group
         self.back = self.order.argsort()
 
     def forward(self, x):
@@ -108,9 +108,9 @@ class Ttt(nn.Module):
         state, outs = [self.w1, self.b1, self.w2, self.b2], []
         for part in zip(*(each.split(self.group or each.shape[2], 2) for each in batches), strict=True):
             if self.group:
-                out, *state = checkpoint(walk, *part, gain, bias, *state, use_reentrant=False)
+                out, *state = checkpoint(scan, *part, gain, bias, *state, use_reentrant=False)
             else:
-                out, *state = walk(*part, gain, bias, *state)
+                out, *state = scan(*part, gain, bias, *state)
             outs.append(out)
         out = torch.cat(outs, 2).transpose(1, 2).flatten(2)
         return self.wo(self.post_norm(out))[:, self.back]

@@ -44,7 +44,7 @@ def nearest(times, wanted):
 
 
 def frames_of(path, count, fps, width, height):
-    """Two passes: the times of all packets, then the chosen frames."""
+    """Reads the file twice: first the times of all packets, then the chosen frames."""
     import av
     import numpy
     import torch
@@ -62,7 +62,7 @@ def frames_of(path, count, fps, width, height):
         found = 0
         for frame in container.decode(stream):
             if frame.pts in chosen:
-                # The scale that covers the picture, then its middle, as the other side does.
+                # Scale to cover the picture, then crop its middle, as vidtui does.
                 scale = max(width / frame.width, height / frame.height)
                 w, h = max(width, round(frame.width * scale)), max(height, round(frame.height * scale))
                 image = frame.reformat(width=w, height=h, format="rgb24", interpolation="BICUBIC").to_ndarray()

@@ -1,4 +1,4 @@
-"""The weights of the converter bench: makes them, converts them the obvious way, and measures any command.
+"""The converter benchmark: makes weights, converts them in the straightforward way, and measures any command.
 
   weights.py make FOLDER              a CogVideoX-2B of 35 layers in bfloat16, as diffusers saves it
   weights.py convert FOLDER TARGET    load, rename, save

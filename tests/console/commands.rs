@@ -106,7 +106,7 @@ fn one_of_two_concurrent_resumes_fails() {
     let won: Vec<bool> = both.iter().map(|output| output.status.success()).collect();
     assert_eq!(won.iter().filter(|won| **won).count(), 1, "{both:?}");
     let lost = &both[won.iter().position(|won| !won).unwrap()];
-    // The lock of the attempts refuses it, or the state that it reads. Which one depends on timing.
+    // Either the lock of the attempts or the state of the run refuses the resume, depending on timing.
     let code = crate::test_site::error_code(&String::from_utf8_lossy(&lost.stderr));
     assert!(["attempt-conflict", "run-is-alive"].contains(&code.as_str()), "{code}");
     assert_eq!(site.runs()[0].attempt_numbers().unwrap(), [1, 2]);

@@ -4,7 +4,7 @@ use crate::test_site::TestSite;
 use camino::Utf8Path;
 use std::process::Command;
 
-/// Makes a site with a folder `clips` of two good videos and a caption too many.
+/// Makes a site with a folder `clips` of two good videos and a caption without a video.
 fn site() -> TestSite {
     let site = TestSite::new();
     let cache = site.root.join("cache");

@@ -1,6 +1,6 @@
 //! The commands of `docs/your-videos.md` and of README's "Your videos", run by a shell as a reader runs them.
 //!
-//! Small stand-ins take the places of the Hub, the model and the ranks, so that a machine without GPUs has done it in seconds.
+//! Small stand-ins replace the Hub, the model and the ranks, so that the tests take seconds on a machine without GPUs.
 
 use crate::hub;
 use crate::real_trainer::trainer;
@@ -148,7 +148,7 @@ fn every_command_of_the_readme_has_arguments_that_exist() {
         .collect();
     assert!(commands.len() > 10, "{commands:?}");
     for command in commands {
-        // Arguments before `--help` are parsed, and nothing is done.
+        // With `--help`, a command only parses the arguments before it.
         let done = site.program("sh", &["-c", &format!("{VIDTUI} {command} --help")]).finish();
         assert_eq!(done.code, 0, "{command}\n{}", done.stderr);
     }

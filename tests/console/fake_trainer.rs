@@ -39,7 +39,7 @@ pub fn install(folder: &Utf8Path) -> Utf8PathBuf {
     script
 }
 
-/// Not a test without the variable: the main function of the fake.
+/// The main function of the fake. As a test, without the variable, it does nothing.
 #[test]
 fn act() {
     let Ok(args) = std::env::var("FAKE_TRAINER_ARGS") else { return };
@@ -59,7 +59,7 @@ struct Fake<'a> {
 }
 
 fn supervise(dir: &RunDir, number: u32, node: &NodeId) {
-    // Fails if this process leads its group already, which is what is needed.
+    // Fails if this process already leads its group, which is the wanted state.
     let _ = nix::unistd::setsid();
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.clone()).unwrap();

@@ -18,7 +18,7 @@ pub fn serve(folder: &Utf8Path) -> String {
     let (url, folder) = (format!("http://{}", listener.local_addr().unwrap()), folder.to_owned());
     thread::spawn(move || {
         for stream in listener.incoming() {
-            // A client that ends in the middle is no failure of the server.
+            // A client that disconnects is not a failure of the server.
             let _ = answer(&folder, stream.unwrap());
         }
     });
@@ -79,7 +79,8 @@ fn site() -> (TestSite, Utf8PathBuf) {
 #[test]
 fn a_download_that_fills_the_disk_ends_with_its_code_and_can_continue() {
     let (site, cache) = site();
-    // The limit of the size of a file stands in for a full disk. Without the trap, its signal would end the program.
+    // A limit on the size of files stands in for a full disk. Without the trap, the signal of the limit would end the
+    // program.
     let script = format!("trap '' XFSZ; ulimit -f 256; exec {VIDTUI} fetch a/b --json");
     let limited = site.program("bash", &["-c", &script]).finish();
     assert_eq!((limited.code, error_code(&limited.stderr).as_str()), (1, "disk-full"));

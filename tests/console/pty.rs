@@ -113,7 +113,7 @@ impl Pty {
         writer.flush().unwrap();
         drop(writer);
         if keys == ESC {
-            // If the program reads it together with the next key, it means Alt and that key.
+            // If the program reads Escape together with the next key, it is Alt and that key.
             self.meanwhile("Escape to be read", || self.has_read_everything());
         }
         self
@@ -150,7 +150,7 @@ impl Pty {
         })
     }
 
-    /// Waits until `wanted` accepts the screen. Every output wakes it.
+    /// Waits until `wanted` accepts the screen. The screen is checked after every output.
     pub fn until(&self, what: &str, wanted: impl Fn(&vt100::Screen) -> bool) -> &Self {
         self.wait(what, |seen| wanted(seen.parser.screen()));
         self

@@ -1,4 +1,4 @@
-//! `vidtui check` on the recipes of the released models: what it needs, what is missing, and the command that gets it.
+//! `vidtui check` on the recipes of the released models: the cost, the missing files, and the commands that make them.
 
 use crate::test_site::TestSite;
 use camino::Utf8Path;
@@ -16,7 +16,7 @@ const RECIPES: [(&str, u64, u64, f64); 6] = [
     ("fun-5b-inp", 5_570_491_968, 13_538, 10.38),
 ];
 
-/// What depends on this machine.
+/// The checks whose results depend on this machine.
 const OF_THE_MACHINE: [&str; 4] = ["disk", "inodes", "node", "trainer"];
 
 fn config(name: &str) -> String {
@@ -100,7 +100,7 @@ fn samples_whose_encoders_or_held_out_clips_are_missing_are_refused_before_the_s
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_command_that_gets_it() {
+fn missing_files_are_named_with_the_command_that_makes_them() {
     let site = TestSite::new();
     let fix = |document: &Value, id: &str| {
         let checks = document["checks"].as_array().unwrap();

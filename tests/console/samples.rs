@@ -1,4 +1,4 @@
-//! `vidtui sample`: a diffusers folder as the weights, and what is refused before a run starts.
+//! `vidtui sample`: a diffusers folder as the weights, and inputs that are refused before a run starts.
 
 use crate::real_trainer::trainer;
 use crate::test_site::TestSite;

@@ -158,7 +158,7 @@ fn when_two_consoles_resume_the_same_run_one_of_them_fails() {
     for console in &consoles {
         console.press("r");
     }
-    // Either the lock of the attempts refuses it, or the state that it reads. Which one depends on timing.
+    // Either the lock of the attempts or the state of the run refuses the resume, depending on timing.
     let by_the_lock = |console: &Pty| console.text().contains("annot resume");
     let refused = |console: &Pty| by_the_lock(console) || console.text().contains("there is nothing to resume");
     consoles[0]

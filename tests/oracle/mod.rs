@@ -1,6 +1,6 @@
 //! Locates the recorded numbers: the project's fixtures, or the folder in `VIDTUI_ORACLE`.
 //!
-//! Every crate that is compared with them compiles this file into its tests.
+//! Each crate that is compared with these numbers compiles this file into its tests.
 
 #![allow(dead_code, reason = "no crate needs all of it")]
 
@@ -16,7 +16,7 @@ const KINDS: [&str; 11] =
 /// The folder of recorded numbers.
 ///
 /// # Panics
-/// When the variable names no such folder: a test of nothing must not pass.
+/// When the variable names no such folder: a test that compares nothing must not pass.
 pub fn root() -> Utf8PathBuf {
     let workspace = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let here = std::env::current_dir().expect("tests run somewhere");
@@ -28,10 +28,10 @@ pub fn root() -> Utf8PathBuf {
     }
 }
 
-/// The folder that `named` stands for, when it is relative from one of `bases`.
+/// Returns the folder `named`, which may be relative to one of `bases`.
 pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
     if named.is_empty() {
-        return Err(format!("{VARIABLE} is set to nothing: name a folder, or unset it"));
+        return Err(format!("{VARIABLE} is empty: set it to a folder, or unset it"));
     }
     // `join` returns an absolute path unchanged.
     let mut tried: Vec<Utf8PathBuf> = bases.iter().map(|base| base.join(named)).collect();

@@ -97,7 +97,7 @@ fn train(scene: &Scene, data: &str, name: &str, sets: &[&str]) -> Running {
 }
 
 #[test]
-fn image_to_video_and_inpainting_train_on_what_an_encode_made() {
+fn image_to_video_and_inpainting_train_on_an_encoded_data_set() {
     let scene = Scene::new();
     let Some(manifest) = manifest(&scene, 4) else { return };
     // A clip that is written after it was checked.
@@ -115,7 +115,7 @@ fn image_to_video_and_inpainting_train_on_what_an_encode_made() {
     assert!(losses(&trained).iter().all(|loss| loss.is_finite()));
     assert_eq!(trained.samples().len(), 2);
 
-    // What the data set lacks is named before the first step.
+    // A tensor that the data set lacks is reported before the first step.
     let inpaint = ["condition.kind=inpaint", "condition.draws=2"];
     let (_, outputs) = train(&scene, "image", "lacks", &[&inpaint[..], &["model.in_channels=9"]].concat()).wait();
     let printed = String::from_utf8_lossy(&outputs[0].stderr);

@@ -65,7 +65,7 @@ fn half_precision_keeps_fp32_weights_and_losses_close_to_fp32() {
     let tensors = harness::tensors(&checkpoint.dir);
     let stored: usize = tensors.values().map(Vec::len).sum();
     let foreseen = half.dir.read_run().unwrap().recipe().unwrap().cost().checkpoint_bytes;
-    assert_eq!(stored as u64, foreseen, "the size of a checkpoint is not what is foreseen");
+    assert_eq!(stored as u64, foreseen, "the size of a checkpoint differs from the forecast");
     let mut finer = 0;
     for (name, bytes) in tensors {
         let dtype = &checkpoint.tensor(&name).unwrap().dtype;
@@ -77,7 +77,7 @@ fn half_precision_keeps_fp32_weights_and_losses_close_to_fp32() {
             finer += bytes.chunks_exact(4).filter(|x| x[..2] != [0, 0]).count();
         }
     }
-    assert!(finer > 0, "the master weights are no finer than what is computed in");
+    assert!(finer > 0, "the master weights are not more precise than the compute dtype");
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn the_state_of_a_model_takes_the_forecast_memory() {
             (held(name, 2, mesh, trainable), held(name, 8, mesh, trainable));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         assert!(foreseen > 0.12, "{foreseen}");
-        assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
+        assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }
 
@@ -378,6 +378,6 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         assert!(foreseen > 0.12, "{foreseen}");
         // The memory of collectives in flight at the peak depends on which of the two ranks is ahead.
         let tolerance = if mesh == [1, 1] { 0.1 } else { 0.2 };
-        assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, foreseen {foreseen:.4} GiB");
+        assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }

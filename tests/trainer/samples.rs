@@ -1,5 +1,5 @@
-//! Videos out of weights: every mesh makes the same, whatever ends an attempt leaves nothing half-written, and a training run
-//! makes videos and measures its validation loss between steps.
+//! Tests of sampling: every mesh makes the same videos, an interrupted attempt leaves no partial file, and a training
+//! run makes videos and measures its validation loss between steps.
 
 use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -181,7 +181,7 @@ fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
     let finished = |run: &RunUnderTest| run.events().iter().any(|event| event.kind == EventKind::Finished);
     assert!(finished(&calm));
 
-    // In the second round, whose samples are the third and the fourth.
+    // In the second round, which makes the third and the fourth sample.
     let mut running = start("killed", vec![("TRAIN_PACE_S", "1".into())]);
     running.wait_for_step(6);
     running.signal(1, "KILL");
@@ -218,7 +218,7 @@ fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
 fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
     let scene = Scene::new();
     let model = TinyModel::text_to_video(&scene);
-    // Full in the middle of the video, and after it.
+    // The disk is full in the middle of the video, and then after it.
     for size in ["size=4k", "size=8k"] {
         let Some(disk) = SmallDisk::mount(&scene, size) else {
             eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
@@ -409,7 +409,7 @@ fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_dr
 }
 
 #[test]
-fn an_attempt_makes_the_samples_that_the_last_one_left_out_and_keeps_the_others() {
+fn an_attempt_makes_the_missing_samples_of_the_last_one_and_keeps_the_others() {
     let scene = Scene::new();
     let model = TinyModel::text_to_video(&scene);
     let sets = training(&scene, &model);

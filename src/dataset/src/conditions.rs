@@ -17,8 +17,8 @@ pub const KNOWN: &str = "known";
 /// The tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
 pub const MASKED: &str = "masked";
 
-/// Returns the names of the tensors that a condition needs. In a store, the names are roles of a clip's further
-/// tensors. With one file per clip, the tensors are in the file of the latent.
+/// Returns the names of the tensors that a condition needs. In a store, these are the roles of tensors that a clip has
+/// besides its latent. With one file per clip, the tensors are in the file of the latent.
 pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     match kind {
         ConditionKind::None => &[],

@@ -1,4 +1,4 @@
-//! Whether the VAE, the text encoder and the tokenizer in a folder belong together, and to a model.
+//! Checks that the VAE, the text encoder and the tokenizer in a folder belong together and to a model.
 
 use crate::check_folder;
 use crate::encode::check_tokens;
@@ -8,7 +8,7 @@ use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
 use weights::{T5Config, VaeConfig};
 
-/// The largest relative difference of two latent scales that are the same number.
+/// Two latent scales are equal if their relative difference is at most this.
 const SAME: f64 = 1e-4;
 
 /// Checks that the encoders in a folder are complete and belong to a model that samples. Reads no weights.

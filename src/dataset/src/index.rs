@@ -4,7 +4,7 @@
 //! `{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"], "caption": "…"}`
 
 use crate::latent_channels;
-use crate::table::{Located, Table};
+use crate::table::{DatasetInfo, Located, Table};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure, xxh3_hex};
@@ -44,17 +44,6 @@ pub struct Sample {
     pub text: Vec<Utf8PathBuf>,
     /// The caption, for people.
     pub caption: String,
-}
-
-/// The size and identity of a data set that fits a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DatasetInfo {
-    /// Samples.
-    pub samples: usize,
-    /// The size of all files.
-    pub bytes: u64,
-    /// The identity of the data set: the same for the same items in the same order, in any folder.
-    pub fingerprint: String,
 }
 
 #[derive(Deserialize)]

@@ -12,6 +12,7 @@ mod import;
 mod index;
 mod layouts;
 mod manifest;
+mod open;
 mod reason;
 pub mod show;
 mod stamp;
@@ -23,12 +24,13 @@ pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
 pub use encoders::check_encoders;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
-pub use index::{DatasetInfo, Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
+pub use index::{Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
 pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};
 pub use manifest::{Manifest, ManifestHeader};
+pub use open::store_folder;
 pub use reason::Reason;
 pub use stamp::Stamp;
-pub use table::{Reader, Slot, Table, store_folder};
+pub use table::{DatasetInfo, Reader, Slot, Table};
 
 /// A tensor in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 pub const SCHEMA: u32 = 1;
 /// The first bytes of every manifest.
 pub(crate) const FORMAT: &str = "vidtui-manifest";
-/// The bytes of the longest first line: several paths.
+/// The maximum length of the first line in bytes; it holds several paths.
 const LONGEST_HEADER: u64 = 64 << 10;
-/// The most clips that a failure lists.
+/// The maximum number of clips that a failure lists.
 const SHOWN: usize = 3;
 
 /// The first line of a manifest.

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Latents are keyed by the content of the video and the rules of the encoder, texts by the caption and the encoder. An
-//! encode therefore reuses what has the same key, and writes only the rest ([`plan_encode`]). Many workers on many nodes
-//! encode at once ([`Queue`]); the bytes of the store do not depend on which worker encoded which item, or on crashes.
+//! encode therefore reuses items with the same key, and writes only the others ([`plan_encode`]). Many workers on many
+//! nodes encode at once ([`Queue`]); the bytes of the store do not depend on which worker encoded which item, or on crashes.
 
 mod clock;
 mod failures;
@@ -23,6 +23,7 @@ mod join;
 mod lease;
 #[cfg(test)]
 mod million_clips_tests;
+mod names;
 mod open;
 mod part;
 mod plan;
@@ -39,11 +40,11 @@ pub(crate) use failures::old_failures;
 pub use folder::Holder;
 pub(crate) use index::write_index;
 pub use index::{Head, INDEX, Line, Place, read_index};
-pub use join::Joined;
+pub use join::{Finish, Joined};
 pub(crate) use open::open_table;
 pub use part::{Disk, LocalDisk, NewTensor};
 pub use plan::{Item, Plan, Quarantined, Stage, WantedClip, Work, plan_encode};
-pub use queue::{Claim, Finish, Progress, Queue, Timing};
+pub use queue::{Claim, Progress, Queue, Timing};
 pub(crate) use queue_file::is_working;
 pub use range::{Held, Range};
 pub use spec::{CODE, ConditionSpec, FrameSpec, PictureSpec, SPEC, StoreSpec, TextSpec, VaeSpec};

@@ -3,9 +3,7 @@
 //! Rank 0 makes the table from the index and the headers of the files, and the other ranks receive its bytes. A sample
 //! takes 16 bytes for its latent and 16 for each text.
 
-use crate::index::Index;
-use crate::store::{self, INDEX, SPEC};
-use crate::{DatasetInfo, RawTensor};
+use crate::RawTensor;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
@@ -16,10 +14,21 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use weights::{Dtype, Error, Header, TensorInfo};
 
-/// The most open files. A store of a million clips has thousands of shards, more than a process may open.
+/// The maximum number of open files. A store of a million clips has thousands of shards, more than a process may open.
 const OPEN: usize = 128;
 /// The size of a [`Slot`] in bytes.
 const SLOT: usize = 16;
+
+/// The size and identity of a data set that fits a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatasetInfo {
+    /// Samples.
+    pub samples: usize,
+    /// The size of all files.
+    pub bytes: u64,
+    /// The identity of the data set: the same for the same items in the same order, in any folder.
+    pub fingerprint: String,
+}
 
 /// The location of each sample's tensors.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,18 +103,6 @@ struct Described {
 }
 
 impl Table {
-    /// Opens a data set and checks that every tensor exists, is complete, and fits `model`. `path` is the folder of a store,
-    /// its index, or an index with one file per clip.
-    ///
-    /// # Errors
-    /// Names the first item that does not fit.
-    pub fn open(path: &Utf8Path, model: &Model) -> Result<Self, Failure> {
-        match store_folder(path) {
-            Some(folder) => store::open_table(&folder, model),
-            None => Index::open(path)?.table(model),
-        }
-    }
-
     pub(crate) fn new(path: &Utf8Path, segments: usize) -> Self {
         let info = DatasetInfo { samples: 0, bytes: 0, fingerprint: String::new() };
         let (files, kinds, latents, texts) = Default::default();
@@ -268,15 +265,6 @@ impl Slot {
         let number = |n: usize| u32::try_from(n).expect("fewer than 4 billion files");
         Self { file: number(file), kind: number(kind), begin }
     }
-}
-
-/// Returns the folder of a store, if `path` is one or its index.
-pub fn store_folder(path: &Utf8Path) -> Option<Utf8PathBuf> {
-    if path.is_dir() {
-        return Some(path.to_owned());
-    }
-    let folder = path.parent().unwrap_or(Utf8Path::new(""));
-    (path.file_name() == Some(INDEX) && folder.join(SPEC).exists()).then(|| folder.to_owned())
 }
 
 /// Reads tensors of a table. It can be shared by threads.

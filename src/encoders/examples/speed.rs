@@ -15,7 +15,7 @@ fn main() {
     let [what, folder, threads, passes] = args.as_slice() else {
         panic!("usage: speed encode|decode|t5 FOLDER THREADS PASSES")
     };
-    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is no number: {e}"));
+    let number = |text: &str| text.parse::<i32>().unwrap_or_else(|e| panic!("{text:?} is not a number: {e}"));
     tch::set_num_threads(number(threads));
     let folder = Utf8Path::new(folder);
     let input = input(folder, what);

@@ -36,7 +36,7 @@ impl<'a> Params<'a> {
         self.tensor_of(name, self.kind)
     }
 
-    /// Reads a small parameter in fp32 at any kind of the computation.
+    /// Reads a small parameter in fp32, whatever the kind of the computation.
     pub fn precise(&mut self, name: &str) -> Result<Tensor, Failure> {
         self.tensor_of(name, Kind::Float)
     }

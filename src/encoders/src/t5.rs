@@ -9,7 +9,8 @@ use weights::{Rows, T5Config};
 /// The table of embeddings.
 const EMBEDDING: &str = "shared.weight";
 
-/// Tokens that a block computes at a time, in whole texts: enough for full speed, and the size of what is in memory besides hidden states.
+/// Tokens that a block computes at a time, in whole texts. They are enough for full speed, and limit the memory besides
+/// hidden states.
 const TOKENS: i64 = 1024;
 
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.

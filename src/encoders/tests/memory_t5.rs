@@ -1,6 +1,6 @@
 //! Compares the estimate of peak memory with the measured peak on this machine's CPU.
 //!
-//! The only test of its program, because allocators keep memory that other tests freed.
+//! This is the only test of its program, because allocators keep memory that other tests freed.
 
 mod support;
 

@@ -21,7 +21,7 @@ fn oracle_folders_are_found_from_the_crate_and_the_workspace_and_others_are_refu
     assert!(refused("mime").ends_with(": /here/mime, /workspace/mime"), "{}", refused("mime"));
     let nowhere = refused(place.join("nowhere").as_str());
     assert!(nowhere.starts_with("VIDTUI_ORACLE is /nowhere, ") && nowhere.ends_with(": /nowhere"), "{nowhere}");
-    assert_eq!(refused(""), "VIDTUI_ORACLE is set to nothing: name a folder, or unset it");
+    assert_eq!(refused(""), "VIDTUI_ORACLE is empty: set it to a folder, or unset it");
 }
 
 #[test]

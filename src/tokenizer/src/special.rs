@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentinels_take_the_spaces_around_them_and_other_tokens_do_not() {
+    fn sentinels_absorb_the_spaces_around_them_and_other_tokens_do_not() {
         let specials = Specials::of_t5(1000);
         let parts = specials.split(" a\u{1c} <extra_id_99>  b </s> c<extra_id_1><pad>");
         let text = Part::Text;

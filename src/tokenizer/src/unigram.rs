@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 /// The distance of an unknown character's score below the lowest score of a piece.
 const UNKNOWN_PENALTY: f32 = 10.0;
-/// The distance, per byte, of a user-defined piece's score below the highest score. With it, such a piece is always
+/// The score of a user-defined piece is this much below the highest score, per byte. Such a piece is therefore always
 /// chosen.
 const USER_DEFINED_PENALTY: f64 = 0.1;
 /// The kinds of models by their numbers in the file.
@@ -105,7 +105,7 @@ impl SentencePiece {
                 return bad(format!("the score of piece {id} is not a number"));
             }
             if ids.insert(piece.text.clone(), id).is_some() {
-                return bad(format!("piece {:?} is there twice", piece.text));
+                return bad(format!("piece {:?} is listed twice", piece.text));
             }
         }
         let of_type = |kind: Type| (0..count).zip(&pieces).filter(move |(_, piece)| piece.kind == kind);

@@ -12,12 +12,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::programs::Cancel;
+use crate::cancel::Cancel;
 
 /// The interval between checks for cancellation while a child writes nothing.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// The most bytes of one stderr line that are kept.
+/// The maximum number of bytes that are kept of one stderr line.
 const MAX_LINE: usize = 2048;
 
 /// The smallest number of bytes by which an output buffer grows.

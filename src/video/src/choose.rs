@@ -20,11 +20,11 @@ pub struct FrameChoice {
     pub seed: u64,
 }
 
-/// A clip has too few frames, or the choice asks for something impossible.
+/// A clip has too few frames, or the choice is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NotEnough {
     /// The clip has fewer frames.
-    #[error("{need} frames are needed, {have} are there")]
+    #[error("{need} frames are needed, but the clip has {have}")]
     Frames {
         /// Frames that the choice needs.
         need: usize,
@@ -32,7 +32,7 @@ pub enum NotEnough {
         have: usize,
     },
     /// The clip is shorter.
-    #[error("{need_s:.3} s from the first to the last chosen frame are needed, the clip has {have_s:.3} s")]
+    #[error("{need_s:.3} s from the first to the last chosen frame are needed, but the clip has {have_s:.3} s")]
     Seconds {
         /// Seconds from the first to the last chosen frame.
         need_s: f64,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_frames_that_are_equally_near_the_earlier_is_taken() {
+    fn the_earlier_of_two_equally_near_frames_is_taken() {
         // 12.5 per second of 25: exact; 10 per second: 0.1 lies between 0.08 and 0.12.
         assert_eq!(chosen(&at(25.0, 20), &choice(FrameMode::TimeFps, 5, Some(10.0))), [0, 2, 5, 7, 10]);
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn short_clips_are_refused_with_what_they_have() {
+    fn short_clips_are_refused_with_their_frames_and_seconds() {
         let times = at(25.0, 50);
         assert_eq!(choose(&[], &choice(FrameMode::Head, 1, None)), Err(NotEnough::Frames { need: 1, have: 0 }));
         assert_eq!(

@@ -13,7 +13,7 @@ use crate::geometry::{Fit, Picture};
 use crate::programs::Programs;
 use crate::source::{APART, FRAME_KEY, Source, ended_well, frame_filters, frame_pts};
 
-/// The most runs of consecutive frames in one command, which keeps the command line below its limit.
+/// The maximum number of runs of consecutive frames in one command, which keeps the command line below its limit.
 const MAX_RUNS: usize = 4096;
 
 /// The longest side of a picture.
@@ -142,7 +142,7 @@ impl Plan {
     fn new(programs: &Programs, source: &Source, indices: &[usize], picture: &Picture) -> Result<Self, Failure> {
         let Picture { width, height, .. } = *picture;
         if !(1..=MAX_SIDE).contains(&width) || !(1..=MAX_SIDE).contains(&height) {
-            let why = format!("a picture of {width} × {height} pixels is wanted; a side has 1 to {MAX_SIDE}");
+            let why = format!("the requested picture has {width} × {height} pixels; a side must have 1 to {MAX_SIDE}");
             let what = format!("cannot decode {}", source.path);
             return Err(Failure::new(ErrorCode::InvalidArgument, what, why, "correct the size"));
         }
@@ -154,8 +154,9 @@ impl Plan {
             None => colour::filters(probe.matrix, probe.full_range, across, down),
             Some(hdr) if programs.can_tone_map()? => colour::tone_map_filters(hdr, probe.full_range, across, down),
             Some(hdr) => {
-                let why =
-                    format!("its dynamic range is high ({hdr:?}), and this ffmpeg has no filters zscale and tonemap");
+                let why = format!(
+                    "its dynamic range is high ({hdr:?}), and this ffmpeg lacks the filters zscale and tonemap"
+                );
                 let fix = "install an ffmpeg with libzimg, for example conda-forge's, or convert the clip to SDR";
                 return Err(unusable(&source.path, Fault::Unsupported, why, fix).into());
             }

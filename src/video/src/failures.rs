@@ -1,7 +1,8 @@
 //! Failures of clips, pictures and programs.
 //!
-//! Codes: `Malformed` is a damaged or suspect file, `InvalidDataset` a file that is intact and cannot be used, `NoAnswer` a program
-//! that made no progress, `CommandFailed` one that was killed from outside. [`Fault`] has more detail about the clip.
+//! Codes: `Malformed` for a damaged or suspect file, `InvalidDataset` for an intact file that cannot be used,
+//! `NoAnswer` for a program that made no progress, `CommandFailed` for a program that was killed from outside.
+//! [`Fault`] has more detail about the clip.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -12,7 +13,7 @@ use camino::Utf8Path;
 use rundir::{Error, ErrorCode, Failure};
 
 use crate::child::Stop;
-use crate::programs::install_hint;
+use crate::install::install_hint;
 
 /// The number of a program's error lines that a failure shows.
 pub(crate) const SHOWN_LINES: usize = 5;

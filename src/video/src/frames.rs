@@ -35,7 +35,7 @@ impl Frames {
         let wanted = self.frame_bytes() * self.count;
         let (Self { width, height, count, .. }, have) = (self, self.rgb.len());
         (wanted == 0 || have != wanted)
-            .then(|| format!("{count} frames of {width} × {height} take {wanted} bytes, and there are {have}"))
+            .then(|| format!("{count} frames of {width} × {height} need {wanted} bytes, but there are {have}"))
     }
 }
 

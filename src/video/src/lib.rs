@@ -14,6 +14,7 @@
 //! * HDR (PQ and HLG) is tone-mapped to BT.709, or refused if this ffmpeg cannot do it.
 //! * A file is suspect if ffprobe or ffmpeg logs an error about it. A suspect file is a failure, never silently used.
 
+mod cancel;
 mod child;
 mod choose;
 mod colour;
@@ -21,6 +22,7 @@ mod decode;
 mod failures;
 mod frames;
 mod geometry;
+mod install;
 mod pictures;
 mod pool;
 mod probe;
@@ -29,6 +31,7 @@ mod resample;
 mod source;
 mod write;
 
+pub use cancel::Cancel;
 pub use choose::{FrameChoice, NotEnough, choose, repeated};
 pub use colour::{COLOUR_RULE, Colour, Hdr, Matrix};
 pub use decode::decode;
@@ -38,7 +41,7 @@ pub use geometry::Picture;
 pub use pictures::{read_image, read_png, write_png};
 pub use pool::{Order, Pool, PoolOptions};
 pub use probe::{Probe, probe};
-pub use programs::{Cancel, Programs, check_installed};
+pub use programs::{Programs, check_installed};
 pub use recipe::{CropMode, FrameMode};
 pub use resample::lanczos;
 pub use source::{Scan, Source, frame_times, is_variable};

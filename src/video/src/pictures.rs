@@ -15,7 +15,7 @@ use crate::write::Part;
 /// # Errors
 /// `InvalidArgument` if there is no such frame; `DiskFull`, `Io` and other codes of the file system.
 pub fn write_png(path: &Utf8Path, frames: &Frames, index: usize) -> Result<(), Failure> {
-    let none = || format!("there are {} frames, and frame {index} is wanted", frames.count);
+    let none = || format!("there are {} frames, but frame {index} was requested", frames.count);
     if let Some(why) = frames.mismatch().or_else(|| (index >= frames.count).then(none)) {
         let what = format!("cannot write {path}");
         return Err(Failure::new(ErrorCode::InvalidArgument, what, why, "give a frame that exists"));

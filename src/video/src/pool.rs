@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rundir::{ErrorCode, Failure};
 
-use crate::programs::{Cancel, Programs};
+use crate::cancel::Cancel;
+use crate::programs::Programs;
 
 /// The order of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_item_does_not_hold_up_others_when_results_come_as_they_are_ready() {
+    fn a_slow_item_does_not_delay_others_if_results_are_in_ready_order() {
         let work = |_: &Programs, &i: &usize| {
             thread::sleep(Duration::from_millis(if i == 0 { 300 } else { 5 }));
             Ok::<_, Failure>(())

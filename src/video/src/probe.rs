@@ -10,7 +10,7 @@ use crate::colour::{Colour, Hdr, Matrix};
 use crate::failures::{self, ClipError, Complaints, Fault, about, check_file, damaged, killed, unusable};
 use crate::programs::Programs;
 
-/// The most bytes of JSON output. 64 MiB hold about a million packets.
+/// The maximum number of bytes of JSON output. 64 MiB hold about a million packets.
 const MAX_JSON: usize = 64 << 20;
 
 /// The properties of a file and of the video stream that is used.

@@ -1,24 +1,21 @@
 //! The programs ffmpeg and ffprobe: their paths, capabilities and time limits.
 
-use std::ffi::OsStr;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 
+use crate::cancel::Cancel;
 use crate::child::{self, Run};
 use crate::failures;
-
-/// The environment variables that replace the programs on `PATH`.
-const VARIABLES: [&str; 2] = ["VIDTUI_FFMPEG", "VIDTUI_FFPROBE"];
+use crate::install::{VARIABLES, install_hint};
 
 /// The time limit without progress. A network file system may need this long to recover.
 const SILENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The most bytes of the output of `-version` and `-filters`. A program that writes more is not ffmpeg.
+/// The maximum number of bytes of the output of `-version` and `-filters`. A program that writes more is not ffmpeg.
 const MAX_ANSWER: usize = 1 << 20;
 
 /// The programs and their limits. Clones share the detected capabilities and the cancellation.
@@ -35,31 +32,6 @@ pub struct Programs {
     /// The request that ends all work of these programs.
     pub cancel: Cancel,
     abilities: Arc<OnceLock<Abilities>>,
-}
-
-/// A request to end work. Clones share its state.
-#[derive(Debug, Clone, Default)]
-pub struct Cancel {
-    own: Arc<AtomicBool>,
-    outer: Vec<Arc<AtomicBool>>,
-}
-
-impl Cancel {
-    /// Kills the running programs, and prevents new ones.
-    pub fn cancel(&self) {
-        self.own.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether work must end.
-    pub fn is_cancelled(&self) -> bool {
-        std::iter::once(&self.own).chain(&self.outer).any(|flag| flag.load(Ordering::Relaxed))
-    }
-
-    /// Returns a request for a part of the work. Cancelling the whole cancels the part, but not the reverse.
-    pub(crate) fn part(&self) -> Self {
-        let outer = self.outer.iter().chain([&self.own]).map(Arc::clone).collect();
-        Self { own: Arc::default(), outer }
-    }
 }
 
 /// The capabilities of an ffmpeg.
@@ -179,28 +151,6 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next().and_then(|part| part.parse().ok()).unwrap_or(0)))
 }
 
-/// Returns the hint with the command that installs ffmpeg on this machine.
-pub(crate) fn install_hint() -> String {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let has = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file());
-    hint(&has)
-}
-
-fn hint(has: &dyn Fn(&str) -> bool) -> String {
-    const COMMANDS: [(&str, &str); 5] = [
-        ("apt-get", "sudo apt-get install ffmpeg"),
-        ("dnf", "sudo dnf install ffmpeg"),
-        ("pacman", "sudo pacman -S ffmpeg"),
-        ("brew", "brew install ffmpeg"),
-        ("zypper", "sudo zypper install ffmpeg"),
-    ];
-    const CONDA: &str = "conda install -c conda-forge ffmpeg";
-    let [ffmpeg, ffprobe] = VARIABLES;
-    let install = COMMANDS.iter().find(|(manager, _)| has(manager)).map_or(CONDA, |(_, install)| *install);
-    let or = if install == CONDA { String::new() } else { format!(" (without root: `{CONDA}`)") };
-    format!("install ffmpeg: `{install}`{or}, or set {ffmpeg} and {ffprobe} to the programs")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,12 +161,5 @@ mod tests {
         assert_eq!(release("ffmpeg version n6.0 Copyright"), Some((6, 0)));
         assert_eq!(release("ffmpeg version 8 Copyright"), Some((8, 0)));
         assert_eq!(release("ffmpeg version N-112-gabc Copyright"), None);
-    }
-
-    #[test]
-    fn the_hint_names_a_command_of_this_machine() {
-        assert!(hint(&|name| name == "dnf").contains("sudo dnf install ffmpeg"));
-        assert!(hint(&|name| name == "apt-get").contains("sudo apt-get install ffmpeg"));
-        assert!(hint(&|_| false).contains("conda install"));
     }
 }

@@ -72,7 +72,8 @@ pub fn is_variable(times: &[f64]) -> bool {
 impl Programs {
     /// Probes a file and lists its frames: one process, which reads the whole file and decodes nothing but the first frames.
     ///
-    /// Files whose packets have no time stamps, and interlaced ones, whose packets may be fields, are decoded once to list them.
+    /// Files without packet time stamps are decoded once to list their frames. So are interlaced files, because their
+    /// packets may be fields.
     ///
     /// # Errors
     /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (it is cut off, for example) or it has no frame.

@@ -40,7 +40,7 @@ impl Programs {
         let mismatch = frames.mismatch();
         let wrong = mismatch.or_else(|| {
             let valid = fps.is_finite() && fps > 0.0 && fps <= 1000.0;
-            (!valid).then(|| format!("{fps} frames per second are wanted"))
+            (!valid).then(|| format!("the rate is {fps} frames per second"))
         });
         if let Some(why) = wrong {
             return Err(Failure::new(ErrorCode::InvalidArgument, what, why, "give whole frames and a rate up to 1000"));

@@ -19,7 +19,7 @@ pub use report::{Captions, Count, Dropped, Histogram, Lengths, Report};
 
 /// The number of tokens of a caption that CogVideoX's text encoder reads.
 pub const CAPTION_TOKENS: usize = 226;
-/// The most characters of a caption. A longer text is a mistake, such as a subtitle file or a log.
+/// The maximum number of characters of a caption. A longer text is a mistake, such as a subtitle file or a log.
 pub const CAPTION_CHARACTERS: usize = 5000;
 
 /// A request to check a data set.

@@ -145,7 +145,7 @@ fn turned(mut mp4: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn turned_and_deep_videos_are_used_and_hdr_ones_where_ffmpeg_can_tone_map() {
+fn rotated_and_10_bit_videos_are_used_and_hdr_videos_if_ffmpeg_can_tone_map() {
     use std::os::unix::fs::PermissionsExt;
     let site = Site::new()
         .with("turned.mp4", turned(fs::read(material().join("long.mp4")).unwrap()))
@@ -166,7 +166,7 @@ fn turned_and_deep_videos_are_used_and_hdr_ones_where_ffmpeg_can_tone_map() {
     let clip = |id: &str| found.manifest.clips.iter().find(|clip| clip.id == id).unwrap();
     assert_eq!((clip("turned.mp4").width, clip("turned.mp4").height), (48, 64), "the size after the rotation");
     assert_eq!((clip("ten-bit.mp4").frames, clip("ten-bit.mp4").hdr, clip("hdr.mp4").hdr), (12, false, true));
-    // Results of the first check are kept, and what ffmpeg can do is not one of them.
+    // The results of the first check are cached, but the filters of ffmpeg are not.
     let can_not = with(program("can-not", "echo ' ... scale V->V x'"));
     assert_eq!(reasons(&can_not)["hdr.mp4"], Some(&Reason::HighDynamicRange));
     assert_eq!((can_not.report.cached, can_not.manifest.usable().count()), (3, 2));
@@ -234,7 +234,7 @@ fn clips_that_repeat_another_one_are_excluded() {
 }
 
 #[test]
-fn paths_that_lead_nowhere_or_outside_are_excluded() {
+fn missing_paths_and_paths_outside_the_folder_are_excluded() {
     let table = "video,caption\nnone.mp4,one\n../a.mp4,two\n,three\n.,four\n";
     let checked = Site::new().with("metadata.csv", table).check();
     let kinds: Vec<&str> = checked.report.dropped.iter().map(|dropped| dropped.title).collect();
@@ -335,7 +335,7 @@ fn without_ffprobe_the_check_names_the_program() {
 }
 
 #[test]
-fn the_report_fits_80_columns_and_is_whole_in_a_pipe() {
+fn the_report_fits_80_columns_and_is_not_cut_in_a_pipe() {
     let name = "a-name-that-is-much-longer-than-any-column-of-a-terminal-\u{1b}[31mred.mp4";
     let site = Site::new()
         .video("clip-1.mp4", "long.mp4", "a ball rolls")

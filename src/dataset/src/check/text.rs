@@ -4,11 +4,11 @@ use super::report::{Count, Report};
 use std::fmt::Write;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The most sizes, rates or codecs on one line.
+/// The maximum number of sizes, rates or codecs on one line.
 const LISTED: usize = 4;
-/// The most bars of the histogram.
+/// The maximum number of bars of the histogram.
 const BARS: usize = 24;
-/// The widest column of ids of dropped clips.
+/// The maximum width of the column with the ids of dropped clips.
 const ID_WIDTH: usize = 28;
 
 impl Report {

@@ -3,7 +3,7 @@
 
 use super::Item;
 use super::index::{cannot_write, malformed, unreadable};
-use super::queue_file::WORK;
+use super::names::WORK;
 use camino::Utf8Path;
 use rundir::{Failure, write_atomic};
 use serde::{Deserialize, Serialize};

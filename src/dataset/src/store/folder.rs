@@ -1,11 +1,11 @@
 //! The lease of a data set's folder, which allows one encode at a time. Any worker of the encode may hold and renew it.
 //!
-//! The worker that creates the queue takes the lease. The others watch the lease. If the worker dies or gives the lease
-//! back, one of them takes it over, after half of the time that another encode waits.
+//! The worker that creates the queue takes the lease, and the others watch it. If the holder dies or gives the lease
+//! back, one of them takes it over. They wait only half as long as another encode would, so the folder stays theirs.
 
 use super::Timing;
 use super::lease::{Lease, LeaseState, Leases, Taken};
-use super::queue_file::{QUEUE, WORK};
+use super::names::{QUEUE, WORK};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};

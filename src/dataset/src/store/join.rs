@@ -6,10 +6,10 @@
 
 use super::failures::{old_failures, write_failures};
 use super::index::{Head, INDEX, Lines, Place, cannot_write, malformed, unreadable, write_index};
-use super::lease::Heartbeat;
+use super::lease::{Heartbeat, Taken};
+use super::names::{LATENTS, QUEUE, TEXTS, WORK};
 use super::part::{Entry, Piece};
 use super::queue::Queue;
-use super::queue_file::{QUEUE, WORK};
 use super::spec::{SCHEMA, SPEC};
 use super::{Item, Line, Stage};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -45,6 +45,17 @@ pub struct Joined {
     pub bytes: u64,
 }
 
+/// The result of [`Queue::finish`].
+#[derive(Debug)]
+pub enum Finish {
+    /// The store is complete.
+    Joined(Joined),
+    /// Some ranges are not done, or another worker joins the parts. Try again after about a second.
+    Wait,
+    /// Another worker has completed the store.
+    Done,
+}
+
 /// A tensor of an item, and its name in the shard.
 struct Named<'a> {
     name: String,
@@ -77,7 +88,34 @@ struct Known {
     texts: HashMap<String, Place>,
 }
 
-pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Joined, Failure> {
+impl Queue {
+    /// Joins the parts into shards and replaces the index, if all ranges are done. Any worker may call this; one of
+    /// them joins the parts.
+    ///
+    /// # Errors
+    /// A file cannot be read or written. The work is then unchanged, and the next call continues it.
+    pub fn finish(&self, progress: OnProgress<'_>) -> Result<Finish, Failure> {
+        if self.is_over()? {
+            return Ok(Finish::Done);
+        }
+        if self.find_done()?.len() < self.ranges.len() {
+            return Ok(Finish::Wait);
+        }
+        let epoch = self.leases.epochs()?.get("join").copied();
+        match self.leases.take("join", epoch, &self.worker)? {
+            Taken::Held => Ok(Finish::Wait),
+            Taken::Mine(lease) => {
+                let beating = Heartbeat::start(lease, self.timing.heartbeat);
+                let joined = join(self, &beating, progress);
+                // After a failure, another worker can try at once. After a success, the leases are gone.
+                beating.stop(joined.is_err());
+                joined.map(Finish::Joined)
+            }
+        }
+    }
+}
+
+fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Joined, Failure> {
     let (data, work) = (&queue.data, queue.data.join(WORK));
     let entries = queue.done_entries()?;
     let failures: Vec<(&Item, &Failure)> = queue
@@ -131,14 +169,6 @@ pub(super) fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -
     let failed = failures.len() + quarantined.len();
     clean(queue, &failures, &quarantined)?;
     Ok(Joined { index: data.join(INDEX), clips, texts, latents, failed, left_out, shards: shards.len(), bytes })
-}
-
-pub(super) const LATENTS: &str = "latents-";
-pub(super) const TEXTS: &str = "texts-";
-
-/// Returns the number of a shard whose name begins with `start`.
-pub(super) fn shard_number(name: &str, start: &str) -> Option<usize> {
-    name.strip_prefix(start)?.strip_suffix(".safetensors")?.parse().ok()
 }
 
 /// Reads the latents and texts that the store has. Returns `None` if this queue made the index.

@@ -204,8 +204,8 @@ impl Lease {
         }
     }
 
-    /// Writes the content in place. A reader that sees half of it sees a change, which is all that a heartbeat
-    /// requires.
+    /// Writes the content in place. A reader may see half of it. That is a change too, and a heartbeat needs only a
+    /// change.
     fn write(&self, file: &File, released: bool) -> io::Result<()> {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
         let written = Written { holder: self.holder.clone(), beat, released };

@@ -95,7 +95,7 @@ struct BriefIndex {
 /// Opens a store and checks that its latents and texts fit `model`.
 ///
 /// # Errors
-/// The store was made for another model, its index is damaged or names a tensor that is not there, or a shard is cut.
+/// The store was made for another model, its index is damaged or names a missing tensor, or a shard is truncated.
 pub(crate) fn open_table(data: &Utf8Path, model: &Model) -> Result<Table, Failure> {
     let spec = StoreSpec::read(data)?;
     spec.check_model(data, model)?;
@@ -193,8 +193,8 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> 
         let failed = found.is_err();
         results.lock().expect("no thread panics with this lock").push((number, found));
         if failed {
-            // Of several failures, that of the first shard is reported, so the shards before a failed one are still
-            // read.
+            // If several shards fail, the failure of the first one is reported. So the shards before a failed one are
+            // still read.
             next.fetch_max(by_shard.len(), Ordering::Relaxed);
         }
     };

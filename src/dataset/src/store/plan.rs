@@ -93,7 +93,7 @@ pub struct Plan {
     pub reuse: usize,
     /// Clips that the store does not have.
     pub new: usize,
-    /// Clips of the store whose latent or text has to be encoded again, or that left the manifest, and why.
+    /// Clips of the store whose latent or text has to be encoded again, or that are no longer in the manifest, and why.
     pub stale: Vec<(String, String)>,
     /// Items that failed in an earlier encode and are left out, with their failures.
     pub quarantined: Vec<(Item, Failure)>,
@@ -229,7 +229,7 @@ pub(crate) fn plan_clips(
         }
     }
     let gone = old.order.iter().filter(|id| !names.contains(*id));
-    plan.stale.extend(gone.map(|id| (id.clone(), "it left the manifest".to_owned())));
+    plan.stale.extend(gone.map(|id| (id.clone(), "it is not in the manifest".to_owned())));
     plan.items = texts;
     plan.items.extend(latents);
     plan.clips = clips;

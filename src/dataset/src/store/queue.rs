@@ -17,8 +17,9 @@
 use super::folder::{Folder, Holder};
 use super::index::{malformed, unreadable};
 use super::lease::{Heartbeat, Lease, Leases, Taken, create_dir};
+use super::names::{QUEUE, WORK};
 use super::part::{Disk, Entry, LocalDisk, Part, Verify, read_journal};
-use super::queue_file::{QUEUE, QueueFile, QueueHead, Queued, WORK, generation_entries, prepare, ranges};
+use super::queue_file::{QueueFile, QueueHead, Queued, generation_entries, prepare, ranges};
 use super::range::Range;
 use super::spec::StoreSpec;
 use super::{Clock, Item, Plan, Stage, SystemClock, WantedClip};
@@ -85,17 +86,6 @@ pub enum Claim {
     /// Other workers hold all ranges of the stage that are not done. Try again after about a second.
     Wait,
     /// All ranges of the stage are done.
-    Done,
-}
-
-/// The result of [`Queue::finish`].
-#[derive(Debug)]
-pub enum Finish {
-    /// The store is complete.
-    Joined(super::Joined),
-    /// Some ranges are not done, or another worker joins the parts. Try again after about a second.
-    Wait,
-    /// Another worker has completed the store.
     Done,
 }
 
@@ -237,31 +227,6 @@ impl Queue {
         Ok(failed.collect())
     }
 
-    /// Joins the parts into shards and replaces the index, if all ranges are done. Any worker may call this; one of
-    /// them joins the parts.
-    ///
-    /// # Errors
-    /// A file cannot be read or written. The work is then unchanged, and the next call continues it.
-    pub fn finish(&self, progress: weights::OnProgress<'_>) -> Result<Finish, Failure> {
-        if self.is_over()? {
-            return Ok(Finish::Done);
-        }
-        if self.find_done()?.len() < self.ranges.len() {
-            return Ok(Finish::Wait);
-        }
-        let epoch = self.leases.epochs()?.get("join").copied();
-        match self.leases.take("join", epoch, &self.worker)? {
-            Taken::Held => Ok(Finish::Wait),
-            Taken::Mine(lease) => {
-                let beating = Heartbeat::start(lease, self.timing.heartbeat);
-                let joined = super::join::join(self, &beating, progress);
-                // After a failure, another worker can try at once. After a success, the leases are gone.
-                beating.stop(joined.is_err());
-                joined.map(Finish::Joined)
-            }
-        }
-    }
-
     /// Gives the folder back, so that another encode can start at once. Call it when the encode stops; dropping the queue
     /// does the same.
     pub fn release(&mut self) {
@@ -278,7 +243,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`ErrorCode::AlreadyExists`] if another encode took over the folder, after no worker of this one renewed its lease.
-    fn is_over(&self) -> Result<bool, Failure> {
+    pub(super) fn is_over(&self) -> Result<bool, Failure> {
         let work = self.data.join(WORK);
         let mine = match QueueHead::read(&work)? {
             Some(head) => head.id == self.head.id,
@@ -296,7 +261,7 @@ impl Queue {
     }
 
     /// Returns the ranges that are done.
-    fn find_done(&self) -> Result<BTreeSet<usize>, Failure> {
+    pub(super) fn find_done(&self) -> Result<BTreeSet<usize>, Failure> {
         let dir = self.generation().join("done");
         let mut done = self.done.lock().expect("no thread panics with this lock");
         for entry in dir.read_dir_utf8().map_err(|e| unreadable(&dir, &e))? {

@@ -1,8 +1,8 @@
 //! The file of the queue: the clips and items of an encode, and the results of earlier generations of the work.
 
 use super::index::{bad, malformed, unreadable};
-use super::join::{LATENTS, TEXTS, shard_number};
 use super::lease::create_dir;
+use super::names::{LATENTS, QUEUE, TEXTS, WORK, shard_number};
 use super::part::{Entry, Verify, read_journal};
 use super::spec::{SCHEMA, StoreSpec};
 use super::{Item, Plan, Stage, Timing, WantedClip};
@@ -13,9 +13,6 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 
-/// The name of the work folder within the data set.
-pub(super) const WORK: &str = "work";
-pub(super) const QUEUE: &str = "queue.jsonl";
 /// The number of items in a range, unless there are very many items.
 const RANGE: usize = 16;
 /// The most ranges of a queue. Every claim lists all their leases.

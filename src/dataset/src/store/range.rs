@@ -51,7 +51,7 @@ impl Range {
     }
 
     /// Returns the remaining items, in order.
-    #[expect(clippy::misnamed_getters, reason = "the items of a range are, to its worker, those that are left")]
+    #[expect(clippy::misnamed_getters, reason = "for the worker of a range, its items are those that remain")]
     pub fn items(&self) -> &[Item] {
         &self.todo
     }

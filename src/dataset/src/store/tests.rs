@@ -104,7 +104,7 @@ fn commit(range: &mut Range, item: &Item) -> Result<Held, Failure> {
     range.commit(item, &[0.0, 0.125], &[NewTensor { role: "", dtype: Dtype::BF16, shape: &shape, bytes: &bytes }])
 }
 
-/// Encodes what is left and finishes; returns how many items were encoded.
+/// Encodes the remaining items and finishes; returns the number of encoded items.
 pub(super) fn work(queue: &Queue) -> Result<usize, Failure> {
     let mut encoded = 0;
     for stage in [Stage::Text, Stage::Latent] {
@@ -202,7 +202,7 @@ fn a_second_encode_reuses_equal_keys_and_reports_why_others_are_stale() {
     let wanted = [
         ("clips/1.mp4", "the caption changed"),
         ("clips/2.mp4", "the video changed"),
-        ("clips/4.mp4", "it left the manifest"),
+        ("clips/4.mp4", "it is not in the manifest"),
     ];
     assert_eq!(stale, wanted);
     insta::assert_snapshot!(plan.summary());
@@ -263,7 +263,7 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
 }
 
 #[test]
-fn the_folder_stays_taken_after_the_worker_that_made_the_queue_died() {
+fn the_folder_stays_locked_after_the_worker_that_created_the_queue_dies() {
     let (_keep, data) = temp();
     let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
     let clock = Arc::new(FakeClock::default());
@@ -319,7 +319,7 @@ fn workers_of_an_encode_whose_folder_was_taken_over_stop_with_that_reason() {
 }
 
 #[test]
-fn the_lease_of_a_complete_encode_is_removed_though_its_maker_died() {
+fn the_lease_of_a_complete_encode_is_removed_even_if_its_holder_died() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
@@ -471,7 +471,7 @@ fn failed_items_are_listed_left_out_and_retried_on_request() {
 }
 
 #[test]
-fn a_worker_that_was_only_slow_loses_its_range_and_harms_nothing() {
+fn a_slow_worker_that_lost_its_range_does_no_harm() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 3]), &spec(), Quarantined::Skip).unwrap();
@@ -627,7 +627,7 @@ fn damaged_stores_and_stores_of_other_models_are_refused() {
 }
 
 #[test]
-fn a_store_is_summarized_also_while_it_is_encoded() {
+fn a_store_is_summarized_during_an_encode_too() {
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 3, 4]), &spec(), Quarantined::Skip).unwrap();

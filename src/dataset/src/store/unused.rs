@@ -2,7 +2,7 @@
 //! index reads them.
 
 use super::index::{INDEX, cannot_write, unreadable};
-use super::join::{LATENTS, TEXTS, shard_number};
+use super::names::{LATENTS, TEXTS, shard_number};
 use super::{Place, is_working, read_index};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};

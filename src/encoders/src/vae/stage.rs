@@ -56,7 +56,7 @@ impl Conv {
     pub fn read(params: &mut Params<'_>, name: &str) -> Result<Self, Failure> {
         let mut weight = params.tensor(&format!("{name}.weight"))?;
         if weight.size()[2..] == [1, 1, 1] {
-            // A shortcut looks at each pixel of each frame alone.
+            // A shortcut reads each pixel of each frame separately.
             weight = weight.squeeze_dim(2);
         }
         let last = weight.dim() as i64 - 1;
@@ -110,7 +110,7 @@ fn chunk(x_thwc: &Tensor, budget: i64) -> i64 {
     (budget / frame.max(1)).clamp(PAST, frames.max(PAST)).min(frames)
 }
 
-/// Where the result of a step goes.
+/// The destination of a step's result.
 pub enum Onto {
     /// Into a new tensor.
     New,

@@ -84,7 +84,7 @@ fn a_file_that_is_cut_off_after_its_index_is_damaged() {
 }
 
 #[test]
-fn damaged_bits_are_noticed_though_ffmpeg_succeeds() {
+fn damaged_bits_are_detected_even_if_ffmpeg_succeeds() {
     let whole = clip("numbered.mp4", 60, &[]);
     for seed in [1_usize, 2, 3] {
         let hurt = changed("hurt.mp4", &whole, |bytes| {
@@ -107,7 +107,7 @@ fn damaged_bits_are_noticed_though_ffmpeg_succeeds() {
 }
 
 #[test]
-fn damage_behind_the_chosen_frames_is_found_by_a_scan() {
+fn damage_after_the_chosen_frames_is_found_by_a_scan() {
     // FFV1 has a checksum per slice, which only the decoder reads.
     let checked = ["-c:v", "ffv1", "-level", "3", "-slicecrc", "1"];
     let whole = encoded("checked.mkv", &numbered(60), &checked);

@@ -139,7 +139,7 @@ fn hdr_is_tone_mapped() {
 }
 
 #[test]
-fn hdr_is_refused_with_a_reason_where_ffmpeg_lacks_the_filters() {
+fn hdr_is_refused_with_a_reason_if_ffmpeg_lacks_the_filters() {
     let path = hdr("pq.mp4", "smpte2084");
     let without = "for arg; do case $arg in -filters) ffmpeg -hide_banner -filters 2>&1 | grep -v -e zscale -e tonemap; exit;; esac; done\nexec ffmpeg \"$@\"";
     let programs = Programs::at(program("no-zscale", without), "ffprobe");

@@ -120,7 +120,7 @@ fn frames_that_an_edit_list_hides_are_neither_listed_nor_decoded() {
 }
 
 #[test]
-fn a_turned_clip_is_turned_back_and_its_size_is_that_after_turning() {
+fn a_rotated_clip_is_decoded_upright_with_its_size_after_rotation() {
     let source = opened(&turned("turned.mp4", &clip("numbered.mp4", 60, &[])));
     let probe = &source.probe;
     assert_eq!((probe.width, probe.height, probe.rotation), (HEIGHT, WIDTH, 90));
@@ -177,7 +177,7 @@ fn cover_art_is_not_a_video() {
 }
 
 #[test]
-fn a_seek_that_lands_too_late_is_noticed_and_decoding_starts_again_from_the_start() {
+fn a_seek_that_lands_too_late_is_detected_and_decoding_starts_again_from_the_start() {
     // This ffmpeg seeks a second too far, as some demuxers do.
     let late = "n=0\nfor arg; do\n  n=$((n+1))\n  if [ \"$last\" = -ss ]; then late=1; arg=2.0; fi\n  last=$arg\n  set -- \"$@\" \"$arg\"\ndone\nshift $n\nif [ -n \"$late\" ]; then echo late >> \"$0.log\"; fi\nexec ffmpeg \"$@\"";
     let programs: Programs = crate::clips::with_ffmpeg("late-seek", late);
@@ -218,7 +218,7 @@ fn odd_sizes_are_decoded() {
 }
 
 #[test]
-fn interlaced_video_is_noted_and_its_frames_are_whole() {
+fn interlaced_video_is_detected_and_its_frames_are_whole() {
     let source =
         opened(&clip("interlaced.ts", 24, &["-flags", "+ildct+ilme", "-x264-params", "tff=1", "-f", "mpegts"]));
     assert!(source.probe.interlaced);

@@ -6,7 +6,7 @@ use video::{CropMode, Order, Picture, Pool, PoolOptions};
 use crate::clips::{HEIGHT, WIDTH, changed, clip, folder, numbers, programs};
 
 #[test]
-fn clips_are_decoded_ahead_in_order_and_bad_ones_are_failures_of_their_own() {
+fn clips_are_decoded_ahead_in_order_and_a_bad_clip_fails_alone() {
     let good = clip("numbered.mp4", 60, &[]);
     let cut = changed("no-moov.mp4", &good, |bytes| bytes.truncate(bytes.len() / 2));
     let items = [(good.clone(), 3), (cut, 0), (folder().join("none.mp4"), 0), (good.clone(), 40), (good, 59)];
