@@ -61,7 +61,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     if let Some((_, waiting)) = model.jobs.waiting_kill(&row.run) {
         let waited = units::duration(model.now - waiting.since_s);
         let text = format!(
-            "Kill pending for {waited}: {}. The run can be neither resumed nor stopped until it ends.",
+            "Kill pending for {waited}: {}. Until the kill ends, the run cannot be resumed or stopped.",
             waiting.text
         );
         let lines = text::wrap(&text::clean(&text), width).into_iter();

@@ -33,7 +33,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::SaveRequested { why } => (sentence("save requested", why), Severity::Plain),
         EventKind::LossSpike { loss, usual } => {
-            (format!("loss spike: {}, before {}", units::number(*loss), units::number(*usual)), Severity::Warn)
+            (format!("loss spike: {}, recent median {}", units::number(*loss), units::number(*usual)), Severity::Warn)
         }
         EventKind::CheckpointStarted => ("saving a checkpoint".to_owned(), Severity::Plain),
         EventKind::CheckpointSaved { bytes, seconds, .. } => {
@@ -75,7 +75,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
             (sentence(&how, message), severity)
         }
         EventKind::NodeLost { node, failure } => {
-            (sentence(&format!("node {node} is lost, and the others work on"), &failure.why), Severity::Bad)
+            (sentence(&format!("node {node} is lost; the other nodes continue"), &failure.why), Severity::Bad)
         }
         EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),

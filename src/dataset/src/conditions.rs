@@ -58,7 +58,7 @@ impl Table {
         }
         let path = self.path.clone();
         let mut headers = Headers::default();
-        match crate::table::store_folder(&path) {
+        match crate::open::store_folder(&path) {
             Some(folder) => {
                 check_spec(&folder, condition)?;
                 store::read_index(&folder, |number, line| {

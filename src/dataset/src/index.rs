@@ -8,7 +8,7 @@ use crate::table::{DatasetInfo, Located, Table};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure, xxh3_hex};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::fs;
 use std::io;
 use weights::{Dtype, Error, Header, TensorInfo, is_torch_file};

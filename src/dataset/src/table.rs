@@ -5,7 +5,6 @@
 
 use crate::RawTensor;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::Model;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

@@ -372,7 +372,7 @@ mod tests {
         std::fs::remove_file(&gone).unwrap();
         assert!(data.batch(0..1, 1..2, 1).is_ok());
         let failure = data.batch(1..2, 2..3, 1).unwrap_err();
-        assert_eq!(failure.what, format!("cannot read {gone}"));
+        assert!(failure.what.contains(gone.as_str()), "{failure}");
         assert!(data.batch(2..3, 3..4, 1).is_ok());
     }
 

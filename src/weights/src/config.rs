@@ -514,20 +514,18 @@ mod tests {
     #[test]
     fn features_that_the_trainer_lacks_are_named() {
         let cases = [
-            (r#"{"patch_size_t":1,"use_rotary_positional_embeddings":true}"#, "patch_size_t = 1"),
-            (r#"{"patch_size_t":2}"#, "patch_size_t = above 1 without rotary"),
-            (r#"{"ofs_embed_dim":256}"#, "ofs_embed_dim = 256 beside time_embed_dim = 512"),
-            (r#"{"patch_bias":false}"#, "patch_bias = false"),
-            (r#"{"activation_fn":"geglu"}"#, "activation_fn = geglu"),
-            (r#"{"attention_bias":false}"#, "attention_bias = false"),
-            (r#"{"use_learned_positional_embeddings":true}"#, "false with learned positions"),
-            (r#"{"num_layers":-3}"#, "model.num_layers: expected a whole number from 1 to 10000, found the number -3"),
-            (r#"{"sample_frames":0}"#, "temporal_compression_ratio, sample_frames = 4, 0"),
-            (r#"{"sample_height":9223372036854775807}"#, "model.latent_height"),
+            r#"{"patch_size_t":1,"use_rotary_positional_embeddings":true}"#,
+            r#"{"patch_size_t":2}"#,
+            r#"{"ofs_embed_dim":256}"#,
+            r#"{"patch_bias":false}"#,
+            r#"{"activation_fn":"geglu"}"#,
+            r#"{"attention_bias":false}"#,
+            r#"{"use_learned_positional_embeddings":true}"#,
+            r#"{"num_layers":-3}"#,
+            r#"{"sample_frames":0}"#,
+            r#"{"sample_height":9223372036854775807}"#,
         ];
-        for (text, wanted) in cases {
-            let failure = model_from_diffusers(&config(text)).unwrap_err();
-            assert!(failure.why.contains(wanted), "{failure} lacks {wanted}");
-        }
+        let refused = |text: &str| format!("{text}\n{}", model_from_diffusers(&config(text)).unwrap_err());
+        insta::assert_snapshot!(cases.map(refused).join("\n\n"));
     }
 }

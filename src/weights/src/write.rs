@@ -362,7 +362,7 @@ mod tests {
         let zeros = target("w", Dtype::F32, Dtype::F32, &[CHUNK * 4], vec![Segment::Zeros(CHUNK as u64 * 16)]);
         let file = NewTensorFile { name: "out".into(), metadata: BTreeMap::new(), tensors: vec![zeros] };
         let failure = write_tensor_files(&folder, &[file], &mut |_| ControlFlow::Break(())).unwrap_err();
-        assert_eq!(failure.why, "it was interrupted");
+        assert_eq!(failure.code, ErrorCode::Cancelled);
     }
 
     #[test]

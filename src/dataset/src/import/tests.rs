@@ -230,8 +230,7 @@ fn the_first_line_that_cannot_be_imported_is_named() {
         let index = folder.join("index.jsonl");
         fs::write(&index, format!("\n{{\"vid_emb\": \"{latent}\", \"text_chunk_emb\": [\"{text}\"]}}\n")).unwrap();
         let failure = plan_import(&request(index, &folder.join("new"))).unwrap_err();
-        assert_eq!(failure.what, format!("line 2 of {folder}/index.jsonl cannot be imported"));
-        format!("{}\nhint: {}", failure.why, failure.fix).replace(folder.as_str(), "")
+        failure.to_string().replace(folder.as_str(), "")
     };
     let video = |name: &str, shape: &[usize], dtype| write(&folder.join(name), &[("x", dtype, shape)]);
     video("good", &[3, 8, 4, 4], Dtype::BF16);
