@@ -1,4 +1,4 @@
-//! Writes recorded numbers, for tests that change what was recorded, or record something themselves.
+//! Writes recorded numbers, for tests that change recorded files or write their own.
 
 use camino::Utf8Path;
 use safetensors::Dtype;

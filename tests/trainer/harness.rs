@@ -43,7 +43,7 @@ pub struct RunUnderTest {
     steps: Option<u64>,
     /// The step that the user requests for the next attempts.
     asked_step: Option<u64>,
-    /// Of the ranks of the next attempts.
+    /// The environment variables of the ranks of the next attempts.
     pub env: Env,
 }
 

@@ -98,14 +98,14 @@ pub enum Effect {
     },
     /// Check videos and plan their encode; answered by `LaunchPlanned` or `Failed`.
     PlanEncode {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The arguments of `vidtui data encode`, as typed.
         arguments: String,
     },
     /// Plan a video from the newest checkpoint of a run; answered by `LaunchPlanned` or `Failed`.
     PlanSample {
-        /// Where the answer goes.
+        /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,

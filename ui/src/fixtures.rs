@@ -107,7 +107,7 @@ pub fn slowed() -> RunRow {
 }
 
 fn finding(rule: Rule, urgency: Urgency, about: Subject, saw: &str) -> Finding {
-    let fix = "check cooling and power supply of the node; all other ranks wait for this GPU";
+    let fix = "check cooling and power supply of the node";
     Finding { rule, urgency, about, since_s: None, saw: saw.into(), fix: fix.into() }
 }
 

@@ -1,4 +1,4 @@
-//! Checks whether a file is still the one that was checked: compares its size and modification time, and if these
+//! Checks whether a file has changed since it was checked: compares its size and modification time, and if these
 //! differ, its bytes.
 
 use crate::Reason;

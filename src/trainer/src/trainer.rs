@@ -45,7 +45,8 @@ pub struct Trainer {
     attempt: Attempt,
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
-    /// The weights that frozen parameters come from, if checkpoints hold the trained parameters alone.
+    /// The checkpoint that the frozen parameters come from. If it is set, checkpoints contain only the trained
+    /// parameters.
     base: Option<Base>,
     network: Network,
     schedule: Schedule,

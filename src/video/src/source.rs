@@ -84,7 +84,7 @@ impl Programs {
     /// As [`Programs::open`].
     ///
     /// # Errors
-    /// As [`Programs::open`], with what is wrong with the clip.
+    /// As [`Programs::open`], with the fault of the clip.
     pub fn examine(&self, path: &Utf8Path) -> Result<Source, ClipError> {
         let what =
             ["-select_streams", "v", "-show_streams", "-show_format", "-show_entries", "packet=stream_index,pts,flags"];

@@ -268,11 +268,11 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let in_time = config.patch_size_t.is_some();
     let ofs = config.ofs();
     let rules: [(&str, bool, String); 11] = [
-        ("patch_size_t", config.patch_size_t != Some(1), "1, a linear layer over single frames,".into()),
+        ("patch_size_t", config.patch_size_t != Some(1), "1, a linear layer over single frames".into()),
         (
             "ofs_embed_dim",
             ofs.is_none_or(|width| width == config.time_embed_dim),
-            format!("{} beside time_embed_dim = {}", ofs.unwrap_or(0), config.time_embed_dim),
+            format!("{} with time_embed_dim = {}", ofs.unwrap_or(0), config.time_embed_dim),
         ),
         ("activation_fn", config.activation_fn == "gelu-approximate", config.activation_fn.clone()),
         ("timestep_activation_fn", config.timestep_activation_fn == "silu", config.timestep_activation_fn.clone()),
@@ -290,7 +290,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
         (
             "patch_size_t",
             !in_time || (config.use_rotary_positional_embeddings && !config.use_learned_positional_embeddings),
-            "above 1 without rotary positions, or with learned ones,".into(),
+            "above 1 without rotary positions, or with learned ones".into(),
         ),
     ];
     if let Some((key, _, value)) = rules.into_iter().find(|(_, holds, _)| !holds) {

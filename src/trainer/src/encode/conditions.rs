@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(all[0].1.sum(Kind::Float).double_value(&[]), 0.0);
         assert_eq!(all[1].1.narrow(1, 0, 3).min().double_value(&[]), -1.0);
         assert_eq!(all[1].1.narrow(1, 0, 3).max().double_value(&[]), -1.0);
-        // The first frame is known, and the clip is there.
+        // The first frame is known, so it has the pixels of the clip.
         let tail = made(&only("tail"), 3);
         assert_eq!(tail[0].1.get(0).min().double_value(&[]), 1.0);
         assert!(tail[1].1.get(0).narrow(0, 0, 3).min().double_value(&[]) >= 0.0);

@@ -112,7 +112,7 @@ impl VaeConfig {
         Ok((config, files))
     }
 
-    /// Returns what is not supported.
+    /// Returns the first value that is not supported.
     fn check(&self) -> Result<(), String> {
         if self.class_name != CLASS {
             return Err(match self.class_name.as_str() {

@@ -13,8 +13,8 @@ fn new_input_channels_are_zero_and_the_old_ones_are_unchanged() {
     let mut request = ConvertRequest::new(small(), &place, Form::Internal);
     request.in_channels = Some(9);
     let plan = plan_conversion(&request).unwrap();
-    let grown = |note: &&String| note.starts_with("patch_embed.video.weight ");
-    insta::assert_snapshot!(plan.report.notes.iter().find(grown).unwrap(), @"patch_embed.video.weight grows from 4 to 9 input channels; the new ones are zero");
+    let is_grown = |note: &String| note.starts_with("patch_embed.video.weight ") && note.contains("from 4 to 9");
+    assert!(plan.report.notes.iter().any(is_grown), "{:?}", plan.report.notes);
     plan.execute(false, NOW_S, 7, &mut |_| ControlFlow::Continue(())).unwrap();
     let (_, shape, ours) = of(&place).remove("patch_embed.video.weight").unwrap();
     let (_, was, theirs) = of(&small()).remove("patch_embed.proj.weight").unwrap();
