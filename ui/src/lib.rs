@@ -29,6 +29,7 @@ pub mod text;
 mod theme;
 mod update;
 mod view;
+mod watches;
 pub mod widgets;
 
 #[cfg(test)]
@@ -38,7 +39,7 @@ mod tests;
 
 pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use keymap::{Action, Binding, Context};
-pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap, watches};
+pub use model::{Input, Model, Notice, Purpose, Screen, Setup, farewell, keymap};
 pub use msg::{
     Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key, KeyCode,
     LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
@@ -46,3 +47,4 @@ pub use msg::{
 pub use theme::{Symbols, Theme};
 pub use update::update;
 pub use view::view;
+pub use watches::watches;

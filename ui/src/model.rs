@@ -15,18 +15,15 @@ pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
 pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
 
-use crate::effect::Watch;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
 use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::samples;
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{Failure, RunId};
-use std::collections::BTreeSet;
 
 /// Settings that the shell chooses before the first frame.
 #[derive(Debug, Clone)]
@@ -349,33 +346,6 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Node) => Context::Node,
         (None, None, Screen::Convert) => Context::Convert,
     }
-}
-
-/// Returns the streams that should run now. They follow from the model, so none is left running or missing.
-pub fn watches(model: &Model) -> BTreeSet<Watch> {
-    let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
-    if matches!(model.screen, Screen::Nodes | Screen::Node) {
-        wanted.insert(Watch::Nodes(model.fleet.of.clone()));
-    }
-    if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
-        wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
-    }
-    if matches!(model.screen, Screen::Run | Screen::Logs | Screen::Samples)
-        && let Some(open) = &model.run
-    {
-        wanted.insert(Watch::Run(open.id.clone()));
-        if matches!(model.screen, Screen::Run | Screen::Samples) {
-            let clips = samples::wanted(model).into_iter();
-            wanted.extend(clips.map(|(step, prompt, size)| Watch::Clip { run: open.id.clone(), step, prompt, size }));
-            wanted.extend(samples::frame_ms(model).map(|every_ms| Watch::Frames { run: open.id.clone(), every_ms }));
-        }
-        if model.screen == Screen::Logs
-            && let Some(place) = model.logs.as_ref().and_then(|logs| logs.place(open))
-        {
-            wanted.insert(Watch::Log { run: open.id.clone(), node: place.node.clone(), rank: place.rank });
-        }
-    }
-    wanted
 }
 
 /// Returns the text to print after the console closes: which runs continue, and how to reopen it.

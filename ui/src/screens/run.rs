@@ -39,7 +39,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             (run.focus, run.enlarged, run.scroll) = (Panel::Checkpoints, !shown, 0);
         }
         Action::Samples => samples::open(model),
-        Action::Prompt => samples::ask_prompt(model),
+        Action::Prompt => samples::open_prompt(model),
         Action::Back if run.enlarged => run.enlarged = false,
         Action::Back => model.screen = Screen::Runs,
         Action::CursorLeft if run.focus == Panel::Samples => run.samples.move_step(-1),

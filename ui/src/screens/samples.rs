@@ -7,7 +7,6 @@ use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::{Clip, Size};
 use crate::run_state::short_id;
-use crate::screens::run;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -38,7 +37,7 @@ pub fn can_sample(model: &Model) -> bool {
 }
 
 /// Opens the input of a prompt, from which the weights of the open run make a video.
-pub fn ask_prompt(model: &mut Model) {
+pub fn open_prompt(model: &mut Model) {
     if can_sample(model) {
         model.input = Some(Input { purpose: Purpose::Prompt, text: String::new() });
     } else {
@@ -56,7 +55,7 @@ pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     if action == Action::Prompt {
-        ask_prompt(model);
+        open_prompt(model);
         return Vec::new();
     }
     let Some(run) = &mut model.run else { return Vec::new() };
@@ -112,7 +111,7 @@ fn parts(body: Rect) -> Parts {
 }
 
 /// Returns the samples that are shown, each with the areas of its caption and its picture.
-fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a Sample, Rect, Rect)> {
+pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a Sample, Rect, Rect)> {
     let area = parts(layout::areas(model.size).body).videos;
     let columns = ((area.width + GAP) / (MIN_COLUMN + GAP)).max(1);
     let shown = run.samples.shown(usize::from(columns));
@@ -126,28 +125,9 @@ fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a Sample, Rect, Rect)
     shown.into_iter().enumerate().map(split).collect()
 }
 
-fn size_of(area: Rect) -> Size {
+/// Returns the size of an area.
+pub(crate) fn size_of(area: Rect) -> Size {
     Size { width: area.width, height: area.height }
-}
-
-/// Returns the clips that the screen shows now: step, prompt and the size of their area.
-pub(crate) fn wanted(model: &Model) -> Vec<(u64, usize, Size)> {
-    let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
-    let placed: Vec<(&Sample, Rect)> = match model.screen {
-        Screen::Samples => placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
-        Screen::Run => run.samples.selected().zip(run::video_area(model, run)).into_iter().collect(),
-        _ => Vec::new(),
-    };
-    let wanted = placed.into_iter().map(|(sample, area)| (sample.step, sample.index, size_of(area)));
-    wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
-}
-
-/// Returns the time between two frames, milliseconds; `None` while no video moves.
-pub(crate) fn frame_ms(model: &Model) -> Option<u32> {
-    let run = model.run.as_ref().filter(|run| !run.samples.paused)?;
-    let clips = wanted(model).into_iter().rev().filter_map(|(step, index, size)| run.samples.clip((step, index), size));
-    let moving = clips.flatten().find(|clip| clip.frames.len() > 1 && clip.fps > 0.0)?;
-    Some((1000.0 / moving.fps).clamp(20.0, 2000.0) as u32)
 }
 
 /// Splits the area of the Samples panel into its heading, the picture and the prompt.

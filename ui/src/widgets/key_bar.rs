@@ -102,7 +102,7 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::Filter => model.rows().len() > 1,
         Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
         Action::RankNext => {
-            crate::model::watches(model).iter().any(|watch| matches!(watch, Watch::Log { .. }))
+            crate::watches::watches(model).iter().any(|watch| matches!(watch, Watch::Log { .. }))
                 && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
         }
         Action::ExportSvg => {

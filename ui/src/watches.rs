@@ -1,0 +1,57 @@
+//! The streams that the shell should run now.
+
+use crate::effect::Watch;
+use crate::model::{Model, Screen};
+use crate::msg::Size;
+use crate::screens::{run, samples};
+use ratatui_core::layout::Rect;
+use rundir::Sample;
+use std::collections::BTreeSet;
+
+/// Returns the streams that should run now. They follow from the model, so none is left running or missing.
+pub fn watches(model: &Model) -> BTreeSet<Watch> {
+    let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
+    if matches!(model.screen, Screen::Nodes | Screen::Node) {
+        wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+    }
+    if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
+        wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
+    }
+    if matches!(model.screen, Screen::Run | Screen::Logs | Screen::Samples)
+        && let Some(open) = &model.run
+    {
+        wanted.insert(Watch::Run(open.id.clone()));
+        if matches!(model.screen, Screen::Run | Screen::Samples) {
+            let clips = visible_clips(model).into_iter();
+            wanted.extend(clips.map(|(step, prompt, size)| Watch::Clip { run: open.id.clone(), step, prompt, size }));
+            wanted.extend(frame_ms(model).map(|every_ms| Watch::Frames { run: open.id.clone(), every_ms }));
+        }
+        if model.screen == Screen::Logs
+            && let Some(place) = model.logs.as_ref().and_then(|logs| logs.place(open))
+        {
+            wanted.insert(Watch::Log { run: open.id.clone(), node: place.node.clone(), rank: place.rank });
+        }
+    }
+    wanted
+}
+
+/// Returns the clips that the screen shows now: step, prompt and the size of their area.
+fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
+    let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
+    let placed: Vec<(&Sample, Rect)> = match model.screen {
+        Screen::Samples => samples::placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
+        Screen::Run => run.samples.selected().zip(run::video_area(model, run)).into_iter().collect(),
+        _ => Vec::new(),
+    };
+    let wanted = placed.into_iter().map(|(sample, area)| (sample.step, sample.index, samples::size_of(area)));
+    wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
+}
+
+/// Returns the time between two frames, milliseconds; `None` while no video moves.
+fn frame_ms(model: &Model) -> Option<u32> {
+    let run = model.run.as_ref().filter(|run| !run.samples.paused)?;
+    let clips =
+        visible_clips(model).into_iter().rev().filter_map(|(step, index, size)| run.samples.clip((step, index), size));
+    let moving = clips.flatten().find(|clip| clip.frames.len() > 1 && clip.fps > 0.0)?;
+    Some((1000.0 / moving.fps).clamp(20.0, 2000.0) as u32)
+}
