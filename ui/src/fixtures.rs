@@ -90,7 +90,7 @@ pub fn stalled() -> RunRow {
         Rule::Stalled,
         Urgency::Act,
         Subject::Run,
-        "no step since step 83 (a step usually takes 1.2 s), and GPU power is 960 W, down from 5200 W",
+        "no step since step 83 (one usually takes 1.2 s), and its GPUs draw 960 W where they drew 5200 W",
     );
     let fix = format!("collect the stacks of all ranks first (vidtui stacks {}), then kill and resume it", stage_1());
     let findings = vec![Finding { since_s: Some(NOW - 190.0), fix, ..hang }];
@@ -107,7 +107,7 @@ pub fn slowed() -> RunRow {
 }
 
 fn finding(rule: Rule, urgency: Urgency, about: Subject, saw: &str) -> Finding {
-    let fix = "check cooling and power supply of the node";
+    let fix = "look at its cooling and power supply; every other rank waits for it";
     Finding { rule, urgency, about, since_s: None, saw: saw.into(), fix: fix.into() }
 }
 
@@ -119,7 +119,7 @@ pub fn failure() -> Failure {
     Failure::new(
         rundir::ErrorCode::OutOfMemory,
         "rank 1 died",
-        "out of memory: 3.2 GiB requested, 1.1 GiB free on devbox",
+        "out of memory: it wanted 3.2 GiB and 1.1 GiB were free on devbox",
         "set train.grad_accum = 2, or train on a machine with more memory",
     )
 }

@@ -319,7 +319,7 @@ fn findings_about_a_node_are_shown_with_it() {
     let mut ui = mixed();
     let node = ui.model.fleet.nodes()[0].node.id.clone();
     let about = Subject::Gpu(node, 2);
-    let (saw, fix) = ("GPU power is 210 W, and the others draw 650 W".into(), "check its power limit".into());
+    let (saw, fix) = ("it draws 210 W where the others draw 650 W".into(), "see its power limit".into());
     let found = Finding { rule: Rule::PowerLow, urgency: Urgency::Look, about, since_s: Some(NOW - 120.0), saw, fix };
     let rows = vec![RunRow { findings: vec![found], ..running(83) }];
     ui.send(Msg::Runs(Ok(RunList { rows, unreadable: vec![] })));
