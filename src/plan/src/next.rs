@@ -127,6 +127,14 @@ pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result
             "merge them into their base with `vidtui convert BASE OUT --merge ADAPTERS`, or set the same [lora]",
         ));
     }
+    if let Some(base) = manifest.base.as_ref().filter(|_| recipe.lora.starts_from().is_none()) {
+        let (was, is) = (base.scale, recipe.lora.scale());
+        if (was - is).abs() > 1e-9 * was.abs() {
+            let why = format!("its adapters are scaled by {was}, and those of recipe {} by {is}", recipe.name);
+            let alpha = recipe.lora.alpha() * was / is;
+            return Err(Failure::new(ErrorCode::TensorMismatch, what, why, format!("set lora.alpha = {alpha}")));
+        }
+    }
     // Adapters that start here are new. A constant, such as the position table, is computed from the recipe and may differ
     // between stages.
     let needed = if manifest.base.is_some() { Role::Adapter } else { Role::Trained };
@@ -266,5 +274,38 @@ mod tests {
         manifest.tensors.remove(0);
         let missing = fixtures::coded(&check_weights("cannot launch a", &manifest, &recipe).unwrap_err());
         insta::assert_snapshot!([other_shape, missing].join("\n\n"));
+    }
+
+    #[test]
+    fn adapters_with_another_scale_than_that_of_the_recipe_are_refused() {
+        let mut recipe = fixtures::recipe();
+        recipe.lora.rank = 4;
+        let (run, _) = fixtures::run_and_attempt();
+        let tensor = |spec: recipe::ParamSpec| LogicalTensor {
+            name: spec.name,
+            dtype: "F32".into(),
+            shape: spec.shape,
+            slices: Vec::new(),
+        };
+        let manifest = Manifest {
+            format: SCHEMA,
+            run: run.id,
+            attempt: 1,
+            step: 60,
+            saved_s: NOW,
+            params: 0,
+            mesh: recipe.mesh,
+            base: Some(rundir::Base { path: "/weights".into(), xxh3: "0".repeat(16), scale: 2.0 }),
+            files: Vec::new(),
+            tensors: recipe.lora.param_specs(&recipe.model).into_iter().map(tensor).collect(),
+        };
+        let refused = check_weights("cannot launch a", &manifest, &recipe).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::TensorMismatch);
+        assert!(refused.fix.contains("lora.alpha = 8"), "{refused}");
+        recipe.lora.alpha = 8.0;
+        assert_eq!(check_weights("cannot launch a", &manifest, &recipe), Ok(()));
+        // The adapters of a file replace those of the checkpoint.
+        (recipe.lora.alpha, recipe.lora.from) = (4.0, "/adapter.safetensors".into());
+        assert_eq!(check_weights("cannot launch a", &manifest, &recipe), Ok(()));
     }
 }

@@ -51,6 +51,8 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["lora.rank", "lora.targets"], adapters_have_layers),
     (&["lora.rank", "lora.targets"], rank_fits),
     (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
+    (&["lora.dropout"], something_is_kept),
+    (&["sample.lora"], merged_adapters_have_absolute_paths),
     (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
     (&["sample.prompts", "encoders.folder"], samples_have_encoders),
     (&["sample.prompts"], prompts_can_be_sampled),
@@ -412,14 +414,10 @@ fn adapters_have_layers(recipe: &Recipe) -> Result<(), Advice> {
     if !recipe.lora.is_used() {
         return Ok(());
     }
-    let Err(NoSuchLayer { target, layers }) = recipe.lora.layers(&recipe.model) else { return Ok(()) };
-    let names = || layers.iter().map(String::as_str);
-    let example = nearest(&target, names()).or(names().next()).unwrap_or_default();
+    let Err(NoSuchLayer { target, near, layers }) = recipe.lora.layers(&recipe.model) else { return Ok(()) };
     Err(Advice {
-        why: format!("\"{target}\" of lora.targets selects none of the {} linear layers of blocks", layers.len()),
-        fix: format!(
-            "write attention, feed_forward, ttt or modulation, a regular expression of whole names, or the name of a layer, such as {example}"
-        ),
+        why: format!("\"{target}\" of lora.targets selects none of the {layers} linear layers of blocks"),
+        fix: format!("did you mean {}? A regular expression has to match a whole name", near.join(", ")),
     })
 }
 
@@ -438,6 +436,26 @@ fn rank_fits(recipe: &Recipe) -> Result<(), Advice> {
         why: format!("lora.rank {rank} is above the smaller side of {}, of shape {:?}", small.name, small.shape),
         fix: format!("set lora.rank to {} or less, or leave this layer out of lora.targets", side(small)),
     })
+}
+
+fn something_is_kept(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.lora.dropout < 1.0 {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "lora.dropout is 1, which drops every input of the adapters".into(),
+        fix: "set lora.dropout below 1, for example to 0.1, or to 0 for none".into(),
+    })
+}
+
+fn merged_adapters_have_absolute_paths(recipe: &Recipe) -> Result<(), Advice> {
+    match recipe.sample.merged().into_iter().find(|lora| !lora.path.is_absolute()) {
+        None => Ok(()),
+        Some(lora) => Err(Advice {
+            why: format!("the path {} is relative, and ranks run in other folders", lora.path),
+            fix: "write the absolute path of the adapter".into(),
+        }),
+    }
 }
 
 fn adapters_are_trained_alone(recipe: &Recipe) -> Result<(), Advice> {

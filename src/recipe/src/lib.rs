@@ -56,8 +56,8 @@ pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
 pub use sample::{
-    BadPrompt, DynamicGuidance, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES, decoded_frames,
-    latent_frames,
+    BadPrompt, DynamicGuidance, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
+    decoded_frames, latent_frames,
 };
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;

@@ -3,6 +3,7 @@
 //! Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; rsLoRA: Kalajdzievski 2023. Names, scale and
 //! initialization are those of the Python package PEFT.
 
+use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
@@ -18,10 +19,14 @@ pub struct Lora {
     pub alpha: f64,
     /// The layers that have an adapter: groups, names of layers, or regular expressions of them; none: attention.
     pub targets: Vec<String>,
+    /// The probability that an input of A is dropped in training, from 0 to less than 1.
+    pub dropout: f64,
     /// Whether the scale is alpha / √rank.
     pub rslora: bool,
     /// The initial values of A; B starts at zero.
     pub init: LoraInit,
+    /// The adapter that training starts from, instead of initial values; empty for none.
+    pub from: Utf8PathBuf,
 }
 
 /// The initial values of A.
@@ -45,7 +50,15 @@ const GROUPS: [(&str, &[&str]); 4] = [
 impl Default for Lora {
     /// Returns the section of a recipe without adapters.
     fn default() -> Self {
-        Lora { rank: 0, alpha: 0.0, targets: Vec::new(), rslora: false, init: LoraInit::Kaiming }
+        Lora {
+            rank: 0,
+            alpha: 0.0,
+            targets: Vec::new(),
+            dropout: 0.0,
+            rslora: false,
+            init: LoraInit::Kaiming,
+            from: Utf8PathBuf::new(),
+        }
     }
 }
 
@@ -53,6 +66,11 @@ impl Lora {
     /// Returns whether the model has adapters.
     pub fn is_used(&self) -> bool {
         self.rank > 0
+    }
+
+    /// Returns the adapter that training starts from, if there is one.
+    pub fn starts_from(&self) -> Option<&Utf8Path> {
+        (!self.from.as_str().is_empty()).then_some(self.from.as_path())
     }
 
     /// Returns alpha, which is the rank by default.
@@ -69,15 +87,14 @@ impl Lora {
     /// Returns the weights of a model's layers that have an adapter, in the order of the table.
     ///
     /// # Errors
-    /// Returns the first target that selects no layer, and the names of all layers that can be selected.
+    /// Returns the first target that selects no layer, and the names that resemble it.
     pub fn layers(&self, model: &Model) -> Result<Vec<ParamSpec>, NoSuchLayer> {
         let default = ["attention".to_owned()];
         let targets: &[String] = if self.targets.is_empty() { &default } else { &self.targets };
         let linear: Vec<ParamSpec> = param_specs(model).into_iter().filter(is_linear).collect();
         let targets: Vec<Target> = targets.iter().map(|target| Target::new(target)).collect();
         if let Some(unused) = targets.iter().find(|target| !linear.iter().any(|spec| target.selects(spec))) {
-            let layers = linear.iter().map(|spec| layer_name(&spec.name).to_owned()).collect();
-            return Err(NoSuchLayer { target: unused.text.to_owned(), layers });
+            return Err(NoSuchLayer::new(unused.text, &linear));
         }
         Ok(linear.into_iter().filter(|spec| targets.iter().any(|target| target.selects(spec))).collect())
     }
@@ -126,8 +143,49 @@ impl Lora {
 pub struct NoSuchLayer {
     /// The target, as it was written.
     pub target: String,
-    /// The names of the layers that can have an adapter.
-    pub layers: Vec<String>,
+    /// The names of targets that resemble it, the nearest first; those of a block if none does.
+    pub near: Vec<String>,
+    /// The number of layers that can have an adapter.
+    pub layers: usize,
+}
+
+/// The number of names in a hint.
+const NEAR: usize = 4;
+
+impl NoSuchLayer {
+    fn new(target: &str, linear: &[ParamSpec]) -> Self {
+        // Groups with layers in this model, and the names of a block's layers here and in diffusers.
+        let has =
+            |layers: &[&str]| linear.iter().any(|spec| layers.iter().any(|layer| ends(layer_name(&spec.name), layer)));
+        let groups = GROUPS.iter().filter(|(_, layers)| has(layers)).map(|(name, _)| (*name).to_owned());
+        let names = linear.iter().take_while(|spec| spec.unit == linear[0].unit).flat_map(|spec| {
+            // Without `blocks.0.` and `transformer_blocks.0.`.
+            let in_block = |name| layer_name(name).splitn(3, '.').nth(2);
+            let (ours, theirs) = (in_block(&spec.name), spec.diffusers.as_deref().and_then(in_block));
+            [ours, theirs].into_iter().flatten().map(str::to_owned).collect::<Vec<_>>()
+        });
+        let mut all: Vec<String> = groups.chain(names).collect();
+        // A target may be the end of a name, or have a prefix: `to_q`, `transformer_blocks.0.attn1.to_q`.
+        let suffixes = |name: &str| -> Vec<String> {
+            let parts: Vec<&str> = name.split('.').collect();
+            (0..parts.len()).map(|from| parts[from..].join(".").to_lowercase()).collect()
+        };
+        let meant = suffixes(target);
+        let distance = |name: &String| {
+            let of = |end: String| meant.iter().map(move |word| strsim::damerau_levenshtein(word, &end)).min();
+            suffixes(name).into_iter().filter_map(of).min().unwrap_or(usize::MAX)
+        };
+        all.sort_by_cached_key(distance);
+        let is_near = |name: &&String| distance(name) <= 1.max(target.len() / 2);
+        let near: Vec<String> = all.iter().filter(is_near).take(NEAR).cloned().collect();
+        let near = if near.is_empty() { all.into_iter().take(NEAR).collect() } else { near };
+        NoSuchLayer { target: target.to_owned(), near, layers: linear.len() }
+    }
+}
+
+/// Returns whether a dotted name ends with another.
+fn ends(name: &str, end: &str) -> bool {
+    name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Returns whether a tensor is the weight of a linear layer of a block.
@@ -156,8 +214,6 @@ impl<'a> Target<'a> {
     /// Returns whether the target selects a layer, by its name here or in diffusers. As in PEFT, a name selects every layer
     /// whose name ends with it, and a regular expression matches whole names.
     fn selects(&self, weight: &ParamSpec) -> bool {
-        let ends =
-            |name: &str, end: &str| name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let names = [Some(weight.name.as_str()), weight.diffusers.as_deref()].into_iter().flatten().map(layer_name);
         if !self.group.is_empty() {
             return self.group.iter().any(|layer| ends(layer_name(&weight.name), layer));
@@ -200,11 +256,16 @@ mod tests {
         let model = model();
         let unused = |target: &str| {
             let lora = Lora { rank: 4, targets: vec!["attention".into(), target.into()], ..Lora::default() };
-            lora.layers(&model).unwrap_err().target
+            lora.layers(&model).unwrap_err()
         };
         for target in ["ttt", "attn.x", "tn.q", "patch_embed.text", "("] {
-            assert_eq!(unused(target), target);
+            assert_eq!(unused(target).target, target);
         }
+        let nearest = |target: &str| unused(target).near.remove(0);
+        assert_eq!(nearest("atention"), "attention");
+        assert_eq!(nearest("to_qq"), "attn1.to_q");
+        assert_eq!(nearest("transformer_blocks.0.attn1.to_out"), "attn1.to_out.0");
+        assert_eq!(nearest("mlp.upp"), "mlp.up");
     }
 
     #[test]
@@ -243,6 +304,7 @@ mod tests {
         assert_eq!(broken(&[trained]), ["lora.rank", "train.trainable"]);
         assert_eq!(broken(&["lora.rank=129", trained]), ["lora.rank", "lora.targets"]);
         assert_eq!(broken(&["lora.rank=4", trained, "lora.targets=[\"ttt\"]"]), ["lora.rank", "lora.targets"]);
+        assert_eq!(broken(&["lora.rank=4", trained, "lora.dropout=1"]), ["lora.dropout"]);
     }
 
     #[test]

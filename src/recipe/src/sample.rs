@@ -53,6 +53,8 @@ pub struct Sampling {
     pub out: Utf8PathBuf,
     /// Whether each frame becomes a PNG file too.
     pub png: bool,
+    /// Adapters that are merged into the weights before sampling ([`MergedLora::parse`]).
+    pub lora: Vec<String>,
     /// The index of held-out clips; empty for no validation loss.
     pub validation_index: Utf8PathBuf,
     /// Held-out clips whose loss is measured.
@@ -77,6 +79,7 @@ impl Default for Sampling {
             image: Utf8PathBuf::new(),
             out: Utf8PathBuf::new(),
             png: false,
+            lora: Vec::new(),
             validation_index: Utf8PathBuf::new(),
             validation_clips: 32,
         }
@@ -173,7 +176,38 @@ pub struct BadPrompt {
     pub fix: String,
 }
 
+/// An adapter that is merged into the weights before sampling.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MergedLora {
+    /// A file, or a checkpoint of adapters.
+    pub path: Utf8PathBuf,
+    /// The factor of its product.
+    pub weight: f64,
+}
+
+impl MergedLora {
+    /// Reads `PATH` or `PATH:WEIGHT`. A part after the last colon that is not a number belongs to the path.
+    pub fn parse(text: &str) -> Self {
+        let split = text.rsplit_once(':').and_then(|(path, weight)| Some((path, weight.parse::<f64>().ok()?)));
+        match split.filter(|(path, weight)| !path.is_empty() && weight.is_finite()) {
+            Some((path, weight)) => MergedLora { path: path.into(), weight },
+            None => MergedLora { path: text.into(), weight: 1.0 },
+        }
+    }
+}
+
+impl std::fmt::Display for MergedLora {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.path, self.weight)
+    }
+}
+
 impl Sampling {
+    /// Returns the adapters that are merged into the weights, in their order.
+    pub fn merged(&self) -> Vec<MergedLora> {
+        self.lora.iter().map(|text| MergedLora::parse(text)).collect()
+    }
+
     /// Returns whether a training run makes samples or measures the validation loss.
     pub fn is_due(&self, step: u64) -> bool {
         self.every > 0 && step.is_multiple_of(self.every)
@@ -360,6 +394,20 @@ mod tests {
     #[test]
     fn the_values_of_a_recipe_without_sampling_are_the_defaults_of_the_table() {
         assert_eq!(minimal(&[]).sample, Sampling::default());
+    }
+
+    #[test]
+    fn a_merged_adapter_has_a_path_and_a_weight() {
+        let parse = |text: &str| {
+            let MergedLora { path, weight } = MergedLora::parse(text);
+            (path.into_string(), weight)
+        };
+        assert_eq!(parse("/a/b.safetensors"), ("/a/b.safetensors".into(), 1.0));
+        assert_eq!(parse("/a:0.5"), ("/a".into(), 0.5));
+        assert_eq!(parse("/a:b:-2"), ("/a:b".into(), -2.0));
+        assert_eq!(parse("/a:b"), ("/a:b".into(), 1.0));
+        assert_eq!(parse("/a:nan"), ("/a:nan".into(), 1.0));
+        assert_eq!(MergedLora::parse("/a:0.25").to_string(), "/a:0.25");
     }
 
     #[test]

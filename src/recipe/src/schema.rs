@@ -117,6 +117,8 @@ impl Key {
             "" | "env" | "run" | "condition" => &Task::ALL,
             "encode" => &[Task::Encode],
             "encoders" => &Task::ALL,
+            _ if ["lora.dropout", "lora.from"].contains(&self.path) => &[Task::Train],
+            _ if self.path == "sample.lora" => &[Task::Sample],
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
             "mesh" | "model" | "lora" | "sample" => &[Task::Train, Task::Sample],
             _ if self.path == "train.dtype" => &[Task::Train, Task::Sample],
@@ -252,8 +254,10 @@ pub static SCHEMA: &[Key] = &[
     preset("lora.rank", int(0, 4096), Preset::Int(0), "rank of the adapters (LoRA) that are trained beside the weights; 0: no adapters"),
     preset("lora.alpha", NOT_NEGATIVE, Preset::Float(0.0), "adapters are scaled by alpha / rank; 0: the rank, which scales by 1"),
     preset("lora.targets", Kind::Words, Preset::Nothing, "layers with an adapter: attention, feed_forward, ttt, modulation, names of layers here or in diffusers (to_q), or regular expressions of whole names; default: attention"),
+    preset("lora.dropout", FRACTION, Preset::Float(0.0), "probability that an input of an adapter is dropped in training, as lora_dropout of PEFT; less than 1; 0: never"),
     preset("lora.rslora", Kind::Bool, Preset::Bool(false), "scales adapters by alpha / sqrt(rank) instead (rsLoRA)"),
     preset("lora.init", Kind::OneOf(&["kaiming", "gaussian"]), Preset::Str("kaiming"), "initial values of A, as in PEFT; kaiming: uniform within 1 / sqrt(inputs); gaussian: normal, 1 / rank; B starts at zero"),
+    preset("lora.from", Kind::OptionalPath, Preset::Str(""), "adapter that training starts from instead of lora.init: a file of diffusers, PEFT or kohya, or the folder of a run or a checkpoint of adapters"),
 
     preset("condition.kind", Kind::OneOf(&["none", "image", "inpaint"]), Preset::Str("none"), "input of the network besides the noised latent; none: text to video; image: latent of the first image (2 x model.out_channels); inpaint: mask and latent of the masked video (2 x model.out_channels + 1)"),
     preset("condition.image_dropout", FRACTION, Preset::Float(0.05), "probability that a step trains without its images, one draw for the global batch (image only); 0: never"),
@@ -312,6 +316,7 @@ pub static SCHEMA: &[Key] = &[
     preset("sample.image", Kind::OptionalPath, Preset::Str(""), "first image of the videos of an image-to-video model, for prompts without --i"),
     preset("sample.out", Kind::OptionalPath, Preset::Str(""), "folder of the videos; default: samples/ in the run directory"),
     preset("sample.png", Kind::Bool, Preset::Bool(false), "also writes each frame as a PNG file"),
+    preset("sample.lora", Kind::Words, Preset::Nothing, "adapters (LoRA) that are merged into the weights before sampling, as PATH or PATH:WEIGHT; files of diffusers, PEFT or kohya, or checkpoints of adapters"),
     preset("sample.validation_index", Kind::OptionalPath, Preset::Str(""), "index of held-out clips, in the form of data.index; every sample.every steps their loss is measured at nine noise levels; default: none"),
     preset("sample.validation_clips", int(1, MANY), Preset::Int(32), "held-out clips whose loss is measured, from the start of sample.validation_index"),
 
