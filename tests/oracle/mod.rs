@@ -97,3 +97,16 @@ pub fn weight_files(transformer: &Utf8Path) -> Vec<Utf8PathBuf> {
     let files: std::collections::BTreeSet<&str> = map.values().filter_map(|file| file.as_str()).collect();
     files.into_iter().map(|file| transformer.join(file)).collect()
 }
+
+/// The Python of the benches, with torch, diffusers and the packages of a marker: `complete`, or `complete-lora` for peft and
+/// transformers.
+pub fn python(marker: &str) -> Option<Utf8PathBuf> {
+    let absolute = |name| std::env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    let folder = cache.join("vidtui/bench-python");
+    let found = folder.join("complete").exists() && folder.join(marker).exists();
+    if !found {
+        println!("skipped: there is no Python with diffusers (`cargo xtask ci` and `cargo xtask bench` install one)");
+    }
+    found.then(|| folder.join("bin/python"))
+}

@@ -49,7 +49,7 @@ pub use encoder::{
 };
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use location::{SourceKind, SourceLocation, TTT_FILE};
-pub use lora::{Lora, LoraForm, LoraLayer};
+pub use lora::{Factors, Lora, LoraForm, LoraLayer};
 pub use naming::Names;
 pub use report::{Initialized, Mapped, Pattern, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};

@@ -1,5 +1,9 @@
 //! Reads LoRA adapters of CogVideoX in the formats of diffusers, PEFT and kohya.
 
+mod apply;
+
+pub use apply::Factors;
+
 use crate::cast::values;
 use crate::checkpoint_tensors::checkpoint_tensors;
 use crate::config::read_json;
@@ -10,7 +14,7 @@ use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, param_specs};
 use regex::Regex;
-use rundir::{Checkpoint, ErrorCode, Failure, RunDir};
+use rundir::{Base, Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,6 +72,8 @@ pub struct Lora {
     pub path: Utf8PathBuf,
     /// Its format; none for a checkpoint of this trainer.
     pub form: Option<LoraForm>,
+    /// The weights that it was trained on, which only a checkpoint of this trainer names.
+    pub base: Option<Base>,
     /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors that belong to no layer.
@@ -216,7 +222,8 @@ impl Lora {
             }
         }
         unused.extend(tensors.keys().filter(|name| !name.contains(".lora_")).cloned());
-        Ok(Self { path: path.to_owned(), form: None, layers, unused })
+        let base = checkpoint.manifest.base.clone();
+        Ok(Self { path: path.to_owned(), form: None, base, layers, unused })
     }
 
     fn tensors_of_header(path: &Utf8Path, header: &Header) -> Result<Self, Failure> {
@@ -269,7 +276,7 @@ impl Lora {
                 .map_err(|(one, other)| bad(format!("its alpha_pattern sets both {one} and {other} for {module}")))?;
             layers.insert(module, LoraLayer { down, up, alpha, names: parts.names });
         }
-        Ok(Self { path: path.to_owned(), form: Some(form), layers, unused })
+        Ok(Self { path: path.to_owned(), form: Some(form), base: None, layers, unused })
     }
 
     /// Returns the product to add to a parameter and adds its module to `used`.

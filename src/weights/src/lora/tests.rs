@@ -254,3 +254,54 @@ fn alphas_follow_patterns_and_rslora() {
     fs::remove_file(path.join(PEFT_CONFIG)).unwrap();
     assert!(Lora::open(&path).unwrap().layers.values().all(|layer| layer.alpha == RANK as f64));
 }
+
+#[test]
+fn an_adapter_starts_training_of_the_same_layers_with_the_same_rank() {
+    let lora = Lora::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
+    let source = Source::open(&base()).unwrap();
+    let mut recipe = recipe::Recipe::for_sampling(source.model().unwrap(), None).unwrap();
+    let refused =
+        |recipe: &recipe::Recipe| lora.check_start(recipe).map_err(|failure| (failure.code, failure.why)).err();
+    recipe.lora.rank = 4;
+    recipe.lora.targets = vec!["attention".into(), "feed_forward".into()];
+    assert_eq!(refused(&recipe), None);
+    let mut refusals = Vec::new();
+    let mut because = |change: &dyn Fn(&mut recipe::Recipe)| {
+        let mut other = recipe.clone();
+        change(&mut other);
+        let (code, why) = refused(&other).unwrap();
+        assert_eq!(code, ErrorCode::TensorMismatch);
+        refusals.push(why);
+    };
+    because(&|recipe| recipe.lora.rank = 8);
+    because(&|recipe| recipe.lora.targets = vec!["attention".into()]);
+    because(&|recipe| recipe.lora.targets = vec!["attention".into(), "feed_forward".into(), "modulation".into()]);
+    because(&|recipe| recipe.model.num_heads = 2);
+    because(&|recipe| recipe.model.num_layers = 1);
+    insta::assert_snapshot!(refusals.join("\n"));
+}
+
+#[test]
+fn the_factors_of_a_weight_are_those_of_the_file() {
+    let lora = Lora::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
+    let specs = recipe::param_specs(Source::open(&base()).unwrap().model().unwrap());
+    let of = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap();
+    let mut files = Files::default();
+    let factors = lora.factors(of("blocks.1.mlp.down.weight"), &mut files).unwrap().unwrap();
+    assert_eq!((factors.rank, factors.down.len(), factors.up.len(), factors.scale), (4, 4 * 256, 64 * 4, 2.0));
+    let stored = &lora.layers["transformer_blocks.1.ff.net.2"].down;
+    let wanted: Vec<f32> = values(stored.dtype, &files.read_all(stored).unwrap()).map(|value| value as f32).collect();
+    assert_eq!(factors.down, wanted);
+    assert_eq!(lora.factors(of("blocks.1.norm1.linear.weight"), &mut files).unwrap(), None);
+}
+
+#[test]
+fn an_adapter_is_identified_by_its_bytes() {
+    let (_keep, folder) = temp();
+    let path = write(&folder, LoraForm::Kohya, &[]);
+    let (lora, sum) = Lora::open_verified(&path).unwrap();
+    assert_eq!(lora, Lora::open(&path).unwrap());
+    assert_eq!(Lora::open_verified(&path).unwrap().1, sum);
+    write(&folder, LoraForm::Kohya, &[("lora_unet__more.lora_magnitude_vector", &[3])]);
+    assert_ne!(Lora::open_verified(&path).unwrap().1, sum);
+}

@@ -109,20 +109,9 @@ fn inpainting_shards_of_every_dtype_are_copied_byte_for_byte() {
     }
 }
 
-/// Returns the Python of the benches, if it has torch and diffusers.
-fn python() -> Option<Utf8PathBuf> {
-    let absolute = |name| std::env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
-    let folder = cache.join("vidtui/bench-python");
-    folder.join("complete").exists().then(|| folder.join("bin/python"))
-}
-
 #[test]
 fn diffusers_loads_a_converted_oracle_folder_and_has_the_same_tensors() {
-    let Some(python) = python() else {
-        println!("skipped: there is no Python with diffusers (`cargo xtask ci` and `cargo xtask bench` install one)");
-        return;
-    };
+    let Some(python) = oracle::python("complete") else { return };
     let (_keep, folder) = temp();
     let mut args = Vec::new();
     for (n, model) in oracle::models().iter().enumerate() {

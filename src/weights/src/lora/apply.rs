@@ -1,0 +1,139 @@
+//! Adapters that are applied to a model: the factors of its layers, and whether they fit it.
+
+use super::Lora;
+use crate::cast::values;
+use crate::tensor_spans::Files;
+use camino::Utf8Path;
+use recipe::{ParamSpec, Recipe, Role};
+use rundir::{Checkpoint, ErrorCode, Failure};
+use std::collections::BTreeSet;
+
+/// The factors of one layer: `up · down · scale` is added to its weight.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Factors {
+    /// The rank.
+    pub rank: usize,
+    /// `[rank, in]`.
+    pub down: Vec<f32>,
+    /// `[out, rank]`.
+    pub up: Vec<f32>,
+    /// Alpha / rank.
+    pub scale: f64,
+}
+
+/// Returns the name of a weight's layer in diffusers.
+fn module(weight: &ParamSpec) -> Option<&str> {
+    weight.diffusers.as_ref()?.strip_suffix(".weight")
+}
+
+impl Lora {
+    /// Opens an adapter and verifies the checksums of a checkpoint. Also returns what identifies it: the XXH3 of a file, or of
+    /// the manifest of a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Lora::open`]; a file of the checkpoint is damaged.
+    pub fn open_verified(path: &Utf8Path) -> Result<(Self, String), Failure> {
+        let lora = Self::open(path)?;
+        let files: BTreeSet<&Utf8Path> = lora
+            .layers
+            .values()
+            .flat_map(|layer| [&layer.down, &layer.up])
+            .flat_map(|t| &t.spans)
+            .map(|s| &*s.file)
+            .collect();
+        let Some(folder) = lora.base.as_ref().and_then(|_| files.first()?.parent()) else {
+            let sums: Result<Vec<String>, rundir::Error> =
+                files.into_iter().map(|file| Ok(rundir::file_sum(file)?.xxh3)).collect();
+            return Ok((lora, sums?.join(" ")));
+        };
+        let checkpoint = Checkpoint::open(folder)?;
+        checkpoint.manifest.files.iter().try_for_each(|file| checkpoint.verify_file(file))?;
+        let sum = checkpoint.manifest_sum()?.xxh3;
+        Ok((lora, sum))
+    }
+
+    /// Checks that every layer is one of the model, in its shape.
+    ///
+    /// # Errors
+    /// Names a layer that the model does not have, or has in another shape.
+    pub fn check_model(&self, specs: &[ParamSpec]) -> Result<(), Failure> {
+        let refuse = |why: String, fix: &str| {
+            Err(Failure::new(ErrorCode::TensorMismatch, format!("cannot use the adapter {}", self.path), why, fix))
+        };
+        let other = "use an adapter of this model, or sample the model that it was trained on";
+        let mut used = BTreeSet::new();
+        for spec in specs.iter().filter(|spec| spec.role == Role::Trained) {
+            let Some((module, layer)) = module(spec).and_then(|name| Some((name, self.layers.get(name)?))) else {
+                continue;
+            };
+            let shape = [layer.up.shape[0], layer.down.shape[1]];
+            if spec.shape != shape {
+                return refuse(
+                    format!("its layer {module} is {shape:?}, and that of the model is {:?}", spec.shape),
+                    other,
+                );
+            }
+            used.insert(module.to_owned());
+        }
+        if let Some(module) = self.layers.keys().find(|module| !used.contains(*module)) {
+            let unknown = self.layers.len() - used.len();
+            return refuse(format!("the model has no layer {module}, nor {} more of its layers", unknown - 1), other);
+        }
+        if let Some(name) = self.unused.first() {
+            let fix = "use an adapter (LoRA) of a CogVideoX transformer; sample a run with adapters of TTT layers by its own name";
+            return refuse(format!("{} of its tensors belong to no layer, such as {name}", self.unused.len()), fix);
+        }
+        Ok(())
+    }
+
+    /// Checks that adapters of a recipe can start from it: the same layers with the same rank.
+    ///
+    /// # Errors
+    /// Names the layer that differs and the keys to change.
+    pub fn check_start(&self, recipe: &Recipe) -> Result<(), Failure> {
+        let specs = recipe::param_specs(&recipe.model);
+        self.check_model(&specs)?;
+        let refuse = |why: String, fix: String| {
+            Err(Failure::new(
+                ErrorCode::TensorMismatch,
+                format!("cannot start from the adapter {}", self.path),
+                why,
+                fix,
+            ))
+        };
+        let adapted = recipe.lora.layers(&recipe.model).unwrap_or_default();
+        let mut wanted = BTreeSet::new();
+        for name in adapted.iter().filter_map(module) {
+            let Some(layer) = self.layers.get(name) else {
+                let fix = "set lora.targets to the layers that it has, as `vidtui inspect` lists them".to_owned();
+                return refuse(format!("it has no layer {name}, which lora.targets selects"), fix);
+            };
+            if layer.rank() != recipe.lora.rank {
+                let why =
+                    format!("the rank of {name} is {} there, and lora.rank is {}", layer.rank(), recipe.lora.rank);
+                return refuse(why, format!("set lora.rank = {}", layer.rank()));
+            }
+            wanted.insert(name);
+        }
+        match self.layers.keys().find(|name| !wanted.contains(name.as_str())) {
+            Some(name) => refuse(
+                format!("it has the layer {name}, which lora.targets does not select"),
+                "add this layer to lora.targets".into(),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the factors of the layer of a weight; none if the layer has no adapter.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn factors(&self, weight: &ParamSpec, files: &mut Files) -> Result<Option<Factors>, Failure> {
+        let Some(layer) = module(weight).and_then(|name| self.layers.get(name)) else { return Ok(None) };
+        let mut read = |tensor: &crate::StoredTensor| -> Result<Vec<f32>, Failure> {
+            Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| value as f32).collect())
+        };
+        let (down, up, rank) = (read(&layer.down)?, read(&layer.up)?, layer.rank());
+        Ok(Some(Factors { rank, down, up, scale: layer.alpha / rank as f64 }))
+    }
+}
