@@ -11,6 +11,7 @@
 pub mod block;
 pub mod conditions;
 pub mod diffusion;
+pub mod dropout;
 pub mod embed;
 pub mod head;
 pub mod masks;

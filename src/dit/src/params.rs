@@ -1,5 +1,6 @@
 //! The parameters of one unit (the root or a block), as this crate's functions take them.
 
+use crate::dropout::Dropout;
 use crate::parallel::TensorParallel;
 use recipe::{Model, ParamSpec, Unit};
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use tch::{TchError, Tensor};
 pub struct UnitParams {
     tensors: Vec<Tensor>,
     adapters: Adapters,
+    dropout: Option<Dropout>,
 }
 
 /// The gradient of one parameter: its slot in the unit's table, and the gradient in the parameter's shape.
@@ -21,12 +23,17 @@ pub type SlotGrad = (usize, Tensor);
 impl UnitParams {
     /// Takes the tensors of a unit in the order of [`recipe::param_specs`].
     pub fn new(tensors: Vec<Tensor>) -> Self {
-        UnitParams { tensors, adapters: Adapters::default() }
+        UnitParams { tensors, adapters: Adapters::default(), dropout: None }
     }
 
     /// Enables the unit's adapters. Their tensors follow the unit's own tensors.
     pub fn with_adapters(self, adapters: &Adapters) -> Self {
         UnitParams { adapters: adapters.clone(), ..self }
+    }
+
+    /// Drops inputs of adapters, in training.
+    pub fn with_dropout(self, dropout: Dropout) -> Self {
+        UnitParams { dropout: Some(dropout), ..self }
     }
 
     /// Returns all tensors, in the order of the table.
@@ -44,6 +51,7 @@ impl UnitParams {
             a: &self.tensors[a],
             b: &self.tensors[b],
             scale: self.adapters.scale,
+            dropout: self.dropout.as_ref(),
         });
         Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter }
     }
@@ -79,6 +87,7 @@ pub(crate) struct Adapter<'a> {
     a: &'a Tensor,
     b: &'a Tensor,
     scale: f64,
+    dropout: Option<&'a Dropout>,
 }
 
 /// A weight and its bias, adjacent in the unit's table.
@@ -92,12 +101,13 @@ pub(crate) struct Affine<'a> {
 
 impl Affine<'_> {
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, x.linear(self.weight, Some(self.bias)))
+        self.adapted(x, x.linear(self.weight, Some(self.bias)), 1)
     }
 
-    /// Adds `scale · B (A x)` to the layer's output.
-    fn adapted(&self, x: &Tensor, y: Tensor) -> Tensor {
-        let Some(Adapter { a, b, scale }) = self.adapter else { return y };
+    /// Adds `scale · B (A x)` to the layer's output. `parts` is the number of ranks that hold the columns of the whole `x`.
+    fn adapted(&self, x: &Tensor, y: Tensor, parts: i64) -> Tensor {
+        let Some(Adapter { a, b, scale, dropout }) = self.adapter else { return y };
+        let x = dropout.map_or_else(|| x.shallow_clone(), |dropout| dropout.apply(x, self.slot, parts));
         // Scale the smallest tensor. The sum is in place, because no other code needs the layer's output.
         let mut y = y;
         y += (x.linear(a, None::<Tensor>) * scale).linear(b, None::<Tensor>);
@@ -110,7 +120,7 @@ impl Affine<'_> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
         }
-        Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>)))? + self.bias)
+        Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>), tp.size()))? + self.bias)
     }
 
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {

@@ -2,6 +2,7 @@
 
 use c10d::Group;
 use dit::block::ActivationCheckpointing;
+use dit::dropout::Dropout;
 use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{Adapters, SlotGrad, UnitParams};
@@ -90,6 +91,33 @@ impl Units for Sharded<'_> {
 
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         self
+    }
+}
+
+/// The units of a training step, whose adapters drop inputs.
+pub struct Training<'a> {
+    pub units: Sharded<'a>,
+    /// None if nothing is dropped.
+    pub dropout: Option<Dropout>,
+}
+
+impl Units for Training<'_> {
+    type Error = c10d::Error;
+
+    fn gather(&mut self, unit: Unit, next: Option<Unit>) -> c10d::Result<UnitParams> {
+        let params = self.units.gather(unit, next)?;
+        Ok(match &self.dropout {
+            Some(dropout) => params.with_dropout(dropout.of_unit(number(unit))),
+            None => params,
+        })
+    }
+
+    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
+        self.units.reduce(unit, grads)
+    }
+
+    fn tensor_parallel(&self) -> &dyn TensorParallel {
+        &self.units
     }
 }
 

@@ -21,6 +21,8 @@ pub enum Purpose {
     TextDropout,
     /// A latent drawn from its mean and variance.
     Latent,
+    /// The inputs of adapters that are dropped for a sample of a step.
+    AdapterDropout = 16,
     /// Whether the images of a global batch are dropped.
     ImageDropout = 32,
     /// Whether the mask of a sample is dropped.

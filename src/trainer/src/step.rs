@@ -6,10 +6,11 @@ use crate::exchange::all_gather_small;
 use crate::exchange::peer_lost;
 use crate::memory::Memory;
 use crate::optim::{AdamState, LearningRates};
-use crate::parallelize::Sharded;
+use crate::parallelize::{Sharded, Training};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
 use dit::diffusion::{Schedule, Target};
+use dit::dropout::Dropout;
 use dit::embed::Inputs;
 use dit::network::Network;
 use recipe::{Dtype, Recipe};
@@ -132,8 +133,9 @@ impl Step<'_> {
             let target = target.map(|tensor| upload(tensor, device));
             data_s += reading.elapsed().as_secs_f64();
             let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
+            let dropout = self.dropout(step, place..place + micro, fsdp.groups().tp.rank());
             self.network
-                .forward_backward(&mut Sharded(fsdp), &inputs, |output| {
+                .forward_backward(&mut Training { units: Sharded(fsdp), dropout }, &inputs, |output| {
                     let loss = target.loss(output).sum(Kind::Float) / train.global_batch as f64;
                     losses.push(loss.detach());
                     ahead = Some(Mark::now(device));
@@ -198,6 +200,13 @@ impl Step<'_> {
             step_s_by_rank: ranks.iter().map(|r| r.step_s).collect(),
             memory_by_rank: ranks.iter().map(|r| r.memory).collect(),
         })
+    }
+
+    /// Returns what the adapters drop of samples at `places` of the global batch.
+    fn dropout(&self, step: u64, places: Range<u64>, tp_rank: usize) -> Option<Dropout> {
+        let (probability, batch) = (self.recipe.lora.dropout, self.recipe.train.global_batch as u64);
+        let key = |place| seeds::bits(self.seed, Purpose::AdapterDropout, step * batch + place);
+        (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
     /// Adds noise to a batch whose first sample is at `place` of the global batch, and concatenates its conditions. Returns the
