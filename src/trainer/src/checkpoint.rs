@@ -418,16 +418,24 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         Loaded::Intact(checkpoint) => checkpoint,
         damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
+    let base = agree_on(world, open_base(&checkpoint))?;
     // Load and verify in parallel: bytes that one thread reads from disk are in the page cache for the other.
     let (verified, filled) = std::thread::scope(|scope| {
-        let verifying = scope.spawn(|| verify(&checkpoint, rank, ranks));
-        let filled = load_base(sharded, &checkpoint).and_then(|()| fill(sharded, &checkpoint, restore));
+        let verifying = scope.spawn(|| {
+            let of_base = base.as_ref().map_or(Ok(()), |base| verify(base, rank, ranks));
+            (verify(&checkpoint, rank, ranks), of_base)
+        });
+        let of_base = base.as_ref().map_or(Ok(()), |base| fill(sharded, base, Restore::Weights));
+        let filled = of_base.and_then(|()| fill(sharded, &checkpoint, restore));
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
+    let (verified, of_base) = verified;
     // If loading failed because a file is damaged, report the damage.
     if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
         return Ok(Loaded::Damaged(damage));
     }
+    // Damage of the base is an error: the checkpoints before this one have the same base.
+    agree(world, of_base.map_err(|error| damaged_base(&checkpoint, error)))?;
     agree(world, filled)?;
     Ok(Loaded::Intact(checkpoint))
 }
@@ -452,9 +460,9 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rund
     share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
-/// Loads the base weights of an adapter checkpoint. Does nothing for another checkpoint.
-fn load_base(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(), Failure> {
-    let Some(base) = &checkpoint.manifest.base else { return Ok(()) };
+/// Opens the weights that a checkpoint of adapters was trained on, if it is one.
+fn open_base(checkpoint: &Checkpoint) -> Result<Option<Checkpoint>, Failure> {
+    let Some(base) = &checkpoint.manifest.base else { return Ok(None) };
     let refuse = |why: String, fix: String| {
         let what = format!("cannot start from {}", checkpoint.dir);
         Failure::new(rundir::ErrorCode::TensorMismatch, what, why, fix)
@@ -470,7 +478,19 @@ fn load_base(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(),
             format!("{lacks} have changed: the manifest of {} had the checksum {}, now {sum}", base.path, base.xxh3);
         return Err(refuse(why, format!("restore the original weights at {}", base.path)));
     }
-    fill(sharded, &weights, Restore::Weights)
+    Ok(Some(weights))
+}
+
+/// Describes damage of the weights that adapters were trained on.
+fn damaged_base(checkpoint: &Checkpoint, error: rundir::Error) -> Failure {
+    let Failure { code, what, why, .. } = Failure::from(error);
+    let fix = "delete the folder of the weights, and copy it again from a machine or a backup that has it whole";
+    Failure::new(
+        code,
+        format!("cannot start from {}", checkpoint.dir),
+        format!("it holds adapters alone, and of the weights that they were trained on, {what}: {why}"),
+        fix,
+    )
 }
 
 fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) -> Result<(), Failure> {

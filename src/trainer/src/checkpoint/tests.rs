@@ -148,6 +148,21 @@ fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     }
     assert!(kinds[0] > 40 && kinds[1] == 3 * 2 * 4 * 2, "{kinds:?}");
 
+    // A byte in the middle of the base's file: its manifest and its sizes stay the same.
+    let file = whole.step_dir(1).join("rank-00000.safetensors");
+    let flip = || {
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+    };
+    flip();
+    let damaged = load(&mut other.sharded(), &saved.dir, Restore::Everything).unwrap_err();
+    assert_eq!(damaged.code, rundir::ErrorCode::CheckpointDamaged, "{damaged}");
+    flip();
+    std::fs::remove_file(whole.step_dir(1).join("damaged")).unwrap();
+    assert!(matches!(load(&mut other.sharded(), &saved.dir, Restore::Everything), Ok(Loaded::Intact(_))));
+
     let manifest = whole.step_dir(1).join("manifest.toml");
     std::fs::rename(&manifest, manifest.with_extension("old")).unwrap();
     let gone = load(&mut other.sharded(), &saved.dir, Restore::Everything).unwrap_err();
