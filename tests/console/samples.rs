@@ -137,6 +137,26 @@ fn prompts_sizes_and_images_that_cannot_be_sampled_are_refused() {
 }
 
 #[test]
+fn adapters_that_do_not_fit_the_model_are_refused_before_anything_is_converted() {
+    let site = TestSite::new();
+    let adapter = oracle("../weights/lora/peft");
+    model(&site, "model", &[]);
+    let with = |model: &str, adapter: &str| site.error(&["sample", model, "--prompt", "a rabbit", "--lora", adapter]);
+    assert_eq!(with("model", "nowhere.safetensors:0.5"), refused("not-found"));
+    assert_eq!(with("model", "model/vae"), failed("unsupported-model"));
+    // The blocks of the 2B model are narrower.
+    let other = [("transformer", "cogvideox/cogvideox_2b_tiny/transformer"), ("vae", "vae/cogvideox_2b_tiny/vae")];
+    model(&site, "other", &other);
+    assert_eq!(with("other", adapter.as_str()), failed("tensor-mismatch"));
+    assert_eq!(site.error(&["sample", adapter.as_str(), "--prompt", "a rabbit"]), refused("unsupported-model"));
+    let weighted = format!("{adapter}:0.5");
+    let args =
+        ["sample", "model", "--prompt", "a rabbit", "--lora", adapter.as_str(), "--lora", &weighted, "--dry-run"];
+    assert_eq!(site.vidtui(&args).code, 0);
+    assert!(!site.root.join("runs").exists());
+}
+
+#[test]
 fn a_dry_run_shows_the_conversion_and_warns_of_a_prompt_that_is_cut() {
     let site = TestSite::new();
     model(&site, "model", &[]);

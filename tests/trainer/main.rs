@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
+mod adapters;
 mod encode;
 mod harness;
+#[path = "../oracle/mod.rs"]
+mod oracle;
 mod samples;
 mod saves;
 mod segments;

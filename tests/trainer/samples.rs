@@ -14,13 +14,13 @@ use weights::{ConvertRequest, Form};
 const ORACLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/oracle");
 
 /// A small diffusers model, and the checkpoint that its transformer was converted to.
-struct TinyModel {
-    folder: Utf8PathBuf,
-    checkpoint: Utf8PathBuf,
+pub struct TinyModel {
+    pub folder: Utf8PathBuf,
+    pub checkpoint: Utf8PathBuf,
 }
 
 impl TinyModel {
-    fn text_to_video(scene: &Scene) -> Self {
+    pub fn text_to_video(scene: &Scene) -> Self {
         Self::new(scene, "cogvideox_5b_tiny", None)
     }
 
@@ -44,7 +44,7 @@ impl TinyModel {
     }
 
     /// Starts to sample prompts at 32 x 32 pixels.
-    fn sample(
+    pub fn sample(
         &self,
         scene: &Scene,
         name: &str,
@@ -63,7 +63,7 @@ impl TinyModel {
 }
 
 /// Returns the sidecar of a sample.
-fn sidecar(run: &RunUnderTest, index: usize) -> Sample {
+pub fn sidecar(run: &RunUnderTest, index: usize) -> Sample {
     run.dir.list_samples().unwrap().into_iter().find(|sample| sample.index == index).unwrap()
 }
 
@@ -74,14 +74,14 @@ fn videos(run: &RunUnderTest) -> Vec<Vec<u8>> {
 }
 
 /// Returns the pixels of the frames of a sample with `sample.png`.
-fn pixels(run: &RunUnderTest, index: usize) -> Vec<u8> {
+pub fn pixels(run: &RunUnderTest, index: usize) -> Vec<u8> {
     let sample = sidecar(run, index);
     let folder = run.dir.sample_video(sample.step, index).with_extension("");
     (0..sample.frames).flat_map(|n| video::read_image(&folder.join(format!("{n:04}.png"))).unwrap().rgb).collect()
 }
 
 /// Returns the failure that ended a run.
-fn failure(run: &RunUnderTest) -> Failure {
+pub fn failure(run: &RunUnderTest) -> Failure {
     let failed = |kind: EventKind| if let EventKind::Failed { failure } = kind { Some(failure) } else { None };
     run.events().into_iter().find_map(|event| failed(event.kind)).expect("the run failed")
 }

@@ -69,7 +69,7 @@ pub use node_series::{NodePoint, NodeSeries, Spread};
 pub use peer_token::PeerToken;
 pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
-pub use sample::Sample;
+pub use sample::{Sample, SampleLora};
 pub use staging::Staging;
 pub use stop::Stop;
 pub use summed_file::SummedFile;

@@ -53,6 +53,9 @@ pub struct Sample {
     pub weights: Utf8PathBuf,
     /// XXH3 of the checkpoint's manifest; for a sample during training, of the weights in memory, rank by rank.
     pub weights_xxh3: String,
+    /// The adapters that were merged into the weights, besides those of the checkpoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lora: Vec<SampleLora>,
     /// The version of the trainer that made it.
     pub trainer: String,
     /// The version of libtorch that computed it.
@@ -62,6 +65,17 @@ pub struct Sample {
     pub took_s: f64,
     /// When it was complete, Unix seconds.
     pub t: f64,
+}
+
+/// An adapter that was merged into the weights of a sample.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleLora {
+    /// The file or the checkpoint.
+    pub path: Utf8PathBuf,
+    /// The factor of its product.
+    pub weight: f64,
+    /// XXH3 of the file, or of the checkpoint's manifest.
+    pub xxh3: String,
 }
 
 impl RunDir {
@@ -170,6 +184,7 @@ mod tests {
             ema: false,
             weights: "checkpoints/step-00000120".into(),
             weights_xxh3: "0".repeat(16),
+            lora: Vec::new(),
             trainer: "0.1.0".into(),
             libtorch: "2.11.0".into(),
             took_s: 1.5,

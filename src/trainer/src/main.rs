@@ -1,5 +1,6 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
+mod adapter_files;
 mod checkpoint;
 mod conditions;
 mod data;

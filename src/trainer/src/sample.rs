@@ -24,7 +24,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use decode::{decode, encode_image, frames};
 use denoise::{Denoiser, drawn};
 use recipe::{Recipe, SampleSpec};
-use rundir::{ErrorCode, Failure, Sample, now_s};
+use rundir::{ErrorCode, Failure, Sample, SampleLora, now_s};
 use std::time::Instant;
 use texts::Texts;
 use video::Frames;
@@ -38,6 +38,8 @@ struct Source {
     weights: Utf8PathBuf,
     /// XXH3 of the manifest, or of the weights in memory if samples are made during training.
     weights_xxh3: String,
+    /// The adapters that were merged into them.
+    lora: Vec<SampleLora>,
 }
 
 /// Why sampling ended early.
@@ -155,6 +157,7 @@ impl Target<'_> {
             ema: false,
             weights: self.source.weights.clone(),
             weights_xxh3: self.source.weights_xxh3.clone(),
+            lora: self.source.lora.clone(),
             trainer: env!("CARGO_PKG_VERSION").to_owned(),
             libtorch: crate::LIBTORCH.to_owned(),
             took_s: 0.0,

@@ -1,5 +1,6 @@
 //! The training loop: steps until the last one or a stop request, and checkpoints on the way.
 
+use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
@@ -179,6 +180,7 @@ impl Trainer {
             StartFrom::Random => {
                 init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
                 self.event(EventKind::Started { world });
+                self.start_adapters()?;
             }
             StartFrom::Weights { path } => {
                 // Only TTT layers and adapters may be missing in the weights; they are initialized as in a new run.
@@ -193,6 +195,7 @@ impl Trainer {
                 }
                 self.event(EventKind::Started { world });
                 self.event(EventKind::WeightsLoaded { from: path });
+                self.start_adapters()?;
                 self.log_restored("weights".into(), "optimizer, steps and data".into());
             }
             StartFrom::Checkpoint { run, step } => {
@@ -222,6 +225,15 @@ impl Trainer {
                 self.log_restored(format!("weights, optimizer after {} updates", state.adam_step), reset);
             }
         }
+        Ok(())
+    }
+
+    /// Sets the adapters to those of the file that the recipe starts from, if there is one.
+    fn start_adapters(&mut self) -> Result<(), Failure> {
+        let Some(path) = self.recipe.lora.starts_from().map(ToOwned::to_owned) else { return Ok(()) };
+        let started = adapter_files::start_from(&self.fsdp, &self.tables, &self.recipe, &path);
+        agree_on(&self.fsdp.groups().world, started)?;
+        self.event(EventKind::WeightsLoaded { from: path });
         Ok(())
     }
 

@@ -381,6 +381,10 @@ pub struct SampleArgs {
     /// A run, whose newest checkpoint is used, a checkpoint, a diffusers folder, or a model that `vidtui fetch` downloaded
     #[arg(value_name = "RUN|CHECKPOINT|WEIGHTS")]
     pub from: String,
+    /// Merges an adapter (LoRA) into the weights first, with a factor (repeatable): a file of diffusers, PEFT or kohya, a run or a
+    /// checkpoint of adapters
+    #[arg(long, value_name = "PATH[:WEIGHT]")]
+    pub lora: Vec<String>,
     /// A prompt (repeatable). It may end in flags: --w width, --h height, --f frames, --d seed, --s steps, --g guidance,
     /// --n negative prompt, --i first image
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]

@@ -1,5 +1,6 @@
 //! Prints the checks of a launch as a table or as JSON.
 
+use crate::adapter_file;
 use crate::command_error::CommandError;
 use crate::dataset;
 use crate::workspace::{self, LaunchOptions, Workspace};
@@ -18,7 +19,10 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
             TrainerKind::Embedded => dataset::check(recipe),
             TrainerKind::Command => Ok(String::new()),
         },
-        weights: workspace.weights_of(options).map_err(CommandError::into_failure),
+        weights: workspace.weights_of(options).map_err(CommandError::into_failure).and_then(|weights| {
+            adapter_file::check(recipe, weights.is_some())?;
+            Ok(weights)
+        }),
         program: workspace::program(recipe.trainer),
     };
     let plan = || workspace.plan_launch(options).map_err(CommandError::into_failure);

@@ -1,5 +1,6 @@
 //! `vidtui`: the console, and a command for everything that the console can do.
 
+mod adapter_file;
 mod appearance;
 mod args;
 mod chart_export;

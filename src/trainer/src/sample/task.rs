@@ -3,6 +3,7 @@
 use super::denoise::Denoiser;
 use super::texts::Texts;
 use super::{Ended, Source, Target, make_round, rounds, specs};
+use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
 use crate::exchange::agree_on;
@@ -65,7 +66,9 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         Loaded::Damaged(damage) => return Err(damage),
     };
     let hash = agree_on(&fsdp.groups().world, loaded.manifest_sum().map_err(Failure::from))?;
-    let source = Source { step: loaded.manifest.step, weights: path.clone(), weights_xxh3: hash.xxh3 };
+    let merged = adapter_files::merge(&fsdp, &tables, &recipe.sample.merged());
+    let lora = agree_on(&fsdp.groups().world, merged)?;
+    let source = Source { step: loaded.manifest.step, weights: path.clone(), weights_xxh3: hash.xxh3, lora };
     let world = attempt.mesh.world();
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let target = Target { run, source: &source };

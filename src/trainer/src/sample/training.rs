@@ -87,7 +87,7 @@ impl TrainingSamples {
         stop: StopSources<'_>,
     ) -> Result<Vec<usize>, Failure> {
         let Some(texts) = &self.texts else { return Ok(Vec::new()) };
-        let source = Source { step, weights: run.root.clone(), weights_xxh3: weights_xxh3(fsdp)? };
+        let source = Source { step, weights: run.root.clone(), weights_xxh3: weights_xxh3(fsdp)?, lora: Vec::new() };
         // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
         let mut inside = recipe.clone();
         inside.sample.out = camino::Utf8PathBuf::new();

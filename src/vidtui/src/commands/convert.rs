@@ -77,7 +77,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         force: args.force,
         shard_bytes,
         link: args.link,
-        merge: args.merge.clone(),
+        merge: args.merge.as_ref().map(|adapter| find(workspace, adapter.as_str())).transpose()?,
         scale: args.scale,
     })
 }

@@ -1,5 +1,6 @@
 //! `vidtui sample`: makes videos from a run, a checkpoint or other weights.
 
+mod adapters;
 mod weights;
 
 use crate::args::SampleArgs;
@@ -79,7 +80,8 @@ fn prepare(
         )));
     }
     recipe.mesh = mesh(workspace, &recipe, args)?;
-    let warnings = check_inputs(&recipe, &lines)?;
+    let mut warnings = check_inputs(&recipe, &lines)?;
+    warnings.extend(adapters::add(workspace, &mut recipe, &weights.source, &args.lora)?);
     Ok((recipe, warnings))
 }
 

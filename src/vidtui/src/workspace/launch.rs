@@ -4,7 +4,7 @@ use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
-use rundir::{Attempt, ErrorCode, Failure, Login, RunDir};
+use rundir::{Attempt, ErrorCode, Failure, Login, RunDir, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -89,7 +89,11 @@ impl Workspace {
     /// Executes a launch plan, after the checks of the data set.
     pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
         if !plan.is_command() {
-            crate::dataset::check(&plan.run.recipe()?)?;
+            let recipe = plan.run.recipe()?;
+            crate::dataset::check(&recipe)?;
+            if plan.is_new_run() {
+                crate::adapter_file::check(&recipe, plan.run.start != StartFrom::Random)?;
+            }
         }
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
         let logins = with_previous_logins(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));

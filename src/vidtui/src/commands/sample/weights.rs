@@ -48,7 +48,7 @@ impl SampledWeights {
                 ErrorCode::UnsupportedModel,
                 format!("cannot sample {path}"),
                 "it is an adapter, not a model",
-                format!("merge it into its model first: vidtui convert MODEL CHECKPOINT --to internal --merge {path}"),
+                format!("sample its model with it: vidtui sample MODEL --lora {path} --prompt TEXT"),
             )));
         }
         source.model()?;
