@@ -26,7 +26,12 @@ fn config(name: &str) -> String {
 
 /// Runs `vidtui check`, which may fail. Returns the document, and the result and code of each check.
 fn check(site: &TestSite, args: &[&str]) -> (Value, BTreeMap<String, (String, Option<String>)>) {
-    let done = site.vidtui(&[&["check"], args, &["--local", "8", "--json"]].concat());
+    check_on(site, "8", args)
+}
+
+/// As [`check`], with a number of ranks.
+fn check_on(site: &TestSite, ranks: &str, args: &[&str]) -> (Value, BTreeMap<String, (String, Option<String>)>) {
+    let done = site.vidtui(&[&["check"], args, &["--local", ranks, "--json"]].concat());
     let document: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {}", done.stderr));
     assert_eq!(done.code, i32::from(document["ready"] != true));
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -81,6 +86,34 @@ fn each_recipe_of_a_released_model_is_checked_and_shows_what_it_needs() {
         assert!((checkpoint - 12.0).abs() < 0.2, "{name}: {checkpoint}");
         assert_eq!(document["mesh"]["dp_shard"], 8);
     }
+}
+
+/// LoRA recipe, the recipe that it builds on, ranks, and adapters in millions of parameters.
+const LORA_RECIPES: [(&str, &str, &str, f64); 5] = [
+    ("2b-lora", "2b", "1", 58.98),
+    ("5b-lora", "5b", "1", 132.12),
+    ("5b-i2v-lora", "5b-i2v", "1", 132.12),
+    ("1.5-5b-lora", "1.5-5b", "2", 33.03),
+    ("../fun/5b-inp-lora", "fun-5b-inp", "1", 49.55),
+];
+
+#[test]
+fn each_lora_recipe_is_checked_and_its_checkpoints_hold_adapters_alone() {
+    let site = TestSite::new();
+    for (name, full, ranks, millions) in LORA_RECIPES {
+        let (document, checks) = check_on(&site, ranks, &[&config(name), "--set", &data(&site, full)]);
+        for (id, (result, code)) in &checks {
+            assert!(result == "good" || OF_THE_MACHINE.contains(&id.as_str()), "{name}: {id}: {result} {code:?}");
+        }
+        let trainable = document["cost"]["trainable"].as_f64().unwrap();
+        assert!((trainable / 1e6 - millions).abs() < 0.01, "{name}: {trainable}");
+        assert_eq!(document["cost"]["checkpoint_bytes"].as_f64(), Some(12.0 * trainable), "{name}");
+    }
+    // An adapter to start from belongs to weights.
+    let adapter = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/weights/lora/peft");
+    let from = format!("lora.from={}", adapter.canonicalize_utf8().unwrap());
+    let (_, checks) = check_on(&site, "1", &[&config("5b-lora"), "--set", &data(&site, "5b"), "--set", &from]);
+    assert_eq!(checks["weights"], ("bad".to_owned(), Some("no-weights".to_owned())));
 }
 
 #[test]

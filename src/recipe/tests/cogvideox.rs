@@ -26,8 +26,39 @@ fn the_recipes_of_released_models_are_sound() {
         assert_eq!(model.in_channels, condition.in_channels(16), "{name}");
         assert!(recipe.cost().params > 1_000_000_000, "{name}");
     }
-    let files = camino::Utf8Path::new("../../configs/cogvideox").read_dir_utf8().unwrap().count();
-    assert_eq!(files, wanted.len() + 1, "the base, and a recipe for each model");
+    let files = camino::Utf8Path::new("../../configs/cogvideox").read_dir_utf8().unwrap();
+    let full = files.filter(|file| !file.as_ref().unwrap().file_name().ends_with("-lora.toml")).count();
+    assert_eq!(full, wanted.len() + 1, "the base, and a recipe for each model");
+}
+
+#[test]
+fn the_lora_recipes_have_the_values_of_the_scripts_that_they_follow() {
+    // Recipe, rank, alpha, adapted layers of a block, learning rate, and ranks.
+    let wanted = [
+        ("2b-lora", 128, 128.0, 4, 1e-4, 1),
+        ("5b-lora", 128, 128.0, 4, 1e-4, 1),
+        ("5b-i2v-lora", 128, 128.0, 4, 1e-4, 1),
+        ("1.5-5b-lora", 32, 32.0, 4, 5e-5, 2),
+        ("../fun/5b-inp-lora", 64, 32.0, 3, 1e-4, 1),
+    ];
+    for (name, rank, alpha, layers, lr, ranks) in wanted {
+        let recipe = recipe(name);
+        let (lora, model) = (&recipe.lora, &recipe.model);
+        assert_eq!((lora.rank, lora.alpha(), recipe.optimizer.lr), (rank, alpha, lr), "{name}");
+        assert_eq!(lora.layers(model).unwrap().len(), layers * model.num_layers, "{name}");
+        assert_eq!(recipe.mesh.world(), ranks, "{name}");
+        assert!(recipe.saves_adapters_only(), "{name}");
+        // A and B of square layers, and their weights and moments in float32.
+        let adapters = (layers * model.num_layers * 2 * rank * model.dim()) as u64;
+        assert_eq!((recipe.cost().trainable, recipe.cost().checkpoint_bytes), (adapters, 12 * adapters), "{name}");
+    }
+    // The number that finetrainers prints for rank 128 on 5B.
+    assert_eq!(recipe("5b-lora").cost().trainable, 132_120_576);
+    let lora = |folder: &str| {
+        let files = camino::Utf8Path::new("../../configs").join(folder).read_dir_utf8().unwrap();
+        files.filter(|file| file.as_ref().unwrap().file_name().ends_with("-lora.toml")).count()
+    };
+    assert_eq!(lora("cogvideox") + lora("fun"), wanted.len());
 }
 
 #[test]
