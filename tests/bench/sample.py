@@ -22,23 +22,10 @@ STEPS, GUIDANCE = 10, 6.0
 
 
 def make():
-    from diffusers import CogVideoXTransformer3DModel
+    from cogvideox import network
 
     torch.manual_seed(1)
-    model = CogVideoXTransformer3DModel(
-        num_attention_heads=8,
-        attention_head_dim=64,
-        in_channels=16,
-        out_channels=16,
-        time_embed_dim=512,
-        text_embed_dim=512,
-        num_layers=8,
-        sample_width=24,
-        sample_height=16,
-        sample_frames=49,
-        max_text_seq_length=64,
-        use_rotary_positional_embeddings=True,
-    )
+    model = network()
     model.save_pretrained(folder / "transformer")
     save_file({"latent": torch.randn(1, 13, 16, 16, 24), "texts": torch.randn(2, 64, 512)}, folder / "inputs.safetensors")
 
@@ -49,7 +36,7 @@ def peak_gib():
 
 def run(threads, samples):
     from diffusers import CogVideoXDDIMScheduler, CogVideoXTransformer3DModel
-    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+    from cogvideox import rotary
 
     torch.set_num_threads(threads)
     inputs = load_file(folder / "inputs.safetensors")
@@ -58,7 +45,7 @@ def run(threads, samples):
     scheduler = CogVideoXDDIMScheduler(
         prediction_type="v_prediction", rescale_betas_zero_snr=True, snr_shift_scale=1.0, timestep_spacing="trailing"
     )
-    rotary = get_3d_rotary_pos_embed(64, ((0, 0), (8, 12)), (8, 12), 13)
+    positions = rotary()
     seconds, cpu = [], []
     with torch.no_grad():
         for steps in [1] + [STEPS] * samples:
@@ -67,7 +54,7 @@ def run(threads, samples):
             scheduler.set_timesteps(steps)
             for timestep in scheduler.timesteps:
                 both = torch.cat([latent] * 2)
-                velocity = model(both, inputs["texts"], timestep.expand(2), image_rotary_emb=rotary, return_dict=False)[0]
+                velocity = model(both, inputs["texts"], timestep.expand(2), image_rotary_emb=positions, return_dict=False)[0]
                 without, text = velocity.float().chunk(2)
                 velocity = without + GUIDANCE * (text - without)
                 latent = scheduler.step(velocity, timestep, latent, return_dict=False)[0]

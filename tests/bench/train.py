@@ -13,27 +13,13 @@ import sys
 import time
 
 import torch
-from diffusers import CogVideoXTransformer3DModel
-from diffusers.models.embeddings import get_3d_rotary_pos_embed
+from cogvideox import LATENT, TEXT, network, rotary
 from torch.distributed.tensor import DTensor
 
 threads, steps = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-model = CogVideoXTransformer3DModel(
-    num_attention_heads=8,
-    attention_head_dim=64,
-    in_channels=16,
-    out_channels=16,
-    time_embed_dim=512,
-    text_embed_dim=512,
-    num_layers=8,
-    sample_width=24,
-    sample_height=16,
-    sample_frames=49,
-    max_text_seq_length=64,
-    use_rotary_positional_embeddings=True,
-)
+model = network()
 parameters = sum(p.numel() for p in model.parameters())
 model.enable_gradient_checkpointing()
 rank = int(os.environ.get("RANK", "0"))
@@ -74,14 +60,13 @@ def clip(limit):
         torch.nn.utils.clip_grads_with_norm_(group, limit, total, foreach=True)
 
 
-rotary = get_3d_rotary_pos_embed(64, ((0, 0), (8, 12)), (8, 12), 13)
-latent, text = torch.randn(1, 13, 16, 16, 24), torch.randn(1, 64, 512)
+positions, latent, text = rotary(), torch.randn(LATENT), torch.randn(TEXT)
 seconds = []
 for _ in range(steps):
     start = time.perf_counter()
     noise = torch.randn_like(latent)
     timestep = torch.randint(0, 1000, (1,))
-    output = model(latent + noise, text, timestep, image_rotary_emb=rotary, return_dict=False)[0]
+    output = model(latent + noise, text, timestep, image_rotary_emb=positions, return_dict=False)[0]
     (output - noise).square().mean().backward()
     clip(1.0)
     optimizer.step()

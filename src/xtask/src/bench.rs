@@ -28,6 +28,7 @@ type Measure = fn() -> Result<Vec<Row>>;
 /// The parts by name.
 const PARTS: &[(&str, Measure)] = &[
     ("train", train::rows),
+    ("lora", train::lora_rows),
     ("ttt", ttt::rows),
     ("encoders", encoders::rows),
     ("sample", sample::rows),

@@ -19,7 +19,7 @@ pub fn run(args: &[String]) -> Result<()> {
     let mut doc = cargo(["doc", "--release", "--workspace", "--no-deps"]);
     run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), "fix the links that rustdoc reports above")?;
     // The tests against diffusers run wherever it can be installed, so that the result does not depend on the machine.
-    let python = python::environment();
+    let python = python::environment_with_lora();
     if let Err(failure) = &python {
         println!("{failure}\nthe tests against diffusers and the build for GPUs will be skipped");
     }

@@ -23,6 +23,16 @@ pub fn environment_with_text() -> Result<Utf8PathBuf> {
     Ok(bin)
 }
 
+/// The additional packages for adapters: PEFT, and those that diffusers' pipelines import.
+const LORA_PACKAGES: [&str; 3] = ["peft==0.21.2", "transformers==5.23.0", "sentencepiece==0.2.1"];
+
+/// Returns the `bin` folder of the environment, with PEFT in it.
+pub fn environment_with_lora() -> Result<Utf8PathBuf> {
+    let bin = environment()?;
+    install(&bin, "complete-lora", &LORA_PACKAGES)?;
+    Ok(bin)
+}
+
 /// Returns the `bin` folder of the environment with PyAV, which binds FFmpeg's libraries.
 pub fn environment_with_pyav() -> Result<Utf8PathBuf> {
     let bin = environment()?;

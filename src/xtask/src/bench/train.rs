@@ -82,16 +82,34 @@ const CASES: [Case; 4] = [
     },
 ];
 
+/// Adapters of diffusers and PEFT, eager, with gradient checkpointing.
+const LORA: Case = Case {
+    what: "LoRA of rank 64, 2 threads",
+    recipe: "cogvideox-52m-lora.toml",
+    script: "lora.py",
+    time_bar: 0.8,
+    memory_bar: 0.6,
+    ..COGVIDEOX
+};
+
 /// Measures one process of two threads, two of one thread under FSDP and under TP, and a network with TTT layers.
 pub fn rows() -> Result<Vec<Row>> {
-    let bin = python::environment()?;
+    measured(&python::environment()?, &CASES)
+}
+
+/// Measures a step that trains adapters of rank 64 on attention, in one process of two threads.
+pub fn lora_rows() -> Result<Vec<Row>> {
+    measured(&python::environment_with_lora()?, &[LORA])
+}
+
+fn measured(bin: &Utf8Path, cases: &[Case]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for case in &CASES {
+    for case in cases {
         let scratch = Scratch::new(&case.latent, &[64, 512], case.segments)?;
         let mut rounds = Vec::new();
         for round in 1..=ROUNDS {
             println!("training step, {}: round {round} of {ROUNDS}", case.what);
-            rounds.push((ours(&scratch, case)?, theirs(&bin, case)?));
+            rounds.push((ours(&scratch, case)?, theirs(bin, case)?));
         }
         let mut row = |of: &str, unit, figure: fn(&Figures) -> f64, at_most| {
             let each = |side: fn(&(Figures, Figures)) -> Figures| {
