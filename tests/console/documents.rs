@@ -1,4 +1,4 @@
-//! The commands of `docs/your-videos.md` and of README's "Your videos", run by a shell as a reader runs them.
+//! The commands of `docs/your-videos.md`, of `docs/lora.md` and of README's "Your videos", run by a shell as a reader runs them.
 //!
 //! Small stand-ins replace the Hub, the model and the ranks, so that the tests take seconds on a machine without GPUs.
 
@@ -11,15 +11,18 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 
 const YOUR_VIDEOS: &str = include_str!("../../docs/your-videos.md");
+const LORA: &str = include_str!("../../docs/lora.md");
 const README: &str = include_str!("../../README.md");
 
 /// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
 /// next command needs the result.
-const STAND_INS: [(&str, &str); 5] = [
+const STAND_INS: [(&str, &str); 7] = [
     ("vidtui data encode ", "--frames 9 --height 64 --width 96 --text-len 6"),
     ("vidtui check ", SMALL),
     ("vidtui launch ", SMALL),
     ("vidtui launch ", "--wait"),
+    ("vidtui check configs/cogvideox/5b-lora.toml ", "--set lora.rank=4"),
+    ("vidtui launch configs/cogvideox/5b-lora.toml ", "--set lora.rank=4"),
     ("vidtui launch mine.toml ", "--set sample.every=2 --set sample.steps=2"),
 ];
 
@@ -31,8 +34,14 @@ const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set mode
      --set train.steps=2 --set optimizer.warmup_steps=1";
 
 /// The beginnings of commands that need the trainer or its results.
-const NEEDS_TRAINER: [&str; 5] =
-    ["vidtui data encode ", "vidtui data show ", "vidtui check ", "vidtui launch ", "vidtui sample "];
+const NEEDS_TRAINER: [&str; 6] = [
+    "vidtui data encode ",
+    "vidtui data show ",
+    "vidtui check ",
+    "vidtui launch ",
+    "vidtui sample ",
+    "vidtui convert latest ",
+];
 
 /// The blocks of code in a language.
 fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
@@ -91,8 +100,10 @@ fn run(site: &TestSite, blocks: &[&str]) {
     let lines = blocks.iter().flat_map(|block| block.lines()).filter(|line| !line.trim().is_empty());
     for line in lines.filter(|line| !line.starts_with('#')) {
         let command = line.split(" #").next().unwrap().trim();
-        let command = command.replace("--local 8", "--local 2").split_whitespace().collect::<Vec<_>>().join(" ");
-        if trainer().is_none() && NEEDS_TRAINER.iter().any(|begin| command.starts_with(begin)) {
+        let command = command.replace("--local 8", "--local 2").replace("--local 1", "--local 2");
+        let command = command.split_whitespace().collect::<Vec<_>>().join(" ");
+        let needs_run = command.contains(" --merge latest");
+        if trainer().is_none() && (needs_run || NEEDS_TRAINER.iter().any(|begin| command.starts_with(begin))) {
             eprintln!("SKIPPED: {command}: no vidtui-train; `cargo xtask test` builds it");
             continue;
         }
@@ -135,6 +146,30 @@ fn each_command_of_the_document_succeeds() {
         assert_eq!(samples.iter().map(|sample| sample.seed).collect::<Vec<_>>(), [42, 7]);
         let measured = rundir::Tail::<rundir::MetricSample>::new(watched.metrics()).poll().unwrap().items;
         assert!(measured.iter().any(|sample| sample.validation_loss_by_level.len() == 9));
+    }
+}
+
+#[test]
+fn each_command_of_the_document_about_lora_succeeds() {
+    let site = site();
+    write_files(&site, LORA);
+    run(&site, &blocks(LORA, "sh"));
+    if trainer().is_none() {
+        return;
+    }
+    let mine = recipe::load(&site.root.join("mine.toml"), &[]).unwrap().recipe;
+    assert_eq!((mine.lora.rank, mine.lora.dropout), (64, 0.1));
+    for file in ["lora/pytorch_lora_weights", "lora-peft/adapter_model", "lora-kohya/lora"] {
+        assert!(site.root.join(format!("{file}.safetensors")).is_file(), "{file}");
+    }
+    let trained = site.runs().into_iter().filter(|run| run.read_run().unwrap().task() == recipe::Task::Train);
+    let from: Vec<bool> =
+        trained.map(|run| run.read_run().unwrap().recipe().unwrap().lora.starts_from().is_some()).collect();
+    assert_eq!(from.iter().filter(|from| **from).count(), 1, "{from:?}");
+    let sampled = site.runs().into_iter().flat_map(|run| run.list_samples().unwrap());
+    let weights: Vec<Vec<f64>> = sampled.map(|sample| sample.lora.iter().map(|lora| lora.weight).collect()).collect();
+    for wanted in [vec![], vec![1.0], vec![0.8, 0.3]] {
+        assert!(weights.contains(&wanted), "{weights:?}");
     }
 }
 
