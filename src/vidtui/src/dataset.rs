@@ -108,6 +108,35 @@ pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ::dataset::{ImportRequest, plan_import};
+    use rundir::ErrorCode;
+    use std::ops::ControlFlow;
+
+    #[test]
+    fn held_out_clips_without_the_tensors_of_the_condition_are_refused_before_a_start() {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8Path::from_path(keep.path()).unwrap();
+        let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let import = |name: &str| {
+            let (index, target) = (fixtures.join("dataset").join(name), folder.join(name));
+            let request = ImportRequest { index, root: None, target: target.clone(), channels: 4 };
+            plan_import(&request).unwrap().execute(false, &mut |_| ControlFlow::Continue(())).unwrap();
+            target
+        };
+        let (with_images, without) = (import("factory"), import("finetrainers"));
+        let of = |held_out: &Utf8Path| {
+            let model = ["text_dim=6", "text_len=8", "latent_frames=3", "latent_height=4", "latent_width=4"];
+            let model = model.into_iter().chain(["in_channels=8", "out_channels=4"]).map(|set| format!("model.{set}"));
+            let data = [format!("data.index={with_images}"), format!("sample.validation_index={held_out}")];
+            let rest = ["condition.kind=image".to_owned(), "sample.every=1".to_owned()];
+            let sets: Vec<String> = model.chain(data).chain(rest).collect();
+            check(&recipe::load(&fixtures.join("configs/valid/minimal.toml"), &sets).unwrap().recipe)
+        };
+        of(&with_images).unwrap();
+        let failure = of(&without).unwrap_err();
+        assert_eq!(failure.code, ErrorCode::InvalidDataset);
+        assert!(failure.why.contains("finetrainers") && failure.fix.contains("vidtui data encode"), "{failure}");
+    }
 
     #[test]
     fn the_first_the_middle_and_the_last_sample_are_picked() {

@@ -79,8 +79,12 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
         ("VAE".into(), of(&spec.vae.name, &spec.vae.identity, &spec.vae.dtype)),
         ("text encoder".into(), of(&spec.text.name, &spec.text.encoder, &spec.text.dtype)),
         ("frames".into(), {
+            // Other programs do not record how they chose the frames of latents that were imported.
             let fps = spec.frames.fps.map_or(String::new(), |fps| format!(" at {} fps", units::number(fps)));
-            format!("{} {}{fps}", spec.frames.count, spec.frames.mode)
+            match spec.frames.count {
+                0 => "not known".into(),
+                count => format!("{count} {}{fps}", spec.frames.mode),
+            }
         }),
     ];
     if let Some(condition) = &spec.condition {
