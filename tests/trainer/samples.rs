@@ -377,7 +377,7 @@ fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_dr
     for (kind, dropout, channels, tensors) in cases {
         let trained = conditioned(&scene, &format!("{kind}-clips"), 4, tensors);
         let held_out = conditioned(&scene, &format!("{kind}-held-out"), 3, tensors);
-        let run = |name: &str, mesh: &[usize], share: f64, sets: &[&str]| {
+        let launch = |name: &str, mesh: &[usize], share: f64, sets: &[&str], start: StartFrom| {
             let own = [
                 format!("data.index={trained}"),
                 format!("sample.validation_index={held_out}"),
@@ -385,26 +385,26 @@ fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_dr
                 format!("condition.{dropout}={share}"),
                 format!("model.in_channels={channels}"),
             ];
-            let rest = ["sample.every=2", "train.steps=4", "train.global_batch=2", "checkpoint.interval=0"];
+            let rest = ["sample.every=2", "train.steps=4", "train.global_batch=2", "optimizer.schedule=constant"];
             let sets: Vec<&str> = own.iter().map(String::as_str).chain(rest).chain(sets.iter().copied()).collect();
-            let points = validation(&scene.launch(&format!("{kind}-{name}"), mesh, &sets).finish());
-            assert_eq!(points.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 2, 4], "{kind}: {name}");
-            points.into_iter().map(|(_, levels)| levels).collect::<Vec<_>>()
+            scene.launch_from(&format!("{kind}-{name}"), mesh, &sets, start).finish()
         };
-        // Weights that do not move have the same loss at every point: nothing is drawn anew.
+        // New weights return zeros, whatever the condition is.
+        let learned = launch("learned", &[1, 1], 0.0, &["optimizer.lr=0.01"], StartFrom::Random);
+        let path = latest(&learned.dir).unwrap().dir;
+        // Weights that do not move have the same loss at every point: nothing is drawn again.
         let still = ["optimizer.lr=1e-30", "optimizer.lr_end=1e-30", "optimizer.weight_decay=0"];
-        let fixed = run("still", &[1, 1], 0.5, &still);
-        assert_eq!((&fixed[0], fixed[0].len()), (&fixed[1], 9), "{kind}");
-        assert_eq!(fixed[1], fixed[2], "{kind}");
-        let (kept, dropped) = (run("kept", &[1, 1], 0.0, &still), run("dropped", &[1, 1], 0.99, &still));
-        assert_ne!(kept[0], dropped[0], "{kind}: the condition has no effect");
-        // Ranks share the clips, and the weights change.
-        let alone = run("alone", &[1, 1], 0.5, &["optimizer.schedule=constant"]);
-        let two = run("two", &[1, 2], 0.5, &["optimizer.schedule=constant"]);
-        assert_ne!(alone[0], alone[2], "{kind}: training does not change the loss");
-        for (one, other) in alone.iter().zip(&two) {
-            assert_close(other, one, 1e-4, &format!("{kind}: the validation loss of two ranks"));
-        }
+        let points = |name: &str, mesh: &[usize], share: f64| {
+            let points = validation(&launch(name, mesh, share, &still, StartFrom::Weights { path: path.clone() }));
+            let steps: Vec<u64> = points.iter().map(|(step, _)| *step).collect();
+            assert_eq!(steps, [0, 2, 4], "{kind}: the first point of {name} is before step 1");
+            assert!(points.iter().all(|(_, levels)| *levels == points[0].1), "{kind}: {name}: {points:?}");
+            points[0].1.clone()
+        };
+        let (kept, dropped) = (points("kept", &[1, 1], 0.0), points("dropped", &[1, 1], 0.99));
+        assert!(kept.len() == 9 && kept != dropped, "{kind}: the condition has no effect");
+        let (one, two) = (points("one", &[1, 1], 0.5), points("two", &[1, 2], 0.5));
+        assert_close(&two, &one, 1e-4, &format!("{kind}: the validation loss of two ranks"));
     }
 }
 
