@@ -3,10 +3,13 @@
 //! All formulas about sizes are in this module, so that `vidtui check`, the launch dialog, the metrics and the documents
 //! show the same numbers.
 
+mod block;
+mod cogvideox;
 mod flops;
 mod memory;
 mod traffic;
 
+pub use block::BlockCost;
 pub use flops::Flops;
 pub use memory::RankMemory;
 pub use traffic::Traffic;
@@ -78,12 +81,6 @@ impl Recipe {
             memory: RankMemory::of(self, &units),
             traffic: Traffic::of(self, &units),
         }
-    }
-
-    /// Returns the number of blocks that are recomputed: all blocks except those of the last group.
-    fn recomputed_blocks(&self) -> usize {
-        let (layers, group) = (self.model.num_layers, self.remat.blocks_per_input(self.model.num_layers));
-        (layers - 1) / group * group
     }
 
     /// Returns the samples that a rank processes at a time.

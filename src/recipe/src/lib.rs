@@ -40,7 +40,7 @@ mod value;
 
 pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use condition::{Condition, ConditionKind, MaskKind};
-pub use cost::{Cost, Flops, RankMemory, Traffic, save_reserve_s};
+pub use cost::{BlockCost, Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
@@ -50,7 +50,7 @@ pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use mesh::Mesh;
-pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, TimestepSpacing};
+pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
 pub use optim::{Optimizer, Schedule};
 pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};

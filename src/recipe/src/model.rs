@@ -85,6 +85,17 @@ pub struct Model {
     pub invert_image_scale: bool,
 }
 
+/// The size of a latent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Shape {
+    /// Latent frames.
+    pub frames: usize,
+    /// Rows of a latent frame.
+    pub height: usize,
+    /// Columns of a latent frame.
+    pub width: usize,
+}
+
 /// The position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -163,6 +174,11 @@ impl Model {
     /// Returns the width of the residual stream.
     pub fn dim(&self) -> usize {
         self.num_heads * self.head_dim
+    }
+
+    /// Returns the size of a latent.
+    pub fn shape(&self) -> Shape {
+        Shape { frames: self.latent_frames, height: self.latent_height, width: self.latent_width }
     }
 
     /// Returns the video tokens of one frame of tokens.

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::{UnitSize, UnitSizes};
-use crate::{Layer, Recipe};
+use super::{BlockCost, UnitSize, UnitSizes};
+use crate::Recipe;
 
 /// Size of a float32 in bytes.
-const F32: u64 = 4;
+pub(super) const F32: u64 = 4;
 
 /// The memory of one rank, in bytes. The first three are exact and last the whole run; the others are peaks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -30,8 +30,7 @@ pub struct RankMemory {
 
 impl RankMemory {
     pub(super) fn of(recipe: &Recipe, units: &UnitSizes) -> Self {
-        let (model, mesh) = (&recipe.model, &recipe.mesh);
-        let (layers, compute) = (model.num_layers, recipe.train.dtype.bytes());
+        let (mesh, compute, blocks) = (&recipe.mesh, recipe.train.dtype.bytes(), recipe.blocks());
         // Each unit is padded to a multiple of the ranks that it is sharded over.
         let share = |numbers: u64| numbers.div_ceil(mesh.dp_shard as u64);
         let trained: u64 = units.all().map(|unit| share(unit.trained)).sum();
@@ -39,17 +38,19 @@ impl RankMemory {
         let whole = |unit: UnitSize| compute * (unit.trained + unit.frozen);
         // A rank that computes in float32 on a whole replica uses its weights in place.
         let in_place = mesh.dp_shard == 1 && compute == F32;
-        let group = recipe.remat.blocks_per_input(layers);
-        let in_hand = whole(units.root) + layers.min(group + 1) as u64 * whole(units.block);
+        let groups = units.blocks.chunks(recipe.group());
+        let prefetched = if groups.len() > 1 { whole(units.block) } else { 0 };
+        let largest_group = groups.map(|group| group.iter().copied().map(whole).sum()).max().unwrap_or(0);
+        let in_hand = whole(units.root) + largest_group + prefetched;
         let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
         RankMemory {
             weights: F32 * trained + compute * frozen,
             gradients: F32 * trained,
             optimizer: 2 * F32 * trained,
-            kept: recipe.micro_batch() * kept(recipe),
+            kept: recipe.micro_batch() * kept(recipe, &blocks),
             gathered: if in_place { 0 } else { in_hand },
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
-            workspace: graphs_of_group(recipe, group as u64) + gradients_of_block(recipe, units.block),
+            workspace: graphs_of_group(recipe, &blocks) + gradients_of_block(recipe, units.block),
         }
     }
 
@@ -64,20 +65,6 @@ impl RankMemory {
         self.weights + self.optimizer
     }
 
-    /// Returns the size of the float32 inner states that both directions of a TTT layer save in a pass.
-    pub fn scan_states(recipe: &Recipe) -> u64 {
-        let m = &recipe.model;
-        let head = m.head_dim as u64;
-        let state = match m.layer {
-            Layer::None => return 0,
-            Layer::TttLinear => head * head + head,
-            Layer::TttMlp => 2 * 4 * head * head + 4 * head + head,
-        };
-        let batches = (m.seq_len() / m.ttt_mini_batch) as u64;
-        let groups = batches.div_ceil(recipe.remat.scan_group as u64);
-        2 * groups * (m.num_heads / recipe.mesh.tp) as u64 * state * F32
-    }
-
     /// Returns the sum.
     pub fn total(&self) -> u64 {
         self.state() + self.kept + self.gathered + self.accumulated + self.workspace
@@ -87,40 +74,22 @@ impl RankMemory {
 /// Returns the bytes that the recomputed blocks keep for one sample: the input of each group (with
 /// `remat.shard_inputs`, the rank's part of it) and, with `remat.keep_attention`, the attention output and the float32
 /// log-sum-exp of each block.
-fn kept(recipe: &Recipe) -> u64 {
-    let (m, tp) = (&recipe.model, recipe.mesh.tp as u64);
+fn kept(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
     let compute = recipe.train.dtype.bytes();
-    let [tokens, width, heads] = [m.seq_len(), m.dim(), m.num_heads].map(|size| size as u64);
-    let attended = (m.segments * m.attention_len()) as u64;
-    let attention = attended * (width / tp * compute + heads / tp * F32);
-    let (blocks, group) = (recipe.recomputed_blocks(), recipe.remat.blocks_per_input(m.num_layers));
-    let attention = if recipe.remat.keep_attention { blocks as u64 * attention } else { 0 };
-    let input = tokens * width / if recipe.remat.shard_inputs { tp } else { 1 };
-    (blocks / group) as u64 * input * compute + attention
+    let recomputed = &blocks[..recipe.recomputed_blocks()];
+    let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
+    let inputs: u64 = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute).sum();
+    let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
+    inputs + if recipe.remat.keep_attention { recomputed.iter().map(attention).sum() } else { 0 }
 }
 
-/// Returns the size of the graphs of a group of blocks and of the temporaries of one block's backward pass. Sizes are
-/// counted in rows. A row has one number for each token and each feature of the model's width.
-///
-/// Autograd keeps these rows for `dit`'s block; tests of the trainer compare them with measured peaks on the CPU.
-///
-/// * Whole width: the outputs of two norms and two modulations, two gated updates, the residual between them, and the
-///   output, which is the next block's input.
-/// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
-///   joined outputs if there are several segments; the MLP's hidden layer before and after its activation.
-/// * A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads.
-/// * Temporaries: the group's input, the incoming gradient twice, and the gradients of the MLP's update and hidden layer.
-fn graphs_of_group(recipe: &Recipe, group: u64) -> u64 {
-    let (m, tp) = (&recipe.model, recipe.mesh.tp as f64);
-    let (tokens, attended) = (m.seq_len() as f64, (m.segments * m.attention_len()) as f64);
-    let joined = if m.segments == 1 { 0.0 } else { 1.0 };
-    let (ttt_whole, ttt_split) = if m.layer == Layer::None { (0.0, 0.0) } else { (4.0, 20.0) };
-    let graph = 8.0 + ttt_whole + (2.0 + 4.0 * attended / tokens + joined + 8.0 + ttt_split) / tp;
-    let temporaries = 4.0 + 4.0 / tp;
-    let (samples, group) = (recipe.micro_batch() as f64, group as f64);
-    let rows = samples * (group * graph + temporaries);
-    let states = samples * group * RankMemory::scan_states(recipe) as f64;
-    (rows * tokens * m.dim() as f64 * recipe.train.dtype.bytes() as f64 + states) as u64
+/// Returns the size of the graphs of the largest group of blocks and of the temporaries of one block's backward pass.
+fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
+    let (samples, compute) = (recipe.micro_batch() as f64, recipe.train.dtype.bytes() as f64);
+    let graph = |block: &BlockCost| block.graph * compute + block.states as f64;
+    let graphs = blocks.chunks(recipe.group()).map(|group| group.iter().map(graph).sum()).fold(0.0, f64::max);
+    let temporaries = blocks.iter().map(|block| block.temporaries * compute).fold(0.0, f64::max);
+    (samples * (graphs + temporaries)) as u64
 }
 
 /// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.

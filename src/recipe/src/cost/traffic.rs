@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{UnitSize, UnitSizes};
-use crate::{Layer, ParamSpec, Recipe, Split};
+use super::{BlockCost, UnitSize, UnitSizes};
+use crate::{ParamSpec, Recipe, Split};
 
 /// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
@@ -23,35 +23,26 @@ pub struct Traffic {
 
 impl Traffic {
     pub(super) fn of(recipe: &Recipe, units: &UnitSizes) -> Self {
-        let (model, mesh) = (&recipe.model, &recipe.mesh);
-        let layers = model.num_layers as f64;
+        let mesh = &recipe.mesh;
         let (compute, parts) = (recipe.train.dtype.bytes() as f64, recipe.train.grad_accum as f64);
         let passed = |ranks: usize| (ranks as f64 - 1.0) / ranks as f64;
         let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
         let trained: f64 = units.all().map(|unit| unit.trained as f64).sum();
 
-        // A block has a collective after attention, after each direction of its TTT layer and after its MLP: in the forward
-        // pass, in the recomputation and in the backward pass.
-        let collectives = if model.layer == Layer::None { 2.0 } else { 4.0 };
-        let recompute = recipe.recomputed_blocks() as f64;
-        let passes = 2.0 * layers + recompute;
-        let group = recipe.remat.blocks_per_input(model.num_layers) as f64;
-        let joined = if recipe.remat.shard_inputs { recompute / group } else { 0.0 };
-        let tokens = recipe.micro_batch() as f64 * (model.seq_len() * model.dim()) as f64 * compute;
-        // The norm after each direction of a TTT layer covers the heads of all ranks: they gather each token's mean and
-        // variance in float32, and sum the gradients of what they gathered.
-        let statistics = if model.layer == Layer::None {
-            0.0
-        } else {
-            2.0 * (layers + recompute + 2.0 * layers)
-                * recipe.micro_batch() as f64
-                * (model.seq_len() * 2 * 4 * mesh.tp) as f64
-        };
-        // Every rank has the gain and bias of the norms of queries and keys, and applies them to its own heads.
+        let (samples, recomputed) = (recipe.micro_batch() as f64, recipe.recomputed_blocks());
         let specs = recipe.param_specs();
-        let is_head_norm = |spec: &&ParamSpec| spec.name.contains(".attn.q_norm") || spec.name.contains(".attn.k_norm");
-        let norms_train = specs.iter().filter(is_head_norm).any(|spec| recipe.train.trains(spec));
-        let head_norms = if norms_train { 2.0 * layers * (4 * model.head_dim) as f64 * compute } else { 0.0 };
+        // Bytes that the ranks of a TP group sum or gather for one block.
+        let of_block = |(number, block): (usize, &BlockCost)| {
+            let recompute = if number < recomputed { 1.0 } else { 0.0 };
+            // A sum sends each number twice: in the forward pass, in the recomputation and in the backward pass.
+            let sums = 2.0 * (2.0 + recompute) * samples * block.summed as f64 * compute;
+            let is_saved = recipe.remat.shard_inputs && number < recomputed && number.is_multiple_of(recipe.group());
+            let input = if is_saved { samples * block.input as f64 * compute } else { 0.0 };
+            // Statistics are gathered in both passes, and the gradients of what was gathered are summed.
+            let statistics = (1.0 + recompute + 2.0) * samples * block.statistics as f64;
+            sums + input + statistics + 2.0 * block.summed_grads as f64 * compute
+        };
+        let tensor_parallel: f64 = recipe.blocks().iter().enumerate().map(of_block).sum();
         let summed: u64 = specs.iter().filter(|spec| spec.split == Split::Summed).map(ParamSpec::len).sum();
         let adapters = 2.0 * summed as f64 * compute;
         let blocks = |blocks: &[UnitSize]| blocks.iter().map(|block| whole(*block)).sum::<f64>();
@@ -62,9 +53,7 @@ impl Traffic {
                 * (whole(units.root) + blocks(&units.blocks) + blocks(&units.blocks[..recipe.recomputed_blocks()])),
             reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
-            tensor_parallel: parts
-                * passed(mesh.tp)
-                * ((2.0 * collectives * passes + joined) * tokens + statistics + head_norms + adapters),
+            tensor_parallel: parts * passed(mesh.tp) * (tensor_parallel + adapters),
         }
     }
 
