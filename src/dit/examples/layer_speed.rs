@@ -4,9 +4,10 @@
 //! the growth of peak resident memory in GiB, and the norms of the output and of the gradients of the input and of
 //! every parameter, which must equal those of `tests/bench/ttt.py`.
 
+use dit::cogvideox::Scan;
+use dit::cogvideox::ttt::Ttt;
 use dit::parallel::Alone;
 use dit::params::{UnitParams, unit_specs};
-use dit::ttt::Ttt;
 use recipe::{Init, ParamSpec, Unit};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -21,6 +22,7 @@ fn main() {
     let recipe = recipe::load(recipe.as_str().into(), sets).unwrap_or_else(|e| panic!("{e}")).recipe;
     let model = &recipe.model;
     let layer = Ttt::new(model, recipe.remat.scan_group).expect("the recipe's blocks have a TTT layer");
+    let order = Scan::new(model);
 
     let sequence = [1, model.seq_len() as i64, model.dim() as i64];
     let (x, pull) = (hashed(&sequence, 0, 2.0, 0.0).set_requires_grad(true), hashed(&sequence, 1, 2.0, 0.0));
@@ -43,7 +45,7 @@ fn main() {
     let (mut seconds, mut norms) = (Vec::new(), Vec::new());
     for _ in 0..number(rounds) {
         let start = Instant::now();
-        let out = layer.layer(&params, &x, &Alone).expect("no peer can be lost");
+        let out = layer.layer(&order, &params, &x, &Alone).expect("no peer can be lost");
         let grads = Tensor::run_backward(&[(&out * &pull).sum(Kind::Float)], &leaves, false, false);
         seconds.push(start.elapsed().as_secs_f64());
         norms = std::iter::once(&out).chain(&grads).map(|tensor| tensor.norm().double_value(&[])).collect();

@@ -7,7 +7,7 @@
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler};
@@ -65,6 +65,7 @@ fn main() {
                 latent: x.repeat([2, 1, 1, 1, 1]),
                 text: inputs["texts"].shallow_clone(),
                 timestep: Tensor::full([2], timestep, (Kind::Int64, Device::Cpu)),
+                conditions: Vec::new(),
             };
             let velocity = network.forward(&mut units, &inputs)?;
             let half = |half| velocity.narrow(0, half, 1);

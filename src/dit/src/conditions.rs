@@ -36,11 +36,6 @@ pub fn image(latent: &Tensor, frames: i64) -> Tensor {
     Tensor::cat(&[latent.shallow_clone(), Tensor::zeros(&rest, (latent.kind(), latent.device()))], 1)
 }
 
-/// Returns the condition of inpainting, `[B, T, 1 + C, h, w]`: the known part, then the latent of the masked video.
-pub fn inpaint(known: &Tensor, masked: &Tensor) -> Tensor {
-    Tensor::cat(&[known, masked], 2)
-}
-
 /// Returns the known part of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
 ///
 /// The first frame is resized separately from the others, because the VAE encodes it separately.

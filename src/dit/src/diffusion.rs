@@ -24,7 +24,7 @@ impl Default for Schedule {
     }
 }
 
-/// A noised latent and the target of the network.
+/// A noised latent and the target of the network. The formulas are those of CogVideoX.
 #[derive(Debug)]
 pub struct Noised {
     /// `√ᾱ·x0 + √(1-ᾱ)·ε`, shape of the latent, fp32.
@@ -205,6 +205,11 @@ impl Target {
             Some(weight) => loss * weight,
             None => loss,
         }
+    }
+
+    /// Returns the mean squared error of the velocity without weights, fp32.
+    pub fn plain_loss(&self, output: &Tensor) -> Tensor {
+        (output.to_kind(Kind::Float) - &self.velocity).square().mean(Kind::Float)
     }
 
     /// Applies `change` to every tensor, for example a copy to another device.

@@ -1,25 +1,26 @@
-//! CogVideoX's transformer as functions of its parameters.
+//! Transformers as functions of their parameters.
 //!
-//! This crate owns no parameters. A block is a function ([`block`]) of views into tensors that the caller gathered;
-//! [`network::Network::forward_backward`] processes the units of the network and requests each unit's parameters from its caller through
-//! the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code. With
-//! tensor parallelism the callers pass parts of tensors, and [`parallel::TensorParallel`] combines the results.
+//! This crate owns no parameters. A [`family::Family`] of networks has three functions: [`embed`](family::Family::embed),
+//! [`block`](family::Family::block) and [`head`](family::Family::head), which take views into tensors that the caller gathered.
+//! [`network::Network::forward_backward`] processes the units of any family and requests each unit's parameters from its caller
+//! through the trait [`network::Units`]. One process with whole tensors, FSDP and HSDP are different callers of the same code.
+//! With tensor parallelism the callers pass parts of tensors, and [`parallel::TensorParallel`] combines the results.
+//!
+//! [`cogvideox`] is the only family. An [`objective::Objective`] noises latents and computes the loss, for any family.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.
 
 pub mod block;
+pub mod cogvideox;
 pub mod conditions;
 pub mod diffusion;
 pub mod dropout;
-pub mod embed;
-pub mod head;
+pub mod family;
 pub mod masks;
 pub mod network;
+pub mod objective;
 pub mod parallel;
 pub mod params;
-pub mod positions;
 pub mod sampler;
-pub mod segments;
-pub mod ttt;
 mod vjp;

@@ -1,15 +1,21 @@
-//! The whole network, one unit at a time.
+//! A network of any family, one unit at a time.
 //!
 //! [`Network::forward_backward`] owns no parameters. Before a unit runs, it gathers the unit's tensors from [`Units`]; after
 //! the unit's backward pass, it passes the gradients to [`Units::reduce`]. The caller decides what gathering and reducing
 //! mean: nothing on one rank, collectives on a mesh.
+//!
+//! The shape of a batch may differ from call to call: what depends on it is computed once for each shape, and kept.
 
-use crate::block::{ActivationCheckpointing, Block, SavedForBackward};
-use crate::embed::{Embedded, Embedder, Inputs};
-use crate::head::Head;
+use crate::block::{ActivationCheckpointing, Attention, Block, SavedForBackward, backward, detached};
+use crate::family::{Family, Inputs, Tokens};
 use crate::parallel::{Alone, TensorParallel};
 use crate::params::{Adapters, SlotGrad, UnitParams};
-use recipe::{Model, Positions, Unit};
+use crate::vjp::{leaf, vjp_of_used};
+use recipe::{Shape, Unit};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Instant;
 use tch::{Device, TchError, Tensor};
 
 /// Supplies the parameters of units and receives their gradients.
@@ -40,15 +46,15 @@ pub enum SavedInputs {
 
 /// A network without its parameters.
 #[derive(Debug)]
-pub struct Network {
-    embedder: Embedder,
-    block: Block,
-    head: Head,
-    num_blocks: usize,
+pub struct Network<F: Family> {
+    family: F,
+    device: Device,
+    /// What depends on the shape of a batch, of every shape so far.
+    grids: RefCell<HashMap<Shape, Rc<F::Grid>>>,
+    checkpointing: ActivationCheckpointing,
     /// The number of blocks that are recomputed together, from the input of the first.
     group: usize,
     inputs: SavedInputs,
-    checkpointing: ActivationCheckpointing,
     /// The adapters of each block; empty without LoRA.
     adapters: Vec<Adapters>,
 }
@@ -64,33 +70,28 @@ pub struct ForwardBackward {
     pub forward_s: f64,
 }
 
-impl Network {
-    /// Prepares the network of a model.
-    ///
-    /// * `checkpointing` — what every block outside the last group saves for its backward pass.
-    /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
-    pub fn new(model: &Model, checkpointing: ActivationCheckpointing, scan_group: usize) -> Self {
-        let rotary = (model.positions != Positions::SinCos).then(|| crate::segments::attention_rotary(model));
-        Self::with_rotary(model, checkpointing, scan_group, rotary)
-    }
-
-    /// As [`Network::new`], with the caller's rotary factors of one segment's attention, `[S, F/2]`.
-    pub fn with_rotary(
-        model: &Model,
-        checkpointing: ActivationCheckpointing,
-        scan_group: usize,
-        rotary: Option<Tensor>,
-    ) -> Self {
+impl<F: Family> Network<F> {
+    /// Prepares a network. `checkpointing` is what every block outside the last group saves for its backward pass.
+    pub fn of(family: F, checkpointing: ActivationCheckpointing) -> Self {
         Network {
-            embedder: Embedder::new(model),
-            block: Block::new(model, rotary, scan_group),
-            head: Head::new(model),
-            num_blocks: model.num_layers,
+            family,
+            device: Device::Cpu,
+            grids: RefCell::default(),
+            checkpointing,
             group: 1,
             inputs: SavedInputs::Replicated,
-            checkpointing,
             adapters: Vec::new(),
         }
+    }
+
+    /// Returns the family of the network.
+    pub fn family(&self) -> &F {
+        &self.family
+    }
+
+    /// Returns the network with a change of its family.
+    pub(crate) fn map_family(self, change: impl FnOnce(F) -> F) -> Self {
+        Network { family: change(self.family), grids: RefCell::default(), ..self }
     }
 
     /// Adds the LoRA adapters of each block.
@@ -101,25 +102,23 @@ impl Network {
     /// Lets each group of `blocks` blocks share one saved input. Each block is still recomputed once; if one group
     /// holds all blocks, no block is recomputed.
     pub fn grouped(self, blocks: usize) -> Self {
-        Network { group: blocks.clamp(1, self.num_blocks), ..self }
+        Network { group: blocks.clamp(1, self.family.num_blocks()), ..self }
     }
 
-    /// Moves the constant tensors to a device; they are on the CPU by default.
-    pub fn on(mut self, device: Device) -> Self {
-        self.embedder.move_to(device);
-        self.block.move_to(device);
-        self
-    }
-
-    /// Sets the offset (`ofs`) of models that embed it, `[1]` or `[B]`; the default is 2.
-    pub fn at_offset(mut self, offset: &Tensor) -> Self {
-        self.embedder.set_offset(offset);
-        self
+    /// Sets the device of the constant tensors; the default is the CPU.
+    pub fn on(self, device: Device) -> Self {
+        Network { device, grids: RefCell::default(), ..self }
     }
 
     /// Sets how the inputs of blocks are saved; the default is [`SavedInputs::Replicated`].
     pub fn saving_inputs(self, inputs: SavedInputs) -> Self {
         Network { inputs, ..self }
+    }
+
+    /// Returns what depends on the shape of a batch.
+    fn grid(&self, shape: Shape) -> Rc<F::Grid> {
+        let mut grids = self.grids.borrow_mut();
+        grids.entry(shape).or_insert_with(|| Rc::new(self.family.grid(shape, self.device))).clone()
     }
 
     /// Gathers a block with its adapters.
@@ -138,14 +137,15 @@ impl Network {
     /// The error of gathering or computing a unit.
     pub fn forward<U: Units>(&self, units: &mut U, inputs: &Inputs) -> Result<Tensor, U::Error> {
         let _without_graph = tch::no_grad_guard();
+        let (grid, blocks) = (self.grid(inputs.shape()), self.family.num_blocks());
         let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
-        let Embedded { mut x_bld, act_be } = self.embedder.forward(&root, inputs);
-        for i in 0..self.num_blocks {
-            let params = self.gather(units, i, (i + 1 < self.num_blocks).then_some(i + 1))?;
-            let saved = ActivationCheckpointing::Full;
-            (x_bld, _) = self.block.forward(&params, &x_bld, &act_be, saved, units.tensor_parallel())?;
+        let mut tokens = self.family.embed(&grid, &root, inputs);
+        for i in 0..blocks {
+            let params = self.gather(units, i, (i + 1 < blocks).then_some(i + 1))?;
+            let attention = Attention::default();
+            tokens.streams = self.family.block(&grid, i, &params, &tokens, &attention, units.tensor_parallel())?;
         }
-        Ok(self.head.forward(&root, &x_bld, &act_be))
+        Ok(self.family.head(&grid, &root, &tokens))
     }
 
     /// Runs a forward and a backward pass. `objective` computes the scalar loss from the output.
@@ -158,68 +158,144 @@ impl Network {
         inputs: &Inputs,
         objective: impl FnOnce(&Tensor) -> Tensor,
     ) -> Result<ForwardBackward, U::Error> {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
+        let (grid, blocks) = (self.grid(inputs.shape()), self.family.num_blocks());
         // The last group keeps its graphs and parameters, because its backward pass comes next.
-        let last = (self.num_blocks - 1) / self.group * self.group;
+        let last = (blocks - 1) / self.group * self.group;
         let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
-        let Embedded { mut x_bld, act_be } = tch::no_grad(|| self.embedder.forward(&root, inputs));
-        let mut saved: Vec<SavedForBackward> = Vec::with_capacity(self.num_blocks);
+        let Tokens { mut streams, shared } = tch::no_grad(|| self.family.embed(&grid, &root, inputs));
+        let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared };
+        let mut saved: Vec<SavedForBackward> = Vec::with_capacity(blocks);
         let mut held: Vec<UnitParams> = Vec::new();
-        for i in 0..self.num_blocks {
-            let next = if i + 1 < self.num_blocks { Some(i + 1) } else { last.checked_sub(self.group) };
+        for i in 0..blocks {
+            let next = if i + 1 < blocks { Some(i + 1) } else { last.checked_sub(self.group) };
             let params = self.gather(units, i, next)?;
             let checkpointing = if i >= last { ActivationCheckpointing::None } else { self.checkpointing };
-            let (y, mut block) =
-                self.block.forward(&params, &x_bld, &act_be, checkpointing, units.tensor_parallel())?;
+            let (out, mut kept) = block(i).forward(&params, &streams, checkpointing, units.tensor_parallel())?;
             if !i.is_multiple_of(self.group) {
                 // Recomputing the previous block yields this input.
-                drop(block.take_input());
+                drop(kept.take_input());
             } else if self.inputs == SavedInputs::Sharded {
-                block.change_input(|x| units.tensor_parallel().scatter_to(x))?;
+                kept.change_input(|x| units.tensor_parallel().scatter_to(x))?;
             }
-            x_bld = y;
-            saved.push(block);
+            streams = out;
+            saved.push(kept);
             if i >= last {
                 held.push(params);
             }
         }
         let mut output = None;
         let mut forward_s = 0.0;
-        let head = self.head.backward(&root, &x_bld, &act_be, |out| {
+        let mut grads = self.head_backward(&grid, &root, Tokens { streams, shared: detached(&shared) }, |out| {
             output = Some(out.detach());
             forward_s = start.elapsed().as_secs_f64();
             objective(out)
         })?;
-        drop(x_bld);
-        let (mut grad_x, mut grad_act, mut root_grads) = (head.x_bld, head.act_be, head.params);
-        for i in (0..self.num_blocks).rev() {
+        for i in (0..blocks).rev() {
             if held.is_empty() {
                 let start = i / self.group * self.group;
                 let mut x = saved[start].take_input().expect("the first block of a group saves its input");
                 if self.inputs == SavedInputs::Sharded {
-                    x = units.tensor_parallel().gather_from(&x)?;
+                    x = x.iter().map(|x| units.tensor_parallel().gather_from(x)).collect::<Result<_, _>>()?;
                 }
-                for (j, block) in saved.iter_mut().enumerate().skip(start) {
+                for (j, kept) in saved.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
                     let params = self.gather(units, j, next)?;
-                    x = self.block.recompute(&params, block, &x, &act_be, units.tensor_parallel())?;
+                    x = block(j).recompute(&params, kept, &x, units.tensor_parallel())?;
                     held.push(params);
                 }
             }
-            let block = saved.pop().expect("every block saved its tensors");
+            let kept = saved.pop().expect("every block saved its tensors");
             let params = held.pop().expect("the parameters of the group are held");
-            let grads = self.block.backward(&params, block, &act_be, &grad_x, units.tensor_parallel())?;
+            let of_block = backward(&params, kept, &grads.streams)?;
             drop(params);
-            grad_x = grads.x_bld;
-            grad_act += grads.act_be;
-            units.reduce(Unit::Block(i), grads.params)?;
+            grads.streams = of_block.streams;
+            for (sum, grad) in grads.shared.iter_mut().zip(of_block.shared) {
+                if let (Some(sum), Some(grad)) = (sum, grad) {
+                    *sum += grad;
+                }
+            }
+            units.reduce(Unit::Block(i), of_block.params)?;
         }
-        let grad = Embedded { x_bld: grad_x, act_be: grad_act };
-        let (more, grad_latent) = self.embedder.backward(&root, inputs, &grad)?;
-        root_grads.extend(more);
+        let grad_latent = self.embed_backward(&grid, &root, inputs, &mut grads)?;
+        let root_grads = grads.of_every_slot(&root);
         drop(root);
         units.reduce(Unit::Root, root_grads)?;
         let output = output.expect("the head has run");
         Ok(ForwardBackward { output, grad_latent, forward_s })
+    }
+
+    /// Runs the head with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
+    fn head_backward(
+        &self,
+        grid: &F::Grid,
+        root: &UnitParams,
+        tokens: Tokens,
+        objective: impl FnOnce(&Tensor) -> Tensor,
+    ) -> Result<EndGrads, TchError> {
+        let leaves = Tokens::leaves_of(&tokens.streams, &tokens.shared);
+        drop(tokens);
+        let scalar = objective(&self.family.head(grid, root, &leaves));
+        let one = scalar.ones_like();
+        let inputs = leaves.leaves();
+        let (slots, trained): (Vec<usize>, Vec<&Tensor>) = root.trained().unzip();
+        let wanted: Vec<&Tensor> = inputs.iter().copied().chain(trained).collect();
+        let mut grads = vjp_of_used(&[(&scalar, &one)], &wanted)?;
+        let params = slots.into_iter().zip(grads.split_off(inputs.len())).collect();
+        let or_zeros = |(grad, input): (Option<Tensor>, &&Tensor)| grad.unwrap_or_else(|| input.zeros_like());
+        let (streams, shared) = leaves.split_grads(grads.into_iter().zip(&inputs).map(or_zeros).collect());
+        Ok(EndGrads { params, streams, shared })
+    }
+
+    /// Recomputes the embedding with a graph and adds the gradients of its parameters. Returns that of the latent, if the latent
+    /// requires one.
+    fn embed_backward(
+        &self,
+        grid: &F::Grid,
+        root: &UnitParams,
+        inputs: &Inputs,
+        grads: &mut EndGrads,
+    ) -> Result<Option<Tensor>, TchError> {
+        let latent = inputs.latent.requires_grad().then(|| leaf(&inputs.latent));
+        let mut wanted: Vec<&Tensor> = root.trained().map(|(_, tensor)| tensor).collect();
+        wanted.extend(&latent);
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        let mut again = inputs.map(Tensor::shallow_clone);
+        if let Some(latent) = &latent {
+            again.latent = latent.shallow_clone();
+        }
+        let tokens = self.family.embed(grid, root, &again);
+        let shared = tokens.shared.iter().zip(&grads.shared).filter_map(|(out, grad)| Some((out, grad.as_ref()?)));
+        let outputs: Vec<_> = tokens.streams.iter().zip(&grads.streams).chain(shared).collect();
+        let mut more = vjp_of_used(&outputs, &wanted)?;
+        let of_latent = latent.map(|latent| more.pop().flatten().unwrap_or_else(|| latent.zeros_like()));
+        for ((_, sum), grad) in grads.params.iter_mut().zip(more) {
+            *sum = match (sum.take(), grad) {
+                (Some(sum), Some(grad)) => Some(sum + grad),
+                (sum, grad) => sum.or(grad),
+            };
+        }
+        Ok(of_latent)
+    }
+}
+
+/// The gradients of the head, to which those of the blocks and of the embedding are added.
+struct EndGrads {
+    /// Of the root's trained slots; `None` until a function uses the slot.
+    params: Vec<(usize, Option<Tensor>)>,
+    /// Of the streams, after the last block at first.
+    streams: Vec<Tensor>,
+    /// Of the shared tensors; `None` for those without a gradient.
+    shared: Vec<Option<Tensor>>,
+}
+
+impl EndGrads {
+    /// Returns the gradient of every trained slot of the root.
+    fn of_every_slot(self, root: &UnitParams) -> Vec<SlotGrad> {
+        let or_zeros =
+            |(slot, grad): (usize, Option<Tensor>)| (slot, grad.unwrap_or_else(|| root.tensors()[slot].zeros_like()));
+        self.params.into_iter().map(or_zeros).collect()
     }
 }

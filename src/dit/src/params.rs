@@ -46,7 +46,8 @@ impl UnitParams {
         self.tensors.iter().enumerate().filter(|(_, t)| t.requires_grad())
     }
 
-    pub(crate) fn affine(&self, weight_slot: usize) -> Affine<'_> {
+    /// Returns the linear layer or norm whose weight is in a slot, and whose bias follows.
+    pub fn affine(&self, weight_slot: usize) -> Affine<'_> {
         let adapter = self.adapters.slots.get(&weight_slot).map(|&[a, b]| Adapter {
             a: &self.tensors[a],
             b: &self.tensors[b],
@@ -56,7 +57,8 @@ impl UnitParams {
         Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter }
     }
 
-    pub(crate) fn tensor(&self, slot: usize) -> &Tensor {
+    /// Returns the tensor in a slot.
+    pub fn tensor(&self, slot: usize) -> &Tensor {
         &self.tensors[slot]
     }
 }
@@ -83,7 +85,7 @@ impl Adapters {
 
 /// The adapter of a layer: `A [rank, in]`, `B [out, rank]`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Adapter<'a> {
+struct Adapter<'a> {
     a: &'a Tensor,
     b: &'a Tensor,
     scale: f64,
@@ -92,14 +94,17 @@ pub(crate) struct Adapter<'a> {
 
 /// A weight and its bias, adjacent in the unit's table.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Affine<'a> {
-    pub slot: usize,
+pub struct Affine<'a> {
+    slot: usize,
+    /// The weight.
     pub weight: &'a Tensor,
+    /// The bias.
     pub bias: &'a Tensor,
-    pub adapter: Option<Adapter<'a>>,
+    adapter: Option<Adapter<'a>>,
 }
 
 impl Affine<'_> {
+    /// Applies the linear layer with its adapter.
     pub fn linear(&self, x: &Tensor) -> Tensor {
         self.adapted(x, x.linear(self.weight, Some(self.bias)), 1)
     }
@@ -116,6 +121,9 @@ impl Affine<'_> {
 
     /// Applies a layer whose weight columns and inputs are split over the ranks: sums the products over the ranks, and
     /// adds the replicated bias once.
+    ///
+    /// # Errors
+    /// A collective of `tp` failed.
     pub fn row_linear(&self, x: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
@@ -123,33 +131,27 @@ impl Affine<'_> {
         Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>), tp.size()))? + self.bias)
     }
 
+    /// Applies the LayerNorm over the last dimension.
     pub fn layer_norm(&self, x: &Tensor, eps: f64) -> Tensor {
         let width = *self.weight.size().last().expect("a norm's weight has one dimension");
         x.layer_norm([width], Some(self.weight), Some(self.bias), eps, true)
-    }
-
-    /// Returns those of the two tensors that are trained, with their slots in the unit's table.
-    pub fn trained(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        [(self.slot, self.weight), (self.slot + 1, self.bias)].into_iter().filter(|(_, t)| t.requires_grad())
     }
 }
 
 /// The slot of each parameter in the unit's table, looked up once by name.
 #[derive(Debug, Clone)]
-pub(crate) struct Slots {
+pub struct Slots {
     names: Vec<String>,
 }
 
 impl Slots {
-    pub fn of(model: &Model, unit: Unit) -> Self {
-        let prefix = unit_prefix(unit);
-        let names = unit_specs(model, unit)
-            .into_iter()
-            .map(|spec| spec.name.strip_prefix(&prefix).unwrap_or(&spec.name).to_owned())
-            .collect();
-        Slots { names }
+    /// Takes the table of a unit. Names are looked up without `prefix`.
+    pub fn of(specs: &[ParamSpec], prefix: &str) -> Self {
+        let own = |spec: &ParamSpec| spec.name.strip_prefix(prefix).unwrap_or(&spec.name).to_owned();
+        Slots { names: specs.iter().map(own).collect() }
     }
 
+    /// Returns the slot of a tensor.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.names.iter().position(|n| n == name)
     }
@@ -162,14 +164,7 @@ impl Slots {
     }
 }
 
-/// Returns the specs of one unit's parameters, in table order.
+/// Returns the specs of one unit of CogVideoX, in table order.
 pub fn unit_specs(model: &Model, unit: Unit) -> Vec<ParamSpec> {
     recipe::param_specs(model).into_iter().filter(|spec| spec.unit == unit).collect()
-}
-
-fn unit_prefix(unit: Unit) -> String {
-    match unit {
-        Unit::Root => String::new(),
-        Unit::Block(i) => format!("blocks.{i}."),
-    }
 }

@@ -8,7 +8,7 @@ mod support;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::Inputs;
 use dit::network::Network;
 use recipe::Model;
 use serde_json::Value;
@@ -38,7 +38,7 @@ fn follow(folder: &Utf8Path) -> usize {
     let rotary = case.get("in.rope_cos").map(|cos| {
         // diffusers repeats each angle for both members of a pair.
         let half = |t: &Tensor| t.slice(1, 0, None, 2);
-        dit::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
+        dit::cogvideox::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
     });
     let mut compared = 0;
     for keep in [ActivationCheckpointing::Selective, ActivationCheckpointing::Full] {
@@ -55,6 +55,7 @@ fn follow(folder: &Utf8Path) -> usize {
             latent: case["in.latent"].set_requires_grad(true),
             text: case["in.text"].shallow_clone(),
             timestep: case["in.timestep"].shallow_clone(),
+            conditions: Vec::new(),
         };
         let pass = network
             .forward_backward(&mut units, &inputs, |out| (out * &case["in.grad_sample"]).sum(Kind::Float))
@@ -174,6 +175,7 @@ fn the_output_depends_on_the_recorded_offset() {
             latent: case["in.latent"].shallow_clone(),
             text: case["in.text"].shallow_clone(),
             timestep: case["in.timestep"].shallow_clone(),
+            conditions: Vec::new(),
         };
         network.forward_backward(&mut units, &inputs, |out| out.sum(Kind::Float)).expect("one rank has no peers").output
     };

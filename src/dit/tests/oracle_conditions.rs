@@ -11,7 +11,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::conditions;
 use dit::diffusion::{Schedule, Target};
-use dit::embed::Inputs;
+use dit::family::Inputs;
 use dit::network::{ForwardBackward, Network};
 use recipe::{Loss, LossWeighting, Model};
 use serde_json::Value;
@@ -86,6 +86,7 @@ impl Case {
             latent: input,
             text: self.tensor("in.text").shallow_clone(),
             timestep: self.tensor("in.timestep").shallow_clone(),
+            conditions: Vec::new(),
         };
         let mut losses = None;
         let ForwardBackward { output, .. } = network
@@ -180,7 +181,7 @@ fn inpaint(case: &Case) {
     case.near("the known part", &known, "mid.known", 1e-5);
     let masked = drawn(case.tensor("mid.masked_moments"), case.tensor("in.eps_masked"), scale);
     let keep = case.tensor("in.keep").to_kind(Kind::Float).view([-1, 1, 1, 1, 1]);
-    let condition = conditions::inpaint(&(known * scale), &masked) * keep;
+    let condition = Tensor::cat(&[known * scale, masked], 2) * keep;
     let (schedule, timestep) = (case.schedule(), case.tensor("in.timestep"));
     let noised = schedule.noise(&latent, case.tensor("in.noise"), timestep);
     case.near("the target", &noised.velocity, "out.target", 1e-5);
@@ -253,6 +254,7 @@ fn forward_backward(case: &Case) {
         latent: latent.detach().set_requires_grad(true),
         text: case.tensor("in.text").shallow_clone(),
         timestep: case.tensor("in.timestep").shallow_clone(),
+        conditions: Vec::new(),
     };
     let cotangent = case.tensor("in.grad_sample");
     let count = cotangent.size()[1];

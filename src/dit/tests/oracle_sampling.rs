@@ -8,7 +8,7 @@ mod support;
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
 use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
@@ -143,6 +143,7 @@ fn follow(path: &Utf8Path) -> usize {
             latent: Tensor::cat(&[&latent, &latent][..halves], 0),
             text: texts.shallow_clone(),
             timestep: Tensor::full([size[0] * halves as i64], timestep, (Kind::Int64, tch::Device::Cpu)),
+            conditions: Vec::new(),
         };
         let output = network.forward(&mut units, &inputs)?;
         assert!(!output.requires_grad(), "sampling builds no graph");

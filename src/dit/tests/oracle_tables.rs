@@ -6,8 +6,8 @@
 mod support;
 
 use camino::Utf8Path;
+use dit::cogvideox::positions::{self, Crop};
 use dit::diffusion::Schedule;
-use dit::positions::{self, Crop};
 use recipe::{Loss, LossWeighting, Model, Positions, Rotary};
 use serde_json::Value;
 use support::{Tensors, load, metadata, oracle, relative};

@@ -6,15 +6,16 @@
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::block::{ActivationCheckpointing, Block};
+use dit::block::{ActivationCheckpointing, Attention};
+use dit::cogvideox::block::Block;
+use dit::cogvideox::ttt::Ttt;
+use dit::cogvideox::{Grid, Scan, embed, positions};
 use dit::diffusion::{Schedule, velocity_loss};
-use dit::embed;
+use dit::family;
 use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
-use dit::positions;
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
-use dit::ttt::Ttt;
 use kernels::ttt::{Inputs, Settings, scan};
 use recipe::{Layer, LrAlignment, Model, Positions, Unit};
 use std::collections::HashMap;
@@ -166,7 +167,7 @@ fn layer(path: &Utf8Path) -> usize {
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, Unit::Block(0), named);
         let x = case["x"].detach().set_requires_grad(true);
-        let out = ttt.layer(&params, &x, &Alone).expect("one rank has no peers");
+        let out = ttt.layer(&Scan::new(&model), &params, &x, &Alone).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
@@ -208,20 +209,20 @@ fn sequence_block(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (prefix, alignment) in semantics(path, &case, "out_vid") {
         let model = model(path, alignment);
-        let block = Block::new(&model, Some(dit::segments::attention_rotary(&model)), 4);
+        let (block, grid, attention) = (Block::new(&model, 4), Grid::new(&model), Attention::default());
         let inner = "layers.0.seq_modeling_block.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, Unit::Block(0), named);
         let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
         if let Some(want) = case.get("attn_out_text_then_vid") {
-            let (attention, _) = block.attention(&params, &x, None, &Alone).expect("one rank has no peers");
-            let error = relative(&attention, want, 0.0);
+            let attended = block.attention(&grid, &params, &x, &attention, &Alone).expect("one rank has no peers");
+            let error = relative(&attended, want, 0.0);
             assert!(error < 1e-5, "{path}: attention differs by {error:e}");
             compared += 1;
         } else {
             println!("not compared: {path} has no attn_out_text_then_vid");
         }
-        let (mixed, _) = block.mix(&params, &x, None, &Alone).expect("one rank has no peers");
+        let mixed = block.mix(&grid, &params, &x, &attention, &Alone).expect("one rank has no peers");
         let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
         let error = relative(&mixed, &want, 0.0);
         assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
@@ -271,8 +272,12 @@ fn network(path: &Utf8Path) -> usize {
             let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };
             let text = case["text_emb"].flatten(1, 2);
             let pass = |whole: &mut Whole<'_>, latent: Tensor, objective: &dyn Fn(&Tensor) -> Tensor| {
-                let inputs =
-                    embed::Inputs { latent, text: text.shallow_clone(), timestep: case["idx"].shallow_clone() };
+                let inputs = family::Inputs {
+                    latent,
+                    text: text.shallow_clone(),
+                    timestep: case["idx"].shallow_clone(),
+                    conditions: Vec::new(),
+                };
                 network.forward_backward(whole, &inputs, objective).expect("one rank has no peers")
             };
             let plain = pass(&mut whole, case["vid_latent"].shallow_clone(), &|out| out.sum(Kind::Float));

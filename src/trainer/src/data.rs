@@ -4,11 +4,11 @@
 //! every item is seen once per epoch at any batch size, and the position is one integer. While a step computes, a
 //! thread reads the next batch, but not the batches after it.
 
-use crate::conditions::Conditions;
 use crate::exchange::{agree_on, peer_lost};
 use crate::seeds::{Purpose, normal, permutation};
 use c10d::Group;
 use dataset::{RawTensor, Reader, Slot, TEXT, Table, open_null_text};
+use dit::family::Conditions;
 use recipe::{Condition, Model};
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
@@ -153,7 +153,7 @@ impl Data {
             .collect();
         let texts: Vec<Tensor> =
             read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
-        let conditions = Conditions::of(&self.condition, &self.model, |place| {
+        let conditions = crate::conditions::of_batch(&self.condition, &self.model, |place| {
             let drawn = numbers.clone().zip(&read).map(|(number, read)| {
                 let stored = &read.extras[place];
                 crate::conditions::drawn(place, &tensor(stored), stored.moments, seed, number)
@@ -506,7 +506,7 @@ mod tests {
         let mut data = open(&recipe).unwrap();
         let mut image = |number: u64| {
             let batch = data.batch(number..number + 1, number + 1..number + 2, 1).unwrap();
-            (batch.conditions.image.unwrap().mean(Kind::Float).double_value(&[]) / recipe.model.image_scale()).round()
+            (batch.conditions[0].1.mean(Kind::Float).double_value(&[]) / recipe.model.image_scale()).round()
         };
         let drawn: Vec<f64> = (0..3 * ITEMS).map(&mut image).collect();
         let epochs: Vec<&[f64]> = drawn.chunks(ITEMS as usize).collect();

@@ -1,8 +1,10 @@
-//! Applies FSDP and TP to the model: the units of the transformer, sharded by FSDP, their tensors split by TP.
+//! Applies FSDP and TP to a network: its units, sharded by FSDP, and their tensors, split by TP.
 
 use c10d::Group;
 use dit::block::ActivationCheckpointing;
+use dit::cogvideox::CogVideoX;
 use dit::dropout::Dropout;
+use dit::family::Family;
 use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{Adapters, SlotGrad, UnitParams};
@@ -11,29 +13,41 @@ use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use tch::{TchError, Tensor};
 
-/// Returns the parameter table of every unit in FSDP's order: the root, then the blocks.
+/// Returns the parameter table of every unit of a recipe's network in FSDP's order: the root, then the blocks.
 pub fn unit_tables(recipe: &Recipe) -> Vec<Vec<ParamSpec>> {
-    let mut tables = vec![Vec::new(); 1 + recipe.model.num_layers];
-    for spec in recipe.param_specs() {
-        tables[number(spec.unit)].push(spec);
+    by_unit(recipe.param_specs())
+}
+
+/// Returns the parameter table of every unit in FSDP's order: the root, then the blocks.
+pub fn by_unit(specs: Vec<ParamSpec>) -> Vec<Vec<ParamSpec>> {
+    let mut tables = Vec::new();
+    for spec in specs {
+        let number = number(spec.unit);
+        if tables.len() <= number {
+            tables.resize_with(number + 1, Vec::new);
+        }
+        tables[number].push(spec);
     }
     tables
 }
 
-/// Builds the network of a recipe with its activation checkpointing.
-pub fn network(recipe: &Recipe) -> Network {
+/// Builds the network of a recipe.
+pub fn network(recipe: &Recipe) -> Network<CogVideoX> {
+    network_of(CogVideoX::new(&recipe.model, recipe.remat.scan_group), recipe)
+}
+
+/// Builds a network of any family with the activation checkpointing and the adapters of a recipe.
+pub fn network_of<F: Family>(family: F, recipe: &Recipe) -> Network<F> {
     let remat = &recipe.remat;
     let checkpointing =
         if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
     let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
-    Network::new(&recipe.model, checkpointing, remat.scan_group)
-        .with_adapters(adapters(recipe))
-        .grouped(remat.blocks_per_input(recipe.model.num_layers))
-        .saving_inputs(inputs)
+    let group = remat.blocks_per_input(family.num_blocks());
+    Network::of(family, checkpointing).with_adapters(adapters(recipe)).grouped(group).saving_inputs(inputs)
 }
 
 /// Returns the LoRA adapters of each block; empty without adapters.
-pub fn adapters(recipe: &Recipe) -> Vec<Adapters> {
+fn adapters(recipe: &Recipe) -> Vec<Adapters> {
     if !recipe.lora.is_used() {
         return Vec::new();
     }

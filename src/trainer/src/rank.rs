@@ -2,10 +2,12 @@
 
 use crate::exchange::peer_lost;
 use crate::log::RunLog;
+use crate::parallelize::network;
 use crate::trainer::{Finish, Trainer};
 use crate::{device, encode, interface, sample};
 use c10d::Store;
 use cluster::NodeId;
+use dit::objective::VPrediction;
 use recipe::{Recipe, Task};
 use rundir::{Attempt, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
@@ -90,7 +92,9 @@ fn encode_clips(
 
 fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &RankEnv) -> Result<Finish, Failure> {
     let groups = start(recipe, &attempt, place)?;
-    Trainer::new(run.clone(), meta, attempt, groups)?.run()
+    // A recipe of another family passes its own network and objective here.
+    let model = |recipe: &Recipe| (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    Trainer::new(run.clone(), meta, attempt, groups, model)?.run()
 }
 
 /// Chooses the device and joins the other ranks.

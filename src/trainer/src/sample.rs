@@ -23,6 +23,7 @@ use c10d::Group;
 use camino::{Utf8Path, Utf8PathBuf};
 use decode::{decode, encode_image, frames};
 use denoise::{Denoiser, drawn};
+use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
 use rundir::{ErrorCode, Failure, Sample, SampleLora, now_s};
 use std::time::Instant;
@@ -91,8 +92,8 @@ fn rounds(specs: &[SampleSpec], wanted: &[usize], ranks: usize) -> Vec<Vec<usize
 ///
 /// # Errors
 /// A peer is lost, a rank cannot decode or write its sample, or a stop is requested.
-fn make_round(
-    denoiser: &mut Denoiser<'_>,
+fn make_round<F: Family>(
+    denoiser: &mut Denoiser<'_, F>,
     recipe: &Recipe,
     specs: &[SampleSpec],
     round: &[usize],

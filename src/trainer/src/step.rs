@@ -1,5 +1,6 @@
 //! One training step: the computation on every rank, and the values that ranks exchange afterwards.
 
+use crate::conditions;
 use crate::data::{Batch, Data};
 use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
@@ -9,10 +10,11 @@ use crate::optim::{AdamState, LearningRates};
 use crate::parallelize::{Sharded, Training};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
-use dit::diffusion::{Schedule, Target};
+use dit::diffusion::Target;
 use dit::dropout::Dropout;
-use dit::embed::Inputs;
+use dit::family::{Conditions, Family, Inputs, shape_of};
 use dit::network::Network;
+use dit::objective::Objective;
 use recipe::{Dtype, Recipe};
 use rundir::Failure;
 use serde::{Deserialize, Serialize};
@@ -23,13 +25,13 @@ use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
 /// The inputs that all steps share.
-pub struct Step<'a> {
+pub struct Step<'a, F: Family, O> {
     /// The recipe, complete.
     pub recipe: &'a Recipe,
     /// The network without its parameters.
-    pub network: &'a Network,
-    /// The noise schedule.
-    pub schedule: &'a Schedule,
+    pub network: &'a Network<F>,
+    /// What the network is trained for.
+    pub objective: &'a O,
     /// Key of every random draw.
     pub seed: u64,
 }
@@ -69,7 +71,7 @@ pub struct Outcome {
     pub memory_by_rank: Vec<Memory>,
 }
 
-impl Step<'_> {
+impl<F: Family, O: Objective> Step<'_, F, O> {
     /// Trains on the global batch that begins with sample number `first`, as optimizer step `step + 1`.
     ///
     /// # Errors
@@ -125,11 +127,7 @@ impl Step<'_> {
             let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
             let reading = Instant::now();
             let (inputs, target) = read(place..place + micro)?;
-            let inputs = Inputs {
-                latent: upload(&inputs.latent, device),
-                text: upload(&inputs.text, device),
-                timestep: upload(&inputs.timestep, device),
-            };
+            let inputs = inputs.map(|tensor| upload(tensor, device));
             let target = target.map(|tensor| upload(tensor, device));
             data_s += reading.elapsed().as_secs_f64();
             let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
@@ -209,35 +207,38 @@ impl Step<'_> {
         (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of the global batch, and concatenates its conditions. Returns the
-    /// inputs and the target.
-    fn noised(&self, batch: Batch, first: u64, place: u64) -> Result<(Inputs, Target), Failure> {
+    /// Adds noise to a batch whose first sample is at `place` of the global batch. Returns the inputs, with the conditions of the
+    /// batch, and the target.
+    ///
+    /// # Errors
+    /// The batch lacks a condition of the recipe.
+    pub fn noised(&self, batch: Batch, first: u64, place: u64) -> Result<(Inputs, Target), Failure> {
         let recipe = self.recipe;
-        let frames = recipe.model.padded_frames() as i64;
+        let frames = self.network.family().frames(batch.latent.size()[1]);
         let clean = dit::conditions::padded(&batch.latent, frames);
         let size = clean.size();
         let numbers = first + place..first + place + size[0] as u64;
         let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
         let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let timesteps = timesteps(self.seed, first, recipe.train.global_batch, self.schedule.timesteps());
-        let timestep = Tensor::from_slice(&timesteps[place as usize..place as usize + size[0] as usize]);
-        let noised = self.schedule.noise(&clean, &noise, &timestep);
-        let condition = batch.conditions.input(&recipe.condition, frames, self.seed, first, numbers)?;
+        let quantiles = quantiles(self.seed, first, recipe.train.global_batch);
+        let own = &quantiles[place as usize..place as usize + size[0] as usize];
+        let timestep = self.objective.timesteps(own, shape_of(&clean));
+        let conditions = conditions::inputs(batch.conditions, &recipe.condition, frames, self.seed, first, numbers)?;
+        let (latent, target) = self.objective.noised(&clean, &noise, &timestep, &conditions);
         let compute = compute_kind(recipe.train.dtype);
-        let inputs = inputs(&noised.latent, condition.as_ref(), &batch.text, &timestep, compute);
-        let target = self.schedule.target(noised, &clean, &timestep, &recipe.loss);
+        let inputs = inputs(&latent, &batch.text, timestep, &conditions, compute);
         Ok((inputs, target))
     }
 }
 
-/// Returns the inputs of the network in the dtype that it computes in: a condition is concatenated on the channels of the noised
-/// latents.
-pub fn inputs(noised: &Tensor, condition: Option<&Tensor>, text: &Tensor, timestep: &Tensor, compute: Kind) -> Inputs {
-    let latent = match condition {
-        Some(condition) => Tensor::cat(&[noised, condition], 2),
-        None => noised.shallow_clone(),
-    };
-    Inputs { latent: latent.to_kind(compute), text: text.to_kind(compute), timestep: timestep.shallow_clone() }
+/// Returns the inputs of the network in the dtype that it computes in.
+pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Conditions, compute: Kind) -> Inputs {
+    Inputs {
+        latent: latent.to_kind(compute),
+        text: text.to_kind(compute),
+        timestep,
+        conditions: conditions.iter().map(|(name, tensor)| (*name, tensor.to_kind(compute))).collect(),
+    }
 }
 
 /// Returns the dtype that units are gathered and computed in.
@@ -248,14 +249,14 @@ pub fn compute_kind(dtype: Dtype) -> Kind {
     }
 }
 
-/// Returns the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
+/// Returns the quantiles of the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
 ///
 /// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
-fn timesteps(seed: u64, first: u64, batch: usize, count: i64) -> Vec<i64> {
+fn quantiles(seed: u64, first: u64, batch: usize) -> Vec<f64> {
     let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
     let draw = |(i, band): (usize, usize)| {
         let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
-        (((band as f64 + within) / batch as f64 * count as f64) as i64).min(count - 1)
+        (band as f64 + within) / batch as f64
     };
     bands.into_iter().enumerate().map(draw).collect()
 }
@@ -279,8 +280,8 @@ mod tests {
     fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
         let mut orders = std::collections::BTreeSet::new();
         for first in (0..80).step_by(8) {
-            let drawn = timesteps(42, first, 8, 1000);
-            let bands: Vec<i64> = drawn.iter().map(|t| t * 8 / 1000).collect();
+            let drawn = quantiles(42, first, 8);
+            let bands: Vec<i64> = drawn.iter().map(|quantile| (quantile * 8.0) as i64).collect();
             let mut sorted = bands.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..8), "{drawn:?}");

@@ -9,15 +9,16 @@ use crate::fault;
 use crate::init;
 use crate::log::RunLog;
 use crate::optim::AdamState;
-use crate::parallelize::{layouts, network, unit_tables};
+use crate::parallelize::{layouts, unit_tables};
 use crate::requests::{Reason, SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::step::{Outcome, Step, compute_kind};
 use camino::Utf8Path;
-use dit::diffusion::Schedule;
+use dit::family::Family;
 use dit::network::Network;
+use dit::objective::Objective;
 use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe};
 use rundir::{
@@ -40,7 +41,7 @@ pub enum Finish {
 }
 
 /// One rank of a run.
-pub struct Trainer {
+pub struct Trainer<F: Family, O: Objective> {
     run: RunDir,
     id: RunId,
     attempt: Attempt,
@@ -49,8 +50,8 @@ pub struct Trainer {
     /// The checkpoint that the frozen parameters come from. If it is set, checkpoints contain only the trained
     /// parameters.
     base: Option<Base>,
-    network: Network,
-    schedule: Schedule,
+    network: Network<F>,
+    objective: O,
     fsdp: Fsdp,
     moments: AdamState,
     data: Data,
@@ -103,14 +104,23 @@ struct Progress {
     load_s: f64,
 }
 
-impl Trainer {
+impl<F: Family, O: Objective> Trainer<F, O> {
     /// Builds the model, optimizer and data of this rank, and loads the checkpoint that the attempt starts from. A collective.
+    ///
+    /// `model` builds the network and the objective of a recipe.
     ///
     /// # Errors
     /// The data set or the checkpoint does not fit the recipe. Every rank returns the failure of the rank that found it.
-    pub fn new(run: RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Self, Failure> {
+    pub fn new(
+        run: RunDir,
+        meta: &Run,
+        attempt: Attempt,
+        groups: MeshGroups,
+        model: impl FnOnce(&Recipe) -> (Network<F>, O),
+    ) -> Result<Self, Failure> {
         let mut recipe = meta.recipe()?;
         recipe.mesh = attempt.mesh;
+        let (network, objective) = model(&recipe);
         recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
         let signals = Signals::watch().map_err(|e| {
             Failure::new(
@@ -147,8 +157,8 @@ impl Trainer {
         let deadline = Deadline::new(recipe.run.time_limit, save_s);
         let mut trainer = Trainer {
             moments,
-            network: network(&recipe).on(fsdp.groups().device),
-            schedule: Schedule::new(&recipe.model),
+            network: network.on(fsdp.groups().device),
+            objective,
             id: meta.id.clone(),
             run,
             attempt,
@@ -178,13 +188,13 @@ impl Trainer {
         let world = self.recipe.mesh.world();
         match self.attempt.start.clone() {
             StartFrom::Random => {
-                init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
+                init::randomize(&self.fsdp, &self.tables, self.network.family(), self.recipe.train.seed);
                 self.event(EventKind::Started { world });
                 self.start_adapters()?;
             }
             StartFrom::Weights { path } => {
                 // Only TTT layers and adapters may be missing in the weights; they are initialized as in a new run.
-                init::randomize(&self.fsdp, &self.tables, &self.recipe.model, self.recipe.train.seed);
+                init::randomize(&self.fsdp, &self.tables, self.network.family(), self.recipe.train.seed);
                 match self.load(&path, Restore::Weights)? {
                     Loaded::Intact(weights) if self.recipe.saves_adapters_only() => {
                         let base = Base::of(&weights, self.recipe.lora.scale()).map_err(Failure::from);
@@ -417,7 +427,7 @@ impl Trainer {
     fn step(&mut self, requests: SaveStopRequests) -> Result<Outcome, Failure> {
         let start = Instant::now();
         let step =
-            Step { recipe: &self.recipe, network: &self.network, schedule: &self.schedule, seed: self.progress.seed };
+            Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
         let (done, first) = (self.progress.step, self.progress.samples);
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, requests)?;
         self.progress.step += 1;
@@ -537,7 +547,7 @@ impl Trainer {
         }
         let start = Instant::now();
         self.event(EventKind::EvaluationStarted);
-        let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.schedule)?;
+        let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.objective)?;
         self.event(EventKind::EvaluationEnded);
         if let Some(losses) = losses {
             self.event(EventKind::Validated { loss: mean(losses), by_level: losses.to_vec() });
@@ -557,7 +567,7 @@ impl Trainer {
         let step = self.progress.step;
         let first = self.log.is_some();
         let stop = StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) };
-        let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.schedule, stop);
+        let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.network, stop);
         self.event(EventKind::EvaluationEnded);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.sample_s += seconds;
@@ -690,7 +700,7 @@ impl Trainer {
     }
 }
 
-impl Drop for Trainer {
+impl<F: Family, O: Objective> Drop for Trainer<F, O> {
     /// Finishes pruning, so that no checkpoint is left half removed.
     fn drop(&mut self) {
         self.finish_pruning();

@@ -6,30 +6,26 @@ use crate::device::upload;
 use crate::exchange::peer_lost;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
-use dit::block::ActivationCheckpointing;
+use dataset::IMAGE;
 use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::{Family, Inputs};
 use dit::network::Network;
-use dit::params::Adapters;
 use dit::sampler::{Guidance, Prediction, Sampler};
-use recipe::{Model, SampleScheduler, SampleSpec};
+use recipe::{SampleScheduler, SampleSpec};
 use sharding::fsdp::Fsdp;
 use std::cell::RefCell;
 use tch::{Kind, Tensor};
 
 /// Samples latents with the weights of this rank's groups.
-pub struct Denoiser<'a> {
+pub struct Denoiser<'a, F: Family> {
     pub fsdp: &'a mut Fsdp,
+    pub network: &'a Network<F>,
     pub schedule: &'a Schedule,
     /// The dtype of the network's computation.
     pub compute: Kind,
-    /// Mini-batches of a TTT layer between saved states.
-    pub scan_group: usize,
-    /// The LoRA adapters of each block.
-    pub adapters: Vec<Adapters>,
 }
 
-impl Denoiser<'_> {
+impl<F: Family> Denoiser<'_, F> {
     /// Samples a latent `[1, T, C, h, w]`, fp32 on the CPU. A collective.
     ///
     /// * `image` — the scaled latent of the first image, `[1, 1, C, h, w]`, for models that take one.
@@ -50,13 +46,12 @@ impl Denoiser<'_> {
         let sampler = sampler(spec, self.schedule);
         // An odd number of latent frames is padded at the front to whole patches. The added frames are dropped at the
         // end.
-        let latent_frames = spec.model.latent_frames;
-        let frames = latent_frames.next_multiple_of(spec.model.patch_size_t);
-        let model = Model { latent_frames: frames, ..spec.model.clone() };
-        let network = Network::new(&model, ActivationCheckpointing::Full, self.scan_group)
-            .with_adapters(self.adapters.clone())
-            .on(device);
-        let size = [1, frames, model.out_channels, model.latent_height, model.latent_width].map(|size| size as i64);
+        let (model, network) = (&spec.model, self.network);
+        let latent_frames = model.latent_frames as i64;
+        let frames = network.family().frames(latent_frames);
+        let [channels, height, width] =
+            [model.out_channels, model.latent_height, model.latent_width].map(|size| size as i64);
+        let size = [1, frames, channels, height, width];
         let mut noise = |draw| upload(&noise(draw, &size), device);
         let prepared = |tensor: &Tensor| upload(&tensor.to_kind(compute), device);
         let mut text = prepared(&texts.joined(&spec.texts));
@@ -65,23 +60,16 @@ impl Denoiser<'_> {
             text = Tensor::cat(&[&prepared(&texts.joined(&negative)), &text], 0);
         }
         let batch = text.size()[0];
-        // The image is the first frame, and zeros follow.
-        let condition = image.map(|image| {
-            let rest = Tensor::zeros([1, frames as i64 - 1, size[2], size[3], size[4]], (Kind::Float, image.device()));
-            prepared(&Tensor::cat(&[image, &rest], 1))
-        });
+        let condition = image.map(|image| prepared(&dit::conditions::image(image, frames)).repeat([batch, 1, 1, 1, 1]));
         // `predict` gathers parameters through this cell, and `after_step` uses its groups. They never run at the same
         // time.
         let fsdp = RefCell::new(&mut *self.fsdp);
         let predict = |x: &Tensor, timestep: i64| {
-            let mut latent = x.to_kind(compute);
-            if let Some(condition) = &condition {
-                latent = Tensor::cat(&[&latent, condition], 2);
-            }
             let inputs = Inputs {
-                latent: latent.repeat([batch, 1, 1, 1, 1]),
+                latent: x.to_kind(compute).repeat([batch, 1, 1, 1, 1]),
                 text: text.shallow_clone(),
                 timestep: Tensor::full([batch], timestep, (Kind::Int64, device)),
+                conditions: condition.iter().map(|image| (IMAGE, image.shallow_clone())).collect(),
             };
             let velocity =
                 network.forward(&mut Sharded(*fsdp.borrow_mut()), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);
@@ -97,8 +85,7 @@ impl Denoiser<'_> {
             |step| noise(Draw::Step(step)),
             |_| after_step(&fsdp.borrow().groups().world),
         )?;
-        let added = (frames - latent_frames) as i64;
-        Ok(latent.narrow(1, added, latent_frames as i64).to_device(tch::Device::Cpu))
+        Ok(latent.narrow(1, frames - latent_frames, latent_frames).to_device(tch::Device::Cpu))
     }
 }
 

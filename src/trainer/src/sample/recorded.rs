@@ -9,7 +9,7 @@ use super::texts::Texts;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::optim::AdamState;
 use crate::oracle;
-use crate::parallelize::{frozen_layouts, unit_tables};
+use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::tensor_file::write;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::diffusion::Schedule;
@@ -201,13 +201,8 @@ fn follow(path: &Utf8Path) {
             assert_eq!(noise.size(), shape);
             noise
         };
-        let mut denoiser = Denoiser {
-            fsdp: &mut fsdp,
-            schedule: &schedule,
-            compute: Kind::Float,
-            scan_group: 16,
-            adapters: Vec::new(),
-        };
+        let network = network(&recipe);
+        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, schedule: &schedule, compute: Kind::Float };
         let latent = denoiser.sample(spec, &texts, image.as_ref(), &mut noise, &mut |_| Ok(())).unwrap();
         let last = case.tensor("out.latents");
         let want = own(&last.get(last.size()[0] - 1));

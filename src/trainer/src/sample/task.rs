@@ -10,7 +10,7 @@ use crate::exchange::agree_on;
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::AdamState;
-use crate::parallelize::{adapters, frozen_layouts, unit_tables};
+use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::requests::StopSources;
 use crate::signals::Signals;
 use crate::step::compute_kind;
@@ -88,13 +88,12 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let schedule = Schedule::new(&recipe.model);
     let deadline = Deadline::new(recipe.run.time_limit, 0.0);
     let (_, ranks) = fsdp.groups().data_place();
-    let scan_group = recipe.remat.scan_group;
+    let network = network(&recipe).on(fsdp.groups().device);
     let stop = StopSources { signals: &signals, first: first.then_some((run, &deadline)) };
     for round in rounds(&specs, &wanted, ranks) {
         let mut last = Instant::now();
         let began = Instant::now();
-        let mut denoiser =
-            Denoiser { fsdp: &mut fsdp, schedule: &schedule, compute, scan_group, adapters: adapters(&recipe) };
+        let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, schedule: &schedule, compute };
         let many = round.len() as u64;
         let sampled = done + many * specs[round[0]].steps as u64;
         let mut after_step = |world: &Group| {

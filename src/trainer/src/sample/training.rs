@@ -5,12 +5,13 @@ use super::texts::Texts;
 use super::validation::{LEVELS, Validation};
 use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::exchange::{agree, agree_on};
-use crate::parallelize::adapters;
 use crate::requests::StopSources;
 use crate::step::compute_kind;
 use c10d::Group;
 use dit::diffusion::Schedule;
+use dit::family::Family;
 use dit::network::Network;
+use dit::objective::Objective;
 use recipe::{Recipe, SampleSpec};
 use rundir::{Failure, RunDir};
 use sharding::fsdp::Fsdp;
@@ -63,13 +64,13 @@ impl TrainingSamples {
     ///
     /// # Errors
     /// As [`Validation::measure`].
-    pub fn validate(
+    pub fn validate<F: Family>(
         &mut self,
         fsdp: &mut Fsdp,
-        network: &Network,
-        schedule: &Schedule,
+        network: &Network<F>,
+        objective: &impl Objective,
     ) -> Result<Option<[f64; LEVELS]>, Failure> {
-        self.validation.as_mut().map(|validation| validation.measure(fsdp, network, schedule)).transpose()
+        self.validation.as_mut().map(|validation| validation.measure(fsdp, network, objective)).transpose()
     }
 
     /// Makes a video of each prompt from the current weights, except videos that are already complete. Returns the
@@ -77,13 +78,13 @@ impl TrainingSamples {
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.
-    pub fn make(
+    pub fn make<F: Family>(
         &self,
         recipe: &Recipe,
         run: &RunDir,
         step: u64,
         fsdp: &mut Fsdp,
-        schedule: &Schedule,
+        network: &Network<F>,
         stop: StopSources<'_>,
     ) -> Result<Vec<usize>, Failure> {
         let Some(texts) = &self.texts else { return Ok(Vec::new()) };
@@ -95,13 +96,8 @@ impl TrainingSamples {
         let (_, ranks) = fsdp.groups().data_place();
         let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
-        let mut denoiser = Denoiser {
-            fsdp,
-            schedule,
-            compute: self.compute,
-            scan_group: recipe.remat.scan_group,
-            adapters: adapters(recipe),
-        };
+        let schedule = Schedule::new(&recipe.model);
+        let mut denoiser = Denoiser { fsdp, network, schedule: &schedule, compute: self.compute };
         let mut made = Vec::new();
         for round in rounds(&self.specs, &wanted, ranks) {
             let mut after_step = |world: &Group| match stop.agreed(world)? {

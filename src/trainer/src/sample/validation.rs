@@ -2,6 +2,7 @@
 //! draws: the latent, its noise, which of its stored conditions is used, and whether that condition is dropped. Two points
 //! of a curve therefore differ only by the weights.
 
+use crate::conditions;
 use crate::data::Data;
 use crate::device::upload;
 use crate::exchange::{agree, peer_lost};
@@ -10,15 +11,15 @@ use crate::seeds::{self, Purpose};
 use crate::step::inputs;
 use c10d::Group;
 use dit::conditions::padded;
-use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::{Family, shape_of};
 use dit::network::Network;
+use dit::objective::Objective;
 use recipe::{Condition, Recipe};
 use rundir::Failure;
 use sharding::fsdp::Fsdp;
-use tch::{Kind, Tensor};
+use tch::Kind;
 
-/// The noise levels: the timesteps at 10 % to 90 % of the schedule.
+/// The noise levels: the quantiles of timesteps from 10 % to 90 %.
 pub const LEVELS: usize = 9;
 
 /// The held-out clips.
@@ -27,8 +28,6 @@ pub struct Validation {
     clips: u64,
     seed: u64,
     condition: Condition,
-    /// The latent frames that the network receives.
-    frames: i64,
     compute: Kind,
 }
 
@@ -45,19 +44,19 @@ impl Validation {
         held_out.train.seed = recipe.sample.seed;
         let data = Data::open(&held_out, world)?;
         let clips = data.len().min(recipe.sample.validation_clips as u64);
-        let (condition, frames) = (recipe.condition.clone(), recipe.model.padded_frames() as i64);
-        Ok(Some(Validation { data, clips, seed: recipe.sample.seed, condition, frames, compute }))
+        let condition = recipe.condition.clone();
+        Ok(Some(Validation { data, clips, seed: recipe.sample.seed, condition, compute }))
     }
 
     /// Returns the mean loss of the clips at each level. A collective.
     ///
     /// # Errors
     /// A clip cannot be read, or a peer is lost.
-    pub fn measure(
+    pub fn measure<F: Family>(
         &mut self,
         fsdp: &mut Fsdp,
-        network: &Network,
-        schedule: &Schedule,
+        network: &Network<F>,
+        objective: &impl Objective,
     ) -> Result<[f64; LEVELS], Failure> {
         let (place, ranks) = fsdp.groups().data_place();
         let (place, ranks) = (place as u64, ranks as u64);
@@ -68,24 +67,21 @@ impl Validation {
             let own = round * ranks + place;
             let clip = own.min(self.clips - 1);
             let batch = self.data.batch(clip..clip + 1, clip..clip + 1, self.seed)?;
-            let clean = padded(&batch.latent, self.frames);
+            let frames = network.family().frames(batch.latent.size()[1]);
+            let clean = padded(&batch.latent, frames);
             // In training, all images of a batch are dropped together. Here each clip has its own draw.
-            let condition = batch.conditions.input(&self.condition, self.frames, self.seed, clip, clip..clip + 1)?;
+            let numbers = clip..clip + 1;
+            let conditions = conditions::inputs(batch.conditions, &self.condition, frames, self.seed, clip, numbers)?;
             for (level, sum) in sums.iter_mut().enumerate() {
-                let timestep = Tensor::from_slice(&[timestep(level, schedule.alphas_cumprod().size()[0])]);
+                let timestep = objective.timesteps(&[quantile(level)], shape_of(&clean));
                 let counter = clip * LEVELS as u64 + level as u64;
                 let noise = seeds::normal(self.seed, Purpose::Validation, counter, &clean.size());
-                let noised = schedule.noise(&clean, &noise, &timestep);
-                let inputs = inputs(&noised.latent, condition.as_ref(), &batch.text, &timestep, self.compute);
-                let inputs = Inputs {
-                    latent: upload(&inputs.latent, device),
-                    text: upload(&inputs.text, device),
-                    timestep: upload(&inputs.timestep, device),
-                };
+                let (latent, target) = objective.noised(&clean, &noise, &timestep, &conditions);
+                let inputs = inputs(&latent, &batch.text, timestep, &conditions, self.compute);
+                let inputs = inputs.map(|tensor| upload(tensor, device));
                 let output = network.forward(&mut Sharded(fsdp), &inputs).map_err(peer_lost)?;
-                let error = output.to_kind(Kind::Float) - upload(&noised.velocity, device);
                 if own < self.clips {
-                    *sum += error.square().mean(Kind::Float).double_value(&[]);
+                    *sum += target.map(|tensor| upload(tensor, device)).plain_loss(&output).double_value(&[]);
                 }
             }
         }
@@ -95,18 +91,23 @@ impl Validation {
     }
 }
 
-/// Returns the timestep of a level, from 0.
-fn timestep(level: usize, timesteps: i64) -> i64 {
-    (level as i64 + 1) * timesteps / (LEVELS as i64 + 1)
+/// Returns the quantile of the timesteps of a level, from 0.
+fn quantile(level: usize) -> f64 {
+    (level + 1) as f64 / (LEVELS + 1) as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dit::diffusion::Schedule;
+    use dit::objective::VPrediction;
+    use recipe::{Loss, Shape};
 
     #[test]
     fn the_levels_are_at_the_tenths_of_the_schedule() {
-        let all: Vec<i64> = (0..LEVELS).map(|level| timestep(level, 1000)).collect();
-        assert_eq!(all, [100, 200, 300, 400, 500, 600, 700, 800, 900]);
+        let objective = VPrediction { schedule: Schedule::default(), loss: Loss::default() };
+        let quantiles: Vec<f64> = (0..LEVELS).map(quantile).collect();
+        let all = objective.timesteps(&quantiles, Shape { frames: 1, height: 2, width: 2 });
+        assert_eq!(Vec::<i64>::try_from(all).unwrap(), [100, 200, 300, 400, 500, 600, 700, 800, 900]);
     }
 }

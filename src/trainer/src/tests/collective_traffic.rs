@@ -5,17 +5,14 @@ use crate::optim::AdamState;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
-use c10d::Store;
-use dit::diffusion::{Noised, Schedule};
-use dit::embed::Inputs;
-use recipe::{Mesh, Recipe, Traffic};
+use crate::tests::support::{on_ranks, recipe};
+use dit::diffusion::Noised;
+use dit::family::Inputs;
+use dit::objective::VPrediction;
+use recipe::{Recipe, Traffic};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
-use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-
-/// The timeout of ranks, long enough for a busy machine.
-const LIMIT: Duration = Duration::from_secs(300);
 
 const MESHES: [[usize; 3]; 4] = [[1, 2, 1], [2, 2, 1], [1, 1, 2], [1, 2, 2]];
 
@@ -29,32 +26,25 @@ const SEGMENTS: [&str; 6] = [
     "remat.shard_inputs=true",
 ];
 
-fn recipe([dp_replicate, dp_shard, tp]: [usize; 3], sets: &[&str]) -> Recipe {
-    let base = [
-        "model.num_layers=4",
-        "model.num_heads=4",
-        "model.time_embed_dim=32",
-        "model.text_dim=16",
-        "model.latent_height=4",
-        "model.latent_width=4",
-        "train.global_batch=8",
-        "train.threads=1",
-    ];
-    let mesh = [("dp_replicate", dp_replicate), ("dp_shard", dp_shard), ("tp", tp)]
-        .map(|(axis, n)| format!("mesh.{axis}={n}"));
-    let sets: Vec<String> = base.iter().chain(sets).map(|set| (*set).to_owned()).chain(mesh).collect();
-    let minimal = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
-    recipe::load(minimal.into(), &sets).unwrap_or_else(|e| panic!("{e}")).recipe
-}
+const SIZES: [&str; 8] = [
+    "model.num_layers=4",
+    "model.num_heads=4",
+    "model.time_embed_dim=32",
+    "model.text_dim=16",
+    "model.latent_height=4",
+    "model.latent_width=4",
+    "train.global_batch=8",
+    "train.threads=1",
+];
 
 /// Runs one step as a rank of a mesh; returns the bytes that it sent.
 fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
-    init::randomize(&fsdp, &tables, m, 1);
+    let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
+    init::randomize(&fsdp, &tables, network.family(), 1);
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let (network, schedule) = (network(recipe), Schedule::default());
-    let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
+    let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let ones = |shape: &[usize]| {
         Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))
     };
@@ -64,7 +54,7 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
         let text = ones(&[samples, m.text_tokens(), m.text_dim]);
         let timestep = Tensor::full([samples as i64], 500, (Kind::Int64, Device::Cpu));
         let target = Noised { latent: latent.shallow_clone(), velocity: latent.shallow_clone() };
-        Ok((Inputs { latent, text, timestep }, target.into()))
+        Ok((Inputs { latent, text, timestep, conditions: Vec::new() }, target.into()))
     })
     .unwrap();
     let groups = fsdp.groups();
@@ -83,22 +73,9 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
 
 /// Runs one step on a mesh; returns the bytes that its first rank sent.
 fn sent_on(recipe: &Recipe) -> Traffic {
-    let folder = tempfile::tempdir().unwrap();
-    let (mesh, path): (Mesh, _) = (recipe.mesh, folder.path().join("store"));
-    std::thread::scope(|scope| {
-        let rank = |rank: usize| {
-            let path = &path;
-            scope.spawn(move || {
-                let store = Store::file(path, mesh.world(), LIMIT).unwrap();
-                let groups = MeshGroups::join(&store, mesh, rank, Device::Cpu, LIMIT, Some("lo")).unwrap();
-                sent(recipe, groups)
-            })
-        };
-        let ranks: Vec<_> = (0..mesh.world()).map(rank).collect();
-        let sent: Vec<Traffic> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        assert!(sent.iter().all(|of_rank| *of_rank == sent[0]), "ranks differ: {sent:?}");
-        sent[0]
-    })
+    let sent = on_ranks(recipe.mesh, |groups| sent(recipe, groups));
+    assert!(sent.iter().all(|of_rank| *of_rank == sent[0]), "ranks differ: {sent:?}");
+    sent[0]
 }
 
 #[test]
@@ -112,7 +89,7 @@ fn a_step_sends_exactly_the_forecast_bytes() {
     ];
     for sets in kinds {
         for mesh in MESHES {
-            let recipe = recipe(mesh, sets);
+            let recipe = recipe(mesh, &[&SIZES, sets].concat());
             let foreseen = recipe.cost().traffic;
             assert!(foreseen.total() > 0.0);
             assert_eq!(sent_on(&recipe), foreseen, "{sets:?} on {mesh:?}");

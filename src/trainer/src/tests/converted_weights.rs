@@ -10,7 +10,7 @@ use crate::oracle;
 use crate::parallelize::{Sharded, layouts, unit_tables};
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
-use dit::embed::Inputs;
+use dit::family::Inputs;
 use dit::network::{ForwardBackward, Network};
 use recipe::Recipe;
 use rundir::Checkpoint;
@@ -64,7 +64,7 @@ fn forward_backward(
         (Some(cos), Some(sin)) => {
             // diffusers repeats each angle for both members of a pair.
             let half = |t: Tensor| t.slice(1, 0, None, 2);
-            let rotary = dit::positions::rotary_from(&half(cos), &half(sin), recipe.model.text_len as i64);
+            let rotary = dit::cogvideox::positions::rotary_from(&half(cos), &half(sin), recipe.model.text_len as i64);
             Network::with_rotary(&recipe.model, keep, scan_group, Some(rotary))
         }
         _ => Network::new(&recipe.model, keep, scan_group),
@@ -77,6 +77,7 @@ fn forward_backward(
         latent: tensor(recorded, "in.latent").set_requires_grad(true),
         text: tensor(recorded, "in.text"),
         timestep: tensor(recorded, "in.timestep"),
+        conditions: Vec::new(),
     };
     let cotangent = tensor(recorded, "in.grad_sample");
     let pass =

@@ -13,7 +13,8 @@ use crate::step::Step;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::diffusion::{Schedule, Target};
-use dit::embed::Inputs;
+use dit::family::Inputs;
+use dit::objective::VPrediction;
 use recipe::{Mesh, ParamSpec, Recipe, Role};
 use rundir::{Base, Checkpoint, RunDir, RunId, TrainState};
 use serde_json::Value;
@@ -121,7 +122,12 @@ impl Case {
             }
             _ => noised.latent.shallow_clone(),
         };
-        let inputs = Inputs { latent, text: samples("in.text"), timestep: draw.timestep.shallow_clone() };
+        let inputs = Inputs {
+            latent,
+            text: samples("in.text"),
+            timestep: draw.timestep.shallow_clone(),
+            conditions: Vec::new(),
+        };
         (inputs, schedule.target(noised, &clean, &draw.timestep, &recipe.loss))
     }
 }
@@ -279,8 +285,8 @@ fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
     let mut rank = Rank::new(case, recipe, groups);
     rank.start_from(&case.train, "param.init.");
     let (recipe, network) = (rank.recipe.clone(), network(&rank.recipe));
-    let schedule = Schedule::new(&recipe.model);
-    let step = Step { recipe: &recipe, network: &network, schedule: &schedule, seed: 0 };
+    let objective = VPrediction::new(&recipe.model, &recipe.loss);
+    let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 0 };
     let draws = Draw::read(&case.inputs, "train");
     let [losses, norms] = ["out.loss", "out.grad_norm_before_clip"].map(|name| tensor(&case.train, name));
     for number in 0..recipe.train.steps {
@@ -288,7 +294,7 @@ fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
             .run_on(&mut rank.fsdp, &mut rank.moments, number, SaveStopRequests::default(), |places| {
                 let (start, len) = (places.start as i64, (places.end - places.start) as i64);
                 let draw = draws.map(|all| all.get(number as i64).narrow(0, start, len));
-                Ok(case.noised(&schedule, &recipe, &draw))
+                Ok(case.noised(&objective.schedule, &recipe, &draw))
             })
             .unwrap();
         for (name, got, want) in [("loss", outcome.loss, &losses), ("gradient norm", outcome.grad_norm, &norms)] {

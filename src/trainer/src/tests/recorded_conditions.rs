@@ -3,10 +3,12 @@
 //!
 //! Reads `i2v_training/*.safetensors` of the oracle. The network, the losses and the gradients of the same files are tested in `dit`.
 
-use crate::conditions::Conditions;
+use crate::conditions;
 use crate::oracle;
 use camino::Utf8Path;
+use dataset::{IMAGE, KNOWN, MASKED};
 use dit::diffusion::Schedule;
+use dit::family::Conditions;
 use recipe::{Condition, ConditionKind};
 use tch::{Kind, Tensor};
 use weights::{Header, SchedulerConfig};
@@ -41,14 +43,14 @@ impl Case {
             let image_dropout = if dropped { ALWAYS } else { 0.0 };
             let condition = Condition { kind: ConditionKind::Image, image_dropout, ..Condition::default() };
             let samples = latent.size()[0] as usize;
-            return (latent, Conditions { image, ..Conditions::default() }, vec![condition; samples]);
+            return (latent, image.map(|image| (IMAGE, image)).into_iter().collect(), vec![condition; samples]);
         }
         let scale = self.config["scaling_factor"].as_f64().expect("a scale");
         let halves = self.tensor("mid.masked_moments").chunk(2, 1);
         let masked = (&halves[0] + (halves[1].clamp(-30.0, 20.0) * 0.5).exp() * self.tensor("in.eps_masked")) * scale;
         let size = masked.size();
         let known = dit::conditions::known(&self.tensor("in.mask"), [size[2], size[3], size[4]]) * scale;
-        let conditions = Conditions { image: None, known: Some(known), masked: Some(masked.transpose(1, 2)) };
+        let conditions = vec![(KNOWN, known), (MASKED, masked.transpose(1, 2))];
         let kept: Vec<i64> = Vec::try_from(self.tensor("in.keep")).unwrap();
         let of = |kept: i64| Condition {
             kind: ConditionKind::Inpaint,
@@ -75,14 +77,11 @@ fn oracle_inputs_with_conditions_are_those_of_the_factory_and_videox_fun() {
         let wanted = case.tensor("mid.transformer_input");
         for (sample, condition) in recipes.iter().enumerate() {
             let part = |whole: &Tensor| whole.narrow(0, sample as i64, 1);
-            let own = Conditions {
-                image: conditions.image.as_ref().map(part),
-                known: conditions.known.as_ref().map(part),
-                masked: conditions.masked.as_ref().map(part),
-            };
+            let own = conditions.iter().map(|(role, tensor)| (*role, part(tensor))).collect();
             let number = sample as u64;
-            let condition = own.input(condition, latent.size()[1], 1, 0, number..number + 1).unwrap().unwrap();
-            let input = Tensor::cat(&[&part(&noised.latent), &condition], 2);
+            let own = conditions::inputs(own, condition, latent.size()[1], 1, 0, number..number + 1).unwrap();
+            let parts = std::iter::once(part(&noised.latent)).chain(own.into_iter().map(|(_, tensor)| tensor));
+            let input = Tensor::cat(&parts.collect::<Vec<_>>(), 2);
             let error = (&input - part(&wanted)).norm() / part(&wanted).norm();
             let error = error.to_kind(Kind::Double).double_value(&[]);
             assert!(error < 1e-5, "{path}: the input of sample {sample} differs by {error:e}");

@@ -13,7 +13,8 @@ use crate::tensor_file::write;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::diffusion::Schedule;
-use dit::embed::Inputs;
+use dit::family::Inputs;
+use dit::objective::VPrediction;
 use recipe::{
     CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
     RematMode, RunSettings, Train, Trainable,
@@ -218,7 +219,8 @@ impl Trace {
 fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Option<f64>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
-    init::randomize(&fsdp, &tables, &recipe.model, 1);
+    let network = network(recipe);
+    init::randomize(&fsdp, &tables, network.family(), 1);
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();
         for owned in fsdp.owned() {
@@ -236,9 +238,8 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
         tch::no_grad(|| values.copy_(&recorded));
     }
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let network = network(recipe);
-    let schedule = Schedule::default();
-    let step = Step { recipe, network: &network, schedule: &schedule, seed: 0 };
+    let objective = VPrediction { schedule: Schedule::default(), loss: recipe.loss.clone() };
+    let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let [latent, text, noise, timestep] =
         ["latent", "text", "noise", "timestep"].map(|n| trace.tensor(&format!("in.{n}")));
     let mut outcomes = Vec::new();
@@ -246,11 +247,12 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
         let outcome = step.run_on(&mut fsdp, &mut moments, number, SaveStopRequests::default(), |places| {
             let part =
                 |t: &Tensor| t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64);
-            let noised = schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
+            let noised = objective.schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
             let inputs = Inputs {
                 latent: noised.latent.shallow_clone(),
                 text: part(&text).flatten(1, 2),
                 timestep: part(&timestep),
+                conditions: Vec::new(),
             };
             Ok((inputs, noised.into()))
         });

@@ -9,7 +9,7 @@ use crate::step::{Step, compute_kind};
 use c10d::Group;
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::{IMAGE, KNOWN, MASKED, MOMENTS, TEXT};
-use dit::diffusion::Schedule;
+use dit::objective::VPrediction;
 use recipe::{ConditionKind, Recipe};
 use safetensors::tensor::TensorView;
 use sharding::fsdp::Fsdp;
@@ -90,7 +90,8 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     let mut data = Data::open(recipe, &Group::alone()).unwrap_or_else(|failure| panic!("{failure}"));
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), compute_kind(recipe.train.dtype));
-    init::randomize(&fsdp, &tables, &recipe.model, 1);
+    let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
+    init::randomize(&fsdp, &tables, network.family(), 1);
     if recipe.saves_adapters_only() {
         // New gates are zero, and then no gradient reaches the layers behind them. Those of a released model are not.
         for owned in fsdp.owned() {
@@ -99,8 +100,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
         }
     }
     let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let (network, schedule) = (network(recipe), Schedule::new(&recipe.model));
-    let step = Step { recipe, network: &network, schedule: &schedule, seed: 1 };
+    let step = Step { recipe, network: &network, objective: &objective, seed: 1 };
     let steps = (0..recipe.train.steps).map(|number| {
         let first = number * recipe.train.global_batch as u64;
         let requests = SaveStopRequests::default();

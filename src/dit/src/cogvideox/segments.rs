@@ -143,7 +143,7 @@ impl ScanOrder {
 /// Returns the rotary factors of one segment's attention, `[S, F/2]`: time starts at zero in every segment.
 pub fn attention_rotary(model: &Model) -> Tensor {
     let one = Model { segments: 1, latent_frames: model.attention_frames(), ..model.clone() };
-    crate::positions::rotary(&one)
+    super::positions::rotary(&one)
 }
 
 #[cfg(test)]

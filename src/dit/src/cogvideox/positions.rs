@@ -126,7 +126,7 @@ pub fn sin_cos(model: &Model) -> Tensor {
 }
 
 /// Returns the frames, rows and columns of the token grid.
-fn grid(model: &Model) -> (i64, i64, i64) {
+pub(super) fn grid(model: &Model) -> (i64, i64, i64) {
     (
         model.token_frames() as i64,
         (model.latent_height / model.patch_size) as i64,

@@ -3,27 +3,23 @@
 //! Source: reference `ttt/models/ssm/ttt_layer.py` and `dit.py`; Dalal et al. 2025, "One-Minute Video Generation with
 //! Test-Time Training".
 
+use super::Scan;
+use super::positions::rotate;
 use crate::parallel::TensorParallel;
-use crate::params::{Slots, UnitParams};
-use crate::positions::rotate;
-use crate::segments::ScanOrder;
-use kernels::ttt::{Inputs, Settings, scan};
+use crate::params::UnitParams;
+use kernels::ttt::{Inputs, Settings};
 use recipe::{Layer, Model, Unit};
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
 const EPS: f64 = 1e-6;
 
-/// The TTT layer of every block: sizes, scan orders, and the slots of its parameters in the unit's table.
+/// The TTT layer of every block: sizes, and the slots of its parameters in the unit's table.
 #[derive(Debug)]
 pub struct Ttt {
     head_dim: i64,
-    text_tokens: i64,
     base_lr: f64,
     settings: Settings,
-    scan_order: ScanOrder,
-    /// The rotary factors of the whole sequence, with frames counted from its start.
-    rotary: Tensor,
     q: usize,
     k: usize,
     v: usize,
@@ -49,7 +45,7 @@ impl Ttt {
         if model.layer == Layer::None {
             return None;
         }
-        let slots = Slots::of(model, Unit::Block(0));
+        let slots = super::slots(model, Unit::Block(0));
         let gate = |direction: &str| {
             let find = |stream| {
                 let name = format!("ttt.gate.{direction}.{stream}");
@@ -59,11 +55,8 @@ impl Ttt {
         };
         Some(Ttt {
             head_dim: model.head_dim as i64,
-            text_tokens: model.text_tokens() as i64,
             base_lr: model.ttt_base_lr,
             settings: Settings { mini_batch: model.ttt_mini_batch as i64, scan_group: scan_group as i64, eps: EPS },
-            scan_order: ScanOrder::new(model),
-            rotary: crate::positions::rotary(model),
             q: slots.affine("ttt.q"),
             k: slots.affine("ttt.k"),
             v: slots.affine("ttt.v"),
@@ -77,22 +70,22 @@ impl Ttt {
         })
     }
 
-    /// Moves the scan orders and the rotary factors to a device.
-    pub fn move_to(&mut self, device: Device) {
-        self.scan_order.move_to(device);
-        self.rotary = self.rotary.to_device(device);
-    }
-
     /// Adds the gated output of the layer in both directions of time to tokens `[B, L, D]`.
     ///
     /// The second direction scans the output of the first, so one call cannot compute both.
     ///
     /// # Errors
     /// A collective of `tp` failed.
-    pub fn both_ways(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
-        let there = self.gated_add(p, self.gates[0], x_bld, &self.layer(p, x_bld, tp)?);
-        let back = self.scan_order.reversed(&self.layer(p, &self.scan_order.reversed(&there), tp)?);
-        Ok(self.gated_add(p, self.gates[1], &there, &back))
+    pub fn both_ways(
+        &self,
+        scan: &Scan,
+        p: &UnitParams,
+        x_bld: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Result<Tensor, TchError> {
+        let there = gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, tp)?);
+        let back = scan.order.reversed(&self.layer(scan, p, &scan.order.reversed(&there), tp)?);
+        Ok(gated_add(scan, p, self.gates[1], &there, &back))
     }
 
     /// Applies the layer to tokens `[B, L, D]` in sequence order; the output has the same order. Each rank of `tp` computes its own
@@ -100,14 +93,20 @@ impl Ttt {
     ///
     /// # Errors
     /// A collective of `tp` failed.
-    pub fn layer(&self, p: &UnitParams, x_bld: &Tensor, tp: &dyn TensorParallel) -> Result<Tensor, TchError> {
+    pub fn layer(
+        &self,
+        scan: &Scan,
+        p: &UnitParams,
+        x_bld: &Tensor,
+        tp: &dyn TensorParallel,
+    ) -> Result<Tensor, TchError> {
         let x_bld = &tp.copy_to(x_bld)?;
         let (batch, len) = (x_bld.size()[0], x_bld.size()[1]);
         let own_heads = p.affine(self.inner_norm).weight.size()[0];
         let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, own_heads, self.head_dim]);
         let unit = |x: Tensor| {
             let norm = x.norm_scalaropt_dim(2.0, -1i64, true).clamp_min(1e-12);
-            rotate(&(x / norm), &self.rotary)
+            rotate(&(x / norm), &scan.rotary)
         };
         let (q, k, v) = (unit(heads(self.q)), unit(heads(self.k)), heads(self.v));
 
@@ -123,12 +122,11 @@ impl Ttt {
         let eta = wanted.sigmoid() * (self.base_lr / tokens);
 
         // [B, L, H, …] in scan order, as one sequence per sample and head.
-        let sequences = |x: &Tensor| {
-            self.scan_order.to_scan_order(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim])
-        };
-        let eta = self.scan_order.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
+        let sequences =
+            |x: &Tensor| scan.order.to_scan_order(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim]);
+        let eta = scan.order.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
         let (first, second) = (p.affine(self.inner1), self.inner2.map(|slot| p.affine(slot)));
-        let out = scan(
+        let out = kernels::ttt::scan(
             self.settings,
             &Inputs {
                 q: &sequences(&q),
@@ -141,7 +139,7 @@ impl Ttt {
             },
         );
         let merged = out.view([batch, own_heads, len, self.head_dim]).transpose(1, 2).reshape([batch, len, -1]);
-        let normed = self.post_norm(p, &self.scan_order.to_sequence_order(&merged), tp)?;
+        let normed = self.post_norm(p, &scan.order.to_sequence_order(&merged), tp)?;
         p.affine(self.o).row_linear(&normed, tp)
     }
 
@@ -164,14 +162,14 @@ impl Ttt {
         let normed = (x - mean) * (var + EPS).rsqrt() * norm.weight + norm.bias;
         Ok(normed.to_kind(x_bld.kind()))
     }
+}
 
-    /// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
-    fn gated_add(&self, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
-        let video = x_bld.size()[1] - self.text_tokens;
-        let stream = |slot: usize, start: i64, len: i64| {
-            let part = |whole: &Tensor| whole.narrow(1, start, len);
-            part(x_bld).addcmul(&part(update), &p.tensor(slot).tanh())
-        };
-        Tensor::cat(&[stream(gate.text, 0, self.text_tokens), stream(gate.video, self.text_tokens, video)], 1)
-    }
+/// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
+fn gated_add(scan: &Scan, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
+    let text = scan.text_tokens;
+    let stream = |slot: usize, start: i64, len: i64| {
+        let part = |whole: &Tensor| whole.narrow(1, start, len);
+        part(x_bld).addcmul(&part(update), &p.tensor(slot).tanh())
+    };
+    Tensor::cat(&[stream(gate.text, 0, text), stream(gate.video, text, x_bld.size()[1] - text)], 1)
 }

@@ -1,0 +1,198 @@
+//! CogVideoX with and without TTT layers: one kind of block, with one stream of text and video tokens.
+
+pub mod block;
+pub mod embed;
+pub mod head;
+pub mod positions;
+pub mod segments;
+pub mod ttt;
+
+use crate::block::{ActivationCheckpointing, Attention};
+use crate::family::{Family, Inputs, Tokens};
+use crate::network::Network;
+use crate::parallel::TensorParallel;
+use crate::params::{Slots, UnitParams, unit_specs};
+use block::Block;
+use embed::Embedder;
+use head::Head;
+use recipe::{Layer, Model, ParamSpec, Positions, Shape, Unit};
+use segments::{ScanOrder, Segments};
+use tch::{Device, TchError, Tensor};
+
+/// CogVideoX at the sizes of one model.
+#[derive(Debug)]
+pub struct CogVideoX {
+    model: Model,
+    embedder: Embedder,
+    block: Block,
+    head: Head,
+    /// The caller's rotary factors, for all shapes.
+    rotary: Option<Tensor>,
+}
+
+impl CogVideoX {
+    /// Finds the parameters of a model by name. `scan_group` is the number of mini-batches between the states that a TTT layer saves.
+    pub fn new(model: &Model, scan_group: usize) -> Self {
+        CogVideoX {
+            embedder: Embedder::new(model),
+            block: Block::new(model, scan_group),
+            head: Head::new(model),
+            rotary: None,
+            model: model.clone(),
+        }
+    }
+}
+
+/// What depends on the shape of a batch.
+#[derive(Debug)]
+pub struct Grid {
+    /// Text tokens of a sample.
+    pub(crate) text_tokens: i64,
+    /// Frames, rows and columns of video tokens.
+    pub(crate) video: [i64; 3],
+    /// The sine and cosine table that is added to the tokens, `[1, L, D]`.
+    pub(crate) added: Option<Tensor>,
+    /// Whether the learned position table fits.
+    pub(crate) has_learned: bool,
+    /// Rotary factors of the attention in one segment, `[S, F/2]`.
+    pub(crate) rotary: Option<Tensor>,
+    pub(crate) segments: Option<Segments>,
+    pub(crate) scan: Option<Scan>,
+}
+
+/// The sequence that a TTT layer scans.
+#[derive(Debug)]
+pub struct Scan {
+    pub(crate) text_tokens: i64,
+    pub(crate) order: ScanOrder,
+    /// The rotary factors of the whole sequence, with frames counted from its start.
+    pub(crate) rotary: Tensor,
+}
+
+impl Grid {
+    /// Computes the grid of a model's own shape, on the CPU.
+    pub fn new(model: &Model) -> Self {
+        // If the number of frames differs from that of the learned table, diffusers adds the sine and cosine table
+        // instead.
+        let learned = model.positions == Positions::Learned && !model.ignore_learned_positions;
+        let same_frames = model.base()[0].div_ceil(model.patch_size_t) == model.token_frames();
+        let sin_cos = model.positions == Positions::SinCos || (learned && !same_frames);
+        Grid {
+            text_tokens: model.text_tokens() as i64,
+            video: positions::grid(model).into(),
+            added: sin_cos.then(|| positions::sin_cos(model)),
+            has_learned: learned && same_frames,
+            rotary: (model.positions != Positions::SinCos).then(|| segments::attention_rotary(model)),
+            segments: Segments::new(model),
+            scan: (model.layer != Layer::None).then(|| Scan::new(model)),
+        }
+    }
+
+    /// Returns the grid on a device.
+    fn on(mut self, device: Device) -> Self {
+        let there = |tensor: Tensor| tensor.to_device(device);
+        self.added = self.added.map(there);
+        self.rotary = self.rotary.map(there);
+        if let Some(segments) = &mut self.segments {
+            segments.move_to(device);
+        }
+        self.scan = self.scan.map(|Scan { text_tokens, mut order, rotary }| {
+            order.move_to(device);
+            Scan { text_tokens, order, rotary: there(rotary) }
+        });
+        self
+    }
+}
+
+impl Scan {
+    /// Computes the order and the rotary factors of a model's own shape.
+    pub fn new(model: &Model) -> Self {
+        Scan { text_tokens: model.text_tokens() as i64, order: ScanOrder::new(model), rotary: positions::rotary(model) }
+    }
+}
+
+impl Family for CogVideoX {
+    type Grid = Grid;
+
+    fn num_blocks(&self) -> usize {
+        self.model.num_layers
+    }
+
+    /// CogVideoX 1.5 has two latent frames to a patch.
+    fn frames(&self, latent_frames: i64) -> i64 {
+        (latent_frames as usize).next_multiple_of(self.model.patch_size_t) as i64
+    }
+
+    fn grid(&self, shape: Shape, device: Device) -> Grid {
+        let own = Shape { frames: self.model.padded_frames(), ..self.model.shape() };
+        let mut grid = match shape == own {
+            true => Grid::new(&self.model),
+            false => Grid::new(&self.model.resized(shape.frames, shape.height, shape.width)),
+        };
+        if let Some(rotary) = &self.rotary {
+            grid.rotary = Some(rotary.shallow_clone());
+        }
+        grid.on(device)
+    }
+
+    fn embed(&self, grid: &Grid, root: &UnitParams, inputs: &Inputs) -> Tokens {
+        self.embedder.forward(grid, root, inputs)
+    }
+
+    fn block(
+        &self,
+        grid: &Grid,
+        _: usize,
+        params: &UnitParams,
+        tokens: &Tokens,
+        attention: &Attention,
+        tp: &dyn TensorParallel,
+    ) -> Result<Vec<Tensor>, TchError> {
+        Ok(vec![self.block.forward(grid, params, &tokens.streams[0], &tokens.shared[0], attention, tp)?])
+    }
+
+    fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {
+        self.head.forward(grid, root, &tokens.streams[0], &tokens.shared[0])
+    }
+
+    fn positions(&self, _: &ParamSpec) -> Tensor {
+        positions::sin_cos(&self.model.at_base())
+    }
+}
+
+impl Network<CogVideoX> {
+    /// Prepares the network of a model.
+    ///
+    /// * `checkpointing` — what every block outside the last group saves for its backward pass.
+    /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
+    pub fn new(model: &Model, checkpointing: ActivationCheckpointing, scan_group: usize) -> Self {
+        Network::of(CogVideoX::new(model, scan_group), checkpointing)
+    }
+
+    /// As [`Network::new`], with the caller's rotary factors of one segment's attention, `[S, F/2]`.
+    pub fn with_rotary(
+        model: &Model,
+        checkpointing: ActivationCheckpointing,
+        scan_group: usize,
+        rotary: Option<Tensor>,
+    ) -> Self {
+        Network::of(CogVideoX { rotary, ..CogVideoX::new(model, scan_group) }, checkpointing)
+    }
+
+    /// Sets the offset (`ofs`) of models that embed it, `[1]` or `[B]`; the default is 2.
+    pub fn at_offset(self, offset: &Tensor) -> Self {
+        self.map_family(|mut family| {
+            family.embedder.set_offset(offset);
+            family
+        })
+    }
+}
+
+/// Returns the slots of a unit's parameters by their names in the unit.
+fn slots(model: &Model, unit: Unit) -> Slots {
+    let prefix = match unit {
+        Unit::Root => String::new(),
+        Unit::Block(i) => format!("blocks.{i}."),
+    };
+    Slots::of(&unit_specs(model, unit), &prefix)
+}

@@ -1,0 +1,111 @@
+//! The trait of a family of networks: what differs between CogVideoX and other diffusion transformers.
+//!
+//! A family has one root unit (embeddings and head) and blocks, which are numbered over all kinds of blocks. A block takes and
+//! returns a list of tensors, the streams, and reads tensors that all blocks share. A kind of block is a branch in
+//! [`Family::block`]:
+//!
+//! * CogVideoX has one stream (text, then video) and shares the time embedding.
+//! * MMDiT (Open-Sora v2, HunyuanVideo) has the streams of image and text in its first blocks and one joined stream in the
+//!   others; the first block of the second kind joins them. The blocks share the time embedding; the rotary factors of both lie in the grid.
+//! * STDiT3 (Open-Sora 1.2) and Wan have one stream and share the time embedding and the text, which every block attends to.
+//!
+//! [`crate::network::Network`] chains the gradients of streams and sums those of shared tensors over the blocks.
+
+use crate::block::Attention;
+use crate::parallel::TensorParallel;
+use crate::params::UnitParams;
+use recipe::{ParamSpec, Shape};
+use tch::{Device, TchError, Tensor};
+
+/// A family of networks, at the sizes of one model.
+pub trait Family {
+    /// What depends on the shape of a batch: rotary factors, segments, tables of positions.
+    type Grid;
+
+    /// Returns the number of blocks of all kinds.
+    fn num_blocks(&self) -> usize;
+
+    /// Returns the latent frames that the network takes for `latent_frames`: whole patches.
+    fn frames(&self, latent_frames: i64) -> i64 {
+        latent_frames
+    }
+
+    /// Computes the grid of a shape on a device. [`crate::network::Network`] calls this once for each shape.
+    fn grid(&self, shape: Shape, device: Device) -> Self::Grid;
+
+    /// Embeds a batch. Builds a graph if the parameters or the latent require gradients.
+    fn embed(&self, grid: &Self::Grid, root: &UnitParams, inputs: &Inputs) -> Tokens;
+
+    /// Applies a block and returns the streams after it.
+    ///
+    /// # Errors
+    /// A collective of `tp` failed.
+    fn block(
+        &self,
+        grid: &Self::Grid,
+        number: usize,
+        params: &UnitParams,
+        tokens: &Tokens,
+        attention: &Attention,
+        tp: &dyn TensorParallel,
+    ) -> Result<Vec<Tensor>, TchError>;
+
+    /// Returns the network's output `[B, T, C, height, width]`.
+    fn head(&self, grid: &Self::Grid, root: &UnitParams, tokens: &Tokens) -> Tensor;
+
+    /// Returns the first values of a tensor whose init is [`recipe::Init::Positions`].
+    fn positions(&self, spec: &ParamSpec) -> Tensor;
+}
+
+/// The tensors between two blocks.
+#[derive(Debug)]
+pub struct Tokens {
+    /// What blocks change. The last dimension of each is the model's width.
+    pub streams: Vec<Tensor>,
+    /// What all blocks and the head read. Gradients flow to those of a floating-point kind.
+    pub shared: Vec<Tensor>,
+}
+
+/// A batch as the network takes it, in the compute dtype except the timestep.
+#[derive(Debug)]
+pub struct Inputs {
+    /// The noised latent, `[B, T, C, height, width]`.
+    pub latent: Tensor,
+    /// `[B, text tokens, text_dim]`
+    pub text: Tensor,
+    /// `[B]`, integers or fractions, as the objective draws them.
+    pub timestep: Tensor,
+    /// Other inputs, which get no noise.
+    pub conditions: Conditions,
+}
+
+/// Named tensors of a batch besides latent and text, in an order that the family knows. They join the noised latent.
+pub type Conditions = Vec<(&'static str, Tensor)>;
+
+impl Inputs {
+    /// Returns the latent frames, rows and columns of the batch.
+    pub fn shape(&self) -> Shape {
+        shape_of(&self.latent)
+    }
+
+    /// Returns a condition by its name.
+    pub fn condition(&self, name: &str) -> Option<&Tensor> {
+        self.conditions.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
+    }
+
+    /// Returns the inputs with every tensor replaced by `change` of it, such as a copy on another device.
+    pub fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Inputs {
+        Inputs {
+            latent: change(&self.latent),
+            text: change(&self.text),
+            timestep: change(&self.timestep),
+            conditions: self.conditions.iter().map(|(name, tensor)| (*name, change(tensor))).collect(),
+        }
+    }
+}
+
+/// Returns the frames, rows and columns of a latent `[B, T, C, height, width]`.
+pub fn shape_of(latent: &Tensor) -> Shape {
+    let size = latent.size();
+    Shape { frames: size[1] as usize, height: size[3] as usize, width: size[4] as usize }
+}

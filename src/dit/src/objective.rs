@@ -1,0 +1,48 @@
+//! What a network is trained for: the distribution of timesteps, the noised latent and the target of the output.
+
+use crate::diffusion::{Schedule, Target};
+use crate::family::Conditions;
+use recipe::{Loss, Model, Shape};
+use tch::Tensor;
+
+/// An objective of training.
+pub trait Objective {
+    /// Returns the timesteps `[B]` at these quantiles of their distribution, each in `0.0..1.0`, for latents of a shape.
+    ///
+    /// The trainer spreads the quantiles of a global batch evenly, and draws them the same on every mesh.
+    fn timesteps(&self, quantiles: &[f64], shape: Shape) -> Tensor;
+
+    /// Noises clean latents `[B, T, C, height, width]` with noise of the same shape at timesteps `[B]`, all fp32. Returns the noised
+    /// latents and the target of the network's output. `conditions` may name frames that stay clean.
+    fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, conditions: &Conditions) -> (Tensor, Target);
+}
+
+/// Prediction of the velocity at the timesteps of a noise schedule, as CogVideoX is trained.
+#[derive(Debug)]
+pub struct VPrediction {
+    /// The noise schedule.
+    pub schedule: Schedule,
+    /// The weights of samples.
+    pub loss: Loss,
+}
+
+impl VPrediction {
+    /// Returns the objective with the noise schedule of a model.
+    pub fn new(model: &Model, loss: &Loss) -> Self {
+        VPrediction { schedule: Schedule::new(model), loss: loss.clone() }
+    }
+}
+
+impl Objective for VPrediction {
+    fn timesteps(&self, quantiles: &[f64], _: Shape) -> Tensor {
+        let count = self.schedule.timesteps();
+        let timestep = |quantile: &f64| ((quantile * count as f64) as i64).min(count - 1);
+        Tensor::from_slice(&quantiles.iter().map(timestep).collect::<Vec<_>>())
+    }
+
+    fn noised(&self, clean: &Tensor, noise: &Tensor, timestep: &Tensor, _: &Conditions) -> (Tensor, Target) {
+        let noised = self.schedule.noise(clean, noise, timestep);
+        let latent = noised.latent.shallow_clone();
+        (latent, self.schedule.target(noised, clean, timestep, &self.loss))
+    }
+}
