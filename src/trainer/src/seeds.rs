@@ -3,6 +3,7 @@
 //! Every draw has a key: the run's seed, its purpose, and a counter such as the number of the sample since the start of
 //! the run. So a run draws the same numbers on any number of ranks, and after a resume.
 
+use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -78,20 +79,21 @@ pub fn permutation(seed: u64, purpose: Purpose, counter: u64, n: usize) -> Vec<u
 
 /// Returns standard normal numbers for a key, fp32.
 pub fn normal(seed: u64, purpose: Purpose, counter: u64, shape: &[i64]) -> Tensor {
-    seed_libtorch(seed, purpose, counter);
-    Tensor::randn(shape, (Kind::Float, Device::Cpu))
+    drawn(seed, purpose, counter, || Tensor::randn(shape, (Kind::Float, Device::Cpu)))
 }
 
 /// Returns numbers uniform within ±`bound` for a key, fp32.
 pub fn uniform_tensor(seed: u64, purpose: Purpose, counter: u64, shape: &[i64], bound: f64) -> Tensor {
-    seed_libtorch(seed, purpose, counter);
-    Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound)
+    drawn(seed, purpose, counter, || Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound))
 }
 
 /// Seeds libtorch's global generator, the only one that tch exposes, before each draw. No other code of the trainer
-/// uses it.
-fn seed_libtorch(seed: u64, purpose: Purpose, counter: u64) {
+/// uses it. The lock keeps other threads, such as ranks in a test, from drawing in between.
+fn drawn(seed: u64, purpose: Purpose, counter: u64, draw: impl FnOnce() -> Tensor) -> Tensor {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    let _locked = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
     tch::manual_seed((bits(seed, purpose, counter) >> 1) as i64);
+    draw()
 }
 
 #[cfg(test)]
