@@ -26,14 +26,15 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     own.sort_by_key(|binding| binding.action != Action::Stacks);
     let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(model, binding)).sum::<usize>();
-    // The last item needs no gap after it.
+    // There is no gap after the last item.
     let mut room = (usize::from(area.width) + 2).saturating_sub(width(&last));
     own.retain(|binding| {
         let fits = item_width(model, binding) <= room;
         room = if fits { room - item_width(model, binding) } else { 0 };
         fits
     });
-    let spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
+    let mut spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
+    spans.pop();
     write(model, buf, area, Line::from(spans));
 }
 
