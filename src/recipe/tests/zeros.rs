@@ -39,11 +39,16 @@ const HERE: [(&str, &str, Has); 16] = [
 ];
 
 /// Keys whose 0 another crate interprets, with the file and the test that proves it.
-const ELSEWHERE: [(&str, &str, &str); 13] = [
+const ELSEWHERE: [(&str, &str, &str); 14] = [
     ("train.threads", "supervise/src/job.rs", "with_zero_threads_the_ranks_of_a_node_share_its_cores"),
     ("train.text_dropout", "trainer/src/seeds.rs", "probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never"),
     ("condition.image_dropout", "trainer/src/conditions.rs", "all_images_of_a_batch_are_dropped_together"),
     ("condition.mask_dropout", "trainer/src/conditions.rs", "a_mask_is_dropped_only_if_it_covers_all"),
+    (
+        "lora.dropout",
+        "../tests/trainer/adapters.rs",
+        "dropout_draws_the_same_masks_on_every_mesh_in_recomputed_blocks_and_after_a_resume",
+    ),
     ("loss.motion", "dit/src/diffusion.rs", "a_motion_share_of_zero_is_the_plain_loss"),
     ("optimizer.weight_decay", "c10d/tests/numbers.rs", "the_fused_step_equals_the_textbook_step"),
     ("optimizer.clip_norm", "trainer/src/tests/released_models.rs", "a_clip_norm_of_zero_does_not_clip"),
