@@ -586,6 +586,7 @@ pub fn video_sample(step: u64, index: usize, prompt: &str) -> rundir::Sample {
         ema: false,
         weights: "checkpoints/step-00000080".into(),
         weights_xxh3: "0123456789abcdef".into(),
+        lora: vec![],
         trainer: "0.1.0".into(),
         libtorch: "2.11.0".into(),
         took_s: 12.0,
