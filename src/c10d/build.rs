@@ -27,7 +27,8 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .file("cpp/shim.cpp");
+        .file("cpp/shim.cpp")
+        .file("cpp/adamw8.cpp");
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         with_cuda(&mut build, Path::new(&lib));
     } else {

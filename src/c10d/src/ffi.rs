@@ -1,4 +1,4 @@
-//! The functions of `cpp/shim.cpp`, and the conversion of their errors.
+//! The functions in `cpp/`, and the conversion of their errors.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -135,6 +135,27 @@ unsafe extern "C" {
         grad: *const C_tensor,
         exp_avg: *const C_tensor,
         exp_avg_sq: *const C_tensor,
+        grad_scale: f64,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+        eps: f64,
+        step: f64,
+    ) -> Status;
+
+    pub fn vidtui_adamw8(
+        param: *const C_tensor,
+        grad: *const C_tensor,
+        first_codes: *const C_tensor,
+        first_scales: *const C_tensor,
+        second_codes: *const C_tensor,
+        second_scales: *const C_tensor,
+        signed_map: *const C_tensor,
+        signed_boundaries: *const C_tensor,
+        unsigned_map: *const C_tensor,
+        unsigned_boundaries: *const C_tensor,
+        phase: i64,
         grad_scale: f64,
         lr: f64,
         beta1: f64,

@@ -1,7 +1,7 @@
 //! PyTorch's distributed engine, called from Rust.
 //!
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
-//! [`Pending`] to wait on. The crate also has the optimizer step of a shard ([`ops`]) and CUDA functions that tch does not bind
+//! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]) and CUDA functions that tch does not bind
 //! ([`cuda`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
@@ -15,6 +15,7 @@ mod group;
 mod pending;
 mod store;
 
+pub mod adamw8;
 pub mod cuda;
 pub mod ops;
 
