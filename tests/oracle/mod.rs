@@ -10,8 +10,20 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// The subfolders of such a folder.
-const KINDS: [&str; 11] =
-    ["cogvideox", "cogvideox15", "i2v", "i2v_training", "lora", "rotary", "sampling", "schedules", "t5", "ttt", "vae"];
+const KINDS: [&str; 12] = [
+    "cogvideox",
+    "cogvideox15",
+    "i2v",
+    "i2v_training",
+    "lora",
+    "optim",
+    "rotary",
+    "sampling",
+    "schedules",
+    "t5",
+    "ttt",
+    "vae",
+];
 
 /// The folder of recorded numbers.
 ///

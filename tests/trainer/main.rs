@@ -172,8 +172,49 @@ fn a_checkpoint_of_one_mesh_with_tp_resumes_on_another_to_the_same_losses() {
     }
 }
 
+/// The optimizers, each with an average of the weights.
+const OPTIMIZERS: [[&str; 3]; 3] = [
+    ["optimizer.kind=adamw8bit", "ema.decay=0.9", "ema.warmup=none"],
+    ["optimizer.kind=adafactor", "ema.decay=0.9", "optimizer.lr=0.01"],
+    ["optimizer.kind=prodigy", "ema.decay=0.9", "optimizer.lr=1"],
+];
+
+#[test]
+fn every_optimizer_gives_the_same_losses_on_every_mesh_and_after_a_resume() {
+    let scene = Scene::new();
+    for own in OPTIMIZERS {
+        let sets = [&own[..], &["train.steps=8", "train.global_batch=4", "checkpoint.interval=4"]].concat();
+        let name = |what: &str| format!("{}-{what}", own[0].rsplit('=').next().unwrap());
+        let whole = scene.launch(&name("whole"), &[1, 2], &sets).finish();
+        let first = scene.launch(&name("first"), &[1, 2], &sets).finish();
+        let start = StartFrom::Checkpoint { run: first.id(), step: 4 };
+        let again = first.attempt(&[1, 2], start, 4).finish();
+        assert_eq!(losses(&again), losses(&whole), "{own:?}");
+        let tensors = |run: &harness::RunUnderTest| harness::tensors(&run.dir.step_dir(8));
+        assert!(tensors(&again) == tensors(&whole), "{own:?}: a tensor differs after a resume");
+        assert!(tensors(&whole).keys().any(|name| name.starts_with("ema/")));
+        for mesh in [&[1, 1][..], &[1, 1, 2]] {
+            let other = scene.launch(&name(&format!("on-{}", mesh.len())), mesh, &sets).finish();
+            assert_close(&losses(&other), &losses(&whole), 1e-3, &format!("{own:?} on mesh {mesh:?}"));
+            let run = scene.launch(&name(&format!("from-{}", mesh.len())), &[1, 2], &sets).finish();
+            let start = StartFrom::Checkpoint { run: run.id(), step: 4 };
+            let moved = run.attempt(mesh, start, 4).finish();
+            assert_close(&losses(&moved), &losses(&whole), 1e-3, &format!("{own:?} resumed on mesh {mesh:?}"));
+        }
+    }
+}
+
 #[test]
 fn a_checkpoint_moves_from_mesh_to_mesh_without_a_changed_bit() {
+    moves_without_a_changed_bit(&["ema.decay=0.9"]);
+}
+
+#[test]
+fn the_state_of_adafactor_moves_from_mesh_to_mesh_without_a_changed_bit() {
+    moves_without_a_changed_bit(&["optimizer.kind=adafactor"]);
+}
+
+fn moves_without_a_changed_bit(own: &[&str]) {
     let scene = Scene::new();
     let sets = [
         "train.steps=2",
@@ -183,9 +224,10 @@ fn a_checkpoint_moves_from_mesh_to_mesh_without_a_changed_bit() {
         "model.ttt_mini_batch=4",
         "optimizer.warmup_steps=1",
     ];
+    let sets = [&sets[..], own].concat();
     let mut last = scene.launch("trained", &[1, 2, 2], &sets).finish();
     let want = harness::tensors(&last.dir.step_dir(2));
-    assert!(want.len() > 3 * 60, "{} tensors", want.len());
+    assert!(want.len() > 2 * 60, "{} tensors", want.len());
     // Each run starts at the last checkpoint, has no steps left, and saves the state that it loaded.
     for mesh in [[1, 1, 1], [1, 1, 4], [1, 4, 1], [2, 1, 2], [1, 2, 2]] {
         let start = StartFrom::Checkpoint { run: last.id(), step: 2 };
@@ -318,23 +360,31 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_three_in_a_ro
     assert_eq!(latest(&saving.dir).unwrap().step, 2);
 }
 
-/// Forecast: weights, gradients and moments, from the formulas of `vidtui check`. Measured: the growth of resident memory
+/// Forecast: weights, gradients, optimizer state and average, from the formulas of `vidtui check`. Measured: the growth of resident memory
 /// with 6 more blocks of 3 million parameters, so that libtorch and all other constant memory cancel. A
 /// tolerance of 10% covers the activations of 28 tokens.
 #[test]
 fn the_state_of_a_model_takes_the_forecast_memory() {
     let scene = Scene::new();
-    let held = |name: &str, layers: usize, mesh: [usize; 2], trainable: &str| {
-        let sizes = [format!("model.num_layers={layers}"), format!("train.trainable={trainable}")];
+    let held = |name: &str, layers: usize, mesh: [usize; 2], own: &str| {
+        let sizes = [format!("model.num_layers={layers}"), own.to_owned()];
         let sets = ["model.num_heads=8", "model.head_dim=64", "train.steps=2", "checkpoint.interval=0"];
         let sets: Vec<&str> = sets.into_iter().chain(sizes.iter().map(String::as_str)).collect();
         let run = scene.launch(&format!("{name}-{layers}"), &mesh, &sets).finish();
         let resident = run.samples().last().unwrap().mem_gib_by_rank[0];
         (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.state() as f64 / f64::from(1 << 30), resident)
     };
-    for (name, mesh, trainable) in [("one", [1, 1], "all"), ("two", [1, 2], "all"), ("part", [1, 1], "qkvo")] {
-        let ((few_foreseen, few), (many_foreseen, many)) =
-            (held(name, 2, mesh, trainable), held(name, 8, mesh, trainable));
+    let cases = [
+        ("one", [1, 1], "train.trainable=all"),
+        ("two", [1, 2], "train.trainable=all"),
+        ("part", [1, 1], "train.trainable=qkvo"),
+        ("adamw8bit", [1, 1], "optimizer.kind=adamw8bit"),
+        ("adafactor", [1, 1], "optimizer.kind=adafactor"),
+        ("prodigy", [1, 1], "optimizer.kind=prodigy"),
+        ("average", [1, 1], "ema.decay=0.99"),
+    ];
+    for (name, mesh, own) in cases {
+        let ((few_foreseen, few), (many_foreseen, many)) = (held(name, 2, mesh, own), held(name, 8, mesh, own));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         assert!(foreseen > 0.12, "{foreseen}");
         assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");

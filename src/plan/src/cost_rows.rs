@@ -35,17 +35,23 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
 }
 
 fn memory(memory: &RankMemory) -> String {
-    let RankMemory { weights, gradients, optimizer, kept, gathered, accumulated, workspace } = *memory;
+    let RankMemory { weights, gradients, optimizer, ema, ema_on_node, kept, gathered, accumulated, workspace } =
+        *memory;
     let parts = [
         ("weights", weights),
         ("gradients", gradients),
         ("optimizer", optimizer),
+        ("average", ema),
         ("kept between blocks", kept),
         ("gathered blocks", gathered),
         ("accumulated gradients", accumulated),
         ("workspace about", workspace),
     ];
-    format!("{} per rank at the peak: {}", size(memory.total()), listed(&parts))
+    let on_node = match ema_on_node {
+        0 => String::new(),
+        bytes => format!("; average {} in the memory of the node", size(bytes)),
+    };
+    format!("{} per rank at the peak: {}{on_node}", size(memory.total()), listed(&parts))
 }
 
 fn checkpoint(cost: &Cost) -> String {

@@ -65,6 +65,8 @@ pub fn recipe() -> Recipe {
             grad_accum: 1,
             seed: 42,
             trainable: Trainable::All,
+            frozen: Vec::new(),
+            frozen_dtype: recipe::FrozenDtype::Compute,
             text_dropout: 0.1,
             dtype: Dtype::Float32,
             device: Device::Auto,
@@ -87,7 +89,9 @@ pub fn recipe() -> Recipe {
             weight_decay: 1e-4,
             decay_gates: false,
             clip_norm: 0.1,
+            ..Optimizer::default()
         },
+        ema: recipe::Ema::default(),
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         remat: Remat {
             mode: recipe::RematMode::Block,

@@ -3,9 +3,9 @@
 use crate::command::Placeholders;
 use crate::nearest::nearest;
 use crate::{
-    Adapter, ConditionKind, FrameMode, Key, LATENT_FRAMES, Layer, NoSuchLayer, PIXELS, ParamSpec, Pattern, Positions,
-    Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, VIDEO_FRAMES, nearest_clip_frames,
-    param_specs,
+    Adapter, ConditionKind, FrameMode, Key, LATENT_FRAMES, Layer, NoSuchLayer, OptimizerKind, PIXELS, ParamSpec,
+    Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, UseEma, VIDEO_FRAMES,
+    nearest_clip_frames, param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -47,7 +47,27 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
+    (&["optimizer.lr", "optimizer.lr_ttt", "optimizer.warmup_lr"], warmup_rises),
+    (&["optimizer.schedule", "optimizer.schedule_ttt", "optimizer.warmup_steps"], cycles_rise),
+    (
+        &[
+            "optimizer.schedule",
+            "optimizer.schedule_ttt",
+            "optimizer.cooldown_steps",
+            "optimizer.warmup_steps",
+            "train.steps",
+        ],
+        cooldown_fits,
+    ),
+    (&["optimizer.beta1", "optimizer.beta1_low", "optimizer.schedule"], momentum_cycles),
+    (&["ema.decay", "ema.min_decay"], average_decays),
+    (&["ema.decay", "sample.ema"], samples_have_an_average),
+    (&["optimizer.kind", "optimizer.lr", "optimizer.lr_ttt", "model.layer", "optimizer.groups"], prodigy_has_one_rate),
+    (&["optimizer.kind", "optimizer.beta1_low"], only_adamw_cycles_momentum),
     (&["train.trainable"], patterns_match),
+    (&["train.frozen"], frozen_patterns_match),
+    (&["train.trainable", "train.frozen"], something_is_trained),
+    (&["optimizer.groups"], groups_match),
     (&["lora.rank", "lora.targets"], adapters_have_layers),
     (&["lora.rank", "lora.targets"], rank_fits),
     (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
@@ -392,21 +412,204 @@ fn falls(key: &str, schedule: Schedule, peak: f64, recipe: &Recipe) -> Result<()
     })
 }
 
+fn warmup_rises(recipe: &Recipe) -> Result<(), Advice> {
+    let o = &recipe.optimizer;
+    let Some((key, peak)) = [("lr", o.lr), ("lr_ttt", o.lr_ttt)].into_iter().find(|(_, peak)| o.warmup_lr > *peak)
+    else {
+        return Ok(());
+    };
+    Err(Advice {
+        why: format!("optimizer.warmup_lr {:e} is above the peak optimizer.{key} {peak:e}", o.warmup_lr),
+        fix: format!("set optimizer.warmup_lr to {peak:e} or less"),
+    })
+}
+
+/// Returns the schedules of a recipe with their keys.
+fn schedules(recipe: &Recipe) -> [(&'static str, Schedule); 2] {
+    let o = &recipe.optimizer;
+    [("optimizer.schedule", o.schedule), ("optimizer.schedule_ttt", o.schedule_ttt)]
+}
+
+fn cycles_rise(recipe: &Recipe) -> Result<(), Advice> {
+    let rises = |schedule: Schedule| schedule.is_one_cycle() || schedule == Schedule::Bump;
+    let Some((key, _)) = schedules(recipe).into_iter().find(|(_, schedule)| rises(*schedule)) else { return Ok(()) };
+    if recipe.optimizer.warmup_steps > 0 {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("the {key} begins with a rise to the peak, and optimizer.warmup_steps is 0"),
+        fix: format!(
+            "set optimizer.warmup_steps, for example to {}: PyTorch's pct_start is 0.3",
+            (recipe.train.steps * 3).div_ceil(10)
+        ),
+    })
+}
+
+/// The rate of wsd and bump falls in a number of steps that must be given, and that no other schedule has.
+fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
+    let (cooldown, warmup, steps) =
+        (recipe.optimizer.cooldown_steps, recipe.optimizer.warmup_steps, recipe.train.steps);
+    match schedules(recipe).into_iter().find(|(_, schedule)| schedule.has_cooldown()) {
+        None if cooldown > 0 => Err(Advice {
+            why: format!("optimizer.cooldown_steps {cooldown} has no effect: no schedule is wsd or bump"),
+            fix: "set optimizer.schedule = \"wsd\", or remove optimizer.cooldown_steps".into(),
+        }),
+        Some((key, _)) if cooldown == 0 => Err(Advice {
+            why: format!("the {key} falls in optimizer.cooldown_steps, which is 0"),
+            fix: format!("set optimizer.cooldown_steps, for example to {}", steps.div_ceil(10)),
+        }),
+        Some((key, _)) if warmup + cooldown > steps => Err(Advice {
+            why: format!(
+                "the {key} has optimizer.warmup_steps {warmup} + optimizer.cooldown_steps {cooldown} = {} steps, and train.steps is {steps}",
+                warmup + cooldown
+            ),
+            fix: format!("set optimizer.cooldown_steps to {} or less", steps.saturating_sub(warmup)),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn momentum_cycles(recipe: &Recipe) -> Result<(), Advice> {
+    let o = &recipe.optimizer;
+    if o.beta1_low > 0.0 && !o.schedule.is_one_cycle() {
+        return Err(Advice {
+            why: format!("optimizer.beta1_low {} has an effect on one-cycle schedules only", o.beta1_low),
+            fix: "set optimizer.schedule = \"one_cycle\", or remove optimizer.beta1_low".into(),
+        });
+    }
+    if o.beta1_low > o.beta1 {
+        return Err(Advice {
+            why: format!("optimizer.beta1_low {} is above optimizer.beta1 {}", o.beta1_low, o.beta1),
+            fix: "set optimizer.beta1 = 0.95 and optimizer.beta1_low = 0.85, as in PyTorch".into(),
+        });
+    }
+    Ok(())
+}
+
+fn average_decays(recipe: &Recipe) -> Result<(), Advice> {
+    let ema = &recipe.ema;
+    if !ema.is_used() || ema.min_decay <= ema.decay {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("ema.min_decay {} is above ema.decay {}, the largest", ema.min_decay, ema.decay),
+        fix: format!("set ema.min_decay to {} or less", ema.decay),
+    })
+}
+
+/// The weights of a checkpoint may have an average whatever the recipe of the task `sample` has.
+fn samples_have_an_average(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.task != Task::Train || recipe.sample.ema != UseEma::On || recipe.ema.is_used() {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "sample.ema is \"on\", and there is no average of the weights: ema.decay is 0".into(),
+        fix: "set ema.decay, for example to 0.9999, or sample.ema = \"auto\"".into(),
+    })
+}
+
+/// Prodigy estimates one distance for all parameters.
+fn prodigy_has_one_rate(recipe: &Recipe) -> Result<(), Advice> {
+    let o = &recipe.optimizer;
+    if o.kind != OptimizerKind::Prodigy {
+        return Ok(());
+    }
+    let why = "Prodigy estimates one distance, so all parameters have one learning rate";
+    if recipe.model.layer != Layer::None && (o.lr_ttt, o.schedule_ttt) != (o.lr, o.schedule) {
+        return Err(Advice {
+            why: format!("{why}, and optimizer.lr_ttt or schedule_ttt differs from optimizer.lr or schedule"),
+            fix: format!("set optimizer.lr_ttt = {} and the same schedules", o.lr),
+        });
+    }
+    match o.groups.iter().find(|group| group.lr.is_some()) {
+        None => Ok(()),
+        Some(group) => Err(Advice {
+            why: format!("{why}, and the group \"{}\" sets lr", group.pattern.as_str()),
+            fix: "remove lr from the group, or set optimizer.kind = \"adamw\"".into(),
+        }),
+    }
+}
+
+fn only_adamw_cycles_momentum(recipe: &Recipe) -> Result<(), Advice> {
+    let o = &recipe.optimizer;
+    if o.beta1_low == 0.0 || o.kind != OptimizerKind::Adafactor {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "Adafactor has no first moment, so optimizer.beta1_low has no effect".into(),
+        fix: "remove optimizer.beta1_low".into(),
+    })
+}
+
 /// Every pattern must match a parameter; one that matches none is a typing mistake.
 fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
-    let specs = param_specs(&recipe.model);
-    let names = || specs.iter().filter(|spec| spec.role == Role::Trained).map(|spec| spec.name.as_str());
-    let has_no_match = |pattern: &&Pattern| !names().any(|name| pattern.matches(name));
-    let Some(unused) = patterns.iter().find(has_no_match) else { return Ok(()) };
-    let example = nearest(unused.as_str(), names()).or(names().next_back()).unwrap_or_default();
+    match_one_each("train.trainable", patterns, &param_specs(&recipe.model), |spec| spec.role == Role::Trained)
+}
+
+fn frozen_patterns_match(recipe: &Recipe) -> Result<(), Advice> {
+    let patterns = &recipe.train.frozen;
+    match_one_each("train.frozen", patterns, &param_specs(&recipe.model), |spec| spec.role == Role::Trained)
+}
+
+/// A group must match a parameter that is trained, and that no group before it matches.
+fn groups_match(recipe: &Recipe) -> Result<(), Advice> {
+    let specs = recipe.param_specs();
+    let patterns: Vec<Pattern> = recipe.optimizer.groups.iter().map(|group| group.pattern.clone()).collect();
+    let is_trained = |spec: &ParamSpec| recipe.train.trains(spec);
+    match_one_each("optimizer.groups", &patterns, &specs, is_trained)?;
+    let first = |spec: &&ParamSpec| patterns.iter().position(|pattern| pattern.matches(&spec.name));
+    let reached: std::collections::BTreeSet<usize> =
+        specs.iter().filter(|spec| is_trained(spec)).filter_map(|spec| first(&spec)).collect();
+    let Some(unused) = (0..patterns.len()).find(|number| !reached.contains(number)) else { return Ok(()) };
     Err(Advice {
         why: format!(
-            "the pattern \"{}\" of train.trainable matches none of the {} parameter names",
-            unused.as_str(),
-            names().count()
+            "the group \"{}\" of optimizer.groups has no parameters: groups before it match all of them",
+            patterns[unused].as_str()
         ),
+        fix: "move the group to the front, or remove it: the first group that matches applies".into(),
+    })
+}
+
+/// Refuses a pattern that matches none of the names that `may` be selected.
+fn match_one_each(
+    key: &str,
+    patterns: &[Pattern],
+    specs: &[ParamSpec],
+    may: impl Fn(&ParamSpec) -> bool,
+) -> Result<(), Advice> {
+    let names: Vec<&str> = specs.iter().filter(|spec| may(spec)).map(|spec| spec.name.as_str()).collect();
+    let has_no_match = |pattern: &&Pattern| !names.iter().any(|name| pattern.matches(name));
+    let Some(unused) = patterns.iter().find(has_no_match) else { return Ok(()) };
+    let example = closest(unused.as_str(), &names).unwrap_or_default();
+    let which = if key == "optimizer.groups" { "trained parameter" } else { "parameter" };
+    Err(Advice {
+        why: format!("the pattern \"{}\" of {key} matches none of the {} {which} names", unused.as_str(), names.len()),
         fix: format!("correct or remove the pattern; a parameter is named {example}, for example"),
+    })
+}
+
+/// Returns the name that has the parts most like a pattern: for `attn\.qq`, one with `attn.q`.
+fn closest<'a>(pattern: &str, names: &[&'a str]) -> Option<&'a str> {
+    let wanted = pattern.replace("\\.", ".");
+    let wanted = wanted.trim_matches(['^', '$', '.']);
+    let likeness = |name: &str| {
+        let parts: Vec<&str> = name.split('.').collect();
+        let runs = (0..parts.len()).flat_map(|from| (from..parts.len()).map(move |to| (from, to)));
+        let alike =
+            |(from, to): (usize, usize)| strsim::normalized_damerau_levenshtein(wanted, &parts[from..=to].join("."));
+        runs.map(alike).fold(0.0, f64::max)
+    };
+    names.iter().copied().map(|name| (likeness(name), name)).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
+fn something_is_trained(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.train.frozen.is_empty() || recipe.param_specs().iter().any(|spec| recipe.train.trains(spec)) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "train.frozen freezes every parameter that train.trainable selects".into(),
+        fix: "remove a pattern from train.frozen".into(),
     })
 }
 

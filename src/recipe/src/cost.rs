@@ -14,7 +14,7 @@ pub use flops::Flops;
 pub use memory::RankMemory;
 pub use traffic::Traffic;
 
-use crate::{ParamSpec, Recipe, Role, Unit};
+use crate::{ParamSpec, Recipe, Role, StateBytes, Unit};
 
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -31,7 +31,7 @@ pub struct Cost {
     pub model_flops: f64,
     /// FLOPs of a step with recomputation, over all ranks.
     pub step_flops: f64,
-    /// Size of a checkpoint: trained parameters and their two moments in float32, frozen ones in the compute dtype. A
+    /// Size of a checkpoint: trained parameters and their average in float32, the optimizer's state, frozen ones in their dtype. A
     /// checkpoint of adapters has no frozen ones.
     pub checkpoint_bytes: u64,
     /// The memory of one rank.
@@ -66,8 +66,10 @@ impl Recipe {
         let units = UnitSizes::of(self, &specs);
         let frozen_bytes = match self.saves_adapters_only() {
             true => 0,
-            false => self.train.dtype.bytes() * sum(&|spec| !self.train.trains(spec)),
+            false => self.train.frozen_dtype().bytes() * sum(&|spec| !self.train.trains(spec)),
         };
+        let trained = specs.iter().filter(|spec| self.train.trains(spec));
+        let state_bytes: u64 = trained.map(|spec| self.optimizer.state_bytes(spec, spec.len()).saved()).sum();
         let forward_flops = Flops::forward(&self.model).total();
         let batch = self.train.global_batch as f64;
         Cost {
@@ -77,7 +79,7 @@ impl Recipe {
             forward_flops,
             model_flops: 3.0 * batch * forward_flops,
             step_flops: batch * Flops::step(self).total(),
-            checkpoint_bytes: 12 * trainable + frozen_bytes,
+            checkpoint_bytes: (4 + if self.ema.is_used() { 4 } else { 0 }) * trainable + state_bytes + frozen_bytes,
             memory: RankMemory::of(self, &units),
             traffic: Traffic::of(self, &units),
         }
@@ -94,6 +96,8 @@ impl Recipe {
 struct UnitSize {
     trained: u64,
     frozen: u64,
+    /// Bytes of the optimizer's state.
+    state: StateBytes,
 }
 
 /// The units of one rank of a TP group. One unit is gathered or reduced at a time.
@@ -110,8 +114,14 @@ impl UnitSizes {
             let mut size = UnitSize::default();
             for spec in specs.iter().filter(|spec| spec.unit == unit) {
                 let own = if spec.is_split() { spec.len() / recipe.mesh.tp as u64 } else { spec.len() };
-                let kind = if recipe.train.trains(spec) { &mut size.trained } else { &mut size.frozen };
-                *kind += own;
+                if !recipe.train.trains(spec) {
+                    size.frozen += own;
+                    continue;
+                }
+                size.trained += own;
+                let state = recipe.optimizer.state_bytes(spec, own);
+                size.state.sharded += state.sharded;
+                size.state.whole += state.whole;
             }
             size
         };

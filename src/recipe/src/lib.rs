@@ -12,6 +12,7 @@ mod command;
 mod condition;
 mod cost;
 mod curriculum;
+mod ema;
 mod encode;
 mod env;
 mod error;
@@ -32,6 +33,7 @@ mod params;
 mod prompt;
 mod recipe;
 mod sample;
+mod schedule;
 mod schema;
 mod secrets;
 mod show;
@@ -42,6 +44,7 @@ pub use command::{Adapter, Command, Per, TrainerKind, fill};
 pub use condition::{Condition, ConditionKind, MaskKind};
 pub use cost::{BlockCost, Cost, Flops, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
+pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
@@ -51,7 +54,7 @@ pub use load::{Origin, Resolved, load};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
-pub use optim::{Optimizer, Schedule};
+pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
@@ -59,8 +62,10 @@ pub use sample::{
     BadPrompt, DynamicGuidance, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,
 };
+pub use schedule::{Anneal, ClipRule, Schedule, Warmup};
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
 pub use train::{
-    CheckpointPolicy, Data, Device, Dtype, Log, Loss, LossWeighting, Pattern, Remat, RematMode, Train, Trainable,
+    CheckpointPolicy, Data, Device, Dtype, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat, RematMode, Train,
+    Trainable,
 };

@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_key_unlike_any_other_lists_the_choices() {
         assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval, peak_tflops, spike");
-        let sections = "the sections are command, env, model, data, encoders, encode, train, lora, condition, loss, optimizer, mesh, remat, checkpoint, log, sample, run";
+        let sections = "the sections are command, env, model, data, encoders, encode, train, lora, condition, loss, optimizer, ema, mesh, remat, checkpoint, log, sample, run";
         assert_eq!(instead_of("wandb.qqqqqqqqqqqqqq"), sections);
     }
 }

@@ -1,26 +1,42 @@
-//! The `[optimizer]` section: AdamW and its learning rate schedules.
+//! The `[optimizer]` section: the optimizer, its learning rates and gradient clipping.
 
-use crate::{Init, ParamSpec};
+use crate::{Anneal, ClipRule, Init, ParamSpec, Pattern, Schedule, Warmup};
 use serde::{Deserialize, Serialize};
 
-/// AdamW and its learning rate schedules.
+/// The optimizer, its learning rates and gradient clipping.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
+    /// The method.
+    pub kind: OptimizerKind,
     /// Peak learning rate of all parameters outside TTT layers.
     pub lr: f64,
     /// Peak learning rate of TTT layers and their gates.
     pub lr_ttt: f64,
     /// Learning rate at the last step, for both schedules.
     pub lr_end: f64,
-    /// The schedule of `lr` after the warm-up.
+    /// The schedule of `lr`.
     pub schedule: Schedule,
-    /// The schedule of `lr_ttt` after the warm-up.
+    /// The schedule of `lr_ttt`.
     pub schedule_ttt: Schedule,
-    /// Steps over which both rates rise from zero to their peaks.
+    /// Steps over which both rates rise to their peaks.
     pub warmup_steps: u64,
+    /// The rates during the warm-up.
+    pub warmup: Warmup,
+    /// The learning rate that the warm-up begins from.
+    pub warmup_lr: f64,
+    /// Waves of a cosine, or half waves with restarts; 0: half a wave, or one.
+    pub cycles: f64,
+    /// The exponent of polynomial schedules.
+    pub power: f64,
+    /// Steps in which the rate falls to its end, for [`Schedule::has_cooldown`].
+    pub cooldown_steps: u64,
+    /// The curve of one-cycle schedules and of a cooldown.
+    pub anneal: Anneal,
     /// Decay rate of the first moment.
     pub beta1: f64,
+    /// Decay rate of the first moment at the peak of a one-cycle schedule; 0: always `beta1`.
+    pub beta1_low: f64,
     /// Decay rate of the second moment.
     pub beta2: f64,
     /// Added to the denominator of the update.
@@ -31,47 +47,186 @@ pub struct Optimizer {
     pub decay_gates: bool,
     /// Maximum norm of the gradient over all parameters; 0: no clipping.
     pub clip_norm: f64,
+    /// How the maximum follows the steps.
+    pub clip_rule: ClipRule,
+    /// The first maximum, as a multiple of `clip_norm`, for [`ClipRule::Decaying`].
+    pub clip_start_ratio: f64,
+    /// Steps until the maximum has fallen to `clip_norm`, for [`ClipRule::Decaying`].
+    pub clip_start_steps: u64,
+    /// The exponent of Adafactor's decay of the second moment: `1 - step ^ -decay`.
+    pub adafactor_decay: f64,
+    /// Adafactor's ε of the second moment.
+    pub adafactor_eps1: f64,
+    /// Adafactor's smallest size of weights, which multiplies the rate.
+    pub adafactor_eps2: f64,
+    /// Adafactor's largest root mean square of an update.
+    pub adafactor_clip: f64,
+    /// Prodigy's first estimate of the distance.
+    pub prodigy_d0: f64,
+    /// The factor of Prodigy's estimates.
+    pub prodigy_d_coef: f64,
+    /// Prodigy's largest growth of the estimate in a step; 0: no limit.
+    pub prodigy_growth: f64,
+    /// Prodigy's decay rate of the estimate; 0: the square root of `beta2`.
+    pub prodigy_beta3: f64,
+    /// Whether Prodigy corrects the bias of its moments.
+    pub prodigy_bias_correction: bool,
+    /// Whether Prodigy leaves the learning rate out of the estimate's weights, for a warm-up.
+    pub prodigy_safeguard_warmup: bool,
+    /// Rates and weight decay of parameters by name. The first group that matches applies.
+    pub groups: Vec<OptimizerGroup>,
 }
 
-/// How a learning rate falls from its peak to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Schedule {
-    /// Stays at the peak.
-    Constant,
-    /// Falls in a straight line.
-    Linear,
-    /// Falls along half a cosine.
-    Cosine,
+/// The method of the optimizer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// AdamW with moments in float32.
+    #[default]
+    Adamw,
+    /// AdamW with moments of 8 bits.
+    Adamw8bit,
+    /// Adafactor.
+    Adafactor,
+    /// Prodigy.
+    Prodigy,
 }
 
-impl Optimizer {
-    /// Returns whether weight decay applies to a tensor.
-    pub fn decays(&self, spec: &ParamSpec) -> bool {
-        spec.decay || (self.decay_gates && spec.init == Init::Gate)
+impl OptimizerKind {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            OptimizerKind::Adamw => "adamw",
+            OptimizerKind::Adamw8bit => "adamw8bit",
+            OptimizerKind::Adafactor => "adafactor",
+            OptimizerKind::Prodigy => "prodigy",
+        }
+    }
+
+    /// Returns whether large tensors have moments of 8 bits.
+    pub fn quantizes(self) -> bool {
+        self == OptimizerKind::Adamw8bit
     }
 }
 
-impl Schedule {
-    /// Returns the learning rate of one step.
-    ///
-    /// * `step`: the step about to be applied, counted from 0. The first step of a warm-up has a rate above 0.
-    /// * `warmup`, `total`: the steps of the warm-up and of the whole run. After `total` the rate stays at `end`.
-    pub fn lr_at(self, step: u64, peak: f64, end: f64, warmup: u64, total: u64) -> f64 {
-        if step < warmup {
-            return peak * (step + 1) as f64 / warmup as f64;
+/// The learning rate and weight decay of the parameters that match a pattern.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerGroup {
+    /// The pattern of their names.
+    #[serde(rename = "match")]
+    pub pattern: Pattern,
+    /// The peak learning rate; `None`: as without the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// The weight decay, also of biases and norms; `None`: as without the group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+/// Bytes of the optimizer's state of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StateBytes {
+    /// The part that is sharded as the tensor is.
+    pub sharded: u64,
+    /// The part that every rank has.
+    pub whole: u64,
+}
+
+impl StateBytes {
+    /// Returns the size in a checkpoint.
+    pub fn saved(self) -> u64 {
+        self.sharded + self.whole
+    }
+}
+
+impl Default for Optimizer {
+    /// Returns the values of a recipe that sets none of the keys.
+    fn default() -> Self {
+        Optimizer {
+            kind: OptimizerKind::Adamw,
+            lr: 1e-4,
+            lr_ttt: 1e-4,
+            lr_end: 0.0,
+            schedule: Schedule::Linear,
+            schedule_ttt: Schedule::Linear,
+            warmup_steps: 0,
+            warmup: Warmup::TttVideo,
+            warmup_lr: 0.0,
+            cycles: 0.0,
+            power: 1.0,
+            cooldown_steps: 0,
+            anneal: Anneal::Cosine,
+            beta1: 0.9,
+            beta1_low: 0.0,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 1e-4,
+            decay_gates: false,
+            clip_norm: 0.1,
+            clip_rule: ClipRule::Constant,
+            clip_start_ratio: 5.0,
+            clip_start_steps: 1000,
+            adafactor_decay: 0.8,
+            adafactor_eps1: f64::from(f32::EPSILON),
+            adafactor_eps2: 1e-3,
+            adafactor_clip: 1.0,
+            prodigy_d0: 1e-6,
+            prodigy_d_coef: 1.0,
+            prodigy_growth: 0.0,
+            prodigy_beta3: 0.0,
+            prodigy_bias_correction: false,
+            prodigy_safeguard_warmup: false,
+            groups: Vec::new(),
         }
-        // A run that is only warm-up has no slope; after its last step the rate is `end`.
-        let done = match total.saturating_sub(warmup) {
-            0 => 1.0,
-            slope => ((step - warmup) as f64 / slope as f64).min(1.0),
-        };
-        let peak_share = match self {
-            Schedule::Constant => 1.0,
-            Schedule::Linear => 1.0 - done,
-            Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
-        };
-        peak * peak_share + end * (1.0 - peak_share)
+    }
+}
+
+/// Tensors with fewer elements keep moments in float32, as in bitsandbytes and torchao.
+const SMALLEST_QUANTIZED: u64 = 4096;
+/// Elements of a block of 8-bit moments, which has a float32 scale for each moment.
+const BLOCK: u64 = 256;
+
+impl Optimizer {
+    /// Returns whether weight decay applies to a tensor that no group matches.
+    pub fn decays(&self, spec: &ParamSpec) -> bool {
+        spec.decay || (self.decay_gates && spec.init == Init::Gate)
+    }
+
+    /// Returns the weight decay of a tensor.
+    pub fn weight_decay_of(&self, spec: &ParamSpec) -> f64 {
+        let plain = if self.decays(spec) { self.weight_decay } else { 0.0 };
+        self.group_of(&spec.name).and_then(|group| group.weight_decay).unwrap_or(plain)
+    }
+
+    /// Returns the peak learning rate of a parameter, if a group sets it.
+    pub fn peak_of(&self, name: &str) -> Option<f64> {
+        self.group_of(name)?.lr
+    }
+
+    fn group_of(&self, name: &str) -> Option<&OptimizerGroup> {
+        self.groups.iter().find(|group| group.pattern.matches(name))
+    }
+
+    /// Returns whether the moments of a tensor have 8 bits.
+    pub fn quantizes(&self, spec: &ParamSpec) -> bool {
+        self.kind.quantizes() && spec.len() >= SMALLEST_QUANTIZED
+    }
+
+    /// Returns the size of the state of a tensor, of which a rank of a TP group has `own` elements.
+    pub fn state_bytes(&self, spec: &ParamSpec, own: u64) -> StateBytes {
+        match (self.kind, spec.shape.as_slice()) {
+            (OptimizerKind::Adamw8bit, _) if self.quantizes(spec) => {
+                StateBytes { sharded: 2 * own + 8 * own.div_ceil(BLOCK), whole: 0 }
+            }
+            (OptimizerKind::Adamw | OptimizerKind::Adamw8bit, _) => StateBytes { sharded: 8 * own, whole: 0 },
+            (OptimizerKind::Adafactor, [leading @ .., rows, columns]) => {
+                let batch: usize = leading.iter().product();
+                StateBytes { sharded: 0, whole: 4 * (batch * (rows + columns)) as u64 }
+            }
+            (OptimizerKind::Adafactor, _) => StateBytes { sharded: 4 * own, whole: 0 },
+            (OptimizerKind::Prodigy, _) => StateBytes { sharded: 16 * own, whole: 0 },
+        }
     }
 }
 
@@ -79,46 +234,9 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// The log of the reference program for 20 steps with a warm-up of 5: the step, a linear rate from 1e-3 to 1e-4,
-    /// and a cosine rate from 3e-3 to 1e-4.
-    const LOGGED: [(u64, f64, f64); 9] = [
-        (0, 2e-4, 6e-4),
-        (3, 8e-4, 2.4e-3),
-        (4, 1e-3, 3e-3),
-        (5, 1e-3, 3e-3),
-        (6, 9.4e-4, 0.0029683140210640183),
-        (10, 7e-4, 0.002275),
-        (13, 5.2e-4, 0.001398433728261903),
-        (18, 2.2e-4, 0.0002253590864182286),
-        (19, 1.6e-4, 0.00013168597893598177),
-    ];
-
     #[test]
-    fn learning_rates_match_the_reference() {
-        for (step, linear, cosine) in LOGGED {
-            let close = |ours: f64, theirs: f64| assert!((ours - theirs).abs() < 1e-15, "step {step}: {ours} {theirs}");
-            close(Schedule::Linear.lr_at(step, 1e-3, 1e-4, 5, 20), linear);
-            close(Schedule::Cosine.lr_at(step, 3e-3, 1e-4, 5, 20), cosine);
-        }
-    }
-
-    #[test]
-    fn the_learning_rate_stays_at_its_end_after_the_last_step() {
-        for step in [20, 21, 30, 35, 1_000_000] {
-            assert_eq!(Schedule::Linear.lr_at(step, 1e-3, 1e-4, 5, 20), 1e-4);
-            assert_eq!(Schedule::Cosine.lr_at(step, 1e-3, 1e-4, 5, 20), 1e-4);
-            assert_eq!(Schedule::Constant.lr_at(step, 1e-3, 1e-4, 5, 20), 1e-3);
-        }
-    }
-
-    #[test]
-    fn a_run_of_only_warmup_rises_to_its_peak() {
-        let rates: Vec<_> = (0..4).map(|step| Schedule::Cosine.lr_at(step, 1.0, 0.0, 4, 4)).collect();
-        assert_eq!(rates, [0.25, 0.5, 0.75, 1.0]);
-    }
-
-    #[test]
-    fn without_warmup_the_first_step_has_the_peak_rate() {
-        assert_eq!(Schedule::Linear.lr_at(0, 1e-3, 1e-4, 0, 20), 1e-3);
+    fn the_default_is_that_of_the_schema() {
+        let path = "../../tests/fixtures/configs/valid/minimal.toml";
+        assert_eq!(crate::load(path.into(), &[]).unwrap().recipe.optimizer, Optimizer::default());
     }
 }

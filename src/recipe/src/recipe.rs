@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Condition, Data, Encode, Encoders, Env, Log, Lora, Loss, Mesh, Model, Optimizer,
+    CheckpointPolicy, Command, Condition, Data, Ema, Encode, Encoders, Env, Log, Lora, Loss, Mesh, Model, Optimizer,
     ParamSpec, Remat, RunSettings, SCHEMA, Sampling, Task, Train, Trainable, TrainerKind,
 };
 
@@ -44,6 +44,8 @@ pub struct Recipe {
     pub loss: Loss,
     /// The optimizer and its schedules.
     pub optimizer: Optimizer,
+    /// The moving average of the trained weights.
+    pub ema: Ema,
     /// The arrangement of the ranks.
     pub mesh: Mesh,
     /// Activation checkpointing.

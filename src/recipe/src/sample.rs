@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task};
+use crate::{Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. The files of the VAE are compared with it before a run starts.
 pub const VIDEO_FRAMES: usize = 4;
@@ -55,6 +55,8 @@ pub struct Sampling {
     pub png: bool,
     /// Adapters that are merged into the weights before sampling ([`MergedLora::parse`]).
     pub lora: Vec<String>,
+    /// Whether the weights are the moving average.
+    pub ema: UseEma,
     /// The index of held-out clips; empty for no validation loss.
     pub validation_index: Utf8PathBuf,
     /// Held-out clips whose loss is measured.
@@ -80,6 +82,7 @@ impl Default for Sampling {
             out: Utf8PathBuf::new(),
             png: false,
             lora: Vec::new(),
+            ema: UseEma::Auto,
             validation_index: Utf8PathBuf::new(),
             validation_clips: 32,
         }

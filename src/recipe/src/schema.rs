@@ -41,6 +41,10 @@ pub enum Kind {
     Trainable,
     /// A duration, such as `"1h30m"`, or `"none"`.
     Time,
+    /// A list of regular expressions.
+    Patterns,
+    /// A list of tables with `match`, `lr` and `weight_decay`.
+    Groups,
     /// Any string.
     Text,
     /// A list of strings.
@@ -153,7 +157,17 @@ const fn preset(path: &'static str, kind: Kind, default: Preset, doc: &'static s
     Key { path, kind, default: Some(default), doc }
 }
 
-const SCHEDULES: Kind = Kind::OneOf(&["constant", "linear", "cosine"]);
+const SCHEDULES: Kind = Kind::OneOf(&[
+    "constant",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "wsd",
+    "one_cycle",
+    "one_cycle_three_phase",
+    "bump",
+]);
 /// The largest count.
 pub(crate) const MANY: i64 = 1_000_000_000_000;
 
@@ -245,6 +259,8 @@ pub static SCHEMA: &[Key] = &[
     preset("train.grad_accum", int(1, 1_000_000), Preset::Int(1), "micro-batches per step on each rank; gradients are accumulated over them"),
     preset("train.seed", int(0, i64::MAX), Preset::Int(42), "seed of initial weights, data order, noise and text dropout"),
     preset("train.trainable", Kind::Trainable, Preset::Str("all"), "parameters that are trained: all, qkvo (attention and TTT layers), lora (the adapters of [lora] alone), or a list of regular expressions of parameter names"),
+    preset("train.frozen", Kind::Patterns, Preset::Nothing, "regular expressions of parameter names that are not trained although train.trainable selects them; adapters are always trained"),
+    preset("train.frozen_dtype", Kind::OneOf(&["compute", "float32"]), Preset::Str("compute"), "dtype in which frozen parameters are kept and saved; compute: that of train.dtype; float32: cast when they are gathered, as trained ones are"),
     preset("train.text_dropout", FRACTION, Preset::Float(0.1), "probability that a sample is trained without its text, from 0 to 1; 0: never"),
     preset("train.dtype", Kind::OneOf(&["float32", "bfloat16"]), Preset::Str("bfloat16"), "dtype of the computation; master weights and optimizer state are always float32"),
     preset("train.device", Kind::OneOf(&["auto", "cpu", "cuda"]), Preset::Str("auto"), "device of the ranks; auto: one GPU per rank if the trainer finds GPUs, else the CPU"),
@@ -270,18 +286,49 @@ pub static SCHEMA: &[Key] = &[
     preset("loss.min_snr_gamma", POSITIVE, Preset::Float(5.0), "largest signal-to-noise ratio that counts with loss.weighting = \"min_snr\""),
     preset("loss.motion", FRACTION, Preset::Float(0.0), "share of the loss that is the error of differences between adjacent latent frames, with more than 2 latent frames (VideoX-Fun: 0.25); 0: none"),
 
+    preset("optimizer.kind", Kind::OneOf(&["adamw", "adamw8bit", "adafactor", "prodigy"]), Preset::Str("adamw"), "optimizer, with the size of its state per trained parameter: adamw (8 bytes), adamw8bit (2.03 bytes), adafactor (rows and columns of matrices alone) or prodigy (16 bytes; finds the learning rate: set lr = 1)"),
     preset("optimizer.lr", POSITIVE, Preset::Float(1e-4), "peak learning rate of all parameters outside TTT layers"),
     preset("optimizer.lr_ttt", POSITIVE, Preset::Float(1e-4), "peak learning rate of TTT layers and their gates"),
     preset("optimizer.lr_end", NOT_NEGATIVE, Preset::Float(0.0), "learning rate at the last step, for both schedules"),
-    preset("optimizer.schedule", SCHEDULES, Preset::Str("linear"), "schedule of lr after the warm-up: constant, linear or cosine"),
-    preset("optimizer.schedule_ttt", SCHEDULES, Preset::Str("linear"), "schedule of lr_ttt after the warm-up: constant, linear or cosine"),
-    preset("optimizer.warmup_steps", int(0, MANY), Preset::Int(0), "steps of linear warm-up from 0 to the peak learning rates; 0: none"),
-    preset("optimizer.beta1", FRACTION, Preset::Float(0.9), "AdamW: decay rate of the first moment"),
-    preset("optimizer.beta2", FRACTION, Preset::Float(0.95), "AdamW: decay rate of the second moment"),
-    preset("optimizer.eps", POSITIVE, Preset::Float(1e-8), "AdamW: epsilon added to the denominator"),
-    preset("optimizer.weight_decay", NOT_NEGATIVE, Preset::Float(1e-4), "AdamW: decoupled weight decay of all parameters except biases and norms; 0: none"),
+    preset("optimizer.schedule", SCHEDULES, Preset::Str("linear"), "schedule of lr after the warm-up: constant, linear, cosine, cosine_with_restarts, polynomial, wsd (constant, then a fall in the last cooldown_steps), one_cycle (PyTorch's OneCycleLR) or bump (Lambda's: a fall to lr_end in cooldown_steps, then constant)"),
+    preset("optimizer.schedule_ttt", SCHEDULES, Preset::Str("linear"), "schedule of lr_ttt, as optimizer.schedule"),
+    preset("optimizer.warmup_steps", int(0, MANY), Preset::Int(0), "steps of linear warm-up to the peak learning rates; 0: none"),
+    preset("optimizer.warmup", Kind::OneOf(&["ttt_video", "diffusers", "open_sora"]), Preset::Str("ttt_video"), "share of the peak in step k, from 0, of a warm-up of W steps; ttt_video: (k + 1) / W; diffusers: k / W, so the first step has rate 0; open_sora: (k + 1) / (W + 1)"),
+    preset("optimizer.warmup_lr", NOT_NEGATIVE, Preset::Float(0.0), "learning rate that the warm-up begins from"),
+    preset("optimizer.cycles", NOT_NEGATIVE, Preset::Float(0.0), "waves of a cosine schedule, half waves of cosine_with_restarts, as num_cycles in diffusers; 0: 0.5 waves, or 1 half wave"),
+    preset("optimizer.power", POSITIVE, Preset::Float(1.0), "exponent of a polynomial schedule"),
+    preset("optimizer.cooldown_steps", int(0, MANY), Preset::Int(0), "steps in which the rate falls from its peak to lr_end, for wsd (the last of the run) and bump (after the warm-up); 0: none"),
+    preset("optimizer.anneal", Kind::OneOf(&["cosine", "linear", "sqrt"]), Preset::Str("cosine"), "curve of one-cycle schedules and of a cooldown; sqrt: 1 - sqrt(progress)"),
+    preset("optimizer.beta1", FRACTION, Preset::Float(0.9), "decay rate of the first moment, in AdamW and Prodigy"),
+    preset("optimizer.beta1_low", FRACTION, Preset::Float(0.0), "beta1 at the peak of a one-cycle schedule, which moves from beta1 to it and back (PyTorch: 0.95 and 0.85); 0: beta1 is constant"),
+    preset("optimizer.beta2", FRACTION, Preset::Float(0.95), "decay rate of the second moment, in AdamW and Prodigy"),
+    preset("optimizer.eps", POSITIVE, Preset::Float(1e-8), "epsilon added to the denominator, in AdamW and Prodigy"),
+    preset("optimizer.weight_decay", NOT_NEGATIVE, Preset::Float(1e-4), "decoupled weight decay of all parameters except biases and norms; 0: none"),
     preset("optimizer.decay_gates", Kind::Bool, Preset::Bool(false), "applies weight decay to the gates of TTT layers, as ttt-video-dit does"),
     preset("optimizer.clip_norm", NOT_NEGATIVE, Preset::Float(0.1), "maximum norm of the gradient over all parameters; 0: no clipping"),
+    preset("optimizer.clip_rule", Kind::OneOf(&["constant", "decaying"]), Preset::Str("constant"), "decaying: VideoX-Fun's rule; the maximum falls to clip_norm in clip_start_steps, then a norm of r > 5 times the maximum divides it by r, at most 10"),
+    preset("optimizer.clip_start_ratio", POSITIVE, Preset::Float(5.0), "first maximum as a multiple of clip_norm, with clip_rule = \"decaying\""),
+    preset("optimizer.clip_start_steps", int(0, MANY), Preset::Int(1000), "steps in which the maximum falls to clip_norm, with clip_rule = \"decaying\"; 0: none"),
+
+    preset("optimizer.adafactor_decay", POSITIVE, Preset::Float(0.8), "Adafactor: exponent of the decay of the second moment, 1 - step^-decay"),
+    preset("optimizer.adafactor_eps1", POSITIVE, Preset::Float(f32::EPSILON as f64), "Adafactor: epsilon of the second moment"),
+    preset("optimizer.adafactor_eps2", POSITIVE, Preset::Float(1e-3), "Adafactor: smallest root mean square of a tensor's weights, which multiplies its learning rate"),
+    preset("optimizer.adafactor_clip", POSITIVE, Preset::Float(1.0), "Adafactor: largest root mean square of a tensor's update"),
+    preset("optimizer.prodigy_d0", POSITIVE, Preset::Float(1e-6), "Prodigy: first estimate of the distance, which multiplies the learning rate"),
+    preset("optimizer.prodigy_d_coef", POSITIVE, Preset::Float(1.0), "Prodigy: factor of the estimates"),
+    preset("optimizer.prodigy_growth", NOT_NEGATIVE, Preset::Float(0.0), "Prodigy: largest factor by which the estimate grows in a step; 0: no limit"),
+    preset("optimizer.prodigy_beta3", FRACTION, Preset::Float(0.0), "Prodigy: decay rate of the sums of the estimate; 0: the square root of beta2"),
+    preset("optimizer.prodigy_bias_correction", Kind::Bool, Preset::Bool(false), "Prodigy: corrects the bias of the moments, as Adam does"),
+    preset("optimizer.prodigy_safeguard_warmup", Kind::Bool, Preset::Bool(false), "Prodigy: leaves the learning rate out of the denominator of the estimate, for runs with a warm-up"),
+    preset("optimizer.groups", Kind::Groups, Preset::Nothing, "learning rate and weight decay of parameters by name: [[optimizer.groups]] with match (a regular expression), lr and weight_decay (also of biases and norms); the first that matches applies"),
+
+    preset("ema.decay", FRACTION, Preset::Float(0.0), "weight of the moving average (EMA) of the trained weights in an update, for example 0.9999; 0: no average"),
+    preset("ema.warmup", Kind::OneOf(&["none", "ratio", "power"]), Preset::Str("ratio"), "rise of the decay over updates n = 0, 1, …, at most to ema.decay; none: constant; ratio: (1 + n) / (10 + n), diffusers' default; power: 1 - (1 + n / inv_gamma)^-power, its use_ema_warmup; the last two begin with a copy"),
+    preset("ema.inv_gamma", POSITIVE, Preset::Float(1.0), "divisor of the number of updates, with ema.warmup = \"power\""),
+    preset("ema.power", POSITIVE, Preset::Float(2.0 / 3.0), "exponent, with ema.warmup = \"power\": 2/3 for long runs, 3/4 for shorter ones"),
+    preset("ema.min_decay", FRACTION, Preset::Float(0.0), "smallest decay during the rise"),
+    preset("ema.after_step", int(0, MANY), Preset::Int(0), "updates in which the average is a copy of the weights; 0: none"),
+    preset("ema.device", Kind::OneOf(&["weights", "cpu"]), Preset::Str("weights"), "memory of the average; weights: of the device that has the weights, 4 bytes per trained parameter; cpu: of the node, with a copy of the weights from the GPU in each step"),
 
     preset("mesh.dp_replicate", int(1, 100_000), Preset::Int(1), "replicas of the model (data parallel)"),
     preset("mesh.dp_shard", int(1, 100_000), Preset::Int(1), "ranks that the parameters of one replica are sharded over (FSDP)"),
@@ -317,6 +364,7 @@ pub static SCHEMA: &[Key] = &[
     preset("sample.out", Kind::OptionalPath, Preset::Str(""), "folder of the videos; default: samples/ in the run directory"),
     preset("sample.png", Kind::Bool, Preset::Bool(false), "also writes each frame as a PNG file"),
     preset("sample.lora", Kind::Words, Preset::Nothing, "adapters (LoRA) that are merged into the weights before sampling, as PATH or PATH:WEIGHT; files of diffusers, PEFT or kohya, or checkpoints of adapters"),
+    preset("sample.ema", Kind::OneOf(&["auto", "on", "off"]), Preset::Str("auto"), "makes samples from the moving average of the weights; auto: where there is one; on: otherwise an error; the validation loss is that of the same weights"),
     preset("sample.validation_index", Kind::OptionalPath, Preset::Str(""), "index of held-out clips, in the form of data.index; every sample.every steps their loss is measured at nine noise levels; default: none"),
     preset("sample.validation_clips", int(1, MANY), Preset::Int(32), "held-out clips whose loss is measured, from the start of sample.validation_index"),
 

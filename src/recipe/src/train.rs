@@ -39,6 +39,10 @@ pub struct Train {
     pub seed: u64,
     /// The parameters that are trained; the others keep their initial weights.
     pub trainable: Trainable,
+    /// Parameters that are not trained although `trainable` selects them. Adapters are always trained.
+    pub frozen: Vec<Pattern>,
+    /// The dtype in which frozen parameters are kept.
+    pub frozen_dtype: FrozenDtype,
     /// Probability that a sample is trained without its text, for classifier-free guidance.
     pub text_dropout: f64,
     /// The dtype of the computation; master weights and optimizer state are always float32.
@@ -57,12 +61,33 @@ impl Train {
         match (spec.role, &self.trainable) {
             (Role::Buffer, _) => false,
             (Role::Adapter, _) => true,
+            (Role::Trained, _) if self.frozen.iter().any(|pattern| pattern.matches(&spec.name)) => false,
             (Role::Trained, Trainable::All) => true,
             (Role::Trained, Trainable::Lora) => false,
             (Role::Trained, Trainable::Qkvo) => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
             (Role::Trained, Trainable::Patterns(patterns)) => {
                 patterns.iter().any(|pattern| pattern.matches(&spec.name))
             }
+        }
+    }
+}
+
+/// The dtype in which frozen parameters are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FrozenDtype {
+    /// That of the computation.
+    Compute,
+    /// 32-bit floats, which are cast when they are gathered.
+    Float32,
+}
+
+impl Train {
+    /// Returns the dtype in which frozen parameters are kept.
+    pub fn frozen_dtype(&self) -> Dtype {
+        match self.frozen_dtype {
+            FrozenDtype::Compute => self.dtype,
+            FrozenDtype::Float32 => Dtype::Float32,
         }
     }
 }
@@ -140,6 +165,18 @@ impl Pattern {
     /// Returns whether the pattern matches a name.
     pub fn matches(&self, name: &str) -> bool {
         self.0.is_match(name)
+    }
+}
+
+impl Serialize for Pattern {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Pattern {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Pattern::new(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }
 

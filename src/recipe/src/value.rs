@@ -42,11 +42,52 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
             patterns.iter().filter_map(Value::as_str).try_for_each(check_pattern)?;
             Ok(value.clone())
         }
+        (Kind::Patterns, Value::Array(patterns)) if patterns.iter().all(Value::is_str) => {
+            patterns.iter().filter_map(Value::as_str).try_for_each(check_pattern)?;
+            Ok(value.clone())
+        }
+        (Kind::Groups, Value::Array(groups)) if groups.iter().all(Value::is_table) => {
+            let tables = groups.iter().filter_map(Value::as_table);
+            tables.map(|group| accept_group(group).map(Value::Table)).collect::<Result<_, _>>().map(Value::Array)
+        }
         _ => Err(BadValue {
             why: format!("expected {}, found {}", expected(key.kind), found(value)),
             fix: fix(key, value),
         }),
     }
+}
+
+/// Checks a group of the optimizer.
+fn accept_group(group: &toml::Table) -> Result<toml::Table, BadValue> {
+    const KEYS: [&str; 3] = ["match", "lr", "weight_decay"];
+    let example = || "write match = 'attn\\.q', lr = 1e-5 and weight_decay = 0.0, the last two as needed".to_owned();
+    if let Some(unknown) = group.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        let fix = nearest(unknown, KEYS).map(|key| format!("did you mean {key}?")).unwrap_or_else(example);
+        return Err(BadValue { why: format!("a group has no key {unknown}"), fix });
+    }
+    let Some(pattern) = group.get("match").and_then(Value::as_str) else {
+        return Err(BadValue { why: "a group has no match, the pattern of its parameters".into(), fix: example() });
+    };
+    check_pattern(pattern)?;
+    let mut accepted = group.clone();
+    for (key, bounds) in [("lr", Bounds::Positive), ("weight_decay", Bounds::NotNegative)] {
+        let Some(value) = group.get(key) else { continue };
+        let number = value.as_float().or(value.as_integer().map(|number| number as f64));
+        let Some(number) = number.filter(|number| within(bounds, *number)) else {
+            let why = format!(
+                "{key} of the group \"{pattern}\": expected {}, found {}",
+                expected(Kind::Float(bounds)),
+                found(value)
+            );
+            return Err(BadValue { why, fix: example() });
+        };
+        accepted.insert(key.into(), Value::Float(number));
+    }
+    if accepted.len() == 1 {
+        let why = format!("the group \"{pattern}\" sets neither lr nor weight_decay");
+        return Err(BadValue { why, fix: example() });
+    }
+    Ok(accepted)
 }
 
 /// Reads the text of a `--set` flag as a value of its key.
@@ -69,7 +110,7 @@ pub(crate) fn unread(kind: Kind) -> Value {
         Kind::Int { min, .. } => Value::Integer(min),
         Kind::Float(_) => Value::Float(1.0),
         Kind::Bool => Value::Boolean(false),
-        Kind::Words | Kind::ListOf(_) => Value::Array(Vec::new()),
+        Kind::Words | Kind::ListOf(_) | Kind::Patterns | Kind::Groups => Value::Array(Vec::new()),
         Kind::Variables => Value::Table(toml::Table::new()),
         Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Text | Kind::Time | Kind::OptionalPath => {
             Value::String(String::new())
@@ -131,6 +172,8 @@ fn expected(kind: Kind) -> String {
         Kind::Time => "a duration such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
         Kind::Text => "a string in quotes".into(),
         Kind::Words => "a list of strings".into(),
+        Kind::Patterns => "a list of regular expressions of parameter names".into(),
+        Kind::Groups => "tables [[optimizer.groups]] with match, lr and weight_decay".into(),
         Kind::ListOf(words) => {
             format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
         }
@@ -154,8 +197,12 @@ fn found(value: &Value) -> String {
 fn fix(key: &Key, value: &Value) -> String {
     let name = key.parts().1;
     match (key.kind, value) {
-        (Kind::OneOf(words), Value::String(word)) if let Some(word) = nearest(word, words.iter().copied()) => {
-            return format!("did you mean \"{word}\"?");
+        (Kind::OneOf(words), Value::String(word)) => {
+            // diffusers' constant_with_warmup is our constant.
+            let longer = || words.iter().copied().find(|choice| word.starts_with(choice));
+            if let Some(word) = nearest(word, words.iter().copied()).or_else(longer) {
+                return format!("did you mean \"{word}\"?");
+            }
         }
         (Kind::Trainable, Value::String(word)) => {
             return match nearest(word, TRAINABLE) {

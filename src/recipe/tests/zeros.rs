@@ -5,12 +5,14 @@ use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, l
 use std::collections::BTreeSet;
 
 /// Keys whose 0 is a number like any other.
-const PLAIN: [&str; 7] = [
+const PLAIN: [&str; 9] = [
     "encode.seed",
     "train.seed",
     "sample.seed",
     "model.beta_end",
+    "ema.min_decay",
     "optimizer.lr_end",
+    "optimizer.warmup_lr",
     "optimizer.beta1",
     "optimizer.beta2",
 ];
@@ -19,13 +21,19 @@ const PLAIN: [&str; 7] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets, with another value.
-const HERE: [(&str, &str, Has); 16] = [
+const HERE: [(&str, &str, Has); 22] = [
     ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
     ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),
     ("model.base_width", "16", |r| r.model.base()[2] != r.model.latent_width),
     ("encode.fps", "8", |r| r.encode.rate().is_some()),
     ("encode.decoders", "1", |r| [1, 7].map(|threads| r.encode.decoders_of_rank(threads)) != [2, 7]),
-    ("optimizer.warmup_steps", "4", |r| r.optimizer.schedule.lr_at(0, 1.0, 0.0, r.optimizer.warmup_steps, 20) < 1.0),
+    ("optimizer.warmup_steps", "4", |r| lr(r, 0) < 1.0),
+    ("optimizer.cycles", "3", |r| lr(r, 10) != 0.5),
+    ("optimizer.cooldown_steps", "4", |r| lr(r, 18) == 0.5),
+    ("optimizer.beta1_low", "0.5", |r| r.optimizer.beta1_at(4, 20) != r.optimizer.beta1),
+    ("optimizer.clip_start_steps", "4", |r| r.optimizer.clip_limit(0, 0.0) != r.optimizer.clip_norm),
+    ("ema.decay", "0.99", |r| r.ema.is_used()),
+    ("ema.after_step", "3", |r| r.ema.decay_at(3) == 0.0),
     ("checkpoint.interval", "3", |r| (1..100).any(|step| r.checkpoint.is_due(step))),
     ("checkpoint.max_failures", "3", |r| (1..100).any(|failed| r.checkpoint.gives_up_after(failed))),
     ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
@@ -39,7 +47,7 @@ const HERE: [(&str, &str, Has); 16] = [
 ];
 
 /// Keys whose 0 another crate interprets, with the file and the test that proves it.
-const ELSEWHERE: [(&str, &str, &str); 14] = [
+const ELSEWHERE: [(&str, &str, &str); 16] = [
     ("train.threads", "supervise/src/job.rs", "with_zero_threads_the_ranks_of_a_node_share_its_cores"),
     ("train.text_dropout", "trainer/src/seeds.rs", "probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never"),
     ("condition.image_dropout", "trainer/src/conditions.rs", "all_images_of_a_batch_are_dropped_together"),
@@ -52,6 +60,8 @@ const ELSEWHERE: [(&str, &str, &str); 14] = [
     ("loss.motion", "dit/src/diffusion.rs", "a_motion_share_of_zero_is_the_plain_loss"),
     ("optimizer.weight_decay", "c10d/tests/numbers.rs", "the_fused_step_equals_the_textbook_step"),
     ("optimizer.clip_norm", "trainer/src/tests/released_models.rs", "a_clip_norm_of_zero_does_not_clip"),
+    ("optimizer.prodigy_growth", "trainer/src/optim/tests.rs", "oracle_prodigy"),
+    ("optimizer.prodigy_beta3", "trainer/src/optim/tests.rs", "oracle_prodigy"),
     ("checkpoint.keep_last", "rundir/src/listing.rs", "the_newest_few_are_kept"),
     ("checkpoint.keep_every", "rundir/src/listing.rs", "checkpoints_at_multiples_of_keep_every_are_kept"),
     ("log.spike", "health/src/spikes.rs", "the_warm_up_and_a_threshold_of_zero_report_nothing"),
@@ -62,6 +72,21 @@ const ELSEWHERE: [(&str, &str, &str); 14] = [
         "recipe/tests/zeros.rs",
         "mini_batches_divide_the_sequence_of_models_with_ttt_layers_only",
     ),
+];
+
+/// Returns the share of the peak in the learning rate of a step.
+fn lr(recipe: &Recipe, step: u64) -> f64 {
+    let o = &recipe.optimizer;
+    o.lr_at(o.schedule, 1.0, step, 20)
+}
+
+/// The settings without which a key has no effect.
+const NEEDS: [(&str, &[&str]); 5] = [
+    ("ema.after_step", &["ema.decay=0.99"]),
+    ("optimizer.cycles", &["optimizer.schedule=cosine"]),
+    ("optimizer.cooldown_steps", &["optimizer.schedule=wsd", "optimizer.anneal=linear"]),
+    ("optimizer.beta1_low", &["optimizer.schedule=one_cycle", "optimizer.warmup_steps=5"]),
+    ("optimizer.clip_start_steps", &["optimizer.clip_rule=decaying"]),
 ];
 
 /// Returns the only sample of a recipe.
@@ -80,6 +105,10 @@ fn with(key: &Key, value: &str) -> Recipe {
     if key.path.starts_with("sample.") {
         sets.extend(["sample.prompts=[\"a rabbit\"]".into(), "encoders.folder=/model".into()]);
     }
+    // A wsd schedule without a cooldown is refused.
+    let needs =
+        NEEDS.iter().filter(|(path, _)| *path == key.path && !(value == "0" && *path == "optimizer.cooldown_steps"));
+    sets.extend(needs.flat_map(|(_, sets)| sets.iter().map(|set| set.to_string())));
     if key.path == "lora.rank" && value != "0" {
         sets.push("train.trainable=lora".into());
     }

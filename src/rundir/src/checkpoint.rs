@@ -9,7 +9,7 @@ use crate::files::{Versioned, parse_toml, read_text, read_toml, toml_text, write
 use crate::layout::{MODEL_CONFIG, parse_step_dir, step_files};
 use crate::{Error, RunDir, RunId, TensorBox};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::Mesh;
+use recipe::{Mesh, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -41,7 +41,9 @@ pub struct Manifest {
     pub base: Option<Base>,
     /// Every file except the manifest.
     pub files: Vec<FileSum>,
-    /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`.
+    /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`, the averages of
+    /// trained weights `ema/NAME`. 8-bit codes have the dtype `U8`; the float32 scales of their blocks of 256 elements, which begin
+    /// at multiples of 256 in the box, are in the same file: `NAME.scale`.
     pub tensors: Vec<LogicalTensor>,
 }
 
@@ -130,7 +132,7 @@ impl Slice {
 }
 
 /// `state.toml`: the state of training besides tensors. With it, training continues bit for bit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainState {
     /// The steps done.
     pub step: u64,
@@ -151,6 +153,15 @@ pub struct TrainState {
     /// The number of consecutive steps that were not finite.
     #[serde(default)]
     pub bad_steps: u64,
+    /// Updates of the average of the weights, if there is one.
+    #[serde(default)]
+    pub ema_updates: u64,
+    /// The optimizer whose state the checkpoint has.
+    #[serde(default)]
+    pub optimizer: OptimizerKind,
+    /// Numbers of the optimizer's state besides tensors.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub optimizer_numbers: BTreeMap<String, f64>,
 }
 
 impl Versioned for TrainState {

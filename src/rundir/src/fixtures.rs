@@ -107,6 +107,7 @@ pub fn state(step: u64) -> TrainState {
         global_batch: 4,
         data_fingerprint: "00112233445566ff".into(),
         bad_steps: 0,
+        ..TrainState::default()
     }
 }
 

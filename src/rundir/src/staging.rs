@@ -99,6 +99,7 @@ mod tests {
             global_batch: 1,
             data_fingerprint: "x".into(),
             bad_steps: 0,
+            ..TrainState::default()
         }
     }
 

@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 pub struct Fsdp {
     groups: MeshGroups,
     compute: Kind,
+    frozen: Kind,
     units: Vec<ShardedUnit>,
     gathering: Option<(usize, Gathered)>,
     /// A reduce-scatter in flight.
@@ -35,7 +36,7 @@ struct ShardedUnit {
     layout: Layout,
     /// Master weights in fp32, and their gradient.
     trained: Option<TrainedShard>,
-    /// Weights in the compute dtype.
+    /// Weights in the compute dtype, or another that [`Fsdp::keeping_frozen_in`] sets.
     frozen: Option<Tensor>,
 }
 
@@ -99,6 +100,7 @@ impl Fsdp {
         Fsdp {
             groups,
             compute,
+            frozen: compute,
             units,
             gathering: None,
             reducing: None,
@@ -107,17 +109,30 @@ impl Fsdp {
         }
     }
 
+    /// Keeps frozen weights in another dtype than that of gathered ones.
+    pub fn keeping_frozen_in(mut self, kind: Kind) -> Self {
+        self.frozen = kind;
+        for shard in self.units.iter_mut().filter_map(|unit| unit.frozen.as_mut()) {
+            *shard = shard.to_kind(kind);
+        }
+        self
+    }
+
+    /// Returns the layout of a unit.
+    pub fn layout(&self, unit: usize) -> &Layout {
+        &self.units[unit].layout
+    }
+
     /// Returns the process groups of this rank.
     pub fn groups(&self) -> &MeshGroups {
         &self.groups
     }
 
-    /// Returns the total bytes of a kind's tensors on the ranks of one replica, including the two moments of trained
-    /// tensors.
+    /// Returns the bytes of the weights of a kind over the ranks of one replica.
     pub fn bytes(&self, kind: ParamKind) -> u64 {
         let of = |slot: &Slot| {
             let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
-            let each = if slot.kind == ParamKind::Trained { 12 } else { self.compute.elt_size_in_bytes() };
+            let each = if slot.kind == ParamKind::Trained { Kind::Float } else { self.frozen }.elt_size_in_bytes();
             slot.len as u64 * (parts * each) as u64
         };
         self.units.iter().flat_map(|unit| &unit.layout.slots).filter(|slot| slot.kind == kind).map(of).sum()

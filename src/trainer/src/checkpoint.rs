@@ -4,9 +4,10 @@
 //! Loading looks up the pieces that this rank owns now, so a checkpoint can be loaded on any mesh.
 
 use crate::data::kind;
+use crate::ema::EmaWeights;
 use crate::exchange::{agree, agree_on};
 use crate::fault;
-use crate::optim::{AdamState, Moment};
+use crate::optim::{OptimizerState, StateTensor, StateValues};
 use c10d::Group;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
@@ -34,7 +35,9 @@ pub struct TrainingState<'a> {
     /// Parameters.
     pub fsdp: &'a Fsdp,
     /// Optimizer state.
-    pub moments: &'a mut AdamState,
+    pub moments: &'a mut OptimizerState,
+    /// The average of the trained weights, if there is one.
+    pub ema: Option<&'a EmaWeights>,
     /// The parameter tables of the units.
     pub tables: &'a [Vec<ParamSpec>],
     /// The checkpoint that the frozen parameters come from. If it is set, a save contains only the trained parameters.
@@ -58,8 +61,18 @@ pub struct SaveInfo<'a> {
 pub enum Restore {
     /// Parameters only: a new stage.
     Weights,
-    /// Parameters and optimizer.
+    /// Parameters, optimizer and the average of the weights.
     Everything,
+    /// The average of the trained parameters in their place, if there is one: sampling.
+    Average,
+}
+
+/// The prefix of the average of a trained tensor.
+const AVERAGE: &str = "ema/";
+
+/// Returns whether a checkpoint has an average of its weights.
+pub fn has_average(checkpoint: &Checkpoint) -> bool {
+    checkpoint.manifest.tensors.iter().any(|tensor| tensor.name.starts_with(AVERAGE))
 }
 
 /// This rank's piece of a tensor.
@@ -76,6 +89,11 @@ struct Piece {
     /// The first element, counted in the box.
     start: i64,
     values: Tensor,
+    /// The scales of the blocks, if the values are 8-bit codes.
+    scales: Option<Tensor>,
+    /// The parameter's unit and slot, and the prefix of optimizer state.
+    of: (usize, usize),
+    prefix: &'static str,
     /// Whether this rank saves the piece. Only the first rank of a TP group saves a replicated tensor.
     saved: bool,
 }
@@ -86,9 +104,20 @@ impl Piece {
         self.start as u64..(self.start + self.values.size()[0]) as u64
     }
 
-    fn bytes(&self) -> usize {
-        self.values.numel() * self.values.kind().elt_size_in_bytes()
+    /// Returns the tensors that a file has of the piece, by name.
+    fn tensors(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        let scales = self.scales.iter().map(|scales| (scales_key(&self.name), scales));
+        std::iter::once((self.name.clone(), &self.values)).chain(scales)
     }
+
+    fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        std::iter::once(&mut self.values).chain(self.scales.as_mut())
+    }
+}
+
+/// Returns the name, in its file, of the scales of codes.
+fn scales_key(codes: &str) -> String {
+    format!("{codes}.scale")
 }
 
 /// The files and tensors that one rank wrote.
@@ -110,7 +139,8 @@ impl StagingMemory {
     /// Allocates the memory in a thread, so that the first save is as fast as later ones.
     pub fn allocate_ahead(sharded: &TrainingState<'_>) -> Self {
         let device = sharded.fsdp.groups().device;
-        let like: Vec<Tensor> = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces).map(|p| p.values).collect();
+        let pieces = to_save(sharded).into_iter().flat_map(|(_, pieces)| pieces);
+        let like: Vec<Tensor> = pieces.flat_map(|piece| std::iter::once(piece.values).chain(piece.scales)).collect();
         let make = move || {
             set_device(device)?;
             like.iter().map(host_like).collect()
@@ -204,7 +234,9 @@ impl PendingSave {
 pub fn bytes(sharded: &TrainingState<'_>) -> u64 {
     let frozen = if sharded.base.is_some() { 0 } else { sharded.fsdp.bytes(ParamKind::Frozen) };
     let metadata = sharded.tables.iter().flatten().count() as u64 * METADATA_BYTES;
-    sharded.fsdp.bytes(ParamKind::Trained) + frozen + metadata
+    let trained = sharded.fsdp.bytes(ParamKind::Trained);
+    let average = if sharded.ema.is_some() { trained } else { 0 };
+    trained + sharded.moments.saved_bytes + average + frozen + metadata
 }
 
 /// Bytes of headers and manifest for a tensor and its two moments, if it is split over a few ranks.
@@ -229,7 +261,7 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
 }
 
 /// Starts a thread that copies this rank's part of a checkpoint and writes the copy. A collective that does not wait
-/// for the copy: the next forward and backward passes only read the weights, and [`AdamState::step`] waits until the
+/// for the copy: the next forward and backward passes only read the weights, and [`OptimizerState::step`] waits until the
 /// copy is complete.
 ///
 /// # Errors
@@ -267,7 +299,8 @@ pub fn begin(
         match files {
             Ok(files) => {
                 let written = write_part(&files, &dir, step);
-                let memory = files.into_iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.values);
+                let pieces = files.into_iter().flat_map(|(_, pieces)| pieces);
+                let memory = pieces.flat_map(|piece| std::iter::once(piece.values).chain(piece.scales));
                 (written, StagingMemory { ready: memory.collect(), allocating: None })
             }
             Err(failure) => (Err(failure), StagingMemory::default()),
@@ -289,6 +322,7 @@ fn to_save(sharded: &TrainingState<'_>) -> Files {
     let mut files = vec![
         (format!("rank-{rank:05}.safetensors"), weight_pieces(sharded)),
         (format!("optim-{rank:05}.safetensors"), moment_pieces(sharded)),
+        (format!("ema-{rank:05}.safetensors"), average_pieces(sharded)),
     ];
     let is_saved = |piece: &Piece| piece.saved && (sharded.base.is_none() || piece.kind == ParamKind::Trained);
     files.iter_mut().for_each(|(_, pieces)| pieces.retain(is_saved));
@@ -308,8 +342,8 @@ impl Copies {
     fn of(mut files: Files, device: Device, spare: &mut StagingMemory) -> c10d::Result<Self> {
         set_device(device)?;
         let memory = spare.get()?;
-        for piece in files.iter_mut().flat_map(|(_, pieces)| pieces) {
-            piece.values = copy(&piece.values, memory)?;
+        for tensor in files.iter_mut().flat_map(|(_, pieces)| pieces).flat_map(Piece::tensors_mut) {
+            *tensor = copy(tensor, memory)?;
         }
         Ok(Copies { files, done: (device != Device::Cpu).then(Event::record).transpose()? })
     }
@@ -418,6 +452,9 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         Loaded::Intact(checkpoint) => checkpoint,
         damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
+    if restore == Restore::Everything {
+        agree(world, same_optimizer(sharded, &checkpoint))?;
+    }
     let base = agree_on(world, open_base(&checkpoint))?;
     // Load and verify in parallel: bytes that one thread reads from disk are in the page cache for the other.
     let (verified, filled) = std::thread::scope(|scope| {
@@ -438,6 +475,24 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
     agree(world, of_base.map_err(|error| damaged_base(&checkpoint, error)))?;
     agree(world, filled)?;
     Ok(Loaded::Intact(checkpoint))
+}
+
+/// Refuses to continue with another optimizer than the checkpoint's. Without trained parameters there is no state.
+fn same_optimizer(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let (was, is) = (checkpoint.state()?.optimizer, sharded.moments.kind());
+    if was == is || sharded.fsdp.shards().next().is_none() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        rundir::ErrorCode::TensorMismatch,
+        format!("cannot continue from {}", checkpoint.dir),
+        format!("its optimizer is {}, and the recipe has optimizer.kind = \"{}\"", was.name(), is.name()),
+        format!(
+            "set optimizer.kind = \"{}\", or start a new run from the weights alone: vidtui launch RECIPE --init {}",
+            was.name(),
+            checkpoint.dir
+        ),
+    ))
 }
 
 /// Returns this rank's value if every rank succeeded, otherwise the damage that a rank found. A collective.
@@ -500,6 +555,10 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     let mut pieces = weight_pieces(sharded);
     if restore == Restore::Everything {
         pieces.extend(moment_pieces(sharded));
+        // An average that the checkpoint lacks begins with the weights.
+        if has_average(checkpoint) {
+            pieces.extend(average_pieces(sharded));
+        }
     }
     for piece in pieces {
         let refuse = |why: String| {
@@ -510,7 +569,8 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
                 "start from a checkpoint of the same model and trainable parameters, or use its weights only",
             )
         };
-        let Some(tensor) = tensors.get(piece.name.as_str()) else {
+        let average = (restore == Restore::Average).then(|| tensors.get(format!("{AVERAGE}{}", piece.name).as_str()));
+        let Some(tensor) = average.flatten().or_else(|| tensors.get(piece.name.as_str())) else {
             let in_base = checkpoint.manifest.base.is_some() && !piece.adapter;
             if in_base || (piece.addable && restore == Restore::Weights) {
                 continue;
@@ -523,21 +583,65 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
                 piece.name, tensor.shape, piece.shape
             )));
         }
+        let is_quantized = tensor.dtype == Dtype::U8.to_string();
+        if is_quantized != piece.scales.is_some() {
+            return Err(refuse(format!("{} has the dtype {} there and another here", piece.name, tensor.dtype)));
+        }
+        // Codes are read with a scale each, because the blocks of another mesh are others.
+        let into = match is_quantized {
+            true => [piece.values.empty_like(), piece.values.to_kind(Kind::Float)],
+            false => [piece.values.shallow_clone(), Tensor::new()],
+        };
         for slice in &tensor.slices {
             // Elements have the same order in piece and slice, so one read spans the first to the last.
             let runs = piece.within.overlaps(piece.range(), &slice.within(&tensor.shape), slice.range());
             for runs in reads(runs) {
                 let (Some(first), Some(last)) = (runs.first(), runs.last()) else { continue };
                 let (begin, end) = (first.there, last.there + last.len);
-                let read = read_slice(&checkpoint.dir, slice, begin, end - begin, &mut files, &mut buffer)?;
+                let mut read = |key: &str, begin, len| {
+                    read_slice(&checkpoint.dir, &slice.file, key, begin, len, &mut files, &mut buffer)
+                };
+                let values = read(&slice.key, begin, end - begin)?;
+                let scales = match is_quantized {
+                    true => Some(scales_of_elements(slice, begin, end - begin, |begin, len| {
+                        read(&scales_key(&slice.key), begin, len)
+                    })?),
+                    false => None,
+                };
                 for run in runs {
-                    let from = read.narrow(0, (run.there - begin) as i64, run.len as i64);
-                    tch::no_grad(|| piece.values.narrow(0, run.here as i64, run.len as i64).copy_(&from));
+                    let cut = |from: &Tensor| from.narrow(0, (run.there - begin) as i64, run.len as i64);
+                    let place = |into: &Tensor| into.narrow(0, run.here as i64, run.len as i64);
+                    tch::no_grad(|| {
+                        place(&into[0]).copy_(&cut(&values));
+                        if let Some(scales) = &scales {
+                            place(&into[1]).copy_(&cut(scales));
+                        }
+                    });
                 }
             }
         }
+        if is_quantized {
+            let [codes, scales] = into;
+            tch::no_grad(|| sharded.moments.set_quantized(piece.of, piece.prefix, &codes, &scales));
+        }
     }
     Ok(())
+}
+
+/// Elements of a block of codes.
+const BLOCK: u64 = c10d::adamw8::BLOCK as u64;
+
+/// Returns the scale of each of `len` codes of a slice from `begin` on.
+fn scales_of_elements(
+    slice: &Slice,
+    begin: u64,
+    len: u64,
+    read: impl FnOnce(u64, u64) -> Result<Tensor, Failure>,
+) -> Result<Tensor, Failure> {
+    let first = slice.start + begin;
+    let (block, place) = (first / BLOCK - slice.start / BLOCK, first % BLOCK);
+    let scales = read(block, (place + len).div_ceil(BLOCK))?;
+    Ok(scales.repeat_interleave_self_int(BLOCK as i64, 0, None).narrow(0, place as i64, len as i64))
 }
 
 /// The number of elements that are read or written at a time. They fit in the CPU cache. For 32768 elements or more,
@@ -553,20 +657,21 @@ fn reads(runs: Vec<Overlap>) -> Vec<Vec<Overlap>> {
 
 fn read_slice(
     dir: &Utf8Path,
-    slice: &Slice,
+    name: &str,
+    key: &str,
     start: u64,
     len: u64,
     files: &mut BTreeMap<String, (File, Header)>,
     buffer: &mut Vec<u8>,
 ) -> Result<Tensor, Failure> {
-    let path = dir.join(&slice.file);
-    if !files.contains_key(&slice.file) {
+    let path = dir.join(name);
+    if !files.contains_key(name) {
         let header = Header::read(&path)?;
         let file = File::open(&path).map_err(|source| weights::Error::Io { path: path.clone(), source })?;
-        files.insert(slice.file.clone(), (file, header));
+        files.insert(name.to_owned(), (file, header));
     }
-    let (file, header) = &files[&slice.file];
-    let info = header.tensor(&slice.key)?;
+    let (file, header) = &files[name];
+    let info = header.tensor(key)?;
     buffer.resize(len as usize * info.dtype.size(), 0);
     read_range(file, &path, info, start, len, buffer)?;
     Ok(Tensor::from_data_size(buffer, &[len as i64], kind(info.dtype)))
@@ -605,27 +710,27 @@ fn write_part(files: &[(String, Vec<Piece>)], dir: &Utf8Path, step: u64) -> Resu
 /// Writes pieces as the tensors of a new safetensors file and computes its checksum in the same pass. The safetensors
 /// crate cannot do both.
 fn write_tensors(path: &Utf8Path, pieces: &[Piece]) -> io::Result<FileSum> {
-    let mut pieces: Vec<&Piece> = pieces.iter().collect();
+    let mut tensors: Vec<(String, &Tensor)> = pieces.iter().flat_map(Piece::tensors).collect();
     // Wide elements first, so that all tensors are aligned.
-    let size = |piece: &Piece| piece.values.kind().elt_size_in_bytes();
-    pieces.sort_by(|a, b| size(b).cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
+    let size = |tensor: &Tensor| tensor.kind().elt_size_in_bytes();
+    tensors.sort_by(|a, b| size(b.1).cmp(&size(a.1)).then_with(|| a.0.cmp(&b.0)));
     let mut end = 0;
-    let describe = |piece: &&Piece| {
+    let describe = |(name, tensor): &(String, &Tensor)| {
         let start = end;
-        end += piece.bytes();
-        let shape = vec![piece.values.numel()];
-        (piece.name.clone(), TensorInfo { dtype: dtype(piece.values.kind()), shape, data_offsets: (start, end) })
+        end += tensor.numel() * size(tensor);
+        let info = TensorInfo { dtype: dtype(tensor.kind()), shape: vec![tensor.numel()], data_offsets: (start, end) };
+        (name.clone(), info)
     };
-    let tensors = Metadata::new(None, pieces.iter().map(describe).collect()).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&tensors)?;
+    let header = Metadata::new(None, tensors.iter().map(describe).collect()).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     let mut file = SummedFile::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
     let mut buffer = Vec::new();
-    for piece in pieces {
-        for part in piece.values.split(AT_ONCE as i64, 0) {
-            buffer.resize(part.numel() * size(piece), 0);
+    for (_, tensor) in tensors {
+        for part in tensor.split(AT_ONCE as i64, 0) {
+            buffer.resize(part.numel() * size(tensor), 0);
             part.copy_data_u8(&mut buffer, part.numel());
             file.write_all(&buffer)?;
         }
@@ -674,20 +779,56 @@ fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     sharded.fsdp.owned().into_iter().map(piece).collect()
 }
 
+/// Returns the pieces of the optimizer's state. State of whole tensors is loaded by every rank, and saved by one.
 fn moment_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for owned in sharded.fsdp.owned().into_iter().filter(|o| o.range.kind == ParamKind::Trained) {
-        for (prefix, moment) in [("exp_avg/", Moment::First), ("exp_avg_sq/", Moment::Second)] {
-            let shard = sharded.moments.of(owned.unit, moment).expect("a trained shard has moments");
-            let values = shard.narrow(0, owned.range.shard_start, owned.range.len);
-            pieces.push(piece(sharded, &owned, prefix, values));
+        for StateTensor { prefix, values } in sharded.moments.of(&owned) {
+            pieces.push(match values {
+                StateValues::Elements(values) => piece(sharded, &owned, prefix, values),
+                StateValues::Quantized { codes, scales } => {
+                    Piece { scales: Some(scales), ..piece(sharded, &owned, prefix, codes) }
+                }
+                StateValues::Whole { .. } => unreachable!("state of whole tensors has no range"),
+            });
         }
+    }
+    let groups = sharded.fsdp.groups();
+    let saved = groups.shard.rank() == 0 && groups.tp.rank() == 0;
+    for (unit, slot, StateTensor { prefix, values }) in sharded.moments.of_whole_tensors() {
+        let StateValues::Whole { shape, values } = values else { continue };
+        let spec = &sharded.tables[unit][slot];
+        pieces.push(Piece {
+            name: format!("{prefix}{}", spec.name),
+            addable: false,
+            adapter: spec.role == Role::Adapter,
+            kind: ParamKind::Trained,
+            within: TensorBox::whole(&shape),
+            shape,
+            start: 0,
+            values,
+            scales: None,
+            of: (unit, slot),
+            prefix,
+            saved,
+        });
     }
     pieces
 }
 
+fn average_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
+    let Some(ema) = sharded.ema else { return Vec::new() };
+    let trained = sharded.fsdp.owned().into_iter().filter(|owned| owned.range.kind == ParamKind::Trained);
+    let piece = |owned: OwnedRange| {
+        let shard = ema.of(owned.unit).expect("a trained shard has an average");
+        let values = shard.narrow(0, owned.range.shard_start, owned.range.len);
+        piece(sharded, &owned, AVERAGE, values)
+    };
+    trained.map(piece).collect()
+}
+
 /// Describes this rank's piece of a tensor. A `prefix` names optimizer state of the same shape.
-fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: Tensor) -> Piece {
+fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &'static str, values: Tensor) -> Piece {
     let spec = &sharded.tables[owned.unit][owned.range.slot];
     let tp = &sharded.fsdp.groups().tp;
     let (offset, size) = spec.part(tp.rank(), tp.size());
@@ -700,12 +841,19 @@ fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &str, values: 
         within: TensorBox { offset, size },
         start: owned.range.start,
         values,
+        scales: None,
+        of: (owned.unit, owned.range.slot),
+        prefix,
         saved: spec.is_split() || tp.rank() == 0,
     }
 }
 
 fn dtype(kind: Kind) -> Dtype {
-    if kind == Kind::BFloat16 { Dtype::BF16 } else { Dtype::F32 }
+    match kind {
+        Kind::BFloat16 => Dtype::BF16,
+        Kind::Uint8 => Dtype::U8,
+        _ => Dtype::F32,
+    }
 }
 
 #[cfg(test)]

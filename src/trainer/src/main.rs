@@ -7,6 +7,7 @@ mod data;
 mod deadline;
 mod decode;
 mod device;
+mod ema;
 mod encode;
 mod exchange;
 mod fault;

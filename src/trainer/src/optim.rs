@@ -1,9 +1,17 @@
-//! AdamW over sharded parameters, in four groups: TTT or rest, decayed or not.
+//! The optimizer of sharded parameters: learning rates, updates and state.
 
-use c10d::ops::AdamW;
-use recipe::{Optimizer, ParamGroup, ParamSpec};
-use sharding::flat::ParamKind;
-use sharding::fsdp::Fsdp;
+mod adafactor;
+mod adamw;
+mod prodigy;
+
+use adafactor::Adafactor;
+use adamw::AdamW;
+use prodigy::Prodigy;
+use recipe::{Optimizer, OptimizerKind, ParamGroup, ParamSpec};
+use sharding::flat::{ParamKind, TpLayout};
+use sharding::fsdp::{Fsdp, OwnedRange};
+use sharding::mesh::MeshGroups;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -16,28 +24,110 @@ pub struct LearningRates {
     pub ttt: f64,
     /// The rate of all other parameters.
     pub rest: f64,
+    /// The decay rate of the first moment.
+    pub beta1: f64,
+    step: u64,
+    total: u64,
 }
 
 impl LearningRates {
     /// Returns the rates of the step that follows `step` finished steps, in a run of `total` steps.
     ///
-    /// Source: reference/ttt-video `optimizers.py`; the formulas are [`recipe::Schedule::lr_at`].
+    /// The formulas are in [`recipe::Optimizer::lr_at`].
     pub fn at(o: &Optimizer, step: u64, total: u64) -> Self {
         LearningRates {
-            ttt: o.schedule_ttt.lr_at(step, o.lr_ttt, o.lr_end, o.warmup_steps, total),
-            rest: o.schedule.lr_at(step, o.lr, o.lr_end, o.warmup_steps, total),
+            ttt: o.lr_at(o.schedule_ttt, o.lr_ttt, step, total),
+            rest: o.lr_at(o.schedule, o.lr, step, total),
+            beta1: o.beta1_at(step, total),
+            step,
+            total,
+        }
+    }
+
+    fn of(&self, o: &Optimizer, rate: Rate) -> f64 {
+        match rate {
+            Rate { group: ParamGroup::Ttt, peak: None } => self.ttt,
+            Rate { peak: None, .. } => self.rest,
+            Rate { group: ParamGroup::Ttt, peak: Some(peak) } => o.lr_at(o.schedule_ttt, peak, self.step, self.total),
+            Rate { peak: Some(peak), .. } => o.lr_at(o.schedule, peak, self.step, self.total),
         }
     }
 }
 
-/// The state of AdamW for the trained shards of this rank.
-pub struct AdamState {
-    shards: Vec<ShardState>,
-    /// Optimizer steps taken, for the bias correction. Skipped steps do not count.
+/// Which learning rate a parameter has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rate {
+    group: ParamGroup,
+    /// The peak of a pattern of the recipe, if it is not that of the group.
+    peak: Option<f64>,
+}
+
+/// Neighbouring elements of a shard with the same rate and weight decay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Segment {
+    start: i64,
+    len: i64,
+    rate: Rate,
+    weight_decay: f64,
+}
+
+impl Segment {
+    fn of(o: &Optimizer, spec: &ParamSpec, owned: &OwnedRange) -> Self {
+        let rate = Rate { group: spec.group, peak: o.peak_of(&spec.name) };
+        Segment { start: owned.range.shard_start, len: owned.range.len, rate, weight_decay: o.weight_decay_of(spec) }
+    }
+
+    fn part(&self, of: &Tensor) -> Tensor {
+        of.narrow(0, self.start, self.len)
+    }
+}
+
+/// Returns the trained ranges of this rank.
+fn trained(fsdp: &Fsdp) -> impl Iterator<Item = OwnedRange> {
+    fsdp.owned().into_iter().filter(|owned| owned.range.kind == ParamKind::Trained)
+}
+
+/// Returns the segments of a unit's trained shard.
+fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for owned in trained(fsdp).filter(|owned| owned.unit == unit) {
+        let next = Segment::of(o, &tables[unit][owned.range.slot], &owned);
+        match segments.last_mut() {
+            Some(last) if (last.rate, last.weight_decay) == (next.rate, next.weight_decay) => last.len += next.len,
+            _ => segments.push(next),
+        }
+    }
+    segments
+}
+
+/// Returns whether this rank counts a range for its TP group: all ranks have the elements of replicated slots.
+fn counts(groups: &MeshGroups, layout: TpLayout) -> bool {
+    layout == TpLayout::Sharded || groups.tp.rank() == 0
+}
+
+/// Sums a tensor over the shards and TP parts of a replica, the same bits on every rank.
+fn sum_over_replica(groups: &MeshGroups, tensor: &Tensor) -> c10d::Result<()> {
+    groups.shard.all_reduce(tensor, c10d::Reduce::Sum)?.wait()?;
+    groups.tp.all_reduce(tensor, c10d::Reduce::Sum)?.wait()
+}
+
+/// The state of the optimizer for the trained shards of this rank.
+pub struct OptimizerState {
+    kind: OptimizerKind,
+    method: Method,
+    /// Updates applied, for the bias correction. Skipped steps do not count.
     pub steps: u64,
+    /// Bytes of the state in a checkpoint, over all ranks.
+    pub saved_bytes: u64,
     /// A channel that closes when the snapshot of a save is complete.
     snapshot: Option<Receiver<Infallible>>,
     stalled: Duration,
+}
+
+enum Method {
+    AdamW(AdamW),
+    Adafactor(Adafactor),
+    Prodigy(Prodigy),
 }
 
 /// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, no update
@@ -46,68 +136,63 @@ pub struct SnapshotGuard {
     _open: Sender<Infallible>,
 }
 
-struct ShardState {
-    /// Index of the unit.
-    unit: usize,
-    /// Mean of gradients, one-dimensional, with the length of the shard.
-    exp_avg: Tensor,
-    /// Mean of squared gradients.
-    exp_avg_sq: Tensor,
-    segments: Vec<Segment>,
+/// State of a tensor as a checkpoint has it. The names of its tensors are the prefix and the name of the parameter.
+pub struct StateTensor {
+    /// For example `exp_avg/`.
+    pub prefix: &'static str,
+    /// The numbers.
+    pub values: StateValues,
 }
 
-/// Adjacent elements of one parameter group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Segment {
-    start: i64,
-    len: i64,
-    group: ParamGroup,
-    decay: bool,
+/// The numbers of a [`StateTensor`].
+pub enum StateValues {
+    /// One fp32 number for each element of the rank's range.
+    Elements(Tensor),
+    /// One code for each element of the range, and the scales of its blocks.
+    Quantized {
+        /// 8 bits each.
+        codes: Tensor,
+        /// fp32.
+        scales: Tensor,
+    },
+    /// A tensor of this shape for the whole parameter, the same on every rank.
+    Whole {
+        /// Its shape.
+        shape: Vec<usize>,
+        /// fp32, flat.
+        values: Tensor,
+    },
 }
 
-/// One of Adam's two moments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    /// Mean of gradients.
-    First,
-    /// Mean of squared gradients.
-    Second,
-}
-
-impl AdamState {
-    /// Makes a state of zeros for every trained shard.
+impl OptimizerState {
+    /// Makes the state of a new run for every trained shard.
     pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> Self {
-        let owned = fsdp.owned();
-        let shards = fsdp
-            .shards()
-            .map(|shard| {
-                let mut segments: Vec<Segment> = Vec::new();
-                for o in owned.iter().filter(|o| o.unit == shard.unit && o.range.kind == ParamKind::Trained) {
-                    let spec = &tables[o.unit][o.range.slot];
-                    let decay = optimizer.decays(spec);
-                    match segments.last_mut() {
-                        Some(last) if (last.group, last.decay) == (spec.group, decay) => last.len += o.range.len,
-                        _ => segments.push(Segment {
-                            start: o.range.shard_start,
-                            len: o.range.len,
-                            group: spec.group,
-                            decay,
-                        }),
-                    }
-                }
-                ShardState {
-                    unit: shard.unit,
-                    exp_avg: shard.master.zeros_like(),
-                    exp_avg_sq: shard.master.zeros_like(),
-                    segments,
-                }
-            })
-            .collect();
-        AdamState { shards, steps: 0, snapshot: None, stalled: Duration::ZERO }
+        let method = match optimizer.kind {
+            OptimizerKind::Adamw | OptimizerKind::Adamw8bit => Method::AdamW(AdamW::new(fsdp, tables, optimizer)),
+            OptimizerKind::Adafactor => Method::Adafactor(Adafactor::new(fsdp, tables, optimizer)),
+            OptimizerKind::Prodigy => Method::Prodigy(Prodigy::new(fsdp, tables, optimizer)),
+        };
+        let is_trained = |unit: usize, slot: usize| fsdp.layout(unit).slots[slot].kind == ParamKind::Trained;
+        let specs = tables.iter().enumerate().flat_map(|(unit, specs)| {
+            specs.iter().enumerate().filter(move |(slot, _)| is_trained(unit, *slot)).map(|(_, spec)| spec)
+        });
+        OptimizerState {
+            kind: optimizer.kind,
+            saved_bytes: specs.map(|spec| optimizer.state_bytes(spec, spec.len()).saved()).sum(),
+            method,
+            steps: 0,
+            snapshot: None,
+            stalled: Duration::ZERO,
+        }
+    }
+
+    /// Returns the optimizer.
+    pub fn kind(&self) -> OptimizerKind {
+        self.kind
     }
 
     /// Starts a snapshot: another thread may copy the current weights and state until it drops the guard. Forward and
-    /// backward passes may run meanwhile; [`AdamState::step`] waits.
+    /// backward passes may run meanwhile; [`OptimizerState::step`] waits.
     pub fn begin_snapshot(&mut self) -> SnapshotGuard {
         self.wait_for_snapshot();
         let (open, snapshot) = channel();
@@ -129,38 +214,58 @@ impl AdamState {
         std::mem::take(&mut self.stalled).as_secs_f64()
     }
 
-    /// Updates the master weights with their gradients times `grad_scale`.
+    /// Updates the master weights with their gradients times `grad_scale`. A collective of Adafactor and Prodigy. The gradients are
+    /// undefined afterwards.
     pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
         self.wait_for_snapshot();
         self.steps += 1;
-        for (shard, moments) in fsdp.shards().zip(&self.shards) {
-            for segment in &moments.segments {
-                let part = |t: &Tensor| t.narrow(0, segment.start, segment.len);
-                let adamw = AdamW {
-                    lr: if segment.group == ParamGroup::Ttt { lr.ttt } else { lr.rest },
-                    beta1: o.beta1,
-                    beta2: o.beta2,
-                    eps: o.eps,
-                    weight_decay: if segment.decay { o.weight_decay } else { 0.0 },
-                    step: self.steps,
-                    grad_scale,
-                };
-                adamw.step(
-                    &part(shard.master),
-                    &part(shard.grad),
-                    &part(&moments.exp_avg),
-                    &part(&moments.exp_avg_sq),
-                )?;
-            }
+        match &mut self.method {
+            Method::AdamW(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
+            Method::Adafactor(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
+            Method::Prodigy(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
         }
-        Ok(())
     }
 
-    /// Returns a moment of a unit's trained shard; `None` if the unit is frozen.
-    pub fn of(&self, unit: usize, moment: Moment) -> Option<&Tensor> {
-        self.shards.iter().find(|s| s.unit == unit).map(|s| match moment {
-            Moment::First => &s.exp_avg,
-            Moment::Second => &s.exp_avg_sq,
-        })
+    /// Returns the state of a trained range of this rank.
+    pub fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
+        match &self.method {
+            Method::AdamW(state) => state.of(owned),
+            Method::Adafactor(state) => state.of(owned),
+            Method::Prodigy(state) => state.of(owned),
+        }
+    }
+
+    /// Returns the state that every rank has of whole tensors, by unit and slot.
+    pub fn of_whole_tensors(&self) -> Vec<(usize, usize, StateTensor)> {
+        match &self.method {
+            Method::Adafactor(state) => state.of_whole_tensors(),
+            Method::AdamW(_) | Method::Prodigy(_) => Vec::new(),
+        }
+    }
+
+    /// Fills the quantized state of a range with codes that have a scale each.
+    pub fn set_quantized(&self, owned: (usize, usize), prefix: &str, codes: &Tensor, scales: &Tensor) {
+        if let Method::AdamW(state) = &self.method {
+            state.set_quantized(owned, prefix, codes, scales);
+        }
+    }
+
+    /// Returns the numbers of the state besides tensors.
+    pub fn numbers(&self) -> BTreeMap<String, f64> {
+        match &self.method {
+            Method::Prodigy(state) => state.numbers(),
+            Method::AdamW(_) | Method::Adafactor(_) => BTreeMap::new(),
+        }
+    }
+
+    /// Restores the number of updates and the numbers of [`OptimizerState::numbers`].
+    pub fn restore(&mut self, steps: u64, numbers: &BTreeMap<String, f64>) {
+        self.steps = steps;
+        if let Method::Prodigy(state) = &mut self.method {
+            state.set_numbers(numbers);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

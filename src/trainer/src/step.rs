@@ -6,7 +6,7 @@ use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
 use crate::exchange::peer_lost;
 use crate::memory::Memory;
-use crate::optim::{AdamState, LearningRates};
+use crate::optim::{LearningRates, OptimizerState};
 use crate::parallelize::{Sharded, Training};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
@@ -79,7 +79,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
     pub fn run(
         &self,
         fsdp: &mut Fsdp,
-        moments: &mut AdamState,
+        moments: &mut OptimizerState,
         data: &mut Data,
         step: u64,
         first: u64,
@@ -106,7 +106,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
-        moments: &mut AdamState,
+        moments: &mut OptimizerState,
         step: u64,
         requests: SaveStopRequests,
         mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Target), Failure>,
@@ -167,7 +167,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let lr = LearningRates::at(&self.recipe.optimizer, step, train.steps);
         let applied = norm.is_finite();
         if applied {
-            let scale = clip_factor(norm, self.recipe.optimizer.clip_norm);
+            let scale = clip_factor(norm, self.recipe.optimizer.clip_limit(step, norm));
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
         let checkpoint_s = moments.take_stall_s();

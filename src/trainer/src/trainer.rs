@@ -4,11 +4,12 @@ use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
+use crate::ema::EmaWeights;
 use crate::exchange::{agree, agree_on};
 use crate::fault;
 use crate::init;
 use crate::log::RunLog;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, unit_tables};
 use crate::requests::{Reason, SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
@@ -20,7 +21,7 @@ use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::Spikes;
-use recipe::{Layer, Mesh, ParamSpec, Recipe};
+use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma};
 use rundir::{
     Attempt, Base, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState,
     now_s,
@@ -53,7 +54,8 @@ pub struct Trainer<F: Family, O: Objective> {
     network: Network<F>,
     objective: O,
     fsdp: Fsdp,
-    moments: AdamState,
+    moments: OptimizerState,
+    ema: Option<EmaWeights>,
     data: Data,
     samples: TrainingSamples,
     signals: Signals,
@@ -136,7 +138,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         // The text encoder is freed before the model is loaded.
         let samples = TrainingSamples::open(&recipe, &groups)?;
         let tables = unit_tables(&recipe);
-        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype));
+        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype))
+            .keeping_frozen_in(compute_kind(recipe.train.frozen_dtype()));
         let progress = Progress {
             step: 0,
             samples: 0,
@@ -149,14 +152,16 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             load_s: 0.0,
         };
         let forward_flops = recipe.cost().forward_flops;
-        let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
         // Only rank 0 checks the time limit.
         let measured_s =
             log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
         let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
         let deadline = Deadline::new(recipe.run.time_limit, save_s);
+        let ema = EmaWeights::new(&fsdp, &recipe.ema);
         let mut trainer = Trainer {
             moments,
+            ema,
             network: network.on(fsdp.groups().device),
             objective,
             id: meta.id.clone(),
@@ -185,8 +190,17 @@ impl<F: Family, O: Objective> Trainer<F, O> {
 
     /// Initializes or loads weights and state.
     fn start(&mut self) -> Result<(), Failure> {
+        self.start_from(self.attempt.start.clone())?;
+        // An average that was not loaded begins with the weights.
+        if let Some(ema) = self.ema.as_mut().filter(|ema| ema.updates == 0) {
+            ema.restart(&self.fsdp);
+        }
+        Ok(())
+    }
+
+    fn start_from(&mut self, start: StartFrom) -> Result<(), Failure> {
         let world = self.recipe.mesh.world();
-        match self.attempt.start.clone() {
+        match start {
             StartFrom::Random => {
                 init::randomize(&self.fsdp, &self.tables, self.network.family(), self.recipe.train.seed);
                 self.event(EventKind::Started { world });
@@ -263,7 +277,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             }
         };
         let state = agree_on(&self.fsdp.groups().world, checkpoint.state().map_err(Failure::from))?;
-        self.moments.steps = state.adam_step;
+        self.moments.restore(state.adam_step, &state.optimizer_numbers);
+        if let Some(ema) = &mut self.ema {
+            ema.updates = state.ema_updates;
+        }
         self.progress.step = state.step;
         self.progress.bad_steps = state.bad_steps;
         self.progress.saved = (*run == self.id).then_some(state.step);
@@ -284,7 +301,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         Ok(back_to)
     }
 
-    fn log_restored(&mut self, restored: String, not_restored: String) {
+    fn log_restored(&mut self, mut restored: String, mut not_restored: String) {
+        match self.ema.as_ref().map(|ema| ema.updates) {
+            None => {}
+            Some(0) if not_restored.is_empty() => not_restored = "the average, which begins with the weights".into(),
+            Some(0) => not_restored += ", and the average, which begins with the weights",
+            Some(updates) => restored += &format!(", average after {updates} updates"),
+        }
         let seconds = self.progress.load_s;
         self.event(EventKind::Restored { restored, not_restored, seconds });
     }
@@ -297,7 +320,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables, base: self.base.as_ref() }
+        TrainingState {
+            fsdp: &self.fsdp,
+            moments: &mut self.moments,
+            ema: self.ema.as_ref(),
+            tables: &self.tables,
+            base: self.base.as_ref(),
+        }
     }
 
     fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
@@ -430,6 +459,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
         let (done, first) = (self.progress.step, self.progress.samples);
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, requests)?;
+        if let Some(ema) = self.ema.as_mut().filter(|_| outcome.applied) {
+            ema.update(&self.fsdp);
+        }
         self.progress.step += 1;
         self.progress.samples += self.recipe.train.global_batch as u64;
         fault::pace(start);
@@ -547,7 +579,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
         let start = Instant::now();
         self.event(EventKind::EvaluationStarted);
-        let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.objective)?;
+        self.swap_average();
+        let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.objective);
+        self.swap_average();
+        let losses = losses?;
         self.event(EventKind::EvaluationEnded);
         if let Some(losses) = losses {
             self.event(EventKind::Validated { loss: mean(losses), by_level: losses.to_vec() });
@@ -566,8 +601,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.event(EventKind::EvaluationStarted);
         let step = self.progress.step;
         let first = self.log.is_some();
+        self.swap_average();
         let stop = StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) };
         let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.network, stop);
+        self.swap_average();
         self.event(EventKind::EvaluationEnded);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.sample_s += seconds;
@@ -585,6 +622,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 Ok(())
             }
         }
+    }
+
+    /// Exchanges the weights and their average, if samples are made from it.
+    fn swap_average(&mut self) {
+        let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return };
+        self.moments.wait_for_snapshot();
+        ema.swap(&self.fsdp);
     }
 
     /// Saves a checkpoint of the current step unless it exists, and returns when it is complete.
@@ -620,10 +664,14 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             global_batch: self.recipe.train.global_batch,
             data_fingerprint: self.data.fingerprint().to_owned(),
             bad_steps: self.progress.bad_steps,
+            ema_updates: self.ema.as_ref().map_or(0, |ema| ema.updates),
+            optimizer: self.moments.kind(),
+            optimizer_numbers: self.moments.numbers(),
         };
         let mut sharded = TrainingState {
             fsdp: &self.fsdp,
             moments: &mut self.moments,
+            ema: self.ema.as_ref(),
             tables: &self.tables,
             base: self.base.as_ref(),
         };

@@ -425,6 +425,9 @@ pub struct SampleArgs {
     /// Also writes each frame as a PNG file
     #[arg(long)]
     pub png: bool,
+    /// Samples the moving average (EMA) of the weights; auto: if the checkpoint has one [default: sample.ema of the run]
+    #[arg(long)]
+    pub ema: Option<EmaArg>,
     /// Diffusers folder with vae/, text_encoder/ and tokenizer/ [default: WEIGHTS, or encoders.folder of the run]
     #[arg(long, value_name = "DIR")]
     pub encoders: Option<Utf8PathBuf>,
@@ -447,6 +450,27 @@ pub struct SampleArgs {
     pub no_wait: bool,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// Whether the moving average of the weights is used.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum EmaArg {
+    /// If there is one
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
+impl From<EmaArg> for recipe::UseEma {
+    fn from(arg: EmaArg) -> Self {
+        match arg {
+            EmaArg::Auto => recipe::UseEma::Auto,
+            EmaArg::On => recipe::UseEma::On,
+            EmaArg::Off => recipe::UseEma::Off,
+        }
+    }
 }
 
 /// A sampler.
@@ -828,6 +852,9 @@ pub struct ConvertArgs {
     /// Scale of the merged adapter
     #[arg(long, default_value_t = 1.0, requires = "merge", allow_negative_numbers = true)]
     pub scale: f64,
+    /// Takes the moving average (EMA) in place of the weights; auto: if the checkpoint has one
+    #[arg(long, value_enum, default_value_t = EmaArg::Auto)]
+    pub ema: EmaArg,
     /// Largest size of a file in GB (10^9 bytes) [default: 5 for diffusers, 1 for a checkpoint]
     #[arg(long, value_name = "GB")]
     pub shard_gb: Option<f64>,

@@ -3,6 +3,7 @@
 use crate::tensor_spans::{Span, StoredTensor, Tensors};
 use crate::{Dtype, Header};
 use camino::Utf8Path;
+use recipe::UseEma;
 use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, TensorBox};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,33 @@ pub(crate) fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Fai
         tensors.insert(tensor.name.clone(), checkpoint_tensor(checkpoint, tensor, &headers)?);
     }
     Ok(tensors)
+}
+
+/// The prefix of the moving average of a trained tensor.
+const AVERAGE: &str = "ema/";
+
+/// Puts the averages of trained tensors, which are in the training state, in their place. Returns their number.
+///
+/// # Errors
+/// `ema` is [`UseEma::On`], and there are no averages.
+pub(crate) fn use_average(
+    path: &Utf8Path,
+    weights: &mut Tensors,
+    state: &Tensors,
+    ema: UseEma,
+) -> Result<usize, Failure> {
+    let mut used = 0;
+    for (name, average) in state.iter().filter(|_| ema != UseEma::Off) {
+        let Some(weight) = name.strip_prefix(AVERAGE).and_then(|name| weights.get_mut(name)) else { continue };
+        *weight = average.clone();
+        used += 1;
+    }
+    if used > 0 || ema != UseEma::On {
+        return Ok(used);
+    }
+    let (what, why) = (format!("cannot read the average of {path}"), "it has no moving average of the weights");
+    let fix = "omit --ema on, or use a checkpoint of a run with ema.decay above 0";
+    Err(Failure::new(ErrorCode::NoWeights, what, why, fix))
 }
 
 fn checkpoint_tensor(

@@ -12,7 +12,7 @@ use crate::write::{Doing, NewTensorFile, OnProgress, Progress, stopped, write_te
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
-use recipe::{Layer, Mesh, Model};
+use recipe::{Layer, Mesh, Model, UseEma};
 use rundir::{
     ErrorCode, Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder,
     write_atomic,
@@ -68,6 +68,8 @@ pub struct ConvertRequest {
     pub merge: Option<Utf8PathBuf>,
     /// The factor by which the merged adapter is scaled.
     pub scale: f64,
+    /// Whether the source's moving average takes the place of its weights.
+    pub ema: UseEma,
 }
 
 impl ConvertRequest {
@@ -87,6 +89,7 @@ impl ConvertRequest {
             link: false,
             merge: None,
             scale: 1.0,
+            ema: UseEma::Auto,
         }
     }
 }
@@ -130,7 +133,7 @@ pub struct Converted {
 /// Fails when the source cannot be read or its tensors contradict its configuration. Unused and missing tensors are not
 /// an error here, so that the report can be shown first; [`Report::check`] reports them.
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
-    let source = Source::open(&request.source)?;
+    let source = Source::open_average(&request.source, request.ema)?;
     let refuse = |why: &str, fix: &str| {
         Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
     };
@@ -375,17 +378,7 @@ fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Re
 
 /// Returns the training state of weights that this trainer has not trained.
 fn untrained() -> TrainState {
-    TrainState {
-        step: 0,
-        samples_seen: 0,
-        epoch: 0,
-        position: 0,
-        seed: 0,
-        adam_step: 0,
-        global_batch: 0,
-        data_fingerprint: String::new(),
-        bad_steps: 0,
-    }
+    TrainState::default()
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ mod apply;
 pub use apply::Factors;
 
 use crate::cast::values;
-use crate::checkpoint_tensors::checkpoint_tensors;
+use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
 use crate::config::read_json;
 use crate::location::SourceLocation;
 use crate::merge::Merge;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Model, ParamSpec, param_specs};
+use recipe::{Model, ParamSpec, UseEma, param_specs};
 use regex::Regex;
 use rundir::{Base, Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
@@ -170,14 +170,24 @@ struct Parts {
 }
 
 impl Lora {
-    /// Opens an adapter file, or the folder of one.
+    /// Opens an adapter file, or the folder of one. The adapters of a checkpoint are their moving averages where there are any.
     ///
     /// # Errors
     /// Fails when it is damaged, or is not an adapter of a CogVideoX transformer.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
+        Self::open_average(path, UseEma::Auto)
+    }
+
+    /// Opens an adapter as [`Lora::open`] does, or its moving average.
+    ///
+    /// # Errors
+    /// As [`Lora::open`], and if `ema` requires an average that there is not.
+    pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
         if let Some(checkpoint) = adapter_checkpoint(path) {
-            return Self::of_checkpoint(path, &checkpoint);
+            return Self::of_checkpoint(path, &checkpoint, ema);
         }
+        // Files of other programs have no averages.
+        use_average(path, &mut Tensors::new(), &Tensors::new(), ema)?;
         let file = match path.is_dir() {
             true => [DIFFUSERS_FILE, PEFT_FILE, KOHYA_FILE]
                 .map(|name| path.join(name))
@@ -198,15 +208,16 @@ impl Lora {
     }
 
     /// Opens an identified adapter.
-    pub(crate) fn open_location(location: &SourceLocation) -> Result<Self, Failure> {
-        Self::open(&location.weights)
+    pub(crate) fn open_location(location: &SourceLocation, ema: UseEma) -> Result<Self, Failure> {
+        Self::open_average(&location.weights, ema)
     }
 
     /// Opens the adapters of a checkpoint. Those of layers that diffusers does not have are unused.
-    fn of_checkpoint(path: &Utf8Path, checkpoint: &Checkpoint) -> Result<Self, Failure> {
+    fn of_checkpoint(path: &Utf8Path, checkpoint: &Checkpoint, ema: UseEma) -> Result<Self, Failure> {
         let scale = checkpoint.manifest.base.as_ref().map_or(1.0, |base| base.scale);
-        let mut tensors = checkpoint_tensors(checkpoint)?;
-        tensors.retain(|name, _| !name.contains('/'));
+        let all = checkpoint_tensors(checkpoint)?;
+        let (state, mut tensors): (Tensors, Tensors) = all.into_iter().partition(|(name, _)| name.contains('/'));
+        use_average(path, &mut tensors, &state, ema)?;
         let (mut layers, mut unused, modules) = (BTreeMap::new(), Vec::new(), OwnNames::new());
         for name in tensors.keys() {
             let Some(layer) = name.strip_suffix(".lora_a") else { continue };

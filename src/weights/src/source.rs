@@ -1,6 +1,6 @@
 //! Identifies weights and opens them in any supported format.
 
-use crate::checkpoint_tensors::checkpoint_tensors;
+use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
 use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
 use crate::location::{SourceKind, SourceLocation, TTT_FILE};
 use crate::lora::{self, Lora, is_lora};
@@ -10,7 +10,7 @@ use crate::shards::{self, Shards};
 use crate::tensor_spans::{StoredTensor, Tensors};
 use crate::{Header, dcp, torch_file};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Model, ParamSpec};
+use recipe::{Model, ParamSpec, UseEma};
 use rundir::{Checkpoint, ErrorCode, Failure, RunDir};
 use serde_json::Value;
 
@@ -45,8 +45,10 @@ pub struct Source {
     pub schedule_known: bool,
     /// The parameters.
     pub tensors: Tensors,
-    /// The optimizer tensors.
+    /// The tensors of the training state: the optimizer and averages.
     pub optimizer: Tensors,
+    /// Parameters that are moving averages.
+    pub averages: usize,
     /// The checkpoint, if the source is one.
     pub checkpoint: Option<Checkpoint>,
     /// The total size of the tensor files in bytes.
@@ -118,6 +120,16 @@ impl Source {
         Self::open_location(identify(path)?)
     }
 
+    /// Opens weights or, if there is one and `ema` allows it, their moving average.
+    ///
+    /// # Errors
+    /// Fails as [`Source::open`] does, and if `ema` requires an average that there is not.
+    pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
+        let mut source = Self::open(path)?;
+        source.averages = use_average(path, &mut source.tensors, &source.optimizer, ema)?;
+        Ok(source)
+    }
+
     /// Opens identified weights.
     ///
     /// # Errors
@@ -148,7 +160,7 @@ impl Source {
                 Ok(Self::by_names(location, shards.tensors, bytes))
             }
             SourceKind::Lora => {
-                let lora = Lora::open_location(&location)?;
+                let lora = Lora::open_location(&location, UseEma::Auto)?;
                 let shards = Shards { tensors: lora.tensors(), files: Vec::new() };
                 let bytes = shards.tensors.values().map(StoredTensor::bytes).sum();
                 Ok(Self { bytes, ..Self::new(location, Names::Unknown, shards) })
@@ -225,6 +237,7 @@ impl Source {
             schedule_known: false,
             tensors: shards.tensors,
             optimizer: Tensors::new(),
+            averages: 0,
             checkpoint: None,
             bytes,
         }
@@ -283,6 +296,7 @@ impl Source {
             config: rundir::model_config(dir).as_deref().map(read_text).transpose()?,
             tensors,
             optimizer,
+            averages: 0,
             bytes: checkpoint.bytes,
             checkpoint: Some(checkpoint),
         })

@@ -3,20 +3,24 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::Recipe;
+use crate::{Device, EmaDevice, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
 
-/// The memory of one rank, in bytes. The first three are exact and last the whole run; the others are peaks of a step.
+/// The memory of one rank, in bytes. The first four are exact and last the whole run; the others are peaks of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
-    /// The rank's share of the weights: trained ones in float32, frozen ones in the compute dtype.
+    /// The rank's share of the weights: trained ones in float32, frozen ones in their dtype.
     pub weights: u64,
     /// The rank's share of the float32 gradients.
     pub gradients: u64,
-    /// The rank's share of the two moments.
+    /// The rank's share of the optimizer's state, and what every rank has of it.
     pub optimizer: u64,
+    /// The rank's share of the float32 average of the trained weights, if it is in the memory of the weights.
+    pub ema: u64,
+    /// The same, if it is in the memory of the node, and the weights are not. No sum includes it.
+    pub ema_on_node: u64,
     /// The memory that blocks keep between the forward and the backward pass.
     pub kept: u64,
     /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
@@ -43,10 +47,14 @@ impl RankMemory {
         let largest_group = groups.map(|group| group.iter().copied().map(whole).sum()).max().unwrap_or(0);
         let in_hand = whole(units.root) + largest_group + prefetched;
         let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
+        let average = if recipe.ema.is_used() { F32 * trained } else { 0 };
+        let on_node = recipe.ema.device == EmaDevice::Cpu && recipe.train.device != Device::Cpu;
         RankMemory {
-            weights: F32 * trained + compute * frozen,
+            weights: F32 * trained + recipe.train.frozen_dtype().bytes() * frozen,
             gradients: F32 * trained,
-            optimizer: 2 * F32 * trained,
+            optimizer: units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum(),
+            ema: if on_node { 0 } else { average },
+            ema_on_node: if on_node { average } else { 0 },
             kept: recipe.micro_batch() * kept(recipe, &blocks),
             gathered: if in_place { 0 } else { in_hand },
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
@@ -54,15 +62,15 @@ impl RankMemory {
         }
     }
 
-    /// Returns weights, gradients and moments, which last the whole run.
+    /// Returns weights, gradients, moments and average, which last the whole run.
     pub fn state(&self) -> u64 {
-        self.weights + self.gradients + self.optimizer
+        self.weights + self.gradients + self.optimizer + self.ema
     }
 
-    /// Returns the size of the copy that a save makes before it writes: weights and moments. The copy is in the node's
+    /// Returns the size of the copy that a save makes before it writes: weights, moments and average. The copy is in the node's
     /// memory, even if the rank computes on a GPU, and only ranks of the first replica make one.
     pub fn save_copy(&self) -> u64 {
-        self.weights + self.optimizer
+        self.weights + self.optimizer + self.ema + self.ema_on_node
     }
 
     /// Returns the sum.
@@ -128,6 +136,53 @@ mod tests {
         let cost = recipe(&["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]).cost();
         assert_eq!(cost.memory.weights, 4 * cost.trainable + 2 * (cost.params - cost.trainable));
         assert_eq!((cost.memory.gradients, cost.memory.optimizer), (4 * cost.trainable, 8 * cost.trainable));
+    }
+
+    #[test]
+    fn frozen_parameters_can_be_kept_in_float32() {
+        let sets = ["mesh.dp_shard=1", "train.frozen=['attn']", "train.dtype=bfloat16", "train.frozen_dtype=float32"];
+        let cost = recipe(&sets).cost();
+        assert!(cost.trainable < cost.params);
+        assert_eq!(cost.memory.weights, 4 * cost.params);
+        assert_eq!(cost.memory.gradients, 4 * cost.trainable);
+    }
+
+    #[test]
+    fn each_optimizer_has_the_memory_of_its_state() {
+        let cost = |kind: &str, shards: &str| recipe(&[kind, shards, "train.global_batch=8"]).cost();
+        let [adamw, adamw8bit, adafactor, prodigy] = ["adamw", "adamw8bit", "adafactor", "prodigy"].map(|kind| {
+            let cost = cost(&format!("optimizer.kind={kind}"), "mesh.dp_shard=1");
+            assert_eq!(cost.checkpoint_bytes, 4 * cost.trainable + cost.memory.optimizer);
+            cost.memory.optimizer as f64 / cost.trainable as f64
+        });
+        assert_eq!((adamw, prodigy), (8.0, 16.0));
+        // Small tensors have moments of 8 bytes.
+        assert!((2.03..2.2).contains(&adamw8bit), "{adamw8bit}");
+        assert!(adafactor < 0.1, "{adafactor}");
+        // Every rank has the rows and columns of Adafactor.
+        let sharded = |kind: &str| [1, 4].map(|shards| cost(kind, &format!("mesh.dp_shard={shards}")).memory.optimizer);
+        let [one, four] = sharded("optimizer.kind=adafactor");
+        assert!(four > one / 2, "{one} {four}");
+        let [one, four] = sharded("optimizer.kind=adamw8bit");
+        assert!(four.abs_diff(one / 4) < 16, "{one} {four}");
+    }
+
+    #[test]
+    fn an_average_costs_as_much_as_the_trained_weights() {
+        let memory = |sets: &[&str]| {
+            let sets = [sets, &["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]].concat();
+            let cost = recipe(&sets).cost();
+            (cost.memory, cost.checkpoint_bytes, 4 * cost.trainable)
+        };
+        let (without, _, average) = memory(&[]);
+        let (with, bytes, _) = memory(&["ema.decay=0.99"]);
+        assert_eq!((with.ema, with.ema_on_node, with.state()), (average, 0, without.state() + average));
+        assert_eq!(with.save_copy(), without.save_copy() + average);
+        assert_eq!(bytes, memory(&[]).1 + average);
+        let node = memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cuda"]).0;
+        assert_eq!((node.ema, node.ema_on_node, node.total()), (0, average, without.total()));
+        assert_eq!(node.save_copy(), with.save_copy());
+        assert_eq!(memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cpu"]).0, with);
     }
 
     #[test]

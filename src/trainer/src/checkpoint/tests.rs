@@ -23,7 +23,8 @@ struct Rank {
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
     fsdp: Fsdp,
-    moments: AdamState,
+    moments: OptimizerState,
+    ema: Option<EmaWeights>,
     base: Option<Base>,
 }
 
@@ -31,21 +32,30 @@ impl Rank {
     fn new(recipe: Recipe, groups: MeshGroups, value: f64) -> Self {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
-        let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-        let mut rank = Rank { recipe, tables, fsdp, moments, base: None };
-        for mut piece in rank.pieces() {
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+        let ema = EmaWeights::new(&fsdp, &recipe.ema);
+        let mut rank = Rank { recipe, tables, fsdp, moments, ema, base: None };
+        // Codes of 8 bits and their scales stay zero.
+        for mut piece in rank.pieces().into_iter().filter(|piece| piece.scales.is_none()) {
             drop(tch::no_grad(|| piece.values.fill_(value)));
         }
         rank
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState { fsdp: &self.fsdp, moments: &mut self.moments, tables: &self.tables, base: self.base.as_ref() }
+        TrainingState {
+            fsdp: &self.fsdp,
+            moments: &mut self.moments,
+            ema: self.ema.as_ref(),
+            tables: &self.tables,
+            base: self.base.as_ref(),
+        }
     }
 
     fn pieces(&mut self) -> Vec<Piece> {
         let sharded = self.sharded();
-        weight_pieces(&sharded).into_iter().chain(moment_pieces(&sharded)).collect()
+        let pieces = [weight_pieces(&sharded), moment_pieces(&sharded), average_pieces(&sharded)];
+        pieces.into_iter().flatten().collect()
     }
 
     fn save(&mut self, run: &RunDir) {
@@ -65,6 +75,8 @@ impl Rank {
             global_batch: 1,
             data_fingerprint: "x".into(),
             bad_steps: 0,
+            optimizer: self.moments.kind(),
+            ..TrainState::default()
         };
         begin(&mut self.sharded(), run, state, spare).unwrap()
     }
@@ -109,7 +121,7 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
     for mut grad in rank.fsdp.shards().map(|shard| shard.grad.shallow_clone()) {
         drop(tch::no_grad(|| grad.fill_(1.0)));
     }
-    let rates = crate::optim::LearningRates { ttt: 0.1, rest: 0.1 };
+    let rates = crate::optim::LearningRates::at(&rank.recipe.optimizer, 0, 20);
     rank.moments.step(&rank.fsdp, &rank.recipe.optimizer, rates, 1.0).unwrap();
     drop(updated);
     assert!(rank.moments.take_stall_s() > 0.0);
@@ -172,9 +184,169 @@ fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     assert_eq!(changed.code, rundir::ErrorCode::TensorMismatch);
 }
 
+/// Fills each piece with numbers of its own, and returns them by name.
+fn filled(rank: &mut Rank) -> BTreeMap<String, Vec<f32>> {
+    let mut fill = |(i, mut piece): (usize, Piece)| {
+        tch::no_grad(|| drop(piece.values.uniform_(i as f64, i as f64 + 1.0)));
+        (piece.name, Vec::try_from(&piece.values).unwrap())
+    };
+    rank.pieces().into_iter().enumerate().map(&mut fill).collect()
+}
+
+/// The recipe with an average of the weights.
+fn averaged() -> Recipe {
+    let mut recipe = recipe(1);
+    recipe.ema.decay = 0.9;
+    recipe
+}
+
+#[test]
+fn an_average_is_saved_with_the_weights_and_takes_their_place_in_sampling() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
+    let mut rank = Rank::new(averaged(), MeshGroups::alone(), 0.0);
+    let values = filled(&mut rank);
+    rank.save(&run);
+    let saved = Checkpoint::open(&run.step_dir(1)).unwrap();
+    assert!(has_average(&saved));
+    assert_eq!(saved.manifest.params, Rank::new(recipe(1), MeshGroups::alone(), 0.0).recipe.cost().params);
+    let load = |recipe: Recipe, restore| {
+        let mut rank = Rank::new(recipe, MeshGroups::alone(), -1.0);
+        let found = load(&mut rank.sharded(), &saved.dir, restore).unwrap();
+        assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
+        rank.pieces()
+    };
+    let everything = load(averaged(), Restore::Everything);
+    assert_eq!(everything.len(), values.len());
+    for piece in everything {
+        assert_eq!(Vec::<f32>::try_from(&piece.values).unwrap(), values[&piece.name], "{}", piece.name);
+    }
+    for piece in load(recipe(1), Restore::Average).into_iter().filter(|piece| !piece.name.contains('/')) {
+        let average = &values[&format!("ema/{}", piece.name)];
+        assert_eq!(Vec::<f32>::try_from(&piece.values).unwrap(), *average, "{}", piece.name);
+    }
+    // A run without an average continues the weights.
+    for piece in load(recipe(1), Restore::Everything) {
+        assert_eq!(Vec::<f32>::try_from(&piece.values).unwrap(), values[&piece.name], "{}", piece.name);
+    }
+}
+
+/// The recipe with another optimizer.
+fn optimized(kind: recipe::OptimizerKind, dp_shard: usize) -> Recipe {
+    let mut recipe = recipe(dp_shard);
+    recipe.model.num_heads = 2;
+    recipe.optimizer.kind = kind;
+    recipe
+}
+
+/// Takes steps with gradients that depend on the place of an element in its tensor alone.
+fn trained_for(rank: &mut Rank, steps: u64) {
+    for step in 0..steps {
+        for owned in rank.fsdp.owned() {
+            let numbers = Tensor::arange_start(
+                owned.range.start,
+                owned.range.start + owned.range.len,
+                (Kind::Float, Device::Cpu),
+            );
+            let shard = rank.fsdp.shards().find(|shard| shard.unit == owned.unit).unwrap();
+            let grad = (numbers * (1.0 + step as f64)).sin() * 1e-2;
+            tch::no_grad(|| shard.grad.narrow(0, owned.range.shard_start, owned.range.len).copy_(&grad));
+        }
+        let rates = crate::optim::LearningRates::at(&rank.recipe.optimizer, step, 20);
+        rank.moments.step(&rank.fsdp, &rank.recipe.optimizer, rates, 1.0).unwrap();
+    }
+}
+
+/// Returns the values of all pieces, codes with their scales.
+fn contents(rank: &mut Rank) -> BTreeMap<(String, i64), Vec<f64>> {
+    let numbers = |tensor: &Tensor| Vec::<f64>::try_from(&tensor.to_kind(Kind::Double)).unwrap();
+    let all = |piece: Piece| {
+        let values = piece.tensors().flat_map(|(_, tensor)| numbers(tensor)).collect();
+        ((piece.name, piece.start), values)
+    };
+    rank.pieces().into_iter().map(all).collect()
+}
+
+#[test]
+fn the_state_of_every_optimizer_is_saved_without_loss_and_loads_on_another_mesh() {
+    use recipe::OptimizerKind::{Adafactor, Adamw, Adamw8bit, Prodigy};
+    for kind in [Adamw, Adamw8bit, Adafactor, Prodigy] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap();
+        let [first, second, third] = ["first", "second", "third"].map(|name| RunDir::new(path.join(name)));
+        let new = |value| Rank::new(optimized(kind, 1), MeshGroups::alone(), value);
+        let mut rank = new(0.01);
+        trained_for(&mut rank, 3);
+        let before = contents(&mut rank);
+        rank.save(&first);
+        let load = |rank: &mut Rank, from: &RunDir| {
+            let found = load(&mut rank.sharded(), &from.step_dir(1), Restore::Everything).unwrap();
+            assert!(matches!(found, Loaded::Intact(_)), "{kind:?}: {found:?}");
+        };
+        let mut again = new(0.0);
+        load(&mut again, &first);
+        assert!(contents(&mut again) == before, "{kind:?} on the same mesh");
+        // Two shards load it and save it, and one rank loads that.
+        on_two_ranks_of(path, &optimized(kind, 2), |_, mut rank| {
+            load(&mut rank, &first);
+            rank.save(&second);
+        });
+        let mut back = new(0.0);
+        load(&mut back, &second);
+        back.save(&third);
+        let differ = |(name, values): &(&(String, i64), &Vec<f64>)| before[*name] != **values;
+        let after = contents(&mut back);
+        let other = after.iter().filter(differ).count();
+        // A shard ends within a block of codes, whose parts get the larger of their scales: nothing changes.
+        assert_eq!(other, 0, "{kind:?} on another mesh");
+    }
+}
+
+#[test]
+fn the_state_of_another_optimizer_is_refused_and_its_weights_are_not() {
+    use recipe::OptimizerKind::{Adafactor, Adamw, Adamw8bit, Prodigy};
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
+    Rank::new(optimized(Adamw, 1), MeshGroups::alone(), 0.5).save(&run);
+    for kind in [Adamw8bit, Adafactor, Prodigy] {
+        let mut rank = Rank::new(optimized(kind, 1), MeshGroups::alone(), 0.0);
+        let refused = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap_err();
+        assert_eq!(refused.code, rundir::ErrorCode::TensorMismatch);
+        assert!(refused.why.contains("adamw,") && refused.why.contains(kind.name()), "{refused}");
+        let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Weights).unwrap();
+        assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
+    }
+}
+
+#[test]
+fn an_average_of_another_shape_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
+    let mut rank = Rank::new(averaged(), MeshGroups::alone(), 0.0);
+    let mut writing = rank.begin_save(&run, &mut StagingMemory::default());
+    // The manifest of another shape: a tensor of which the average has one row.
+    let (written, memory) = writing.thread.join().unwrap();
+    let mut part = written.unwrap();
+    let average = part.tensors.iter_mut().find(|tensor| tensor.name.starts_with("ema/") && tensor.shape.len() == 2);
+    let average = average.unwrap();
+    average.shape = vec![1, average.shape.iter().product()];
+    writing.thread = std::thread::spawn(move || (Ok(part), memory));
+    rank.finish_save(writing, &mut StagingMemory::default());
+    let refused = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap_err();
+    assert_eq!(refused.code, rundir::ErrorCode::TensorMismatch);
+    assert!(refused.why.contains("ema/"), "{refused}");
+    let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Weights).unwrap();
+    assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
+}
+
 /// Runs two ranks as threads and returns their results.
 fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
-    let (recipe, limit) = (recipe(2), Duration::from_secs(120));
+    on_two_ranks_of(folder, &recipe(2), go)
+}
+
+/// As [`on_two_ranks`], with another recipe.
+fn on_two_ranks_of<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
+    let limit = Duration::from_secs(120);
     let rank = |rank: usize| {
         let store = Store::file(folder.join("store").as_std_path(), 2, limit).unwrap();
         let groups = MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap();

@@ -7,7 +7,7 @@ use super::decode::{decode, encode_pixels, frames};
 use super::denoise::{Denoiser, Draw};
 use super::texts::Texts;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::oracle;
 use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::tensor_file::write;
@@ -119,8 +119,8 @@ fn relative(got: &Tensor, want: &Tensor) -> f64 {
 fn load(recipe: &Recipe, checkpoint: &Utf8Path) -> Fsdp {
     let tables = unit_tables(recipe);
     let fsdp = Fsdp::new(frozen_layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut state, checkpoint, Restore::Everything).unwrap_or_else(|f| panic!("{f}"));
     assert!(matches!(loaded, Loaded::Intact(_)));
     fsdp

@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::exchange::agree_on;
 use crate::fault;
 use crate::log::RunLog;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::requests::StopSources;
 use crate::signals::Signals;
@@ -17,6 +17,7 @@ use crate::step::compute_kind;
 use crate::trainer::Finish;
 use c10d::Group;
 use dit::diffusion::Schedule;
+use recipe::UseEma;
 use rundir::{Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, SamplingProgress, StartFrom, now_s};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -57,14 +58,19 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let tables = unit_tables(&recipe);
     let compute = compute_kind(recipe.train.dtype);
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
-    // `Everything` requires all tensors, also those of TTT layers. It reads no optimizer state, because no tensor is
-    // trained.
-    let loaded = match checkpoint::load(&mut state, &path, Restore::Everything)? {
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
+    // Both require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
+    let restore = if recipe.sample.ema == UseEma::Off { Restore::Everything } else { Restore::Average };
+    let loaded = match checkpoint::load(&mut state, &path, restore)? {
         Loaded::Intact(checkpoint) => checkpoint,
         Loaded::Damaged(damage) => return Err(damage),
     };
+    if recipe.sample.ema == UseEma::On && !checkpoint::has_average(&loaded) {
+        let (what, why) = (format!("cannot sample {path}"), "it has no moving average of the weights");
+        let fix = "sample its weights (--ema auto), or a checkpoint of a run with ema.decay above 0";
+        return Err(Failure::new(ErrorCode::NoWeights, what, why, fix));
+    }
     let hash = agree_on(&fsdp.groups().world, loaded.manifest_sum().map_err(Failure::from))?;
     let merged = adapter_files::merge(&fsdp, &tables, &recipe.sample.merged());
     let lora = agree_on(&fsdp.groups().world, merged)?;

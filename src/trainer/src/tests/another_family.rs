@@ -268,7 +268,7 @@ fn train(recipe: &Recipe, groups: MeshGroups, steps: Range<u64>, from: Option<&R
     let mut rank = Rank::new(recipe, by_unit(specs()), network.family(), groups);
     if let Some(run) = from {
         let mut state =
-            TrainingState { fsdp: &rank.fsdp, moments: &mut rank.moments, tables: &rank.tables, base: None };
+            TrainingState { fsdp: &rank.fsdp, moments: &mut rank.moments, ema: None, tables: &rank.tables, base: None };
         let loaded = checkpoint::load(&mut state, &run.step_dir(steps.start), Restore::Everything).unwrap();
         assert!(matches!(loaded, checkpoint::Loaded::Intact(_)), "{loaded:?}");
         rank.moments.steps = steps.start;
@@ -276,7 +276,8 @@ fn train(recipe: &Recipe, groups: MeshGroups, steps: Range<u64>, from: Option<&R
     let step = Step { recipe, network: &network, objective: &FlowMatching, seed: 3 };
     let losses = rank.train(&step, steps.clone(), batch);
     let mut spare = StagingMemory::default();
-    let mut state = TrainingState { fsdp: &rank.fsdp, moments: &mut rank.moments, tables: &rank.tables, base: None };
+    let mut state =
+        TrainingState { fsdp: &rank.fsdp, moments: &mut rank.moments, ema: None, tables: &rank.tables, base: None };
     let at = TrainState {
         step: steps.end,
         samples_seen: steps.end * recipe.train.global_batch as u64,
@@ -287,6 +288,7 @@ fn train(recipe: &Recipe, groups: MeshGroups, steps: Range<u64>, from: Option<&R
         global_batch: recipe.train.global_batch,
         data_fingerprint: "none".into(),
         bad_steps: 0,
+        ..TrainState::default()
     };
     let writing = checkpoint::begin(&mut state, to, at, &mut spare).unwrap();
     let id = RunId::parse("2026-11-20T0340-another-test").unwrap();

@@ -1,7 +1,7 @@
 //! Compares the bytes that a step sends with the forecast of `vidtui check`. The ranks of a mesh are threads, over gloo.
 
 use crate::init;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
@@ -43,7 +43,7 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
     let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1);
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
     let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let ones = |shape: &[usize]| {
         Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))

@@ -5,7 +5,7 @@
 
 use crate::checkpoint::{self, Loaded, Restore};
 use crate::data::kind;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::oracle;
 use crate::parallelize::{Sharded, layouts, unit_tables};
 use camino::Utf8Path;
@@ -54,8 +54,9 @@ fn forward_backward(
 ) -> (ForwardBackward, BTreeMap<String, Tensor>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-    let mut sharded = checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut sharded =
+        checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
     assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));

@@ -5,7 +5,7 @@
 
 use crate::checkpoint::{self, Loaded, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::kind;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::oracle;
 use crate::parallelize::{Sharded, flat_part, layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
@@ -155,15 +155,15 @@ struct Rank {
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,
     fsdp: Fsdp,
-    moments: AdamState,
+    moments: OptimizerState,
 }
 
 impl Rank {
     fn new(case: &Case, recipe: Recipe, groups: MeshGroups) -> Rank {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
-        let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
-        let mut sharded = TrainingState { fsdp: &fsdp, moments: &mut moments, tables: &tables, base: None };
+        let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+        let mut sharded = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
         let loaded = checkpoint::load(&mut sharded, &case.base, Restore::Weights).unwrap_or_else(|f| panic!("{f}"));
         assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
         Rank { recipe, tables, fsdp, moments }
@@ -241,7 +241,7 @@ fn export(case: &Case, rank: &mut Rank) {
     let run = RunDir::new(place.join("run"));
     let base = Base::of(&Checkpoint::open(&case.base).unwrap(), rank.recipe.lora.scale()).unwrap();
     let Rank { recipe, tables, fsdp, moments } = rank;
-    let mut sharded = TrainingState { fsdp, moments, tables, base: Some(&base) };
+    let mut sharded = TrainingState { fsdp, moments, ema: None, tables, base: Some(&base) };
     let state = TrainState {
         step: 1,
         samples_seen: 1,
@@ -252,6 +252,7 @@ fn export(case: &Case, rank: &mut Rank) {
         global_batch: 1,
         data_fingerprint: "x".into(),
         bad_steps: 0,
+        ..TrainState::default()
     };
     let mut memory = StagingMemory::default();
     let writing = checkpoint::begin(&mut sharded, &run, state, &mut memory).unwrap();

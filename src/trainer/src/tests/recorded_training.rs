@@ -4,7 +4,7 @@
 //! child processes of this test program, over gloo, with their task in an environment variable.
 
 use crate::init;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::oracle;
 use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
@@ -182,6 +182,8 @@ impl Trace {
                 grad_accum,
                 seed: 1,
                 trainable: if config["adapter_method"] == "qkvo" { Trainable::Qkvo } else { Trainable::All },
+                frozen: Vec::new(),
+                frozen_dtype: recipe::FrozenDtype::Compute,
                 text_dropout: 0.0,
                 dtype: Dtype::Float32,
                 device: recipe::Device::Cpu,
@@ -205,7 +207,9 @@ impl Trace {
                 // The reference groups parameters by substrings of their names, and applies weight decay to gates.
                 decay_gates: true,
                 clip_norm: self.about("clip"),
+                ..Optimizer::default()
             },
+            ema: recipe::Ema::default(),
             mesh,
             remat,
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
@@ -237,7 +241,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     for (mut values, recorded) in pieces(&fsdp, "init") {
         tch::no_grad(|| values.copy_(&recorded));
     }
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
     let objective = VPrediction { schedule: Schedule::default(), loss: recipe.loss.clone() };
     let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let [latent, text, noise, timestep] =

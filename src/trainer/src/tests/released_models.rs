@@ -2,7 +2,7 @@
 
 use crate::data::Data;
 use crate::init;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
@@ -99,7 +99,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
             tch::no_grad(|| drop(owned.values.shallow_clone().g_add_(&added.to_kind(owned.values.kind()))));
         }
     }
-    let mut moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
     let step = Step { recipe, network: &network, objective: &objective, seed: 1 };
     let steps = (0..recipe.train.steps).map(|number| {
         let first = number * recipe.train.global_batch as u64;

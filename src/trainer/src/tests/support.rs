@@ -2,7 +2,7 @@
 
 use crate::data::Batch;
 use crate::init;
-use crate::optim::AdamState;
+use crate::optim::OptimizerState;
 use crate::parallelize::layouts;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
@@ -50,7 +50,7 @@ pub fn on_ranks<T: Send>(mesh: Mesh, run: impl Fn(MeshGroups) -> T + Sync) -> Ve
 pub struct Rank {
     pub tables: Vec<Vec<ParamSpec>>,
     pub fsdp: Fsdp,
-    pub moments: AdamState,
+    pub moments: OptimizerState,
 }
 
 impl Rank {
@@ -61,7 +61,7 @@ impl Rank {
         }
         let fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute_kind(recipe.train.dtype));
         init::randomize(&fsdp, &tables, family, 1);
-        let moments = AdamState::new(&fsdp, &tables, &recipe.optimizer);
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
         Rank { tables, fsdp, moments }
     }
 

@@ -79,6 +79,7 @@ fn request(workspace: &Workspace, args: &ConvertArgs) -> Result<ConvertRequest, 
         link: args.link,
         merge: args.merge.as_ref().map(|adapter| find(workspace, adapter.as_str())).transpose()?,
         scale: args.scale,
+        ema: args.ema.into(),
     })
 }
 

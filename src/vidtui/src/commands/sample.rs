@@ -190,6 +190,9 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     sample.guidance = args.guidance.unwrap_or(sample.guidance);
     sample.fps = args.fps.unwrap_or(sample.fps);
     sample.png |= args.png;
+    if let Some(ema) = args.ema {
+        sample.ema = ema.into();
+    }
     if let Some(scheduler) = args.scheduler {
         sample.scheduler = scheduler.into();
     }

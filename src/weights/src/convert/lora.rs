@@ -31,7 +31,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
             fix,
         ));
     }
-    let lora = Lora::open_location(&source.location)?;
+    let lora = Lora::open_location(&source.location, request.ema)?;
     let mut report = Report::default();
     let mut tensors = Vec::new();
     for (module, layer) in &lora.layers {
@@ -51,6 +51,9 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
     (report.waived, report.unused) =
         left.partition(|name| request.allow_unused.iter().any(|known| matches_pattern(known, name)));
     report.note_changes();
+    if source.averages > 0 {
+        report.notes.push(format!("{} are moving averages (EMA)", units::counted(source.averages, "tensor")));
+    }
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut texts = Vec::new();
     let name = match form {

@@ -69,12 +69,13 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora
         report.notes.push(format!("{} layers of {} are merged, scaled by {}", merged.len(), lora.path, request.scale));
     }
     report.note_changes();
-    if !source.optimizer.is_empty() {
-        let count = source.optimizer.len();
-        report.notes.push(match count {
-            1 => "1 tensor of the training state is not converted".into(),
-            _ => format!("{count} tensors of the training state are not converted"),
-        });
+    if source.averages > 0 {
+        report.notes.push(format!("{} are moving averages (EMA)", units::counted(source.averages, "tensor")));
+    }
+    match source.optimizer.len() - source.averages {
+        0 => {}
+        1 => report.notes.push("1 tensor of the training state is not converted".into()),
+        count => report.notes.push(format!("{count} tensors of the training state are not converted")),
     }
     if source.names == Names::TttVideo {
         report

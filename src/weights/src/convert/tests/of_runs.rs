@@ -47,3 +47,30 @@ fn all_checksums_are_verified_before_the_target_appears() {
     let total = ranks - state;
     assert_eq!(last, Some(Progress { doing: Doing::Checking, done: total, total }));
 }
+
+#[test]
+fn an_average_takes_the_place_of_the_weights_unless_the_request_refuses_it() {
+    let (_keep, folder) = temp();
+    let run = run_of_halves(&folder);
+    let convert = |name: &str, ema: UseEma| {
+        let place = folder.join(name);
+        go(&ConvertRequest { ema, ..ConvertRequest::new(&run, &place, Form::Internal) }).map(|_| of(&place))
+    };
+    let none = convert("without", UseEma::On).unwrap_err();
+    assert_eq!(none.code, ErrorCode::NoWeights);
+    let plain = convert("plain", UseEma::Auto).unwrap();
+    // The average of a tensor has the numbers of another one.
+    let dir = RunDir::new(&run).step_dir(40);
+    let mut manifest = rundir::Checkpoint::open(&dir).unwrap().manifest;
+    let [one, other] = ["blocks.0.attn.q.weight", "blocks.0.attn.k.weight"];
+    let mut average = manifest.tensors.iter().find(|tensor| tensor.name == other).unwrap().clone();
+    average.name = format!("ema/{one}");
+    manifest.tensors.push(average);
+    manifest.write(&dir).unwrap();
+    assert!(plain[one] != plain[other]);
+    for (number, ema) in [UseEma::Auto, UseEma::On].into_iter().enumerate() {
+        let averaged = convert(&format!("averaged-{number}"), ema).unwrap();
+        assert!(averaged[one] == plain[other] && averaged[other] == plain[other]);
+    }
+    assert!(convert("weights", UseEma::Off).unwrap() == plain);
+}
