@@ -240,7 +240,9 @@ mod tests {
                 adamw.step8(&param, &grad, [first, second], &maps).unwrap();
                 let [first, second] = &mut theirs;
                 adamw.step8_in_tensors(&other, &grad, [first, second], &maps);
-                assert!((&param - &other).abs().max().double_value(&[]) < 1e-7);
+                // Relative, because an update is large where the second moment has been rounded to zero.
+                let off = (&param - &other).abs() / (param.abs() + 1e-3);
+                assert!(off.max().double_value(&[]) < 1e-5);
                 other.shallow_clone().copy_(&param);
                 for (a, b) in ours.iter().zip(&mut theirs) {
                     let differ = bytes(&a.codes).iter().zip(bytes(&b.codes)).filter(|(a, b)| **a != *b).count();
