@@ -51,7 +51,7 @@ pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
     let fits = |folder: &&Utf8PathBuf| KINDS.iter().any(|kind| folder.join(kind).is_dir());
     tried.iter().find(fits).cloned().ok_or_else(|| {
         let tried = tried.iter().map(|path| path.as_str()).collect::<Vec<_>>().join(", ");
-        format!("{VARIABLE} is {named}, and no folder with {} in it is there: {tried}", KINDS.join(" or "))
+        format!("{VARIABLE} is {named}, and none of these folders contains {}: {tried}", KINDS.join(" or "))
     })
 }
 

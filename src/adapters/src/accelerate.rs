@@ -8,7 +8,7 @@ use camino::Utf8Path;
 pub(crate) const COGVIDEOX_FACTORY: System = System {
     phrases: PHRASES,
     numbers: |line| step(line, "loss"),
-    counts_parts: false,
+    counts_micro_batches: false,
     order: |dir| numbered(dir.file_name()?),
     leaves_empty_folders: false,
     check: |contents, _step| check(contents, &[]),
@@ -17,7 +17,7 @@ pub(crate) const COGVIDEOX_FACTORY: System = System {
 pub(crate) const VIDEOX_FUN: System = System {
     phrases: PHRASES,
     numbers: |line| step(line, "step_loss"),
-    counts_parts: false,
+    counts_micro_batches: false,
     order: |dir| {
         // Without --save_state it saves only weights, in one file.
         let name = dir.file_name()?;

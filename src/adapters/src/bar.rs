@@ -9,7 +9,7 @@ pub(crate) struct Bar<'a> {
     pub done: u64,
     /// Seconds of one step; none before the first step.
     pub step_s: Option<f64>,
-    /// The fields behind the speed, such as `loss=0.21`.
+    /// The fields after the speed, such as `loss=0.21`.
     fields: Vec<(&'a str, &'a str)>,
 }
 

@@ -16,7 +16,7 @@ pub(crate) const FINETRAINERS: System = System {
         ("Memory after validation", Phrase::Evaluated),
     ],
     numbers,
-    counts_parts: false,
+    counts_micro_batches: false,
     order,
     leaves_empty_folders: false,
     check,

@@ -13,7 +13,7 @@ pub(crate) const OPEN_SORA: System = System {
         ("Saved checkpoint at epoch", Phrase::Saved),
     ],
     numbers,
-    counts_parts: true,
+    counts_micro_batches: true,
     order,
     leaves_empty_folders: true,
     check,

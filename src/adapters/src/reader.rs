@@ -52,8 +52,8 @@ pub enum LogEvent {
 impl LogReader {
     /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of micro-batches in a batch.
     pub fn new(adapter: Adapter, attempt: u32, start_step: u64, accumulation: u64) -> Self {
-        let counts_parts = system(adapter).is_some_and(|it| it.counts_parts);
-        let accumulation = if counts_parts { accumulation.max(1) } else { 1 };
+        let counts_micro_batches = system(adapter).is_some_and(|it| it.counts_micro_batches);
+        let accumulation = if counts_micro_batches { accumulation.max(1) } else { 1 };
         let (lines, pending) = (Lines::default(), None);
         let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
         Self { adapter, attempt, accumulation, lines, pending, passed_on, passed_on_t, peak_gib, evaluating }

@@ -10,7 +10,7 @@ pub(crate) struct System {
     /// Reads the numbers in a line that has none of the phrases.
     pub numbers: fn(&str) -> Option<Line>,
     /// Whether the trainer counts each micro-batch of an accumulated batch as a step.
-    pub counts_parts: bool,
+    pub counts_micro_batches: bool,
     /// Reads the numbers in the name of a checkpoint. Returns none for other names.
     pub order: fn(&Utf8Path) -> Option<Order>,
     /// Whether the trainer removes the files of an old checkpoint but not its folder.
@@ -60,7 +60,7 @@ pub(crate) enum Line {
 /// The metrics of a step, as far as a trainer logs them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
-    /// Steps done, as the system counts them; see [`System::counts_parts`].
+    /// Steps done, as the system counts them; see [`System::counts_micro_batches`].
     pub done: u64,
     /// May be NaN.
     pub loss: f64,
@@ -73,7 +73,7 @@ pub(crate) struct Step {
 /// The numbers in the name of a checkpoint, by which checkpoints are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
-    /// 0 where the name has only a step.
+    /// 0 if the name has only a step.
     pub epoch: u64,
     pub step: u64,
 }

@@ -12,7 +12,7 @@ pub(crate) const TTT_VIDEO_DIT: System = System {
         ("Finished checkpointing", Phrase::Saved),
     ],
     numbers,
-    counts_parts: false,
+    counts_micro_batches: false,
     order,
     leaves_empty_folders: false,
     check,

@@ -169,7 +169,8 @@ mod tests {
             let rows = row("300", "100", "0", "0x0");
             let text = format!("#frame {number} 1763612345 {up_s}\n#gpus\n{rows}\n#exit 0\n{log}#end {number}\n");
             let frame = frames.push(text.as_bytes()).remove(0);
-            faults(&frame).iter().map(|fault| format!("{:?} {fault}", fault.weight)).collect::<Vec<_>>()
+            let number = |fault: &Fault| -> Option<u32> { fault.what.split_whitespace().nth(1)?.parse().ok() };
+            faults(&frame).iter().map(|fault| (fault.weight, fault.gpu, number(fault))).collect::<Vec<_>>()
         };
         let line = |at: u32, place: &str, number: u32| format!("[ {at}.5] NVRM: Xid (PCI:0000:{place}:00): {number}\n");
         let log = [
@@ -182,31 +183,23 @@ mod tests {
             line(99_990, "19", 45),
             line(99_991, "3b", 79),
         ];
-        let on_gpu = "GPU 0: Xid 48 at 0000:19:00: an uncorrected memory error";
-        let lost = "Bad Xid 79 at 0000:3b:00: the GPU has fallen off the bus".to_owned();
-        let all = [
-            format!("Bad {on_gpu}"),
-            lost.clone(),
-            "Warn GPU 0: Xid 31 at 0000:19:00: a kernel accessed invalid memory".into(),
-        ];
+        let lost = (FaultWeight::Bad, None, Some(79));
+        let all = [(FaultWeight::Bad, Some(0), Some(48)), lost, (FaultWeight::Warn, Some(0), Some(31))];
         assert_eq!(shown(1, 100_000, &format!("#xids\n{}", log.concat())), all);
         // Not every frame contains the log.
         assert_eq!(shown(2, 100_002, ""), all);
         assert_eq!(shown(13, 100_030, &format!("#xids\n{}", log[5])), [lost]);
-        assert_eq!(shown(25, 190_000, &format!("#xids\n{}", log[5])), [""; 0], "a day later");
+        assert_eq!(shown(25, 190_000, &format!("#xids\n{}", log[5])), vec![], "a day later");
     }
 
     #[test]
     fn the_most_severe_fault_is_first() {
         let lost = "Unable to determine the device handle for GPU1: 0000:0A:00.0: GPU is lost.  Reboot the system\n";
         let rows = row("300", "100", "2", "0x48") + lost;
-        assert_eq!(
-            shown(&rows, 15),
-            [
-                "GPU 1: does not respond: GPU is lost",
-                "GPU 0: 2 uncorrected memory errors",
-                "GPU 0: throttled: hardware slowdown, thermal, by hardware",
-            ]
-        );
+        insta::assert_snapshot!(shown(&rows, 15).join("\n"), @r"
+        GPU 1: does not respond: GPU is lost
+        GPU 0: 2 uncorrected memory errors
+        GPU 0: throttled: hardware slowdown, thermal, by hardware
+        ");
     }
 }

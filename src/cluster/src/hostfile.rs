@@ -48,9 +48,9 @@ pub struct Entry {
 pub struct HostfileError {
     /// The line number, from 1; none if the error concerns the whole file.
     pub line: Option<usize>,
-    /// What is wrong, with the values.
+    /// The fault, with the values.
     pub why: String,
-    /// What to write instead.
+    /// The hint: what to write instead.
     pub fix: String,
 }
 
@@ -135,7 +135,7 @@ impl Hostfile {
     }
 }
 
-/// What is wrong with a line, and what to write instead.
+/// The fault in a line, and the hint.
 type Wrong = (String, String);
 
 fn wrong<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Wrong> {

@@ -200,20 +200,17 @@ mod tests {
     fn an_invalid_list_is_refused_with_the_part_that_is_wrong() {
         let refused = |list: &str| expand(list).unwrap_err().to_string();
         let lists = ["", "a,,b", "gpu[1-3", "gpu1-3]", "gpu[[1]]", "gpu[]", "gpu[1-]", "gpu[a-b]", "gpu[9-1]"];
-        assert_eq!(
-            lists.map(refused),
-            [
-                "a name is missing in \"\"",
-                "a name is missing in \"a,,b\"",
-                "the brackets in \"gpu[1-3\" do not match",
-                "the brackets in \"gpu1-3]\" do not match",
-                "the brackets in \"gpu[[1]]\" do not match",
-                "\"\" is not a number or a range such as 001-024",
-                "\"1-\" is not a number or a range such as 001-024",
-                "\"a-b\" is not a number or a range such as 001-024",
-                "the range 9-1 is in descending order",
-            ]
-        );
+        insta::assert_snapshot!(lists.map(refused).join("\n"), @r#"
+        a name is missing in ""
+        a name is missing in "a,,b"
+        the brackets in "gpu[1-3" do not match
+        the brackets in "gpu1-3]" do not match
+        the brackets in "gpu[[1]]" do not match
+        "" is not a number or a range such as 001-024
+        "1-" is not a number or a range such as 001-024
+        "a-b" is not a number or a range such as 001-024
+        the range 9-1 is in descending order
+        "#);
     }
 
     #[test]

@@ -92,7 +92,8 @@ impl Xid {
         self.row().map(|(.., meaning)| *meaning)
     }
 
-    /// Returns what the error requires. An unknown number requires a restart, because most errors are failures of a program.
+    /// Returns the required action. An unknown number requires a restart of the program, because most errors are
+    /// failures of a program.
     pub fn action(&self) -> XidAction {
         self.row().map_or(XidAction::Restart, |(_, action, _)| *action)
     }

@@ -75,7 +75,7 @@ pub struct TrainerBinary {
 pub struct Target {
     /// The nodes, each with its slots.
     pub nodes: Vec<Node>,
-    /// The description for errors: what the user wrote, such as `--local 2`.
+    /// A description for errors, such as `--local 2`.
     pub description: String,
     /// The SSH logins of the nodes; empty for this machine.
     pub logins: Vec<Login>,

@@ -17,13 +17,13 @@ pub struct DiskNeed {
     pub checkpoint_bytes: u64,
     /// The maximum number of checkpoints on disk at once, in addition to those on disk now.
     pub count: u64,
-    /// Whether this is the need of a data set, whose size is then `checkpoint_bytes`, and not that of checkpoints.
+    /// Whether this is the need of a data set instead of checkpoints. `checkpoint_bytes` is then the size of the data set.
     #[serde(default)]
     pub is_data_set: bool,
 }
 
 impl DiskNeed {
-    /// Computes the need for the steps from `done` to `total`, with `saved` checkpoints on disk, of which the newest has
+    /// Computes the need for the steps from `done` to `total`, with `saved` checkpoints on disk. The newest one has
     /// `newest_bytes` bytes.
     pub(crate) fn new(recipe: &Recipe, done: u64, total: u64, saved: u64, newest_bytes: Option<u64>) -> Self {
         if recipe.trainer == recipe::TrainerKind::Command {

@@ -28,7 +28,7 @@ impl From<OrphanKill> for KillPlan {
 }
 
 impl KillPlan {
-    /// Returns how the processes are ended.
+    /// Returns the way in which the processes are ended.
     pub fn how(&self) -> KillHow {
         match self {
             Self::Run(run) => run.how,
@@ -36,7 +36,7 @@ impl KillPlan {
         }
     }
 
-    /// Returns what is ended, for messages: the run's id, or `3 processes`.
+    /// Returns the target for messages: the run's id, or `3 processes`.
     pub fn subject(&self) -> String {
         match self {
             Self::Run(run) => run.run.to_string(),

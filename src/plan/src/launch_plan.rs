@@ -15,7 +15,7 @@ use crate::script::Details;
 use crate::{Context, JobKill, Master, TrainerBinary, command_line, job_script, script, supervise_command};
 use units::{counted, size};
 
-/// What will be started on which nodes, with everything that the user needs to confirm it.
+/// The plan of a start: the script of each node, and the summary that the user confirms.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LaunchPlan {
     /// The run; a new run is written to `run.toml`.
@@ -26,7 +26,7 @@ pub struct LaunchPlan {
     pub trainer: TrainerBinary,
     /// The attempt that is created.
     pub attempt: Attempt,
-    /// What is started on each node.
+    /// The script of each node.
     pub nodes: Vec<NodeLaunch>,
     /// Warnings. The console starts a resume without warnings at once; it shows all other plans to the user first.
     pub warnings: Vec<String>,
@@ -50,7 +50,7 @@ pub struct LaunchPlan {
     pub data: Vec<Utf8PathBuf>,
 }
 
-/// What is started on one node.
+/// The script that starts the ranks of one node.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NodeLaunch {
     /// The node.

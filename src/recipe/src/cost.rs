@@ -50,7 +50,7 @@ impl Cost {
     }
 }
 
-/// Returns how many seconds before a time limit a save starts that takes `save_s` seconds.
+/// Returns the seconds before a time limit that are reserved for a save. `save_s` is the expected duration of the save.
 pub fn save_reserve_s(save_s: f64) -> f64 {
     1.5 * save_s
 }

@@ -60,8 +60,8 @@ impl Default for Encoders {
     }
 }
 
-/// When the VAE works on tiles of a frame. Tiles need less memory, and their latents differ slightly from those of a whole
-/// frame.
+/// When the VAE works on tiles of a frame. Tiles need less memory, and their latents differ slightly from the latents
+/// of whole frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tiling {
@@ -89,11 +89,11 @@ pub struct Encode {
     pub width: usize,
     /// The rate at which frames are taken, per second; 0: the rate of each clip.
     pub fps: f64,
-    /// Which frames are taken.
+    /// The frames of a clip that are taken.
     pub mode: FrameMode,
     /// Frames from one taken frame to the next, for [`FrameMode::Stride`].
     pub stride: usize,
-    /// Which part of a picture with another aspect ratio is kept.
+    /// The part of a frame with another aspect ratio that is kept.
     pub crop: CropMode,
     /// The seed of random frames and crops.
     pub seed: u64,
@@ -282,9 +282,11 @@ mod tests {
         for whole in [1, 5, 49, 81] {
             assert!(fix(whole).is_ok(), "{whole}");
         }
-        assert_eq!(fix(2).unwrap_err(), "set encode.frames = 1 or 5");
-        assert_eq!(fix(48).unwrap_err(), "set encode.frames = 45 or 49");
-        assert_eq!(fix(51).unwrap_err(), "set encode.frames = 49 or 53");
+        insta::assert_snapshot!([2, 48, 51].map(|frames| fix(frames).unwrap_err()).join("\n"), @r"
+        set encode.frames = 1 or 5
+        set encode.frames = 45 or 49
+        set encode.frames = 49 or 53
+        ");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The `[lora]` section: low-rank adapters that are trained beside frozen weights.
 //!
-//! Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; rsLoRA: Kalajdzievski 2023. Names, scale and
-//! initialization are those of the Python package PEFT.
+//! Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models"; rsLoRA: Kalajdzievski 2023. Names,
+//! scale and initialization are as in the Python package PEFT.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;

@@ -163,7 +163,7 @@ pub enum LrAlignment {
     /// The token's own learning rate.
     Aligned,
     /// The learning rate that the reference's kernels use, for weights that were trained with them. With more than one
-    /// segment, it is that of another token.
+    /// segment, this is the learning rate of another token.
     Upstream,
 }
 

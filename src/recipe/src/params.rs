@@ -68,7 +68,7 @@ impl ParamSpec {
         (offset, shape)
     }
 
-    /// Returns whether each rank of a TP group has a part of its own.
+    /// Returns whether each rank of a TP group has a different part of the tensor.
     pub fn is_split(&self) -> bool {
         matches!(self.split, Split::Dim(_))
     }

@@ -39,17 +39,17 @@ pub struct Sampling {
     pub dynamic_guidance: DynamicGuidance,
     /// The sampler.
     pub scheduler: SampleScheduler,
-    /// Frames of a video; 0: those of the model.
+    /// Frames of a video; 0: as many as the model was trained on.
     pub frames: usize,
-    /// Rows of a video, in pixels; 0: those of the model.
+    /// Rows of a video, in pixels; 0: as in the model.
     pub height: usize,
-    /// Columns of a video, in pixels; 0: those of the model.
+    /// Columns of a video, in pixels; 0: as in the model.
     pub width: usize,
-    /// Frames per second of the mp4; 0: those of the model's family.
+    /// Frames per second of the mp4; 0: the rate of the model's family.
     pub fps: f64,
     /// The first image, for prompts without one; empty for none.
     pub image: Utf8PathBuf,
-    /// The folder of the videos; empty for that of the run.
+    /// The folder of the videos; empty for the run's folder of samples.
     pub out: Utf8PathBuf,
     /// Whether each frame becomes a PNG file too.
     pub png: bool,
@@ -221,15 +221,15 @@ impl Sampling {
         (!self.validation_index.as_str().is_empty()).then_some(self.validation_index.as_path())
     }
 
-    /// Returns the folder of the videos, if it is not that of the run.
+    /// Returns the folder of the videos, if the recipe names one.
     pub fn out(&self) -> Option<&Utf8Path> {
         (!self.out.as_str().is_empty()).then_some(self.out.as_path())
     }
 }
 
 impl Recipe {
-    /// Returns a recipe that samples a model, without prompts. Environment, dtype, device, mesh and encoders are those of the
-    /// recipe that trained it, or the defaults.
+    /// Returns a recipe that samples a model, without prompts. Environment, dtype, device, mesh and encoders are as in
+    /// the recipe that trained it, or the defaults.
     ///
     /// # Errors
     /// The model breaks a rule.
@@ -251,7 +251,7 @@ impl Recipe {
         Ok(Recipe { name: "sample".into(), task: Task::Sample, model: model.clone(), sample, ..like })
     }
 
-    /// Returns the videos that `sample.prompts` stands for, in their order.
+    /// Returns the videos to make, one for each of `sample.prompts`, in their order.
     ///
     /// # Errors
     /// The first prompt that cannot be sampled: a flag is wrong, or the model does not allow the size or the image.

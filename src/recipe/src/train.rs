@@ -319,8 +319,8 @@ pub struct Remat {
 }
 
 impl Remat {
-    /// Returns how many of `blocks` blocks share a saved input. This is all of them when nothing is recomputed, because
-    /// the last group keeps its activations.
+    /// Returns the number of consecutive blocks, of `blocks` in all, that share a saved input. All blocks share one if
+    /// nothing is recomputed, because the last group keeps its activations.
     pub fn blocks_per_input(&self, blocks: usize) -> usize {
         match self.mode {
             RematMode::None => blocks,

@@ -7,7 +7,7 @@ use crate::schema::MANY;
 use crate::train::TRAINABLE;
 use crate::{Bounds, Key, Kind, Pattern, Preset, TimeLimit};
 
-/// Why a value is not valid, and what to write instead.
+/// The reason why a value is not valid, and the hint.
 #[derive(Debug)]
 pub(crate) struct BadValue {
     pub why: String,

@@ -18,10 +18,9 @@ fn oracle_folders_are_found_from_the_crate_and_the_workspace_and_others_are_refu
     assert_eq!(find("theirs"), Ok(workspace.join("theirs")));
     assert_eq!(find(workspace.join("mine").as_str()), Ok(workspace.join("mine")));
     let refused = |named: &str| find(named).unwrap_err().replace(place.as_str(), "");
-    assert!(refused("mime").ends_with(": /here/mime, /workspace/mime"), "{}", refused("mime"));
-    let nowhere = refused(place.join("nowhere").as_str());
-    assert!(nowhere.starts_with("VIDTUI_ORACLE is /nowhere, ") && nowhere.ends_with(": /nowhere"), "{nowhere}");
-    assert_eq!(refused(""), "VIDTUI_ORACLE is empty: set it to a folder, or unset it");
+    assert!(refused("mime").ends_with("/here/mime, /workspace/mime"), "{}", refused("mime"));
+    assert!(refused(place.join("nowhere").as_str()).ends_with(" /nowhere"));
+    assert!(find("").is_err());
 }
 
 #[test]

@@ -485,7 +485,7 @@ mod tests {
         save(&run, 40, 1);
         let file = run.step_dir(40).join("rank-00001.safetensors");
         fs::write(&file, [2; 59]).unwrap();
-        assert!(why(&run, 40).contains("rank-00001.safetensors has 59 of 60 bytes"));
+        assert_snapshot!(why(&run, 40), @"rank-00001.safetensors has 59 of 60 bytes");
         fs::remove_file(&file).unwrap();
         assert!(why(&run, 40).contains("rank-00001.safetensors"));
         fs::remove_file(run.step_dir(40).join("manifest.toml")).unwrap();

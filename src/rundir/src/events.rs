@@ -134,7 +134,7 @@ pub enum EventKind {
     EvaluationEnded,
     /// The loss or the gradient was not finite.
     LossNotFinite,
-    /// The loss was far above that of the steps before.
+    /// The loss was far above the losses of the steps before.
     LossSpike {
         /// The loss.
         loss: f64,

@@ -258,9 +258,12 @@ mod tests {
     fn progress_counts_captions_first_and_then_clips() {
         let counts =
             |clips_done, texts_done, failed| ItemCounts { clips_done, clips: 849, texts_done, texts: 50, failed };
-        assert_eq!(counts(0, 12, 0).in_words(), "12 of 50 captions");
-        assert_eq!(counts(0, 50, 0).in_words(), "0 of 849 clips");
-        assert_eq!(counts(204, 50, 3).in_words(), "204 of 849 clips · 3 failed");
+        let shown = [counts(0, 12, 0), counts(0, 50, 0), counts(204, 50, 3)].map(|counts| counts.in_words());
+        insta::assert_snapshot!(shown.join("\n"), @r"
+        12 of 50 captions
+        0 of 849 clips
+        204 of 849 clips · 3 failed
+        ");
     }
 
     #[test]

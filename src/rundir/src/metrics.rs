@@ -26,7 +26,7 @@ pub struct MetricSample {
     /// Norm of the whole gradient before clipping; `None` if not finite.
     #[serde(serialize_with = "maybe_single")]
     pub grad_norm: Option<f64>,
-    /// Learning rate of everything but TTT layers.
+    /// Learning rate of all parameters outside TTT layers.
     #[serde(serialize_with = "single")]
     pub lr: f64,
     /// Learning rate of TTT layers, if the model has any.

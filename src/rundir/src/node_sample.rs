@@ -37,7 +37,7 @@ pub struct NodeSample {
     /// Memory of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_total_mib: Option<u64>,
-    /// Its GPUs; empty where there are none.
+    /// Its GPUs; empty if there are none.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
     /// The faults of the GPUs, as text; empty without faults or without GPUs.
@@ -178,7 +178,7 @@ pub mod tests {
     use cluster::probe::Frames;
     use std::fs;
 
-    /// Makes a frame of some GPUs, of which the last does not report its power.
+    /// Makes a frame of some GPUs. The last one does not report its power.
     pub fn frame(t: f64, gpus: usize) -> Frame {
         let row = |i: usize| {
             let power = if i + 1 == gpus { "[Unknown Error]".to_owned() } else { format!("{}.17", 600 + i) };

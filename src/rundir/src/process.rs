@@ -81,7 +81,7 @@ impl Versioned for ExitFile {
     }
 }
 
-/// Why an attempt ended.
+/// The reason for which an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitReason {

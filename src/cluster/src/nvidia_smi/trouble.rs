@@ -103,7 +103,7 @@ impl fmt::Display for SmiTrouble {
 }
 
 impl SmiTrouble {
-    /// Returns what to do about it.
+    /// Returns the hint: what to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
             SmiTrouble::NotFound | SmiTrouble::NoLibrary => "install the driver's utilities on the node",

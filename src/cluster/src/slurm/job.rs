@@ -93,8 +93,8 @@ impl JobState {
         *self == JobState::Suspended || *self == JobState::Other("STOPPED".into())
     }
 
-    /// Returns whether the job has ended. An unknown state does not count as ended, nor does REVOKED: another cluster of the
-    /// federation has started the job.
+    /// Returns whether the job has ended. An unknown state does not count as ended. REVOKED does not either, because
+    /// another cluster of the federation has started the job.
     pub fn is_over(&self) -> bool {
         use JobState::*;
         matches!(
@@ -137,7 +137,7 @@ pub struct Job {
     pub state: JobState,
     /// Why it is pending or has ended.
     pub reason: Option<String>,
-    /// How long it has run, in seconds.
+    /// Seconds that it has run.
     pub elapsed_s: Option<u64>,
     /// The time limit in seconds; none if it is unlimited or not set yet.
     pub limit_s: Option<u64>,
@@ -214,7 +214,7 @@ pub struct Accounted {
     pub state: JobState,
     /// The exit status.
     pub exit: Option<ExitCode>,
-    /// How long it ran, in seconds.
+    /// Seconds that it ran.
     pub elapsed_s: Option<u64>,
     /// Its nodes, in Slurm's notation.
     pub node_list: Option<String>,
@@ -257,9 +257,9 @@ pub struct JobDetails {
     pub reason: Option<String>,
     /// The exit status.
     pub exit: Option<ExitCode>,
-    /// How often it was requeued.
+    /// The number of times that it was requeued.
     pub restarts: u64,
-    /// How long it has run, in seconds.
+    /// Seconds that it has run.
     pub elapsed_s: Option<u64>,
     /// The time limit in seconds.
     pub limit_s: Option<u64>,

@@ -32,7 +32,7 @@ impl fmt::Display for SlurmTrouble {
 }
 
 impl SlurmTrouble {
-    /// Returns what to do about it.
+    /// Returns the hint: what to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
             SlurmTrouble::ControllerDown => {

@@ -47,9 +47,9 @@ const SAVE_BEFORE_S: u64 = 300;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct SlurmSpecError {
-    /// What is wrong; with the line if the file is not TOML.
+    /// The fault, with the line if the file is not TOML.
     pub why: String,
-    /// What to write instead.
+    /// The hint: what to write instead.
     pub fix: String,
 }
 

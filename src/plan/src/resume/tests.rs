@@ -182,7 +182,8 @@ fn an_unreadable_checkpoint_is_skipped_only_on_request() {
 fn a_step_can_be_chosen_if_its_checkpoint_is_complete() {
     let plan = plan_with(&past(60, &[20, 40]), step(20), 2).unwrap();
     assert_eq!(plan.attempt.start_step, 20);
-    assert_eq!(plan.warnings, ["steps 21 to 40 are trained again"]);
+    let repeats = |warning: &String| ["21", "40"].iter().all(|step| warning.contains(step));
+    assert!(matches!(&plan.warnings[..], [only] if repeats(only)), "{:?}", plan.warnings);
 
     let refusals = [
         plan_with(&past(60, &[20, -40]), step(40), 2),

@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn keeping_attention_costs_the_size_of_its_outputs() {
         let kept = |keep: &str| recipe(&["train.dtype=bfloat16", keep]).cost().memory.kept;
-        // Two layers, of which the last is not recomputed: one input of 64 tokens of width 128 per sample.
+        // Two layers; the last one is not recomputed: one input of 64 tokens of width 128 per sample.
         let (without, with) = (kept("remat.keep_attention=false"), kept("remat.keep_attention=true"));
         assert_eq!(without % (64 * 128 * 2), 0);
         let samples = without / (64 * 128 * 2);

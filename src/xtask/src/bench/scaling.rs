@@ -157,7 +157,7 @@ fn upstreams(of: &Value) -> Seconds {
 
 fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) -> String {
     let mut text = String::from(
-        "# The 63 s stage on 256 H100s, on paper\n\n\
+        "# The 63 s stage on 256 H100s: an estimate\n\n\
          `cargo xtask bench scaling` writes this page from the formulas of `vidtui check configs/ttt-mlp:63s` and assumed rates. **Nothing here was\n\
          measured on a GPU.** The column *planned* assumes a fused TTT kernel for GPUs, which is not written yet: today the trainer runs the inner\n\
          loop of TTT layers on GPUs with ATen's operators, which takes longer. The column ttt-video-dit is counted from its code at the same rates.\n\n\
@@ -176,7 +176,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
             "recomputed less often; TP splits heads and not tokens, so the loop stays as long as the sequence",
         ),
         ("all-gather of blocks", |s| s.gather, "overlaps with the computation of the previous block"),
-        ("reduce-scatter of gradients", |s| s.reduce, "overlaps as well"),
+        ("reduce-scatter of gradients", |s| s.reduce, "overlaps with computation"),
         (
             "all-reduce over replicas",
             |s| s.replicas,
@@ -198,7 +198,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
     let gib = |path: &str| number(of, path) / f64::from(1 << 30);
     let _ = write!(
         text,
-        "\nMesh: dp_replicate {} × dp_shard {} × tp {}, one sample to a TP group. Per step a rank sends {:.1} GiB of all-gather, {:.1} of reduce-scatter, \
+        "\nMesh: dp_replicate {} × dp_shard {} × tp {}, one sample per TP group. In a step, a rank sends {:.1} GiB of all-gather, {:.1} of reduce-scatter, \
          {:.1} of\nall-reduce and {:.0} of tensor parallel; all ranks together compute {:.0} PFLOP.\n\n\
          ## More GPUs and a batch in proportion\n\n| GPUs | batch | step, s | efficiency |\n|---:|---:|---:|---:|\n",
         mesh("dp_replicate"),
