@@ -27,7 +27,7 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(["cpp/ttt.cpp", "cpp/autograd.cpp"])
+        .files(["cpp/ttt.cpp", "cpp/autograd.cpp", "cpp/linear.cpp"])
         .compile("vidtui_kernels");
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");

@@ -2,6 +2,7 @@
 
 use crate::dropout::Dropout;
 use crate::parallel::TensorParallel;
+use kernels::linear::linear;
 use recipe::{Model, ParamSpec, Unit};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,7 +107,7 @@ pub struct Affine<'a> {
 impl Affine<'_> {
     /// Applies the linear layer with its adapter.
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, x.linear(self.weight, Some(self.bias)), 1)
+        self.adapted(x, linear(x, self.weight, Some(self.bias)), 1)
     }
 
     /// Adds `scale · B (A x)` to the layer's output. `parts` is the number of ranks that hold the columns of the whole `x`.
@@ -115,7 +116,7 @@ impl Affine<'_> {
         let x = dropout.map_or_else(|| x.shallow_clone(), |dropout| dropout.apply(x, self.slot, parts));
         // Scale the smallest tensor. The sum is in place, because no other code needs the layer's output.
         let mut y = y;
-        y += (x.linear(a, None::<Tensor>) * scale).linear(b, None::<Tensor>);
+        y += linear(&(linear(&x, a, None) * scale), b, None);
         y
     }
 
@@ -128,7 +129,7 @@ impl Affine<'_> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
         }
-        Ok(tp.reduce_from(&self.adapted(x, x.linear(self.weight, None::<Tensor>), tp.size()))? + self.bias)
+        Ok(tp.reduce_from(&self.adapted(x, linear(x, self.weight, None), tp.size()))? + self.bias)
     }
 
     /// Applies the LayerNorm over the last dimension.

@@ -2,6 +2,7 @@
 
 use crate::params::{Params, check_kind, failed, kind_of};
 use camino::Utf8Path;
+use kernels::linear::f_linear;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, TchError, Tensor, no_grad};
 use weights::{Rows, T5Config};
@@ -138,20 +139,20 @@ impl T5Encoder {
     fn block(&self, block: &Block, mut x_nld: Tensor, bias: &Tensor) -> Result<(), TchError> {
         let [n, l] = [0, 1].map(|axis| x_nld.size()[axis]);
         let (heads, width) = (self.config.num_heads as i64, self.config.d_kv as i64);
-        let qkv = linear(&self.norm(&x_nld, &block.attention_norm)?, &block.qkv)?;
+        let qkv = f_linear(&self.norm(&x_nld, &block.attention_norm)?, &block.qkv, None)?;
         let qkv = qkv.f_view([n, l, 3, heads, width])?.f_permute([2, 0, 3, 1, 4])?;
         let [q, k, v] = [0, 1, 2].map(|part| qkv.select(0, part));
         // Scores are not divided by √width.
         let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, Some(bias), 0.0, false, 1.0, false)?;
         drop((qkv, q, k, v));
         let out = out.f_transpose(1, 2)?.f_reshape([n, l, heads * width])?;
-        let _ = x_nld.f_add_(&linear(&out, &block.attention_out)?)?;
+        let _ = x_nld.f_add_(&f_linear(&out, &block.attention_out, None)?)?;
         drop(out);
-        let inner = linear(&self.norm(&x_nld, &block.ff_norm)?, &block.ff_in)?;
+        let inner = f_linear(&self.norm(&x_nld, &block.ff_norm)?, &block.ff_in, None)?;
         let halves = inner.f_chunk(2, -1)?;
         let gated = halves[0].f_gelu("tanh")?.f_mul_(&halves[1])?;
         drop((inner, halves));
-        x_nld.f_add_(&linear(&gated, &block.ff_out)?).map(drop)
+        x_nld.f_add_(&f_linear(&gated, &block.ff_out, None)?).map(drop)
     }
 
     /// Applies the norm without mean and bias; the mean of squares is in fp32.
@@ -174,15 +175,6 @@ impl T5Encoder {
         let table = self.bias.f_index_select(0, &index)?.f_view([tokens, tokens, -1])?;
         table.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()
     }
-}
-
-/// Applies a layer without a bias, `[out, in]`, to `[N, L, in]`.
-fn linear(x_nld: &Tensor, weight: &Tensor) -> Result<Tensor, TchError> {
-    if x_nld.kind() != Kind::Float || x_nld.device() != Device::Cpu {
-        return x_nld.f_linear(weight, None::<Tensor>);
-    }
-    // oneDNN: libtorch's own product of fp32 matrices is MKL's, which has no AVX-512 code for AMD processors and takes twice the time.
-    x_nld.f_to_mkldnn(None)?.f_mkldnn_linear(weight, None::<Tensor>)?.f_to_dense(None, false)
 }
 
 /// Returns the bucket of a distance between two positions, key minus query: exact up to a quarter of the buckets in each

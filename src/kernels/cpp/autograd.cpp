@@ -1,9 +1,6 @@
-// The operators of this crate as autograd functions, with a C interface.
-//
-// Inputs are `at::Tensor*`, the type of tch's pointers; outputs are new tensors that Rust owns. No
-// exception crosses into Rust: a call returns nullptr, or an error message to free with
-// vidtui_kernels_free.
+// The TTT scan and attention as autograd functions.
 
+#include "interface.h"
 #include "ttt.h"
 
 #include <ATen/ATen.h>
@@ -12,17 +9,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <cstring>
-#include <optional>
 
 namespace {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-// An optional tensor: autograd reads the device of every tensor argument.
-using Maybe = std::optional<Tensor>;
 
 const float* numbers(const Tensor& t) { return t.defined() ? t.const_data_ptr<float>() : nullptr; }
 float* room(const Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; }
@@ -329,34 +321,9 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 };
 
-char* copy_text(const char* text) {
-  char* copy = strdup(text);
-  // Out of memory while reporting an error: no report is possible.
-  if (copy == nullptr) std::abort();
-  return copy;
-}
-
-template <typename F>
-char* guarded(F&& body) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return copy_text(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return copy_text(error.what());
-  } catch (...) {
-    return copy_text("an exception without a description");
-  }
-}
-
-Maybe given(const Tensor* t) { return t == nullptr ? Maybe() : Maybe(*t); }
-
 }  // namespace
 
 extern "C" {
-
-void vidtui_kernels_free(char* text) { std::free(text); }
 
 // `tensors` are the ten tensors of the scan; the last two may be null. The CPU uses the kernel, unless `generic` is set.
 char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int generic,

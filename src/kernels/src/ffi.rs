@@ -1,4 +1,4 @@
-//! The functions of `cpp/autograd.cpp`.
+//! The C functions of `cpp/`.
 
 use std::ffi::{CStr, c_char, c_int};
 use torch_sys::C_tensor;
@@ -25,17 +25,28 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
         logsumexp: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_linear(
+        x: *const C_tensor,
+        weight: *const C_tensor,
+        bias: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Status;
 }
 
-/// Panics with libtorch's message if a call failed. Operators fail only on shapes, which the recipe's check validates;
-/// tch's own operators panic too.
-pub fn expect_done(status: Status, doing: &str) {
+/// Returns libtorch's message if a call failed.
+pub fn done(status: Status) -> Result<(), String> {
     if status.is_null() {
-        return;
+        return Ok(());
     }
     // SAFETY: a status that is not null is a C string that the C++ allocated with strdup; it is valid until freed below.
     let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
     // SAFETY: the same pointer, freed once, by the allocator that created it.
     unsafe { vidtui_kernels_free(status) };
-    panic!("cannot {doing}: {text}");
+    Err(text)
+}
+
+/// Panics with libtorch's message if a call failed. Operators fail only on shapes, which the recipe's check validates;
+/// tch's own operators panic too.
+pub fn expect_done(status: Status, doing: &str) {
+    done(status).unwrap_or_else(|text| panic!("cannot {doing}: {text}"));
 }

@@ -1,8 +1,10 @@
-//! Operators that the model needs and libtorch lacks, each differentiable, behind one safe function.
+//! Operators that the model needs and libtorch lacks or computes slowly, each differentiable, behind one safe function.
 //!
-//! [`ttt::scan`] is the inner loop of TTT layers; [`attention::attend`] is attention that can reuse a saved result.
+//! [`ttt::scan`] is the inner loop of TTT layers; [`attention::attend`] is attention that can reuse a saved
+//! result; [`linear::linear`] is a linear layer that is fast on any processor.
 //! The code is in `cpp/`, and only this crate calls it. CUDA kernels belong here too.
 
 pub mod attention;
 mod ffi;
+pub mod linear;
 pub mod ttt;

@@ -1,0 +1,96 @@
+//! A linear layer whose fp32 products on the CPU are oneDNN's.
+//!
+//! libtorch multiplies fp32 matrices with MKL, which has no AVX-512 code for AMD processors and takes twice the time there.
+
+use crate::ffi;
+use tch::{TchError, Tensor};
+
+/// Computes `x Wᵀ + b`; differentiable. `x` is `[…, in]`, `weight` `[out, in]`, `bias` `[out]`.
+///
+/// # Errors
+/// The shapes do not fit, or memory is short.
+pub fn f_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
+    let mut out = std::ptr::null_mut();
+    let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes one new
+    // tensor on success.
+    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, &mut out) }).map_err(TchError::Torch)?;
+    // SAFETY: the call above created it and transfers ownership to us.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// Computes [`f_linear`].
+///
+/// # Panics
+/// It failed. tch's own operators panic too.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    f_linear(x, weight, bias).unwrap_or_else(|e| panic!("cannot apply a linear layer: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    fn difference(got: &Tensor, want: &Tensor) -> f64 {
+        assert_eq!((got.size(), got.kind()), (want.size(), want.kind()));
+        (got - want).abs().max().to_kind(Kind::Double).double_value(&[])
+    }
+
+    /// One size below the least number of multiplications for oneDNN and one above it.
+    const SHAPES: [([i64; 3], i64); 2] = [([2, 3, 8], 5), ([2, 100, 96], 64)];
+
+    #[test]
+    fn a_linear_layer_has_the_output_and_gradients_of_libtorchs() {
+        for ([batch, rows, width], out) in SHAPES {
+            for has_bias in [true, false] {
+                let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+                let (x, w, b) = (random(&[batch, rows, width]), random(&[out, width]), random(&[out]));
+                let bias = has_bias.then_some(&b);
+                let pull = Tensor::randn([batch, rows, out], (Kind::Float, Device::Cpu));
+                let wanted: Vec<&Tensor> = [&x, &w].into_iter().chain(bias).collect();
+                let grads = |y: &Tensor| Tensor::run_backward(&[(y * &pull).sum(Kind::Float)], &wanted, false, false);
+                let (ours, theirs) = (linear(&x, &w, bias), x.linear(&w, bias));
+                assert!(difference(&ours, &theirs) < 1e-4);
+                assert_eq!(tch::no_grad(|| linear(&x, &w, bias)), ours.detach());
+                for (got, want) in grads(&ours).iter().zip(&grads(&theirs)) {
+                    assert!(difference(got, want) < 1e-3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frozen_weights_and_inputs_get_no_gradient() {
+        let ([batch, rows, width], out) = SHAPES[1];
+        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        let (x, w) = (random(&[batch, rows, width]), random(&[out, width]));
+        assert!(!linear(&x, &w, None).requires_grad());
+        let grad =
+            |input: &Tensor, y: Tensor| Tensor::run_backward(&[y.sum(Kind::Float)], &[input], false, false).remove(0);
+        let trained = x.copy().set_requires_grad(true);
+        let want = grad(&trained, trained.linear(&w, None::<Tensor>));
+        assert!(difference(&grad(&trained, linear(&trained, &w, None)), &want) < 1e-3);
+        let trained = w.copy().set_requires_grad(true);
+        let want = grad(&trained, x.linear(&trained, None::<Tensor>));
+        assert!(difference(&grad(&trained, linear(&x, &trained, None)), &want) < 1e-3);
+    }
+
+    #[test]
+    fn bf16_and_views_of_other_tensors_are_accepted() {
+        let ([batch, rows, width], out) = SHAPES[1];
+        let whole = Tensor::randn([batch, width, 2 * rows], (Kind::Float, Device::Cpu));
+        let x = whole.narrow(2, rows, rows).transpose(1, 2);
+        let w = Tensor::randn([width, out], (Kind::Float, Device::Cpu)).transpose(0, 1);
+        assert!(difference(&linear(&x, &w, None), &x.linear(&w, None::<Tensor>)) < 1e-4);
+        let [x, w] = [x, w].map(|t| t.to_kind(Kind::BFloat16));
+        assert_eq!(linear(&x, &w, None), x.linear(&w, None::<Tensor>));
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_an_error() {
+        let ([batch, rows, width], out) = SHAPES[1];
+        let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));
+        assert!(f_linear(&random(&[batch, rows, width]), &random(&[out, width + 1]), None).is_err());
+    }
+}
