@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <string_view>
+#include <vector>
 
 namespace {
 
@@ -37,9 +38,11 @@ bool uses_onednn(const Tensor& x, const Tensor& w) {
          x.numel() * w.size(0) >= kLeastMultiplications && onednn().has_value();
 }
 
-// x [..., in], w [out, in], b [out]
+// x [..., in], w [out, in], b [out]. The result is no view, so callers may change it in place.
 Tensor product(const Tensor& x, const Tensor& w, const Maybe& b) {
-  return onednn()->call(x, w, b, "none", Scalars(), std::nullopt);
+  std::vector<int64_t> size = x.sizes().vec();
+  size.back() = w.size(0);
+  return at::_unsafe_view(onednn()->call(x.reshape({-1, x.size(-1)}), w, b, "none", Scalars(), std::nullopt), size);
 }
 
 struct Linear : torch::autograd::Function<Linear> {

@@ -61,6 +61,21 @@ mod tests {
     }
 
     #[test]
+    fn the_output_may_be_changed_in_place() {
+        for ([batch, rows, width], out) in SHAPES {
+            let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            let (x, w) = (random(&[batch, rows, width]), random(&[out, width]));
+            let grads = |mut y: Tensor| {
+                y += x.sum(Kind::Float);
+                Tensor::run_backward(&[y.sum(Kind::Float)], &[&x, &w], false, false)
+            };
+            for (got, want) in grads(linear(&x, &w, None)).iter().zip(&grads(x.linear(&w, None::<Tensor>))) {
+                assert!(difference(got, want) < 1e-2);
+            }
+        }
+    }
+
+    #[test]
     fn frozen_weights_and_inputs_get_no_gradient() {
         let ([batch, rows, width], out) = SHAPES[1];
         let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu));

@@ -452,9 +452,6 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         Loaded::Intact(checkpoint) => checkpoint,
         damaged @ Loaded::Damaged(_) => return Ok(damaged),
     };
-    if restore == Restore::Everything {
-        agree(world, same_optimizer(sharded, &checkpoint))?;
-    }
     let base = agree_on(world, open_base(&checkpoint))?;
     // Load and verify in parallel: bytes that one thread reads from disk are in the page cache for the other.
     let (verified, filled) = std::thread::scope(|scope| {
@@ -467,9 +464,12 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
     let (verified, of_base) = verified;
-    // If loading failed because a file is damaged, report the damage.
+    // If loading failed because a file is damaged or of another optimizer, report that.
     if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
         return Ok(Loaded::Damaged(damage));
+    }
+    if restore == Restore::Everything {
+        agree(world, same_optimizer(sharded, &checkpoint))?;
     }
     // Damage of the base is an error: the checkpoints before this one have the same base.
     agree(world, of_base.map_err(|error| damaged_base(&checkpoint, error)))?;
