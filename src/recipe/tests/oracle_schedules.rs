@@ -1,5 +1,7 @@
 //! Learning rates equal those that diffusers, transformers and PyTorch recorded.
 
+#![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
+
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
 
