@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::process::Command;
-use weights::{ConvertRequest, Form, LoraForm};
+use weights::{ConvertRequest, Form, Lora, LoraForm};
 
 const RANK: usize = 3;
 const ALPHA: f64 = 6.0;
@@ -78,6 +78,16 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
         convert(&ConvertRequest { merge, scale, ..ConvertRequest::new(&model.checkpoint, target, Form::Internal) })
     };
     let (merged, half) = (merging("merged", 1.0), merging("half", 0.5));
+    // The weights that it was trained on are known.
+    let lora = Lora::open(&checkpoint).unwrap();
+    let warnings = |weights: &Utf8Path| {
+        let merge = Some(checkpoint.clone());
+        let request = ConvertRequest { merge, ..ConvertRequest::new(weights, scene.path.join("x"), Form::Internal) };
+        let notes = weights::plan_conversion(&request).unwrap().report.notes.len();
+        (lora.other_base(&weights::Source::open(weights).unwrap()).is_some(), notes)
+    };
+    let ((own, notes), (other, more)) = (warnings(&model.checkpoint), warnings(&merged));
+    assert!(!own && other && more == notes + 1, "{notes} notes, {more} notes with other weights");
     let sample = |name: &str, mesh: &[usize], weights: &Utf8Path, change: &dyn Fn(&mut Recipe)| {
         let running = scene.sample(name, mesh, weights, Vec::new(), |recipe| {
             recipe.encoders.folder = model.folder.clone();

@@ -156,7 +156,10 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
         ),
         (_, false) => {
             let merge = request.merge.as_deref().map(Lora::open).transpose()?;
-            model::plan(request, source, merge.as_ref())
+            let warning = merge.as_ref().and_then(|lora| lora.other_base(&source));
+            let mut plan = model::plan(request, source, merge.as_ref())?;
+            plan.report.notes.extend(warning);
+            Ok(plan)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Adapters that are applied to a model: the factors of its layers, and whether they fit it.
 
 use super::Lora;
+use crate::Source;
 use crate::cast::values;
 use crate::tensor_spans::Files;
 use camino::Utf8Path;
@@ -50,6 +51,17 @@ impl Lora {
         checkpoint.manifest.files.iter().try_for_each(|file| checkpoint.verify_file(file))?;
         let sum = checkpoint.manifest_sum()?.xxh3;
         Ok((lora, sum))
+    }
+
+    /// Returns a warning if it names other weights than these as those that it was trained on.
+    pub fn other_base(&self, source: &Source) -> Option<String> {
+        let trained_on = self.base.as_ref()?;
+        let checkpoint = source.checkpoint.as_ref()?;
+        let xxh3 = match &checkpoint.manifest.base {
+            Some(base) => base.xxh3.clone(),
+            None => checkpoint.manifest_sum().ok()?.xxh3,
+        };
+        (xxh3 != trained_on.xxh3).then(|| format!("{} was trained on other weights: {}", self.path, trained_on.path))
     }
 
     /// Checks that every layer is one of the model, in its shape.

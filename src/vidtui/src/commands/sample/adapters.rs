@@ -4,7 +4,6 @@ use crate::command_error::CommandError;
 use crate::commands::transfer;
 use crate::workspace::Workspace;
 use recipe::{MergedLora, Recipe};
-use rundir::Checkpoint;
 use weights::{Lora, Source};
 
 /// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model. Returns a warning for each that was
@@ -24,21 +23,8 @@ pub fn add(
         let path = workspace.here.join(path);
         let lora = Lora::open(&path)?;
         lora.check_model(&specs)?;
-        warnings.extend(other_base(&lora, source));
+        warnings.extend(lora.other_base(source));
         recipe.sample.lora.push(MergedLora { path, weight }.to_string());
     }
     Ok(warnings)
-}
-
-/// Returns a warning if an adapter names other weights than the sampled ones.
-fn other_base(lora: &Lora, source: &Source) -> Option<String> {
-    let trained_on = lora.base.as_ref()?;
-    let checkpoint = source.checkpoint.as_ref()?;
-    let own = match &checkpoint.manifest.base {
-        Some(base) => base.xxh3.clone(),
-        None => checkpoint.manifest_sum().ok()?.xxh3,
-    };
-    let known = Checkpoint::open(&trained_on.path).is_ok();
-    let gone = if known { "" } else { ", which is not there any more" };
-    (own != trained_on.xxh3).then(|| format!("{} was trained on other weights: {}{gone}", lora.path, trained_on.path))
 }
