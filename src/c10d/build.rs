@@ -28,6 +28,8 @@ fn main() {
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
         .file("cpp/shim.cpp")
+        .file("cpp/mapped.cpp")
+        .file("cpp/profile.cpp")
         .file("cpp/adamw8.cpp");
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         with_cuda(&mut build, Path::new(&lib));

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use cluster::NodeId;
-use cluster::nvidia_smi::SmiTrouble;
+use cluster::nvidia_smi::SmiError;
 use rundir::{AttemptWhy, ErrorCode, ExitReason, NodeSample, RunDir, Tail};
 
 use crate::site::{TestSite, losses, samples};
@@ -106,7 +106,7 @@ fn a_command_on_two_nodes_ends_when_one_is_lost_and_resumes_from_its_checkpoint(
     let nodes = "--hostfile hostfiles/rig.txt --include node01,node02";
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} {nodes}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
     let places = places(&run, 2);
     let master = places[0].split_once(", 0 at ").unwrap().1.to_owned();
     assert!(master.starts_with("10.99.0.1:") && master.ends_with("secret hush"), "{places:?}");
@@ -141,9 +141,11 @@ fn a_run_continues_and_reports_a_hanging_nvidia_smi_and_a_kill_ends_it() {
     }
     let samples_of =
         |node: &str| Tail::<NodeSample>::new(run.gpu_samples(&NodeId::new(node).unwrap())).poll_all().unwrap().0;
-    let hangs = SmiTrouble::TimedOut.to_string();
+    let hangs = SmiError::TimedOut.to_string();
     for node in ["node01", "node02"] {
-        site.until("its samples report it", || samples_of(node).iter().any(|sample| sample.troubles.contains(&hangs)));
+        site.until("its samples report it", || {
+            samples_of(node).iter().any(|sample| sample.smi_errors.contains(&hangs))
+        });
         site.until("its finding is shown", || {
             let status = site.status();
             let findings = status["findings"].as_array().unwrap();
@@ -169,7 +171,7 @@ fn a_command_in_a_cancelled_slurm_job_resumes_in_another_job() {
     assert_eq!(site.failed_checks(&format!("check {recipe} --slurm {job}")), []);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {job}"))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
     let places = places(&run, 2);
     assert!(places[0].starts_with("0 of 2 at ") && places[1].starts_with("1 of 2 at "), "{places:?}");
     assert!(places.iter().all(|place| place.ends_with("secret hush")), "{places:?}");
@@ -211,7 +213,7 @@ fn a_command_that_cannot_save_is_requeued_after_the_warning_of_slurm_and_continu
     let recipe = own(&site, 2, 12, HANGS);
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
     site.until_step(&run, 1, 8);
-    site.until("its checkpoint is found", || adapters::latest(&run).is_some_and(|saved| saved.step == 5));
+    site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     // Slurm does this shortly before the time limit.
     site.slurm(&format!("scancel --batch --signal=USR1 {job}"));
@@ -248,7 +250,7 @@ fn a_stop_request_survives_a_requeue() {
     // The program ignores TERM, and Slurm does not wait for it.
     let recipe = own(&site, 2, 60, "trap \"\" TERM; sleep 0.5");
     let run = RunDir::new(site.runs.join(site.does(&format!("launch {recipe} --slurm {}", job_file(&site)))));
-    site.until("a checkpoint exists", || adapters::latest(&run).is_some());
+    site.until("a checkpoint exists", || other_trainers::latest(&run).is_some());
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
     site.does("stop latest");
     // A preemption requeues the job in the same way.

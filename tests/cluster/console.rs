@@ -98,7 +98,7 @@ fn a_console_that_is_killed_and_opened_again_shows_a_lost_node_and_resumes_with_
         site.rig.nodes().iter().all(|node| site.count_on(node, "train.sh|vidtui supervise") == 0)
     });
     site.rig.verb("heal node02").unwrap();
-    console.press("3").shows(&["2 up"]).press("1").press("r").shows(&["finished"]);
+    console.press("3").shows(&["2 up"]).press("1").press("r").shows(&["400/400", "finished"]);
     console.press(ENTER).shows(&["Loss", "checkpoint saved"]).press("q");
     assert_eq!(console.ended(), 0);
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{EventKind, RunDir, Sample, read_events, xxh3_hex};
+use rundir::{EventKind, RunDir, SampleSidecar, read_events, xxh3_hex};
 
 use crate::site::{SMALL, TestSite, samples};
 
@@ -95,7 +95,7 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     let probe = video::probe(&video).unwrap();
     assert_eq!((probe.width, probe.height), (96, 64));
     assert_eq!(video::frame_times(&video).unwrap().len(), 9);
-    let sidecar = |video: &Utf8Path| Sample::read(&video.with_extension("json")).unwrap().unwrap();
+    let sidecar = |video: &Utf8Path| SampleSidecar::read(&video.with_extension("json")).unwrap().unwrap();
     let alone = sidecar(&video);
     assert_eq!(alone.dtype, "float32");
     // Several nodes sample the same weights.

@@ -46,7 +46,7 @@ fn a_run_resumed_after_a_node_crashed_has_the_losses_of_a_run_that_never_stopped
     let Some(site) = TestSite::new() else { return };
     let undisturbed = site.losses_here(16);
     let run = site.launch(NODES, 16);
-    site.until("it has saved", || adapters::latest(&run).is_some());
+    site.until("it has saved", || other_trainers::latest(&run).is_some());
     let (moment_s, others) = (now_s(), ["node01", "node03", "node04"]);
     site.rig.verb("panic node02").unwrap();
     site.until("every process is gone", || others.iter().all(|node| site.trainers_on(node) == 0));

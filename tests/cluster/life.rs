@@ -22,7 +22,7 @@ fn a_run_that_is_stopped_and_resumed_on_four_nodes_has_the_losses_of_a_local_run
     let stopped = site.json("stop latest --wait");
     // Supervisors exit after they have written their exit files.
     site.until("every process is gone", || site.all_gone());
-    let saved = adapters::latest(&run).unwrap().step;
+    let saved = other_trainers::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved) && stopped["checkpoint"]["step"] == saved, "{saved}: {stopped}");
     site.does("resume latest --wait");
     assert_eq!(losses(&run), here, "over nodes, and with a stop at step {saved}");

@@ -75,7 +75,7 @@ fn two_consoles_can_stop_and_resume_the_same_run_without_harm() {
     };
     assert!(both("stop latest").iter().any(|console| console.status.success()));
     site.until("every process is gone", || site.all_gone());
-    let saved = adapters::latest(&run).unwrap().step;
+    let saved = other_trainers::latest(&run).unwrap().step;
 
     let resumed = both("resume latest");
     let won = resumed.iter().filter(|console| console.status.success()).count();

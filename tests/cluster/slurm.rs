@@ -31,7 +31,7 @@ fn a_job_that_is_stopped_and_resumed_in_a_new_job_has_the_losses_of_a_local_run(
     assert_eq!(site.status()["job"]["nodes"], "node[01-04]");
     let stopped = site.json("stop latest --wait");
     site.until("its job has ended", || state_of(&site, job_of(&run, 1)).starts_with("COMPLETED"));
-    let saved = adapters::latest(&run).unwrap().step;
+    let saved = other_trainers::latest(&run).unwrap().step;
     assert!((3..12).contains(&saved) && stopped["checkpoint"]["step"] == saved, "{saved}: {stopped}");
 
     site.does("resume latest --wait");
@@ -155,7 +155,7 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
     // The default of Slurm.
     set_slurmd_timeout(&site, 300);
     let run = site.launch(JOB, 24);
-    site.until("it has saved", || adapters::latest(&run).is_some());
+    site.until("it has saved", || other_trainers::latest(&run).is_some());
     let moment_s = now_s();
     site.rig.verb("poweroff node03").unwrap();
     let others = ["node01", "node02", "node04"];
@@ -176,7 +176,7 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
 
     // Slurm detects the lost node and requeues the job without a console.
     set_slurmd_timeout(&site, 5);
-    let saved = || adapters::latest(&run).unwrap().step;
+    let saved = || other_trainers::latest(&run).unwrap().step;
     let before = run.read_attempt(2).unwrap().start_step;
     site.until("it has saved again", || saved() > before);
     site.rig.verb("poweroff node02").unwrap();
@@ -197,7 +197,7 @@ fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption
     fs::write(&file, "nodes = 4\ngpus_per_node = 1\ntime = '10:00'\nsave_before_s = 110\n").unwrap();
     let run = site.launch(&format!("--slurm {file}"), 1000);
     let job = job_of(&run, 1);
-    site.until("it has saved", || adapters::latest(&run).is_some());
+    site.until("it has saved", || other_trainers::latest(&run).is_some());
     // Real time: Slurm checks time limits twice a minute, and then warns the job.
     site.slurm(&format!("scontrol update JobId={job} EndTime=now+2minutes"));
     // The controller is away when the job ends.
@@ -208,7 +208,7 @@ fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption
     site.until("it is requeued", || {
         run.read_attempt(1).is_ok() && state_of(&site, job).starts_with("PENDING/BeginTime")
     });
-    let saved = adapters::latest(&run).unwrap().step;
+    let saved = other_trainers::latest(&run).unwrap().step;
     let status = site.status();
     assert!(status["state"] == "queued" && status["job"]["reason"].is_string(), "{status}");
     site.slurm(&format!("scontrol update JobId={job} TimeLimit=30"));

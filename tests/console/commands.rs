@@ -138,6 +138,29 @@ fn curves_are_exported_as_svg_png_and_csv() {
 }
 
 #[test]
+fn latest_is_the_newest_run_with_the_chart_or_the_weights() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let launch = || {
+        let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+        run.trim().to_owned()
+    };
+    let (first, second) = (launch(), launch());
+    let folder = |run: &str| site.root.join("runs").join(run);
+    std::fs::remove_file(folder(&second).join("metrics.jsonl")).unwrap();
+    let loss = |run| site.vidtui(&["export", run, "--chart", "loss", "--out", "loss.svg"]);
+    let exported = loss("latest");
+    assert_eq!((exported.code, exported.stderr.trim()), (0, &*format!("latest is {first}")));
+    assert_eq!(loss(&second).code, 1, "a picture without a curve");
+    assert_eq!(site.json(&["status", "latest", "--json"])["run"], *second);
+    // A run that samples has no checkpoints.
+    let file = folder(&second).join("run.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("task = \"train\""), "{text}");
+    std::fs::write(&file, text.replace("task = \"train\"", "task = \"sample\"")).unwrap();
+    assert_eq!(site.json(&["checkpoints", "latest", "--json"])["run"], *first);
+}
+
+#[test]
 fn stages_show_their_changes_and_recipes_the_origin_of_values() {
     let site = TestSite::new();
     insta::assert_snapshot!("stages", site.redacted(&site.succeeds(&["stages", "configs/small"])));

@@ -25,7 +25,7 @@ fn a_folder_of_videos_becomes_a_manifest() {
     let report = site.json(&["data", "check", "clips", "--out", "clips.jsonl", "--json"]);
     assert_eq!((&report["report"]["layout"], &report["accepted"]), (&"pairs".into(), &true.into()));
     assert_eq!((report["report"]["usable"].as_u64(), report["report"]["cached"].as_u64()), (Some(2), Some(0)));
-    let manifest = dataset::Manifest::read(&site.root.join("clips.jsonl")).unwrap();
+    let manifest = dataset::ClipManifest::read(&site.root.join("clips.jsonl")).unwrap();
     assert_eq!(manifest.clips[1].caption, "a ball rolls to the right");
     assert_eq!(manifest.clips[1].path, site.root.join("clips/b.mp4"));
     // The second check does not call ffprobe.
@@ -38,8 +38,11 @@ fn more_dropped_clips_than_accepted_fail_and_the_manifest_lists_them() {
     let site = site();
     let short = ["data", "check", "clips", "--frames", "49", "--fps", "25", "--out", "clips.jsonl"];
     assert_eq!(site.error(&short), (1, "too-many-dropped".into()));
-    let manifest = dataset::Manifest::read(&site.root.join("clips.jsonl")).unwrap();
-    assert!(matches!(manifest.clips[1].excluded, Some(dataset::Reason::TooShort { frames: 12, needed: 49, .. })));
+    let manifest = dataset::ClipManifest::read(&site.root.join("clips.jsonl")).unwrap();
+    assert!(matches!(
+        manifest.clips[1].excluded,
+        Some(dataset::ExclusionReason::TooShort { frames: 12, needed: 49, .. })
+    ));
     site.succeeds(&[&short[..], &["--max-dropped", "50%"]].concat());
     let shown = site.fails(&["data", "check", "clips", "--frames", "49", "--fps", "25"]);
     assert!(shown.contains("12 of 49 frames") && shown.contains("--max-dropped 50%"), "{shown}");
@@ -62,7 +65,7 @@ fn an_encode_of_a_folder_checks_it_first() {
     let encode = |source| [&["data", "encode", source, "--model", "model", "--out", "set"], &sizes[..]].concat();
     assert_eq!(site.error(&encode("clips")), (1, "too-many-dropped".into()));
     let manifest = site.root.join("set/manifest.jsonl");
-    assert_eq!(dataset::Manifest::read(&manifest).unwrap().excluded().count(), 1);
+    assert_eq!(dataset::ClipManifest::read(&manifest).unwrap().excluded().count(), 1);
     assert!(!site.root.join("set/encode.toml").exists());
     for source in ["clips", "set/manifest.jsonl"] {
         site.succeeds(&[&encode(source)[..], &["--max-dropped", "50%", "--dry-run"]].concat());
@@ -95,4 +98,39 @@ fn invalid_checks_are_refused_before_any_video_is_read() {
     assert_eq!(site.vidtui(&["data", "check", "clips", "--max-dropped", "5"]).code, 2);
     let missing = site.with("VIDTUI_FFPROBE", "/nonesuch/ffprobe");
     assert_eq!(missing.error(&["data", "check", "clips"]), (1, "program-missing".into()));
+}
+
+#[test]
+fn buckets_show_where_clips_go_and_the_check_drops_the_same_clips() {
+    let site = site();
+    site.write(
+        "configs/buckets.toml",
+        "base = \"small/short.toml\"\nname = \"buckets\"\n[data]\n\
+         buckets = [{ frames = 9, height = 48, width = 64, batch = 2 }, { frames = 49, height = 48, width = 64, batch = 1 }]\n",
+    );
+    let buckets = ["data", "buckets", "clips", "--recipe", "configs/buckets.toml", "--json"];
+    let shown = site.json(&buckets);
+    let rows: Vec<_> = shown["buckets"].as_array().unwrap().iter().collect();
+    let of =
+        |row: &serde_json::Value| ["frames", "clips", "batch", "micro_batches"].map(|key| row[key].as_u64().unwrap());
+    assert_eq!(rows.into_iter().map(of).collect::<Vec<_>>(), [[9, 1, 2, 0], [49, 1, 1, 1]]);
+    assert_eq!((shown["unused"].as_u64(), shown["thrown_away"].as_array().unwrap().len()), (Some(0), 0));
+    // A step of two ranks takes the long clip from two epochs, and the short clip, two at a time, from four.
+    assert_eq!(shown["steps_per_epoch"].as_f64(), Some(0.75));
+    let set = "data.buckets=[{ frames = 49, height = 48, width = 64 }]";
+    let shown = site.json(&[&buckets[..], &["--set", set]].concat());
+    assert_eq!(shown["thrown_away"][0]["clips"].as_u64(), Some(1));
+    site.write("configs/long.toml", &format!("base = \"buckets.toml\"\nname = \"long\"\n[data]\n{}\n", &set[5..]));
+    let check = ["data", "check", "clips", "--for", "configs/long.toml"];
+    assert_eq!(site.error(&[&check[..], &["--out", "clips.jsonl"]].concat()), (1, "too-many-dropped".into()));
+    let manifest = dataset::ClipManifest::read(&site.root.join("clips.jsonl")).unwrap();
+    let misfit = manifest.clips[1].excluded.as_ref();
+    assert!(matches!(misfit, Some(dataset::ExclusionReason::NoBucket { frames: 12, .. })), "{misfit:?}");
+    assert_eq!(manifest.clips[0].bucket.map(|bucket| bucket.to_string()), Some("49x48x64".into()));
+    // A manifest and a recipe of one size.
+    assert_eq!(site.json(&["data", "buckets", "clips.jsonl", "--recipe", "configs/long.toml", "--json"])["clips"], 2);
+    let none = ["data", "buckets", "clips", "--recipe", "configs/small/short.toml"];
+    assert_eq!(site.error(&none), (1, "invalid-recipe".into()));
+    let both = [&check[..], &["--frames", "49"]].concat();
+    assert!(site.fails(&both).contains("--frames"));
 }

@@ -1,4 +1,4 @@
-//! The commands of `docs/your-videos.md`, of `docs/lora.md` and of README's "Your videos", run by a shell as a reader runs them.
+//! The commands of `docs/your-videos.md`, `docs/lora.md`, `docs/memory.md` and README's "Your videos", run as a reader runs them.
 //!
 //! Small stand-ins replace the Hub, the model and the ranks, so that the tests take seconds on a machine without GPUs.
 
@@ -12,12 +12,14 @@ use std::process::Command;
 
 const YOUR_VIDEOS: &str = include_str!("../../docs/your-videos.md");
 const LORA: &str = include_str!("../../docs/lora.md");
+const MEMORY: &str = include_str!("../../docs/memory.md");
 const README: &str = include_str!("../../README.md");
 
 /// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
 /// next command needs the result.
-const STAND_INS: [(&str, &str); 7] = [
-    ("vidtui data encode ", "--frames 9 --height 64 --width 96 --text-len 6"),
+const STAND_INS: [(&str, &str); 8] = [
+    ("vidtui data encode ", "--text-len 6"),
+    ("vidtui data encode ", SIZES),
     ("vidtui check ", SMALL),
     ("vidtui launch ", SMALL),
     ("vidtui launch ", "--wait"),
@@ -25,6 +27,9 @@ const STAND_INS: [(&str, &str); 7] = [
     ("vidtui launch configs/cogvideox/5b-lora.toml ", "--set lora.rank=4"),
     ("vidtui launch mine.toml ", "--set sample.every=2 --set sample.steps=2"),
 ];
+
+/// The sizes of small clips, for encodes of one size.
+const SIZES: &str = "--frames 9 --height 64 --width 96";
 
 /// The shape of the small model in place of CogVideoX-5B's, and a short run.
 const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set model.head_dim=16 --set model.time_embed_dim=32 \
@@ -34,7 +39,8 @@ const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set mode
      --set train.steps=2 --set optimizer.warmup_steps=1";
 
 /// The beginnings of commands that need the trainer or its results.
-const NEEDS_TRAINER: [&str; 6] = [
+const NEEDS_TRAINER: [&str; 7] = [
+    "vidtui data buckets data-buckets ",
     "vidtui data encode ",
     "vidtui data show ",
     "vidtui check ",
@@ -91,7 +97,14 @@ fn write_files(site: &TestSite, document: &str) {
     for block in [blocks(document, "toml"), blocks(document, "text")].concat() {
         let name =
             block.lines().next().and_then(|line| line.strip_prefix("# ")).expect("the first line names the file");
-        site.write(name, block);
+        // The size of the clips in place of CogVideoX-5B's.
+        let small = [("height = 480, width = 720", "height = 64, width = 96"), ("frames = 49", "frames = 5")];
+        let block = if name == "buckets.toml" {
+            small.iter().fold(block.to_owned(), |block, (from, to)| block.replace(from, to))
+        } else {
+            block.to_owned()
+        };
+        site.write(name, &block);
     }
 }
 
@@ -107,7 +120,8 @@ fn run(site: &TestSite, blocks: &[&str]) {
             eprintln!("SKIPPED: {command}: no vidtui-train; `cargo xtask test` builds it");
             continue;
         }
-        let added = STAND_INS.iter().filter(|(begin, added)| command.starts_with(begin) && !command.contains(added));
+        let fits = |added: &str| !command.contains(added) && (added != SIZES || !command.contains("buckets.toml"));
+        let added = STAND_INS.iter().filter(|(begin, added)| command.starts_with(begin) && fits(added));
         let command = added.fold(command.clone(), |command, (_, added)| format!("{command} {added}"));
         let done = site.program("sh", &["-c", &command]).finish();
         assert_eq!(done.code, 0, "{command}\n{}{}", done.stdout, done.stderr);
@@ -137,7 +151,7 @@ fn each_command_of_the_document_succeeds() {
     let site = site();
     write_files(&site, YOUR_VIDEOS);
     run(&site, &blocks(YOUR_VIDEOS, "sh"));
-    assert_eq!(dataset::Manifest::read(&site.root.join("videos.jsonl")).unwrap().usable().count(), 2);
+    assert_eq!(dataset::ClipManifest::read(&site.root.join("videos.jsonl")).unwrap().usable().count(), 2);
     if trainer().is_some() {
         let frames = |name: &str| video::frame_times(&site.root.join(name)).unwrap().len();
         assert_eq!((frames("clip.mp4"), frames("image.mp4")), (9, 1));
@@ -171,6 +185,26 @@ fn each_command_of_the_document_about_lora_succeeds() {
     for wanted in [vec![], vec![1.0], vec![0.8, 0.3]] {
         assert!(weights.contains(&wanted), "{weights:?}");
     }
+}
+
+#[test]
+fn each_command_of_the_document_about_memory_succeeds_without_a_trainer() {
+    let site = TestSite::new();
+    let project = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
+    symlink(project.join("configs/cogvideox"), site.root.join("configs/cogvideox")).unwrap();
+    let lines: Vec<&str> = blocks(MEMORY, "sh").into_iter().flat_map(str::lines).collect();
+    let args = |line: &'static str| -> Vec<&'static str> {
+        let command = line.split(" #").next().unwrap().trim();
+        command.strip_prefix("vidtui ").expect("a command of vidtui").split_whitespace().collect()
+    };
+    let [fit, table] = lines[..] else { panic!("{lines:?}") };
+    let fits = site.json(&[&args(fit)[..], &["--json"]].concat());
+    assert!(fits["fits"][0]["peak"].as_u64().unwrap() <= fits["limit_bytes"].as_u64().unwrap());
+    assert!(site.json(&[&args(table)[..], &["--json"]].concat())["rows"].as_array().unwrap().len() > 10);
+    insta::assert_snapshot!("fit_memory", [fit, table].map(|line| site.succeeds(&args(line))).join("\n"));
+    let none = [&args(fit)[..2], &["--fit-memory", "2GiB"]].concat();
+    assert_eq!(site.error(&none), (1, "out-of-memory".into()));
+    assert_eq!(site.vidtui(&["check", "configs/cogvideox/2b.toml", "--fit-memory", "much"]).code, 2);
 }
 
 #[test]

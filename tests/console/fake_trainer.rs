@@ -8,8 +8,8 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{
-    Attempt, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, LogicalTensor, Manifest,
-    MetricSample, PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
+    Attempt, CheckpointManifest, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender,
+    LogicalTensor, MetricSample, PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
 };
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -187,7 +187,7 @@ impl Fake<'_> {
                 within: None,
             }],
         });
-        let manifest = Manifest {
+        let manifest = CheckpointManifest {
             format: SCHEMA,
             run: self.run.id.clone(),
             attempt: self.attempt.number,

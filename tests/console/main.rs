@@ -5,6 +5,7 @@
 mod commands;
 mod data_check;
 mod documents;
+mod encodes;
 mod fake_trainer;
 mod hub;
 mod nodes_and_smi;

@@ -49,7 +49,7 @@ fn the_demo_is_launched_stopped_resumed_and_followed_by_its_second_stage() {
     let first = site.runs()[0].clone();
     console.meanwhile("the second step", || history(&first).last().is_some_and(|sample| sample.step >= 2));
     console.press("s").shows(&["resume from step"]);
-    let saved = adapters::latest(&first).unwrap().step;
+    let saved = other_trainers::latest(&first).unwrap().step;
     assert!(saved >= 2);
     console.press("r").shows(&["running"]);
     for step in saved + 1..=40 {

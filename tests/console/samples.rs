@@ -3,7 +3,7 @@
 use crate::real_trainer::trainer;
 use crate::test_site::TestSite;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::Sample;
+use rundir::SampleSidecar;
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -180,7 +180,7 @@ fn a_diffusers_folder_is_converted_once_and_sampled() {
     let sample = |from: &str| {
         let printed = site.succeeds(&[&["sample", from, "--prompt", "a rabbit --d 7"], &args[..]].concat());
         let video = Utf8PathBuf::from(printed.trim());
-        let sample = Sample::read(&video.with_extension("json")).unwrap().unwrap();
+        let sample = SampleSidecar::read(&video.with_extension("json")).unwrap().unwrap();
         (fs::read(video).unwrap(), sample)
     };
     let (video, about) = sample("model");

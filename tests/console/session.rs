@@ -26,7 +26,7 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 
     console.press("s").shows(&["resume from step"]);
     console.meanwhile("its processes to end", || !is_alive(&run));
-    let saved = adapters::latest(&run).unwrap().step;
+    let saved = other_trainers::latest(&run).unwrap().step;
 
     console.press("r").shows(&["running"]);
     console.meanwhile("one more step", || site.has_reached(run.name(), saved + 1));

@@ -10,12 +10,13 @@ use camino::{Utf8Path, Utf8PathBuf};
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
 /// The subfolders of such a folder.
-const KINDS: [&str; 12] = [
+const KINDS: [&str; 13] = [
     "cogvideox",
     "cogvideox15",
     "i2v",
     "i2v_training",
     "lora",
+    "opensora",
     "optim",
     "rotary",
     "sampling",

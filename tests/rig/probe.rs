@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
+use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
 use rig::{Options, Rig};
 
@@ -54,7 +54,7 @@ fn a_rank_is_listed_with_its_run_and_user_until_it_ends() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());
     let idle = stream.wait_for(|_| true);
-    assert_eq!((idle.gpus.len(), idle.troubles.len(), idle.gpus[1].processes.len()), (2, 0, 0));
+    assert_eq!((idle.gpus.len(), idle.smi_errors.len(), idle.gpus[1].processes.len()), (2, 0, 0));
     assert!(idle.host.load.is_some() && idle.host.mem_available_mib < idle.host.mem_total_mib);
     let boot = ssh(&rig, "node01", "cat /proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(idle.host.boot_id, Some(boot));
@@ -79,17 +79,17 @@ fn a_rank_is_listed_with_its_run_and_user_until_it_ends() {
 fn faults_and_repairs_of_gpus_appear_in_frames() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());
-    stream.wait_for(|frame| frame.troubles.is_empty());
+    stream.wait_for(|frame| frame.smi_errors.is_empty());
     rig.verb("smi node01 lost 00000000:2A:00.0").unwrap();
     // The frame in which the GPU is lost may still hold its last values.
-    let lost = stream.wait_for(|frame| !frame.troubles.is_empty() && frame.gpus.len() == 1);
-    assert_eq!(lost.troubles[0].to_string(), "GPU 1 at 0000:2A:00.0 does not respond: GPU is lost");
+    let lost = stream.wait_for(|frame| !frame.smi_errors.is_empty() && frame.gpus.len() == 1);
+    assert_eq!(lost.smi_errors[0].to_string(), "GPU 1 at 0000:2A:00.0 does not respond: GPU is lost");
     rig.verb("smi node01 missing").unwrap();
-    stream.wait_for(|frame| frame.troubles == [SmiTrouble::NotFound]);
+    stream.wait_for(|frame| frame.smi_errors == [SmiError::NotFound]);
     rig.verb("smi node01 garbage").unwrap();
-    stream.wait_for(|frame| frame.gpus.is_empty() && frame.troubles != [SmiTrouble::NotFound]);
+    stream.wait_for(|frame| frame.gpus.is_empty() && frame.smi_errors != [SmiError::NotFound]);
     rig.verb("smi node01 ok").unwrap();
-    stream.wait_for(|frame| frame.gpus.len() == 2 && frame.troubles.is_empty());
+    stream.wait_for(|frame| frame.gpus.len() == 2 && frame.smi_errors.is_empty());
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn an_old_driver_is_queried_with_the_old_field_names() {
     rig.verb("smi node01 old").unwrap();
     let query = GpuQuery::default();
     let refused = Stream::open(&rig, query.clone()).wait_for(|_| true);
-    let [SmiTrouble::UnknownField(field)] = &refused.troubles[..] else { panic!("{refused:?}") };
+    let [SmiError::UnknownField(field)] = &refused.smi_errors[..] else { panic!("{refused:?}") };
     let answered = Stream::open(&rig, query.without(field).unwrap()).wait_for(|_| true);
-    assert_eq!((answered.gpus.len(), answered.troubles.len()), (1, 0));
+    assert_eq!((answered.gpus.len(), answered.smi_errors.len()), (1, 0));
     assert!(answered.gpus[0].throttle_reasons.value().is_some());
 }
 

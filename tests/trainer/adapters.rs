@@ -4,20 +4,20 @@ use crate::harness::{RunUnderTest, Scene, assert_close, latest, losses, tensors}
 use crate::oracle;
 use crate::samples::{TinyModel, failure, pixels, sidecar};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::Recipe;
+use recipe::{Layer, Recipe};
 use rundir::{ErrorCode, SampleLora, StartFrom};
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::process::Command;
-use weights::{ConvertRequest, Form, Lora, LoraForm};
+use weights::{ConvertRequest, Form, LoraFile, LoraForm};
 
 const RANK: usize = 3;
 const ALPHA: f64 = 6.0;
 
 /// Returns the settings of a recipe that trains adapters of the tiny model, on data of its size.
 fn adapted(scene: &Scene, model: &TinyModel) -> Vec<String> {
-    let source = weights::Source::open(&model.checkpoint).unwrap();
+    let source = weights::WeightsSource::open(&model.checkpoint).unwrap();
     let table = source.model().unwrap().to_table();
     let shape = source.model().unwrap();
     let latents = scene.dataset("clips", shape.latent_frames, [shape.latent_height, shape.latent_width], 5);
@@ -79,12 +79,12 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
     };
     let (merged, half) = (merging("merged", 1.0), merging("half", 0.5));
     // The weights that it was trained on are known.
-    let lora = Lora::open(&checkpoint).unwrap();
+    let lora = LoraFile::open(&checkpoint).unwrap();
     let warnings = |weights: &Utf8Path| {
         let merge = Some(checkpoint.clone());
         let request = ConvertRequest { merge, ..ConvertRequest::new(weights, scene.path.join("x"), Form::Internal) };
         let notes = weights::plan_conversion(&request).unwrap().report.notes.len();
-        (lora.other_base(&weights::Source::open(weights).unwrap()).is_some(), notes)
+        (lora.other_base(&weights::WeightsSource::open(weights).unwrap()).is_some(), notes)
     };
     let ((own, notes), (other, more)) = (warnings(&model.checkpoint), warnings(&merged));
     assert!(!own && other && more == notes + 1, "{notes} notes, {more} notes with other weights");
@@ -128,6 +128,53 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
         };
         close("several adapters", &sample(&format!("several-{number}"), mesh, &model.checkpoint, &several), &want_half);
     }
+}
+
+#[test]
+fn adapters_of_ttt_layers_are_merged_and_start_training() {
+    let scene = Scene::new();
+    let model = TinyModel::new(&scene, "cogvideox_5b_tiny", Some(Layer::TttMlp));
+    let mut sets = adapted(&scene, &model);
+    sets.extend(["lora.targets=[\"attention\", \"ttt\"]", "model.ttt_mini_batch=2"].map(str::to_owned));
+    let run = train(&scene, "trained", &[1, 1], &model.checkpoint, &sets, &[]);
+    let checkpoint = latest(&run.dir).unwrap().dir;
+    let merge = Some(checkpoint.clone());
+    let merged = convert(&ConvertRequest {
+        merge,
+        ..ConvertRequest::new(&model.checkpoint, scene.path.join("merged"), Form::Internal)
+    });
+    let sample = |name: &str, mesh: &[usize], weights: &Utf8Path, lora: &[&Utf8Path]| {
+        let running = scene.sample(name, mesh, weights, Vec::new(), |recipe| {
+            recipe.encoders.folder = model.folder.clone();
+            recipe.sample.prompts = vec!["a rabbit --d 7".to_owned()];
+            recipe.sample.lora = lora.iter().map(ToString::to_string).collect();
+            (recipe.sample.height, recipe.sample.width, recipe.sample.png) = (32, 32, true);
+        });
+        pixels(&running.finish(), 0)
+    };
+    let want = sample("want", &[1, 1], &merged, &[]);
+    assert!(apart(&want, &sample("without", &[1, 1], &model.checkpoint, &[])) > 5, "the adapters have no effect");
+    for (name, mesh) in [("alone", &[1, 1][..]), ("tp", &[1, 1, 2])] {
+        let found = apart(&sample(name, mesh, &model.checkpoint, &[&checkpoint]), &want);
+        assert!(found <= 1, "merged at sampling on {name}: differs by {found} of 255");
+    }
+
+    // The first loss of a run that starts from the adapters is that of a run whose base has them merged.
+    let from = format!("lora.from={checkpoint}");
+    let first =
+        |name: &str, weights: &Utf8Path, more: &[&str]| losses(&train(&scene, name, &[1, 1], weights, &sets, more))[0];
+    let (started, fresh) = (first("from", &model.checkpoint, &[&from]), first("fresh", &merged, &[]));
+    assert!((started - fresh).abs() < 1e-5, "first loss {started}, with merged weights {fresh}");
+
+    // Files have no names for them.
+    let request = ConvertRequest::new(&checkpoint, scene.path.join("file"), Form::Lora(LoraForm::Peft));
+    let report = weights::plan_conversion(&request).unwrap().report;
+    assert!(
+        !report.unused.is_empty() && report.unused.iter().all(|name| name.contains(".ttt.")),
+        "{:?}",
+        report.unused
+    );
+    assert!(!report.mapped.is_empty() && report.mapped.iter().all(|row| !row.target.contains("ttt")));
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
 /// A timeout longer than any step of a test, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The node of all ranks.
-const NODE: &str = "test";
+pub const NODE: &str = "test";
 
 /// A temporary folder with data and runs.
 pub struct Scene {
@@ -130,18 +130,24 @@ impl Scene {
 
     /// Starts a run with new weights on a mesh `[dp_replicate, dp_shard]` or `[dp_replicate, dp_shard, tp]`.
     pub fn launch(&self, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
-        self.start(&self.path.join("runs"), name, mesh, sets, StartFrom::Random)
+        self.start(&self.path.join("runs"), name, mesh, sets, StartFrom::Random, Vec::new())
     }
 
     pub fn launch_from(&self, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom) -> Running {
-        self.start(&self.path.join("runs"), name, mesh, sets, start)
+        self.start(&self.path.join("runs"), name, mesh, sets, start, Vec::new())
+    }
+
+    /// Starts a run of one rank whose process may have this many bytes of its own data.
+    pub fn launch_within(&self, bytes: u64, name: &str, sets: &[&str]) -> Running {
+        let env = vec![(DATA_LIMIT, bytes.to_string())];
+        self.start(&self.path.join("runs"), name, &[1, 1], sets, StartFrom::Random, env)
     }
 
     pub fn launch_in(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
-        self.start(runs, name, mesh, sets, StartFrom::Random)
+        self.start(runs, name, mesh, sets, StartFrom::Random, Vec::new())
     }
 
-    fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom) -> Running {
+    fn start(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str], start: StartFrom, env: Env) -> Running {
         let base = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/demo/2s.toml"));
         let tiny = [
             "model.num_layers=2",
@@ -176,7 +182,7 @@ impl Scene {
             by_key.insert(set.split('=').next().unwrap().to_owned(), set.to_owned());
         }
         let resolved = recipe::load(base, &by_key.into_values().collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
-        self.begin(runs, name, mesh, resolved.table, start, Vec::new())
+        self.begin(runs, name, mesh, resolved.table, start, env)
     }
 
     /// Starts a run of a recipe that is not that of this scene.
@@ -194,7 +200,7 @@ impl Scene {
         env: Env,
         change: impl FnOnce(&mut Recipe),
     ) -> Running {
-        let source = weights::Source::open(weights).unwrap_or_else(|failure| panic!("{failure}"));
+        let source = weights::WeightsSource::open(weights).unwrap_or_else(|failure| panic!("{failure}"));
         let mut model = source.model().unwrap().clone();
         if model.layer != Layer::None {
             // Two tokens divide the sequences of all tests.
@@ -202,9 +208,9 @@ impl Scene {
         }
         let mut recipe = Recipe::for_sampling(&model, None).unwrap();
         recipe.mesh = mesh_of(mesh);
-        recipe.train.dtype = recipe::Dtype::Float32;
+        recipe.train.dtype = recipe::ComputeDtype::Float32;
         recipe.train.threads = 1;
-        recipe.encoders.dtype = recipe::Dtype::Float32;
+        recipe.encoders.dtype = recipe::ComputeDtype::Float32;
         recipe.sample.steps = 2;
         change(&mut recipe);
         let start = StartFrom::Weights { path: weights.to_owned() };
@@ -319,7 +325,9 @@ impl RunUnderTest {
         static STORES: AtomicU32 = AtomicU32::new(0);
         let store = self.stores.join(STORES.fetch_add(1, Ordering::Relaxed).to_string());
         let rank = |rank: usize| {
-            Command::new(env!("CARGO_BIN_EXE_vidtui-train"))
+            let limit = self.env.iter().find(|(name, _)| *name == DATA_LIMIT);
+            let mut command = limited(limit.map(|(_, bytes)| bytes.parse().unwrap()));
+            command
                 .args(["rank", "--run-dir", self.dir.root.as_str(), "--attempt", &number.to_string()])
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", world.to_string())
@@ -412,6 +420,18 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// The variable of [`Env`] that limits the data of a rank, in bytes.
+const DATA_LIMIT: &str = "TEST_DATA_LIMIT";
+
+/// Returns the command of the trainer, with a limit of its private memory.
+fn limited(bytes: Option<u64>) -> Command {
+    let trainer = env!("CARGO_BIN_EXE_vidtui-train");
+    let Some(bytes) = bytes else { return Command::new(trainer) };
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -d \"$1\"; shift; exec \"$@\"", "sh", &(bytes / 1024).to_string(), trainer]);
+    shell
 }
 
 fn mesh_of(mesh: &[usize]) -> Mesh {

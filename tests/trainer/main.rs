@@ -5,6 +5,7 @@
 mod adapters;
 mod encode;
 mod harness;
+mod memory;
 #[path = "../oracle/mod.rs"]
 mod oracle;
 mod samples;
@@ -12,7 +13,7 @@ mod saves;
 mod segments;
 
 use harness::{Scene, assert_close, latest, losses};
-use rundir::{Checkpoint, ErrorCode, EventKind, StartFrom};
+use rundir::{Checkpoint, ErrorCode, EventKind, MetricSample, StartFrom};
 
 #[test]
 fn every_mesh_gives_the_same_losses() {
@@ -34,6 +35,22 @@ fn every_mesh_gives_the_same_losses() {
         let run = scene.launch(&format!("accum-{}", mesh[1]), &mesh, &accumulated).finish();
         assert_close(&losses(&run), &want, 1e-4, &format!("accumulation 2 on mesh {mesh:?}"));
     }
+}
+
+#[test]
+fn a_run_of_epochs_ends_after_them_and_counts_them() {
+    let scene = Scene::new();
+    // There are 11 clips. The last two of 22 samples do not fill a step.
+    let run = scene.launch("epochs", &[1, 2], &["train.epochs=2", "train.global_batch=4"]).finish();
+    let metrics = run.samples();
+    let place = |sample: &MetricSample| (sample.step, (sample.epoch.unwrap() * 11.0).round());
+    assert_eq!((place(&metrics[0]), place(&metrics[4]), metrics.len()), ((1, 4.0), (5, 20.0), 5));
+    // Repeats make the epoch longer.
+    let index = run.dir.read_run().unwrap().recipe().unwrap().data.index;
+    let sets = [format!("data.sets=[{{index='{index}', repeats=2}}]"), "train.global_batch=2".into()];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(["train.epochs=1"]).collect();
+    let metrics = scene.launch("repeats", &[1, 1], &sets).finish().samples();
+    assert_eq!(metrics.last().map(|last| (last.step, last.epoch)), Some((11, Some(1.0))));
 }
 
 #[test]
@@ -388,6 +405,33 @@ fn the_state_of_a_model_takes_the_forecast_memory() {
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
         assert!(foreseen > 0.12, "{foreseen}");
         assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
+    }
+}
+
+/// Forecast: the peak of a step with an optimizer, less that with AdamW, whose update has no temporaries. With few tokens and large
+/// blocks, the update is the peak.
+#[test]
+fn the_update_of_each_optimizer_has_the_forecast_temporaries() {
+    let scene = Scene::new();
+    let peak = |kind: &str| {
+        let kind = format!("optimizer.kind={kind}");
+        let sets = [
+            "model.num_heads=16",
+            "model.head_dim=64",
+            "train.steps=2",
+            "checkpoint.interval=0",
+            "train.global_batch=1",
+        ];
+        let run = scene.launch(&kind.replace(['.', '='], "-"), &[1, 1], &[&sets[..], &[&kind]].concat()).finish();
+        let measured = run.samples().last().unwrap().mem_peak_gib_by_rank[0];
+        (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.total() as f64 / f64::from(1 << 30), measured)
+    };
+    let (adamw_foreseen, adamw) = peak("adamw");
+    for kind in ["adafactor", "prodigy"] {
+        let (foreseen, measured) = peak(kind);
+        let (foreseen, measured) = (foreseen - adamw_foreseen, measured - adamw);
+        // 30 MB for fragments of the heap.
+        assert!((measured - foreseen).abs() < 0.03, "{kind}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Recipe};
-use rundir::{ErrorCode, EventKind, Failure, MetricSample, Sample, StartFrom};
+use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleSidecar, StartFrom};
 use safetensors::tensor::TensorView;
 use std::fs;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ impl TinyModel {
         Self::new(scene, "cogvideox_5b_tiny", None)
     }
 
-    fn new(scene: &Scene, transformer: &str, layer: Option<Layer>) -> Self {
+    pub fn new(scene: &Scene, transformer: &str, layer: Option<Layer>) -> Self {
         let (folder, checkpoint) = (scene.path.join("model"), scene.path.join("checkpoint"));
         fs::create_dir_all(&folder).unwrap();
         let parts = [
@@ -63,7 +63,7 @@ impl TinyModel {
 }
 
 /// Returns the sidecar of a sample.
-pub fn sidecar(run: &RunUnderTest, index: usize) -> Sample {
+pub fn sidecar(run: &RunUnderTest, index: usize) -> SampleSidecar {
     run.dir.list_samples().unwrap().into_iter().find(|sample| sample.index == index).unwrap()
 }
 
@@ -189,7 +189,7 @@ fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
     assert!(outputs.iter().all(|output| !output.status.success()));
     run.env.clear();
     assert!(failure(&run).is_consequence(), "{}", failure(&run));
-    let before: Vec<Sample> = run.dir.list_samples().unwrap();
+    let before: Vec<SampleSidecar> = run.dir.list_samples().unwrap();
     assert_eq!(before.len(), 2, "the samples of the first round are whole");
     let weights = StartFrom::Weights { path: model.checkpoint.clone() };
     let run = run.attempt(&[1, 2], weights.clone(), 0).finish();

@@ -10,7 +10,7 @@ use crate::widgets::{capitalized, failure_lines, hint};
 use health::{Finding, Rule, Subject, Urgency};
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use runstate::{Done, RunState, START_GRACE};
+use runstate::{Progress, RunState, START_GRACE};
 
 /// Processes usually appear within this time, on remote nodes too.
 const USUAL_START_S: f64 = 10.0;
@@ -112,11 +112,11 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
             format!("No progress for {stalled}{}. The processes still exist.", usual.unwrap_or_default())
         }
         RunState::Finished if row.is_stepless => format!("The command finished without an error after {took}."),
-        RunState::Finished => match row.done() {
-            Done::Steps { total, .. } => format!("All {} steps done in {took}.", units::grouped(total)),
+        RunState::Finished => match row.progress() {
+            Progress::Steps { total, .. } => format!("All {} steps done in {took}.", units::grouped(total)),
             done => format!("Finished in {took}: {}.", done.in_words()),
         },
-        RunState::Stopped if row.task != Task::Train => format!("Stopped: {}. A resume continues there.", row.done().in_words()),
+        RunState::Stopped if row.task != Task::Train => format!("Stopped: {}. A resume continues there.", row.progress().in_words()),
         RunState::Stopped => match row.checkpoint_step {
             Some(step) => format!("Stopped. The newest checkpoint is step {}.", units::grouped(step)),
             None => "Stopped before the first checkpoint; it cannot be resumed.".to_owned(),

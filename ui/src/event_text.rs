@@ -54,6 +54,10 @@ pub fn describe(event: &Event) -> (String, Severity) {
             (sentence(&format!("{item} left out"), &failure.why), Severity::Warn)
         }
         EventKind::Validated { loss, .. } => (format!("validation loss {}", units::number(*loss)), Severity::Plain),
+        EventKind::Profiled { path, steps } => {
+            let steps = units::counted(*steps as usize, "step");
+            (format!("{steps} profiled: {}", path.file_name().unwrap_or_default()), Severity::Good)
+        }
         EventKind::SampleRequested => ("samples requested".to_owned(), Severity::Plain),
         EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),
         EventKind::StepSkipped => ("step skipped: the gradient is not finite".to_owned(), Severity::Warn),

@@ -9,7 +9,7 @@ use ratatui_core::backend::TestBackend;
 use ratatui_core::terminal::Terminal;
 use recipe::{Change, Mesh, StageStart, Task};
 use rundir::*;
-use runstate::RunState;
+use runstate::{Epochs, RunState};
 
 /// The time of every test: 2026-11-20 04:00:00 UTC.
 pub const NOW: f64 = 1_795_147_200.0;
@@ -80,6 +80,7 @@ pub fn row(run: RunId, stage: &str, state: RunState, step: u64) -> RunRow {
         items: None,
         stages: None,
         videos: None,
+        epochs: None,
         start_deadline_s: None,
     }
 }
@@ -112,7 +113,8 @@ fn finding(rule: Rule, urgency: Urgency, about: Subject, saw: &str) -> Finding {
 }
 
 pub fn running(step: u64) -> RunRow {
-    RunRow { eta_s: Some((240 - step) as f64 * 1.21), ..row(stage_1(), "2s", RunState::Running, step) }
+    let epochs = Some(Epochs { done: step as f64 / 6.0, total: 40.0 });
+    RunRow { eta_s: Some((240 - step) as f64 * 1.21), epochs, ..row(stage_1(), "2s", RunState::Running, step) }
 }
 
 pub fn failure() -> Failure {
@@ -237,6 +239,7 @@ pub fn curricula() -> Vec<CurriculumView> {
         seq_len: 16 + frames * 60,
         latent_frames: frames,
         steps,
+        epochs: 0,
         global_batch: 4,
         ranks: 2,
         start,
@@ -565,8 +568,8 @@ pub fn key(name: &str) -> Key {
 }
 
 /// A complete sample.
-pub fn video_sample(step: u64, index: usize, prompt: &str) -> rundir::Sample {
-    rundir::Sample {
+pub fn video_sample(step: u64, index: usize, prompt: &str) -> rundir::SampleSidecar {
+    rundir::SampleSidecar {
         v: 1,
         step,
         index,

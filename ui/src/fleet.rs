@@ -3,7 +3,7 @@
 //! A sample is summarized when it arrives. Sorting and totals use the summaries, so that a thousand nodes cost little
 //! more than ten.
 
-use cluster::fault::{Fault, FaultWeight, faults};
+use cluster::fault::{Fault, FaultSeverity, faults};
 use cluster::probe::{CpuTicks, Frame};
 use cluster::slurm::SlurmNode;
 use cluster::{GpuSample, Node, NodeId, Reading};
@@ -95,7 +95,7 @@ pub enum Link {
 /// The condition of a node; the most serious comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names explain themselves")]
-pub enum Condition {
+pub enum NodeHealth {
     Well,
     Connecting,
     Warned,
@@ -402,14 +402,14 @@ impl NodeView {
     }
 
     /// Returns the condition of the node.
-    pub fn condition(&self, now: f64) -> Condition {
-        match (&self.link, self.faults.first().map(|fault| fault.weight)) {
-            (Link::Connecting, _) => Condition::Connecting,
-            (Link::Unreachable { .. }, _) => Condition::Unreachable,
-            (Link::Up, _) if self.late_s(now).is_some() => Condition::Late,
-            (Link::Up, Some(FaultWeight::Bad)) => Condition::Faulty,
-            (Link::Up, Some(FaultWeight::Warn)) => Condition::Warned,
-            (Link::Up, None) => Condition::Well,
+    pub fn condition(&self, now: f64) -> NodeHealth {
+        match (&self.link, self.faults.first().map(|fault| fault.severity)) {
+            (Link::Connecting, _) => NodeHealth::Connecting,
+            (Link::Unreachable { .. }, _) => NodeHealth::Unreachable,
+            (Link::Up, _) if self.late_s(now).is_some() => NodeHealth::Late,
+            (Link::Up, Some(FaultSeverity::Bad)) => NodeHealth::Faulty,
+            (Link::Up, Some(FaultSeverity::Warn)) => NodeHealth::Warned,
+            (Link::Up, None) => NodeHealth::Well,
         }
     }
 
@@ -433,7 +433,7 @@ impl NodeView {
     }
 }
 
-impl Condition {
+impl NodeHealth {
     /// Returns the name of the condition.
     pub fn word(self) -> &'static str {
         match self {

@@ -354,7 +354,7 @@ pub fn farewell(model: &Model) -> Option<String> {
     let first = active.first()?;
     let what = match active.len() {
         1 => {
-            format!("{} continues without the console ({})", short_id(&first.run), first.done().in_words())
+            format!("{} continues without the console ({})", short_id(&first.run), first.progress().in_words())
         }
         n => format!("{n} runs continue without the console"),
     };

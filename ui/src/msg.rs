@@ -10,10 +10,10 @@ use plan::{LaunchPlan, RunKill};
 use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
-    Attempt, CheckpointEntry, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId, SamplingProgress,
-    Stages, StartFrom,
+    Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId,
+    SamplingProgress, StartFrom,
 };
-use runstate::{Done, RunState, StageProgress};
+use runstate::{EncodeStageProgress, Epochs, Progress, RunState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -205,10 +205,13 @@ pub struct RunRow {
     pub items: Option<ItemCounts>,
     /// The progress of each stage of an encode.
     #[serde(default)]
-    pub stages: Option<Stages<StageProgress>>,
+    pub stages: Option<EncodeStages<EncodeStageProgress>>,
     /// The videos of a run that samples.
     #[serde(default)]
     pub videos: Option<SamplingProgress>,
+    /// The progress of a training run in epochs, if it counts them.
+    #[serde(default)]
+    pub epochs: Option<Epochs>,
     /// The time until which a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
@@ -221,8 +224,8 @@ impl RunRow {
     }
 
     /// Returns what the run has done, in the unit of its task.
-    pub fn done(&self) -> Done {
-        runstate::done(self.task, (self.step, self.steps_total), self.items, self.videos, self.is_stepless)
+    pub fn progress(&self) -> Progress {
+        runstate::progress_of(self.task, (self.step, self.steps_total), self.items, self.videos, self.is_stepless)
     }
 }
 
@@ -244,7 +247,7 @@ pub enum RunMsg {
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
     /// All complete samples, by step and prompt; replaces the list.
-    Samples(Vec<rundir::Sample>),
+    Samples(Vec<rundir::SampleSidecar>),
     /// A video as cells (answers [`Watch::Clip`](crate::Watch::Clip)).
     Clip {
         /// The step of its sample.
@@ -327,8 +330,11 @@ pub struct StageView {
     pub seq_len: usize,
     /// Latent frames per sample.
     pub latent_frames: usize,
-    /// Number of steps.
+    /// Number of steps; 0 if the length is given in epochs.
     pub steps: u64,
+    /// Number of epochs, instead of steps.
+    #[serde(default)]
+    pub epochs: u64,
     /// Samples per step over all ranks.
     pub global_batch: usize,
     /// Ranks of the mesh.
@@ -337,6 +343,16 @@ pub struct StageView {
     pub start: recipe::StageStart,
     /// The differences from the previous stage.
     pub changes: Vec<recipe::Change>,
+}
+
+impl StageView {
+    /// Returns the length of the stage: `240 steps`, `3 epochs`.
+    pub fn length(&self) -> String {
+        match self.epochs {
+            0 => format!("{} steps", units::grouped(self.steps)),
+            epochs => units::counted(epochs as usize, "epoch"),
+        }
+    }
 }
 
 /// The options of a weight conversion.

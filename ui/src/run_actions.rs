@@ -41,7 +41,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         }
         Action::Resume if kind.is_active() => Err(format!("{name} is {word}; there is nothing to resume")),
         Action::Resume if kind == StateKind::Finished => {
-            Err(format!("{name} has finished ({}); there is nothing to resume", row.done().in_words()))
+            Err(format!("{name} has finished ({}); there is nothing to resume", row.progress().in_words()))
         }
         Action::Resume if !row.can_resume() => {
             Err(format!("{name} has no complete checkpoint. Restart its stage instead."))

@@ -5,7 +5,7 @@ use crate::model::{Model, Screen};
 use crate::msg::Size;
 use crate::screens::{run, samples};
 use ratatui_core::layout::Rect;
-use rundir::Sample;
+use rundir::SampleSidecar;
 use std::collections::BTreeSet;
 
 /// Returns the streams that should run now. They follow from the model, so none is left running or missing.
@@ -38,7 +38,7 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
 /// Returns the clips that the screen shows now: step, prompt and the size of their area.
 fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
     let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
-    let placed: Vec<(&Sample, Rect)> = match model.screen {
+    let placed: Vec<(&SampleSidecar, Rect)> = match model.screen {
         Screen::Samples => samples::placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
         Screen::Run => run.samples.selected().zip(run::video_area(model, run)).into_iter().collect(),
         _ => Vec::new(),

@@ -4,7 +4,9 @@
 
 #include "shim.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -12,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <memory>
+#include <sstream>
 
 namespace {
 
@@ -80,6 +83,76 @@ char* vidtui_cuda_event(EventHandle** out) {
     auto handle = std::make_unique<EventHandle>();
     handle->event.record(cuda.getStream(cuda.getDevice()));
     *out = handle.release();
+  });
+}
+
+// Enqueues a copy on a stream beside the current one, after all work that is enqueued on the current stream, and returns an event
+// after the copy. One of the tensors is in page-locked memory.
+char* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, EventHandle** out) {
+  return guarded([&] {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    const auto current = cuda.getStream(cuda.getDevice());
+    // Each thread keeps its stream, so that its copies run in order.
+    thread_local const c10::Stream beside = cuda.getStreamFromGlobalPool(cuda.getDevice(), false);
+    // The memory of a new tensor may belong to work that is still enqueued.
+    c10::Event ready{at::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
+    ready.record(current);
+    ready.block(beside);
+    auto handle = std::make_unique<EventHandle>();
+    {
+      const c10::StreamGuard guard(beside);
+      at::NoGradGuard no_grad;
+      to->copy_(*from, true);
+      handle->event.record(beside);
+    }
+    for (const at::Tensor* tensor : {to, from}) {
+      if (tensor->is_cuda()) tensor->record_stream(beside);
+    }
+    *out = handle.release();
+  });
+}
+
+// Lets the work that is enqueued later on the current stream wait for the event. The host does not wait.
+char* vidtui_cuda_event_block(EventHandle* event) {
+  return guarded([&] {
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    event->event.block(cuda.getStream(cuda.getDevice()));
+  });
+}
+
+// Returns the state of the caching allocator of a device as JSON: totals, and one object per segment.
+char* vidtui_cuda_snapshot(int device, char** out) {
+  return guarded([&] {
+    namespace allocator = c10::cuda::CUDACachingAllocator;
+    const auto index = static_cast<c10::DeviceIndex>(device);
+    const auto stats = allocator::getDeviceStats(index);
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    std::ostringstream json;
+    json << "{\"allocated\":" << stats.allocated_bytes[all].current << ",\"allocated_peak\":" << stats.allocated_bytes[all].peak
+         << ",\"reserved\":" << stats.reserved_bytes[all].current << ",\"reserved_peak\":" << stats.reserved_bytes[all].peak
+         << ",\"failed_allocations\":" << stats.num_ooms << ",\"segments\":[";
+    const char* separator = "";
+    for (const auto& segment : allocator::snapshot().segments) {
+      if (segment.device != index) continue;
+      size_t largest = 0;
+      for (const auto& block : segment.blocks) {
+        if (!block.allocated && block.size > largest) largest = block.size;
+      }
+      json << separator << "{\"bytes\":" << segment.total_size << ",\"allocated\":" << segment.allocated_size
+           << ",\"blocks\":" << segment.blocks.size() << ",\"largest_free\":" << largest << "}";
+      separator = ",";
+    }
+    json << "]}";
+    *out = copy_text(json.str().c_str());
+  });
+}
+
+// Bytes of memory that a device has.
+char* vidtui_cuda_total(int device, int64_t* bytes) {
+  return guarded([&] {
+    // By the base class: CUDAAllocator's own function is inline and would need the CUDA runtime to link.
+    c10::DeviceAllocator* allocator = c10::getDeviceAllocator(at::kCUDA);
+    *bytes = static_cast<int64_t>(allocator->getMemoryInfo(static_cast<c10::DeviceIndex>(device)).second);
   });
 }
 

@@ -42,6 +42,22 @@ char* vidtui_cuda_event(EventHandle**) {
   return missing();
 }
 
+char* vidtui_cuda_copy_beside(const at::Tensor*, const at::Tensor*, EventHandle**) {
+  return missing();
+}
+
+char* vidtui_cuda_event_block(EventHandle*) {
+  return missing();
+}
+
+char* vidtui_cuda_snapshot(int, char**) {
+  return missing();
+}
+
+char* vidtui_cuda_total(int, int64_t*) {
+  return missing();
+}
+
 char* vidtui_cuda_event_wait(EventHandle*) {
   return missing();
 }

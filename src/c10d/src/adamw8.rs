@@ -25,9 +25,9 @@ pub struct Map {
 /// The maps of both moments.
 #[derive(Debug)]
 pub struct Maps {
-    /// Of the mean of gradients.
+    /// The map of the first moment, the mean of gradients.
     pub signed: Map,
-    /// Of the mean of squared gradients.
+    /// The map of the second moment, the mean of squared gradients.
     pub unsigned: Map,
 }
 
@@ -82,12 +82,22 @@ impl Quantized {
     /// Makes a run of zeros. `start` is the place of its first element in the tensor, whose blocks begin at multiples of
     /// [`BLOCK`].
     pub fn zeros(start: i64, len: i64, device: Device) -> Self {
-        let phase = start % BLOCK;
-        Quantized {
-            codes: Tensor::zeros([len], (Kind::Uint8, device)),
-            scales: Tensor::zeros([Self::blocks(start, len)], (Kind::Float, device)),
-            phase,
-        }
+        let zeros = |len: i64, kind| Ok(Tensor::zeros([len], (kind, device)));
+        Self::zeros_in(start, len, zeros).expect("the function returns no error")
+    }
+
+    /// Makes a run as [`Quantized::zeros`] does, in memory that `zeros` allocates.
+    ///
+    /// # Errors
+    /// Those of `zeros`.
+    pub fn zeros_in(start: i64, len: i64, zeros: impl Fn(i64, Kind) -> Result<Tensor>) -> Result<Self> {
+        let (codes, scales) = (zeros(len, Kind::Uint8)?, zeros(Self::blocks(start, len), Kind::Float)?);
+        Ok(Quantized { codes, scales, phase: start % BLOCK })
+    }
+
+    /// Returns a run with the place of this one and other tensors, such as copies on another device.
+    pub fn with(&self, codes: &Tensor, scales: &Tensor) -> Self {
+        Quantized { codes: codes.shallow_clone(), scales: scales.shallow_clone(), phase: self.phase }
     }
 
     /// Returns the number of blocks that have an element of a run.

@@ -1,6 +1,6 @@
 //! CUDA functions that do not compute tensors: the current device, its memory, asynchronous copies, and events.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 
 use tch::Tensor;
@@ -69,7 +69,59 @@ pub struct Event(NonNull<EventHandle>);
 // SAFETY: CUDA's events may be waited for and freed by any thread; the handle has one owner.
 unsafe impl Send for Event {}
 
+/// Enqueues a copy on a stream beside the current one, after the work that is enqueued on the current stream, and returns at once. The
+/// tensor in host memory must be page-locked. The current stream reads `to` after [`Event::block`].
+///
+/// # Errors
+/// The sizes differ.
+pub fn copy_beside(to: &Tensor, from: &Tensor) -> Result<Event> {
+    let doing = || format!("copy {:?} to {:?}", from.size(), to.size());
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: both tensors outlive the call; libtorch keeps their memory until the copy is done.
+    check(unsafe { ffi::vidtui_cuda_copy_beside(to.as_ptr(), from.as_ptr(), &mut handle) }, doing)?;
+    NonNull::new(handle).map(Event).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
+}
+
+/// Returns what libtorch's allocator has of a GPU as JSON: bytes in tensors and reserved, and one object per segment.
+///
+/// # Errors
+/// The GPU does not exist.
+pub fn memory_snapshot(gpu: usize) -> Result<String> {
+    let doing = || format!("read the memory of GPU {gpu}");
+    let index = number(gpu, doing)?;
+    let mut text = std::ptr::null_mut();
+    // SAFETY: `text` is where the shim writes a new C string on success.
+    check(unsafe { ffi::vidtui_cuda_snapshot(index, &mut text) }, doing)?;
+    // SAFETY: the shim allocated the string with strdup; it is valid until freed below.
+    let json = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: the same pointer, freed once, by the allocator that created it.
+    unsafe { ffi::vidtui_c10d_free(text) };
+    Ok(json)
+}
+
+/// Returns the bytes of memory that a GPU has.
+///
+/// # Errors
+/// The GPU does not exist.
+pub fn total_bytes(gpu: usize) -> Result<u64> {
+    let doing = || format!("read the memory of GPU {gpu}");
+    let index = number(gpu, doing)?;
+    let mut bytes = 0;
+    // SAFETY: the number outlives the call.
+    check(unsafe { ffi::vidtui_cuda_total(index, &mut bytes) }, doing)?;
+    Ok(bytes.max(0) as u64)
+}
+
 impl Event {
+    /// Lets the work that is enqueued later on the current stream wait for the event. The host does not wait.
+    ///
+    /// # Errors
+    /// The GPU failed.
+    pub fn block(&self) -> Result<()> {
+        // SAFETY: the handle is alive.
+        check(unsafe { ffi::vidtui_cuda_event_block(self.0.as_ptr()) }, || "wait for an event".to_owned())
+    }
+
     /// Records an event after all work that is enqueued on the current stream.
     ///
     /// # Errors
@@ -135,6 +187,9 @@ mod tests {
         let errors = [
             set_device(0).unwrap_err(),
             memory_bytes(0).unwrap_err(),
+            total_bytes(0).unwrap_err(),
+            memory_snapshot(0).map(drop).unwrap_err(),
+            copy_beside(&Tensor::from(1f32), &Tensor::from(2f32)).unwrap_err(),
             pinned(&Tensor::from(1f32)).unwrap_err(),
             Event::record().unwrap_err(),
             Group::nccl(&store, 0, 2, timeout, 0).map(drop).unwrap_err(),

@@ -26,6 +26,11 @@ pub struct EventHandle {
     _private: [u8; 0],
 }
 
+#[repr(C)]
+pub struct ScopeHandle {
+    _private: [u8; 0],
+}
+
 /// nullptr, or an error message to free with `vidtui_c10d_free`.
 pub type Status = *mut c_char;
 
@@ -165,12 +170,31 @@ unsafe extern "C" {
         step: f64,
     ) -> Status;
 
+    pub fn vidtui_mapped_zeros(
+        folder: *const c_char,
+        size: *const i64,
+        dims: usize,
+        like: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_mapped_release(tensor: *const C_tensor) -> Status;
+    pub fn vidtui_copy_in_thread(to: *const C_tensor, from: *const C_tensor) -> Status;
+
+    pub fn vidtui_profile_begin(with_cuda: c_int) -> Status;
+    pub fn vidtui_profile_end(path: *const c_char) -> Status;
+    pub fn vidtui_scope_begin(name: *const c_char, out: *mut *mut ScopeHandle) -> Status;
+    pub fn vidtui_scope_end(scope: *mut ScopeHandle);
+
     pub fn vidtui_cuda_built() -> c_int;
     pub fn vidtui_cuda_set_device(index: c_int) -> Status;
     pub fn vidtui_cuda_memory(device: c_int, now: *mut i64, peak: *mut i64) -> Status;
     pub fn vidtui_cuda_pinned(like: *const C_tensor, out: *mut *mut C_tensor) -> Status;
     pub fn vidtui_cuda_copy(to: *const C_tensor, from: *const C_tensor) -> Status;
     pub fn vidtui_cuda_event(out: *mut *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_copy_beside(to: *const C_tensor, from: *const C_tensor, out: *mut *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_event_block(event: *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_snapshot(device: c_int, out: *mut *mut c_char) -> Status;
+    pub fn vidtui_cuda_total(device: c_int, bytes: *mut i64) -> Status;
     pub fn vidtui_cuda_event_wait(event: *mut EventHandle) -> Status;
     pub fn vidtui_cuda_event_seconds(from: *mut EventHandle, to: *mut EventHandle, seconds: *mut f64) -> Status;
     pub fn vidtui_cuda_event_drop(event: *mut EventHandle);

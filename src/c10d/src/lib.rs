@@ -1,8 +1,9 @@
 //! PyTorch's distributed engine, called from Rust.
 //!
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
-//! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]) and CUDA functions that tch does not bind
-//! ([`cuda`]).
+//! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
+//! ([`cuda`]), tensors whose memory is a file ([`mapped`]),
+//! and libtorch's profiler ([`profile`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions exist too and return an error.
@@ -17,7 +18,9 @@ mod store;
 
 pub mod adamw8;
 pub mod cuda;
+pub mod mapped;
 pub mod ops;
+pub mod profile;
 
 pub use error::Error;
 pub use group::{Group, Sent};

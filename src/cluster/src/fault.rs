@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{Absent, GpuSample};
-use crate::nvidia_smi::SmiTrouble;
+use crate::nvidia_smi::SmiError;
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
@@ -22,7 +22,8 @@ pub struct Fault {
     /// The index of the GPU; none if it concerns the whole node.
     pub gpu: Option<u32>,
     /// The severity.
-    pub weight: FaultWeight,
+    #[serde(rename = "weight")]
+    pub severity: FaultSeverity,
     /// The problem, in a few words.
     pub what: String,
     /// The advice.
@@ -32,7 +33,7 @@ pub struct Fault {
 /// The severity of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FaultWeight {
+pub enum FaultSeverity {
     /// Training continues, slower or at risk.
     Warn,
     /// A GPU, or all of them, cannot be used.
@@ -52,53 +53,53 @@ impl fmt::Display for Fault {
 ///
 /// A node without nvidia-smi has no GPUs, which is not a fault. A missing power reading alone is not a fault either.
 pub fn faults(frame: &Frame) -> Vec<Fault> {
-    let mut faults: Vec<Fault> = frame.troubles.iter().filter_map(of_trouble).collect();
+    let mut faults: Vec<Fault> = frame.smi_errors.iter().filter_map(of_smi_error).collect();
     faults.extend(frame.gpus.iter().flat_map(of_gpu));
     faults.extend(of_xids(frame));
-    faults.sort_by_key(|fault| std::cmp::Reverse(fault.weight));
+    faults.sort_by_key(|fault| std::cmp::Reverse(fault.severity));
     faults
 }
 
-fn of_trouble(trouble: &SmiTrouble) -> Option<Fault> {
-    use SmiTrouble::*;
-    let weight = match trouble {
+fn of_smi_error(error: &SmiError) -> Option<Fault> {
+    use SmiError::*;
+    let severity = match error {
         NotFound | UnknownField(_) | HalfRow(_) => return None,
-        Reported(_) => FaultWeight::Warn,
-        _ => FaultWeight::Bad,
+        Reported(_) => FaultSeverity::Warn,
+        _ => FaultSeverity::Bad,
     };
-    let gpu = match trouble {
+    let gpu = match error {
         GpuLost { gpu, .. } => gpu.index,
         _ => None,
     };
     // `Fault` shows the index of the GPU before the text.
-    let what = match trouble {
+    let what = match error {
         GpuLost { gpu, why } if gpu.index.is_some() => format!("does not respond: {why}"),
         other => other.to_string(),
     };
-    Some(Fault { gpu, weight, what, fix: trouble.fix().into() })
+    Some(Fault { gpu, severity, what, fix: error.fix().into() })
 }
 
 /// Returns recent errors of the driver in the kernel log, each once.
 fn of_xids(frame: &Frame) -> Vec<Fault> {
     let recent = frame.xids.iter().filter_map(|at| {
-        let (weight, shown_s) = match at.xid.action() {
+        let (severity, shown_s) = match at.xid.action() {
             XidAction::Note => return None,
-            XidAction::Restart => (FaultWeight::Warn, HOUR_S),
-            XidAction::Reset | XidAction::Reboot => (FaultWeight::Bad, DAY_S),
+            XidAction::Restart => (FaultSeverity::Warn, HOUR_S),
+            XidAction::Reset | XidAction::Reboot => (FaultSeverity::Bad, DAY_S),
         };
-        (frame.t - at.t < shown_s).then_some((&at.xid, weight))
+        (frame.t - at.t < shown_s).then_some((&at.xid, severity))
     });
-    let fault = |(xid, weight): (&Xid, FaultWeight)| {
+    let fault = |(xid, severity): (&Xid, FaultSeverity)| {
         let gpu = frame.gpus.iter().find(|gpu| gpu.bus_id.as_ref().is_some_and(|place| xid.is_at(place)));
-        Fault { gpu: gpu.map(|gpu| gpu.index), weight, what: xid.to_string(), fix: xid.action().in_words().into() }
+        Fault { gpu: gpu.map(|gpu| gpu.index), severity, what: xid.to_string(), fix: xid.action().in_words().into() }
     };
     recent.collect::<BTreeSet<_>>().into_iter().map(fault).collect()
 }
 
 fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
     let mut faults = Vec::new();
-    let mut add = |weight, what: String, fix: &str| {
-        faults.push(Fault { gpu: Some(gpu.index), weight, what, fix: fix.into() });
+    let mut add = |severity, what: String, fix: &str| {
+        faults.push(Fault { gpu: Some(gpu.index), severity, what, fix: fix.into() });
     };
     let absent = [
         gpu.mem_used_mib.absent(),
@@ -115,14 +116,14 @@ fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
             Absent::RequiresReset => "end its processes and run `nvidia-smi --gpu-reset`, or reboot the node",
             _ => "resume without the node (--exclude) and reboot it; check `dmesg` for Xid errors",
         };
-        add(FaultWeight::Bad, why.to_string(), fix);
+        add(FaultSeverity::Bad, why.to_string(), fix);
     }
     if let Some(errors) = gpu.ecc_uncorrected.value().filter(|errors| *errors > 0) {
         let errors = format!("{errors} uncorrected memory error{}", if errors == 1 { "" } else { "s" });
-        add(FaultWeight::Bad, errors, "results may be wrong: resume without the node (--exclude) and reset the GPU");
+        add(FaultSeverity::Bad, errors, "results may be wrong: resume without the node (--exclude) and reset the GPU");
     }
     if let Some(reasons) = gpu.throttle_reasons.value().filter(|reasons| reasons.is_worrying()) {
-        add(FaultWeight::Warn, format!("throttled: {reasons}"), "check cooling and power supply of the node");
+        add(FaultSeverity::Warn, format!("throttled: {reasons}"), "check cooling and power supply of the node");
     }
     faults
 }
@@ -170,7 +171,7 @@ mod tests {
             let text = format!("#frame {number} 1763612345 {up_s}\n#gpus\n{rows}\n#exit 0\n{log}#end {number}\n");
             let frame = frames.push(text.as_bytes()).remove(0);
             let number = |fault: &Fault| -> Option<u32> { fault.what.split_whitespace().nth(1)?.parse().ok() };
-            faults(&frame).iter().map(|fault| (fault.weight, fault.gpu, number(fault))).collect::<Vec<_>>()
+            faults(&frame).iter().map(|fault| (fault.severity, fault.gpu, number(fault))).collect::<Vec<_>>()
         };
         let line = |at: u32, place: &str, number: u32| format!("[ {at}.5] NVRM: Xid (PCI:0000:{place}:00): {number}\n");
         let log = [
@@ -183,8 +184,8 @@ mod tests {
             line(99_990, "19", 45),
             line(99_991, "3b", 79),
         ];
-        let lost = (FaultWeight::Bad, None, Some(79));
-        let all = [(FaultWeight::Bad, Some(0), Some(48)), lost, (FaultWeight::Warn, Some(0), Some(31))];
+        let lost = (FaultSeverity::Bad, None, Some(79));
+        let all = [(FaultSeverity::Bad, Some(0), Some(48)), lost, (FaultSeverity::Warn, Some(0), Some(31))];
         assert_eq!(shown(1, 100_000, &format!("#xids\n{}", log.concat())), all);
         // Not every frame contains the log.
         assert_eq!(shown(2, 100_002, ""), all);

@@ -7,9 +7,9 @@ use std::fmt;
 
 use crate::gpu::{Absent, GpuProcess, GpuSample, Reading, ThrottleReasons};
 
-mod trouble;
+mod error;
 
-pub use trouble::{GpuName, SmiTrouble};
+pub use error::{GpuName, SmiError};
 
 /// The output format of both queries.
 pub const FORMAT: &str = "--format=csv,noheader,nounits";
@@ -150,7 +150,7 @@ pub struct Output<T> {
     /// The rows.
     pub rows: Vec<T>,
     /// Lines that are not rows, and errors of nvidia-smi.
-    pub troubles: Vec<SmiTrouble>,
+    pub smi_errors: Vec<SmiError>,
 }
 
 impl<T> Output<T> {
@@ -166,7 +166,7 @@ impl<T> Output<T> {
                 None => others.push(line),
             }
         }
-        Output { rows, troubles: trouble::all(&others, status) }
+        Output { rows, smi_errors: error::all(&others, status) }
     }
 }
 

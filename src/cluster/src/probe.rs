@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
-use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiTrouble, read_compute_apps};
+use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiError, read_compute_apps};
 use crate::{Xid, XidAt};
 
 /// A longer line is truncated and a longer frame is dropped.
@@ -91,7 +91,8 @@ pub struct Frame {
     /// Processes on GPUs that nvidia-smi does not list, such as lost GPUs.
     pub elsewhere: Vec<GpuProcess>,
     /// Errors of nvidia-smi.
-    pub troubles: Vec<SmiTrouble>,
+    #[serde(rename = "troubles")]
+    pub smi_errors: Vec<SmiError>,
     /// Xid errors since boot, from the last time that the kernel log was read.
     #[serde(default)]
     pub xids: Vec<XidAt>,
@@ -277,7 +278,7 @@ impl Open {
             host: read_host(text(Section::Host)),
             gpus: gpus.rows,
             elsewhere: Vec::new(),
-            troubles: gpus.troubles,
+            smi_errors: gpus.smi_errors,
             xids: Vec::new(),
             xids_denied: text(Section::Xids).trim() == "denied",
         };
@@ -289,8 +290,8 @@ impl Open {
             }
         }
         // Both queries report the same errors: each error is kept once.
-        let more: Vec<_> = apps.troubles.into_iter().filter(|trouble| !frame.troubles.contains(trouble)).collect();
-        frame.troubles.extend(more);
+        let more: Vec<_> = apps.smi_errors.into_iter().filter(|error| !frame.smi_errors.contains(error)).collect();
+        frame.smi_errors.extend(more);
         frame
     }
 }

@@ -12,7 +12,7 @@ mod value;
 
 pub use job::{Accounted, Job, JobDetails, JobState, read_accounting, read_job, read_queue};
 pub use node::{NodeBase, NodeState, SlurmNode, read_nodes};
-pub use reply::{SlurmTrouble, read_submitted, trouble};
+pub use reply::{SlurmError, parse_error, read_submitted};
 pub use spec::{SlurmSpec, SlurmSpecError};
 pub use status::{JobReply, JobStatus, NoReply};
 pub use value::{ExitCode, SlurmTime, read_duration};

@@ -1,7 +1,8 @@
 //! One clip of a manifest.
 
-use crate::{Reason, Stamp};
+use crate::{ExclusionReason, Stamp};
 use camino::Utf8PathBuf;
+use recipe::Bucket;
 use serde::{Deserialize, Serialize};
 
 /// A video with its caption. Measured fields are zero or empty if the video could not be read.
@@ -48,12 +49,15 @@ pub struct Clip {
     /// The time between frames varies.
     #[serde(skip_serializing_if = "is_false")]
     pub variable_rate: bool,
+    /// The size that its latent is encoded at, if the recipe has buckets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Bucket>,
     /// Tokens of the caption, if a tokenizer has counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
     /// Why the clip cannot be used. `None` for a usable clip.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub excluded: Option<Reason>,
+    pub excluded: Option<ExclusionReason>,
 }
 
 impl Clip {

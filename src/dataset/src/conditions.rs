@@ -5,7 +5,7 @@ use crate::index::{DTYPES, Index};
 use crate::store::{self, ConditionSpec, StoreSpec};
 use crate::table::{Located, Table};
 use camino::Utf8Path;
-use recipe::{Condition, ConditionKind, Model};
+use recipe::{ConditionKind, Conditioning, Model, Shape};
 use rundir::{ErrorCode, Failure};
 use std::collections::HashMap;
 use weights::Header;
@@ -32,23 +32,23 @@ pub fn drawn_role(role: &str, draw: usize) -> String {
     if draw == 0 { role.to_owned() } else { format!("{role}.{draw}") }
 }
 
-/// Returns the shape of a drawn tensor of a condition.
-fn shape(role: &str, model: &Model) -> [usize; 4] {
+/// Returns the shape of a drawn tensor of a condition, for a clip whose latent has the shape `latent`.
+fn shape(role: &str, model: &Model, latent: Shape) -> [usize; 4] {
     let (frames, channels) = match role {
         IMAGE => (1, model.out_channels),
-        KNOWN => (model.latent_frames, 1),
-        _ => (model.latent_frames, model.out_channels),
+        KNOWN => (latent.frames, 1),
+        _ => (latent.frames, model.out_channels),
     };
-    [frames, channels, model.latent_height, model.latent_width]
+    [frames, channels, latent.height, latent.width]
 }
 
 impl Table {
-    /// Finds the tensors of a condition for every sample, and checks that they fit `model`.
+    /// Finds the tensors of a condition for every sample, and checks that they fit `model` and the sample's latent.
     ///
     /// # Errors
     /// The data set was encoded with another condition. Otherwise names the first sample that has no such tensor, or one of
     /// another shape.
-    pub fn with_conditions(mut self, condition: &Condition, model: &Model) -> Result<Self, Failure> {
+    pub fn with_conditions(mut self, condition: &Conditioning, model: &Model) -> Result<Self, Failure> {
         let roles = condition_tensors(condition.kind);
         let all: Vec<(&str, String)> = (0..condition.draws())
             .flat_map(|draw| roles.iter().map(move |role| (*role, drawn_role(role, draw))))
@@ -62,10 +62,11 @@ impl Table {
             Some(folder) => {
                 check_spec(&folder, condition)?;
                 store::read_index(&folder, |number, line| {
+                    let latent = self.shape(self.extras_len() / all.len());
                     for (role, name) in &all {
                         let place = line.extra.get(name).ok_or_else(|| missing(&path, number, name))?;
                         let file = folder.join(&place.shard);
-                        let found = headers.find(&file, (role, &place.name), model)?;
+                        let found = headers.find(&file, (role, &place.name), (model, latent))?;
                         self.push_extra(&found.ok_or_else(|| missing(&path, number, name))?);
                     }
                     Ok(())
@@ -75,8 +76,9 @@ impl Table {
                 for sample in Index::open(&path)?.samples {
                     // Each file belongs to one sample.
                     headers = Headers::default();
+                    let latent = self.shape(self.extras_len() / all.len());
                     for (role, name) in &all {
-                        let found = headers.find(&sample.latent, (role, name), model)?;
+                        let found = headers.find(&sample.latent, (role, name), (model, latent))?;
                         self.push_extra(&found.ok_or_else(|| missing(&path, sample.line, name))?);
                     }
                 }
@@ -91,7 +93,7 @@ const ENCODE: &str =
     "encode the videos for this recipe: vidtui data encode VIDEOS --for RECIPE --model FOLDER --out DATA";
 
 /// Checks that a store has the condition of a recipe, with its noise and masks.
-fn check_spec(data: &Utf8Path, condition: &Condition) -> Result<(), Failure> {
+fn check_spec(data: &Utf8Path, condition: &Conditioning) -> Result<(), Failure> {
     let spec = StoreSpec::read(data)?;
     let Some(wanted) = ConditionSpec::of(condition)? else { return Ok(()) };
     let kind = |spec: &ConditionSpec| spec.kind.name();
@@ -133,13 +135,18 @@ struct Headers(HashMap<camino::Utf8PathBuf, Header>);
 
 impl Headers {
     /// Finds and checks the tensor of a role. Returns `None` if the file has no tensor of that name.
-    fn find(&mut self, file: &Utf8Path, (role, name): (&str, &str), model: &Model) -> Result<Option<Located>, Failure> {
+    fn find(
+        &mut self,
+        file: &Utf8Path,
+        (role, name): (&str, &str),
+        (model, latent): (&Model, Shape),
+    ) -> Result<Option<Located>, Failure> {
         if !self.0.contains_key(file) {
             self.0.insert(file.to_owned(), Header::read(file)?);
         }
         let header = &self.0[file];
         let Some(info) = header.tensors.get(name) else { return Ok(None) };
-        let wanted = shape(role, model);
+        let wanted = shape(role, model, latent);
         let twice = [wanted[0], 2 * wanted[1], wanted[2], wanted[3]];
         let moments = role != KNOWN && info.shape == twice;
         if (info.shape != wanted && !moments) || !DTYPES.contains(&info.dtype) {

@@ -1,15 +1,15 @@
 //! The inputs of an encode (manifest and encoder files), and the sizes and memory that follow from them before it runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{ConditionKind, Dtype, Encode, Recipe, Tiling};
+use recipe::{ComputeDtype, ConditionKind, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
 use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
 
-use crate::Manifest;
 use crate::store::{
-    ConditionSpec, FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpec, VaeSpec, plan_encode,
+    BucketsSpec, ConditionSpec, FrameSpec, PictureSpec, Plan, Quarantined, StoreSpec, TextSpec, VaeSpec, plan_encode,
 };
+use crate::{Assigner, BucketClips, ClipManifest};
 
 /// The folders of a diffusers folder that an encode reads.
 pub const ENCODER_FOLDERS: [&str; 3] = ["vae", "text_encoder", "tokenizer"];
@@ -19,7 +19,7 @@ pub const ENCODER_FOLDERS: [&str; 3] = ["vae", "text_encoder", "tokenizer"];
 pub struct EncodeInputs {
     recipe: Recipe,
     /// The clips.
-    pub manifest: Manifest,
+    pub manifest: ClipManifest,
     /// The configuration of the VAE.
     pub vae: VaeConfig,
     /// The configuration of the text encoder.
@@ -74,13 +74,14 @@ impl EncodeInputs {
     pub fn open(recipe: &Recipe) -> Result<Self, Failure> {
         check_folder(&recipe.encoders.folder)?;
         let encode = &recipe.encode;
-        let manifest = Manifest::read(&encode.manifest)?;
+        let mut manifest = ClipManifest::read(&encode.manifest)?;
+        manifest.assign(Assigner::new(recipe, encode).as_ref());
         manifest.refuse_if_dropped(encode.max_dropped)?;
         let folder = |name: &str| recipe.encoders.folder.join(name);
         let (vae, vae_files) = VaeConfig::open(&folder("vae"))?;
         let (text, text_files) = T5Config::open(&folder("text_encoder"))?;
         let tokenizer = Tokenizer::open(&folder("tokenizer"))?;
-        check_sizes(encode, &vae)?;
+        check_sizes(recipe, &vae)?;
         check_tokens(&recipe.encoders.folder, tokenizer.vocabulary(), text.vocab_size)?;
         Ok(Self { recipe: recipe.clone(), manifest, vae, text, tokenizer, vae_files, text_files })
     }
@@ -92,8 +93,8 @@ impl EncodeInputs {
     pub fn spec(&self) -> Result<StoreSpec, Failure> {
         let Recipe { encode, encoders, .. } = &self.recipe;
         let dtype = match encoders.dtype {
-            Dtype::Bfloat16 => "bf16",
-            Dtype::Float32 => "fp32",
+            ComputeDtype::Bfloat16 => "bf16",
+            ComputeDtype::Float32 => "fp32",
         };
         let folder = encoders.folder.to_string();
         let frames = FrameSpec {
@@ -127,7 +128,10 @@ impl EncodeInputs {
             dtype: dtype.into(),
         };
         let condition = ConditionSpec::of(&self.recipe.condition)?;
-        Ok(StoreSpec { condition, ..StoreSpec::new(frames, picture, vae, text) })
+        let data = &self.recipe.data;
+        let buckets =
+            (!data.buckets.is_empty()).then(|| BucketsSpec { rule: data.bucket_rule, list: data.buckets.clone() });
+        Ok(StoreSpec { condition, buckets, ..StoreSpec::new(frames, picture, vae, text) })
     }
 
     /// Plans the encode: which items are reused, new or stale. Reads all weights for their hashes, and writes nothing.
@@ -139,17 +143,42 @@ impl EncodeInputs {
         plan_encode(&self.recipe.encode.out, &self.manifest, &self.spec()?, quarantined)
     }
 
-    /// Returns the sizes of the outputs and the memory that the encode needs.
+    /// Returns the sizes of the outputs and the memory that the encode needs. With buckets, a latent is the mean of all clips, and
+    /// memory is that of the bucket that needs the most.
     pub fn cost(&self) -> EncodeCost {
+        let encode = &self.recipe.encode;
+        let buckets = self.manifest.buckets();
+        if buckets.is_empty() {
+            return self.cost_at([encode.frames, encode.height, encode.width]);
+        }
+        let costs: Vec<(usize, EncodeCost)> = buckets
+            .iter()
+            .map(|BucketClips { bucket, clips, .. }| {
+                (*clips, self.cost_at([bucket.frames, bucket.height, bucket.width]))
+            })
+            .collect();
+        let clips: usize = costs.iter().map(|(clips, _)| clips).sum();
+        let latents: u64 = costs.iter().map(|(clips, cost)| *clips as u64 * cost.latent_bytes).sum();
+        let largest = costs.iter().map(|(_, cost)| *cost).max_by_key(|cost| cost.vae.total());
+        let largest = largest.expect("there is a bucket");
+        EncodeCost {
+            latent_bytes: latents.div_ceil(clips as u64),
+            clip_bytes: costs.iter().map(|(_, cost)| cost.clip_bytes).max().unwrap_or(0),
+            ..largest
+        }
+    }
+
+    /// Returns the cost of clips of a size: frames, height, width.
+    fn cost_at(&self, size: [usize; 3]) -> EncodeCost {
         let Recipe { encode, encoders, .. } = &self.recipe;
+        let [frames, height, width] = size;
         let element = encoders.dtype.bytes();
-        let size = [encode.frames, encode.height, encode.width];
         let tiles = weights::TileSize::of(&self.vae);
         let (whole, tiled) =
             (vae_memory(&self.vae, size, None, element), vae_memory(&self.vae, size, Some(&tiles), element));
         let factor = self.vae.spatial_factor();
-        let pixels = (encode.height / factor) * (encode.width / factor);
-        let (count, channels) = (self.vae.latent_frames(encode.frames), 2 * self.vae.latent_channels);
+        let pixels = (height / factor) * (width / factor);
+        let (count, channels) = (self.vae.latent_frames(frames), 2 * self.vae.latent_channels);
         let condition = &self.recipe.condition;
         let conditions = condition.draws()
             * match condition.kind {
@@ -162,7 +191,7 @@ impl EncodeInputs {
         EncodeCost {
             latent_bytes: latent as u64,
             text_bytes: (encode.text_len * self.text.d_model * 2) as u64,
-            clip_bytes: (encode.frames * encode.height * encode.width * 3) as u64,
+            clip_bytes: (frames * height * width * 3) as u64,
             vae: if encoders.tiling == Tiling::On { tiled } else { whole },
             tiled: (encoders.tiling == Tiling::Auto && tiled.total() < whole.total()).then_some(tiled),
             text: t5_memory(&self.text, encode.batch, encode.text_len, element),
@@ -214,28 +243,37 @@ pub(crate) fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) ->
     ))
 }
 
-fn check_sizes(encode: &Encode, vae: &VaeConfig) -> Result<(), Failure> {
-    let (pixels, frames) = (vae.spatial_factor(), 1 << vae.temporal_levels());
+/// Checks the size of an encode, or of each bucket, against the VAE.
+fn check_sizes(recipe: &Recipe, vae: &VaeConfig) -> Result<(), Failure> {
+    let encode = &recipe.encode;
+    match recipe.buckets() {
+        None => check_size("encode.", [encode.frames, encode.height, encode.width], vae),
+        Some(buckets) => buckets.all().into_iter().try_for_each(|bucket| {
+            check_size(&format!("the bucket {bucket}: "), [bucket.frames, bucket.height, bucket.width], vae)
+        }),
+    }
+}
+
+/// `of` is written before the names of sizes.
+fn check_size(of: &str, [frames, height, width]: [usize; 3], vae: &VaeConfig) -> Result<(), Failure> {
+    let (pixels, step) = (vae.spatial_factor(), 1 << vae.temporal_levels());
     let bad = |why: String, fix: String| {
         Err(Failure::new(ErrorCode::InvalidRecipe, "the recipe does not fit the VAE", why, fix))
     };
-    for (key, size) in [("height", encode.height), ("width", encode.width)] {
+    for (key, size) in [("height", height), ("width", width)] {
         if !size.is_multiple_of(pixels) {
             let below = (size / pixels * pixels).max(pixels);
             return bad(
-                format!("encode.{key} is {size}, and the VAE makes one latent pixel of {pixels} pixels"),
-                format!("set encode.{key} = {below} or {}", below + pixels),
+                format!("{of}{key} is {size}, and the VAE makes one latent pixel of {pixels} pixels"),
+                format!("set {of}{key} = {below} or {}", below + pixels),
             );
         }
     }
-    if !(encode.frames - 1).is_multiple_of(frames) {
-        let below = (encode.frames - 1) / frames * frames + 1;
+    if !(frames - 1).is_multiple_of(step) {
+        let below = (frames - 1) / step * step + 1;
         return bad(
-            format!(
-                "encode.frames is {}, and the VAE makes one latent frame of {frames} frames after the first",
-                encode.frames
-            ),
-            format!("set encode.frames = {below} or {}", below + frames),
+            format!("{of}frames is {frames}, and the VAE makes one latent frame of {step} frames after the first"),
+            format!("set {of}frames = {below} or {}", below + step),
         );
     }
     Ok(())
@@ -264,7 +302,7 @@ mod tests {
         }
         let clip = crate::Clip { id: "a.mp4".into(), path: "a.mp4".into(), caption: "a".into(), ..Default::default() };
         let header = crate::ManifestHeader::new("clips".into(), "pairs", folder);
-        Manifest { header, clips: vec![clip] }.write(&folder.join("clips.jsonl")).unwrap();
+        ClipManifest { header, clips: vec![clip] }.write(&folder.join("clips.jsonl")).unwrap();
         let sets = [
             format!("encoders.folder={folder}"),
             format!("encode.manifest={folder}/clips.jsonl"),

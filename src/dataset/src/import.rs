@@ -9,7 +9,7 @@ use crate::store::{
     ConditionSpec, FrameSpec, Head, INDEX, Line, PictureSpec, Place, SPEC, StoreSpec, TextSpec, VaeSpec, write_index,
 };
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Condition, ConditionKind};
+use recipe::{ConditionKind, Conditioning};
 use rundir::{ErrorCode, Failure, WholeFolder, write_toml, xxh3_hex};
 use serde::Serialize;
 use source::Prepared;
@@ -143,7 +143,7 @@ fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<St
         dtype: unknown(),
     };
     // Images of cogvideox-factory are encoded without noise.
-    let condition = Condition { kind: ConditionKind::Image, image_noise: false, ..Condition::default() };
+    let condition = Conditioning { kind: ConditionKind::Image, image_noise: false, ..Conditioning::default() };
     let condition = if clips.iter().any(|clip| clip.image.is_some()) { ConditionSpec::of(&condition)? } else { None };
     let spec = StoreSpec::new(
         FrameSpec { mode: IMPORTED.into(), count: 0, fps: None, stride: 1, seed: 0 },

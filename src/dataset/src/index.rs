@@ -3,7 +3,7 @@
 //! One JSON object per line, with paths relative to the folder of the index:
 //! `{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"], "caption": "…"}`
 
-use crate::latent_channels;
+use crate::open::Latents;
 use crate::table::{DatasetInfo, Located, Table};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
@@ -30,12 +30,12 @@ pub struct Index {
     /// The index file.
     pub path: Utf8PathBuf,
     /// The samples, one per line; at least one.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<TrainingSample>,
 }
 
 /// One sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
+pub struct TrainingSample {
     /// The line in the index file, counted from 1.
     pub line: usize,
     /// The file with [`LATENT`].
@@ -98,7 +98,7 @@ impl Index {
                     "name at least one file, also if the text is empty",
                 ));
             }
-            samples.push(Sample {
+            samples.push(TrainingSample {
                 line: n + 1,
                 latent: folder.join(raw.vid_emb),
                 text: raw.text_chunk_emb.iter().map(|file| folder.join(file)).collect(),
@@ -121,16 +121,17 @@ impl Index {
     /// # Errors
     /// Names the first line that does not fit, its file, the found and the expected value.
     pub fn check(&self, model: &Model) -> Result<DatasetInfo, Failure> {
-        Ok(self.table(model)?.info)
+        Ok(self.table_of(Latents { model, any: None })?.info)
     }
 
     /// Checks as [`Index::check`] does, and returns the location of each tensor.
-    pub(crate) fn table(&self, model: &Model) -> Result<Table, Failure> {
+    pub(crate) fn table_of(&self, latents: Latents<'_>) -> Result<Table, Failure> {
+        let model = latents.model;
         let mut identity = String::new();
         let folder = self.path.parent().unwrap_or(Utf8Path::new(""));
         let mut table = Table::new(&self.path, model.segments);
         for sample in &self.samples {
-            let tensors = self.locate(sample, model)?;
+            let tensors = self.locate(sample, latents)?;
             for tensor in &tensors {
                 let name = tensor.path.strip_prefix(folder).unwrap_or(&tensor.path);
                 identity += &format!("{name}\n{}\n", tensor.bytes);
@@ -144,15 +145,12 @@ impl Index {
     }
 
     /// Checks a sample and returns its tensors, the latent first.
-    fn locate(&self, sample: &Sample, model: &Model) -> Result<Vec<Located>, Failure> {
+    fn locate(&self, sample: &TrainingSample, latents: Latents<'_>) -> Result<Vec<Located>, Failure> {
+        let model = latents.model;
         let header = self.header(sample, &sample.latent)?;
         let name = if header.tensors.contains_key(MOMENTS) { MOMENTS } else { LATENT };
         let latent = self.tensor(sample, &header, name)?;
-        let wanted = latent_shape(model, name == MOMENTS);
-        if latent.shape != wanted {
-            let what = self.what(sample, "has a latent of the wrong shape");
-            return Err(wrong_latent(what, sample.latent.as_str(), &latent.shape, wanted, name == MOMENTS));
-        }
+        latents.check(|what| self.what(sample, what), sample.latent.as_str(), &latent.shape, name == MOMENTS)?;
         let mut located = vec![Located::of(&header, latent, name == MOMENTS)];
         if sample.text.len() != model.segments {
             return Err(wrong_count(
@@ -170,7 +168,7 @@ impl Index {
         Ok(located)
     }
 
-    fn header(&self, sample: &Sample, file: &Utf8Path) -> Result<Header, Failure> {
+    fn header(&self, sample: &TrainingSample, file: &Utf8Path) -> Result<Header, Failure> {
         Header::read(file).map_err(|error| {
             if is_torch_file(file) {
                 return Failure::new(
@@ -184,7 +182,7 @@ impl Index {
         })
     }
 
-    fn tensor<'a>(&self, sample: &Sample, header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
+    fn tensor<'a>(&self, sample: &TrainingSample, header: &'a Header, name: &str) -> Result<&'a TensorInfo, Failure> {
         let info = header.tensor(name).map_err(|error| self.broken(sample, error))?;
         if !DTYPES.contains(&info.dtype) {
             return Err(Failure::new(
@@ -197,39 +195,14 @@ impl Index {
         Ok(info)
     }
 
-    fn broken(&self, sample: &Sample, error: Error) -> Failure {
+    fn broken(&self, sample: &TrainingSample, error: Error) -> Failure {
         let Failure { code, what, why, fix, .. } = error.into();
         Failure::new(code, self.what(sample, "cannot be used"), format!("{what}: {why}"), fix)
     }
 
-    pub(crate) fn what(&self, sample: &Sample, what: &str) -> String {
+    pub(crate) fn what(&self, sample: &TrainingSample, what: &str) -> String {
         format!("line {} of {} {what}", sample.line, self.path)
     }
-}
-
-/// Returns the shape of a latent of a model; with `moments`, of its means and log-variances.
-pub(crate) fn latent_shape(model: &Model, moments: bool) -> [usize; 4] {
-    let channels = latent_channels(model) * if moments { 2 } else { 1 };
-    [model.latent_frames, channels, model.latent_height, model.latent_width]
-}
-
-/// Returns the failure of a latent of another shape. `holder` is its file or tensor.
-pub(crate) fn wrong_latent(what: String, holder: &str, found: &[usize], wanted: [usize; 4], moments: bool) -> Failure {
-    const KEYS: [&str; 4] = ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
-    let fix = if found.len() == wanted.len() {
-        let axes = KEYS.iter().zip(found).zip(wanted).filter(|((_, found), wanted)| *found != wanted);
-        let halved = |key: &str, found: usize| if key == KEYS[1] && moments { found / 2 } else { found };
-        let sets: Vec<String> = axes.map(|((key, found), _)| format!("{key} = {}", halved(key, *found))).collect();
-        format!("set {}, or encode the clip again", sets.join(" and "))
-    } else {
-        "write latents as [frames, channels, rows, columns], without a batch axis".into()
-    };
-    Failure::new(
-        ErrorCode::InvalidDataset,
-        what,
-        format!("{holder} has shape {found:?}, the recipe expects {wanted:?}"),
-        fix,
-    )
 }
 
 /// Returns the failure of a sample with another number of texts than the model has segments.

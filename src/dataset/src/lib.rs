@@ -1,8 +1,9 @@
 //! Data sets of video clips. This crate does not need libtorch.
 //!
-//! A [`Manifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`Reason`]. The
+//! A [`ClipManifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`ExclusionReason`]. The
 //! [`store`] holds their latents and texts.
 
+mod buckets;
 pub mod check;
 mod clip;
 mod conditions;
@@ -13,22 +14,27 @@ mod index;
 mod layouts;
 mod manifest;
 mod open;
+pub mod order;
 mod reason;
+pub mod seeds;
 pub mod show;
 mod stamp;
 pub mod store;
 mod table;
 
+pub use buckets::{Assigner, BucketClips};
 pub use clip::Clip;
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
 pub use encoders::check_encoders;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
-pub use index::{Index, LATENT, MOMENTS, Sample, TEXT, open_null_text};
-pub use layouts::{Caption, CaptionFault, Layout, Row, Source, SourceRequest, Stated, VIDEO_ENDINGS, read_source};
-pub use manifest::{Manifest, ManifestHeader};
+pub use index::{Index, LATENT, MOMENTS, TEXT, TrainingSample, open_null_text};
+pub use layouts::{
+    Caption, CaptionFault, Layout, Row, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
+};
+pub use manifest::{ClipManifest, ManifestHeader};
 pub use open::store_folder;
-pub use reason::Reason;
+pub use reason::ExclusionReason;
 pub use stamp::Stamp;
 pub use table::{DatasetInfo, Reader, Slot, Table};
 

@@ -1,6 +1,6 @@
 //! The manifest: a header line, then one clip per line, as JSON.
 
-use crate::{Clip, Reason};
+use crate::{Clip, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -42,14 +42,14 @@ impl ManifestHeader {
 
 /// The clips of a data set, excluded ones included.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Manifest {
+pub struct ClipManifest {
     /// The source of the clips.
     pub header: ManifestHeader,
     /// The clips, in the order of the source.
     pub clips: Vec<Clip>,
 }
 
-impl Manifest {
+impl ClipManifest {
     /// Reads a manifest. Paths of clips are returned absolute.
     ///
     /// # Errors
@@ -124,7 +124,7 @@ impl Manifest {
     }
 
     /// Returns the excluded clips with their reasons.
-    pub fn excluded(&self) -> impl Iterator<Item = (&Clip, &Reason)> {
+    pub fn excluded(&self) -> impl Iterator<Item = (&Clip, &ExclusionReason)> {
         self.clips.iter().filter_map(|clip| Some((clip, clip.excluded.as_ref()?)))
     }
 
@@ -245,10 +245,10 @@ mod tests {
         Clip { id: id.into(), path: root.join(id), caption: "a \"cat\"\nsleeps".into(), fps: 23.976, ..Clip::default() }
     }
 
-    fn manifest(root: &Utf8Path, excluded: usize, all: usize) -> Manifest {
+    fn manifest(root: &Utf8Path, excluded: usize, all: usize) -> ClipManifest {
         let mut clips: Vec<Clip> = (0..all).map(|n| clip(root, &format!("{n}.mp4"))).collect();
-        clips[..excluded].iter_mut().for_each(|clip| clip.excluded = Some(Reason::CaptionMissing));
-        Manifest { header: ManifestHeader::new(root, "pairs", root), clips }
+        clips[..excluded].iter_mut().for_each(|clip| clip.excluded = Some(ExclusionReason::CaptionMissing));
+        ClipManifest { header: ManifestHeader::new(root, "pairs", root), clips }
     }
 
     #[test]
@@ -257,10 +257,10 @@ mod tests {
         let mut written = manifest(&folder, 1, 3);
         written.clips[1].path = "/elsewhere/1.mp4".into();
         written.clips[0].excluded =
-            Some(Reason::TooShort { frames: 3, needed: 49, span_s: 0.1, needed_s: Some(6.125) });
+            Some(ExclusionReason::TooShort { frames: 3, needed: 49, span_s: 0.1, needed_s: Some(6.125) });
         let path = folder.join("manifest.jsonl");
         written.write(&path).unwrap();
-        assert_eq!(Manifest::read(&path).unwrap(), written);
+        assert_eq!(ClipManifest::read(&path).unwrap(), written);
         // Paths below the root are relative, so that the folder can be moved.
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(r#""path":"2.mp4""#) && text.contains(r#""path":"/elsewhere/1.mp4""#), "{text}");
@@ -273,7 +273,7 @@ mod tests {
         let (path, table) = (folder.join("manifest.jsonl"), folder.join("metadata.jsonl"));
         manifest(&folder, 0, 1).write(&path).unwrap();
         std::fs::write(&table, "{\"video\": \"a.mp4\", \"caption\": \"a cat\"}\n").unwrap();
-        let found = [&path, &table, &folder, &folder.join("none")].map(|path| Manifest::is_one(path));
+        let found = [&path, &table, &folder, &folder.join("none")].map(|path| ClipManifest::is_one(path));
         assert_eq!(found, [true, false, false, false]);
     }
 
@@ -285,10 +285,10 @@ mod tests {
         let header = std::fs::read_to_string(&path).unwrap();
         let line = r#"{"id":"a","path":"a.mp4","mood":"blue","excluded":{"kind":"too-blue","hue":240}}"#;
         std::fs::write(&path, format!("{header}\n{line}\n")).unwrap();
-        let read = Manifest::read(&path).unwrap();
-        assert_eq!(read.clips[0].excluded, Some(Reason::Other));
+        let read = ClipManifest::read(&path).unwrap();
+        assert_eq!(read.clips[0].excluded, Some(ExclusionReason::Other));
         std::fs::write(&path, header.replace("\"schema\":1", "\"schema\":2")).unwrap();
-        assert_eq!(Manifest::read(&path).unwrap_err().code, ErrorCode::NewerFormat);
+        assert_eq!(ClipManifest::read(&path).unwrap_err().code, ErrorCode::NewerFormat);
     }
 
     #[test]
@@ -305,9 +305,9 @@ mod tests {
             (format!("{header}{}", "{\"id\":\"a\",\"path\":\"b\"}\n".repeat(2)), ErrorCode::InvalidDataset),
         ] {
             std::fs::write(&path, &text).unwrap();
-            assert_eq!(Manifest::read(&path).unwrap_err().code, code, "{text}");
+            assert_eq!(ClipManifest::read(&path).unwrap_err().code, code, "{text}");
         }
-        assert_eq!(Manifest::read(&folder.join("none")).unwrap_err().code, ErrorCode::NotFound);
+        assert_eq!(ClipManifest::read(&folder.join("none")).unwrap_err().code, ErrorCode::NotFound);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The reasons why a clip cannot be used.
 
+use recipe::Misfit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The reason why a clip is excluded. Its name on disk (`kind`) is in kebab case and never changes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Reason {
+pub enum ExclusionReason {
     /// The video does not exist.
     VideoMissing,
     /// The path of the video leaves the folder of the data set.
@@ -52,6 +53,17 @@ pub enum Reason {
         /// Seconds that are needed, if the frames are chosen at a frame rate.
         needed_s: Option<f64>,
     },
+    /// No bucket of the recipe takes the clip.
+    NoBucket {
+        /// Why.
+        misfit: Misfit,
+        /// Frames that can be chosen.
+        frames: usize,
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+    },
     /// There is no caption.
     CaptionMissing,
     /// The caption is empty.
@@ -80,7 +92,7 @@ pub enum Reason {
     Other,
 }
 
-impl Reason {
+impl ExclusionReason {
     /// Returns the title of this kind of reason, for lists of clips.
     pub fn title(&self) -> &'static str {
         match self {
@@ -96,6 +108,9 @@ impl Reason {
             Self::OneFrame => "one frame",
             Self::HighDynamicRange => "HDR video",
             Self::TooShort { .. } => "too short",
+            Self::NoBucket { misfit: Misfit::TooShort, .. } => "shorter than all buckets",
+            Self::NoBucket { misfit: Misfit::TooSmall, .. } => "smaller than all buckets",
+            Self::NoBucket { misfit: Misfit::NotDrawn, .. } => "left out by the draws",
             Self::CaptionMissing => "no caption",
             Self::CaptionEmpty => "empty caption",
             Self::CaptionNotUtf8 => "caption not UTF-8",
@@ -108,7 +123,7 @@ impl Reason {
 }
 
 /// Returns the details with the real values; empty if the title is sufficient.
-impl fmt::Display for Reason {
+impl fmt::Display for ExclusionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAVideo { what: why }
@@ -119,6 +134,10 @@ impl fmt::Display for Reason {
                 write!(f, "{frames} of {needed} frames")?;
                 needed_s.map_or(Ok(()), |needed_s| write!(f, ", {span_s:.2} of {needed_s:.2} s"))
             }
+            Self::NoBucket { misfit: Misfit::TooShort, frames, .. } => {
+                write!(f, "{}", units::counted(*frames, "frame"))
+            }
+            Self::NoBucket { height, width, .. } => write!(f, "{width} × {height} pixels"),
             Self::CaptionTooLong { characters, most } => write!(f, "{characters} characters, at most {most}"),
             Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),
             Self::HighDynamicRange => f.write_str("this ffmpeg lacks the filters zscale and tonemap"),

@@ -1,6 +1,6 @@
 //! Summaries of the content of a store, as text and for `--json`.
 
-use crate::store::{Item, Line, Progress, Queue, SPEC, StoreSpec, is_working, old_failures, read_index};
+use crate::store::{EncodeProgress, Item, Line, Queue, SPEC, StoreSpec, is_working, old_failures, read_index};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -31,7 +31,7 @@ pub struct Summary {
     /// The items that failed, with their failures.
     pub failures: Vec<FailedItem>,
     /// The progress of an encode that is running or was interrupted.
-    pub encode: Option<Progress>,
+    pub encode: Option<EncodeProgress>,
 }
 
 /// An item that failed.

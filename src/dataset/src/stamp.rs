@@ -1,7 +1,7 @@
 //! Checks whether a file has changed since it was checked: compares its size and modification time, and if these
 //! differ, its bytes.
 
-use crate::Reason;
+use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -24,14 +24,14 @@ pub struct Stamp {
 
 impl Stamp {
     /// Reads the stamp of a file; returns the reason if the file cannot be a video.
-    pub(crate) fn of(path: &Utf8Path) -> Result<Self, Reason> {
+    pub(crate) fn of(path: &Utf8Path) -> Result<Self, ExclusionReason> {
         let metadata = fs::metadata(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Reason::VideoMissing,
-            _ => Reason::Unreadable { why: error.to_string() },
+            io::ErrorKind::NotFound => ExclusionReason::VideoMissing,
+            _ => ExclusionReason::Unreadable { why: error.to_string() },
         })?;
         match metadata.len() {
-            _ if metadata.is_dir() => Err(Reason::NotAVideo { what: "it is a folder".into() }),
-            0 => Err(Reason::VideoEmpty),
+            _ if metadata.is_dir() => Err(ExclusionReason::NotAVideo { what: "it is a folder".into() }),
+            0 => Err(ExclusionReason::VideoEmpty),
             bytes => {
                 use std::os::unix::fs::MetadataExt;
                 let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());

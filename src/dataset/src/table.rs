@@ -5,10 +5,12 @@
 
 use crate::RawTensor;
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Shape;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use weights::{Dtype, Error, Header, TensorInfo};
@@ -25,14 +27,15 @@ pub struct DatasetInfo {
     pub samples: usize,
     /// The size of all files.
     pub bytes: u64,
-    /// The identity of the data set: the same for the same items in the same order, in any folder.
+    /// The identity of the data set: the same for the same items in the same order, in any folder. Those of several data sets are
+    /// joined by `+`.
     pub fingerprint: String,
 }
 
 /// The location of each sample's tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// The index.
+    /// The index; that of the first of several data sets.
     pub path: Utf8PathBuf,
     /// The size and identity of the data set.
     pub info: DatasetInfo,
@@ -46,6 +49,8 @@ pub struct Table {
     empty_text: Option<Slot>,
     /// The slots of the condition's tensors; their number per sample depends on the condition.
     extras: Vec<Slot>,
+    /// The number of samples of each data set, if there are several.
+    sets: Vec<usize>,
 }
 
 /// A file with tensors.
@@ -62,6 +67,13 @@ pub(crate) struct TensorKind {
     pub shape: Vec<usize>,
     /// Means and log-variances.
     pub moments: bool,
+}
+
+impl TensorKind {
+    /// Returns the shape of a latent `[T, C, H, W]`.
+    fn latent_shape(&self) -> Shape {
+        Shape { frames: self.shape[0], height: self.shape[2], width: self.shape[3] }
+    }
 }
 
 /// A tensor in a file.
@@ -99,6 +111,8 @@ struct Described {
     samples: usize,
     empty_text: bool,
     extras: usize,
+    #[serde(default)]
+    sets: Vec<usize>,
 }
 
 impl Table {
@@ -115,6 +129,7 @@ impl Table {
             texts,
             empty_text: None,
             extras: Vec::new(),
+            sets: Vec::new(),
         }
     }
 
@@ -126,8 +141,46 @@ impl Table {
         segments: usize,
         (latents, texts, empty_text): (Vec<Slot>, Vec<Slot>, Option<Slot>),
     ) -> Self {
-        let extras = Vec::new();
-        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text, extras }
+        let (extras, sets) = (Vec::new(), Vec::new());
+        Self { path: path.to_owned(), info, files, kinds, segments, latents, texts, empty_text, extras, sets }
+    }
+
+    /// Joins the tables of data sets for the same model and condition.
+    pub(crate) fn join(tables: Vec<Table>) -> Option<Self> {
+        let sets = tables.iter().map(Table::len).collect();
+        let mut tables = tables.into_iter();
+        let mut all = tables.next()?;
+        for table in tables {
+            all.info.samples += table.info.samples;
+            all.info.bytes += table.info.bytes;
+            all.info.fingerprint += &format!("+{}", table.info.fingerprint);
+            let (files, kinds) = (all.files.len() as u32, all.kinds.len() as u32);
+            let moved = |slot: Slot| Slot { file: slot.file + files, kind: slot.kind + kinds, begin: slot.begin };
+            all.files.extend(table.files);
+            all.kinds.extend(table.kinds);
+            all.latents.extend(table.latents.into_iter().map(moved));
+            all.texts.extend(table.texts.into_iter().map(moved));
+            all.extras.extend(table.extras.into_iter().map(moved));
+            all.empty_text = all.empty_text.or(table.empty_text.map(moved));
+        }
+        Some(Self { sets, ..all })
+    }
+
+    /// Returns the samples of each data set.
+    pub fn sets(&self) -> Vec<Range<usize>> {
+        if self.sets.len() < 2 {
+            return std::iter::once(0..self.len()).collect();
+        }
+        let ranges = self.sets.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end - len..*end)
+        });
+        ranges.collect()
+    }
+
+    /// Returns the shape of the latent of a sample.
+    pub fn shape(&self, sample: usize) -> Shape {
+        self.kinds[self.latents[sample].kind as usize].latent_shape()
     }
 
     /// Appends a sample: its latent, then its texts.
@@ -157,6 +210,11 @@ impl Table {
             self.kinds.len() - 1
         });
         Slot::new(file, kind, tensor.begin)
+    }
+
+    /// Returns the number of tensors of conditions.
+    pub(crate) fn extras_len(&self) -> usize {
+        self.extras.len()
     }
 
     /// Returns the number of samples.
@@ -212,6 +270,7 @@ impl Table {
             samples: self.latents.len(),
             empty_text: self.empty_text.is_some(),
             extras: self.extras.len(),
+            sets: self.sets.clone(),
         };
         let mut bytes = serde_json::to_vec(&described).expect("a table has a JSON form");
         bytes.push(b'\n');
@@ -227,7 +286,7 @@ impl Table {
     /// Reads the bytes of [`Table::to_bytes`]. Returns `None` for other bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|byte| *byte == b'\n')?;
-        let Described { path, info, files, kinds, segments, samples, empty_text, extras } =
+        let Described { path, info, files, kinds, segments, samples, empty_text, extras, sets } =
             serde_json::from_slice(&bytes[..end]).ok()?;
         let slots = bytes[end + 1..].as_chunks::<SLOT>().0;
         if slots.len() != samples * (1 + segments) + extras + usize::from(empty_text) {
@@ -255,6 +314,7 @@ impl Table {
             texts: texts.iter().map(slot).collect(),
             empty_text: empty.first().map(slot),
             extras: extras.iter().map(slot).collect(),
+            sets,
         })
     }
 }

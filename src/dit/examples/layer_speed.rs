@@ -8,7 +8,7 @@ use dit::cogvideox::Scan;
 use dit::cogvideox::ttt::Ttt;
 use dit::parallel::Alone;
 use dit::params::{UnitParams, unit_specs};
-use recipe::{Init, ParamSpec, Unit};
+use recipe::{FsdpUnit, ParamInit, ParamSpec};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
@@ -33,11 +33,11 @@ fn main() {
             return Tensor::empty([0], (Kind::Float, Device::Cpu));
         }
         let shape: Vec<i64> = spec.shape.iter().map(|&size| size as i64).collect();
-        let centre = if spec.init == Init::Ones { 1.0 } else { 0.0 };
+        let centre = if spec.init == ParamInit::Ones { 1.0 } else { 0.0 };
         let number = numbers.next().expect("the iterator is endless");
         hashed(&shape, number, 0.07, centre).set_requires_grad(true)
     };
-    let params = UnitParams::new(unit_specs(model, Unit::Block(0)).iter().map(parameter).collect());
+    let params = UnitParams::new(unit_specs(model, FsdpUnit::Block(0)).iter().map(parameter).collect());
     let mut leaves = vec![&x];
     leaves.extend(params.tensors().iter().filter(|tensor| tensor.requires_grad()));
 

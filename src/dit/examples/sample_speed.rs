@@ -6,12 +6,12 @@
 
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler};
-use recipe::{Model, TimestepSpacing, Unit};
+use recipe::{FsdpUnit, Model, TimestepSpacing};
 use safetensors::SafeTensors;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -26,12 +26,12 @@ struct Whole(Vec<Vec<Tensor>>);
 impl Units for Whole {
     type Error = TchError;
 
-    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
-        let number = if let Unit::Block(block) = unit { block + 1 } else { 0 };
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
+        let number = if let FsdpUnit::Block(block) = unit { block + 1 } else { 0 };
         Ok(UnitParams::new(self.0[number].iter().map(Tensor::shallow_clone).collect()))
     }
 
-    fn reduce(&mut self, _: Unit, _: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TchError> {
         unreachable!("sampling has no gradients")
     }
 }
@@ -58,7 +58,7 @@ fn main() {
     let many = std::iter::repeat_n(STEPS, number(samples) as usize);
     for steps in std::iter::once(1).chain(many) {
         let sampler =
-            Sampler::ddim(&Schedule::default(), TimestepSpacing::Trailing, steps, Guidance::Constant(GUIDANCE));
+            Sampler::ddim(&NoiseSchedule::default(), TimestepSpacing::Trailing, steps, Guidance::Constant(GUIDANCE));
         let (began, busy) = (Instant::now(), cpu_s());
         let predict = |x: &Tensor, timestep: i64| {
             let inputs = Inputs {
@@ -86,7 +86,7 @@ fn main() {
 /// Reads the parameters of a transformer.
 fn whole(model: &Model, path: &Utf8Path) -> Whole {
     let tensors = tensors(path);
-    let units = std::iter::once(Unit::Root).chain((0..model.num_layers).map(Unit::Block));
+    let units = std::iter::once(FsdpUnit::Root).chain((0..model.num_layers).map(FsdpUnit::Block));
     let tensor = |spec: &recipe::ParamSpec| {
         tensors[spec.diffusers.as_deref().expect("diffusers has every tensor")].shallow_clone()
     };

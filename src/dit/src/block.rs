@@ -3,12 +3,12 @@
 //! A block is a function of its input and parameters. The forward pass runs it without an autograd graph. The backward
 //! pass recomputes it with a graph from the saved tensors, and takes the gradients of input and parameters in one call.
 
+use crate::attention::Attention;
 use crate::family::{Family, Tokens};
 use crate::parallel::TensorParallel;
 use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
-use kernels::attention::{Attended, attend};
-use std::cell::RefCell;
+use kernels::attention::Attended;
 use std::collections::VecDeque;
 use tch::{TchError, Tensor};
 
@@ -21,35 +21,6 @@ pub enum ActivationCheckpointing {
     Selective,
     /// Saves the graph: nothing is recomputed. For the last block, whose backward pass comes next.
     None,
-}
-
-/// Computes the attentions of a block, in the same order in every pass, or takes their saved outputs.
-#[derive(Debug, Default)]
-pub struct Attention {
-    known: RefCell<VecDeque<Attended>>,
-    /// The new outputs, if they are saved.
-    made: Option<RefCell<VecDeque<Attended>>>,
-}
-
-impl Attention {
-    fn saving() -> Self {
-        Attention { made: Some(RefCell::default()), ..Attention::default() }
-    }
-
-    fn known(attended: VecDeque<Attended>) -> Self {
-        Attention { known: RefCell::new(attended), ..Attention::default() }
-    }
-
-    /// Computes attention without a mask, scale 1/√F, of queries, keys and values `[B, H, L, F]`.
-    pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
-        let known = self.known.borrow_mut().pop_front();
-        let attended = attend(q, k, v, known.as_ref());
-        let out = attended.out.shallow_clone();
-        if let Some(made) = &self.made {
-            made.borrow_mut().push_back(attended);
-        }
-        out
-    }
 }
 
 /// A block of a family, with the inputs that its passes share.
@@ -93,6 +64,16 @@ impl SavedForBackward {
         self.streams.take()
     }
 
+    /// Returns the saved input.
+    pub fn input(&self) -> Option<&[Tensor]> {
+        self.streams.as_deref()
+    }
+
+    /// Sets the saved input.
+    pub fn set_input(&mut self, streams: Vec<Tensor>) {
+        self.streams = Some(streams);
+    }
+
     /// Replaces the saved input, one stream after the other.
     pub fn change_input(&mut self, change: impl Fn(&Tensor) -> Result<Tensor, TchError>) -> Result<(), TchError> {
         self.streams = self.streams.take().map(|streams| streams.iter().map(change).collect()).transpose()?;
@@ -118,7 +99,7 @@ impl<F: Family> Block<'_, F> {
         let selective = checkpointing == ActivationCheckpointing::Selective;
         let attention = if selective { Attention::saving() } else { Attention::default() };
         let out = tch::no_grad(|| self.family.block(self.grid, self.number, params, &tokens, &attention, tp))?;
-        let attended = attention.made.map(RefCell::into_inner).unwrap_or_default();
+        let attended = attention.into_saved();
         Ok((out, SavedForBackward { streams: Some(tokens.streams), attended, graph: None }))
     }
 

@@ -7,7 +7,8 @@ pub mod positions;
 pub mod segments;
 pub mod ttt;
 
-use crate::block::{ActivationCheckpointing, Attention};
+use crate::attention::Attention;
+use crate::block::ActivationCheckpointing;
 use crate::family::{Family, Inputs, Tokens};
 use crate::network::Network;
 use crate::parallel::TensorParallel;
@@ -15,7 +16,7 @@ use crate::params::{Slots, UnitParams, unit_specs};
 use block::Block;
 use embed::Embedder;
 use head::Head;
-use recipe::{Layer, Model, ParamSpec, Positions, Shape, Unit};
+use recipe::{FsdpUnit, Layer, Model, ParamSpec, Positions, Shape};
 use segments::{ScanOrder, Segments};
 use tch::{Device, TchError, Tensor};
 
@@ -43,7 +44,7 @@ impl CogVideoX {
     }
 }
 
-/// What depends on the shape of a batch.
+/// The constant tensors for one shape of a batch.
 #[derive(Debug)]
 pub struct Grid {
     /// Text tokens of a sample.
@@ -189,10 +190,10 @@ impl Network<CogVideoX> {
 }
 
 /// Returns the slots of a unit's parameters by their names in the unit.
-fn slots(model: &Model, unit: Unit) -> Slots {
+fn slots(model: &Model, unit: FsdpUnit) -> Slots {
     let prefix = match unit {
-        Unit::Root => String::new(),
-        Unit::Block(i) => format!("blocks.{i}."),
+        FsdpUnit::Root => String::new(),
+        FsdpUnit::Block(i) => format!("blocks.{i}."),
     };
     Slots::of(&unit_specs(model, unit), &prefix)
 }

@@ -8,7 +8,7 @@ pub const TIMESTEPS: i64 = 1000;
 
 /// The signal and noise levels of every timestep.
 #[derive(Debug)]
-pub struct Schedule {
+pub struct NoiseSchedule {
     /// `ᾱ`, `[N]`, fp64; index 0 is the cleanest.
     alphas_cumprod: Tensor,
     /// `√ᾱ`, `[N]`, fp32; with zero terminal SNR the last is exactly 0.
@@ -17,7 +17,7 @@ pub struct Schedule {
     noise: Tensor,
 }
 
-impl Default for Schedule {
+impl Default for NoiseSchedule {
     /// Returns the schedule of CogVideoX-5B: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
     fn default() -> Self {
         Self::of_signal(&Tensor::from_slice(&Self::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>())).flip([0]))
@@ -33,7 +33,7 @@ pub struct Noised {
     pub velocity: Tensor,
 }
 
-impl Schedule {
+impl NoiseSchedule {
     /// Returns the noise schedule that a model was made for.
     ///
     /// β grows according to `model.beta_schedule`, and `ᾱ = Π(1 - β)`. A shift `s` of the signal-to-noise ratio
@@ -63,7 +63,7 @@ impl Schedule {
     fn of_signal(signal: &Tensor) -> Self {
         let alphas_cumprod = signal.square();
         let noise: Tensor = 1.0 - &alphas_cumprod;
-        Schedule { signal: signal.to_kind(Kind::Float), noise: noise.sqrt().to_kind(Kind::Float), alphas_cumprod }
+        NoiseSchedule { signal: signal.to_kind(Kind::Float), noise: noise.sqrt().to_kind(Kind::Float), alphas_cumprod }
     }
 
     /// Returns `√ᾱ` at the given timesteps, noisiest first, rescaled so that the first has no signal and the last is unchanged.
@@ -147,7 +147,7 @@ impl From<Noised> for Target {
     }
 }
 
-impl Schedule {
+impl NoiseSchedule {
     /// Returns the target of latents `clean` that were noised at timesteps `[B]`.
     ///
     /// * `none`: the mean squared error of the velocity.
@@ -244,13 +244,13 @@ mod tests {
 
     #[test]
     fn the_default_keys_give_the_schedule_of_earlier_runs_bit_for_bit() {
-        let (keys, fixed) = (Schedule::new(&model(&[])), Schedule::default());
+        let (keys, fixed) = (NoiseSchedule::new(&model(&[])), NoiseSchedule::default());
         assert_eq!((keys.signal, keys.noise), (fixed.signal, fixed.noise));
     }
 
     #[test]
     fn min_snr_weighs_samples_by_their_level_and_snr_weighs_all_equally() {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         let timestep = Tensor::from_slice(&[0i64, 300, 999]);
         let clean = Tensor::randn([3, 4, 2, 2, 2], (Kind::Float, Device::Cpu));
         let (noise, output) = (clean.randn_like(), clean.randn_like());
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_motion_share_of_zero_is_the_plain_loss() {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         let timestep = Tensor::from_slice(&[300i64]);
         let clean = Tensor::randn([1, 4, 2, 2, 2], (Kind::Float, Device::Cpu));
         let (noise, output) = (clean.randn_like(), clean.randn_like());
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn the_last_timestep_is_pure_noise_and_the_first_almost_clean() {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         assert_eq!(schedule.signal.double_value(&[999]), 0.0);
         assert_eq!(schedule.noise.double_value(&[999]), 1.0);
         // Values of the reference's table.
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_clean_latent_follows_from_noised_latent_and_velocity() {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         let clean = Tensor::randn([3, 2, 4], (Kind::Float, Device::Cpu));
         let noised = schedule.noise(&clean, &clean.randn_like(), &Tensor::from_slice(&[0i64, 500, 999]));
         let at = |table: &Tensor| table.index_select(0, &Tensor::from_slice(&[0i64, 500, 999])).view([3, 1, 1]);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
-/// What a forward pass in training drops from the inputs of adapters.
+/// Drops elements of the inputs of adapters in a forward pass of training.
 #[derive(Debug, Clone)]
 pub struct Dropout {
     probability: f64,

@@ -1,4 +1,4 @@
-//! The trait of a family of networks: what differs between CogVideoX and other diffusion transformers.
+//! The trait of a family of networks: the functions that differ between CogVideoX and other diffusion transformers.
 //!
 //! A family has one root unit (embeddings and head) and blocks, which are numbered over all kinds of blocks. A block takes and
 //! returns a list of tensors, the streams, and reads tensors that all blocks share. A kind of block is a branch in
@@ -11,7 +11,7 @@
 //!
 //! [`crate::network::Network`] chains the gradients of streams and sums those of shared tensors over the blocks.
 
-use crate::block::Attention;
+use crate::attention::Attention;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
 use recipe::{ParamSpec, Shape};
@@ -19,7 +19,7 @@ use tch::{Device, TchError, Tensor};
 
 /// A family of networks, at the sizes of one model.
 pub trait Family {
-    /// What depends on the shape of a batch: rotary factors, segments, tables of positions.
+    /// The constant tensors for one shape of a batch: rotary factors, segments, tables of positions.
     type Grid;
 
     /// Returns the number of blocks of all kinds.
@@ -53,16 +53,16 @@ pub trait Family {
     /// Returns the network's output `[B, T, C, height, width]`.
     fn head(&self, grid: &Self::Grid, root: &UnitParams, tokens: &Tokens) -> Tensor;
 
-    /// Returns the first values of a tensor whose init is [`recipe::Init::Positions`].
+    /// Returns the first values of a tensor whose init is [`recipe::ParamInit::Positions`].
     fn positions(&self, spec: &ParamSpec) -> Tensor;
 }
 
 /// The tensors between two blocks.
 #[derive(Debug)]
 pub struct Tokens {
-    /// What blocks change. The last dimension of each is the model's width.
+    /// The tensors that blocks change. The last dimension of each is the model's width.
     pub streams: Vec<Tensor>,
-    /// What all blocks and the head read. Gradients flow to those of a floating-point kind.
+    /// The tensors that all blocks and the head read. Those of a floating-point kind get gradients.
     pub shared: Vec<Tensor>,
 }
 

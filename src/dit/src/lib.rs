@@ -11,6 +11,7 @@
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.
 
+pub mod attention;
 pub mod block;
 pub mod cogvideox;
 pub mod conditions;

@@ -4,14 +4,15 @@
 //! the unit's backward pass, it passes the gradients to [`Units::reduce`]. The caller decides what gathering and reducing
 //! mean: nothing on one rank, collectives on a mesh.
 //!
-//! The shape of a batch may differ from call to call: what depends on it is computed once for each shape, and kept.
+//! The shape of a batch may differ from call to call: the tensors that depend on it are computed once for each shape, and kept.
 
-use crate::block::{ActivationCheckpointing, Attention, Block, SavedForBackward, backward, detached};
+use crate::attention::Attention;
+use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward, detached};
 use crate::family::{Family, Inputs, Tokens};
 use crate::parallel::{Alone, TensorParallel};
 use crate::params::{Adapters, SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp_of_used};
-use recipe::{Shape, Unit};
+use recipe::{FsdpUnit, Shape};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -24,10 +25,26 @@ pub trait Units {
     type Error: From<TchError>;
 
     /// Returns the full parameters of a unit. `next` is the unit to prefetch.
-    fn gather(&mut self, unit: Unit, next: Option<Unit>) -> Result<UnitParams, Self::Error>;
+    fn gather(&mut self, unit: FsdpUnit, next: Option<FsdpUnit>) -> Result<UnitParams, Self::Error>;
 
     /// Receives the gradients of a unit. Called once per unit in the order of the backward pass; the root comes last.
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
+    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
+
+    /// Keeps a saved input of a block until the backward pass, and returns it in the form in which it is kept; by default, as it is.
+    ///
+    /// # Errors
+    /// Memory is exhausted.
+    fn put_away(&mut self, input: Tensor) -> Result<Tensor, Self::Error> {
+        Ok(input)
+    }
+
+    /// Returns a saved input as it was before [`Units::put_away`]. `next` is the one that is taken back next.
+    ///
+    /// # Errors
+    /// Memory is exhausted.
+    fn take_back(&mut self, kept: Tensor, _next: Option<&Tensor>) -> Result<Tensor, Self::Error> {
+        Ok(kept)
+    }
 
     /// Returns the collectives of the TP group; by default, of a group of one rank.
     fn tensor_parallel(&self) -> &dyn TensorParallel {
@@ -49,7 +66,7 @@ pub enum SavedInputs {
 pub struct Network<F: Family> {
     family: F,
     device: Device,
-    /// What depends on the shape of a batch, of every shape so far.
+    /// The grid of each shape that a batch has had so far.
     grids: RefCell<HashMap<Shape, Rc<F::Grid>>>,
     checkpointing: ActivationCheckpointing,
     /// The number of blocks that are recomputed together, from the input of the first.
@@ -123,7 +140,7 @@ impl<F: Family> Network<F> {
 
     /// Gathers a block with its adapters.
     fn gather<U: Units>(&self, units: &mut U, block: usize, next: Option<usize>) -> Result<UnitParams, U::Error> {
-        let params = units.gather(Unit::Block(block), next.map(Unit::Block))?;
+        let params = units.gather(FsdpUnit::Block(block), next.map(FsdpUnit::Block))?;
         Ok(match self.adapters.get(block) {
             Some(adapters) => params.with_adapters(adapters),
             None => params,
@@ -138,7 +155,7 @@ impl<F: Family> Network<F> {
     pub fn forward<U: Units>(&self, units: &mut U, inputs: &Inputs) -> Result<Tensor, U::Error> {
         let _without_graph = tch::no_grad_guard();
         let (grid, blocks) = (self.grid(inputs.shape()), self.family.num_blocks());
-        let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
+        let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let mut tokens = self.family.embed(&grid, &root, inputs);
         for i in 0..blocks {
             let params = self.gather(units, i, (i + 1 < blocks).then_some(i + 1))?;
@@ -162,7 +179,7 @@ impl<F: Family> Network<F> {
         let (grid, blocks) = (self.grid(inputs.shape()), self.family.num_blocks());
         // The last group keeps its graphs and parameters, because its backward pass comes next.
         let last = (blocks - 1) / self.group * self.group;
-        let root = units.gather(Unit::Root, Some(Unit::Block(0)))?;
+        let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let Tokens { mut streams, shared } = tch::no_grad(|| self.family.embed(&grid, &root, inputs));
         let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared };
         let mut saved: Vec<SavedForBackward> = Vec::with_capacity(blocks);
@@ -175,8 +192,14 @@ impl<F: Family> Network<F> {
             if !i.is_multiple_of(self.group) {
                 // Recomputing the previous block yields this input.
                 drop(kept.take_input());
-            } else if self.inputs == SavedInputs::Sharded {
-                kept.change_input(|x| units.tensor_parallel().scatter_to(x))?;
+            } else {
+                if self.inputs == SavedInputs::Sharded {
+                    kept.change_input(|x| units.tensor_parallel().scatter_to(x))?;
+                }
+                if let Some(input) = kept.take_input() {
+                    let away = input.into_iter().map(|x| units.put_away(x)).collect::<Result<_, _>>()?;
+                    kept.set_input(away);
+                }
             }
             streams = out;
             saved.push(kept);
@@ -194,7 +217,14 @@ impl<F: Family> Network<F> {
         for i in (0..blocks).rev() {
             if held.is_empty() {
                 let start = i / self.group * self.group;
-                let mut x = saved[start].take_input().expect("the first block of a group saves its input");
+                let kept = saved[start].take_input().expect("the first block of a group saves its input");
+                let before = start.checked_sub(self.group).and_then(|start| saved[start].input());
+                let mut x = Vec::with_capacity(kept.len());
+                let mut rest = kept.into_iter().peekable();
+                while let Some(stream) = rest.next() {
+                    let next = rest.peek().or_else(|| before.and_then(<[Tensor]>::first));
+                    x.push(units.take_back(stream, next)?);
+                }
                 if self.inputs == SavedInputs::Sharded {
                     x = x.iter().map(|x| units.tensor_parallel().gather_from(x)).collect::<Result<_, _>>()?;
                 }
@@ -215,12 +245,12 @@ impl<F: Family> Network<F> {
                     *sum += grad;
                 }
             }
-            units.reduce(Unit::Block(i), of_block.params)?;
+            units.reduce(FsdpUnit::Block(i), of_block.params)?;
         }
         let grad_latent = self.embed_backward(&grid, &root, inputs, &mut grads)?;
         let root_grads = grads.of_every_slot(&root);
         drop(root);
-        units.reduce(Unit::Root, root_grads)?;
+        units.reduce(FsdpUnit::Root, root_grads)?;
         let output = output.expect("the head has run");
         Ok(ForwardBackward { output, grad_latent, forward_s })
     }
@@ -283,11 +313,11 @@ impl<F: Family> Network<F> {
 
 /// The gradients of the head, to which those of the blocks and of the embedding are added.
 struct EndGrads {
-    /// Of the root's trained slots; `None` until a function uses the slot.
+    /// Gradients of the root's trained slots; `None` until a function uses the slot.
     params: Vec<(usize, Option<Tensor>)>,
-    /// Of the streams, after the last block at first.
+    /// Gradients of the streams: first those after the last block, then those before each block.
     streams: Vec<Tensor>,
-    /// Of the shared tensors; `None` for those without a gradient.
+    /// Gradients of the shared tensors; `None` for those without a gradient.
     shared: Vec<Option<Tensor>>,
 }
 

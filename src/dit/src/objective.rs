@@ -1,6 +1,6 @@
-//! What a network is trained for: the distribution of timesteps, the noised latent and the target of the output.
+//! The objective of training: the distribution of timesteps, the noised latent and the target of the output.
 
-use crate::diffusion::{Schedule, Target};
+use crate::diffusion::{NoiseSchedule, Target};
 use crate::family::Conditions;
 use recipe::{Loss, Model, Shape};
 use tch::Tensor;
@@ -21,7 +21,7 @@ pub trait Objective {
 #[derive(Debug)]
 pub struct VPrediction {
     /// The noise schedule.
-    pub schedule: Schedule,
+    pub schedule: NoiseSchedule,
     /// The weights of samples.
     pub loss: Loss,
 }
@@ -29,7 +29,7 @@ pub struct VPrediction {
 impl VPrediction {
     /// Returns the objective with the noise schedule of a model.
     pub fn new(model: &Model, loss: &Loss) -> Self {
-        VPrediction { schedule: Schedule::new(model), loss: loss.clone() }
+        VPrediction { schedule: NoiseSchedule::new(model), loss: loss.clone() }
     }
 }
 

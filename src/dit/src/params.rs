@@ -3,7 +3,7 @@
 use crate::dropout::Dropout;
 use crate::parallel::TensorParallel;
 use kernels::linear::linear;
-use recipe::{Model, ParamSpec, Unit};
+use recipe::{FsdpUnit, Model, ParamSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tch::{TchError, Tensor};
@@ -166,6 +166,6 @@ impl Slots {
 }
 
 /// Returns the specs of one unit of CogVideoX, in table order.
-pub fn unit_specs(model: &Model, unit: Unit) -> Vec<ParamSpec> {
+pub fn unit_specs(model: &Model, unit: FsdpUnit) -> Vec<ParamSpec> {
     recipe::param_specs(model).into_iter().filter(|spec| spec.unit == unit).collect()
 }

@@ -175,14 +175,14 @@ fn lambda(power: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diffusion::Schedule;
+    use crate::diffusion::NoiseSchedule;
     use recipe::TimestepSpacing as Spacing;
     use std::convert::Infallible;
     use tch::{Device, Kind};
 
     /// Every sampler with `steps` steps.
     fn samplers(steps: usize) -> Vec<Sampler> {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         let mut all = vec![Sampler::vpsde(steps, Guidance::default())];
         for spacing in [Spacing::Trailing, Spacing::Linspace, Spacing::Leading] {
             all.push(Sampler::ddim(&schedule, spacing, steps, Guidance::Constant(6.0)));
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn sampling_with_a_perfect_prediction_returns_the_clean_latent() {
-        let schedule = Schedule::default();
+        let schedule = NoiseSchedule::default();
         let clean = Tensor::from_slice(&[0.5f32, -1.5, 2.0]);
         for sampler in [
             Sampler::ddim(&schedule, Spacing::Trailing, 10, Guidance::Constant(1.0)),

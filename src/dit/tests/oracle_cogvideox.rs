@@ -7,7 +7,7 @@ mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Inputs;
 use dit::network::Network;
 use recipe::Model;
@@ -103,7 +103,7 @@ fn oracle_cogvideox_schedules_are_those_of_diffusers() {
     let has_table = |folder: &Utf8Path| folder.join("tables.safetensors").is_file();
     for folder in oracle::entries("cogvideox", "*/tables.safetensors", has_table) {
         let error = relative(
-            Schedule::default().alphas_cumprod(),
+            NoiseSchedule::default().alphas_cumprod(),
             &load(&folder.join("tables.safetensors"))["alphas_cumprod"],
             0.0,
         );

@@ -10,7 +10,7 @@ mod support;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::conditions;
-use dit::diffusion::{Schedule, Target};
+use dit::diffusion::{NoiseSchedule, Target};
 use dit::family::Inputs;
 use dit::network::{ForwardBackward, Network};
 use recipe::{Loss, LossWeighting, Model};
@@ -56,11 +56,11 @@ impl Case {
     }
 
     /// Returns the schedule that the file names, or CogVideoX-5B's.
-    fn schedule(&self) -> Schedule {
-        let Some(folder) = self.config["scheduler"].as_str() else { return Schedule::new(&self.model) };
+    fn schedule(&self) -> NoiseSchedule {
+        let Some(folder) = self.config["scheduler"].as_str() else { return NoiseSchedule::new(&self.model) };
         let path = oracle::root().join(folder).join("scheduler_config.json");
         let config = weights::SchedulerConfig::read(&path).unwrap_or_else(|failure| panic!("{failure}"));
-        Schedule::new(&config.apply(&path, &self.model).unwrap_or_else(|failure| panic!("{failure}")))
+        NoiseSchedule::new(&config.apply(&path, &self.model).unwrap_or_else(|failure| panic!("{failure}")))
     }
 
     fn near(&self, what: &str, got: &Tensor, name: &str, bound: f64) {

@@ -7,12 +7,12 @@ mod support;
 
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Inputs;
 use dit::network::{Network, Units};
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
-use recipe::{Model, TimestepSpacing, Unit};
+use recipe::{FsdpUnit, Model, TimestepSpacing};
 use serde_json::Value;
 use std::convert::Infallible;
 use support::{Tensors, load, metadata, oracle, read, relative};
@@ -31,14 +31,14 @@ struct Whole<'a> {
 impl Units for Whole<'_> {
     type Error = TchError;
 
-    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         let tensor = |spec: &recipe::ParamSpec| {
             self.weights[spec.diffusers.as_deref().expect("diffusers has every tensor")].shallow_clone()
         };
         Ok(UnitParams::new(unit_specs(self.model, unit).iter().map(tensor).collect()))
     }
 
-    fn reduce(&mut self, _: Unit, _: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, _: FsdpUnit, _: Vec<SlotGrad>) -> Result<(), TchError> {
         unreachable!("sampling has no gradients")
     }
 }
@@ -71,7 +71,7 @@ fn with_schedule(model: Model, config: &Value) -> Model {
 
 /// Returns the sampler of a scheduler's configuration.
 fn sampler(config: &Value, model: &Model, steps: usize, guidance: Guidance) -> Sampler {
-    let schedule = Schedule::new(model);
+    let schedule = NoiseSchedule::new(model);
     match config["_class_name"].as_str().expect("a class") {
         "CogVideoXDDIMScheduler" => Sampler::ddim(&schedule, model.timestep_spacing, steps, guidance),
         "CogVideoXDPMScheduler" => Sampler::dpm(&schedule, model.timestep_spacing, steps, guidance),
@@ -243,11 +243,11 @@ fn oracle_sampling_timesteps_and_guidance_are_those_of_diffusers() {
         let number = |text: &str| text.parse::<usize>().expect("a number");
         if let Some(shift) = table.strip_prefix("alphas_cumprod_snr") {
             let model = Model { snr_shift_scale: shift.parse().expect("a number"), ..any_model() };
-            let error = relative(Schedule::new(&model).alphas_cumprod(), &want, 0.0);
+            let error = relative(NoiseSchedule::new(&model).alphas_cumprod(), &want, 0.0);
             assert!(error < 1e-12, "{name} differs by {error:e}");
         } else if let Some((kind, steps)) = table.strip_prefix("timesteps_").and_then(|rest| rest.split_once('_')) {
             let steps = number(steps);
-            let sampler = Sampler::ddim(&Schedule::default(), spacing(kind), steps, Guidance::Constant(1.0));
+            let sampler = Sampler::ddim(&NoiseSchedule::default(), spacing(kind), steps, Guidance::Constant(1.0));
             // diffusers adds a step at timestep -1 for some numbers of steps.
             let want: Vec<i64> = Vec::try_from(want.narrow(0, 0, steps as i64)).expect("whole numbers");
             assert_eq!(sampler.timesteps(), want, "{name}");
@@ -256,7 +256,7 @@ fn oracle_sampling_timesteps_and_guidance_are_those_of_diffusers() {
         {
             let guidance = Guidance::dynamic(scale.parse().expect("a number"));
             let steps = number(steps);
-            let sampler = Sampler::ddim(&Schedule::default(), TimestepSpacing::Trailing, steps, guidance);
+            let sampler = Sampler::ddim(&NoiseSchedule::default(), TimestepSpacing::Trailing, steps, guidance);
             let got = Tensor::from_slice(sampler.guidance_scales());
             let error = relative(&got, &want.narrow(0, 0, steps as i64), 0.0);
             assert!(error < RUN, "{name} differs by {error:e}");

@@ -7,7 +7,7 @@ mod support;
 
 use camino::Utf8Path;
 use dit::cogvideox::positions::{self, Crop};
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use recipe::{Loss, LossWeighting, Model, Positions, Rotary};
 use serde_json::Value;
 use support::{Tensors, load, metadata, oracle, relative};
@@ -37,7 +37,7 @@ fn oracle_schedules_and_losses_are_those_of_diffusers() {
             };
             let config = weights::SchedulerConfig::read(&path).unwrap_or_else(|failure| panic!("{failure}"));
             let model = config.apply(&path, &any_model()).unwrap_or_else(|failure| panic!("{failure}"));
-            let schedule = Schedule::new(&model);
+            let schedule = NoiseSchedule::new(&model);
             // diffusers computes a linear β in fp32.
             let bound = if model.beta_schedule == recipe::BetaSchedule::Linear { 1e-6 } else { bound };
             let error = apart(schedule.alphas_cumprod(), wanted);
@@ -50,7 +50,7 @@ fn oracle_schedules_and_losses_are_those_of_diffusers() {
     }
 }
 
-fn losses(folder: &Utf8Path, schedule: &Schedule, case: &Tensors) {
+fn losses(folder: &Utf8Path, schedule: &NoiseSchedule, case: &Tensors) {
     let (clean, noise, timestep) = (&case["in.x_0"], &case["in.noise"], &case["in.timestep"]);
     let output = &case["in.model_output"];
     let noised = schedule.noise(clean, noise, timestep);

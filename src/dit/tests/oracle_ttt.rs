@@ -6,18 +6,19 @@
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::block::{ActivationCheckpointing, Attention};
+use dit::attention::Attention;
+use dit::block::ActivationCheckpointing;
 use dit::cogvideox::block::Block;
 use dit::cogvideox::ttt::Ttt;
 use dit::cogvideox::{Grid, Scan, embed, positions};
-use dit::diffusion::{Schedule, velocity_loss};
+use dit::diffusion::{NoiseSchedule, velocity_loss};
 use dit::family;
 use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use kernels::ttt::{Inputs, Settings, scan};
-use recipe::{Layer, LrAlignment, Model, Positions, Unit};
+use recipe::{FsdpUnit, Layer, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
@@ -144,7 +145,7 @@ fn model(path: &Utf8Path, alignment: LrAlignment) -> Model {
 }
 
 /// Returns the parameters of a unit as leaves; those without a value in `named` are zero and frozen.
-fn unit(model: &Model, unit: Unit, named: impl Fn(&str) -> Option<Tensor>) -> UnitParams {
+fn unit(model: &Model, unit: FsdpUnit, named: impl Fn(&str) -> Option<Tensor>) -> UnitParams {
     let tensor = |spec: &recipe::ParamSpec| {
         let name = spec.ttt_video().expect("upstream has every tensor");
         let shape: Vec<i64> = spec.shape.iter().map(|&d| d as i64).collect();
@@ -165,13 +166,13 @@ fn layer(path: &Utf8Path) -> usize {
         let ttt = Ttt::new(&model, 4).expect("a TTT layer");
         let inner = "layers.0.seq_modeling_block.ssm.ttt.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
-        let params = unit(&model, Unit::Block(0), named);
+        let params = unit(&model, FsdpUnit::Block(0), named);
         let x = case["x"].detach().set_requires_grad(true);
         let out = ttt.layer(&Scan::new(&model), &params, &x, &Alone).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
-        for (spec, tensor) in unit_specs(&model, Unit::Block(0)).iter().zip(params.tensors()) {
+        for (spec, tensor) in unit_specs(&model, FsdpUnit::Block(0)).iter().zip(params.tensors()) {
             if tensor.requires_grad() {
                 let name = spec.ttt_video().expect("a name").replace(inner, "");
                 wanted.push((name, tensor.shallow_clone()));
@@ -212,7 +213,7 @@ fn sequence_block(path: &Utf8Path) -> usize {
         let (block, grid, attention) = (Block::new(&model, 4), Grid::new(&model), Attention::default());
         let inner = "layers.0.seq_modeling_block.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
-        let params = unit(&model, Unit::Block(0), named);
+        let params = unit(&model, FsdpUnit::Block(0), named);
         let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
         if let Some(want) = case.get("attn_out_text_then_vid") {
             let attended = block.attention(&grid, &params, &x, &attention, &Alone).expect("one rank has no peers");
@@ -248,11 +249,11 @@ struct Whole<'a> {
 impl Units for Whole<'_> {
     type Error = TchError;
 
-    fn gather(&mut self, which: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, which: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         Ok(unit(self.model, which, |name| Some(self.case[&format!("param.dit.{name}")].shallow_clone())))
     }
 
-    fn reduce(&mut self, which: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, which: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, which);
         for (slot, grad) in grads {
             self.grads.insert(specs[slot].ttt_video().expect("a name"), grad);
@@ -285,7 +286,7 @@ fn network(path: &Utf8Path) -> usize {
             assert!(error < 1e-4, "{path} {prefix}: output differs by {error:e}");
 
             whole.grads.clear();
-            let noised = Schedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
+            let noised = NoiseSchedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
             let losses = std::cell::RefCell::new(Tensor::new());
             pass(&mut whole, noised.latent, &|out| {
                 let per_sample = velocity_loss(out, &noised.velocity);
@@ -382,7 +383,7 @@ fn oracle_ttt_rotary_tables_equal_the_reference() {
 /// Computes the table that corresponds to a recorded diffusion table, by its name.
 fn diffusion_table(name: &str) -> Option<Tensor> {
     if name.starts_with("train_alphas_cumprod_sqrt") {
-        return Some(Schedule::default().alphas_cumprod().sqrt());
+        return Some(NoiseSchedule::default().alphas_cumprod().sqrt());
     }
     if let Some(rest) = name.strip_prefix("timestep_embedding_dim") {
         let mut words = rest.split('_');

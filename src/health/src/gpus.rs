@@ -35,10 +35,12 @@ pub fn power(nodes: &[NodeEvidence], facts: &RunFacts, now_s: f64) -> Option<Loa
     if !nodes.iter().any(|node| node.gpus.iter().any(is_in_use)) {
         return None;
     }
-    let Some(((_, step_s), sign_s)) = facts.last_metric.zip(facts.sign_s()) else { return Some(Load::Unknown) };
+    let Some(((_, step_s), last_activity_s)) = facts.last_metric.zip(facts.last_activity_s()) else {
+        return Some(Load::Unknown);
+    };
     // GPU power during start-up is not a reference.
     let before_from_s = facts.first_metric_s.unwrap_or(f64::MIN).max(step_s - LOOKS_BACK_S);
-    let now_from_s = (sign_s + DECAY_S).max(now_s - NOW_S);
+    let now_from_s = (last_activity_s + DECAY_S).max(now_s - NOW_S);
     let (mut now_w, mut before_w) = (0.0, 0.0);
     for samples in nodes.iter().flat_map(|node| by_gpu(node).into_values()) {
         let powers = |from: f64, to: f64| -> Vec<f64> {
@@ -73,10 +75,10 @@ fn by_gpu(node: &NodeEvidence) -> BTreeMap<u32, Vec<&GpuSample>> {
 
 pub fn findings(node: &NodeEvidence) -> Vec<Finding> {
     let mut found = Vec::new();
-    for (trouble, since_s) in &node.past.troubles {
+    for (error, since_s) in &node.past.smi_errors {
         let fix = "check `dmesg` on the node for Xid errors; if the driver hangs, reboot the node";
         let about = Subject::Node(node.node.clone());
-        found.push(Finding::new(Rule::Smi, Urgency::Look, about, trouble, fix).since(*since_s));
+        found.push(Finding::new(Rule::Smi, Urgency::Look, about, error, fix).since(*since_s));
     }
     for (index, past) in &node.past.gpus {
         let about = Subject::Gpu(node.node.clone(), *index);
@@ -140,7 +142,7 @@ fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
 
 /// Finds GPUs with far less power than the others while steps advance.
 pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
-    if *evidence.state != RunState::Running || evidence.facts.silent_since_s(evidence.now_s).is_some() {
+    if *evidence.state != RunState::Running || evidence.facts.inactive_since_s(evidence.now_s).is_some() {
         return Vec::new();
     }
     // If most GPUs were idle, the median would be that of idle GPUs, whose power varies.

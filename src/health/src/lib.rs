@@ -177,7 +177,7 @@ pub struct NodeEvidence {
     /// The node.
     pub node: NodeId,
     /// Since when the node is unreachable, Unix seconds.
-    pub unseen_since_s: Option<f64>,
+    pub unreachable_since_s: Option<f64>,
     /// Seconds by which its clock is ahead of the clocks of the other nodes.
     pub clock_ahead_s: Option<f64>,
     /// Samples of its GPUs of the last minutes, and of the minutes before the last step, oldest first.
@@ -189,7 +189,7 @@ pub struct NodeEvidence {
 impl NodeEvidence {
     /// Makes a node without samples.
     pub fn new(node: NodeId) -> Self {
-        Self { node, unseen_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
+        Self { node, unreachable_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
     }
 
     /// Adds a sample. Only the first `gpus` GPUs of the node are used.

@@ -11,7 +11,7 @@ pub(super) struct NodePast {
     /// The time of the newest sample.
     sampled_s: f64,
     /// Errors of nvidia-smi, with the time when each began.
-    pub troubles: BTreeMap<String, f64>,
+    pub smi_errors: BTreeMap<String, f64>,
     /// Xid errors in the kernel log, with the time of the first occurrence.
     pub xids: BTreeMap<Xid, f64>,
     /// The GPUs, by index.
@@ -46,10 +46,10 @@ impl NodePast {
     /// Adds a sample; `gpus` are those of its GPUs that are used.
     pub fn see(&mut self, sample: &NodeSample, gpus: &[GpuSample]) {
         self.sampled_s = sample.t;
-        let now = |known: &BTreeMap<String, f64>, trouble: &String| {
-            (trouble.clone(), known.get(trouble).copied().unwrap_or(sample.t))
+        let now = |known: &BTreeMap<String, f64>, error: &String| {
+            (error.clone(), known.get(error).copied().unwrap_or(sample.t))
         };
-        self.troubles = sample.troubles.iter().map(|trouble| now(&self.troubles, trouble)).collect();
+        self.smi_errors = sample.smi_errors.iter().map(|error| now(&self.smi_errors, error)).collect();
         for at in &sample.xids {
             self.xids.entry(at.xid.clone()).or_insert(at.t);
         }

@@ -39,7 +39,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
         straggler,
     ];
     let of_nodes = evidence.nodes.iter().filter_map(|node| {
-        let since_s = node.unseen_since_s?;
+        let since_s = node.unreachable_since_s?;
         // While steps advance, all ranks of the unreachable node are alive.
         let advances = evidence.facts.last_metric.is_some_and(|(_, t)| t >= since_s + 10.0);
         let about = Subject::Node(node.node.clone());
@@ -74,7 +74,7 @@ fn stalled(evidence: &Evidence<'_>) -> Option<Finding> {
 /// loop.
 fn slow_step(evidence: &Evidence<'_>) -> Option<Finding> {
     let works = *evidence.state == RunState::Running && evidence.facts.evaluating_since.is_none();
-    let since_s = evidence.facts.silent_since_s(evidence.now_s).filter(|_| works)?;
+    let since_s = evidence.facts.inactive_since_s(evidence.now_s).filter(|_| works)?;
     let activity = match evidence.facts.load {
         Load::Power { now_w, .. } => format!("GPU power is {now_w:.0} W"),
         _ => "its ranks use the CPU".into(),

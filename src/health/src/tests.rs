@@ -1,6 +1,6 @@
 //! Each rule on samples of GPUs, nodes and steps with a fault, and on healthy ones.
 
-use cluster::nvidia_smi::SmiTrouble;
+use cluster::nvidia_smi::SmiError;
 use cluster::probe::{Frame, HostSample};
 use cluster::{Absent, Reading, ThrottleReasons, Xid, XidAt};
 use rundir::{EventKind, Failure, History, RunId};
@@ -112,10 +112,10 @@ fn stalled_at(machine: Machine, phases: &[Phase]) -> Vec<f64> {
 }
 
 /// Makes a supervisor's sample of these GPUs.
-fn sample(t: f64, gpus: impl IntoIterator<Item = GpuSample>, troubles: &[SmiTrouble]) -> NodeSample {
-    let (gpus, troubles) = (gpus.into_iter().collect(), troubles.to_vec());
+fn sample(t: f64, gpus: impl IntoIterator<Item = GpuSample>, smi_errors: &[SmiError]) -> NodeSample {
+    let (gpus, smi_errors) = (gpus.into_iter().collect(), smi_errors.to_vec());
     let (host, elsewhere, xids) = (HostSample::default(), vec![], vec![]);
-    let frame = Frame { number: 1, t, took_s: 0.0, host, gpus, elsewhere, troubles, xids, xids_denied: false };
+    let frame = Frame { number: 1, t, took_s: 0.0, host, gpus, elsewhere, smi_errors, xids, xids_denied: false };
     NodeSample::new(1, &frame, None)
 }
 
@@ -379,8 +379,10 @@ fn every_rule_has_an_observation_and_advice() {
         case.state = RunState::Saving;
         case.facts.checkpointing_since = Some(case.now_s() - 700.0);
     });
-    add("unreachable node, and no step since", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 9.0));
-    add("unreachable node of a run that advances", &|case| case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0));
+    add("unreachable node, and no step since", &|case| case.nodes[0].unreachable_since_s = Some(case.now_s() - 9.0));
+    add("unreachable node of a run that advances", &|case| {
+        case.nodes[0].unreachable_since_s = Some(case.now_s() - 30.0)
+    });
     add("clock", &|case| case.nodes[0].clock_ahead_s = Some(-7.25));
     add("lost GPU", &|case| {
         let end = case.now_s() - 14.0;
@@ -444,7 +446,7 @@ fn every_rule_has_an_observation_and_advice() {
     });
     add("nvidia-smi hangs", &|case| {
         for ago in [40.0, 20.0, 0.0] {
-            let sample = sample(case.now_s() - ago, [], &[SmiTrouble::TimedOut]);
+            let sample = sample(case.now_s() - ago, [], &[SmiError::TimedOut]);
             case.nodes[0].see(&sample, 4);
         }
     });
@@ -505,7 +507,7 @@ fn a_single_batch_is_not_a_spike_and_short_steps_have_no_straggler() {
 fn the_most_urgent_finding_is_first() {
     let mut case = Case::new();
     case.metrics[40..].iter_mut().for_each(|line| line.step_s_by_rank = vec![1.0, 1.4]);
-    case.nodes[0].unseen_since_s = Some(case.now_s() - 30.0);
+    case.nodes[0].unreachable_since_s = Some(case.now_s() - 30.0);
     case.disk = Some(Disk { free_bytes: 0, checkpoint_bytes: 1 << 30 });
     let order: Vec<Urgency> = case.findings().iter().map(|finding| finding.urgency).collect();
     assert_eq!(order, [Urgency::Act, Urgency::Look, Urgency::Note]);

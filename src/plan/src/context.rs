@@ -38,6 +38,8 @@ pub struct StartOptions {
     pub push: bool,
     /// A few files of the data set, which every node must be able to read.
     pub data_files: Vec<Utf8PathBuf>,
+    /// The steps of a new run whose recipe gives its length in epochs.
+    pub steps: Option<u64>,
     /// The requirements of an encode, if the recipe encodes.
     pub encode: Option<EncodeFacts>,
     /// Warnings about the request itself, such as nodes that were left out.

@@ -26,7 +26,7 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
             ),
         ),
         ("parameters", format!("{}, {trained}", grouped(cost.params))),
-        ("memory", memory(&cost.memory)),
+        ("memory", memory_row(recipe, &cost)),
         ("checkpoint", checkpoint(&cost)),
         ("traffic", traffic(&cost.traffic)),
         ("work", work(&cost, recipe)),
@@ -34,9 +34,32 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
+/// Returns the memory of a step; with buckets, that of the largest one.
+fn memory_row(recipe: &Recipe, cost: &Cost) -> String {
+    match recipe.largest_bucket() {
+        None => memory(&cost.memory),
+        Some(bucket) => {
+            let shape = bucket.latent();
+            let batch = recipe.micro_batch_at(shape);
+            format!("bucket {bucket} × {batch}: {}", memory(&recipe.cost_at(shape).memory))
+        }
+    }
+}
+
 fn memory(memory: &RankMemory) -> String {
-    let RankMemory { weights, gradients, optimizer, ema, ema_on_node, kept, gathered, accumulated, workspace } =
-        *memory;
+    let RankMemory {
+        weights,
+        gradients,
+        optimizer,
+        ema,
+        ema_on_node,
+        kept,
+        gathered,
+        accumulated,
+        workspace,
+        update: _,
+        offloaded,
+    } = *memory;
     let parts = [
         ("weights", weights),
         ("gradients", gradients),
@@ -51,7 +74,11 @@ fn memory(memory: &RankMemory) -> String {
         0 => String::new(),
         bytes => format!("; average {} in the memory of the node", size(bytes)),
     };
-    format!("{} per rank at the peak: {}{on_node}", size(memory.total()), listed(&parts))
+    let away = match offloaded.total() {
+        0 => String::new(),
+        bytes => format!("; {} outside the memory of the device", size(bytes)),
+    };
+    format!("{} per rank at the peak: {}{on_node}{away}", size(memory.total()), listed(&parts))
 }
 
 fn checkpoint(cost: &Cost) -> String {

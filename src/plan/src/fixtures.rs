@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
 use recipe::{
-    CheckpointPolicy, Curriculum, Data, Device, Dtype, Log, Mesh, Model, Optimizer, Positions, Recipe, Remat, Resolved,
-    RunSettings, Schedule, StageSpec, StageStart, Train, Trainable,
+    CheckpointPolicy, ComputeDtype, Curriculum, Data, Device, Log, LrSchedule, Mesh, Model, Optimizer, Positions,
+    Recipe, Remat, Resolved, RunSettings, StageSpec, StageStart, Train, Trainable,
 };
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Failure, Run, RunDir};
 use runstate::{Liveness, RunFacts};
@@ -58,9 +58,10 @@ pub fn recipe() -> Recipe {
             )
             .unwrap()
         },
-        data: Data { index: "/data/demo/2s.jsonl".into(), null_text: "".into() },
+        data: Data { index: "/data/demo/2s.jsonl".into(), ..Data::default() },
         train: Train {
             steps: 60,
+            epochs: 0,
             global_batch: 4,
             grad_accum: 1,
             seed: 42,
@@ -68,20 +69,20 @@ pub fn recipe() -> Recipe {
             frozen: Vec::new(),
             frozen_dtype: recipe::FrozenDtype::Compute,
             text_dropout: 0.1,
-            dtype: Dtype::Float32,
+            dtype: ComputeDtype::Float32,
             device: Device::Auto,
             threads: 0,
             max_bad_steps: 10,
         },
         lora: recipe::Lora::default(),
-        condition: recipe::Condition::default(),
+        condition: recipe::Conditioning::default(),
         loss: recipe::Loss::default(),
         optimizer: Optimizer {
             lr: 1e-3,
             lr_ttt: 1e-3,
             lr_end: 1e-5,
-            schedule: Schedule::Cosine,
-            schedule_ttt: Schedule::Cosine,
+            schedule: LrSchedule::Cosine,
+            schedule_ttt: LrSchedule::Cosine,
             warmup_steps: 5,
             beta1: 0.9,
             beta2: 0.95,
@@ -100,6 +101,7 @@ pub fn recipe() -> Recipe {
             scan_group: 16,
             shard_inputs: false,
         },
+        memory: recipe::MemorySettings::default(),
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
         log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
         run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },

@@ -97,7 +97,9 @@ pub(crate) struct NewRun<'a> {
 impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
-        recipe.check().map_err(|error| {
+        // With its steps, a recipe for some epochs is checked completely.
+        let steps = cx.options.steps.filter(|_| recipe.train.epochs > 0);
+        steps.map_or_else(|| recipe.check(), |steps| recipe.with_steps(steps).map(drop)).map_err(|error| {
             let why = format!("{}: {}", error.what, error.why);
             Failure { what: what.to_owned(), why, ..error.into() }
         })?;
@@ -170,7 +172,7 @@ impl NewRun<'_> {
             weights: self.origin.description,
             mesh,
             placement,
-            steps: None,
+            steps,
             saved: 0,
             newest_bytes: None,
             warnings: self.warnings,
@@ -236,6 +238,22 @@ mod tests {
         let plan = fixtures::launch_plan();
         insta::assert_snapshot!(rows(&plan));
         assert_eq!(plan.run.recipe().unwrap(), fixtures::curriculum().stages[0].resolved.recipe);
+    }
+
+    #[test]
+    fn a_recipe_for_epochs_is_launched_with_the_steps_that_they_take() {
+        let mut recipe = recipe();
+        (recipe.train.steps, recipe.train.epochs) = (0, 3);
+        let with = |steps: u64| {
+            let mut context = context(2);
+            context.options.steps = Some(steps);
+            launch(&LaunchRequest { recipe: &recipe, name: None, stage: None, init: None }, &context)
+        };
+        let plan = with(90).unwrap();
+        assert_eq!(plan.attempt.steps, Some(90));
+        assert!(rows(&plan).contains("1 to 90 (3 epochs)"), "{}", rows(&plan));
+        // The rules about steps apply to this number: the warm-up has 5 steps.
+        assert_eq!(with(4).unwrap_err().code, ErrorCode::InvalidRecipe);
     }
 
     #[test]

@@ -336,13 +336,21 @@ fn summary(
     rows.push(("ranks", ranks_in_words(attempt)));
     rows.push(("mesh", attempt.mesh.to_string()));
     let batch = &recipe.train.global_batch;
-    rows.push(("steps", format!("{} to {steps}, {} each", attempt.start_step + 1, counted(*batch, "sample"))));
+    let epochs = match recipe.train.epochs {
+        0 => String::new(),
+        epochs => format!(" ({})", counted(epochs as usize, "epoch")),
+    };
+    let each = match recipe.data.buckets.iter().any(|bucket| bucket.batch.is_some()) {
+        true => "samples as in data.buckets".to_owned(),
+        false => format!("{} each", counted(*batch, "sample")),
+    };
+    rows.push(("steps", format!("{} to {steps}{epochs}, {each}", attempt.start_step + 1)));
     rows.push(("weights", weights.to_owned()));
     if let Some((restored, reset)) = restored(&attempt.start) {
         rows.push(("restored", restored.into()));
         rows.push(("reset", reset.into()));
     }
-    rows.push(("data", recipe.data.index.to_string()));
+    rows.push(("data", recipe.data.in_words()));
     if recipe.train.text_dropout > 0.0 {
         let none = recipe
             .data
@@ -367,13 +375,17 @@ fn summary(
 fn encode_rows(recipe: &Recipe) -> Vec<(&'static str, String)> {
     let encode = &recipe.encode;
     let rate = encode.rate().map_or_else(String::new, |fps| format!(" at {fps} per second"));
+    let mode = encode.mode.name();
+    let frames = match recipe.buckets() {
+        None => format!("{} ({mode}){rate}, {} × {} pixels", encode.frames, encode.width, encode.height),
+        Some(buckets) => {
+            format!("{} ({}), {mode}{rate}", counted(buckets.all().len(), "bucket"), recipe.data.bucket_rule.name())
+        }
+    };
     vec![
         ("manifest", encode.manifest.to_string()),
         ("encoders", recipe.encoders.folder.to_string()),
-        (
-            "frames",
-            format!("{} ({}){rate}, {} × {} pixels", encode.frames, encode.mode.name(), encode.width, encode.height),
-        ),
+        ("frames", frames),
         ("data set", encode.out.to_string()),
     ]
 }

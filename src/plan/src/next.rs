@@ -1,7 +1,7 @@
 //! Plans the next stage of a curriculum.
 
-use recipe::{Curriculum, Recipe, Role, StageStart};
-use rundir::{CheckpointSummary, ErrorCode, Event, EventKind, Failure, Lineage, Manifest, Run};
+use recipe::{Curriculum, ParamRole, Recipe, StageStart};
+use rundir::{CheckpointManifest, CheckpointSummary, ErrorCode, Event, EventKind, Failure, Lineage, Run};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 
 use crate::launch::{NewRun, from_weights, stage_start};
@@ -14,7 +14,7 @@ pub struct NextRequest<'a> {
     pub parent: &'a Run,
     /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its newest complete checkpoint (`adapters::latest_for_sure`).
+    /// Its newest complete checkpoint (`other_trainers::latest_strict`).
     pub latest: Option<&'a CheckpointSummary>,
     /// Its curriculum, read from [`Run::curriculum`].
     pub curriculum: &'a Curriculum,
@@ -114,7 +114,7 @@ pub fn parent_of<'a>(curriculum: &Curriculum, stage: &str, runs: &'a [RunSummary
 ///
 /// # Errors
 /// Names the first parameter that is missing or has another shape.
-pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result<(), Failure> {
+pub fn check_weights(what: &str, manifest: &CheckpointManifest, recipe: &Recipe) -> Result<(), Failure> {
     let specs = recipe.param_specs();
     if manifest.base.is_some() && !recipe.lora.is_used() {
         return Err(Failure::new(
@@ -137,7 +137,7 @@ pub fn check_weights(what: &str, manifest: &Manifest, recipe: &Recipe) -> Result
     }
     // Adapters that start here are new. A constant, such as the position table, is computed from the recipe and may differ
     // between stages.
-    let needed = if manifest.base.is_some() { Role::Adapter } else { Role::Trained };
+    let needed = if manifest.base.is_some() { ParamRole::Adapter } else { ParamRole::Trained };
     for spec in specs.iter().filter(|spec| spec.role == needed) {
         let found = manifest.tensors.iter().find(|tensor| tensor.name == spec.name);
         let why = match found {
@@ -256,7 +256,7 @@ mod tests {
             shape: spec.shape,
             slices: Vec::new(),
         };
-        let mut manifest = Manifest {
+        let mut manifest = CheckpointManifest {
             format: SCHEMA,
             run: run.id,
             attempt: 1,
@@ -287,7 +287,7 @@ mod tests {
             shape: spec.shape,
             slices: Vec::new(),
         };
-        let manifest = Manifest {
+        let manifest = CheckpointManifest {
             format: SCHEMA,
             run: run.id,
             attempt: 1,
@@ -295,7 +295,7 @@ mod tests {
             saved_s: NOW,
             params: 0,
             mesh: recipe.mesh,
-            base: Some(rundir::Base { path: "/weights".into(), xxh3: "0".repeat(16), scale: 2.0 }),
+            base: Some(rundir::BaseWeights { path: "/weights".into(), xxh3: "0".repeat(16), scale: 2.0 }),
             files: Vec::new(),
             tensors: recipe.lora.param_specs(&recipe.model).into_iter().map(tensor).collect(),
         };

@@ -20,7 +20,7 @@ pub struct ResumeRequest<'a> {
     pub dir: &'a RunDir,
     /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its step directories (`adapters::checkpoints`).
+    /// Its step directories (`other_trainers::checkpoints`).
     pub checkpoints: &'a [CheckpointEntry],
     /// The newest complete checkpoint ([`rundir::latest_among`]), from which a resume continues by default.
     pub latest: Option<&'a CheckpointSummary>,
@@ -409,7 +409,8 @@ fn steps(
     let done = checkpoint.map_or(0, |checkpoint| checkpoint.step);
     if done >= total {
         let id = &request.run.id;
-        let longer = total.max(done) + recipe.train.steps.max(1);
+        let of_recipe = if recipe.train.steps > 0 { recipe.train.steps } else { total };
+        let longer = total.max(done) + of_recipe.max(1);
         let next = if request.run.stage.is_some() {
             format!(", or start the next stage: `vidtui next {id}`")
         } else {
@@ -508,7 +509,7 @@ fn from_weights_only(
     let parent = Lineage { run: run.id.clone(), step: checkpoint.step };
     let mut recipe = recipe.clone();
     if let Some(steps) = request.options.steps {
-        recipe.train.steps = steps;
+        (recipe.train.steps, recipe.train.epochs) = (steps, 0);
     }
     let new = NewRun {
         name: &run.name,

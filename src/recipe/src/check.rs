@@ -1,11 +1,12 @@
 //! The rules that compare several keys of a recipe. The ranges of single keys are in [`SCHEMA`](crate::SCHEMA).
 
+use crate::buckets::BadBuckets;
 use crate::command::Placeholders;
-use crate::nearest::nearest;
+use crate::nearest::{by_likeness, nearest};
 use crate::{
-    Adapter, ConditionKind, FrameMode, Key, LATENT_FRAMES, Layer, NoSuchLayer, OptimizerKind, PIXELS, ParamSpec,
-    Pattern, Positions, Recipe, Role, SEGMENT_FRAMES, Schedule, Task, Trainable, TrainerKind, UseEma, VIDEO_FRAMES,
-    nearest_clip_frames, param_specs,
+    Buckets, ConditionKind, Device, FrameMode, Key, LATENT_FRAMES, Layer, LrSchedule, NoSuchLayer, OffloadStore,
+    OptimizerKind, OtherTrainer, PIXELS, ParamRole, ParamSpec, Pattern, Positions, Recipe, SEGMENT_FRAMES, Shapes,
+    Task, Trainable, TrainerKind, UseEma, VIDEO_FRAMES, nearest_clip_frames, param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -35,6 +36,8 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["model.beta_start", "model.beta_end"], noise_grows),
     (&["condition.kind", "model.in_channels", "model.out_channels"], channels_fit_the_condition),
     (&["condition.masks"], masks_have_probabilities),
+    (&["data.bucket_rule", "data.buckets"], buckets_are_sound),
+    (&["data.buckets", "model.patch_size"], buckets_fit_the_model),
     (&["model.segments", "model.patch_size_t"], segments_share_a_frame),
     (&["model.segments", "model.latent_frames"], whole_segments),
     (&["model.layer", "model.ttt_mini_batch"], ttt_has_mini_batches),
@@ -44,6 +47,11 @@ const RULES: &[(&[&str], Rule)] = &[
     ),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
     (&["model.num_heads", "mesh.tp"], whole_heads),
+    (&["data.index", "data.sets"], one_way_to_name_data),
+    (&["data.sets"], sets_agree),
+    (&["data.image_share", "data.sets"], one_share_of_images),
+    (&["data.image_share", "data.shapes", "data.buckets"], images_have_their_own_shape),
+    (&["train.steps", "train.epochs"], one_length),
     (&["optimizer.warmup_steps", "train.steps"], warmup_ends),
     (&["optimizer.lr", "optimizer.lr_end"], |r| falls("lr", r.optimizer.schedule, r.optimizer.lr, r)),
     (&["optimizer.lr_ttt", "optimizer.lr_end"], |r| falls("lr_ttt", r.optimizer.schedule_ttt, r.optimizer.lr_ttt, r)),
@@ -72,6 +80,10 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["lora.rank", "lora.targets"], rank_fits),
     (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
     (&["lora.dropout"], something_is_kept),
+    (&["memory.block_swap", "model.num_layers"], blocks_can_be_swapped),
+    (&["memory.optimizer_offload", "optimizer.kind"], state_can_be_offloaded),
+    (&["memory.activation_offload", "remat.mode", "remat.group", "model.num_layers"], inputs_are_saved),
+    (&["memory.store", "train.device"], store_fits_the_device),
     (&["sample.lora"], merged_adapters_have_absolute_paths),
     (&["sample.every", "sample.prompts", "sample.validation_index"], samples_have_prompts),
     (&["sample.prompts", "encoders.folder"], samples_have_encoders),
@@ -80,6 +92,8 @@ const RULES: &[(&[&str], Rule)] = &[
 
 /// The rules of a recipe that encodes.
 const ENCODE_RULES: &[(&[&str], Rule)] = &[
+    (&["data.bucket_rule", "data.buckets"], buckets_are_sound),
+    (&["encode.frames", "encode.height", "encode.width", "data.buckets"], one_size_or_buckets),
     (&["encode.frames"], whole_latent_frames),
     (&["encode.height"], |r| whole_latent_pixels("height", r.encode.height)),
     (&["encode.width"], |r| whole_latent_pixels("width", r.encode.width)),
@@ -279,6 +293,41 @@ fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
+fn buckets_are_sound(recipe: &Recipe) -> Result<(), Advice> {
+    match Buckets::new(recipe.data.bucket_rule, &recipe.data.buckets) {
+        Ok(_) => Ok(()),
+        Err(BadBuckets { why, fix }) => Err(Advice { why, fix }),
+    }
+}
+
+/// Every rule about the model's own size holds for each bucket.
+fn buckets_fit_the_model(recipe: &Recipe) -> Result<(), Advice> {
+    for bucket in recipe.buckets().map_or_else(Vec::new, |buckets| buckets.all()) {
+        let shape = bucket.latent();
+        if let Err(why) = recipe.model_at(shape) {
+            let broken = broken_model(&recipe.at(shape)).map(|broken| format!(", or: {}", broken.fix));
+            return Err(Advice {
+                why: format!("latents of the bucket {bucket} do not fit the model: {why}"),
+                fix: format!("change the bucket{}", broken.unwrap_or_default()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The size of an encode is either one size or that of its buckets.
+fn one_size_or_buckets(recipe: &Recipe) -> Result<(), Advice> {
+    let encode = &recipe.encode;
+    let sizes = [("frames", encode.frames), ("height", encode.height), ("width", encode.width)];
+    match (recipe.data.buckets.is_empty(), sizes.into_iter().find(|(_, size)| *size > 0)) {
+        (false, Some((key, size))) => Err(Advice {
+            why: format!("encode.{key} is {size}, and data.buckets gives each clip its own size"),
+            fix: "remove encode.frames, encode.height and encode.width, or remove data.buckets".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn masks_have_probabilities(recipe: &Recipe) -> Result<(), Advice> {
     let Err(why) = recipe.condition.mask_kinds() else { return Ok(()) };
     Err(Advice {
@@ -386,9 +435,83 @@ fn whole_heads(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
+fn one_way_to_name_data(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.data.sets.is_empty() || recipe.data.index.as_str().is_empty() {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "both data.index and [[data.sets]] name data sets".into(),
+        fix: format!("write index = \"{}\" in one of the [[data.sets]], or remove data.index", recipe.data.index),
+    })
+}
+
+fn sets_agree(recipe: &Recipe) -> Result<(), Advice> {
+    let sets = &recipe.data.sets;
+    let Some(weighted) = sets.iter().find(|set| set.weight.is_some()) else { return Ok(()) };
+    if let Some(repeated) = sets.iter().find(|set| set.repeats.is_some()) {
+        return Err(Advice {
+            why: format!(
+                "the data set {} has a weight and {} has repeats: both set how often an item is used",
+                weighted.index, repeated.index
+            ),
+            fix: "give all sets a weight, or none".into(),
+        });
+    }
+    match sets.iter().find(|set| set.weight.is_none()) {
+        None => Ok(()),
+        Some(other) => Err(Advice {
+            why: format!("the data set {} has a weight, and {} has none", weighted.index, other.index),
+            fix: "give each of the [[data.sets]] a weight, or none of them".into(),
+        }),
+    }
+}
+
+fn one_share_of_images(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.data.image_share == 0.0 || recipe.data.sets.iter().all(|set| set.weight.is_none()) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "data.image_share {} and the weights of [[data.sets]] both set shares of the samples",
+            recipe.data.image_share
+        ),
+        fix: "keep the images in a set of its own and give it a weight, or remove the weights".into(),
+    })
+}
+
+fn images_have_their_own_shape(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.data.image_share == 0.0 || recipe.shapes() != Shapes::One {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "data.image_share {} mixes images with videos, and with data.shapes = \"one\" all latents have {}",
+            recipe.data.image_share,
+            units::counted(recipe.model.latent_frames, "frame")
+        ),
+        fix: "set data.shapes = \"grouped\" or \"balanced\"".into(),
+    })
+}
+
+fn one_length(recipe: &Recipe) -> Result<(), Advice> {
+    let (steps, epochs) = (recipe.train.steps, recipe.train.epochs);
+    match (steps, epochs) {
+        (0, 0) => Err(Advice {
+            why: "train.steps and train.epochs are both 0".into(),
+            fix: "set train.steps or train.epochs".into(),
+        }),
+        (0, _) | (_, 0) => Ok(()),
+        _ => Err(Advice {
+            why: format!("train.steps {steps} and train.epochs {epochs} both set the length of the run"),
+            fix: "remove one of them".into(),
+        }),
+    }
+}
+
+/// A run whose length is given in epochs is checked again when its steps are known.
 fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
     let (warmup, steps) = (recipe.optimizer.warmup_steps, recipe.train.steps);
-    if warmup <= steps {
+    if warmup <= steps || recipe.train.epochs > 0 {
         return Ok(());
     }
     Err(Advice {
@@ -399,9 +522,9 @@ fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-fn falls(key: &str, schedule: Schedule, peak: f64, recipe: &Recipe) -> Result<(), Advice> {
+fn falls(key: &str, schedule: LrSchedule, peak: f64, recipe: &Recipe) -> Result<(), Advice> {
     let end = recipe.optimizer.lr_end;
-    if schedule == Schedule::Constant || end <= peak {
+    if schedule == LrSchedule::Constant || end <= peak {
         return Ok(());
     }
     Err(Advice {
@@ -425,13 +548,13 @@ fn warmup_rises(recipe: &Recipe) -> Result<(), Advice> {
 }
 
 /// Returns the schedules of a recipe with their keys.
-fn schedules(recipe: &Recipe) -> [(&'static str, Schedule); 2] {
+fn schedules(recipe: &Recipe) -> [(&'static str, LrSchedule); 2] {
     let o = &recipe.optimizer;
     [("optimizer.schedule", o.schedule), ("optimizer.schedule_ttt", o.schedule_ttt)]
 }
 
 fn cycles_rise(recipe: &Recipe) -> Result<(), Advice> {
-    let rises = |schedule: Schedule| schedule.is_one_cycle() || schedule == Schedule::Bump;
+    let rises = |schedule: LrSchedule| schedule.is_one_cycle() || schedule == LrSchedule::Bump;
     let Some((key, _)) = schedules(recipe).into_iter().find(|(_, schedule)| rises(*schedule)) else { return Ok(()) };
     if recipe.optimizer.warmup_steps > 0 {
         return Ok(());
@@ -458,7 +581,7 @@ fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
             why: format!("the {key} falls in optimizer.cooldown_steps, which is 0"),
             fix: format!("set optimizer.cooldown_steps, for example to {}", steps.div_ceil(10)),
         }),
-        Some((key, _)) if warmup + cooldown > steps => Err(Advice {
+        Some((key, _)) if warmup + cooldown > steps && recipe.train.epochs == 0 => Err(Advice {
             why: format!(
                 "the {key} has optimizer.warmup_steps {warmup} + optimizer.cooldown_steps {cooldown} = {} steps, and train.steps is {steps}",
                 warmup + cooldown
@@ -544,12 +667,12 @@ fn only_adamw_cycles_momentum(recipe: &Recipe) -> Result<(), Advice> {
 /// Every pattern must match a parameter; one that matches none is a typing mistake.
 fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
-    match_one_each("train.trainable", patterns, &param_specs(&recipe.model), |spec| spec.role == Role::Trained)
+    match_one_each("train.trainable", patterns, &param_specs(&recipe.model), |spec| spec.role == ParamRole::Trained)
 }
 
 fn frozen_patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let patterns = &recipe.train.frozen;
-    match_one_each("train.frozen", patterns, &param_specs(&recipe.model), |spec| spec.role == Role::Trained)
+    match_one_each("train.frozen", patterns, &param_specs(&recipe.model), |spec| spec.role == ParamRole::Trained)
 }
 
 /// A group must match a parameter that is trained, and that no group before it matches.
@@ -581,26 +704,14 @@ fn match_one_each(
     let names: Vec<&str> = specs.iter().filter(|spec| may(spec)).map(|spec| spec.name.as_str()).collect();
     let has_no_match = |pattern: &&Pattern| !names.iter().any(|name| pattern.matches(name));
     let Some(unused) = patterns.iter().find(has_no_match) else { return Ok(()) };
-    let example = closest(unused.as_str(), &names).unwrap_or_default();
+    let wanted = unused.as_str().replace("\\.", ".");
+    let near = by_likeness(wanted.trim_matches(['^', '$', '.']), names.iter().copied());
+    let example = near.first().copied().unwrap_or_default();
     let which = if key == "optimizer.groups" { "trained parameter" } else { "parameter" };
     Err(Advice {
         why: format!("the pattern \"{}\" of {key} matches none of the {} {which} names", unused.as_str(), names.len()),
         fix: format!("correct or remove the pattern; a parameter is named {example}, for example"),
     })
-}
-
-/// Returns the name that has the parts most like a pattern: for `attn\.qq`, one with `attn.q`.
-fn closest<'a>(pattern: &str, names: &[&'a str]) -> Option<&'a str> {
-    let wanted = pattern.replace("\\.", ".");
-    let wanted = wanted.trim_matches(['^', '$', '.']);
-    let likeness = |name: &str| {
-        let parts: Vec<&str> = name.split('.').collect();
-        let runs = (0..parts.len()).flat_map(|from| (from..parts.len()).map(move |to| (from, to)));
-        let alike =
-            |(from, to): (usize, usize)| strsim::normalized_damerau_levenshtein(wanted, &parts[from..=to].join("."));
-        runs.map(alike).fold(0.0, f64::max)
-    };
-    names.iter().copied().map(|name| (likeness(name), name)).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
 }
 
 fn something_is_trained(recipe: &Recipe) -> Result<(), Advice> {
@@ -678,8 +789,55 @@ fn adapters_are_trained_alone(recipe: &Recipe) -> Result<(), Advice> {
     }
 }
 
+fn blocks_can_be_swapped(recipe: &Recipe) -> Result<(), Advice> {
+    let (swap, blocks) = (recipe.memory.block_swap, recipe.model.num_layers);
+    if swap <= blocks {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("memory.block_swap is {swap}, and the model has {blocks} blocks"),
+        fix: format!("set memory.block_swap = {blocks} to swap all blocks, or less"),
+    })
+}
+
+fn state_can_be_offloaded(recipe: &Recipe) -> Result<(), Advice> {
+    if !recipe.memory.optimizer_offload || recipe.optimizer.kind != OptimizerKind::Adafactor {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "memory.optimizer_offload has no effect: Adafactor's state is rows and columns, which every update reads together".into(),
+        fix: "remove memory.optimizer_offload, or set optimizer.kind = \"adamw\"".into(),
+    })
+}
+
+fn inputs_are_saved(recipe: &Recipe) -> Result<(), Advice> {
+    if !recipe.memory.activation_offload || recipe.remat.saves_inputs(recipe.model.num_layers) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "memory.activation_offload has no effect: one group holds all blocks, so that no block saves its input"
+            .into(),
+        fix: "set remat.mode = \"block\" and remat.group = 1, or remove memory.activation_offload".into(),
+    })
+}
+
+fn store_fits_the_device(recipe: &Recipe) -> Result<(), Advice> {
+    let (why, fix) = match (recipe.memory.store, recipe.train.device) {
+        _ if !recipe.memory.is_used() => return Ok(()),
+        (OffloadStore::Host, Device::Cpu) => {
+            ("\"host\" has no effect on the CPU: it is the memory of the device", "file")
+        }
+        (OffloadStore::File, Device::Cuda) => ("\"file\" is for ranks on the CPU", "host"),
+        _ => return Ok(()),
+    };
+    Err(Advice { why: format!("memory.store {why}"), fix: format!("set memory.store = \"{fix}\" or \"auto\"") })
+}
+
 fn whole_latent_frames(recipe: &Recipe) -> Result<(), Advice> {
     let frames = recipe.encode.frames;
+    if frames == 0 {
+        return Ok(());
+    }
     let Some([below, above]) = nearest_clip_frames(frames) else { return Ok(()) };
     Err(Advice {
         why: format!("encode.frames {frames} is not {VIDEO_FRAMES}k + 1: {LATENT_FRAMES}"),
@@ -794,7 +952,7 @@ fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -> Result<()
 }
 
 fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
-    if recipe.command.resume.is_empty() || recipe.command.adapter != Adapter::None {
+    if recipe.command.resume.is_empty() || recipe.command.trainer != OtherTrainer::None {
         return Ok(());
     }
     Err(Advice {

@@ -23,8 +23,9 @@ pub struct Command {
     pub per: Per,
     /// The working folder; empty for the run directory.
     pub folder: Utf8PathBuf,
-    /// The training system that the command belongs to, which decides how its log and checkpoints are read.
-    pub adapter: Adapter,
+    /// The trainer that the command starts, which decides how its log and checkpoints are read.
+    #[serde(rename = "adapter")]
+    pub trainer: OtherTrainer,
     /// The folder in which the command saves checkpoints, with placeholders.
     pub output: String,
     /// The arguments that are added on a resume, with placeholders.
@@ -36,7 +37,7 @@ impl Default for Command {
     fn default() -> Self {
         let (run, resume) = (Vec::new(), Vec::new());
         let output = "{run_dir}/output".to_owned();
-        Self { run, per: Per::Node, folder: Utf8PathBuf::new(), adapter: Adapter::None, output, resume }
+        Self { run, per: Per::Node, folder: Utf8PathBuf::new(), trainer: OtherTrainer::None, output, resume }
     }
 }
 
@@ -50,10 +51,10 @@ pub enum Per {
     Rank,
 }
 
-/// The training systems whose log lines and checkpoint folders vidtui reads.
+/// The trainers whose log lines and checkpoint folders vidtui reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Adapter {
+pub enum OtherTrainer {
     /// Any other program: vidtui reads neither its log nor its checkpoints.
     None,
     /// Open-Sora 1.2 and 2, and Lambda's fork.

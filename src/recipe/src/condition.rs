@@ -6,7 +6,7 @@ use std::fmt;
 /// The tensor that is concatenated with the noised latent along the channels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Condition {
+pub struct Conditioning {
     /// The kind of condition.
     pub kind: ConditionKind,
     /// The probability that a step trains without its images; one draw for the global batch. 0: never.
@@ -22,10 +22,10 @@ pub struct Condition {
     pub draws: usize,
 }
 
-impl Default for Condition {
+impl Default for Conditioning {
     /// Returns the defaults of the keys: no condition.
     fn default() -> Self {
-        Condition {
+        Conditioning {
             kind: ConditionKind::None,
             image_dropout: 0.05,
             image_noise: false,
@@ -137,7 +137,7 @@ impl fmt::Display for MaskKind {
     }
 }
 
-impl Condition {
+impl Conditioning {
     /// Returns the number of different conditions of a clip. Without noise, all image conditions are equal and count as one.
     pub fn draws(&self) -> usize {
         match self.kind {
@@ -188,7 +188,8 @@ mod tests {
             assert!((kinds.iter().map(|(_, share)| share).sum::<f64>() - 1.0).abs() < 1e-9);
         }
         let of = |masks: &[&str]| {
-            Condition { masks: masks.iter().map(|m| (*m).to_owned()).collect(), ..Condition::default() }.mask_kinds()
+            Conditioning { masks: masks.iter().map(|m| (*m).to_owned()).collect(), ..Conditioning::default() }
+                .mask_kinds()
         };
         assert_eq!(of(&[]), Ok(MaskKind::VIDEO.to_vec()));
         assert_eq!(of(&["all=0.25", "tail = 0.75"]), Ok(vec![(MaskKind::All, 0.25), (MaskKind::Tail, 0.75)]));

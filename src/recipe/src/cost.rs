@@ -8,13 +8,15 @@ mod cogvideox;
 mod flops;
 mod memory;
 mod traffic;
+mod transfers;
 
 pub use block::BlockCost;
 pub use flops::Flops;
-pub use memory::RankMemory;
+pub use memory::{Offloaded, RankMemory};
 pub use traffic::Traffic;
+pub(crate) use transfers::link_s;
 
-use crate::{ParamSpec, Recipe, Role, StateBytes, Unit};
+use crate::{FsdpUnit, ParamRole, ParamSpec, Recipe, Shape, StateBytes};
 
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -73,16 +75,23 @@ impl Recipe {
         let forward_flops = Flops::forward(&self.model).total();
         let batch = self.train.global_batch as f64;
         Cost {
-            params: sum(&|spec| spec.role == Role::Trained),
+            params: sum(&|spec| spec.role == ParamRole::Trained),
             trainable,
             seq_len: self.model.seq_len() as u64,
             forward_flops,
             model_flops: 3.0 * batch * forward_flops,
             step_flops: batch * Flops::step(self).total(),
             checkpoint_bytes: (4 + if self.ema.is_used() { 4 } else { 0 }) * trainable + state_bytes + frozen_bytes,
-            memory: RankMemory::of(self, &units),
+            memory: RankMemory::of(self, &units, &self.blocks()),
             traffic: Traffic::of(self, &units),
         }
+    }
+
+    /// Returns the cost of steps whose micro-batches are all of a shape, with the samples of its bucket at a time.
+    pub fn cost_at(&self, shape: Shape) -> Cost {
+        let mut recipe = self.at(shape);
+        recipe.train.global_batch = self.micro_batch_at(shape) * self.mesh.data_ranks() * self.train.grad_accum;
+        recipe.cost()
     }
 
     /// Returns the samples that a rank processes at a time.
@@ -96,12 +105,14 @@ impl Recipe {
 struct UnitSize {
     trained: u64,
     frozen: u64,
+    /// Elements of the largest trained tensor.
+    largest_trained: u64,
     /// Bytes of the optimizer's state.
     state: StateBytes,
 }
 
 /// The units of one rank of a TP group. One unit is gathered or reduced at a time.
-struct UnitSizes {
+pub(crate) struct UnitSizes {
     root: UnitSize,
     blocks: Vec<UnitSize>,
     /// The largest block. Blocks differ if only some have adapters or trained parameters.
@@ -109,8 +120,8 @@ struct UnitSizes {
 }
 
 impl UnitSizes {
-    fn of(recipe: &Recipe, specs: &[ParamSpec]) -> Self {
-        let size = |unit: Unit| {
+    pub(crate) fn of(recipe: &Recipe, specs: &[ParamSpec]) -> Self {
+        let size = |unit: FsdpUnit| {
             let mut size = UnitSize::default();
             for spec in specs.iter().filter(|spec| spec.unit == unit) {
                 let own = if spec.is_split() { spec.len() / recipe.mesh.tp as u64 } else { spec.len() };
@@ -119,15 +130,16 @@ impl UnitSizes {
                     continue;
                 }
                 size.trained += own;
+                size.largest_trained = size.largest_trained.max(own);
                 let state = recipe.optimizer.state_bytes(spec, own);
                 size.state.sharded += state.sharded;
                 size.state.whole += state.whole;
             }
             size
         };
-        let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(Unit::Block(i))).collect();
+        let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(FsdpUnit::Block(i))).collect();
         let block = blocks.iter().copied().max_by_key(|block| (block.trained, block.frozen)).unwrap_or_default();
-        UnitSizes { root: size(Unit::Root), blocks, block }
+        UnitSizes { root: size(FsdpUnit::Root), blocks, block }
     }
 
     /// Returns every unit.

@@ -336,7 +336,7 @@ mod tests {
     fn a_missing_curriculum_lists_the_curricula_beside_it() {
         let error = Curriculum::load("../../configs/dem".into(), &[]).unwrap_err();
         assert_eq!(error.kind, RecipeErrorKind::Io(std::io::ErrorKind::NotFound));
-        insta::assert_snapshot!(error.fix, @"../../configs contains bunny, demo, ttt-linear, ttt-mlp");
+        insta::assert_snapshot!(error.fix, @"../../configs contains bunny, demo, fun, ttt-linear, ttt-mlp");
     }
 
     #[test]

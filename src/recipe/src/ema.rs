@@ -18,7 +18,7 @@ pub struct Ema {
     pub min_decay: f64,
     /// Updates in which the average is a copy of the weights.
     pub after_step: u64,
-    /// Where the average is kept.
+    /// The device that holds the average.
     pub device: EmaDevice,
 }
 
@@ -34,7 +34,7 @@ pub enum EmaWarmup {
     Power,
 }
 
-/// Where an average is kept.
+/// The device that holds an average.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmaDevice {

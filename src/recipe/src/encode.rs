@@ -7,7 +7,7 @@ use std::str::FromStr;
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
 
-use crate::{Dtype, VIDEO_FRAMES};
+use crate::{ComputeDtype, VIDEO_FRAMES};
 
 /// The task of a run of the embedded trainer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub struct Encoders {
     /// A diffusers folder with `vae/`, `text_encoder/` and `tokenizer/`.
     pub folder: Utf8PathBuf,
     /// The dtype of weights and computation.
-    pub dtype: Dtype,
+    pub dtype: ComputeDtype,
     /// Whether the VAE works on tiles of a frame.
     pub tiling: Tiling,
 }
@@ -56,7 +56,7 @@ pub struct Encoders {
 /// The encoders of a recipe that names none.
 impl Default for Encoders {
     fn default() -> Self {
-        Self { folder: Utf8PathBuf::new(), dtype: Dtype::Bfloat16, tiling: Tiling::Auto }
+        Self { folder: Utf8PathBuf::new(), dtype: ComputeDtype::Bfloat16, tiling: Tiling::Auto }
     }
 }
 
@@ -81,7 +81,7 @@ pub struct Encode {
     pub manifest: Utf8PathBuf,
     /// The folder of the data set.
     pub out: Utf8PathBuf,
-    /// Frames per clip.
+    /// Frames per clip; 0, as the other sizes: those of the buckets.
     pub frames: usize,
     /// The rows of a frame, in pixels.
     pub height: usize,
@@ -124,9 +124,9 @@ impl Default for Encode {
         Self {
             manifest: Utf8PathBuf::new(),
             out: Utf8PathBuf::new(),
-            frames: 1,
-            height: 8,
-            width: 8,
+            frames: 0,
+            height: 0,
+            width: 0,
             fps: 0.0,
             mode: FrameMode::Head,
             stride: 1,
@@ -254,7 +254,7 @@ mod tests {
         let sections: Vec<_> = table.keys().collect();
         assert_eq!(
             sections,
-            ["condition", "encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]
+            ["condition", "data", "encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]
         );
         assert_eq!(table["train"].as_table().unwrap().keys().collect::<Vec<_>>(), ["device", "threads"]);
         assert_eq!(Recipe::from_table(&table), Ok(recipe));
@@ -287,6 +287,17 @@ mod tests {
         set encode.frames = 45 or 49
         set encode.frames = 49 or 53
         ");
+    }
+
+    #[test]
+    fn an_encode_has_one_size_or_buckets() {
+        let buckets = "data.buckets=[{ frames = 49, height = 480, width = 720 }]";
+        let sizes = ["encode.frames=0", "encode.height=0", "encode.width=0"];
+        let refused = |sets: &[&str]| encode(sets).map(drop).map_err(|error| (error.kind, error.keys.join(" ")));
+        assert_eq!(refused(&[&sizes[..], &[buckets]].concat()), Ok(()));
+        let keys = "encode.frames encode.height encode.width";
+        assert_eq!(refused(&[buckets]), Err((RecipeErrorKind::BrokenRule, format!("{keys} data.buckets"))));
+        assert_eq!(refused(&sizes), Err((RecipeErrorKind::MissingKey, keys.into())));
     }
 
     #[test]

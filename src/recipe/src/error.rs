@@ -43,6 +43,8 @@ pub enum RecipeErrorKind {
     BrokenRule,
     /// The mesh does not fit the ranks, the batch or the model.
     Mesh,
+    /// No settings fit the memory.
+    Memory,
     /// A stage of a curriculum is not valid.
     Stage,
     /// A file of secrets is not valid, or other users can access it.

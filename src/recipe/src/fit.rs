@@ -6,7 +6,7 @@ use units::counted;
 
 /// The changes of a fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
+pub struct MeshFit {
     /// The mesh of the recipe, and the mesh that fits.
     pub mesh: [Mesh; 2],
     /// The gradient accumulation of the recipe, and the value that fits.
@@ -22,7 +22,7 @@ impl Recipe {
     ///
     /// # Errors
     /// When no mesh fits; the hint gives the nearest numbers of ranks that do.
-    pub fn fit(&self, ranks: usize) -> Result<Fit, RecipeError> {
+    pub fn fit(&self, ranks: usize) -> Result<MeshFit, RecipeError> {
         if self.trainer == TrainerKind::Command {
             return Err(RecipeError::new(
                 RecipeErrorKind::WrongTrainer,
@@ -57,7 +57,7 @@ impl Recipe {
         let share = batch / groups;
         let at_a_time = batch / self.mesh.data_ranks() / self.train.grad_accum;
         let samples = (1..=share.min(at_a_time)).rev().find(|samples| share.is_multiple_of(*samples)).unwrap_or(1);
-        Ok(Fit { mesh: [self.mesh, mesh], grad_accum: [self.train.grad_accum, share / samples] })
+        Ok(MeshFit { mesh: [self.mesh, mesh], grad_accum: [self.train.grad_accum, share / samples] })
     }
 
     /// Checks that the mesh has exactly `ranks` ranks.
@@ -87,7 +87,7 @@ impl Recipe {
     }
 }
 
-impl Fit {
+impl MeshFit {
     /// Returns whether nothing changed.
     pub fn is_none(&self) -> bool {
         self.mesh[0] == self.mesh[1] && self.grad_accum[0] == self.grad_accum[1]
@@ -95,7 +95,7 @@ impl Fit {
 }
 
 /// Shows the changes: `dp_replicate 2 × dp_shard 8 = 16 ranks instead of …, train.grad_accum 4 instead of 1`.
-impl std::fmt::Display for Fit {
+impl std::fmt::Display for MeshFit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} instead of {}", self.mesh[1], self.mesh[0])?;
         let [before, now] = self.grad_accum;
@@ -108,7 +108,7 @@ impl Resolved {
     ///
     /// # Errors
     /// As [`Recipe::fit`].
-    pub fn fit(&mut self, ranks: usize) -> Result<Fit, RecipeError> {
+    pub fn fit(&mut self, ranks: usize) -> Result<MeshFit, RecipeError> {
         let fit = self.recipe.fit(ranks)?;
         let before = self.recipe.clone();
         self.recipe.mesh = fit.mesh[1];

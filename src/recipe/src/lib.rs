@@ -7,6 +7,7 @@
 //!
 //! The crate reads only the files that it is given.
 
+mod buckets;
 mod check;
 mod command;
 mod condition;
@@ -18,9 +19,12 @@ mod env;
 mod error;
 mod file;
 mod fit;
+mod fit_memory;
 mod limits;
 mod load;
 mod lora;
+mod memory;
+mod memory_table;
 mod mesh;
 mod model;
 mod model_table;
@@ -40,32 +44,36 @@ mod show;
 mod train;
 mod value;
 
-pub use command::{Adapter, Command, Per, TrainerKind, fill};
-pub use condition::{Condition, ConditionKind, MaskKind};
-pub use cost::{BlockCost, Cost, Flops, RankMemory, Traffic, save_reserve_s};
+pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
+pub use command::{Command, OtherTrainer, Per, TrainerKind, fill};
+pub use condition::{ConditionKind, Conditioning, MaskKind};
+pub use cost::{BlockCost, Cost, Flops, Offloaded, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
 pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
-pub use fit::Fit;
+pub use fit::MeshFit;
+pub use fit_memory::MemoryFit;
 pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
+pub use memory::{MemorySettings, OffloadStore};
+pub use memory_table::{MemoryRow, PublishedPeak};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
-pub use params::{Init, ParamGroup, ParamSpec, Role, Split, Unit, param_specs};
+pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};
 pub use recipe::Recipe;
 pub use sample::{
     BadPrompt, DynamicGuidance, MergedLora, PIXELS, SampleScheduler, SampleSpec, Sampling, VIDEO_FRAMES,
     decoded_frames, latent_frames,
 };
-pub use schedule::{Anneal, ClipRule, Schedule, Warmup};
+pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, Key, Kind, Preset, SCHEMA};
 pub use secrets::Secrets;
 pub use train::{
-    CheckpointPolicy, Data, Device, Dtype, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat, RematMode, Train,
-    Trainable,
+    CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
+    RematMode, Shapes, Train, Trainable,
 };

@@ -9,7 +9,7 @@ use toml::Value;
 use crate::file::{File, absolute, place};
 use crate::nearest::{instead_of, sections};
 use crate::value::{self, is_name};
-use crate::{Key, Kind, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
+use crate::{Key, Recipe, RecipeError, RecipeErrorKind, SCHEMA, Task, TrainerKind, check};
 
 /// A recipe with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +52,21 @@ impl fmt::Display for Origin {
     }
 }
 
+/// Returns whether a value of a key that has an alternative is a choice: neither 0 nor an empty list.
+fn is_given(value: &Value) -> bool {
+    value.as_integer() != Some(0) && value.as_array().is_none_or(|items| !items.is_empty())
+}
+
 impl Origin {
+    /// Returns whether two values were set in the same place, a file. A flag replaces what was set before it.
+    fn is_beside(&self, other: &Origin) -> bool {
+        match (self, other) {
+            (Origin::File { path: one, .. }, Origin::File { path: other, .. }) => one == other,
+            (Origin::Default, Origin::Default) => true,
+            _ => false,
+        }
+    }
+
     /// Returns where a key was set, for an error about the file `about`.
     fn place(&self, key: &str, about: &Utf8Path) -> String {
         match self {
@@ -236,11 +250,7 @@ impl Values<'_> {
             };
             let mut value = value::accept(key, value)
                 .map_err(|bad| self.invalid(key, format!("{place}: {path}: {}", bad.why), bad.fix))?;
-            if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
-                && !path.is_empty()
-            {
-                *path = absolute(&file.resolve(path)).into_string();
-            }
+            value::resolve_paths(key.kind, &mut value, &|path| absolute(&file.resolve(path)).into_string());
             let origin = Origin::File { path: file.path.clone(), line: file.line(&path) };
             self.insert(key, value, origin);
         }
@@ -267,17 +277,19 @@ impl Values<'_> {
         };
         let mut value =
             value::parse(key, text).map_err(|bad| self.invalid(key, format!("{place}: {}", bad.why), bad.fix))?;
-        if let (Kind::Path | Kind::OptionalPath, Value::String(path)) = (key.kind, &mut value)
-            && !path.is_empty()
-        {
-            *path = absolute(Utf8Path::new(path)).into_string();
-        }
+        value::resolve_paths(key.kind, &mut value, &|path| absolute(Utf8Path::new(path)).into_string());
         self.insert(key, value, Origin::Flag(set.to_owned()));
         Ok(())
     }
 
-    /// Sets a key; a table is merged with the one set before.
+    /// Sets a key; a table is merged with the one set before. A key replaces its alternative, unless the same file
+    /// sets both.
     fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) {
+        if let Some(other) = key.alternative().filter(|_| is_given(&value))
+            && self.set.get(other).is_some_and(|(_, before)| !before.is_beside(&origin))
+        {
+            self.set.remove(other);
+        }
         let value = match (self.set.remove(key.path), value) {
             (Some((Value::Table(mut before), _)), Value::Table(more)) => {
                 before.extend(more);
@@ -353,8 +365,19 @@ impl Values<'_> {
     fn finish(mut self, name: &str) -> Result<Resolved, RecipeError> {
         let (task, trainer) = (self.task(), self.trainer());
         self.check_keys(task, trainer)?;
-        let is_set = |key: &Key| self.set.get(key.path).is_some_and(|(value, _)| value.as_str() != Some(""));
-        let is_missing = |key: &&Key| key.is_for(task, trainer) && key.is_needed(task) && !is_set(key);
+        // Buckets give each clip of an encode its size.
+        let has_buckets =
+            self.set.get("data.buckets").and_then(|(value, _)| value.as_array()).is_some_and(|list| !list.is_empty());
+        let is_size =
+            |key: &Key| ["encode.frames", "encode.height", "encode.width"].contains(&key.path) && !has_buckets;
+        let is_set = |key: &Key| {
+            let value = self.set.get(key.path).map(|(value, _)| value);
+            value.is_some_and(|value| value.as_str() != Some("") && !(is_size(key) && value.as_integer() == Some(0)))
+        };
+        let is_missing = |key: &&Key| {
+            let replaced = key.alternative().and_then(|other| self.set.get(other)).is_some_and(|set| is_given(&set.0));
+            key.is_for(task, trainer) && (key.is_needed(task) || is_size(key)) && !is_set(key) && !replaced
+        };
         let missing: Vec<_> = SCHEMA.iter().filter(is_missing).collect();
         if let Some(first) = missing.first() {
             let keys: Vec<_> = missing.iter().map(|key| key.path).collect();
@@ -368,6 +391,10 @@ impl Values<'_> {
         let mut table = toml::Table::new();
         let mut origins = BTreeMap::new();
         for key in SCHEMA {
+            if key.default.is_none() && key.alternative().is_some() && !self.set.contains_key(key.path) {
+                origins.insert(key.path.to_owned(), Origin::Default);
+                continue;
+            }
             let preset =
                 || (key.default.map_or_else(|| value::unread(key.kind), |preset| preset.value()), Origin::Default);
             let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(preset);
@@ -459,6 +486,38 @@ mod tests {
         assert_eq!(index("stages/long.toml", &[]), configs.join("valid/stages/long.jsonl"));
         assert_eq!(index("minimal.toml", &["data.index=x/../y.jsonl"]), absolute(Utf8Path::new("y.jsonl")));
         assert_eq!(index("minimal.toml", &["data.index=/data/y.jsonl"]), "/data/y.jsonl");
+    }
+
+    #[test]
+    fn epochs_and_several_sets_replace_the_steps_and_the_index_of_a_base() {
+        let sets = ["train.epochs=3", "data.sets=[{index = '/a', weight = 2}, {index = '/b', weight = 0.5}]"];
+        let Resolved { recipe, table, .. } = valid("minimal.toml", &sets).unwrap();
+        assert_eq!((recipe.train.steps, recipe.train.epochs), (0, 3));
+        let shares: Vec<_> = recipe.data.all().into_iter().map(|set| (set.index, set.weight)).collect();
+        assert_eq!(shares, [("/a".into(), Some(2.0)), ("/b".into(), Some(0.5))]);
+        assert_eq!(Recipe::from_table(&table), Ok(recipe));
+        let back = ["train.epochs=3", "train.steps=7"].map(|set| valid("minimal.toml", &[set]).unwrap().recipe.train);
+        assert_eq!(back.map(|train| (train.steps, train.epochs)), [(0, 3), (7, 0)]);
+        let last = valid("minimal.toml", &["train.steps=7", "train.epochs=3"]).unwrap().recipe.train;
+        assert_eq!((last.steps, last.epochs), (0, 3));
+    }
+
+    #[test]
+    fn the_index_of_a_set_starts_at_the_folder_of_its_file() {
+        let keep = tempfile::tempdir().unwrap();
+        let folder = Utf8Path::from_path(keep.path()).unwrap();
+        let minimal = absolute(Utf8Path::new(CONFIGS)).join("valid/minimal.toml");
+        let text = format!("base = \"{minimal}\"\n[[data.sets]]\nindex = \"clips\"\nrepeats = 2\n");
+        std::fs::write(folder.join("own.toml"), text).unwrap();
+        let sets = load(&folder.join("own.toml"), &[]).unwrap().recipe.data.sets;
+        assert_eq!((sets[0].index.clone(), sets[0].repeats), (absolute(&folder.join("clips")), Some(2)));
+    }
+
+    #[test]
+    fn a_run_of_epochs_is_checked_again_when_its_steps_are_known() {
+        let recipe = valid("minimal.toml", &["train.epochs=3", "optimizer.warmup_steps=50"]).unwrap().recipe;
+        assert_eq!(recipe.with_steps(100).unwrap().train.steps, 100);
+        assert_eq!(recipe.with_steps(20).unwrap_err().keys, ["optimizer.warmup_steps", "train.steps"]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::{Init, Model, ParamSpec, Role, Split, Unit, param_specs};
+use crate::nearest::by_likeness;
+use crate::{FsdpUnit, Model, ParamInit, ParamRole, ParamSpec, Split, param_specs};
 
 /// The adapters of a model. An adapted layer computes `W x + b + scale · B (A x)`, with `A [rank, in]` and `B [out, rank]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,8 +119,8 @@ impl Lora {
             Split::None | Split::Summed => [Split::None, Split::None],
         };
         let init = match self.init {
-            LoraInit::Kaiming => Init::Linear { fan_in },
-            LoraInit::Gaussian => Init::Gaussian { rank: self.rank },
+            LoraInit::Kaiming => ParamInit::Linear { fan_in },
+            LoraInit::Gaussian => ParamInit::Gaussian { rank: self.rank },
         };
         let spec = |ours: &str, theirs: &str, shape: [usize; 2], split, init| ParamSpec {
             name: format!("{}.{ours}", layer_name(&weight.name)),
@@ -127,13 +128,13 @@ impl Lora {
             shape: shape.to_vec(),
             init,
             split,
-            role: Role::Adapter,
+            role: ParamRole::Adapter,
             decay: true,
             ..weight.clone()
         };
         [
             spec("lora_a", "lora_A", [self.rank, fan_in], a_split, init),
-            spec("lora_b", "lora_B", [out, self.rank], b_split, Init::Zeros),
+            spec("lora_b", "lora_B", [out, self.rank], b_split, ParamInit::Zeros),
         ]
     }
 }
@@ -143,7 +144,7 @@ impl Lora {
 pub struct NoSuchLayer {
     /// The target, as it was written.
     pub target: String,
-    /// The names of targets that resemble it, the nearest first; those of a block if none does.
+    /// The names of targets that are most like it, the most alike first.
     pub near: Vec<String>,
     /// The number of layers that can have an adapter.
     pub layers: usize,
@@ -164,21 +165,9 @@ impl NoSuchLayer {
             let (ours, theirs) = (in_block(&spec.name), spec.diffusers.as_deref().and_then(in_block));
             [ours, theirs].into_iter().flatten().map(str::to_owned).collect::<Vec<_>>()
         });
-        let mut all: Vec<String> = groups.chain(names).collect();
-        // A target may be the end of a name, or have a prefix: `to_q`, `transformer_blocks.0.attn1.to_q`.
-        let suffixes = |name: &str| -> Vec<String> {
-            let parts: Vec<&str> = name.split('.').collect();
-            (0..parts.len()).map(|from| parts[from..].join(".").to_lowercase()).collect()
-        };
-        let meant = suffixes(target);
-        let distance = |name: &String| {
-            let of = |end: String| meant.iter().map(move |word| strsim::damerau_levenshtein(word, &end)).min();
-            suffixes(name).into_iter().filter_map(of).min().unwrap_or(usize::MAX)
-        };
-        all.sort_by_cached_key(distance);
-        let is_near = |name: &&String| distance(name) <= 1.max(target.len() / 2);
-        let near: Vec<String> = all.iter().filter(is_near).take(NEAR).cloned().collect();
-        let near = if near.is_empty() { all.into_iter().take(NEAR).collect() } else { near };
+        let all: Vec<String> = groups.chain(names).collect();
+        let near =
+            by_likeness(target, all.iter().map(String::as_str)).into_iter().take(NEAR).map(str::to_owned).collect();
         NoSuchLayer { target: target.to_owned(), near, layers: linear.len() }
     }
 }
@@ -190,7 +179,10 @@ fn ends(name: &str, end: &str) -> bool {
 
 /// Returns whether a tensor is the weight of a linear layer of a block.
 fn is_linear(spec: &ParamSpec) -> bool {
-    spec.unit != Unit::Root && spec.role == Role::Trained && spec.shape.len() == 2 && spec.name.ends_with(".weight")
+    spec.unit != FsdpUnit::Root
+        && spec.role == ParamRole::Trained
+        && spec.shape.len() == 2
+        && spec.name.ends_with(".weight")
 }
 
 /// Returns the name of the layer that a weight belongs to.

@@ -96,6 +96,13 @@ pub struct Shape {
     pub width: usize,
 }
 
+/// Shows frames × rows × columns: `13 × 60 × 90`.
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} × {} × {}", self.frames, self.height, self.width)
+    }
+}
+
 /// The position encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

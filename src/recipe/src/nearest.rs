@@ -13,6 +13,26 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
+/// Sorts dotted names by their likeness to a word that matches none of them, the most alike first.
+///
+/// The word, or its last parts, may be like any part of a name: `attn.qq` is like `blocks.0.attn.q.weight`. Longer parts
+/// count more.
+pub(crate) fn by_likeness<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let joined = |parts: &[&str]| parts.join(".").to_lowercase();
+    let parts: Vec<&str> = word.split('.').collect();
+    let ends: Vec<String> = (0..parts.len()).map(|from| joined(&parts[from..])).collect();
+    let likeness = |name: &str| {
+        let parts: Vec<&str> = name.split('.').collect();
+        let runs = (0..parts.len()).flat_map(|from| (from + 1..=parts.len()).map(move |to| (from, to)));
+        let runs: Vec<String> = runs.map(|(from, to)| joined(&parts[from..to])).collect();
+        let letters = |end: &String, run: &String| strsim::normalized_damerau_levenshtein(end, run) * end.len() as f64;
+        ends.iter().flat_map(|end| runs.iter().map(move |run| letters(end, run))).fold(0.0, f64::max)
+    };
+    let mut sorted: Vec<(f64, &str)> = names.into_iter().map(|name| (likeness(name), name)).collect();
+    sorted.sort_by(|a, b| b.0.total_cmp(&a.0));
+    sorted.into_iter().map(|(_, name)| name).collect()
+}
+
 /// Returns the key that an unknown key most likely stands for.
 ///
 /// Tries the right key in a wrong section, then a mistyped key, then a synonym: `learning_rate` for `lr`, `batch_size` for
@@ -85,7 +105,7 @@ mod tests {
     #[test]
     fn a_key_unlike_any_other_lists_the_choices() {
         assert_eq!(instead_of("log.zzzzzzzzzzz"), "[log] takes interval, peak_tflops, spike");
-        let sections = "the sections are command, env, model, data, encoders, encode, train, lora, condition, loss, optimizer, ema, mesh, remat, checkpoint, log, sample, run";
+        let sections = "the sections are command, env, model, data, encoders, encode, train, lora, condition, loss, optimizer, ema, mesh, remat, memory, checkpoint, log, sample, run";
         assert_eq!(instead_of("wandb.qqqqqqqqqqqqqq"), sections);
     }
 }

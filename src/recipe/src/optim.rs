@@ -1,6 +1,6 @@
 //! The `[optimizer]` section: the optimizer, its learning rates and gradient clipping.
 
-use crate::{Anneal, ClipRule, Init, ParamSpec, Pattern, Schedule, Warmup};
+use crate::{Anneal, ClipRule, LrSchedule, ParamInit, ParamSpec, Pattern, Warmup};
 use serde::{Deserialize, Serialize};
 
 /// The optimizer, its learning rates and gradient clipping.
@@ -16,9 +16,9 @@ pub struct Optimizer {
     /// Learning rate at the last step, for both schedules.
     pub lr_end: f64,
     /// The schedule of `lr`.
-    pub schedule: Schedule,
+    pub schedule: LrSchedule,
     /// The schedule of `lr_ttt`.
-    pub schedule_ttt: Schedule,
+    pub schedule_ttt: LrSchedule,
     /// Steps over which both rates rise to their peaks.
     pub warmup_steps: u64,
     /// The rates during the warm-up.
@@ -29,7 +29,7 @@ pub struct Optimizer {
     pub cycles: f64,
     /// The exponent of polynomial schedules.
     pub power: f64,
-    /// Steps in which the rate falls to its end, for [`Schedule::has_cooldown`].
+    /// Steps in which the rate falls to its end, for [`LrSchedule::has_cooldown`].
     pub cooldown_steps: u64,
     /// The curve of one-cycle schedules and of a cooldown.
     pub anneal: Anneal,
@@ -148,8 +148,8 @@ impl Default for Optimizer {
             lr: 1e-4,
             lr_ttt: 1e-4,
             lr_end: 0.0,
-            schedule: Schedule::Linear,
-            schedule_ttt: Schedule::Linear,
+            schedule: LrSchedule::Linear,
+            schedule_ttt: LrSchedule::Linear,
             warmup_steps: 0,
             warmup: Warmup::TttVideo,
             warmup_lr: 0.0,
@@ -190,7 +190,7 @@ const BLOCK: u64 = 256;
 impl Optimizer {
     /// Returns whether weight decay applies to a tensor that no group matches.
     pub fn decays(&self, spec: &ParamSpec) -> bool {
-        spec.decay || (self.decay_gates && spec.init == Init::Gate)
+        spec.decay || (self.decay_gates && spec.init == ParamInit::Gate)
     }
 
     /// Returns the weight decay of a tensor.

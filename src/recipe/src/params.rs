@@ -15,11 +15,11 @@ pub struct ParamSpec {
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
     /// The unit with which the tensor is gathered.
-    pub unit: Unit,
+    pub unit: FsdpUnit,
     /// The initialization when no weights are loaded.
-    pub init: Init,
+    pub init: ParamInit,
     /// Whether the tensor can be trained.
-    pub role: Role,
+    pub role: ParamRole,
     /// The learning rate that applies to it.
     pub group: ParamGroup,
     /// Whether weight decay applies; never to biases and norms.
@@ -49,8 +49,8 @@ impl ParamSpec {
     /// for tensors that such a checkpoint does not have.
     pub fn ttt_video(&self) -> Option<String> {
         let (unit, name) = match self.unit {
-            Unit::Root => (String::new(), self.name.as_str()),
-            Unit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
+            FsdpUnit::Root => (String::new(), self.name.as_str()),
+            FsdpUnit::Block(i) => (format!("layers.{i}."), self.name.strip_prefix(&format!("blocks.{i}."))?),
         };
         let (ours, theirs) = TTT_VIDEO
             .iter()
@@ -117,7 +117,7 @@ const TTT_VIDEO: &[(&str, &str)] = &[
 
 /// The part of the model with which a parameter is gathered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unit {
+pub enum FsdpUnit {
     /// Embeddings and the final layer.
     Root,
     /// One transformer block.
@@ -126,7 +126,7 @@ pub enum Unit {
 
 /// The initialization of a tensor when no weights are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Init {
+pub enum ParamInit {
     /// Uniform within ±√(6 / (in + out)); a convolution counts as the linear layer over its patch.
     Xavier,
     /// Zeros: biases, and the layers that make a new block the identity (adaLN-zero).
@@ -153,7 +153,7 @@ pub enum Init {
 
 /// Whether a tensor can be trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ParamRole {
     /// A parameter.
     Trained,
     /// A constant that is saved with the parameters.
@@ -176,27 +176,27 @@ pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
     let (dim, time) = (m.dim(), m.time_embed_dim);
     let patch = m.patch_size_t * m.patch_size * m.patch_size;
 
-    let mut root = Layers::new(Unit::Root, "", "");
+    let mut root = Layers::new(FsdpUnit::Root, "", "");
     // A convolution in CogVideoX 1.0, a linear layer in 1.5. Both order the input by channel, then frame, row, column.
     let video: &[usize] = match m.patch_size_t {
         1 => &[dim, m.in_channels, m.patch_size, m.patch_size],
         _ => &[dim, m.in_channels * patch],
     };
-    root.layer("patch_embed.video", "patch_embed.proj", video, Init::Xavier);
-    root.layer("patch_embed.text", "patch_embed.text_proj", &[dim, m.text_dim], Init::Xavier);
+    root.layer("patch_embed.video", "patch_embed.proj", video, ParamInit::Xavier);
+    root.layer("patch_embed.text", "patch_embed.text_proj", &[dim, m.text_dim], ParamInit::Xavier);
     if m.positions == Positions::Learned {
         root.buffer("patch_embed.positions", "patch_embed.pos_embedding", &[1, m.learned_positions(), dim]);
     }
-    root.layer("time_embed.linear1", "time_embedding.linear_1", &[time, dim], Init::Xavier);
-    root.layer("time_embed.linear2", "time_embedding.linear_2", &[time, time], Init::Xavier);
+    root.layer("time_embed.linear1", "time_embedding.linear_1", &[time, dim], ParamInit::Xavier);
+    root.layer("time_embed.linear2", "time_embedding.linear_2", &[time, time], ParamInit::Xavier);
     if m.ofs_embedding {
-        root.layer("ofs_embed.linear1", "ofs_embedding.linear_1", &[time, time], Init::Xavier);
-        root.layer("ofs_embed.linear2", "ofs_embedding.linear_2", &[time, time], Init::Xavier);
+        root.layer("ofs_embed.linear1", "ofs_embedding.linear_1", &[time, time], ParamInit::Xavier);
+        root.layer("ofs_embed.linear2", "ofs_embedding.linear_2", &[time, time], ParamInit::Xavier);
     }
     root.norm("final.norm", "norm_final", dim);
-    root.layer("final.adaln.linear", "norm_out.linear", &[2 * dim, time], Init::Zeros);
+    root.layer("final.adaln.linear", "norm_out.linear", &[2 * dim, time], ParamInit::Zeros);
     root.norm("final.adaln.norm", "norm_out.norm", dim);
-    root.layer("final.proj", "proj_out", &[patch * m.out_channels, dim], Init::Zeros);
+    root.layer("final.proj", "proj_out", &[patch * m.out_channels, dim], ParamInit::Zeros);
 
     let mut specs = root.specs;
     for block in 0..m.num_layers {
@@ -208,19 +208,19 @@ pub fn param_specs(m: &Model) -> Vec<ParamSpec> {
 fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
     let (dim, time) = (m.dim(), m.time_embed_dim);
     let (ours, theirs) = (format!("blocks.{index}."), format!("transformer_blocks.{index}."));
-    let mut block = Layers::new(Unit::Block(index), &ours, &theirs);
-    block.layer("norm1.linear", "norm1.linear", &[6 * dim, time], Init::Zeros);
+    let mut block = Layers::new(FsdpUnit::Block(index), &ours, &theirs);
+    block.layer("norm1.linear", "norm1.linear", &[6 * dim, time], ParamInit::Zeros);
     block.norm("norm1.norm", "norm1.norm", dim);
-    block.layer("attn.q", "attn1.to_q", &[dim, dim], Init::Xavier);
-    block.layer("attn.k", "attn1.to_k", &[dim, dim], Init::Xavier);
-    block.layer("attn.v", "attn1.to_v", &[dim, dim], Init::Xavier);
-    block.layer("attn.o", "attn1.to_out.0", &[dim, dim], Init::Xavier);
+    block.layer("attn.q", "attn1.to_q", &[dim, dim], ParamInit::Xavier);
+    block.layer("attn.k", "attn1.to_k", &[dim, dim], ParamInit::Xavier);
+    block.layer("attn.v", "attn1.to_v", &[dim, dim], ParamInit::Xavier);
+    block.layer("attn.o", "attn1.to_out.0", &[dim, dim], ParamInit::Xavier);
     block.norm("attn.q_norm", "attn1.norm_q", m.head_dim);
     block.norm("attn.k_norm", "attn1.norm_k", m.head_dim);
-    block.layer("norm2.linear", "norm2.linear", &[6 * dim, time], Init::Zeros);
+    block.layer("norm2.linear", "norm2.linear", &[6 * dim, time], ParamInit::Zeros);
     block.norm("norm2.norm", "norm2.norm", dim);
-    block.layer("mlp.up", "ff.net.0.proj", &[4 * dim, dim], Init::Xavier);
-    block.layer("mlp.down", "ff.net.2", &[dim, 4 * dim], Init::Xavier);
+    block.layer("mlp.up", "ff.net.0.proj", &[4 * dim, dim], ParamInit::Xavier);
+    block.layer("mlp.down", "ff.net.2", &[dim, 4 * dim], ParamInit::Xavier);
     if m.layer != Layer::None {
         ttt_specs(m, &mut block);
     }
@@ -233,20 +233,30 @@ fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     let (dim, heads, head) = (m.dim(), m.num_heads, m.head_dim);
     block.group = ParamGroup::Ttt;
     for name in ["ttt.q", "ttt.k", "ttt.v", "ttt.o"] {
-        let init = Init::Linear { fan_in: dim };
-        block.push(format!("{name}.weight"), None, &[dim, dim], init, Role::Trained, true);
-        block.push(format!("{name}.bias"), None, &[dim], init, Role::Trained, false);
+        let init = ParamInit::Linear { fan_in: dim };
+        block.push(format!("{name}.weight"), None, &[dim, dim], init, ParamRole::Trained, true);
+        block.push(format!("{name}.bias"), None, &[dim], init, ParamRole::Trained, false);
     }
-    block.pair("ttt.lr", [&[heads, 1, dim], &[heads, 1]], [Init::Normal, Init::Zeros], true);
-    block.pair("ttt.inner_norm", [&[heads, head], &[heads, head]], [Init::Ones, Init::Zeros], false);
-    block.pair("ttt.post_norm", [&[dim], &[dim]], [Init::Ones, Init::Zeros], false);
+    block.pair("ttt.lr", [&[heads, 1, dim], &[heads, 1]], [ParamInit::Normal, ParamInit::Zeros], true);
+    block.pair("ttt.inner_norm", [&[heads, head], &[heads, head]], [ParamInit::Ones, ParamInit::Zeros], false);
+    block.pair("ttt.post_norm", [&[dim], &[dim]], [ParamInit::Ones, ParamInit::Zeros], false);
     let hidden = if m.layer == Layer::TttMlp { 4 * head } else { head };
-    block.pair("ttt.inner1", [&[heads, head, hidden], &[heads, 1, hidden]], [Init::Normal, Init::Zeros], true);
+    block.pair(
+        "ttt.inner1",
+        [&[heads, head, hidden], &[heads, 1, hidden]],
+        [ParamInit::Normal, ParamInit::Zeros],
+        true,
+    );
     if m.layer == Layer::TttMlp {
-        block.pair("ttt.inner2", [&[heads, hidden, head], &[heads, 1, head]], [Init::Normal, Init::Zeros], true);
+        block.pair(
+            "ttt.inner2",
+            [&[heads, hidden, head], &[heads, 1, head]],
+            [ParamInit::Normal, ParamInit::Zeros],
+            true,
+        );
     }
     for name in ["forward.video", "forward.text", "backward.video", "backward.text"] {
-        block.push(format!("ttt.gate.{name}"), None, &[dim], Init::Gate, Role::Trained, false);
+        block.push(format!("ttt.gate.{name}"), None, &[dim], ParamInit::Gate, ParamRole::Trained, false);
     }
 }
 
@@ -274,7 +284,7 @@ const SPLITS: &[(&str, Split)] = &[
 
 /// Collects the tensors of one unit.
 struct Layers<'a> {
-    unit: Unit,
+    unit: FsdpUnit,
     ours: &'a str,
     theirs: &'a str,
     group: ParamGroup,
@@ -282,37 +292,45 @@ struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    fn new(unit: Unit, ours: &'a str, theirs: &'a str) -> Self {
+    fn new(unit: FsdpUnit, ours: &'a str, theirs: &'a str) -> Self {
         Layers { unit, ours, theirs, group: ParamGroup::Rest, specs: Vec::new() }
     }
 
     /// Adds a linear layer or convolution: a weight, and a bias as long as the weight's first axis.
-    fn layer(&mut self, name: &str, diffusers: &str, shape: &[usize], init: Init) {
-        self.push(format!("{name}.weight"), Some(format!("{diffusers}.weight")), shape, init, Role::Trained, true);
+    fn layer(&mut self, name: &str, diffusers: &str, shape: &[usize], init: ParamInit) {
+        self.push(format!("{name}.weight"), Some(format!("{diffusers}.weight")), shape, init, ParamRole::Trained, true);
         let bias = Some(format!("{diffusers}.bias"));
-        self.push(format!("{name}.bias"), bias, &shape[..1], Init::Zeros, Role::Trained, false);
+        self.push(format!("{name}.bias"), bias, &shape[..1], ParamInit::Zeros, ParamRole::Trained, false);
     }
 
     /// Adds a LayerNorm.
     fn norm(&mut self, name: &str, diffusers: &str, width: usize) {
-        for (part, init) in [("weight", Init::Ones), ("bias", Init::Zeros)] {
+        for (part, init) in [("weight", ParamInit::Ones), ("bias", ParamInit::Zeros)] {
             let theirs = Some(format!("{diffusers}.{part}"));
-            self.push(format!("{name}.{part}"), theirs, &[width], init, Role::Trained, false);
+            self.push(format!("{name}.{part}"), theirs, &[width], init, ParamRole::Trained, false);
         }
     }
 
     /// Adds a weight and a bias that diffusers does not have; `decay` applies to the weight.
-    fn pair(&mut self, name: &str, shapes: [&[usize]; 2], init: [Init; 2], decay: bool) {
-        self.push(format!("{name}.weight"), None, shapes[0], init[0], Role::Trained, decay);
-        self.push(format!("{name}.bias"), None, shapes[1], init[1], Role::Trained, false);
+    fn pair(&mut self, name: &str, shapes: [&[usize]; 2], init: [ParamInit; 2], decay: bool) {
+        self.push(format!("{name}.weight"), None, shapes[0], init[0], ParamRole::Trained, decay);
+        self.push(format!("{name}.bias"), None, shapes[1], init[1], ParamRole::Trained, false);
     }
 
     fn buffer(&mut self, name: &str, diffusers: &str, shape: &[usize]) {
-        self.push(name.into(), Some(diffusers.into()), shape, Init::Positions, Role::Buffer, false);
+        self.push(name.into(), Some(diffusers.into()), shape, ParamInit::Positions, ParamRole::Buffer, false);
     }
 
-    fn push(&mut self, name: String, diffusers: Option<String>, shape: &[usize], init: Init, role: Role, decay: bool) {
-        let split = SPLITS.iter().find(|(start, _)| self.unit != Unit::Root && name.starts_with(start));
+    fn push(
+        &mut self,
+        name: String,
+        diffusers: Option<String>,
+        shape: &[usize],
+        init: ParamInit,
+        role: ParamRole,
+        decay: bool,
+    ) {
+        let split = SPLITS.iter().find(|(start, _)| self.unit != FsdpUnit::Root && name.starts_with(start));
         self.specs.push(ParamSpec {
             split: split.map_or(Split::None, |(_, split)| *split),
             name: format!("{}{name}", self.ours),
@@ -427,8 +445,8 @@ mod tests {
     fn the_root_is_listed_before_the_blocks_in_order() {
         let units: Vec<_> = param_specs(&cogvideox_5b()).iter().map(|spec| spec.unit).collect();
         assert!(units.is_sorted());
-        assert_eq!(units[..16], [Unit::Root; 16]);
-        assert_eq!(units.last(), Some(&Unit::Block(41)));
+        assert_eq!(units[..16], [FsdpUnit::Root; 16]);
+        assert_eq!(units.last(), Some(&FsdpUnit::Block(41)));
     }
 
     #[test]
@@ -438,9 +456,9 @@ mod tests {
             let of = specs.iter().filter(|spec: &&ParamSpec| spec.unit == unit && spec.split == Split::None);
             of.map(|spec| spec.name.rsplit_once("blocks.0.").map_or(spec.name.as_str(), |(_, name)| name)).collect()
         };
-        let root: Vec<&str> = whole(Unit::Root);
+        let root: Vec<&str> = whole(FsdpUnit::Root);
         assert_eq!(root.len(), 16);
-        let block: Vec<&str> = whole(Unit::Block(0));
+        let block: Vec<&str> = whole(FsdpUnit::Block(0));
         insta::assert_snapshot!(block.join("\n"));
         for spec in &specs {
             let parts: Vec<_> = (0..4).map(|rank| spec.part(rank, 4)).collect();
@@ -460,7 +478,7 @@ mod tests {
     fn a_new_block_is_the_identity() {
         let specs = param_specs(&cogvideox_5b());
         let zeros: Vec<_> =
-            specs.iter().filter(|spec| spec.init == Init::Zeros && spec.name.ends_with("weight")).collect();
+            specs.iter().filter(|spec| spec.init == ParamInit::Zeros && spec.name.ends_with("weight")).collect();
         assert_eq!(zeros.len(), 2 * 42 + 2);
         assert!(zeros.iter().all(|spec| spec.name.ends_with("linear.weight") || spec.name == "final.proj.weight"));
     }

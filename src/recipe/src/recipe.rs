@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointPolicy, Command, Condition, Data, Ema, Encode, Encoders, Env, Log, Lora, Loss, Mesh, Model, Optimizer,
-    ParamSpec, Remat, RunSettings, SCHEMA, Sampling, Task, Train, Trainable, TrainerKind,
+    CheckpointPolicy, Command, Conditioning, Data, Ema, Encode, Encoders, Env, Log, Lora, Loss, MemorySettings, Mesh,
+    Model, Optimizer, ParamSpec, RecipeError, Remat, RunSettings, SCHEMA, Sampling, Shape, Shapes, Task, Train,
+    Trainable, TrainerKind,
 };
 
 /// A complete, checked training configuration for one stage.
@@ -39,7 +40,7 @@ pub struct Recipe {
     /// Adapters that are trained beside frozen weights.
     pub lora: Lora,
     /// The inputs of the network besides the noised latent and the text.
-    pub condition: Condition,
+    pub condition: Conditioning,
     /// The loss of a sample.
     pub loss: Loss,
     /// The optimizer and its schedules.
@@ -50,6 +51,8 @@ pub struct Recipe {
     pub mesh: Mesh,
     /// Activation checkpointing.
     pub remat: Remat,
+    /// Block swap, offload and where they store tensors.
+    pub memory: MemorySettings,
     /// When checkpoints are written and how many are kept.
     pub checkpoint: CheckpointPolicy,
     /// Metrics while training.
@@ -82,6 +85,46 @@ impl Recipe {
         specs.extend(self.lora.param_specs(&self.model));
         specs.sort_by_key(|spec| spec.unit);
         specs
+    }
+
+    /// Returns the model for latents of a shape.
+    ///
+    /// # Errors
+    /// The reason why the model cannot take such latents.
+    pub fn model_at(&self, shape: Shape) -> Result<Model, String> {
+        let sized = self.at(shape);
+        let model = &sized.model;
+        if model.segments != self.model.segments {
+            return Err(format!(
+                "{} make {}, and model.segments is {}",
+                units::counted(shape.frames, "latent frame"),
+                units::counted(model.segments, "segment"),
+                self.model.segments
+            ));
+        }
+        match crate::check::broken_model(&sized) {
+            Some(broken) => Err(broken.why),
+            None => Ok(sized.model),
+        }
+    }
+
+    /// Returns the recipe with the number of steps that its epochs take.
+    ///
+    /// # Errors
+    /// A rule between this number and other keys does not hold, such as a warm-up that never ends.
+    pub fn with_steps(&self, steps: u64) -> Result<Recipe, RecipeError> {
+        let train = Train { steps, epochs: 0, ..self.train.clone() };
+        let recipe = Recipe { train, ..self.clone() };
+        recipe.check().map(|()| recipe)
+    }
+
+    /// Returns the shapes that latents may have; never [`Shapes::Auto`].
+    pub fn shapes(&self) -> Shapes {
+        match self.data.shapes {
+            Shapes::Auto if self.buckets().is_some_and(|buckets| buckets.all().len() > 1) => Shapes::Grouped,
+            Shapes::Auto => Shapes::One,
+            given => given,
+        }
     }
 
     /// Returns whether checkpoints contain only the trained parameters and the path of the weights that the others come from.

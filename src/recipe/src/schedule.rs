@@ -9,7 +9,7 @@ use crate::Optimizer;
 /// How a learning rate changes over the steps of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Schedule {
+pub enum LrSchedule {
     /// Stays at the peak.
     Constant,
     /// Falls in a straight line.
@@ -30,15 +30,15 @@ pub enum Schedule {
     Bump,
 }
 
-impl Schedule {
+impl LrSchedule {
     /// Returns whether the schedule is one of PyTorch's `OneCycleLR`.
     pub fn is_one_cycle(self) -> bool {
-        matches!(self, Schedule::OneCycle | Schedule::OneCycleThreePhase)
+        matches!(self, LrSchedule::OneCycle | LrSchedule::OneCycleThreePhase)
     }
 
     /// Returns whether the schedule has a part of `cooldown_steps`.
     pub fn has_cooldown(self) -> bool {
-        matches!(self, Schedule::Wsd | Schedule::Bump)
+        matches!(self, LrSchedule::Wsd | LrSchedule::Bump)
     }
 }
 
@@ -101,14 +101,14 @@ impl Optimizer {
     ///
     /// Source: diffusers 0.42.1 `optimization.py`, transformers 5.23 `optimization.py` (WSD), `torch.optim.lr_scheduler.OneCycleLR`,
     /// ttt-video-dit `optimizers.py`, and the schedule `1cycle` of Lambda's Open-Sora (bump).
-    pub fn lr_at(&self, schedule: Schedule, peak: f64, step: u64, total: u64) -> f64 {
+    pub fn lr_at(&self, schedule: LrSchedule, peak: f64, step: u64, total: u64) -> f64 {
         let (warmup, end) = (self.warmup_steps, self.lr_end);
         match schedule {
-            Schedule::OneCycle | Schedule::OneCycleThreePhase => {
+            LrSchedule::OneCycle | LrSchedule::OneCycleThreePhase => {
                 self.in_cycle(schedule, [self.warmup_lr, peak, end], step, total)
             }
-            Schedule::Bump if step < warmup => self.anneal.between(self.warmup_lr, peak, step as f64 / warmup as f64),
-            Schedule::Bump => self.anneal.between(peak, end, share(step - warmup, self.cooldown_steps)),
+            LrSchedule::Bump if step < warmup => self.anneal.between(self.warmup_lr, peak, step as f64 / warmup as f64),
+            LrSchedule::Bump => self.anneal.between(peak, end, share(step - warmup, self.cooldown_steps)),
             _ if step < warmup => self.rate_in_warmup(peak, step),
             _ => {
                 let left = self.peak_share(schedule, step, total);
@@ -127,30 +127,30 @@ impl Optimizer {
     }
 
     /// Returns the share of the peak in the rate of a step after the warm-up; the rest is the end.
-    fn peak_share(&self, schedule: Schedule, step: u64, total: u64) -> f64 {
+    fn peak_share(&self, schedule: LrSchedule, step: u64, total: u64) -> f64 {
         let done = share(step - self.warmup_steps, total.saturating_sub(self.warmup_steps));
         let cycles = |default: f64| if self.cycles == 0.0 { default } else { self.cycles };
         match schedule {
-            Schedule::Linear => 1.0 - done,
-            Schedule::Cosine => 0.5 * (1.0 + (PI * 2.0 * cycles(0.5) * done).cos()),
-            Schedule::CosineWithRestarts if done >= 1.0 => 0.0,
-            Schedule::CosineWithRestarts => 0.5 * (1.0 + (PI * (cycles(1.0) * done).fract()).cos()),
-            Schedule::Polynomial => (1.0 - done).powf(self.power),
-            Schedule::Wsd => {
+            LrSchedule::Linear => 1.0 - done,
+            LrSchedule::Cosine => 0.5 * (1.0 + (PI * 2.0 * cycles(0.5) * done).cos()),
+            LrSchedule::CosineWithRestarts if done >= 1.0 => 0.0,
+            LrSchedule::CosineWithRestarts => 0.5 * (1.0 + (PI * (cycles(1.0) * done).fract()).cos()),
+            LrSchedule::Polynomial => (1.0 - done).powf(self.power),
+            LrSchedule::Wsd => {
                 let stable = total.saturating_sub(self.cooldown_steps);
                 let cooling = step.checked_sub(stable).map_or(0.0, |into| share(into, self.cooldown_steps));
                 self.anneal.between(1.0, 0.0, cooling)
             }
-            Schedule::Constant | Schedule::Bump | Schedule::OneCycle | Schedule::OneCycleThreePhase => 1.0,
+            LrSchedule::Constant | LrSchedule::Bump | LrSchedule::OneCycle | LrSchedule::OneCycleThreePhase => 1.0,
         }
     }
 
     /// Returns the value of a step in a cycle from `low` to `high` and, at its end, to `last`.
-    fn in_cycle(&self, schedule: Schedule, [low, high, last]: [f64; 3], step: u64, total: u64) -> f64 {
+    fn in_cycle(&self, schedule: LrSchedule, [low, high, last]: [f64; 3], step: u64, total: u64) -> f64 {
         let (step, up) = (step as f64, self.warmup_steps.saturating_sub(1) as f64);
         let over = total as f64 - 1.0;
         let phases: &[(f64, f64, f64)] = match schedule {
-            Schedule::OneCycleThreePhase => &[(up, low, high), (2.0 * up, high, low), (over, low, last)],
+            LrSchedule::OneCycleThreePhase => &[(up, low, high), (2.0 * up, high, low), (over, low, last)],
             _ => &[(up, low, high), (over, high, last)],
         };
         let mut start = 0.0;
@@ -222,41 +222,41 @@ mod tests {
         let o = optimizer(5, 1e-4);
         for (step, linear, cosine) in LOGGED {
             let close = |ours: f64, theirs: f64| assert!((ours - theirs).abs() < 1e-15, "step {step}: {ours} {theirs}");
-            close(o.lr_at(Schedule::Linear, 1e-3, step, 20), linear);
-            close(o.lr_at(Schedule::Cosine, 3e-3, step, 20), cosine);
+            close(o.lr_at(LrSchedule::Linear, 1e-3, step, 20), linear);
+            close(o.lr_at(LrSchedule::Cosine, 3e-3, step, 20), cosine);
         }
     }
 
     #[test]
     fn the_learning_rate_stays_at_its_end_after_the_last_step() {
         let o = Optimizer { cooldown_steps: 5, cycles: 1.0, ..optimizer(5, 1e-4) };
-        let falling = [Schedule::Linear, Schedule::CosineWithRestarts, Schedule::Polynomial, Schedule::Wsd];
+        let falling = [LrSchedule::Linear, LrSchedule::CosineWithRestarts, LrSchedule::Polynomial, LrSchedule::Wsd];
         for step in [20, 21, 30, 35, 1_000_000] {
-            for schedule in falling.into_iter().chain([Schedule::OneCycle, Schedule::Bump]) {
+            for schedule in falling.into_iter().chain([LrSchedule::OneCycle, LrSchedule::Bump]) {
                 assert_eq!(o.lr_at(schedule, 1e-3, step, 20), 1e-4, "{schedule:?}");
             }
-            assert_eq!(optimizer(5, 1e-4).lr_at(Schedule::Cosine, 1e-3, step, 20), 1e-4);
-            assert_eq!(o.lr_at(Schedule::Constant, 1e-3, step, 20), 1e-3);
+            assert_eq!(optimizer(5, 1e-4).lr_at(LrSchedule::Cosine, 1e-3, step, 20), 1e-4);
+            assert_eq!(o.lr_at(LrSchedule::Constant, 1e-3, step, 20), 1e-3);
         }
     }
 
     #[test]
     fn a_run_of_only_warmup_rises_to_its_peak() {
-        let rates: Vec<_> = (0..4).map(|step| optimizer(4, 0.0).lr_at(Schedule::Cosine, 1.0, step, 4)).collect();
+        let rates: Vec<_> = (0..4).map(|step| optimizer(4, 0.0).lr_at(LrSchedule::Cosine, 1.0, step, 4)).collect();
         assert_eq!(rates, [0.25, 0.5, 0.75, 1.0]);
     }
 
     #[test]
     fn without_warmup_the_first_step_has_the_peak_rate() {
-        assert_eq!(optimizer(0, 1e-4).lr_at(Schedule::Linear, 1e-3, 0, 20), 1e-3);
-        assert_eq!(optimizer(0, 1e-4).lr_at(Schedule::OneCycle, 1e-3, 0, 20), 1e-3);
+        assert_eq!(optimizer(0, 1e-4).lr_at(LrSchedule::Linear, 1e-3, 0, 20), 1e-3);
+        assert_eq!(optimizer(0, 1e-4).lr_at(LrSchedule::OneCycle, 1e-3, 0, 20), 1e-3);
     }
 
     #[test]
     fn each_form_of_warmup_has_the_rates_of_its_program() {
         let rates = |warmup| {
             let o = Optimizer { warmup, warmup_lr: 0.2, ..optimizer(4, 0.0) };
-            [0, 3, 4].map(|step| o.lr_at(Schedule::Constant, 1.0, step, 20))
+            [0, 3, 4].map(|step| o.lr_at(LrSchedule::Constant, 1.0, step, 20))
         };
         assert_eq!(rates(Warmup::TttVideo), [0.4, 1.0, 1.0]);
         assert_eq!(rates(Warmup::Diffusers), [0.2, 0.8, 1.0]);
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_bump_rises_falls_and_stays() {
         let o = Optimizer { warmup_lr: 1e-6, cooldown_steps: 400, ..optimizer(400, 1e-5) };
-        let at = |step| o.lr_at(Schedule::Bump, 1e-4, step, 100_000);
+        let at = |step| o.lr_at(LrSchedule::Bump, 1e-4, step, 100_000);
         let close = |ours: f64, wanted: f64| assert!((ours / wanted - 1.0).abs() < 1e-12, "{ours} {wanted}");
         close(at(0), 1e-6);
         close(at(200), (1e-6 + 1e-4) / 2.0);
@@ -275,7 +275,7 @@ mod tests {
         close(at(500), 1e-5 + (1e-4 - 1e-5) * 0.5 * (1.0 + (PI / 4.0).cos()));
         assert_eq!((at(800), at(50_000)), (1e-5, 1e-5));
         let line = Optimizer { anneal: Anneal::Linear, ..o };
-        close(line.lr_at(Schedule::Bump, 1e-4, 500, 100_000), 1e-4 - 9e-5 / 4.0);
+        close(line.lr_at(LrSchedule::Bump, 1e-4, 500, 100_000), 1e-4 - 9e-5 / 4.0);
     }
 
     #[test]

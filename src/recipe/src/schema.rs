@@ -1,6 +1,6 @@
 //! The table of a recipe's keys: path, type, default and meaning.
 
-use crate::{Task, TrainerKind};
+use crate::{BucketRule, Task, TrainerKind};
 
 /// One key of a recipe: its type, default and meaning.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +45,10 @@ pub enum Kind {
     Patterns,
     /// A list of tables with `match`, `lr` and `weight_decay`.
     Groups,
+    /// A list of tables, the entries of `data.buckets`.
+    Buckets,
+    /// A list of tables with `index`, `weight` and `repeats`.
+    Sets,
     /// Any string.
     Text,
     /// A list of strings.
@@ -64,6 +68,8 @@ pub enum Bounds {
     NotNegative,
     /// At least 0 and less than 1.
     Fraction,
+    /// From 0 to 1.
+    Share,
 }
 
 /// A default value.
@@ -120,6 +126,7 @@ impl Key {
             "command" => &[],
             "" | "env" | "run" | "condition" => &Task::ALL,
             "encode" => &[Task::Encode],
+            _ if BUCKETS.contains(&self.path) => &[Task::Train, Task::Encode],
             "encoders" => &Task::ALL,
             _ if ["lora.dropout", "lora.from"].contains(&self.path) => &[Task::Train],
             _ if self.path == "sample.lora" => &[Task::Sample],
@@ -133,6 +140,17 @@ impl Key {
     /// Returns whether a recipe with this task has to set the key.
     pub fn is_needed(&self, task: Task) -> bool {
         self.default.is_none() || (self.path == "encoders.folder" && task != Task::Train)
+    }
+
+    /// Returns the key that can be set instead of this one.
+    pub fn alternative(&self) -> Option<&'static str> {
+        const PAIRS: [(&str, &str); 2] = [("data.index", "data.sets"), ("train.steps", "train.epochs")];
+        let other = |(one, other): &(&'static str, &'static str)| match self.path {
+            path if path == *one => Some(*other),
+            path if path == *other => Some(*one),
+            _ => None,
+        };
+        PAIRS.iter().find_map(other)
     }
 
     /// Finds a key by its path.
@@ -168,6 +186,8 @@ const SCHEDULES: Kind = Kind::OneOf(&[
     "one_cycle_three_phase",
     "bump",
 ]);
+/// The keys of buckets.
+const BUCKETS: [&str; 2] = ["data.bucket_rule", "data.buckets"];
 /// The largest count.
 pub(crate) const MANY: i64 = 1_000_000_000_000;
 
@@ -232,7 +252,13 @@ pub static SCHEMA: &[Key] = &[
     preset("model.invert_image_scale", Kind::Bool, Preset::Bool(false), "divides image latents by model.latent_scale instead of multiplying them, as the CogVideoX 1.5 image-to-video pipeline does; false: as cogvideox-factory and zai-org's trainer"),
 
     needed("data.index", Kind::Path, "folder of latents and texts that `vidtui data` made, or an index, one JSON object per line"),
+    preset("data.sets", Kind::Sets, Preset::Nothing, "several data sets instead of data.index: [[data.sets]] with index and, as needed, repeats (uses of each item in an epoch) or weight (share of the samples; the set with the fewest samples for its weight is repeated)"),
+    preset("data.image_share", FRACTION, Preset::Float(0.0), "share of samples with one latent frame (images), from 0 to 1; images or videos are repeated to reach it; 0: as in the data sets"),
+    preset("data.shapes", Kind::OneOf(&["auto", "one", "grouped", "balanced"]), Preset::Str("auto"), "shapes of latents; auto: grouped if data.buckets has several, otherwise one; one: all have that of [model]; grouped: any that the model can take, and all samples of a step have the same; balanced: any, and the micro-batches of a step differ by at most 5 % in cost"),
+    preset("data.max_unused", FRACTION, Preset::Float(0.05), "share of the items that a run of an epoch or more may leave unused, because too few have their shape to fill a step, from 0 to 1; 0: none"),
     preset("data.null_text", Kind::OptionalPath, Preset::Str(""), "file with the encoded empty caption, which replaces dropped texts; default: the one in the folder of data.index, otherwise zeros"),
+    preset("data.bucket_rule", Kind::OneOf(&BucketRule::NAMES), Preset::Str("list"), "choice of a bucket for each clip; list: the nearest ratio of height to width, then the most frames; open_sora_1_2 and open_sora_2: probabilities of resolutions and lengths; token_budget: VideoX-Fun's, larger frames and fewer of them"),
+    preset("data.buckets", Kind::Buckets, Preset::Nothing, "sizes that clips are cut to, [[data.buckets]]; list: frames, height, width; open_sora: size (\"256px\"), frames, accept, and stay (1.2) or skip (2); token_budget: frames and side, min_side, max_side; each with batch, the samples of a rank at a time (default: as in train); empty: one size"),
 
     preset("encoders.folder", Kind::OptionalPath, Preset::Str(""), "diffusers folder with vae/, text_encoder/ and tokenizer/, such as one that `vidtui fetch zai-org/CogVideoX-5b` makes"),
     preset("encoders.dtype", Kind::OneOf(&["bfloat16", "float32"]), Preset::Str("bfloat16"), "dtype of the weights and the computation of the VAE and the text encoder"),
@@ -240,14 +266,14 @@ pub static SCHEMA: &[Key] = &[
 
     needed("encode.manifest", Kind::Path, "manifest of the clips, which `vidtui data check` writes"),
     needed("encode.out", Kind::Path, "folder of the data set: latents, texts and their index; existing latents and texts are reused"),
-    needed("encode.frames", int(1, 100_001), "frames per clip: 4k + 1, which the VAE encodes to k + 1 latent frames; 49 for CogVideoX, 81 for 1.5"),
-    needed("encode.height", int(8, 16_384), "rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches"),
-    needed("encode.width", int(8, 16_384), "columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches"),
+    preset("encode.frames", int(0, 100_001), Preset::Int(0), "frames per clip: 4k + 1, which the VAE encodes to k + 1 latent frames; 49 for CogVideoX, 81 for 1.5; 0: those of data.buckets"),
+    preset("encode.height", int(0, 16_384), Preset::Int(0), "rows of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets"),
+    preset("encode.width", int(0, 16_384), Preset::Int(0), "columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets"),
     preset("encode.fps", NOT_NEGATIVE, Preset::Float(0.0), "rate at which frames are taken, per second: 8 for CogVideoX, 16 for 1.5; 0: the rate of each clip"),
     preset("encode.mode", Kind::OneOf(&["head", "middle", "random", "stride", "linspace", "time@fps"]), Preset::Str("head"), "frames of a clip that are taken, by their times: from its head, middle or a random start; every n-th (stride); evenly spread (linspace); nearest to the times of fps (time@fps)"),
     preset("encode.stride", int(1, 1000), Preset::Int(1), "distance between taken frames, in frames, for mode = \"stride\""),
     preset("encode.crop", Kind::OneOf(&["center", "random", "none"]), Preset::Str("center"), "part of a picture with another aspect ratio that is kept; none: all of it, stretched"),
-    preset("encode.seed", int(0, i64::MAX), Preset::Int(42), "seed of random starts and random crops"),
+    preset("encode.seed", int(0, i64::MAX), Preset::Int(42), "seed of random starts, random crops and the draws of buckets"),
     preset("encode.batch", int(1, 1024), Preset::Int(1), "captions that the text encoder encodes together; halved where memory is short. The VAE encodes clips one by one"),
     preset("encode.text_len", int(1, 4096), Preset::Int(226), "tokens of a caption; longer captions are cut, shorter ones padded"),
     preset("encode.decoders", int(0, 256), Preset::Int(0), "clips that each rank decodes ahead of the VAE; each needs the memory of its frames; 0: the CPU threads of the rank, at least 2"),
@@ -255,6 +281,7 @@ pub static SCHEMA: &[Key] = &[
     preset("encode.max_dropped", FRACTION, Preset::Float(0.05), "share of the clips that may be dropped, from 0 to 1; a manifest that excludes more is refused; 0: no clip may be dropped"),
 
     needed("train.steps", int(1, MANY), "optimizer steps of the whole run"),
+    preset("train.epochs", int(0, 1_000_000), Preset::Int(0), "passes over the data sets instead of train.steps; 0: train.steps is set"),
     needed("train.global_batch", int(1, 1_000_000), "samples per optimizer step, over all ranks"),
     preset("train.grad_accum", int(1, 1_000_000), Preset::Int(1), "micro-batches per step on each rank; gradients are accumulated over them"),
     preset("train.seed", int(0, i64::MAX), Preset::Int(42), "seed of initial weights, data order, noise and text dropout"),
@@ -339,6 +366,12 @@ pub static SCHEMA: &[Key] = &[
     preset("remat.keep_attention", Kind::Bool, Preset::Bool(true), "keeps attention outputs for the backward pass instead of recomputing them"),
     preset("remat.scan_group", int(1, 1_000_000), Preset::Int(16), "mini-batches of a TTT layer between saved inner states"),
     preset("remat.shard_inputs", Kind::Bool, Preset::Bool(false), "shards the saved inputs of blocks over the ranks of a TP group"),
+
+    preset("memory.block_swap", int(0, 10_000), Preset::Int(0), "blocks whose weights and gradients are kept outside the memory of the device; each is fetched while the block before it computes; 0: none"),
+    preset("memory.optimizer_offload", Kind::Bool, Preset::Bool(false), "keeps the optimizer's state outside the memory of the device; the update fetches one block at a time"),
+    preset("memory.activation_offload", Kind::Bool, Preset::Bool(false), "keeps the saved inputs of blocks outside the memory of the device between the forward and the backward pass"),
+    preset("memory.store", Kind::OneOf(&["auto", "host", "file"]), Preset::Str("auto"), "memory beside that of the device; host: of the node, page-locked (GPUs only); file: files on a disk of the node, which end with the rank (CPU only); auto: host for ranks on GPUs, file for ranks on the CPU"),
+    preset("memory.folder", Kind::OptionalPath, Preset::Str(""), "folder of the files of memory.store, on a disk of each node, not on tmpfs; default: $TMPDIR or /tmp"),
 
     preset("checkpoint.interval", int(0, MANY), Preset::Int(0), "steps between checkpoints; 0: only when the run stops or ends"),
     preset("checkpoint.keep_last", int(0, MANY), Preset::Int(0), "number of newest checkpoints that are kept; 0: all"),

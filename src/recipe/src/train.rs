@@ -6,16 +6,29 @@ use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::{ParamGroup, ParamSpec, Role};
+use crate::{BucketRule, BucketSpec, ParamGroup, ParamRole, ParamSpec};
 
-/// The data set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The data sets, and the shares and shapes of their items.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// The folder of a store of latents and texts, or an index, one JSON object per line.
+    /// The folder of a store of latents and texts, or an index, one JSON object per line. Empty if `sets` has the data sets.
+    #[serde(default, skip_serializing_if = "is_empty")]
     pub index: Utf8PathBuf,
+    /// Several data sets, instead of `index`.
+    pub sets: Vec<DataSet>,
+    /// The share of samples with one latent frame; 0: as in the data sets.
+    pub image_share: f64,
+    /// The shapes of latents, and their order.
+    pub shapes: Shapes,
+    /// The share of items that a run may leave unused because their shape cannot fill a step.
+    pub max_unused: f64,
     /// The file of the encoded empty caption, which replaces dropped texts. Empty: the file in the store, or zeros if it has none.
     pub null_text: Utf8PathBuf,
+    /// The rule by which clips are assigned to buckets.
+    pub bucket_rule: BucketRule,
+    /// The sizes that clips are cut to. Empty: one size, that of the model.
+    pub buckets: Vec<BucketSpec>,
 }
 
 impl Data {
@@ -23,14 +36,73 @@ impl Data {
     pub fn null_text(&self) -> Option<&Utf8Path> {
         Some(self.null_text.as_path()).filter(|path| !path.as_str().is_empty())
     }
+
+    /// Returns the data sets: `sets`, or the one at `index`.
+    pub fn all(&self) -> Vec<DataSet> {
+        match self.sets.is_empty() {
+            true => vec![DataSet { index: self.index.clone(), weight: None, repeats: None }],
+            false => self.sets.clone(),
+        }
+    }
+
+    /// Returns the same settings for a single data set.
+    pub fn of(&self, index: &Utf8Path) -> Self {
+        Data { index: index.to_owned(), sets: Vec::new(), image_share: 0.0, ..self.clone() }
+    }
+
+    /// Returns the paths of the data sets, for people.
+    pub fn in_words(&self) -> String {
+        let of = |set: DataSet| match (set.weight, set.repeats) {
+            (Some(weight), _) => format!("{} (weight {weight})", set.index),
+            (_, Some(repeats)) => format!("{} ({repeats} times)", set.index),
+            _ => set.index.into_string(),
+        };
+        self.all().into_iter().map(of).collect::<Vec<_>>().join(" + ")
+    }
+}
+
+fn is_empty(path: &Utf8PathBuf) -> bool {
+    path.as_str().is_empty()
+}
+
+/// One of several data sets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSet {
+    /// The folder of a store, or an index.
+    pub index: Utf8PathBuf,
+    /// The share of its samples, in proportion to the weights of the other sets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
+    /// The number of times that each of its items is used in an epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats: Option<u64>,
+}
+
+/// The shapes that latents may have, and the shapes that the ranks have in a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shapes {
+    /// `Grouped` if the recipe has several buckets, otherwise `One`.
+    #[default]
+    Auto,
+    /// All latents have the shape of the model.
+    One,
+    /// Latents have any shape that the model can take. All samples of a step have the same shape.
+    Grouped,
+    /// Latents have any shape that the model can take. The micro-batches of a step have nearly the same cost.
+    Balanced,
 }
 
 /// Steps, batch and trained parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Train {
-    /// Optimizer steps of the whole run.
+    /// Optimizer steps of the whole run; 0 until the data set is opened, if `epochs` is set.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub steps: u64,
+    /// Passes over the data instead of `steps`; 0: `steps` is set.
+    pub epochs: u64,
     /// Samples per optimizer step, over all ranks.
     pub global_batch: usize,
     /// Micro-batches per step on each rank.
@@ -46,7 +118,7 @@ pub struct Train {
     /// Probability that a sample is trained without its text, for classifier-free guidance.
     pub text_dropout: f64,
     /// The dtype of the computation; master weights and optimizer state are always float32.
-    pub dtype: Dtype,
+    pub dtype: ComputeDtype,
     /// The device of the ranks.
     pub device: Device,
     /// CPU threads per rank; 0: the node's cores divided by its ranks.
@@ -59,17 +131,21 @@ impl Train {
     /// Returns whether a parameter is trained.
     pub fn trains(&self, spec: &ParamSpec) -> bool {
         match (spec.role, &self.trainable) {
-            (Role::Buffer, _) => false,
-            (Role::Adapter, _) => true,
-            (Role::Trained, _) if self.frozen.iter().any(|pattern| pattern.matches(&spec.name)) => false,
-            (Role::Trained, Trainable::All) => true,
-            (Role::Trained, Trainable::Lora) => false,
-            (Role::Trained, Trainable::Qkvo) => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
-            (Role::Trained, Trainable::Patterns(patterns)) => {
+            (ParamRole::Buffer, _) => false,
+            (ParamRole::Adapter, _) => true,
+            (ParamRole::Trained, _) if self.frozen.iter().any(|pattern| pattern.matches(&spec.name)) => false,
+            (ParamRole::Trained, Trainable::All) => true,
+            (ParamRole::Trained, Trainable::Lora) => false,
+            (ParamRole::Trained, Trainable::Qkvo) => spec.group == ParamGroup::Ttt || is_attention(&spec.name),
+            (ParamRole::Trained, Trainable::Patterns(patterns)) => {
                 patterns.iter().any(|pattern| pattern.matches(&spec.name))
             }
         }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The dtype in which frozen parameters are kept.
@@ -84,10 +160,10 @@ pub enum FrozenDtype {
 
 impl Train {
     /// Returns the dtype in which frozen parameters are kept.
-    pub fn frozen_dtype(&self) -> Dtype {
+    pub fn frozen_dtype(&self) -> ComputeDtype {
         match self.frozen_dtype {
             FrozenDtype::Compute => self.dtype,
-            FrozenDtype::Float32 => Dtype::Float32,
+            FrozenDtype::Float32 => ComputeDtype::Float32,
         }
     }
 }
@@ -244,27 +320,27 @@ impl fmt::Display for Trainable {
 /// The dtype of the computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Dtype {
+pub enum ComputeDtype {
     /// 32-bit floats.
     Float32,
     /// 16-bit floats with the range of 32-bit ones.
     Bfloat16,
 }
 
-impl Dtype {
+impl ComputeDtype {
     /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {
-            Dtype::Float32 => "float32",
-            Dtype::Bfloat16 => "bfloat16",
+            ComputeDtype::Float32 => "float32",
+            ComputeDtype::Bfloat16 => "bfloat16",
         }
     }
 
     /// Returns the size of one number in bytes.
     pub fn bytes(self) -> u64 {
         match self {
-            Dtype::Float32 => 4,
-            Dtype::Bfloat16 => 2,
+            ComputeDtype::Float32 => 4,
+            ComputeDtype::Bfloat16 => 2,
         }
     }
 }

@@ -50,10 +50,66 @@ pub(crate) fn accept(key: &Key, value: &Value) -> Result<Value, BadValue> {
             let tables = groups.iter().filter_map(Value::as_table);
             tables.map(|group| accept_group(group).map(Value::Table)).collect::<Result<_, _>>().map(Value::Array)
         }
+        (Kind::Buckets, Value::Array(buckets)) if buckets.iter().all(Value::is_table) => {
+            let tables = buckets.iter().filter_map(Value::as_table);
+            let accepted: Vec<Vec<Value>> = tables.map(accept_bucket).collect::<Result<_, _>>()?;
+            Ok(Value::Array(accepted.concat()))
+        }
+        (Kind::Sets, Value::Array(sets)) if sets.iter().all(Value::is_table) => {
+            let tables = sets.iter().filter_map(Value::as_table);
+            tables.map(|set| accept_set(set).map(Value::Table)).collect::<Result<_, _>>().map(Value::Array)
+        }
         _ => Err(BadValue {
             why: format!("expected {}, found {}", expected(key.kind), found(value)),
             fix: fix(key, value),
         }),
+    }
+}
+
+/// Checks one of several data sets.
+fn accept_set(set: &toml::Table) -> Result<toml::Table, BadValue> {
+    const KEYS: [&str; 3] = ["index", "weight", "repeats"];
+    let example = || "write index = \"data/clips\", and repeats = 2 or weight = 0.5 as needed".to_owned();
+    if let Some(unknown) = set.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        let fix = nearest(unknown, KEYS).map(|key| format!("did you mean {key}?")).unwrap_or_else(example);
+        return Err(BadValue { why: format!("a data set has no key {unknown}"), fix });
+    }
+    let Some(index) = set.get("index").and_then(Value::as_str).filter(|index| !index.is_empty()) else {
+        return Err(BadValue { why: "a data set has no index, the folder of its latents".into(), fix: example() });
+    };
+    let wrong = |key: &str, kind: Kind, value: &Value| BadValue {
+        why: format!("{key} of the data set \"{index}\": expected {}, found {}", expected(kind), found(value)),
+        fix: format!("correct it, or remove the set if it is not to be used: {}", example()),
+    };
+    let mut accepted = set.clone();
+    if let Some(value) = set.get("weight") {
+        let number = value.as_float().or(value.as_integer().map(|number| number as f64));
+        let number = number.filter(|number| within(Bounds::Positive, *number));
+        let number = number.ok_or_else(|| wrong("weight", Kind::Float(Bounds::Positive), value))?;
+        accepted.insert("weight".into(), Value::Float(number));
+    }
+    if let Some(value) = set.get("repeats") {
+        let fits = value.as_integer().is_some_and(|number| (1..=MOST_REPEATS).contains(&number));
+        if !fits {
+            return Err(wrong("repeats", Kind::Int { min: 1, max: MOST_REPEATS }, value));
+        }
+    }
+    Ok(accepted)
+}
+
+/// The largest number of uses of an item in an epoch.
+const MOST_REPEATS: i64 = 1_000_000;
+
+/// Replaces the paths in an accepted value by `resolve` of them.
+pub(crate) fn resolve_paths(kind: Kind, value: &mut Value, resolve: &dyn Fn(&str) -> String) {
+    match (kind, value) {
+        (Kind::Path | Kind::OptionalPath, Value::String(path)) if !path.is_empty() => *path = resolve(path),
+        (Kind::Sets, Value::Array(sets)) => {
+            for index in sets.iter_mut().filter_map(Value::as_table_mut).filter_map(|set| set.get_mut("index")) {
+                resolve_paths(Kind::Path, index, resolve);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -90,6 +146,61 @@ fn accept_group(group: &toml::Table) -> Result<toml::Table, BadValue> {
     Ok(accepted)
 }
 
+/// The keys of a bucket.
+const BUCKET: [(&str, Kind); 14] = [
+    ("frames", Kind::Int { min: 1, max: 100_001 }),
+    ("height", Kind::Int { min: 8, max: 16_384 }),
+    ("width", Kind::Int { min: 8, max: 16_384 }),
+    ("size", Kind::Text),
+    ("accept", Kind::Float(Bounds::Share)),
+    ("stay", Kind::Float(Bounds::Share)),
+    ("skip", Kind::Float(Bounds::Share)),
+    ("side", Kind::Int { min: 16, max: 16_384 }),
+    ("min_side", Kind::Int { min: 16, max: 16_384 }),
+    ("max_side", Kind::Int { min: 16, max: 16_384 }),
+    ("random_ratio", Kind::Bool),
+    ("random_frames", Kind::Bool),
+    ("tile", Kind::Bool),
+    ("batch", Kind::Int { min: 1, max: 1_000_000 }),
+];
+
+/// Checks an entry of `data.buckets`, and returns one for each of its `frames`, which may be a list.
+fn accept_bucket(bucket: &toml::Table) -> Result<Vec<Value>, BadValue> {
+    let example = || {
+        "write frames, height and width in each bucket, for example { frames = 49, height = 480, width = 720 }"
+            .to_owned()
+    };
+    let mut accepted = toml::Table::new();
+    let mut frames = Vec::new();
+    for (name, value) in bucket {
+        let Some((name, kind)) = BUCKET.into_iter().find(|(known, _)| known == name) else {
+            let fix = nearest(name, BUCKET.map(|(known, _)| known)).map(|key| format!("did you mean {key}?"));
+            return Err(BadValue { why: format!("a bucket has no key {name}"), fix: fix.unwrap_or_else(example) });
+        };
+        let values = match value {
+            Value::Array(list) if name == "frames" && !list.is_empty() => list.clone(),
+            value => vec![value.clone()],
+        };
+        let key = Key { path: name, kind, default: None, doc: "see data.buckets" };
+        let bad = |bad: BadValue| BadValue { why: format!("{name} of a bucket: {}", bad.why), fix: bad.fix };
+        let values: Vec<Value> =
+            values.iter().map(|value| accept(&key, value).map_err(bad)).collect::<Result<_, _>>()?;
+        match name {
+            "frames" => frames = values,
+            name => drop(accepted.insert(name.into(), values[0].clone())),
+        }
+    }
+    if frames.is_empty() {
+        return Err(BadValue { why: "a bucket has no frames".into(), fix: example() });
+    }
+    let with = |frames: Value| {
+        let mut bucket = accepted.clone();
+        bucket.insert("frames".into(), frames);
+        Value::Table(bucket)
+    };
+    Ok(frames.into_iter().map(with).collect())
+}
+
 /// Reads the text of a `--set` flag as a value of its key.
 ///
 /// Strings need no quotes; everything else has the syntax of a file.
@@ -110,7 +221,9 @@ pub(crate) fn unread(kind: Kind) -> Value {
         Kind::Int { min, .. } => Value::Integer(min),
         Kind::Float(_) => Value::Float(1.0),
         Kind::Bool => Value::Boolean(false),
-        Kind::Words | Kind::ListOf(_) | Kind::Patterns | Kind::Groups => Value::Array(Vec::new()),
+        Kind::Words | Kind::ListOf(_) | Kind::Patterns | Kind::Groups | Kind::Buckets | Kind::Sets => {
+            Value::Array(Vec::new())
+        }
         Kind::Variables => Value::Table(toml::Table::new()),
         Kind::Name | Kind::Path | Kind::OneOf(_) | Kind::Trainable | Kind::Text | Kind::Time | Kind::OptionalPath => {
             Value::String(String::new())
@@ -133,6 +246,7 @@ fn within(bounds: Bounds, number: f64) -> bool {
             Bounds::Positive => number > 0.0,
             Bounds::NotNegative => number >= 0.0,
             Bounds::Fraction => (0.0..1.0).contains(&number),
+            Bounds::Share => (0.0..=1.0).contains(&number),
         }
 }
 
@@ -167,6 +281,7 @@ fn expected(kind: Kind) -> String {
         Kind::Float(Bounds::Positive) => "a number above 0".into(),
         Kind::Float(Bounds::NotNegative) => "a number of at least 0".into(),
         Kind::Float(Bounds::Fraction) => "a number from 0 to below 1".into(),
+        Kind::Float(Bounds::Share) => "a number from 0 to 1".into(),
         Kind::Bool => "true or false".into(),
         Kind::OneOf(words) => words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or "),
         Kind::Time => "a duration such as \"90s\", \"30m\", \"4h\" or \"1d12h\", or \"none\"".into(),
@@ -174,6 +289,8 @@ fn expected(kind: Kind) -> String {
         Kind::Words => "a list of strings".into(),
         Kind::Patterns => "a list of regular expressions of parameter names".into(),
         Kind::Groups => "tables [[optimizer.groups]] with match, lr and weight_decay".into(),
+        Kind::Buckets => "tables [[data.buckets]] with frames, height and width".into(),
+        Kind::Sets => "tables [[data.sets]] with index and, as needed, repeats or weight".into(),
         Kind::ListOf(words) => {
             format!("a list of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
         }

@@ -1,6 +1,6 @@
 //! The recipes of `configs/cogvideox` are sound and have the shapes, schedules and conditions of the published models.
 
-use recipe::{ConditionKind, Positions, Recipe, load, param_specs};
+use recipe::{Bucket, ClipSize, ConditionKind, Curriculum, Positions, Recipe, load, param_specs};
 
 fn recipe(name: &str) -> Recipe {
     load(format!("../../configs/cogvideox/{name}.toml").as_str().into(), &[]).unwrap_or_else(|e| panic!("{e}")).recipe
@@ -68,4 +68,32 @@ fn the_models_have_the_published_numbers_of_parameters() {
     let positions = (226 + 13 * 1350) * 3072;
     assert_eq!((count("5b"), count("5b-i2v")), (5_570_283_072, 5_570_283_072 + positions + 3072 * 16 * 4));
     assert_eq!(count("fun-5b-inp"), 5_570_283_072 + 3072 * 17 * 4);
+}
+
+#[test]
+fn the_stages_of_cogvideox_fun_have_the_published_token_budgets() {
+    let curriculum = Curriculum::load("../../configs/fun/curriculum.toml".into(), &[]).unwrap();
+    let wanted = [("13k", 512, 13_312, 128, 7000), ("30k", 768, 29_952, 256, 6500), ("53k", 1024, 53_248, 128, 5000)];
+    assert_eq!(curriculum.stages.len(), wanted.len());
+    for (stage, (name, side, tokens, batch, steps)) in curriculum.stages.iter().zip(wanted) {
+        let recipe = &stage.resolved.recipe;
+        let (model, train) = (&recipe.model, &recipe.train);
+        assert_eq!((stage.name.as_str(), model.video_tokens()), (name, tokens));
+        assert_eq!((train.global_batch, train.steps), (batch, steps), "{name}");
+        assert_eq!(
+            (recipe.condition.kind, recipe.micro_batch_at(model.shape())),
+            (ConditionKind::Inpaint, 1),
+            "{name}"
+        );
+        let buckets = recipe.buckets().unwrap();
+        let whole = Bucket { frames: 49, height: side, width: side };
+        assert!(buckets.all().contains(&whole), "{name}");
+        // A clip of any size and length has a bucket, of 49 frames up to the side of the budget.
+        for (seed, height, width) in [(1, 1080, 1920), (2, 1920, 1080), (3, 240, 320), (4, 4000, 500)] {
+            let bucket = buckets.assign(ClipSize { frames: 100, height, width }, seed).unwrap();
+            let pixels = bucket.height * bucket.width;
+            assert!(bucket.frames == 49 || pixels > side * side, "{name}: {bucket}");
+            assert!(pixels <= 1024 * 1024, "{name}: {bucket}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Compares `configs/ttt-mlp` and `configs/ttt-linear` with the presets of ttt-video-dit and its published numbers.
 
-use recipe::{Curriculum, Flops, Layer, RankMemory, Recipe, Schedule, StageStart, Trainable};
+use recipe::{Curriculum, Flops, Layer, LrSchedule, RankMemory, Recipe, StageStart, Trainable};
 
 fn curriculum(kind: &str) -> Curriculum {
     Curriculum::load(format!("../../configs/{kind}/curriculum.toml").as_str().into(), &[]).expect("a curriculum")
@@ -35,7 +35,11 @@ fn every_stage_has_the_values_of_the_reference() {
             assert_eq!((train.global_batch, optimizer.clip_norm), (64, 0.1), "{what}");
             assert_eq!((optimizer.lr, optimizer.lr_end), (1e-5, 1e-5), "{what}");
             assert_eq!(optimizer.lr_ttt, if at == 0 { 1e-4 } else { 1e-5 }, "{what}");
-            assert_eq!((optimizer.schedule, optimizer.schedule_ttt), (Schedule::Linear, Schedule::Cosine), "{what}");
+            assert_eq!(
+                (optimizer.schedule, optimizer.schedule_ttt),
+                (LrSchedule::Linear, LrSchedule::Cosine),
+                "{what}"
+            );
             assert_eq!((optimizer.beta1, optimizer.beta2, optimizer.weight_decay), (0.9, 0.95, 1e-4), "{what}");
             let trainable = if at == 0 && !linear { Trainable::All } else { Trainable::Qkvo };
             assert_eq!(train.trainable, trainable, "{what}");

@@ -6,7 +6,7 @@
 mod oracle;
 
 use camino::Utf8Path;
-use recipe::{Anneal, Optimizer, Schedule, Warmup};
+use recipe::{Anneal, LrSchedule, Optimizer, Warmup};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -45,14 +45,14 @@ impl Recorded {
         let through_get_scheduler = config["direct"].is_null();
         let name = ["name", "direct", "transformers"].iter().find_map(|key| config[*key].as_str()).unwrap();
         let (schedule, lr_end, cycles) = match name {
-            "constant" | "constant_with_warmup" => (Schedule::Constant, 0.0, 0.0),
-            "linear" => (Schedule::Linear, 0.0, 0.0),
-            "cosine" if through_get_scheduler => (Schedule::Cosine, 0.0, 0.0),
-            "cosine" => (Schedule::Cosine, 0.0, float("num_cycles", 0.0)),
-            "cosine_with_restarts" => (Schedule::CosineWithRestarts, 0.0, float("num_cycles", 0.0)),
-            "polynomial" if through_get_scheduler => (Schedule::Polynomial, 1e-7, 0.0),
-            "polynomial" => (Schedule::Polynomial, float("lr_end", 1e-7), 0.0),
-            "wsd" => (Schedule::Wsd, float("base_lr", 0.0) * float("min_lr_ratio", 0.0), 0.0),
+            "constant" | "constant_with_warmup" => (LrSchedule::Constant, 0.0, 0.0),
+            "linear" => (LrSchedule::Linear, 0.0, 0.0),
+            "cosine" if through_get_scheduler => (LrSchedule::Cosine, 0.0, 0.0),
+            "cosine" => (LrSchedule::Cosine, 0.0, float("num_cycles", 0.0)),
+            "cosine_with_restarts" => (LrSchedule::CosineWithRestarts, 0.0, float("num_cycles", 0.0)),
+            "polynomial" if through_get_scheduler => (LrSchedule::Polynomial, 1e-7, 0.0),
+            "polynomial" => (LrSchedule::Polynomial, float("lr_end", 1e-7), 0.0),
+            "wsd" => (LrSchedule::Wsd, float("base_lr", 0.0) * float("min_lr_ratio", 0.0), 0.0),
             other => panic!("the schedule {other} has no counterpart"),
         };
         let anneal = match config["decay_type"].as_str() {
@@ -61,7 +61,7 @@ impl Recorded {
             _ => Anneal::Cosine,
         };
         let (warmup_steps, cooldown_steps) = (count("num_warmup_steps"), count("num_decay_steps"));
-        let warmup_lr = if schedule == Schedule::Wsd { lr_end } else { 0.0 };
+        let warmup_lr = if schedule == LrSchedule::Wsd { lr_end } else { 0.0 };
         let optimizer = Optimizer {
             warmup: Warmup::Diffusers,
             power: float("power", 1.0),
@@ -87,7 +87,7 @@ impl Recorded {
         let cycles_momentum = config["cycle_momentum"].as_bool().unwrap_or(true);
         let warmup_lr = peak / float("div_factor", 25.0);
         let optimizer = Optimizer {
-            schedule: if three { Schedule::OneCycleThreePhase } else { Schedule::OneCycle },
+            schedule: if three { LrSchedule::OneCycleThreePhase } else { LrSchedule::OneCycle },
             anneal: if linear { Anneal::Linear } else { Anneal::Cosine },
             warmup_steps: (float("pct_start", 0.3) * total as f64).round() as u64,
             warmup_lr,
@@ -101,7 +101,7 @@ impl Recorded {
 
     /// Returns whether the recorded schedule rises again after its last step.
     fn rises_again(&self) -> bool {
-        self.optimizer.schedule == Schedule::Cosine
+        self.optimizer.schedule == LrSchedule::Cosine
     }
 }
 

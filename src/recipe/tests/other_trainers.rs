@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use recipe::{Adapter, TrainerKind, load};
+use recipe::{OtherTrainer, TrainerKind, load};
 
 #[test]
 fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_checkpoint() {
-    let mut adapters = BTreeSet::new();
+    let mut trainers = BTreeSet::new();
     for entry in camino::Utf8Path::new("../../configs/others").read_dir_utf8().expect("a folder") {
         let path = entry.expect("an entry").into_path();
         let recipe = load(&path, &[]).unwrap_or_else(|error| panic!("{error}")).recipe;
@@ -15,8 +15,8 @@ fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_che
         assert!(run.contains("{output}") && run.contains("{checkpoint_interval}"), "{path}: {run}");
         assert!(run.contains("{node_rank}") && run.contains("{master_addr}"), "{path} cannot span nodes");
         assert!(resume.contains("{checkpoint}") || resume.contains("{checkpoint_step}"), "{path}: {resume}");
-        assert_ne!(recipe.command.adapter, Adapter::None, "{path}");
-        assert!(adapters.insert(format!("{:?}", recipe.command.adapter)), "{path}: a second recipe for this system");
+        assert_ne!(recipe.command.trainer, OtherTrainer::None, "{path}");
+        assert!(trainers.insert(format!("{:?}", recipe.command.trainer)), "{path}: a second recipe for this trainer");
     }
-    assert_eq!(adapters.len(), 5, "{adapters:?}");
+    assert_eq!(trainers.len(), 5, "{trainers:?}");
 }

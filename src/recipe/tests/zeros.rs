@@ -21,7 +21,8 @@ const PLAIN: [&str; 9] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets, with another value.
-const HERE: [(&str, &str, Has); 22] = [
+const HERE: [(&str, &str, Has); 24] = [
+    ("train.epochs", "3", |r| r.train.steps == 0),
     ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
     ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),
     ("model.base_width", "16", |r| r.model.base()[2] != r.model.latent_width),
@@ -34,6 +35,7 @@ const HERE: [(&str, &str, Has); 22] = [
     ("optimizer.clip_start_steps", "4", |r| r.optimizer.clip_limit(0, 0.0) != r.optimizer.clip_norm),
     ("ema.decay", "0.99", |r| r.ema.is_used()),
     ("ema.after_step", "3", |r| r.ema.decay_at(3) == 0.0),
+    ("memory.block_swap", "1", |r| r.memory.is_used()),
     ("checkpoint.interval", "3", |r| (1..100).any(|step| r.checkpoint.is_due(step))),
     ("checkpoint.max_failures", "3", |r| (1..100).any(|failed| r.checkpoint.gives_up_after(failed))),
     ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
@@ -47,9 +49,14 @@ const HERE: [(&str, &str, Has); 22] = [
 ];
 
 /// Keys whose 0 another crate interprets, with the file and the test that proves it.
-const ELSEWHERE: [(&str, &str, &str); 16] = [
+const ELSEWHERE: [(&str, &str, &str); 21] = [
+    ("encode.frames", "recipe/src/encode.rs", "an_encode_has_one_size_or_buckets"),
+    ("encode.height", "recipe/src/encode.rs", "an_encode_has_one_size_or_buckets"),
+    ("encode.width", "recipe/src/encode.rs", "an_encode_has_one_size_or_buckets"),
+    ("data.image_share", "dataset/src/order/tests.rs", "images_get_their_share_by_repeats_of_images_or_of_videos"),
+    ("data.max_unused", "dataset/src/order/tests.rs", "a_shape_that_cannot_fill_a_step_is_found_before_the_start"),
     ("train.threads", "supervise/src/job.rs", "with_zero_threads_the_ranks_of_a_node_share_its_cores"),
-    ("train.text_dropout", "trainer/src/seeds.rs", "probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never"),
+    ("train.text_dropout", "dataset/src/seeds.rs", "probability_a_quarter_is_true_in_a_quarter_of_draws_and_0_never"),
     ("condition.image_dropout", "trainer/src/conditions.rs", "all_images_of_a_batch_are_dropped_together"),
     ("condition.mask_dropout", "trainer/src/conditions.rs", "a_mask_is_dropped_only_if_it_covers_all"),
     (

@@ -45,6 +45,7 @@ pub(crate) fn make_attempt(
                 let _ = fs::remove_file(plan.dir.stop_file());
             }
             let _ = fs::remove_file(plan.dir.save_file());
+            let _ = fs::remove_file(plan.dir.profile_file());
             Ok(target)
         }
         Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) => {

@@ -13,6 +13,7 @@ mod inputs;
 mod majority;
 mod node;
 mod nodes;
+mod offload;
 mod slurm;
 
 use cluster::NodeId;

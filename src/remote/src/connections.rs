@@ -43,9 +43,11 @@ pub struct Connections {
     following: NewestCache,
 }
 
-/// The identity of a supervisor process, which is never reused.
+/// The identity of a supervisor process, which is never reused, and the attempt that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct SupervisorId {
+    run: RunId,
+    attempt: u32,
     node: NodeId,
     boot_id: String,
     pid: i32,
@@ -172,7 +174,7 @@ impl Connections {
         let liveness = |attempt: &Attempt, files: &[PidFile]| self.liveness(dir, &run.id, attempt, files, timeout);
         let mut facts = facts::read(dir, run, &liveness, &|job| self.slurm.job(job, timeout), &self.following)?;
         // The load is measured at half the stall time, so that it is known when the run counts as stalled.
-        if facts.alive == Liveness::Alive && facts.silent_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
+        if facts.alive == Liveness::Alive && facts.inactive_since_s(now_s() + facts.stall_after_s() / 2.0).is_some() {
             facts.load = self.load(dir, run, &facts, timeout);
         }
         Ok(facts)
@@ -208,7 +210,7 @@ impl Connections {
         let is_fresh = entry.last.is_some_and(|(at, _)| at.elapsed() < LOAD_EVERY);
         if !entry.is_measuring
             && !is_fresh
-            && let Ok(mut transports) = self.transports(&attempt.ways())
+            && let Ok(mut transports) = self.transports(&attempt.ssh_logins())
         {
             entry.is_measuring = true;
             let (loads, id) = (self.loads.clone(), run.id.clone());
@@ -241,13 +243,16 @@ impl Connections {
         Ok(facts::pid_files_with(dir, &|attempt, files| self.liveness(dir, &run, attempt, files, timeout))?)
     }
 
-    /// Returns the unreachable nodes of an attempt, each with the Unix time at which it became unreachable.
-    pub fn unreachable_since(&self, attempt: &Attempt) -> Vec<(NodeId, f64)> {
+    /// Returns the unreachable nodes of a run's attempt, each with the Unix time at which it became unreachable.
+    ///
+    /// Only queries for this attempt count. A run that has ended is not queried again, so what was last known about its
+    /// nodes may be outdated.
+    pub fn unreachable_since(&self, run: &RunId, attempt: u32) -> Vec<(NodeId, f64)> {
         let known = self.liveness.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_attempt = |node: &NodeId| attempt.placement.ranks.iter().any(|place| place.node == *node);
-        let unreachable =
-            known.iter().filter_map(|(supervisor, entry)| Some((supervisor.node.clone(), entry.unreachable_since_s?)));
-        unreachable.filter(|(node, _)| of_attempt(node)).collect()
+        let of_attempt = known.iter().filter(|(supervisor, _)| supervisor.run == *run && supervisor.attempt == attempt);
+        of_attempt
+            .filter_map(|(supervisor, entry)| Some((supervisor.node.clone(), entry.unreachable_since_s?)))
+            .collect()
     }
 
     /// Returns the liveness of the processes in all these files. Nodes are queried in parallel.
@@ -269,6 +274,8 @@ impl Connections {
                 continue;
             };
             let supervisor = SupervisorId {
+                run: run.clone(),
+                attempt: file.attempt,
                 node: file.node.clone(),
                 boot_id: file.boot_id.clone(),
                 pid: file.pid,
@@ -310,5 +317,34 @@ impl Connections {
             }
         };
         files.iter().zip(&queried).map(of_file).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_an_earlier_attempt_or_another_run_could_not_reach_is_not_unreachable_now() {
+        let connections = Connections::new(SshOptions::default()).unwrap();
+        let run = |id: &str| RunId::parse(id).unwrap();
+        let (this, other) = (run("2026-11-20T0340-demo-2s-k7f2"), run("2026-11-20T0341-demo-4s-k7f3"));
+        let node = |name: &str| NodeId::new(name).unwrap();
+        let query = |run: &RunId, attempt, name, pid, unreachable_since_s| {
+            let boot_id = "b".to_owned();
+            let id = SupervisorId { run: run.clone(), attempt, node: node(name), boot_id, pid, start_ticks: 1 };
+            let last = Some((Instant::now(), Liveness::Unknown));
+            let entry = LivenessEntry { is_querying: false, last, unreachable_since_s };
+            connections.liveness.0.lock().unwrap().insert(id, entry);
+        };
+        query(&this, 1, "node02", 10, Some(100.0));
+        query(&this, 2, "node01", 20, None);
+        query(&this, 2, "node02", 21, None);
+        query(&other, 2, "node01", 30, Some(200.0));
+        assert_eq!(connections.unreachable_since(&this, 2), []);
+        assert_eq!(connections.unreachable_since(&this, 1), [(node("node02"), 100.0)]);
+        assert_eq!(connections.unreachable_since(&other, 2), [(node("node01"), 200.0)]);
+        query(&this, 2, "node02", 21, Some(300.0));
+        assert_eq!(connections.unreachable_since(&this, 2), [(node("node02"), 300.0)]);
     }
 }

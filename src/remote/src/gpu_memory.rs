@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::nvidia_smi::{COMPUTE_APPS, FORMAT, SmiTrouble, read_compute_apps};
+use cluster::nvidia_smi::{COMPUTE_APPS, FORMAT, SmiError, read_compute_apps};
 use units::{counted, size};
 
 use crate::command::Command;
@@ -90,12 +90,12 @@ fn read(text: &str, pids: &BTreeSet<i32>) -> Option<GpuMemory> {
     let held: Vec<(u32, Option<u64>)> =
         known.clone().filter(|(pid, _)| i32::try_from(*pid).is_ok_and(|pid| pids.contains(&pid))).collect();
     let hidden = apps.rows.len() - known.count();
-    Some(match apps.troubles.first() {
+    Some(match apps.smi_errors.first() {
         _ if !held.is_empty() => GpuMemory::Held(held),
-        Some(trouble @ (SmiTrouble::NotFound | SmiTrouble::NoDriver | SmiTrouble::NoDevices)) => {
-            GpuMemory::NoGpus(trouble.to_string())
+        Some(error @ (SmiError::NotFound | SmiError::NoDriver | SmiError::NoDevices)) => {
+            GpuMemory::NoGpus(error.to_string())
         }
-        Some(trouble) => GpuMemory::Unknown(trouble.to_string()),
+        Some(error) => GpuMemory::Unknown(error.to_string()),
         None if hidden > 0 => GpuMemory::Hidden(hidden),
         None => GpuMemory::Released,
     })

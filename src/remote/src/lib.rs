@@ -48,6 +48,8 @@ pub use slurm::{SlurmQueue, job_details};
 pub use ssh::{OnStreamEvent, Ssh, SshOptions, Stream, StreamEvent};
 pub use stacks::{NodeStacks, collect_stacks};
 pub use trainer::{find_trainer, own_program, trainer_path};
-pub use transport::{Process, Recipient, Role, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
+pub use transport::{
+    Process, ProcessRole, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport,
+};
 pub use watch::{NodeUpdate, NodeWatch, OnUpdate};
 pub use weights::find_weights;

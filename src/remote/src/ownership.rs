@@ -10,7 +10,7 @@ use rundir::RunId;
 use runstate::Liveness;
 
 use crate::proc::{self, Stat};
-use crate::{Process, Recipient, Role, RunProcesses};
+use crate::{Process, ProcessRole, Recipient, RunProcesses};
 
 /// The variable in the environment of every process of a run.
 pub(crate) const RUN_VARIABLE: &str = "VIDTUI_RUN";
@@ -145,12 +145,12 @@ pub(crate) fn liveness(target: &NodeKill, snapshot: &ProcessSnapshot) -> Livenes
 
 /// Selects the processes of a run that receive a signal.
 pub(crate) fn recipients(members: Vec<Process>, to: Recipient) -> Vec<Process> {
-    let has_supervisor = members.iter().any(|process| process.role == Role::Supervisor);
-    let has_rank = members.iter().any(|process| matches!(process.role, Role::Rank(_)));
+    let has_supervisor = members.iter().any(|process| process.role == ProcessRole::Supervisor);
+    let has_rank = members.iter().any(|process| matches!(process.role, ProcessRole::Rank(_)));
     let is_recipient = |process: &Process| match (to, process.role) {
-        (Recipient::All, _) | (Recipient::Supervisor, Role::Supervisor) => true,
-        (Recipient::Supervisor, Role::Rank(_)) => !has_supervisor,
-        (Recipient::Supervisor, Role::Other) => !has_supervisor && !has_rank,
+        (Recipient::All, _) | (Recipient::Supervisor, ProcessRole::Supervisor) => true,
+        (Recipient::Supervisor, ProcessRole::Rank(_)) => !has_supervisor,
+        (Recipient::Supervisor, ProcessRole::Other) => !has_supervisor && !has_rank,
     };
     members.into_iter().filter(is_recipient).collect()
 }
@@ -207,9 +207,9 @@ fn describe(process: &ObservedProcess, target: &NodeKill) -> Process {
     let Stat { pid, pgid, state, start_ticks, .. } = process.stat;
     let rank = target.ranks.iter().find(|rank| rank.pid == pid);
     let role = match rank {
-        _ if pid == target.pid => Role::Supervisor,
-        Some(rank) => Role::Rank(rank.rank),
-        None => Role::Other,
+        _ if pid == target.pid => ProcessRole::Supervisor,
+        Some(rank) => ProcessRole::Rank(rank.rank),
+        None => ProcessRole::Other,
     };
     Process { pid, pgid, start_ticks, role, state, command: process.command.clone() }
 }

@@ -8,7 +8,7 @@ use plan::{Ancestry, KillScope, ListedProcess, NodeOrphans, NodeProcesses, quote
 
 use crate::command::Command;
 use crate::parallel::on_nodes;
-use crate::transport::{Process, Role, Signal};
+use crate::transport::{Process, ProcessRole, Signal};
 use crate::{RemoteError, Transport, proc, this_node};
 
 const LIST: &str = include_str!("scripts/processes.sh");
@@ -148,7 +148,7 @@ pub(crate) fn remaining(orphans: &NodeOrphans, transport: &mut dyn Transport) ->
 
 fn as_process(process: &ListedProcess) -> Process {
     let ListedProcess { pid, pgid, start_ticks, state, command, .. } = process.clone();
-    Process { pid, pgid, start_ticks, role: Role::Other, state, command }
+    Process { pid, pgid, start_ticks, role: ProcessRole::Other, state, command }
 }
 
 /// Signals processes. The script compares each once more at that moment: same boot, same start time, same group.

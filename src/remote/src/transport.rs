@@ -128,7 +128,7 @@ pub struct Process {
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
     /// Its role in the run.
-    pub role: Role,
+    pub role: ProcessRole,
     /// State letter of `/proc/PID/stat`.
     pub state: char,
     /// Command line.
@@ -137,7 +137,7 @@ pub struct Process {
 
 /// The role of a process in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ProcessRole {
     /// Starts and watches the ranks of its node.
     Supervisor,
     /// Trains.

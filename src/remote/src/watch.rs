@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
+use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{self, Frame, Frames, Pace};
 use rundir::Login;
 
@@ -101,8 +101,8 @@ impl Inner {
 
     /// Sends a frame. If the driver does not support a field of the query, returns the query to use instead.
     fn frame(&self, frame: Frame, query: &GpuQuery) -> (ControlFlow<()>, Option<GpuQuery>) {
-        let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
-            SmiTrouble::UnknownField(field) => query.without(field),
+        let unknown = frame.smi_errors.iter().find_map(|error| match error {
+            SmiError::UnknownField(field) => query.without(field),
             _ => None,
         });
         match unknown {

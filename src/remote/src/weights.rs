@@ -19,7 +19,7 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     }
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
-        let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
+        let newest = other_trainers::latest_strict(&run)?.ok_or_else(|| {
             let fix = format!("resume it until it saves one: `vidtui resume {}`", run.name());
             Failure::new(ErrorCode::NoCheckpoint, &*what, format!("run {path} has no complete checkpoint"), fix)
         })?;

@@ -11,8 +11,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill, RunKill};
 use remote::{
-    Command, KillReport, Local, Output, Patience, Process, Recipient, RemoteError, Role, RunProcesses, Shell, Signal,
-    StartedScript, Status, Transport, execute_kill, local_transports, retry_unreachable, this_node,
+    Command, KillReport, Local, Output, Patience, Process, ProcessRole, Recipient, RemoteError, RunProcesses, Shell,
+    Signal, StartedScript, Status, Transport, execute_kill, local_transports, retry_unreachable, this_node,
 };
 use rundir::{ErrorCode, ExitReason, RankPid, RunDir, RunId};
 use runstate::Liveness;
@@ -153,7 +153,7 @@ const IDLE: &str = "touch ready; while :; do sleep 0.05; done";
 fn a_process_whose_boot_start_time_and_environment_match_is_owned() {
     let leader = Leader::start(IDLE);
     let RunProcesses::Owned(members) = look(&leader.target()) else { panic!("not owned") };
-    assert_eq!(members.iter().filter(|process| process.role == Role::Supervisor).count(), 1);
+    assert_eq!(members.iter().filter(|process| process.role == ProcessRole::Supervisor).count(), 1);
     assert!(members.iter().all(|process| process.pgid == leader.pid()));
 }
 
@@ -244,7 +244,7 @@ fn ranks_that_outlive_their_supervisor_are_killed() {
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
     let RunProcesses::Owned(members) = look(&target) else { panic!("not owned") };
-    assert_eq!(members.iter().map(|process| process.role).collect::<Vec<_>>(), [Role::Rank(0)]);
+    assert_eq!(members.iter().map(|process| process.role).collect::<Vec<_>>(), [ProcessRole::Rank(0)]);
     assert!(end(&leader.plan(KillHow::Kill, target)).all_gone());
     assert!(!is_live(child));
 }
@@ -375,8 +375,8 @@ impl Stuck {
             command: command.into(),
         };
         vec![
-            process(4101, Role::Rank(0), 'D', "vidtui-train rank --run-dir /runs/a --attempt 1"),
-            process(4177, Role::Other, 'R', "nvidia-smi"),
+            process(4101, ProcessRole::Rank(0), 'D', "vidtui-train rank --run-dir /runs/a --attempt 1"),
+            process(4177, ProcessRole::Other, 'R', "nvidia-smi"),
         ]
     }
 }

@@ -15,8 +15,9 @@ use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{KillScope, NodeKill, OrphanKill};
 use remote::{
-    Command, ConnectStep, Connections, Output, Patience, Recipient, RemoteError, Role, RunProcesses, Shell, Signal,
-    Ssh, SshOptions, Status, Stream, StreamEvent, Transport, execute_kill, list_processes, own_ancestry, this_node,
+    Command, ConnectStep, Connections, Output, Patience, ProcessRole, Recipient, RemoteError, RunProcesses, Shell,
+    Signal, Ssh, SshOptions, Status, Stream, StreamEvent, Transport, execute_kill, list_processes, own_ancestry,
+    this_node,
 };
 use rig::{Options, Rig};
 use rundir::{ErrorCode, Login, RankPid, RunId};
@@ -156,8 +157,8 @@ fn processes_on_a_node_are_signalled_only_if_start_time_run_and_boot_match() {
         let RunProcesses::Owned(members) = node.find_processes(&target).unwrap() else {
             panic!("{:?}", node.find_processes(&target))
         };
-        let roles: Vec<Role> = members.iter().map(|process| process.role).collect();
-        assert_eq!(roles, [Role::Supervisor, Role::Rank(0)], "{members:?}");
+        let roles: Vec<ProcessRole> = members.iter().map(|process| process.role).collect();
+        assert_eq!(roles, [ProcessRole::Supervisor, ProcessRole::Rank(0)], "{members:?}");
         assert!(members[1].command.starts_with("sleep 1000"), "{members:?}");
 
         let others = [

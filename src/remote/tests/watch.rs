@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cluster::NodeId;
 use cluster::fault::faults;
-use cluster::nvidia_smi::SmiTrouble;
+use cluster::nvidia_smi::SmiError;
 use cluster::probe::Frame;
 use remote::{Command, Connections, NodeUpdate, NodeWatch, RemoteError, Shell, SshOptions};
 use rig::{Options, Rig};
@@ -77,7 +77,7 @@ fn node(name: &str) -> NodeId {
 
 fn is_complete(update: &NodeUpdate) -> bool {
     match update {
-        NodeUpdate::Frame(frame) => frame.gpus.len() == 2 && frame.troubles.is_empty(),
+        NodeUpdate::Frame(frame) => frame.gpus.len() == 2 && frame.smi_errors.is_empty(),
         NodeUpdate::Unreachable(_) => true,
     }
 }
@@ -123,10 +123,10 @@ fn errors_of_nvidia_smi_do_not_end_a_watch() {
         let is_frame = |update: &NodeUpdate| matches!(update, NodeUpdate::Frame(_));
         odd.until(|frame| frame.gpus.len() == 2, is_frame);
         rig.verb("smi node01 nodriver").unwrap();
-        let frame = odd.until(|frame| !frame.troubles.is_empty(), is_frame);
-        assert_eq!((&frame.troubles[..], faults(&frame).len()), (&[SmiTrouble::NoDriver][..], 1));
+        let frame = odd.until(|frame| !frame.smi_errors.is_empty(), is_frame);
+        assert_eq!((&frame.smi_errors[..], faults(&frame).len()), (&[SmiError::NoDriver][..], 1));
         rig.verb("smi node01 missing").unwrap();
-        let frame = odd.until(|frame| frame.troubles == [SmiTrouble::NotFound], is_frame);
+        let frame = odd.until(|frame| frame.smi_errors == [SmiError::NotFound], is_frame);
         assert!(frame.host.load.is_some() && faults(&frame).is_empty(), "a node without GPUs has no fault");
         // Another query is sent over the same connection.
         rig.verb("smi node01 old").unwrap();
@@ -148,15 +148,15 @@ fn a_watch_continues_without_an_nvidia_smi_that_cannot_be_killed_and_starts_no_o
         let is_frame = |update: &NodeUpdate| matches!(update, NodeUpdate::Frame(_));
         watched.until(|frame| frame.gpus.len() == 2, is_frame);
         rig.verb("smi node01 stuck").unwrap();
-        let first = watched.until(|frame| frame.troubles == [SmiTrouble::TimedOut], is_frame);
+        let first = watched.until(|frame| frame.smi_errors == [SmiError::TimedOut], is_frame);
         let later = watched.until(|frame| frame.number >= first.number + 5, is_frame);
-        assert!(later.host.mem_available_mib.is_some() && later.troubles == [SmiTrouble::TimedOut], "{later:?}");
+        assert!(later.host.mem_available_mib.is_some() && later.smi_errors == [SmiError::TimedOut], "{later:?}");
         let login = Login { node: node("node01"), user: None, port: None };
         let output =
             connections.ssh(&login).run(&Command::new("count them", "pgrep -fc '^sleep 7777'", TIMEOUT)).unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1");
         rig.verb("smi node01 ok").unwrap();
-        watched.until(|frame| frame.gpus.len() == 2 && frame.troubles.is_empty(), is_frame);
+        watched.until(|frame| frame.gpus.len() == 2 && frame.smi_errors.is_empty(), is_frame);
     });
 }
 

@@ -122,7 +122,7 @@ impl Login {
 
 impl Attempt {
     /// Returns the SSH logins of the nodes: those of the hostfile, or Slurm's names of the nodes.
-    pub fn ways(&self) -> Vec<Login> {
+    pub fn ssh_logins(&self) -> Vec<Login> {
         match self.slurm {
             None => self.logins.clone(),
             Some(_) => self.placement.by_node().into_iter().map(|(node, _)| Login::by_name(node.clone())).collect(),

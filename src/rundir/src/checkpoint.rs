@@ -18,9 +18,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// `manifest.toml`: the contents of a checkpoint. It is written last, and its existence makes the checkpoint complete.
 ///
-/// Its first line is a comment with the checksum of all that follows ([`Manifest::write`]).
+/// Its first line is a comment with the checksum of all that follows ([`CheckpointManifest::write`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct CheckpointManifest {
     /// [`crate::SCHEMA`].
     pub format: u32,
     /// The run that saved it.
@@ -38,7 +38,7 @@ pub struct Manifest {
     pub mesh: Mesh,
     /// The base weights, if the checkpoint contains LoRA adapters instead of the whole model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Base>,
+    pub base: Option<BaseWeights>,
     /// Every file except the manifest.
     pub files: Vec<FileSum>,
     /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`, the averages of
@@ -47,7 +47,7 @@ pub struct Manifest {
     pub tensors: Vec<LogicalTensor>,
 }
 
-impl Versioned for Manifest {
+impl Versioned for CheckpointManifest {
     const KEY: &'static str = "format";
 
     fn version(&self) -> u32 {
@@ -57,7 +57,7 @@ impl Versioned for Manifest {
 
 /// The weights that adapters were trained on. All tensors that are not in the checkpoint of the adapters come from them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Base {
+pub struct BaseWeights {
     /// The step directory of these weights.
     pub path: Utf8PathBuf,
     /// The checksum of the `manifest.toml` in it.
@@ -66,15 +66,15 @@ pub struct Base {
     pub scale: f64,
 }
 
-impl Base {
+impl BaseWeights {
     /// Describes the weights that adapters are trained on: the given ones or, if these are adapters, their base.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn of(weights: &Checkpoint, scale: f64) -> Result<Self, Error> {
         match &weights.manifest.base {
-            Some(base) => Ok(Base { scale, ..base.clone() }),
-            None => Ok(Base { path: weights.dir.clone(), xxh3: weights.manifest_sum()?.xxh3, scale }),
+            Some(base) => Ok(BaseWeights { scale, ..base.clone() }),
+            None => Ok(BaseWeights { path: weights.dir.clone(), xxh3: weights.manifest_sum()?.xxh3, scale }),
         }
     }
 }
@@ -148,8 +148,12 @@ pub struct TrainState {
     pub adam_step: u64,
     /// Samples per step.
     pub global_batch: usize,
-    /// Identity of the data set. A resume with other data needs the user's consent.
+    /// Identity of the data set; of several, joined by `+`. A resume with other data needs the user's consent.
     pub data_fingerprint: String,
+    /// Identity of all else that decides the samples of a step: shapes, batches, shares. Empty for items of one shape that are used once
+    /// per epoch.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data_order: String,
     /// The number of consecutive steps that were not finite.
     #[serde(default)]
     pub bad_steps: u64,
@@ -182,7 +186,7 @@ pub struct Checkpoint {
     /// Its step directory.
     pub dir: Utf8PathBuf,
     /// Its contents.
-    pub manifest: Manifest,
+    pub manifest: CheckpointManifest,
     /// Its size, without the manifest.
     pub bytes: u64,
 }
@@ -205,7 +209,7 @@ impl Checkpoint {
     /// [`Error::Io`] when the file system did not answer, so that the state of the checkpoint is not known.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
-        let manifest = match Manifest::read(dir) {
+        let manifest = match CheckpointManifest::read(dir) {
             Ok(manifest) => manifest,
             Err(e) if e.is_not_found() => {
                 return Err(incomplete("it has no manifest.toml: saving was interrupted".into()));
@@ -325,7 +329,7 @@ fn check_file(dir: &Utf8Path, file: &FileSum) -> Result<(), Error> {
 /// The beginning of a manifest with a checksum. The checksum is in the first line because a truncation removes the end.
 const SUM: &str = "# XXH3 of what follows: ";
 
-impl Manifest {
+impl CheckpointManifest {
     /// Writes the manifest into a step directory, which completes the checkpoint.
     ///
     /// # Errors
@@ -523,7 +527,7 @@ mod tests {
     #[test]
     fn a_newer_format_is_an_error_of_its_own() {
         let (_keep, run) = temp();
-        let manifest = Manifest { format: 2, ..save(&run, 40, 1) };
+        let manifest = CheckpointManifest { format: 2, ..save(&run, 40, 1) };
         manifest.write(&run.step_dir(40)).unwrap();
         let error = Checkpoint::open(&run.step_dir(40)).unwrap_err();
         assert!(matches!(error, Error::Newer { key: "format", found: 2, .. }), "{error}");

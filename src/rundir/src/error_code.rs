@@ -155,7 +155,7 @@ pub enum ErrorCode {
     RankFailed,
     /// A rank was ended by a signal from outside.
     RankKilled,
-    /// The node or the GPU ran out of memory.
+    /// The node or the GPU ran out of memory, or no settings fit its memory.
     OutOfMemory,
     /// A node was lost.
     NodeLost,

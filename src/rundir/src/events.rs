@@ -128,6 +128,13 @@ pub enum EventKind {
     },
     /// A sample was requested in addition to those at the interval.
     SampleRequested,
+    /// Every rank wrote a trace of some steps.
+    Profiled {
+        /// The trace of this rank.
+        path: Utf8PathBuf,
+        /// Its number of steps.
+        steps: u64,
+    },
     /// An evaluation began. No steps are made until it ends.
     EvaluationStarted,
     /// The evaluation ended.
@@ -330,6 +337,10 @@ mod tests {
             EventKind::SampleSaved { path: "/runs/a/samples/step-00000010/000.mp4".into(), seconds: 2.5 },
             EventKind::Validated { loss: 0.5, by_level: vec![0.25, 0.75] },
             EventKind::SampleRequested,
+            EventKind::Profiled {
+                path: "/runs/a/nodes/ml-1/0001-rank-00000-step-00000011.trace.json".into(),
+                steps: 2,
+            },
             EventKind::ItemFailed {
                 item: "clips/a.mp4".into(),
                 failure: Failure::new(

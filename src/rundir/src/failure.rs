@@ -238,6 +238,7 @@ impl From<RecipeError> for Failure {
             RecipeErrorKind::Io(_) => ErrorCode::Io,
             RecipeErrorKind::Flag => ErrorCode::InvalidArgument,
             RecipeErrorKind::Mesh => ErrorCode::InvalidMesh,
+            RecipeErrorKind::Memory => ErrorCode::OutOfMemory,
             RecipeErrorKind::Secrets => ErrorCode::InvalidSecrets,
             RecipeErrorKind::NotToml
             | RecipeErrorKind::Base

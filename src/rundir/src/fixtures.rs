@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a fixture is a failed test")]
 
 use crate::{
-    Attempt, AttemptWhy, CheckpointSummary, FileSum, LogicalTensor, Manifest, Run, RunDir, RunId, SCHEMA, Slice,
-    StartFrom, TrainState,
+    Attempt, AttemptWhy, CheckpointManifest, CheckpointSummary, FileSum, LogicalTensor, Run, RunDir, RunId, SCHEMA,
+    Slice, StartFrom, TrainState,
 };
 use crate::{file_sum, latest_among, step_checkpoints, write_toml};
 use camino::Utf8Path;
@@ -83,7 +83,7 @@ pub fn write_attempt(run: &RunDir, number: u32, start_step: u64) {
 }
 
 /// Writes a complete checkpoint of one tensor in two files.
-pub fn save(run: &RunDir, step: u64, attempt: u32) -> Manifest {
+pub fn save(run: &RunDir, step: u64, attempt: u32) -> CheckpointManifest {
     let dir = run.step_dir(step);
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("rank-00000.safetensors"), vec![1; 100]).unwrap();
@@ -106,12 +106,13 @@ pub fn state(step: u64) -> TrainState {
         adam_step: step,
         global_batch: 4,
         data_fingerprint: "00112233445566ff".into(),
+        data_order: String::new(),
         bad_steps: 0,
         ..TrainState::default()
     }
 }
 
-fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
+fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> CheckpointManifest {
     let slice = |rank: usize, start, len| Slice {
         file: format!("rank-{rank:05}.safetensors"),
         key: "patch_embed.video.bias".into(),
@@ -119,7 +120,7 @@ fn manifest(step: u64, attempt: u32, files: Vec<FileSum>) -> Manifest {
         len,
         within: None,
     };
-    Manifest {
+    CheckpointManifest {
         format: SCHEMA,
         run: run_id(),
         attempt,

@@ -9,7 +9,7 @@ use std::fs;
 /// The stages of an encode, in the order in which a clip passes them; captions pass only the last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Stages<T> {
+pub struct EncodeStages<T> {
     /// Reads the times of the frames of a video.
     pub probe: T,
     /// Decodes the chosen frames.
@@ -20,10 +20,10 @@ pub struct Stages<T> {
     pub text: T,
 }
 
-impl<T> Stages<T> {
+impl<T> EncodeStages<T> {
     /// Applies a function to each pair of stages of two values.
-    pub fn zip<U, V>(self, other: Stages<U>, mut with: impl FnMut(T, U) -> V) -> Stages<V> {
-        Stages {
+    pub fn zip<U, V>(self, other: EncodeStages<U>, mut with: impl FnMut(T, U) -> V) -> EncodeStages<V> {
+        EncodeStages {
             probe: with(self.probe, other.probe),
             decode: with(self.decode, other.decode),
             vae: with(self.vae, other.vae),
@@ -35,7 +35,7 @@ impl<T> Stages<T> {
 /// The work of a stage since the attempt began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct StageCount {
+pub struct EncodeStageCount {
     /// Items that passed the stage.
     pub items: u64,
     /// Items that failed in the stage.
@@ -50,7 +50,7 @@ pub struct StageCount {
     pub wait_s: f64,
 }
 
-impl std::ops::Add for StageCount {
+impl std::ops::Add for EncodeStageCount {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -119,9 +119,9 @@ pub struct ItemsSample {
     #[serde(flatten)]
     pub counts: ItemCounts,
     /// The work of each stage in this attempt.
-    pub stages: Stages<StageCount>,
+    pub stages: EncodeStages<EncodeStageCount>,
     /// Items per second of each stage since the line before.
-    pub per_s: Stages<f64>,
+    pub per_s: EncodeStages<f64>,
     /// The number of ranks that have reported.
     pub ranks: usize,
 }
@@ -155,7 +155,7 @@ pub struct RankProgress {
     /// Items that failed.
     pub failed: u64,
     /// The work of its stages.
-    pub stages: Stages<StageCount>,
+    pub stages: EncodeStages<EncodeStageCount>,
     /// Memory in use, GiB.
     pub mem_gib: f64,
     /// Peak of memory in use, GiB.
@@ -230,7 +230,10 @@ mod tests {
         fs::create_dir_all(run.node_dir(&node)).unwrap();
         fs::create_dir_all(run.attempt_dir(1)).unwrap();
         assert_eq!((run.read_rank_progress(&node, 1, 0), run.read_queue_ready(1)), (None, None));
-        let stages = Stages { vae: StageCount { items: 3, busy_s: 1.5, ..StageCount::default() }, ..Stages::default() };
+        let stages = EncodeStages {
+            vae: EncodeStageCount { items: 3, busy_s: 1.5, ..EncodeStageCount::default() },
+            ..EncodeStages::default()
+        };
         let (clips_done, texts_done, failed) = (3, 2, 1);
         let mut progress = RankProgress {
             v: SCHEMA,

@@ -81,6 +81,11 @@ impl RunDir {
         self.root.join("sample")
     }
 
+    /// Returns the file whose number of steps all ranks profile from the next step on; rank 0 removes it.
+    pub fn profile_file(&self) -> Utf8PathBuf {
+        self.root.join("profile")
+    }
+
     /// Returns the folder of all attempts.
     pub fn attempts(&self) -> Utf8PathBuf {
         self.root.join("attempts")
@@ -186,6 +191,16 @@ impl RunDir {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.failure.json"))
     }
 
+    /// Returns the Chrome trace of a rank, from a step on.
+    pub fn trace(&self, node: &NodeId, attempt: u32, rank: usize, step: u64) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}-step-{step:08}.trace.json"))
+    }
+
+    /// Returns the file in which a rank records its memory when it runs out of it.
+    pub fn memory_snapshot(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.memory.json"))
+    }
+
     /// Returns the log of the node's supervisor.
     pub fn supervisor_log(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.log_dir(node).join(format!("{attempt:04}-supervisor.log"))
@@ -239,6 +254,7 @@ mod tests {
             run.stop_file(),
             run.save_file(),
             run.sample_file(),
+            run.profile_file(),
             run.attempt_toml(1),
             run.launch_script(1, &node),
             run.stacks_file(1, 1_795_146_012.4, &node),
@@ -249,6 +265,7 @@ mod tests {
             run.rank_log(&node, 1, 3),
             run.supervisor_log(&node, 1),
             run.step_dir(500),
+            run.trace(&node, 2, 3, 500),
         ];
         assert_eq!(
             paths.map(inside),
@@ -260,6 +277,7 @@ mod tests {
                 "stop",
                 "save",
                 "sample",
+                "profile",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/launch/ml-1.sh",
                 "attempts/0001/stacks/1795146012/ml-1.txt",
@@ -270,6 +288,7 @@ mod tests {
                 "nodes/ml-1/logs/0001-rank-00003.log",
                 "nodes/ml-1/logs/0001-supervisor.log",
                 "checkpoints/step-00000500",
+                "nodes/ml-1/0002-rank-00003-step-00000500.trace.json",
             ]
         );
         assert_eq!(run.name(), "2026-11-20T0340-demo-2s-k7f2");

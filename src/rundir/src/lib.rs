@@ -45,8 +45,8 @@ mod whole_folder;
 pub use append::LineAppender;
 pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, Submitted};
 pub use checkpoint::{
-    Base, Checkpoint, FileSum, LogicalTensor, Manifest, Slice, TrainState, file_sum, model_config, model_section,
-    xxh3_hex,
+    BaseWeights, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum, model_config,
+    model_section, xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_words};
 pub use error_code::ErrorCode;
@@ -55,11 +55,11 @@ pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
 pub use history::{History, median_step_s};
 pub use id::RunId;
-pub use items::{ItemCounts, ItemsSample, QueueReady, RankProgress, StageCount, Stages};
+pub use items::{EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, QueueReady, RankProgress};
 pub use layout::RunDir;
 pub use lines::{BadLine, LogLine};
 pub use listing::{
-    CheckpointEntry, CheckpointSummary, latest_among, latest_before, latest_for_sure_among, step_checkpoints, to_prune,
+    CheckpointEntry, CheckpointSummary, latest_among, latest_before, latest_strict_among, step_checkpoints, to_prune,
     unreadable_after,
 };
 pub use metric_table::{Chart, ChartInfo, METRICS, Metric, MetricLine, MetricSource, Reduction, find_metric};
@@ -69,11 +69,11 @@ pub use node_series::{NodePoint, NodeSeries, Spread};
 pub use peer_token::PeerToken;
 pub use process::{ExitFile, ExitReason, PidFile, RankExit, RankPid};
 pub use run::{Lineage, Run, StartFrom};
-pub use sample::{Sample, SampleLora};
+pub use sample::{SampleLora, SampleSidecar};
 pub use staging::Staging;
 pub use stop::Stop;
 pub use summed_file::SummedFile;
-pub use tail::{Batch, Tail};
+pub use tail::{NewLines, Tail};
 pub use tensor_box::{Overlap, TensorBox};
 pub use whole_folder::WholeFolder;
 

@@ -82,7 +82,7 @@ impl CheckpointEntry {
     }
 }
 
-/// Lists the step directories of a run by ascending step. `adapters::checkpoints` also lists what another program saved.
+/// Lists the step directories of a run by ascending step. `other_trainers::checkpoints` also lists what another program saved.
 ///
 /// Sizes are checked and checksums are not, so this is cheap.
 ///
@@ -144,18 +144,18 @@ pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<Checkpo
 /// damaged yet, or the mark cannot be written.
 ///
 /// # Errors
-/// As [`latest_for_sure_among`] and [`step_checkpoints`].
+/// As [`latest_strict_among`] and [`step_checkpoints`].
 pub fn latest_before(run: &RunDir, damaged: u64) -> Result<Option<CheckpointSummary>, Error> {
     let mut entries = step_checkpoints(run)?;
     entries.retain(|entry| entry.step() < damaged);
-    latest_for_sure_among(run, &entries)
+    latest_strict_among(run, &entries)
 }
 
 /// Returns the newest complete checkpoint of a list to continue from when the user has not chosen one.
 ///
 /// # Errors
 /// [`Error::Unreadable`] if a checkpoint that cannot be read may be newer.
-pub fn latest_for_sure_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
+pub fn latest_strict_among(run: &RunDir, entries: &[CheckpointEntry]) -> Result<Option<CheckpointSummary>, Error> {
     let latest = latest_among(run, entries);
     match unreadable_after(entries, latest.as_ref()) {
         Some((dir, why)) => Err(Error::Unreadable { dir: dir.to_owned(), why: why.to_owned() }),
@@ -204,8 +204,8 @@ mod tests {
     use crate::fixtures::{latest, save, temp, write_attempt};
     use proptest::prelude::*;
 
-    fn latest_for_sure(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
-        latest_for_sure_among(run, &step_checkpoints(run)?)
+    fn latest_strict(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
+        latest_strict_among(run, &step_checkpoints(run)?)
     }
 
     fn steps(entries: &[CheckpointEntry]) -> Vec<(u64, bool)> {
@@ -247,7 +247,7 @@ mod tests {
             std::os::unix::fs::symlink(&path, &path).unwrap();
         };
         no_answer(10, "manifest.toml");
-        assert_eq!(latest_for_sure(&run).unwrap().unwrap().step, 30, "an older one does not matter");
+        assert_eq!(latest_strict(&run).unwrap().unwrap().step, 30, "an older one does not matter");
         assert_eq!(latest_before(&run, 30).unwrap().unwrap().step, 20);
         assert!(matches!(latest_before(&run, 20), Err(Error::Unreadable { .. })), "an older one is not used either");
         for name in ["state.toml", "manifest.toml", "damaged"] {
@@ -255,7 +255,7 @@ mod tests {
             let entries = step_checkpoints(&run).unwrap();
             let CheckpointEntry::Unreadable { step: 30, why, .. } = &entries[2] else { panic!("{name}: {entries:?}") };
             assert!(why.starts_with(&format!("{name}: ")), "{why}");
-            let error = latest_for_sure(&run).unwrap_err();
+            let error = latest_strict(&run).unwrap_err();
             assert!(matches!(&error, Error::Unreadable { dir, .. } if *dir == run.step_dir(30)), "{error}");
             assert_eq!(latest(&run).unwrap().step, 20, "for display");
             fs::remove_dir_all(run.step_dir(30)).unwrap();

@@ -145,7 +145,7 @@ pub const METRICS: &[Metric] = &[
     step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss))
         .drawn(Chart::Loss, 'l', "loss")
         .smoothed(),
-    step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.adapted {
+    step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.is_from_log {
         true => s.grad_norm,
         false => finite_or_nan(s, s.grad_norm),
     })
@@ -181,6 +181,7 @@ pub const METRICS: &[Metric] = &[
     step("checkpoint_s", "checkpoint", Unit::Seconds, Reduction::RankZero, |s| measured(s, s.checkpoint_s)),
     step("samples_per_s", "samples per second", Unit::Plain, Reduction::Same, |s| measured(s, s.samples_per_s)),
     step("tokens_per_s", "tokens per second", Unit::Plain, Reduction::Same, |s| measured(s, s.tokens_per_s)),
+    step("epoch", "epoch", Unit::Plain, Reduction::Same, |s| s.epoch),
     step("tflops", "TFLOP/s per rank", Unit::Plain, Reduction::Same, |s| measured(s, s.tflops)),
     step("mfu", "MFU", Unit::Share, Reduction::Same, |s| s.mfu).drawn(Chart::Mfu, 'u', "MFU"),
     step("validation_loss", "validation loss", Unit::Plain, Reduction::Same, |s| s.validation_loss).drawn(
@@ -305,7 +306,7 @@ fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
 /// Returns `None` for a zero that means "no value": in samples from another trainer's log, and in runs that do not
 /// train.
 fn measured(sample: &MetricSample, value: f64) -> Option<f64> {
-    Some(value).filter(|value| (!sample.adapted && sample.is_training()) || *value != 0.0)
+    Some(value).filter(|value| (!sample.is_from_log && sample.is_training()) || *value != 0.0)
 }
 
 /// Returns the validation loss at a noise level.
@@ -348,9 +349,9 @@ mod tests {
             _ => None,
         };
         let trained = MetricSample { step: 1, ..MetricSample::default() };
-        let adapted = MetricSample { adapted: true, ..trained.clone() };
-        assert!(value("loss", &adapted).unwrap().is_nan() && value("grad_norm", &adapted).is_none());
+        let from_log = MetricSample { is_from_log: true, ..trained.clone() };
+        assert!(value("loss", &from_log).unwrap().is_nan() && value("grad_norm", &from_log).is_none());
         assert!(value("grad_norm", &trained).unwrap().is_nan());
-        assert_eq!((value("lr", &adapted), value("lr", &trained)), (None, Some(0.0)));
+        assert_eq!((value("lr", &from_log), value("lr", &trained)), (None, Some(0.0)));
     }
 }

@@ -57,6 +57,9 @@ pub struct MetricSample {
     /// Tokens per second, all ranks together.
     #[serde(default, serialize_with = "thousandth")]
     pub tokens_per_s: f64,
+    /// Epochs done: samples that were trained on, as a share of those of an epoch; `None` if they are not counted.
+    #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<f64>,
     /// Memory in use now, GiB, by rank.
     #[serde(default, serialize_with = "thousandths")]
     pub mem_gib_by_rank: Vec<f64>,
@@ -97,8 +100,8 @@ pub struct MetricSample {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling: Option<SamplingProgress>,
     /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub adapted: bool,
+    #[serde(default, rename = "adapted", skip_serializing_if = "std::ops::Not::not")]
+    pub is_from_log: bool,
 }
 
 /// The videos of a run that samples.
@@ -136,6 +139,7 @@ impl Default for MetricSample {
             checkpoint_s: 0.0,
             samples_per_s: 0.0,
             tokens_per_s: 0.0,
+            epoch: None,
             mem_gib_by_rank: Vec::new(),
             mem_peak_gib_by_rank: Vec::new(),
             step_s_by_rank: Vec::new(),
@@ -149,7 +153,7 @@ impl Default for MetricSample {
             validation_loss: None,
             validation_loss_by_level: Vec::new(),
             sampling: None,
-            adapted: false,
+            is_from_log: false,
         }
     }
 }
@@ -229,6 +233,7 @@ mod tests {
                 lr_ttt: ttt.then_some(single(numbers[2])),
                 step_s: usual[1], data_s: usual[2], forward_s: numbers[3].clamp(-1e200, 1e200), backward_s: usual[3],
                 optimizer_s: usual[4], checkpoint_s: if ttt { usual[5] } else { 0.0 }, samples_per_s: usual[5], tokens_per_s: usual[6],
+                epoch: ttt.then_some(single(numbers[6])),
                 mem_gib_by_rank: ranks.clone(), mem_peak_gib_by_rank: vec![], step_s_by_rank: ranks.clone(),
                 busy_s_by_rank: if finite { ranks } else { vec![] },
                 reduce_s: if ttt { usual[2].abs() } else { 0.0 },
@@ -240,7 +245,7 @@ mod tests {
                 validation_loss: ttt.then_some(single(numbers[5])),
                 validation_loss_by_level: Vec::new(),
                 sampling: None,
-                adapted: !finite,
+                is_from_log: !finite,
             };
             let line = serde_json::to_string(&sample).unwrap();
             let read = MetricSample::parse(line.as_bytes()).unwrap();

@@ -3,7 +3,7 @@
 use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
 use crate::{RunDir, SCHEMA, Tail};
-use cluster::nvidia_smi::SmiTrouble;
+use cluster::nvidia_smi::SmiError;
 use cluster::probe::{CpuTicks, Frame};
 use cluster::{GpuSample, NodeId, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
@@ -41,8 +41,8 @@ pub struct NodeSample {
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
     /// The faults of the GPUs, as text; empty without faults or without GPUs.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<String>,
+    #[serde(rename = "troubles", default, skip_serializing_if = "Vec::is_empty")]
+    pub smi_errors: Vec<String>,
     /// Xid errors of its GPUs in the kernel's log, each number once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<XidAt>,
@@ -83,8 +83,8 @@ impl NodeSample {
         let host = &frame.host;
         let cpu_pct = host.cpu.zip(before).and_then(|(now, before)| now.busy_pct_since(before));
         let gpus = &frame.gpus;
-        let no_gpus = SmiTrouble::NotFound;
-        let troubles = frame.troubles.iter().filter(|trouble| **trouble != no_gpus).map(ToString::to_string);
+        let no_gpus = SmiError::NotFound;
+        let smi_errors = frame.smi_errors.iter().filter(|error| **error != no_gpus).map(ToString::to_string);
         Self {
             v: SCHEMA,
             attempt,
@@ -103,7 +103,7 @@ impl NodeSample {
                 ecc_uncorrected: gpus.iter().map(|gpu| gpu.ecc_uncorrected.clone()).collect(),
                 throttle_reasons: gpus.iter().map(|gpu| gpu.throttle_reasons.clone()).collect(),
             },
-            troubles: troubles.collect(),
+            smi_errors: smi_errors.collect(),
             xids: frame.xids.clone(),
         }
     }
@@ -111,7 +111,7 @@ impl NodeSample {
     /// Returns the time of writing by the node's clock. Returns `None` for a sample of an earlier version in which
     /// nvidia-smi hung, because `took_s` was not recorded.
     pub fn written_s(&self) -> Option<f64> {
-        let hung = self.troubles.contains(&SmiTrouble::TimedOut.to_string());
+        let hung = self.smi_errors.contains(&SmiError::TimedOut.to_string());
         self.took_s.or((!hung).then_some(0.0)).map(|took_s| self.t + took_s)
     }
 
@@ -209,9 +209,9 @@ pub mod tests {
     }
 
     #[test]
-    fn a_sample_of_a_node_without_gpus_has_no_troubles() {
+    fn a_sample_of_a_node_without_gpus_has_no_smi_errors() {
         let mut frame = frame(5.0, 0);
-        frame.troubles = vec![SmiTrouble::NotFound];
+        frame.smi_errors = vec![SmiError::NotFound];
         let line = serde_json::to_string(&NodeSample::new(1, &frame, None)).unwrap();
         assert_eq!(line, r#"{"v":1,"attempt":1,"t":5.0,"took_s":0.0,"mem_used_mib":1024,"mem_total_mib":2048}"#);
         assert!(NodeSample::parse(line.as_bytes()).unwrap().gpus.is_empty());
@@ -224,8 +224,8 @@ pub mod tests {
         assert_eq!(read.written_s(), Some(122.0));
         let earlier = NodeSample { took_s: None, ..took };
         assert_eq!(earlier.written_s(), Some(100.0));
-        let hung = vec![SmiTrouble::TimedOut.to_string()];
-        assert_eq!(NodeSample { troubles: hung, ..earlier }.written_s(), None);
+        let hung = vec![SmiError::TimedOut.to_string()];
+        assert_eq!(NodeSample { smi_errors: hung, ..earlier }.written_s(), None);
     }
 
     #[test]

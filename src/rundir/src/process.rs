@@ -178,6 +178,20 @@ impl RunDir {
         write_atomic(&path, &json)
     }
 
+    /// Writes the memory of a rank that ran out of it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_memory_snapshot(
+        &self,
+        node: &NodeId,
+        attempt: u32,
+        rank: usize,
+        snapshot: &serde_json::Value,
+    ) -> Result<(), Error> {
+        write_atomic(&self.memory_snapshot(node, attempt, rank), format!("{snapshot:#}\n").as_bytes())
+    }
+
     /// Writes how an attempt ended on a node.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::fs;
 ///
 /// It is written after the video, so a sample is complete if its sidecar exists.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct SampleSidecar {
     /// The version of the format.
     pub v: u32,
     /// The number of optimizer steps behind the weights.
@@ -98,14 +98,14 @@ impl RunDir {
     ///
     /// # Errors
     /// A folder or sidecar cannot be read.
-    pub fn list_samples(&self) -> Result<Vec<Sample>, Error> {
+    pub fn list_samples(&self) -> Result<Vec<SampleSidecar>, Error> {
         let mut samples = Vec::new();
         for step in entries(&self.samples())? {
             for file in entries(&step)?.iter().filter(|file| file.extension() == Some("json")) {
-                samples.extend(Sample::read(file)?);
+                samples.extend(SampleSidecar::read(file)?);
             }
         }
-        samples.sort_by_key(|sample: &Sample| (sample.step, sample.index));
+        samples.sort_by_key(|sample: &SampleSidecar| (sample.step, sample.index));
         Ok(samples)
     }
 
@@ -113,12 +113,12 @@ impl RunDir {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn write_sample(&self, sample: &Sample) -> Result<(), Error> {
+    pub fn write_sample(&self, sample: &SampleSidecar) -> Result<(), Error> {
         sample.write(&self.sample_video(sample.step, sample.index).with_extension("json"))
     }
 }
 
-impl Sample {
+impl SampleSidecar {
     /// Writes a sidecar.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Sample {
     ///
     /// # Errors
     /// It cannot be read, is malformed, or has a newer format.
-    pub fn read(path: &Utf8Path) -> Result<Option<Sample>, Error> {
+    pub fn read(path: &Utf8Path) -> Result<Option<SampleSidecar>, Error> {
         let Some(text) = present(read_text(path))? else { return Ok(None) };
         let malformed = |error: serde_json::Error| Error::malformed(path, error.to_string());
         let version = serde_json::from_str::<serde_json::Value>(&text).map_err(malformed)?["v"].as_u64();
@@ -163,8 +163,8 @@ mod tests {
     use crate::ErrorCode;
     use crate::fixtures::temp;
 
-    fn sample(step: u64, index: usize) -> Sample {
-        Sample {
+    fn sample(step: u64, index: usize) -> SampleSidecar {
+        SampleSidecar {
             v: SCHEMA,
             step,
             index,
@@ -213,10 +213,10 @@ mod tests {
         let mut value = serde_json::to_value(sample(1, 0)).unwrap();
         value["mood"] = "good".into();
         fs::write(&path, value.to_string()).unwrap();
-        assert_eq!(Sample::read(&path).unwrap(), Some(sample(1, 0)));
+        assert_eq!(SampleSidecar::read(&path).unwrap(), Some(sample(1, 0)));
         value["v"] = (SCHEMA + 1).into();
         fs::write(&path, value.to_string()).unwrap();
-        assert_eq!(crate::Failure::from(Sample::read(&path).unwrap_err()).code, ErrorCode::NewerFormat);
-        assert_eq!(Sample::read(&run.root.join("001.json")).unwrap(), None);
+        assert_eq!(crate::Failure::from(SampleSidecar::read(&path).unwrap_err()).code, ErrorCode::NewerFormat);
+        assert_eq!(SampleSidecar::read(&run.root.join("001.json")).unwrap(), None);
     }
 }

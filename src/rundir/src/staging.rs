@@ -2,7 +2,7 @@
 
 use crate::files::write_toml;
 use crate::layout::step_files;
-use crate::{Error, FileSum, Manifest, RunDir, TrainState, WholeFolder, file_sum};
+use crate::{CheckpointManifest, Error, FileSum, RunDir, TrainState, WholeFolder, file_sum};
 use camino::{Utf8Path, Utf8PathBuf};
 
 /// A checkpoint that is being saved, in a separate folder beside the complete ones.
@@ -52,7 +52,7 @@ impl Staging {
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.
-    pub fn seal(&self, state: &TrainState, mut manifest: Manifest) -> Result<u64, Error> {
+    pub fn seal(&self, state: &TrainState, mut manifest: CheckpointManifest) -> Result<u64, Error> {
         let dir = self.dir();
         write_toml(&dir.join(step_files::STATE), state)?;
         manifest.files.push(file_sum(&dir.join(step_files::STATE))?);
@@ -74,7 +74,7 @@ impl Staging {
     ///
     /// # Errors
     /// As [`Staging::seal`] and [`Staging::publish`].
-    pub fn commit(&self, state: &TrainState, manifest: Manifest) -> Result<(Utf8PathBuf, u64), Error> {
+    pub fn commit(&self, state: &TrainState, manifest: CheckpointManifest) -> Result<(Utf8PathBuf, u64), Error> {
         let bytes = self.seal(state, manifest)?;
         Ok((self.publish()?, bytes))
     }
@@ -98,13 +98,14 @@ mod tests {
             adam_step: step,
             global_batch: 1,
             data_fingerprint: "x".into(),
+            data_order: String::new(),
             bad_steps: 0,
             ..TrainState::default()
         }
     }
 
-    fn manifest(step: u64, attempt: u32) -> Manifest {
-        Manifest {
+    fn manifest(step: u64, attempt: u32) -> CheckpointManifest {
+        CheckpointManifest {
             format: SCHEMA,
             run: RunId::parse("2026-11-20T0340-demo-k7f2").unwrap(),
             attempt,

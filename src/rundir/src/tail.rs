@@ -13,7 +13,7 @@ const MAX_READ: usize = 4 * 1024 * 1024;
 
 /// The result of one [`Tail::poll`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch<T> {
+pub struct NewLines<T> {
     /// The new lines.
     pub items: Vec<T>,
     /// New lines that cannot be read.
@@ -110,8 +110,8 @@ impl<T: LogLine> Tail<T> {
     ///
     /// # Errors
     /// When an existing file cannot be read. The position does not change, so that polling can be retried.
-    pub fn poll(&mut self) -> io::Result<Batch<T>> {
-        let mut batch = Batch { items: Vec::new(), bad: Vec::new(), restarted: false, more: false };
+    pub fn poll(&mut self) -> io::Result<NewLines<T>> {
+        let mut batch = NewLines { items: Vec::new(), bad: Vec::new(), restarted: false, more: false };
         let file = match File::open(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -161,7 +161,7 @@ impl<T: LogLine> Tail<T> {
         }
     }
 
-    fn take_lines(&mut self, got: usize, batch: &mut Batch<T>) {
+    fn take_lines(&mut self, got: usize, batch: &mut NewLines<T>) {
         let bytes = &self.buffer[..got];
         let Some(end) = memrchr(b'\n', bytes) else {
             if got == MAX_READ {

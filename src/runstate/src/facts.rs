@@ -30,7 +30,7 @@ pub const START_GRACE: Duration = Duration::from_secs(180);
 
 /// The time after which a node without a network has ended its ranks, counted from the exit files of the other nodes.
 /// Its supervisor misses heartbeats for ten seconds, then waits two seconds for the ranks.
-const CUT_OFF_S: f64 = 15.0;
+const LOST_AFTER_S: f64 = 15.0;
 
 /// Whether the processes of an attempt exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -229,11 +229,11 @@ impl RunFacts {
 
     /// Returns the time of the last step or event if it is too long ago at `now`, unless a save or an evaluation
     /// explains that. The run may still compute: see [`Load`].
-    pub fn silent_since_s(&self, now: f64) -> Option<f64> {
+    pub fn inactive_since_s(&self, now: f64) -> Option<f64> {
         let attempt = self.attempt.as_ref()?;
         let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
         let exempt = self.checkpointing_since.is_some() || evaluates || self.last_metric.is_none();
-        let since_s = self.last_sign_s(attempt);
+        let since_s = self.attempt_activity_s(attempt);
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
@@ -247,7 +247,7 @@ impl RunFacts {
 
     /// Returns the time until which an attempt without a process, step or event counts as starting, in Unix seconds.
     /// The console that starts it may be slow, or may have ended.
-    pub fn start_awaited_until_s(&self) -> Option<f64> {
+    pub fn starting_until_s(&self) -> Option<f64> {
         let attempt = self.attempt.as_ref().filter(|_| self.alive == Liveness::Dead && self.is_incomplete)?;
         let is_silent = self.last_event.is_none() && self.last_metric.is_none();
         is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
@@ -263,7 +263,7 @@ impl RunFacts {
         }
         let has_failed = exits().any(|exit| exit.reason == ExitReason::Failed);
         let last_s = exits().map(|exit| exit.ended_s).fold(f64::MIN, f64::max);
-        if !has_failed || now - last_s <= CUT_OFF_S {
+        if !has_failed || now - last_s <= LOST_AFTER_S {
             return Vec::new();
         }
         let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node);
@@ -271,11 +271,11 @@ impl RunFacts {
     }
 
     /// Returns the time of the last step or event, in Unix seconds; none before the first attempt.
-    pub fn sign_s(&self) -> Option<f64> {
-        self.attempt.as_ref().map(|attempt| self.last_sign_s(attempt))
+    pub fn last_activity_s(&self) -> Option<f64> {
+        self.attempt.as_ref().map(|attempt| self.attempt_activity_s(attempt))
     }
 
-    pub(crate) fn last_sign_s(&self, attempt: &Attempt) -> f64 {
+    pub(crate) fn attempt_activity_s(&self, attempt: &Attempt) -> f64 {
         let event = self.last_event.as_ref().map_or(f64::MIN, |e| e.t);
         let metric = self.last_metric.map_or(f64::MIN, |(_, t)| t);
         attempt.started_s.max(event).max(metric)

@@ -9,6 +9,6 @@ mod summary;
 
 pub use facts::{Liveness, Load, RunFacts, RunState, START_GRACE};
 pub use newest::{Newest, NewestCache, recent_metrics};
-pub use progress::{Done, StageProgress, done};
+pub use progress::{EncodeStageProgress, Epochs, Progress, progress_of};
 pub use state::derive;
 pub use summary::{RunSummary, list_runs};

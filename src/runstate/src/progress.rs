@@ -1,7 +1,7 @@
 //! The progress of a run: steps of training, items of an encode, or videos.
 
 use recipe::Task;
-use rundir::{ItemCounts, ItemsSample, MetricSample, SamplingProgress, StageCount, Stages};
+use rundir::{EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, MetricSample, SamplingProgress};
 use serde::{Deserialize, Serialize};
 use units::grouped;
 
@@ -10,7 +10,7 @@ const RATE_OVER_S: f64 = 60.0;
 
 /// The progress of a run, in the unit of its task.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Done {
+pub enum Progress {
     /// No progress was recorded yet.
     Nothing(Task),
     /// The run does not log its steps.
@@ -31,7 +31,7 @@ pub enum Done {
     Videos(SamplingProgress),
 }
 
-impl Done {
+impl Progress {
     /// Returns the progress as a phrase: `step 40 of 240`, `1,204 of 9,849 clips · 3 failed`, `1 of 3 videos`.
     pub fn in_words(&self) -> String {
         match self {
@@ -61,30 +61,54 @@ impl Done {
     }
 }
 
+/// The progress of a training run in epochs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Epochs {
+    /// Epochs done.
+    pub done: f64,
+    /// Epochs that the steps of the run make.
+    pub total: f64,
+}
+
+impl Epochs {
+    /// Returns the epochs of a run at its last logged step, if it counts them.
+    pub(crate) fn of(last: &MetricSample, steps_total: u64) -> Option<Self> {
+        let done = last.epoch.filter(|_| last.step > 0)?;
+        // A step of another shape may have another number of samples, so this is an estimate for mixed shapes.
+        Some(Self { done, total: done / last.step as f64 * steps_total as f64 })
+    }
+
+    /// Returns the progress as a phrase: `epoch 1.3 of 4.0`.
+    pub fn in_words(&self) -> String {
+        let decimals = if self.total < 1.0 { 2 } else { 1 };
+        format!("epoch {:.decimals$} of {:.decimals$}", self.done, self.total)
+    }
+}
+
 /// Returns the progress of a run with this task, from its newest numbers.
-pub fn done(
+pub fn progress_of(
     task: Task,
     (step, total): (u64, u64),
     items: Option<ItemCounts>,
     videos: Option<SamplingProgress>,
     is_stepless: bool,
-) -> Done {
+) -> Progress {
     match (task, items, videos) {
-        (_, Some(counts), _) => Done::Items(counts),
-        (_, _, Some(videos)) => Done::Videos(videos),
-        (Task::Encode | Task::Sample, ..) => Done::Nothing(task),
-        (Task::Train, ..) if is_stepless && step == 0 => Done::Unknown { total },
-        (Task::Train, ..) if total == 0 => Done::Nothing(task),
-        (Task::Train, ..) => Done::Steps { step, total },
+        (_, Some(counts), _) => Progress::Items(counts),
+        (_, _, Some(videos)) => Progress::Videos(videos),
+        (Task::Encode | Task::Sample, ..) => Progress::Nothing(task),
+        (Task::Train, ..) if is_stepless && step == 0 => Progress::Unknown { total },
+        (Task::Train, ..) if total == 0 => Progress::Nothing(task),
+        (Task::Train, ..) => Progress::Steps { step, total },
     }
 }
 
 /// The progress of one stage of an encode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct StageProgress {
+pub struct EncodeStageProgress {
     /// The work of the stage in this attempt.
     #[serde(flatten)]
-    pub count: StageCount,
+    pub count: EncodeStageCount,
     /// Items that it has not done yet.
     pub left: u64,
     /// Items per second over the last minute; none if it did nothing in that time.
@@ -94,7 +118,7 @@ pub struct StageProgress {
 }
 
 /// Returns the progress of each stage, if the steps are items. `recent` are the newest lines, in order.
-pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
+pub fn stages(recent: &[MetricSample]) -> Option<EncodeStages<EncodeStageProgress>> {
     let (last, items) = recent.last().and_then(|last| Some((last, last.items.as_ref()?)))?;
     let first = first_of_rate(recent, last);
     let before = first.and_then(|first| first.items.as_ref()).filter(|_| first.is_some_and(|first| first.t < last.t));
@@ -106,23 +130,30 @@ pub fn stages(recent: &[MetricSample]) -> Option<Stages<StageProgress>> {
         }
         None => items.per_s,
     };
-    let progress =
-        items.stages.zip(left(items), |count, left| StageProgress { count, left, ..StageProgress::default() });
+    let progress = items.stages.zip(left(items), |count, left| EncodeStageProgress {
+        count,
+        left,
+        ..EncodeStageProgress::default()
+    });
     Some(progress.zip(per_s, |stage, per_s| {
         let per_s = Some(per_s).filter(|per_s| *per_s > 0.0);
-        StageProgress { per_s, eta_s: per_s.filter(|_| stage.left > 0).map(|per_s| stage.left as f64 / per_s), ..stage }
+        EncodeStageProgress {
+            per_s,
+            eta_s: per_s.filter(|_| stage.left > 0).map(|per_s| stage.left as f64 / per_s),
+            ..stage
+        }
     }))
 }
 
 /// Returns the number of items that each stage has not done. The counts of a stage begin with the attempt, so the items
 /// of earlier attempts are subtracted first.
-fn left(items: &ItemsSample) -> Stages<u64> {
+fn left(items: &ItemsSample) -> EncodeStages<u64> {
     let ItemCounts { clips_done, clips, texts_done, texts, failed } = items.counts;
-    let Stages { probe, decode, vae, .. } = items.stages;
+    let EncodeStages { probe, decode, vae, .. } = items.stages;
     let here = vae.items + probe.failed + decode.failed + vae.failed;
     let todo = clips.saturating_sub((clips_done + failed).saturating_sub(here));
     let of = |done: u64| todo.saturating_sub(done);
-    Stages {
+    EncodeStages {
         probe: of(probe.items + probe.failed),
         decode: of(decode.items + decode.failed + probe.failed),
         vae: clips.saturating_sub(clips_done + failed),
@@ -150,8 +181,8 @@ mod tests {
     /// Ten clips were stored and two failed before this attempt.
     fn line(t: f64, vae: u64, decoded: u64) -> MetricSample {
         let counts = ItemCounts { clips: 100, clips_done: 10 + vae, texts: 50, texts_done: 50, failed: 2 };
-        let of = |items| StageCount { items, ..StageCount::default() };
-        let stages = Stages { vae: of(vae), decode: of(decoded), ..Stages::default() };
+        let of = |items| EncodeStageCount { items, ..EncodeStageCount::default() };
+        let stages = EncodeStages { vae: of(vae), decode: of(decoded), ..EncodeStages::default() };
         MetricSample {
             t,
             items: Some(ItemsSample { counts, stages, ..ItemsSample::default() }),
@@ -172,15 +203,19 @@ mod tests {
         let items = line(0.0, 20, 0).items.unwrap().counts;
         let videos = SamplingProgress { videos: 1, videos_total: 3 };
         let cases = [
-            (done(Task::Train, (40, 240), None, None, false), "step 40 of 240", "40/240"),
-            (done(Task::Train, (0, 240), None, None, true), "steps unknown", "?/240"),
-            (done(Task::Encode, (80, 150), Some(items), None, false), "30 of 100 clips · 2 failed", "30/100 clips"),
-            (done(Task::Encode, (0, 0), None, None, false), "no clip yet", ""),
-            (done(Task::Sample, (9, 30), None, Some(videos), false), "1 of 3 videos", "1/3 videos"),
-            (done(Task::Sample, (0, 30), None, None, false), "no video yet", ""),
+            (progress_of(Task::Train, (40, 240), None, None, false), "step 40 of 240", "40/240"),
+            (progress_of(Task::Train, (0, 240), None, None, true), "steps unknown", "?/240"),
+            (
+                progress_of(Task::Encode, (80, 150), Some(items), None, false),
+                "30 of 100 clips · 2 failed",
+                "30/100 clips",
+            ),
+            (progress_of(Task::Encode, (0, 0), None, None, false), "no clip yet", ""),
+            (progress_of(Task::Sample, (9, 30), None, Some(videos), false), "1 of 3 videos", "1/3 videos"),
+            (progress_of(Task::Sample, (0, 30), None, None, false), "no video yet", ""),
         ];
-        for (done, words, short) in cases {
-            assert_eq!((done.in_words().as_str(), done.short().as_str()), (words, short));
+        for (progress, words, short) in cases {
+            assert_eq!((progress.in_words().as_str(), progress.short().as_str()), (words, short));
         }
     }
 }

@@ -31,7 +31,7 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
 
 /// Derives the state if nodes cannot be reached. Their files are on a shared disk and may still show steps.
 fn unknown(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
-    match (ended_by_event(facts), now - facts.last_sign_s(attempt) <= facts.stall_after_s()) {
+    match (ended_by_event(facts), now - facts.attempt_activity_s(attempt) <= facts.stall_after_s()) {
         (Some(ended), _) => ended,
         (None, true) => alive(facts, now),
         (None, false) => RunState::Unknown,
@@ -124,7 +124,7 @@ fn dead(facts: &RunFacts, attempt: &Attempt, now: f64) -> RunState {
     if let Some(ended) = facts.job.as_ref().and_then(|status| ended_without_processes(facts, status, attempt)) {
         return ended;
     }
-    if facts.start_awaited_until_s().is_some_and(|until_s| now < until_s) {
+    if facts.starting_until_s().is_some_and(|until_s| now < until_s) {
         return RunState::Starting;
     }
     let why = match facts.last_metric {
@@ -149,7 +149,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
     if facts.last_metric.is_none() {
         return if facts.is_stepless { RunState::Running } else { RunState::Starting };
     }
-    match facts.silent_since_s(now) {
+    match facts.inactive_since_s(now) {
         Some(since_s) if facts.idles() && !is_suspended(facts) => RunState::Stalled { since_s },
         _ => RunState::Running,
     }
@@ -260,8 +260,8 @@ mod tests {
         }
         assert_eq!(derive(&facts(Liveness::Unknown), 1009.0), RunState::Starting);
         assert!(matches!(derive(&facts(Liveness::Dead), 1181.0), RunState::Crashed(_)));
-        assert_eq!(facts(Liveness::Dead).start_awaited_until_s(), Some(1180.0));
-        assert_eq!(facts(Liveness::Alive).start_awaited_until_s(), None);
+        assert_eq!(facts(Liveness::Dead).starting_until_s(), Some(1180.0));
+        assert_eq!(facts(Liveness::Alive).starting_until_s(), None);
     }
 
     #[test]

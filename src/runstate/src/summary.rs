@@ -1,14 +1,14 @@
 //! The runs of a folder, and the summary of a run.
 
-use crate::progress::{self, Done, StageProgress, item_rate};
+use crate::progress::{self, EncodeStageProgress, Epochs, Progress, item_rate, progress_of};
 use crate::{RunFacts, RunState, derive};
 use camino::Utf8Path;
 use cluster::NodeId;
 use cluster::slurm::JobStatus;
 use rundir::median_step_s;
 use rundir::{
-    Attempt, CheckpointSummary, Error, ErrorCode, ExitFile, Failure, ItemCounts, MetricSample, Run, RunDir, RunId,
-    SamplingProgress, Stages,
+    Attempt, CheckpointSummary, EncodeStages, Error, ErrorCode, ExitFile, Failure, ItemCounts, MetricSample, Run,
+    RunDir, RunId, SamplingProgress,
 };
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +38,7 @@ pub struct RunSummary {
     /// Items per second over the last minute, if its steps are items and the run is active.
     pub items_per_s: Option<f64>,
     /// The progress of each stage of an encode.
-    pub stages: Option<Stages<StageProgress>>,
+    pub stages: Option<EncodeStages<EncodeStageProgress>>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
     /// The state of its Slurm job, if it has one.
@@ -64,7 +64,7 @@ impl RunSummary {
             Some(per_s) => working.then_some(left / per_s),
             None => median_step_s(recent).filter(|_| working).map(|s| s * left),
         };
-        let checkpoint = adapters::latest(&dir);
+        let checkpoint = other_trainers::latest(&dir);
         let of_it = |exit: &&ExitFile| facts.attempt.as_ref().is_some_and(|attempt| attempt.number == exit.attempt);
         let followed = facts.exits.iter().filter(of_it).filter(|exit| exit.is_consequence());
         let consequences: BTreeSet<NodeId> = followed.map(|exit| exit.node.clone()).collect();
@@ -97,10 +97,15 @@ impl RunSummary {
         Some(SamplingProgress { videos, ..sampling })
     }
 
+    /// Returns its progress in epochs, if it counts them.
+    pub fn epochs(&self) -> Option<Epochs> {
+        self.last.as_ref().filter(|last| last.step == self.step).and_then(|last| Epochs::of(last, self.steps_total))
+    }
+
     /// Returns its progress, in the unit of its task.
-    pub fn done(&self) -> Done {
+    pub fn progress(&self) -> Progress {
         let steps = (self.step, self.steps_total);
-        progress::done(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())
+        progress_of(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())
     }
 
     /// Returns why it failed or crashed.
@@ -228,7 +233,9 @@ mod tests {
         let (_keep, dir) = temp();
         let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
         for step in 1..=40 {
-            let sample = MetricSample { step, t: 1000.0 + 2.0 * step as f64, step_s: 2.0, ..MetricSample::default() };
+            let epoch = Some(step as f64 / 30.0);
+            let t = 1000.0 + 2.0 * step as f64;
+            let sample = MetricSample { step, t, step_s: 2.0, epoch, ..MetricSample::default() };
             metrics.append(&sample).unwrap();
         }
         save(&dir, 30, 1);
@@ -241,6 +248,7 @@ mod tests {
             ..RunFacts::default()
         };
         let summary = RunSummary::new(run(), dir.clone(), &facts, 1081.0);
+        assert_eq!(summary.epochs().map(|epochs| epochs.in_words()), Some("epoch 1.3 of 3.3".into()));
         assert_eq!((summary.state, summary.step, summary.eta_s), (RunState::Running, 40, Some(120.0)));
         assert_eq!(summary.checkpoint.unwrap().step, 30);
 

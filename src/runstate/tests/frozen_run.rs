@@ -90,10 +90,10 @@ fn the_frozen_events_of_the_run_and_its_node_are_read() {
 
 #[test]
 fn one_frozen_checkpoint_is_complete_and_the_other_is_not() {
-    let entries = adapters::checkpoints(&run()).unwrap();
+    let entries = other_trainers::checkpoints(&run()).unwrap();
     assert_eq!(entries.iter().map(CheckpointEntry::step).collect::<Vec<_>>(), [8, 14]);
     assert!(matches!(&entries[1], CheckpointEntry::Incomplete { step: 14, .. }));
-    let latest = adapters::latest(&run()).unwrap();
+    let latest = other_trainers::latest(&run()).unwrap();
     assert_eq!((latest.step, latest.attempt), (8, 1));
     let checkpoint = Checkpoint::open(&latest.dir).unwrap();
     checkpoint.verify_checksums().unwrap();

@@ -1,6 +1,6 @@
 //! The norm of a sharded gradient.
 
-use crate::fsdp::{Fsdp, ShardView};
+use crate::fsdp::{Access, Fsdp, ShardView};
 use c10d::{Reduce, Result};
 use tch::{Kind, Tensor};
 
@@ -17,10 +17,13 @@ pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
 
 fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64> {
     let mut sum = Tensor::zeros([1], (Kind::Double, fsdp.groups().device));
-    for own in fsdp.own(of) {
-        // The norm of each tensor in fp32 has a relative error of at most 1e-7; the squares are added in fp64.
-        sum += own.norm().to_kind(Kind::Double).square();
-    }
+    fsdp.visit(Access::Read, |shard| {
+        for own in fsdp.own(shard.unit, of(&shard)) {
+            // The norm of each tensor in fp32 has a relative error of at most 1e-7; the squares are added in fp64.
+            sum += own.norm().to_kind(Kind::Double).square();
+        }
+        Ok(())
+    })?;
     fsdp.groups().shard.all_reduce(&sum, Reduce::Sum)?.wait()?;
     fsdp.groups().tp.all_reduce(&sum, Reduce::Sum)?.wait()?;
     Ok(sum.double_value(&[0]).sqrt())

@@ -5,6 +5,7 @@
 
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
+use crate::offload::{Fetched, Offload};
 use c10d::{Pending, Reduce, Result};
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
@@ -15,7 +16,8 @@ pub struct Fsdp {
     compute: Kind,
     frozen: Kind,
     units: Vec<ShardedUnit>,
-    gathering: Option<(usize, Gathered)>,
+    offload: Option<Offload>,
+    gathering: Option<(usize, Ahead)>,
     /// A reduce-scatter in flight.
     reducing: Option<Pending>,
     grad_sync: GradSync,
@@ -34,6 +36,8 @@ pub enum GradSync {
 /// This rank's part of one unit.
 struct ShardedUnit {
     layout: Layout,
+    /// Whether the shards are in the backing store.
+    swapped: bool,
     /// Master weights in fp32, and their gradient.
     trained: Option<TrainedShard>,
     /// Weights in the compute dtype, or another that [`Fsdp::keeping_frozen_in`] sets.
@@ -55,6 +59,23 @@ struct Gathered {
     trained: Option<Tensor>,
     frozen: Option<Tensor>,
     pending: Vec<Pending>,
+}
+
+/// A unit that was requested ahead of its use.
+enum Ahead {
+    /// Its gathers are in flight.
+    Gathered(Gathered),
+    /// Its shards are being fetched: the trained one and the frozen one. They are gathered after that.
+    Fetched([Option<Fetched>; 2]),
+}
+
+/// The tensors that a visit of shards changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    Read,
+    /// Weights or gradients.
+    Write,
 }
 
 /// One trained shard as the optimizer sees it; all tensors are one-dimensional, fp32 and of equal length.
@@ -82,40 +103,97 @@ pub struct OwnedRange {
 impl Fsdp {
     /// Allocates this rank's shards, filled with zeros, on the device of its groups. Gathered weights have the dtype `compute`.
     pub fn new(layouts: Vec<Layout>, groups: MeshGroups, compute: Kind) -> Self {
+        Self::with(layouts, groups, compute, compute, None).expect("only a backing store reports that it is exhausted")
+    }
+
+    /// Allocates as [`Fsdp::new`] does, with frozen weights in dtype `frozen`. The shards of units with a `true` in `swapped` are in the
+    /// backing store, and are fetched before they are used.
+    ///
+    /// # Errors
+    /// The backing store is exhausted.
+    pub fn with(
+        layouts: Vec<Layout>,
+        groups: MeshGroups,
+        compute: Kind,
+        frozen: Kind,
+        offload: Option<(Offload, Vec<bool>)>,
+    ) -> Result<Self> {
         let device = groups.device;
-        let zeros = |len: i64, kind| Tensor::zeros([len], (kind, device));
-        let units = layouts
-            .into_iter()
-            .map(|layout| ShardedUnit {
-                trained: (layout.trained_shard > 0).then(|| TrainedShard {
-                    master: zeros(layout.trained_shard, Kind::Float),
-                    grad: zeros(layout.trained_shard, Kind::Float),
+        let (offload, swapped) = offload.map_or((None, Vec::new()), |(offload, swapped)| (Some(offload), swapped));
+        let unit = |(number, layout): (usize, Layout)| -> Result<ShardedUnit> {
+            let swapped = swapped.get(number).copied().unwrap_or(false);
+            let zeros = |len: i64, kind| match offload.as_ref().filter(|_| swapped) {
+                Some(offload) => offload.store().zeros(&[len], kind),
+                None => Ok(Tensor::zeros([len], (kind, device))),
+            };
+            let trained = || -> Result<TrainedShard> {
+                Ok(TrainedShard {
+                    master: zeros(layout.trained_shard, Kind::Float)?,
+                    grad: zeros(layout.trained_shard, Kind::Float)?,
                     filled: false,
                     whole: None,
-                }),
-                frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, compute)),
+                })
+            };
+            Ok(ShardedUnit {
+                swapped,
+                trained: (layout.trained_shard > 0).then(trained).transpose()?,
+                frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, frozen)).transpose()?,
                 layout,
             })
-            .collect();
-        Fsdp {
+        };
+        let units = layouts.into_iter().enumerate().map(unit).collect::<Result<_>>()?;
+        Ok(Fsdp {
             groups,
             compute,
-            frozen: compute,
+            frozen,
             units,
+            offload,
             gathering: None,
             reducing: None,
             grad_sync: GradSync::Reduce,
             waited: Duration::ZERO,
-        }
+        })
     }
 
-    /// Keeps frozen weights in another dtype than that of gathered ones.
-    pub fn keeping_frozen_in(mut self, kind: Kind) -> Self {
-        self.frozen = kind;
-        for shard in self.units.iter_mut().filter_map(|unit| unit.frozen.as_mut()) {
-            *shard = shard.to_kind(kind);
+    /// Returns the backing store and its copies, if there is one.
+    pub fn offload(&self) -> Option<&Offload> {
+        self.offload.as_ref()
+    }
+
+    /// Returns the backing store and its copies, if there is one.
+    pub fn offload_mut(&mut self) -> Option<&mut Offload> {
+        self.offload.as_mut()
+    }
+
+    /// Takes swapped shards out of the process's memory after the host has read or written them. Call it between tensors: loading,
+    /// for example, needs the memory of one unit then.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn release(&self) -> Result<()> {
+        self.offload.as_ref().map_or(Ok(()), |offload| offload.store().release())
+    }
+
+    /// Calls `visit` with each trained shard on the device of this rank, in the order of units. Swapped shards are fetched one after
+    /// another; with [`Access::Write`] they are written back.
+    ///
+    /// # Errors
+    /// The error of `visit`, or of a fetch.
+    pub fn visit(&self, access: Access, mut visit: impl FnMut(ShardView<'_>) -> Result<()>) -> Result<()> {
+        for (number, unit) in self.units.iter().enumerate() {
+            let Some(TrainedShard { master, grad, .. }) = &unit.trained else { continue };
+            let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
+                visit(ShardView { unit: number, master, grad })?;
+                continue;
+            };
+            let here = offload.on_device([master, grad])?;
+            visit(ShardView { unit: number, master: &here[0], grad: &here[1] })?;
+            match access {
+                Access::Write => offload.write_back([master, grad], &here)?,
+                Access::Read => offload.store().release()?,
+            }
         }
-        self
+        Ok(())
     }
 
     /// Returns the layout of a unit.
@@ -162,29 +240,33 @@ impl Fsdp {
             .filter_map(|(unit, u)| u.trained.as_ref().map(|t| ShardView { unit, master: &t.master, grad: &t.grad }))
     }
 
-    /// Returns the elements of the trained shards that this rank counts for its TP group, so that each element counts
+    /// Returns the elements of a trained shard of a unit that this rank counts for its TP group, so that each element counts
     /// once: all elements on the group's first rank, only those of split slots on the others.
-    pub fn own(&self, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Vec<Tensor> {
+    pub fn own(&self, unit: usize, shard: &Tensor) -> Vec<Tensor> {
         if self.groups.tp.rank() == 0 {
-            return self.shards().map(|shard| of(&shard).shallow_clone()).collect();
+            return vec![shard.shallow_clone()];
         }
-        let apart = |shard: ShardView<'_>| {
-            let runs = self.units[shard.unit].layout.ranges(self.groups.shard.rank()).into_iter();
-            let own = runs.filter(|range| range.kind == ParamKind::Trained && range.tp_layout == TpLayout::Sharded);
-            own.map(|range| of(&shard).narrow(0, range.shard_start, range.len)).collect::<Vec<_>>()
-        };
-        self.shards().flat_map(apart).collect()
+        let runs = self.units[unit].layout.ranges(self.groups.shard.rank()).into_iter();
+        let own = runs.filter(|range| range.kind == ParamKind::Trained && range.tp_layout == TpLayout::Sharded);
+        own.map(|range| shard.narrow(0, range.shard_start, range.len)).collect()
     }
 
     /// Returns the whole tensors of a unit in slot order, and starts gathering `next`.
     ///
     /// Trained tensors are leaves that require a gradient. Their memory is freed when the caller drops them.
     pub fn gather(&mut self, unit: usize, next: Option<usize>) -> Result<Vec<Tensor>> {
-        let gathered = match self.gathering.take() {
-            Some((ready, gathered)) if ready == unit => gathered,
+        let ahead = match self.gathering.take() {
+            Some((ready, ahead)) if ready == unit => ahead,
             _ => self.start_gather(unit)?,
         };
         let start = Instant::now();
+        let gathered = match ahead {
+            Ahead::Gathered(gathered) => gathered,
+            Ahead::Fetched(shards) => {
+                let [trained, frozen] = shards.map(|shard| shard.map(Fetched::wait).transpose());
+                self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
+            }
+        };
         for pending in gathered.pending {
             pending.wait()?;
         }
@@ -203,8 +285,18 @@ impl Fsdp {
         Ok(self.units[unit].layout.slots.iter().map(view).collect())
     }
 
-    fn start_gather(&self, unit: usize) -> Result<Gathered> {
+    fn start_gather(&self, unit: usize) -> Result<Ahead> {
         let unit = &self.units[unit];
+        let trained = unit.trained.as_ref().map(|t| &t.master);
+        let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
+            return self.gather_whole(trained, unit.frozen.as_ref()).map(Ahead::Gathered);
+        };
+        let fetch = |shard: Option<&Tensor>| shard.map(|shard| offload.fetch(shard, self.compute)).transpose();
+        Ok(Ahead::Fetched([fetch(trained)?, fetch(unit.frozen.as_ref())?]))
+    }
+
+    /// Starts to gather flat tensors of a unit from the shards of all ranks.
+    fn gather_whole(&self, trained: Option<&Tensor>, frozen: Option<&Tensor>) -> Result<Gathered> {
         let shard = &self.groups.shard;
         let mut pending = Vec::new();
         let mut whole = |part: &Tensor| -> Result<Tensor> {
@@ -217,8 +309,8 @@ impl Fsdp {
             pending.push(shard.all_gather_into(&out, &part)?);
             Ok(out)
         };
-        let trained = unit.trained.as_ref().map(|t| whole(&t.master)).transpose()?;
-        let frozen = unit.frozen.as_ref().map(&mut whole).transpose()?;
+        let trained = trained.map(&mut whole).transpose()?;
+        let frozen = frozen.map(&mut whole).transpose()?;
         Ok(Gathered { trained, frozen, pending })
     }
 
@@ -238,24 +330,32 @@ impl Fsdp {
     pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
         self.wait_reduce()?;
         let grads = self.summed_over_tp(unit, grads)?;
+        let swapped = self.units[unit].swapped;
         let ShardedUnit { layout, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
         let shards = self.groups.shard.size();
+        let device = self.groups.device;
         let place = |flat: &Tensor, slot: usize| flat.narrow(0, layout.slots[slot].offset, layout.slots[slot].len);
         if shards == 1 {
             for (slot, grad) in grads {
                 let mut to = place(&trained.grad, slot);
                 let from = grad.view(-1);
+                if to.device() != from.device() && !trained.filled {
+                    c10d::cuda::copy(&to, &from)?;
+                    continue;
+                }
+                // The host adds to a gradient that is in its memory.
+                let from = from.to_device(to.device());
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
-            return Ok(());
+            return if swapped { self.release() } else { Ok(()) };
         }
         // Reduced in fp32 for every compute dtype, as the reference requires (parallelisms.py:157).
         let before = trained.whole.take();
         let first = before.is_none();
         let flat = before.unwrap_or_else(|| {
             let whole = layout.trained_shard * shards as i64;
-            let flat = Tensor::empty([whole], (Kind::Float, trained.grad.device()));
+            let flat = Tensor::empty([whole], (Kind::Float, device));
             let used: i64 = layout.slots.iter().filter(|s| s.kind == ParamKind::Trained).map(|s| s.len).sum();
             let _ = flat.narrow(0, used, whole - used).zero_();
             flat
@@ -268,6 +368,15 @@ impl Fsdp {
         if self.grad_sync == GradSync::Accumulate {
             trained.whole = Some(flat);
             return Ok(());
+        }
+        if swapped {
+            // NCCL reduces to memory of the device. The shard leaves it at once.
+            let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
+            let start = Instant::now();
+            self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?.wait()?;
+            self.waited += start.elapsed();
+            tch::no_grad(|| trained.grad.copy_(&here));
+            return self.release();
         }
         let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
         self.reducing = Some(pending);
@@ -307,11 +416,18 @@ impl Fsdp {
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
         if self.groups.replicate.size() > 1 {
-            let sums: Vec<Pending> = self
-                .shards()
-                .map(|shard| self.groups.replicate.all_reduce(shard.grad, Reduce::Sum))
-                .collect::<Result<_>>()?;
+            let mut sums = Vec::new();
             let start = Instant::now();
+            let is_swapped = |unit: usize| self.units[unit].swapped;
+            self.visit(Access::Write, |shard| {
+                let sum = self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?;
+                // A swapped shard leaves the memory of the device after its sum.
+                if is_swapped(shard.unit) {
+                    return sum.wait();
+                }
+                sums.push(sum);
+                Ok(())
+            })?;
             for sum in sums {
                 sum.wait()?;
             }

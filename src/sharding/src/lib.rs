@@ -7,3 +7,4 @@ pub mod clip;
 pub mod flat;
 pub mod fsdp;
 pub mod mesh;
+pub mod offload;

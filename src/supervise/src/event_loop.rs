@@ -12,7 +12,7 @@ use crate::decide::{Action, Event, State, Verdict, decide};
 use crate::events::Inputs;
 use crate::follow::Follower;
 use crate::job::Job;
-use crate::network::Network;
+use crate::network::PeerConnections;
 use crate::progress::ProgressWriter;
 use crate::ranks::Ranks;
 use crate::{orphans, rank_end};
@@ -24,7 +24,7 @@ const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
 
 /// The supervisors of the other nodes, and the channel for requests to check their nodes' files.
 pub struct Outside {
-    pub network: Network,
+    pub network: PeerConnections,
     pub looks: Sender<NodeId>,
 }
 

@@ -10,9 +10,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use adapters::{LogEvent, LogReader, checkpoints, written_over_s};
 use camino::Utf8PathBuf;
-use recipe::Adapter;
+use other_trainers::{LogEvent, LogReader, checkpoints, written_over_s};
+use recipe::OtherTrainer;
 use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, now_s};
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ impl Follower {
         let (sender, requests) = mpsc::channel();
         let mut writer = LogWriter::new(job);
         // A log in an unknown format does not show when the steps begin.
-        if job.recipe.command.adapter == Adapter::None {
+        if job.recipe.command.trainer == OtherTrainer::None {
             writer.take(vec![LogEvent::Started]);
         }
         let thread = thread::spawn(move || {
@@ -67,10 +67,13 @@ impl Follower {
         let _ = self.sender.send(Request::Stopping(why));
     }
 
-    /// Reads the rest of the log, and ends.
+    /// Reads the rest of the log, and ends. If the thread panicked, the supervisor's log records that metrics and events are missing:
+    /// the command and its exit code do not depend on them.
     pub fn end(self, finished: bool) {
         let _ = self.sender.send(Request::Ended(finished));
-        let _ = self.thread.join();
+        if self.thread.join().is_err() {
+            log!("the thread that reads the log of the command panicked, so the run lacks later metrics and events");
+        }
     }
 }
 
@@ -109,7 +112,7 @@ impl LogWriter {
             world: job.attempt.placement.world(),
             log: job.run.rank_log(&job.node, attempt, 0),
             offset: 0,
-            reader: LogReader::new(job.recipe.command.adapter, attempt, start_step, accumulation),
+            reader: LogReader::new(job.recipe.command.trainer, attempt, start_step, accumulation),
             metrics: open(job.run.metrics()),
             events: open(job.run.events()),
             step: start_step,

@@ -49,7 +49,7 @@ use self::events::Events;
 use self::handshake::Secret;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
-use self::network::Network;
+use self::network::PeerConnections;
 use self::samples::Samples;
 
 const WAITS: Waits =
@@ -146,7 +146,7 @@ fn connect(job: &Job, events: &Events) -> Result<Outside, Failure> {
         log!("warning: {} is accessible to other users; run chmod 600", job.run.peer_token(attempt));
     }
     let secret = Secret { token, subject: format!("{} {attempt}", job.id) };
-    let network = Network::start(rendezvous(job), secret, events.clone())?;
+    let network = PeerConnections::start(rendezvous(job), secret, events.clone())?;
     Ok(Outside { network, looks: peer_files::start(job, events.clone()) })
 }
 

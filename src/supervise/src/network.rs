@@ -24,7 +24,7 @@ const LOG_REFUSED: Duration = Duration::from_secs(60);
 
 /// The connections of this node.
 #[derive(Clone)]
-pub struct Network {
+pub struct PeerConnections {
     inner: Arc<Inner>,
 }
 
@@ -61,7 +61,7 @@ struct Refused {
     logged: Option<Instant>,
 }
 
-impl Network {
+impl PeerConnections {
     /// Prepares the connections of a node; the first node listens.
     ///
     /// # Errors

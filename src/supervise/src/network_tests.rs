@@ -12,7 +12,7 @@ use crate::decide::{Disconnect, Event, Rendezvous};
 use crate::events::{self, Inputs};
 use crate::handshake::Secret;
 use crate::message::Message;
-use crate::network::Network;
+use crate::network::PeerConnections;
 
 /// Only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ fn node(name: &str) -> NodeId {
 
 /// The network of one node, and the events that it produces.
 struct End {
-    network: Network,
+    network: PeerConnections,
     inputs: Inputs,
 }
 
@@ -42,7 +42,7 @@ impl End {
         };
         let secret = Secret { token: token.clone(), subject: "run 1".into() };
         let (events, inputs) = events::events();
-        Self { network: Network::new(rendezvous, secret, events), inputs }
+        Self { network: PeerConnections::new(rendezvous, secret, events), inputs }
     }
 
     /// The first node, and its port.
@@ -321,6 +321,6 @@ fn a_first_node_whose_port_is_taken_cannot_listen() {
     let taken = TcpListener::bind(("0.0.0.0", 0)).unwrap();
     job.master.1 = taken.local_addr().unwrap().port() - 1;
     let secret = Secret { token: token(), subject: "run 1".into() };
-    let failure = Network::start(crate::rendezvous(&job), secret, events::events().0).err().unwrap();
+    let failure = PeerConnections::start(crate::rendezvous(&job), secret, events::events().0).err().unwrap();
     assert_eq!(failure.code, ErrorCode::PortInUse);
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use cluster::{NodeId, RankPlace};
 use rundir::{
-    ItemCounts, ItemsSample, LineAppender, MetricSample, QueueReady, RankProgress, RunDir, StageCount, Stages, now_s,
-    write_atomic,
+    EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, LineAppender, MetricSample, QueueReady, RankProgress,
+    RunDir, now_s, write_atomic,
 };
 
 use crate::job::Job;
@@ -191,8 +191,8 @@ fn merge(
         failed: base.failed + there().map(|report| report.failed).sum::<u64>(),
         ..base
     });
-    let add = |sum: Stages<StageCount>, report: &RankProgress| sum.zip(report.stages, |a, b| a + b);
-    let stages = there().fold(Stages::default(), add);
+    let add = |sum: EncodeStages<EncodeStageCount>, report: &RankProgress| sum.zip(report.stages, |a, b| a + b);
+    let stages = there().fold(EncodeStages::default(), add);
     let seconds = (now - before.0).max(1e-3);
     let per_s = stages.zip(before.1.stages, |now, before| now.items.saturating_sub(before.items) as f64 / seconds);
     let done = counts.done().saturating_sub(before.1.counts.done());
@@ -220,8 +220,8 @@ mod tests {
     use rundir::fixtures::{node, temp};
 
     fn report(rank: usize, clips: u64, texts: u64) -> RankProgress {
-        let vae = StageCount { items: clips, busy_s: clips as f64 * 0.5, ..StageCount::default() };
-        let text = StageCount { items: texts, ..StageCount::default() };
+        let vae = EncodeStageCount { items: clips, busy_s: clips as f64 * 0.5, ..EncodeStageCount::default() };
+        let text = EncodeStageCount { items: texts, ..EncodeStageCount::default() };
         RankProgress {
             v: 1,
             rank,
@@ -229,7 +229,7 @@ mod tests {
             clips_done: clips,
             texts_done: texts,
             failed: 0,
-            stages: Stages { vae, text, ..Stages::default() },
+            stages: EncodeStages { vae, text, ..EncodeStages::default() },
             mem_gib: 1.0,
             mem_peak_gib: 2.0,
             exact: None,

@@ -71,7 +71,22 @@ fn explain(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> Failure {
         let why = format!("{why}; the disk of {} is full", job.run.root);
         return Failure::new(ErrorCode::DiskFull, format!("{who} failed"), why, fix);
     }
+    if reports_out_of_memory(&line) {
+        return Failure::new(ErrorCode::OutOfMemory, format!("{who} ran out of memory"), why, LESS_MEMORY);
+    }
     Failure::new(ErrorCode::RankFailed, format!("{who} failed"), why, read_log)
+}
+
+/// The hint for a rank that used too much memory.
+const LESS_MEMORY: &str = "choose settings that need less (`vidtui check RECIPE --fit-memory SIZE` proposes some for the embedded trainer), \
+                           then launch again";
+
+/// Returns whether the last line of a log reports that memory is exhausted: in Rust, C++, Python or libtorch.
+fn reports_out_of_memory(line: &str) -> bool {
+    const TEXTS: [&str; 5] =
+        ["out of memory", "can't allocate memory", "std::bad_alloc", "OutOfMemoryError", "MemoryError"];
+    TEXTS.iter().any(|text| line.contains(text))
+        || (line.starts_with("memory allocation of ") && line.ends_with("failed"))
 }
 
 /// Returns true if a disk has no space for a rank's log or checkpoint.
@@ -81,8 +96,8 @@ fn disk_is_full(dir: &Utf8Path) -> bool {
 
 /// Explains a SIGKILL that this supervisor did not send, given the kernel's count of out-of-memory kills before and now.
 fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str, String) {
-    let memory = "use more ranks or a smaller model, or free memory on the node (`dmesg` there names the process that the \
-                  kernel chose); then resume from the last checkpoint";
+    let memory = "use more ranks or settings that need less (`vidtui check RECIPE --fit-memory SIZE`), or free memory on the node (`dmesg` \
+                  there names the process that the kernel chose); then resume from the last checkpoint";
     match ooms {
         Some((before, now)) if now > before => (
             ErrorCode::OutOfMemory,
@@ -187,6 +202,18 @@ mod tests {
         let want = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB";
         assert_eq!(python_error(&lines(log)).as_deref(), Some(want));
         assert_eq!(python_error(&lines("LookupError: mentioned in passing\nexit")), None);
+    }
+
+    #[test]
+    fn the_last_line_of_a_log_tells_whether_memory_was_exhausted() {
+        for line in [
+            "memory allocation of 68719476736 bytes failed",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+        ] {
+            assert!(reports_out_of_memory(line), "{line}");
+        }
+        assert!(!reports_out_of_memory("ValueError: the memory allocation of the batch is wrong"));
     }
 
     #[test]

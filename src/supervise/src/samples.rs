@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::Xid;
-use cluster::nvidia_smi::{GpuQuery, SmiTrouble};
+use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{CpuTicks, Frame, Frames, Pace, script_until_input_ends};
 use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
@@ -123,8 +123,8 @@ impl<C: Fn(&mut Command)> Sampler<C> {
                 return Ok(false);
             }
             for frame in frames.push(&bytes[..read]) {
-                let unknown = frame.troubles.iter().find_map(|trouble| match trouble {
-                    SmiTrouble::UnknownField(field) => self.query.without(field),
+                let unknown = frame.smi_errors.iter().find_map(|error| match error {
+                    SmiError::UnknownField(field) => self.query.without(field),
                     _ => None,
                 });
                 if let Some(other) = unknown {
@@ -210,15 +210,15 @@ mod tests {
     #[test]
     fn a_node_without_nvidia_smi_or_with_a_broken_one_is_sampled_too() {
         let all = sampled("exit 127", |all| all.len() >= 2);
-        assert!(all[0].gpus.is_empty() && all[0].troubles.is_empty() && all[0].mem_used_mib.is_some());
+        assert!(all[0].gpus.is_empty() && all[0].smi_errors.is_empty() && all[0].mem_used_mib.is_some());
         let all = sampled("echo 'Failed to initialize NVML: Unknown Error'; exit 255", |all| all.len() >= 2);
-        assert_eq!(all[0].troubles, ["NVML does not start: Unknown Error"]);
+        assert_eq!(all[0].smi_errors, ["NVML does not start: Unknown Error"]);
     }
 
     #[test]
     fn bytes_that_are_not_text_do_not_end_sampling() {
         let all = sampled("printf '\\377\\376 no text\\n'; exit 3", |all| all.len() >= 3);
-        assert_eq!(all[0].troubles, ["nvidia-smi reports \"\u{fffd}\u{fffd} no text\""]);
+        assert_eq!(all[0].smi_errors, ["nvidia-smi reports \"\u{fffd}\u{fffd} no text\""]);
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
         let once = "[ -e $0.killed ] && exit 127\n: >$0.killed\n\
             set -- $(ps -o pgid= -p $(ps -o ppid= -p $PPID))\nkill -s KILL -- -$1";
         let all = sampled(once, |all| all.len() >= 2);
-        assert!(all[0].troubles.is_empty() && all[0].mem_total_mib.is_some(), "{all:?}");
+        assert!(all[0].smi_errors.is_empty() && all[0].mem_total_mib.is_some(), "{all:?}");
     }
 
     #[test]

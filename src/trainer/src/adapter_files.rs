@@ -2,11 +2,11 @@
 
 use crate::parallelize::flat_part;
 use camino::Utf8Path;
-use recipe::{MergedLora, ParamSpec, Recipe, Role};
+use recipe::{MergedLora, ParamRole, ParamSpec, Recipe};
 use rundir::{Failure, SampleLora};
 use sharding::fsdp::{Fsdp, OwnedRange};
 use tch::{Kind, Tensor};
-use weights::{Factors, Files, Lora};
+use weights::{Factors, Files, LoraFile};
 
 /// Merges adapters into the weights: each rank adds the products to the part of each weight that it owns. Returns a
 /// description of each.
@@ -17,7 +17,7 @@ pub fn merge(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], merged: &[MergedLora]) -> R
     let specs: Vec<ParamSpec> = tables.iter().flatten().cloned().collect();
     let (mut adapters, mut described) = (Vec::new(), Vec::new());
     for MergedLora { path, weight } in merged {
-        let (lora, xxh3) = Lora::open_verified(path)?;
+        let (lora, xxh3) = LoraFile::open_verified(path)?;
         lora.check_model(&specs)?;
         adapters.push((lora, *weight));
         described.push(SampleLora { path: path.clone(), weight: *weight, xxh3 });
@@ -48,13 +48,13 @@ pub fn merge(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], merged: &[MergedLora]) -> R
 /// # Errors
 /// The file cannot be read, or has other layers or another rank.
 pub fn start_from(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], recipe: &Recipe, path: &Utf8Path) -> Result<(), Failure> {
-    let (lora, _) = Lora::open_verified(path)?;
+    let (lora, _) = LoraFile::open_verified(path)?;
     lora.check_start(recipe)?;
     let mut files = Files::default();
     for owned in fsdp.owned() {
         let table = &tables[owned.unit];
         let spec = &table[owned.range.slot];
-        if spec.role != Role::Adapter {
+        if spec.role != ParamRole::Adapter {
             continue;
         }
         let layer = spec.name.rsplit_once('.').map_or("", |(layer, _)| layer);

@@ -3,22 +3,14 @@
 use crate::seeds::{self, Purpose};
 use dataset::{IMAGE, KNOWN, condition_tensors};
 use dit::family::Conditions;
-use recipe::{Condition, ConditionKind, Model};
+use recipe::{ConditionKind, Conditioning, Model};
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use tch::{Kind, Tensor};
 
-/// Returns a stored tensor of sample `number` as a latent. If `moments` is set, the tensor holds means and
-/// log-variances, and the latent is drawn from them. `place` is the tensor's index in the condition; each index has its
-/// own draws.
-pub fn drawn(place: usize, stored: &Tensor, moments: bool, seed: u64, number: u64) -> Tensor {
-    if !moments {
-        return stored.shallow_clone();
-    }
-    let halves = stored.chunk(2, 1);
-    let purpose = if place == 0 { Purpose::Image } else { Purpose::Masked };
-    let noise = seeds::normal(seed, purpose, number, &halves[0].size());
-    &halves[0] + (halves[1].clamp(-30.0, 20.0) * 0.5).exp() * noise
+/// Returns the purpose of the draws of a condition's latents; each place of [`condition_tensors`] has its own draws.
+pub fn purpose(place: usize) -> Purpose {
+    if place == 0 { Purpose::Image } else { Purpose::Masked }
 }
 
 /// Joins the tensors of the samples of a batch, fp32 and scaled like latents; `each` returns the unscaled tensors of a place
@@ -27,7 +19,7 @@ pub fn drawn(place: usize, stored: &Tensor, moments: bool, seed: u64, number: u6
 /// * `image` — latents of the first images, `[B, 1, C, h, w]`.
 /// * `known` — the known part of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
 /// * `masked` — latents of the masked videos, `[B, T, C, h, w]`.
-pub fn of_batch(condition: &Condition, model: &Model, each: impl Fn(usize) -> Vec<Tensor>) -> Conditions {
+pub fn of_batch(condition: &Conditioning, model: &Model, each: impl Fn(usize) -> Vec<Tensor>) -> Conditions {
     // VideoX-Fun scales the mask with the latent of the masked video.
     let scale = |role| if role == IMAGE { model.image_scale() } else { model.latent_scale };
     let roles = condition_tensors(condition.kind).iter().enumerate();
@@ -44,7 +36,7 @@ pub fn of_batch(condition: &Condition, model: &Model, each: impl Fn(usize) -> Ve
 /// The data set has no such tensors.
 pub fn inputs(
     mut conditions: Conditions,
-    condition: &Condition,
+    condition: &Conditioning,
     frames: i64,
     seed: u64,
     first: u64,
@@ -102,7 +94,7 @@ mod tests {
         conditions.iter().map(|(role, tensor)| (*role, tensor.shallow_clone())).collect()
     }
 
-    fn share(condition: &Condition, conditions: &Conditions, draws: u64) -> f64 {
+    fn share(condition: &Conditioning, conditions: &Conditions, draws: u64) -> f64 {
         let is_kept = |k: &u64| {
             let inputs = inputs(copy(conditions), condition, 2, 7, *k, *k..*k + 1).unwrap();
             inputs.iter().any(|(_, tensor)| tensor.abs().sum(Kind::Float).double_value(&[]) > 0.0)
@@ -113,7 +105,7 @@ mod tests {
     #[test]
     fn all_images_of_a_batch_are_dropped_together_and_none_at_probability_0() {
         let conditions = vec![(IMAGE, ones(&[1, 1, 2, 2, 2]))];
-        let of = |image_dropout| Condition { kind: ConditionKind::Image, image_dropout, ..Condition::default() };
+        let of = |image_dropout| Conditioning { kind: ConditionKind::Image, image_dropout, ..Conditioning::default() };
         assert!((share(&of(0.25), &conditions, 2000) - 0.75).abs() < 0.05);
         assert_eq!(share(&of(0.0), &conditions, 2000), 1.0);
         // The samples of a global batch share the draw, wherever they are computed.
@@ -126,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_mask_is_dropped_only_if_it_covers_all_and_never_at_probability_0() {
-        let of = |mask_dropout| Condition { kind: ConditionKind::Inpaint, mask_dropout, ..Condition::default() };
+        let of = |mask_dropout| Conditioning { kind: ConditionKind::Inpaint, mask_dropout, ..Conditioning::default() };
         let conditions = |known: Tensor| vec![(KNOWN, known), (MASKED, ones(&[1, 2, 2, 2, 2]))];
         let (all, part) = (conditions(ones(&[1, 2, 1, 2, 2]) * 0.0), conditions(ones(&[1, 2, 1, 2, 2]) * 0.1));
         assert!((share(&of(0.9), &all, 2000) - 0.1).abs() < 0.03);
@@ -138,7 +130,7 @@ mod tests {
     #[test]
     fn a_data_set_without_the_tensors_of_a_condition_is_refused() {
         for kind in [ConditionKind::Image, ConditionKind::Inpaint] {
-            let condition = Condition { kind, ..Condition::default() };
+            let condition = Conditioning { kind, ..Conditioning::default() };
             let failure = inputs(Vec::new(), &condition, 2, 7, 0, 0..1).unwrap_err();
             assert_eq!(failure.code, ErrorCode::InvalidDataset);
         }

@@ -1,15 +1,16 @@
-//! Batches of precomputed latents in an order that is exact over epochs, ranks and resumes.
+//! Batches of precomputed latents in the order of [`dataset::order`].
 //!
-//! Samples are numbered from the start of the run. Number `k` is item `k % n` of the permutation of epoch `k / n`, so
-//! every item is seen once per epoch at any batch size, and the position is one integer. While a step computes, a
-//! thread reads the next batch, but not the batches after it.
+//! Samples are numbered from the start of the run, so the position is one integer. While a step computes, a thread reads the next
+//! batch, but not the batches after it.
 
+use crate::conditions;
 use crate::exchange::{agree_on, peer_lost};
-use crate::seeds::{Purpose, normal, permutation};
+use crate::seeds::{Purpose, normal};
 use c10d::Group;
+use dataset::order::{Order, OrderedItem, StepPlan};
 use dataset::{RawTensor, Reader, Slot, TEXT, Table, open_null_text};
 use dit::family::Conditions;
-use recipe::{Condition, Model};
+use recipe::{Conditioning, Flops, Model, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,19 +18,32 @@ use std::thread::{self, JoinHandle};
 use tch::{Device, Kind, Tensor};
 use weights::Dtype;
 
-/// A data set and the order of its current epoch.
+/// The data sets of a recipe, and the order of their items.
 #[derive(Debug)]
 pub struct Data {
     table: Table,
     reader: Arc<Reader>,
     fingerprint: String,
-    seed: u64,
+    order: Order,
+    /// The steps of the run.
+    steps: u64,
+    global_batch: usize,
+    /// The work of a sample of each bucket.
+    work: Vec<StepWork>,
     model: Model,
-    condition: Condition,
+    condition: Conditioning,
     /// The text that replaces dropped texts, `[text_len, text_dim]`; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
-    epoch: Option<(u64, Vec<usize>)>,
     ahead: Option<Ahead>,
+}
+
+/// The work of samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepWork {
+    /// Tokens: text and video.
+    pub tokens: f64,
+    /// Floating-point operations of the forward pass.
+    pub forward_flops: f64,
 }
 
 /// Latents and texts of some samples, fp32.
@@ -64,18 +78,35 @@ impl Data {
     ///
     /// # Errors
     /// The first item that does not fit the model. Every rank returns the failure of the rank that found it.
-    pub fn open(recipe: &recipe::Recipe, world: &Group) -> Result<Self, Failure> {
-        let table = match world.rank() {
-            0 => Table::open(&recipe.data.index, &recipe.model)
-                .and_then(|table| table.with_conditions(&recipe.condition, &recipe.model))
-                .map(Some),
-            _ => Ok(None),
-        };
-        let table = share(world, agree_on(world, table)?)?;
-        agree_on(world, Self::of_table(recipe, table))
+    pub fn open(recipe: &Recipe, world: &Group) -> Result<Self, Failure> {
+        let table = Self::open_table(recipe, world)?;
+        let ordered = Order::checked(recipe, &table);
+        let opened = ordered
+            .and_then(|(order, forecast)| Ok(Data { steps: forecast.steps, ..Self::of_table(recipe, table, order)? }));
+        agree_on(world, opened)
     }
 
-    fn of_table(recipe: &recipe::Recipe, table: Table) -> Result<Self, Failure> {
+    /// Opens the data set as [`Data::open`] does, for batches of single samples that use each item once per epoch.
+    ///
+    /// # Errors
+    /// As [`Data::open`].
+    pub fn open_single(recipe: &Recipe, world: &Group) -> Result<Self, Failure> {
+        let table = Self::open_table(recipe, world)?;
+        let order = Order::single(recipe, &table);
+        agree_on(world, Self::of_table(recipe, table, order))
+    }
+
+    fn open_table(recipe: &Recipe, world: &Group) -> Result<Table, Failure> {
+        let table = if world.rank() == 0 { Table::of(recipe).map(Some) } else { Ok(None) };
+        share(world, agree_on(world, table)?)
+    }
+
+    fn of_table(recipe: &Recipe, table: Table, order: Order) -> Result<Self, Failure> {
+        let works = order.buckets().iter().map(|bucket| {
+            let model = recipe.at(bucket.shape).model;
+            StepWork { tokens: model.seq_len() as f64, forward_flops: Flops::forward(&model).total() }
+        });
+        let work = works.collect();
         let reader = Arc::new(table.reader());
         let (mut fingerprint, mut null_text) = (table.info.fingerprint.clone(), None);
         let repeated = |text: &RawTensor| tensor(text).repeat([recipe.model.segments as i64, 1]);
@@ -96,10 +127,12 @@ impl Data {
             reader,
             fingerprint,
             null_text,
-            seed: recipe.train.seed,
+            order,
+            steps: recipe.train.steps,
+            global_batch: recipe.train.global_batch,
+            work,
             model: recipe.model.clone(),
             condition: recipe.condition.clone(),
-            epoch: None,
             ahead: None,
         })
     }
@@ -109,9 +142,36 @@ impl Data {
         self.table.len() as u64
     }
 
-    /// Returns the fingerprint of the data set; equal items give an equal fingerprint.
+    /// Returns the fingerprint of the data sets; equal items give an equal fingerprint.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    /// Returns the identity of all else that decides the order of samples, besides the seed and the global batch. Empty for items
+    /// of one shape that are used once per epoch.
+    pub fn order_identity(&self) -> String {
+        self.order.identity(self.global_batch).unwrap_or_default()
+    }
+
+    /// Returns the steps of the run.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Returns the samples of the step that begins with a sample.
+    pub fn step(&mut self, first: u64) -> StepPlan {
+        self.order.step_of(first).clone()
+    }
+
+    /// Returns the work of a step, over all ranks.
+    pub fn work(&self, step: &StepPlan) -> StepWork {
+        step.micro_batches.iter().fold(StepWork::default(), |sum, micro_batch| {
+            let (one, samples) = (self.work[micro_batch.bucket], micro_batch.len as f64);
+            StepWork {
+                tokens: sum.tokens + samples * one.tokens,
+                forward_flops: sum.forward_flops + samples * one.forward_flops,
+            }
+        })
     }
 
     /// Replaces the texts `[B, text_len, text_dim]` of samples that are not `kept`.
@@ -123,8 +183,13 @@ impl Data {
 
     /// Returns the epoch of a sample and the number of samples before it in that epoch.
     pub fn position(&self, sample: u64) -> (u64, u64) {
-        let n = self.table.len() as u64;
+        let n = self.order.samples_per_epoch();
         (sample / n, sample % n)
+    }
+
+    /// Returns the epochs that the first samples make.
+    pub fn epochs(&self, samples: u64) -> f64 {
+        samples as f64 / self.order.samples_per_epoch() as f64
     }
 
     /// Returns the samples with these numbers, and starts to read `next`, the samples of the following call.
@@ -149,16 +214,13 @@ impl Data {
         let latents: Vec<Tensor> = numbers
             .clone()
             .zip(&read)
-            .map(|(number, read)| read.latent(seed, number) * self.model.latent_scale)
+            .map(|(number, read)| drawn(&read.latent, Purpose::Latent, seed, number) * self.model.latent_scale)
             .collect();
         let texts: Vec<Tensor> =
             read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
-        let conditions = crate::conditions::of_batch(&self.condition, &self.model, |place| {
-            let drawn = numbers.clone().zip(&read).map(|(number, read)| {
-                let stored = &read.extras[place];
-                crate::conditions::drawn(place, &tensor(stored), stored.moments, seed, number)
-            });
-            drawn.collect()
+        let conditions = conditions::of_batch(&self.condition, &self.model, |place| {
+            let purpose = conditions::purpose(place);
+            numbers.clone().zip(&read).map(|(number, read)| drawn(&read.extras[place], purpose, seed, number)).collect()
         });
         Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0), conditions })
     }
@@ -167,27 +229,14 @@ impl Data {
     fn samples(&mut self, numbers: Range<u64>) -> Vec<[Vec<Slot>; 3]> {
         numbers
             .map(|number| {
-                let item = self.item(number);
-                let (epoch, _) = self.position(number);
+                let OrderedItem { item, pass } = self.order.sample(number);
                 let (table, draws) = (&self.table, self.condition.draws().max(1));
                 let extras = table.extras(item);
                 let count = extras.len() / draws;
-                let extras = &extras[(epoch % draws as u64) as usize * count..][..count];
+                let extras = &extras[(pass % draws as u64) as usize * count..][..count];
                 [vec![table.latent(item)], table.texts(item).to_vec(), extras.to_vec()]
             })
             .collect()
-    }
-
-    /// Returns the item of sample `number`.
-    fn item(&mut self, number: u64) -> usize {
-        let (epoch, position) = self.position(number);
-        let n = self.table.len();
-        let seed = self.seed;
-        let order = match &mut self.epoch {
-            Some((e, order)) if *e == epoch => order,
-            other => &mut other.insert((epoch, permutation(seed, Purpose::Order, epoch, n))).1,
-        };
-        order[position as usize]
     }
 }
 
@@ -229,20 +278,18 @@ fn read_all(reader: &Reader, samples: &[[Vec<Slot>; 3]]) -> Result<Vec<Read>, Fa
     samples.iter().map(read).collect()
 }
 
-impl Read {
-    /// Returns the latent of sample `number`. If the file holds means and log-variances, every use of the sample draws a new
-    /// latent.
-    ///
-    /// Source: ttt-video-dit `preembedding_dataset.py` and `regularizers.py`.
-    fn latent(&self, seed: u64, number: u64) -> Tensor {
-        let latent = tensor(&self.latent);
-        if !self.latent.moments {
-            return latent;
-        }
-        let [mean, log_variance] = latent.chunk(2, 1).try_into().expect("two halves");
-        let noise = normal(seed, Purpose::Latent, number, &mean.size());
-        mean + (log_variance.clamp(-30.0, 20.0) * 0.5).exp() * noise
+/// Returns a stored latent of sample `number`. If it is stored as mean and log-variance, every use of the sample draws a
+/// new latent.
+///
+/// Source: ttt-video-dit `preembedding_dataset.py` and `regularizers.py`.
+fn drawn(stored: &RawTensor, purpose: Purpose, seed: u64, number: u64) -> Tensor {
+    let latent = tensor(stored);
+    if !stored.moments {
+        return latent;
     }
+    let [mean, log_variance] = latent.chunk(2, 1).try_into().expect("two halves");
+    let noise = normal(seed, purpose, number, &mean.size());
+    mean + (log_variance.clamp(-30.0, 20.0) * 0.5).exp() * noise
 }
 
 /// Returns a tensor as fp32.
@@ -366,7 +413,7 @@ mod tests {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
         let mut data = open(&recipe).unwrap();
-        let item = data.item(1);
+        let item = data.order.sample(1).item;
         let gone = data.table.files_of(item)[0].to_owned();
         assert!(gone.starts_with(&folder));
         std::fs::remove_file(&gone).unwrap();
@@ -423,12 +470,13 @@ mod tests {
             caption: "a rabbit".into(),
             ..dataset::Clip::default()
         };
-        let manifest = dataset::Manifest { clips: (0..ITEMS).map(clip).collect(), ..dataset::Manifest::default() };
+        let manifest =
+            dataset::ClipManifest { clips: (0..ITEMS).map(clip).collect(), ..dataset::ClipManifest::default() };
         let plan = plan_encode(folder, &manifest, &spec, Quarantined::Skip).unwrap();
         let holder = Holder { run: "test".into(), node: "here".into(), pid: 1 };
         let queue = Queue::create(folder, &plan, &holder, Timing { shard: 100_000, ..Timing::default() }).unwrap();
-        for stage in [Stage::Text, Stage::Latent] {
-            while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+        for kind in [ItemKind::Text, ItemKind::Latent] {
+            while let Claim::Range(mut range) = queue.claim(kind).unwrap() {
                 for item in range.items().to_vec() {
                     let (shape, values) = match &item.work {
                         Work::Text { caption } => (vec![16, 4], vec![if caption.is_empty() { 0.25 } else { 0.5 }; 64]),
@@ -502,7 +550,7 @@ mod tests {
             std::fs::write(folder.join(format!("{item}")), safetensors::serialize(views, None).unwrap()).unwrap();
         }
         let kind = recipe::ConditionKind::Image;
-        recipe.condition = Condition { kind, image_noise: true, draws: 2, ..Condition::default() };
+        recipe.condition = Conditioning { kind, image_noise: true, draws: 2, ..Conditioning::default() };
         let mut data = open(&recipe).unwrap();
         let mut image = |number: u64| {
             let batch = data.batch(number..number + 1, number + 1..number + 2, 1).unwrap();

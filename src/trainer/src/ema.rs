@@ -1,7 +1,7 @@
 //! The exponential moving average of the trained weights, sharded as they are.
 
 use recipe::{Ema, EmaDevice};
-use sharding::fsdp::Fsdp;
+use sharding::fsdp::{Access, Fsdp};
 use tch::{Device, Tensor};
 
 /// The average of the trained shards of this rank.
@@ -21,48 +21,69 @@ struct AverageShard {
 
 impl EmaWeights {
     /// Makes an average that is a copy of the weights; `None` if the recipe has no average.
-    pub fn new(fsdp: &Fsdp, settings: &Ema) -> Option<Self> {
+    ///
+    /// # Errors
+    /// Swapped weights cannot be fetched.
+    pub fn new(fsdp: &Fsdp, settings: &Ema) -> c10d::Result<Option<Self>> {
         if !settings.is_used() {
-            return None;
+            return Ok(None);
         }
-        let copy = |weights: &Tensor| match settings.device {
-            EmaDevice::Cpu if weights.device() != Device::Cpu => weights.to_device(Device::Cpu),
-            _ => weights.copy(),
-        };
-        let shards =
-            fsdp.shards().map(|shard| AverageShard { unit: shard.unit, average: copy(shard.master) }).collect();
-        Some(EmaWeights { settings: settings.clone(), shards, updates: 0 })
+        let mut shards = Vec::new();
+        fsdp.visit(Access::Read, |shard| {
+            let average = match settings.device {
+                EmaDevice::Cpu if shard.master.device() != Device::Cpu => shard.master.to_device(Device::Cpu),
+                _ => shard.master.copy(),
+            };
+            shards.push(AverageShard { unit: shard.unit, average });
+            Ok(())
+        })?;
+        Ok(Some(EmaWeights { settings: settings.clone(), shards, updates: 0 }))
     }
 
     /// Starts again from the weights as they are.
-    pub fn restart(&mut self, fsdp: &Fsdp) {
+    ///
+    /// # Errors
+    /// Swapped weights cannot be fetched.
+    pub fn restart(&mut self, fsdp: &Fsdp) -> c10d::Result<()> {
         self.updates = 0;
-        for (shard, average) in fsdp.shards().zip(&mut self.shards) {
-            tch::no_grad(|| average.average.copy_(shard.master));
-        }
+        self.visit(fsdp, Access::Read, |master, average| average.copy_(master))
     }
 
     /// Adds the weights to the average, after a step that changed them. No snapshot may be in progress.
-    pub fn update(&mut self, fsdp: &Fsdp) {
+    ///
+    /// # Errors
+    /// Swapped weights cannot be fetched.
+    pub fn update(&mut self, fsdp: &Fsdp) -> c10d::Result<()> {
         self.updates += 1;
         let share = 1.0 - self.settings.decay_at(self.updates);
-        for (shard, AverageShard { average, .. }) in fsdp.shards().zip(&mut self.shards) {
-            tch::no_grad(|| match average.device() == shard.master.device() {
-                true => drop(average.lerp_(shard.master, share)),
-                false => drop(average.lerp_(&shard.master.to_device(average.device()), share)),
-            });
-        }
+        self.visit(fsdp, Access::Read, |master, average| {
+            let _ = match average.device() == master.device() {
+                true => average.lerp_(master, share),
+                false => average.lerp_(&master.to_device(average.device()), share),
+            };
+        })
     }
 
     /// Exchanges the average and the weights. No snapshot may be in progress.
-    pub fn swap(&mut self, fsdp: &Fsdp) {
-        for (shard, AverageShard { average, .. }) in fsdp.shards().zip(&mut self.shards) {
-            tch::no_grad(|| {
-                let weights = shard.master.to_device(average.device()).copy();
-                shard.master.shallow_clone().copy_(average);
-                average.copy_(&weights);
-            });
-        }
+    ///
+    /// # Errors
+    /// Swapped weights cannot be fetched or written back.
+    pub fn swap(&mut self, fsdp: &Fsdp) -> c10d::Result<()> {
+        self.visit(fsdp, Access::Write, |master, average| {
+            let weights = master.to_device(average.device()).copy();
+            master.shallow_clone().copy_(average);
+            average.copy_(&weights);
+        })
+    }
+
+    /// Calls `change` with the weights of each trained shard and their average.
+    fn visit(&mut self, fsdp: &Fsdp, access: Access, change: impl Fn(&Tensor, &mut Tensor)) -> c10d::Result<()> {
+        let mut shards = self.shards.iter_mut();
+        fsdp.visit(access, |shard| {
+            let average = &mut shards.next().expect("every trained shard has an average").average;
+            tch::no_grad(|| change(shard.master, average));
+            Ok(())
+        })
     }
 
     /// Returns the average of a unit's trained shard; `None` if the unit is frozen.
@@ -91,10 +112,10 @@ mod tests {
             tch::no_grad(|| shard.master.shallow_clone().copy_(&weights.get(row)));
         };
         set(0);
-        let mut ema = EmaWeights::new(&fsdp, settings).unwrap();
+        let mut ema = EmaWeights::new(&fsdp, settings).unwrap().unwrap();
         for row in 1..weights.size()[0] {
             set(row);
-            ema.update(&fsdp);
+            ema.update(&fsdp).unwrap();
             let (ours, theirs) = (ema.of(0).unwrap(), recorded.get(row));
             let off = ((ours - &theirs).abs().max() / theirs.abs().max()).double_value(&[]);
             assert!(off <= 1e-6, "{path}, update {row}: off by {off:e}");
@@ -140,12 +161,12 @@ mod tests {
         let fsdp = Fsdp::new(vec![layout], MeshGroups::alone(), Kind::Float);
         let weights = || Vec::<f32>::try_from(fsdp.shards().next().unwrap().master).unwrap();
         let settings = Ema { decay: 0.75, warmup: EmaWarmup::None, ..Ema::default() };
-        let mut ema = EmaWeights::new(&fsdp, &settings).unwrap();
+        let mut ema = EmaWeights::new(&fsdp, &settings).unwrap().unwrap();
         let _ = tch::no_grad(|| fsdp.shards().next().unwrap().master.shallow_clone().fill_(1.0));
-        ema.update(&fsdp);
-        ema.swap(&fsdp);
+        ema.update(&fsdp).unwrap();
+        ema.swap(&fsdp).unwrap();
         assert_eq!((weights(), Vec::try_from(ema.of(0).unwrap()).unwrap()), (vec![0.25; 5], vec![1f32; 5]));
-        ema.swap(&fsdp);
+        ema.swap(&fsdp).unwrap();
         assert_eq!((weights(), Vec::try_from(ema.of(0).unwrap()).unwrap()), (vec![1.0; 5], vec![0.25f32; 5]));
     }
 }

@@ -19,8 +19,8 @@ use crate::signals::Signals;
 use crate::trainer::Finish;
 use cluster::{NodeId, RankPlace};
 use dataset::EncodeInputs;
-use dataset::store::{Finish as Joined, Held, Item, Queue, Range, Stage};
-use recipe::{Dtype, Recipe};
+use dataset::store::{Held, Item, ItemKind, Queue, QueueFinish, Range};
+use recipe::{ComputeDtype, Recipe};
 use rundir::{Attempt, ErrorCode, EventKind, Failure, ItemCounts, Run, RunDir};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -93,8 +93,8 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
     let Some(queue) = queue::open(rank, &inputs, &stop)? else { return Ok(Finish::Complete) };
     let report = Report::start(rank.run, &rank.place, rank.attempt.number, rank.device);
     let kind = match rank.recipe.encoders.dtype {
-        Dtype::Bfloat16 => Kind::BFloat16,
-        Dtype::Float32 => Kind::Float,
+        ComputeDtype::Bfloat16 => Kind::BFloat16,
+        ComputeDtype::Float32 => Kind::Float,
     };
     let mut texts = Texts::new(rank, &inputs, kind, report.counts());
     let mut clips = Clips::new(rank, &queue, kind, report.counts())?;
@@ -108,16 +108,16 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
         if (left_texts, left_clips) == (Left::Nothing, Left::Nothing) {
             let exact = queue.progress().ok().map(queue::counts);
             match queue.finish(&mut |_| ControlFlow::Continue(()))? {
-                Joined::Joined(_) => {
+                QueueFinish::Joined(_) => {
                     report.end(exact);
                     log_finished(rank, exact);
                     return Ok(Finish::Complete);
                 }
-                Joined::Done => {
+                QueueFinish::Done => {
                     report.end(None);
                     return wait_for_the_end(rank);
                 }
-                Joined::Wait => {}
+                QueueFinish::Wait => {}
             }
         }
         std::thread::sleep(PAUSE);
@@ -208,9 +208,9 @@ fn not_finite(what: String) -> Failure {
 }
 
 /// Claims a range of a stage. The inner `Err` is the remaining work if there is no range to claim.
-fn claim(queue: &Queue, stage: Stage) -> Result<Result<Box<Range>, Left>, Failure> {
+fn claim(queue: &Queue, kind: ItemKind) -> Result<Result<Box<Range>, Left>, Failure> {
     use dataset::store::Claim;
-    Ok(match queue.claim(stage)? {
+    Ok(match queue.claim(kind)? {
         Claim::Range(range) => Ok(range),
         Claim::Wait => Err(Left::Held),
         Claim::Done => Err(Left::Nothing),

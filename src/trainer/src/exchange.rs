@@ -1,7 +1,8 @@
 //! Small values that all ranks exchange.
 
+use crate::out_of_memory;
 use c10d::Group;
-use rundir::Failure;
+use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
@@ -70,11 +71,24 @@ pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure
     Ok(value.expect("no rank failed, so this one has a value"))
 }
 
-/// Turns the error of a collective into a failure: a peer is lost.
+/// Turns the error of a collective, or of computing between collectives, into a failure: memory is exhausted or a peer is lost.
 pub fn peer_lost(error: c10d::Error) -> Failure {
+    if let Some(failure) = out_of_memory::failure(&error.to_string()) {
+        return failure;
+    }
     Failure::peer_lost(
         None,
         error.to_string(),
         "see which rank ended first in the logs; then resume from the last checkpoint",
     )
+}
+
+/// Turns the error of a device or of the backing store into a failure.
+pub fn device_failed(error: c10d::Error) -> Failure {
+    let text = error.to_string();
+    out_of_memory::failure(&text).unwrap_or_else(|| {
+        let fix =
+            "check the device (`vidtui check`) and the disk of memory.folder; then resume from the last checkpoint";
+        Failure::new(ErrorCode::DeviceFailed, "the device or its backing store failed", text, fix)
+    })
 }

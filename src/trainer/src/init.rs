@@ -3,35 +3,40 @@
 use crate::parallelize::flat_part;
 use crate::seeds::{self, Purpose};
 use dit::family::Family;
-use recipe::{Init, ParamSpec};
+use recipe::{ParamInit, ParamSpec};
 use sharding::fsdp::Fsdp;
 use tch::{Device, Kind, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Initializes this rank's shards. The values of a tensor depend only on the seed and its name.
-pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], family: &impl Family, seed: u64) {
+///
+/// # Errors
+/// The memory of swapped blocks cannot be released.
+pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], family: &impl Family, seed: u64) -> c10d::Result<()> {
     // A shard holds at most one piece of a tensor, so each full tensor is made once and then dropped.
     for mut owned in fsdp.owned() {
         let spec = &tables[owned.unit][owned.range.slot];
         let whole = first_values(spec, family, seed);
         let piece = flat_part(spec, &whole, &fsdp.groups().tp).narrow(0, owned.range.start, owned.range.len);
         tch::no_grad(|| owned.values.copy_(&piece));
+        fsdp.release()?;
     }
+    Ok(())
 }
 
 fn first_values(spec: &ParamSpec, family: &impl Family, seed: u64) -> Tensor {
     let shape: Vec<i64> = spec.shape.iter().map(|&d| d as i64).collect();
     match spec.init {
-        Init::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
-        Init::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
-        Init::Positions => family.positions(spec),
-        Init::Gaussian { rank } => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) / rank as f64,
-        Init::Gate => Tensor::full(&shape, 0.1, (Kind::Float, Device::Cpu)),
-        Init::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) * 0.02,
-        Init::Linear { fan_in } => {
+        ParamInit::Zeros => Tensor::zeros(&shape, (Kind::Float, Device::Cpu)),
+        ParamInit::Ones => Tensor::ones(&shape, (Kind::Float, Device::Cpu)),
+        ParamInit::Positions => family.positions(spec),
+        ParamInit::Gaussian { rank } => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) / rank as f64,
+        ParamInit::Gate => Tensor::full(&shape, 0.1, (Kind::Float, Device::Cpu)),
+        ParamInit::Normal => seeds::normal(seed, Purpose::Init, name_key(spec), &shape) * 0.02,
+        ParamInit::Linear { fan_in } => {
             seeds::uniform_tensor(seed, Purpose::Init, name_key(spec), &shape, 1.0 / (fan_in as f64).sqrt())
         }
-        Init::Xavier => {
+        ParamInit::Xavier => {
             let fan_in: usize = spec.shape[1..].iter().product();
             let bound = (6.0 / (fan_in + spec.shape[0]) as f64).sqrt();
             seeds::uniform_tensor(seed, Purpose::Init, name_key(spec), &shape, bound)

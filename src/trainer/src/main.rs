@@ -15,11 +15,15 @@ mod init;
 mod interface;
 mod log;
 mod memory;
+mod offload;
 mod optim;
 #[cfg(test)]
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;
+mod out_of_memory;
 mod parallelize;
+mod phase;
+mod profile;
 mod rank;
 mod requests;
 mod sample;

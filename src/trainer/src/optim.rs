@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// The learning rates of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,6 +100,31 @@ fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) 
     segments
 }
 
+/// Makes state of zeros with the size of a flat tensor, in the backing store if it takes the optimizer's state.
+fn state_like(fsdp: &Fsdp, shard: &Tensor) -> c10d::Result<Tensor> {
+    state_zeros(fsdp, shard.size()[0], Kind::Float)
+}
+
+/// Makes state of zeros, in the backing store if it takes the optimizer's state.
+fn state_zeros(fsdp: &Fsdp, len: i64, kind: Kind) -> c10d::Result<Tensor> {
+    match fsdp.offload().filter(|offload| offload.takes_state) {
+        Some(offload) => offload.store().zeros(&[len], kind),
+        None => Ok(Tensor::zeros([len], (kind, fsdp.groups().device))),
+    }
+}
+
+/// Calls `change` with state on the device, and writes the state back to where it is kept.
+fn with_state<const N: usize>(
+    fsdp: &Fsdp,
+    state: [&Tensor; N],
+    change: impl FnOnce([&Tensor; N]) -> c10d::Result<()>,
+) -> c10d::Result<()> {
+    let Some(offload) = fsdp.offload().filter(|offload| offload.takes_state) else { return change(state) };
+    let here = offload.on_device(state)?;
+    change(here.each_ref())?;
+    offload.write_back(state, &here)
+}
+
 /// Returns whether this rank counts a range for its TP group: all ranks have the elements of replicated slots.
 fn counts(groups: &MeshGroups, layout: TpLayout) -> bool {
     layout == TpLayout::Sharded || groups.tp.rank() == 0
@@ -114,7 +139,7 @@ fn sum_over_replica(groups: &MeshGroups, tensor: &Tensor) -> c10d::Result<()> {
 /// The state of the optimizer for the trained shards of this rank.
 pub struct OptimizerState {
     kind: OptimizerKind,
-    method: Method,
+    method: Box<dyn Method>,
     /// Updates applied, for the bias correction. Skipped steps do not count.
     pub steps: u64,
     /// Bytes of the state in a checkpoint, over all ranks.
@@ -124,10 +149,39 @@ pub struct OptimizerState {
     stalled: Duration,
 }
 
-enum Method {
-    AdamW(AdamW),
-    Adafactor(Adafactor),
-    Prodigy(Prodigy),
+/// An update of the master weights with their gradients times `grad_scale`.
+struct Update<'a> {
+    fsdp: &'a Fsdp,
+    optimizer: &'a Optimizer,
+    lr: LearningRates,
+    grad_scale: f64,
+    /// Its number, counted from 1.
+    step: u64,
+}
+
+/// A method of optimization, with its state for the trained shards of this rank.
+trait Method {
+    /// Applies an update. A collective of Adafactor and Prodigy.
+    fn step(&mut self, update: &Update<'_>) -> c10d::Result<()>;
+
+    /// See [`OptimizerState::of`].
+    fn of(&self, owned: &OwnedRange) -> Vec<StateTensor>;
+
+    /// See [`OptimizerState::of_whole_tensors`].
+    fn of_whole_tensors(&self) -> Vec<(usize, usize, StateTensor)> {
+        Vec::new()
+    }
+
+    /// See [`OptimizerState::set_quantized`].
+    fn set_quantized(&self, _owned: (usize, usize), _prefix: &str, _codes: &Tensor, _scales: &Tensor) {}
+
+    /// See [`OptimizerState::numbers`].
+    fn numbers(&self) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
+
+    /// Restores the numbers of [`Method::numbers`].
+    fn set_numbers(&mut self, _numbers: &BTreeMap<String, f64>) {}
 }
 
 /// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, no update
@@ -166,24 +220,27 @@ pub enum StateValues {
 
 impl OptimizerState {
     /// Makes the state of a new run for every trained shard.
-    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> Self {
-        let method = match optimizer.kind {
-            OptimizerKind::Adamw | OptimizerKind::Adamw8bit => Method::AdamW(AdamW::new(fsdp, tables, optimizer)),
-            OptimizerKind::Adafactor => Method::Adafactor(Adafactor::new(fsdp, tables, optimizer)),
-            OptimizerKind::Prodigy => Method::Prodigy(Prodigy::new(fsdp, tables, optimizer)),
+    ///
+    /// # Errors
+    /// The backing store is exhausted.
+    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], optimizer: &Optimizer) -> c10d::Result<Self> {
+        let method: Box<dyn Method> = match optimizer.kind {
+            OptimizerKind::Adamw | OptimizerKind::Adamw8bit => Box::new(AdamW::new(fsdp, tables, optimizer)?),
+            OptimizerKind::Adafactor => Box::new(Adafactor::new(fsdp, tables, optimizer)),
+            OptimizerKind::Prodigy => Box::new(Prodigy::new(fsdp, tables, optimizer)?),
         };
         let is_trained = |unit: usize, slot: usize| fsdp.layout(unit).slots[slot].kind == ParamKind::Trained;
         let specs = tables.iter().enumerate().flat_map(|(unit, specs)| {
             specs.iter().enumerate().filter(move |(slot, _)| is_trained(unit, *slot)).map(|(_, spec)| spec)
         });
-        OptimizerState {
+        Ok(OptimizerState {
             kind: optimizer.kind,
             saved_bytes: specs.map(|spec| optimizer.state_bytes(spec, spec.len()).saved()).sum(),
             method,
             steps: 0,
             snapshot: None,
             stalled: Duration::ZERO,
-        }
+        })
     }
 
     /// Returns the optimizer.
@@ -219,51 +276,33 @@ impl OptimizerState {
     pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
         self.wait_for_snapshot();
         self.steps += 1;
-        match &mut self.method {
-            Method::AdamW(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
-            Method::Adafactor(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
-            Method::Prodigy(state) => state.step(fsdp, o, lr, grad_scale, self.steps),
-        }
+        self.method.step(&Update { fsdp, optimizer: o, lr, grad_scale, step: self.steps })
     }
 
     /// Returns the state of a trained range of this rank.
     pub fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
-        match &self.method {
-            Method::AdamW(state) => state.of(owned),
-            Method::Adafactor(state) => state.of(owned),
-            Method::Prodigy(state) => state.of(owned),
-        }
+        self.method.of(owned)
     }
 
     /// Returns the state that every rank has of whole tensors, by unit and slot.
     pub fn of_whole_tensors(&self) -> Vec<(usize, usize, StateTensor)> {
-        match &self.method {
-            Method::Adafactor(state) => state.of_whole_tensors(),
-            Method::AdamW(_) | Method::Prodigy(_) => Vec::new(),
-        }
+        self.method.of_whole_tensors()
     }
 
     /// Fills the quantized state of a range with codes that have a scale each.
     pub fn set_quantized(&self, owned: (usize, usize), prefix: &str, codes: &Tensor, scales: &Tensor) {
-        if let Method::AdamW(state) = &self.method {
-            state.set_quantized(owned, prefix, codes, scales);
-        }
+        self.method.set_quantized(owned, prefix, codes, scales);
     }
 
     /// Returns the numbers of the state besides tensors.
     pub fn numbers(&self) -> BTreeMap<String, f64> {
-        match &self.method {
-            Method::Prodigy(state) => state.numbers(),
-            Method::AdamW(_) | Method::Adafactor(_) => BTreeMap::new(),
-        }
+        self.method.numbers()
     }
 
     /// Restores the number of updates and the numbers of [`OptimizerState::numbers`].
     pub fn restore(&mut self, steps: u64, numbers: &BTreeMap<String, f64>) {
         self.steps = steps;
-        if let Method::Prodigy(state) = &mut self.method {
-            state.set_numbers(numbers);
-        }
+        self.method.set_numbers(numbers);
     }
 }
 

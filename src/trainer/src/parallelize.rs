@@ -8,7 +8,7 @@ use dit::family::Family;
 use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{Adapters, SlotGrad, UnitParams};
-use recipe::{ParamSpec, Recipe, Split, Unit};
+use recipe::{FsdpUnit, ParamSpec, Recipe, Split};
 use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
 use tch::{TchError, Tensor};
@@ -95,16 +95,30 @@ pub struct Sharded<'a>(pub &'a mut Fsdp);
 impl Units for Sharded<'_> {
     type Error = c10d::Error;
 
-    fn gather(&mut self, unit: Unit, next: Option<Unit>) -> c10d::Result<UnitParams> {
+    fn gather(&mut self, unit: FsdpUnit, next: Option<FsdpUnit>) -> c10d::Result<UnitParams> {
         self.0.gather(number(unit), next.map(number)).map(UnitParams::new)
     }
 
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
+    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
         self.0.reduce(number(unit), grads)
     }
 
     fn tensor_parallel(&self) -> &dyn TensorParallel {
         self
+    }
+
+    fn put_away(&mut self, input: Tensor) -> c10d::Result<Tensor> {
+        match self.0.offload_mut() {
+            Some(offload) if offload.takes_inputs => offload.put_away(&input),
+            _ => Ok(input),
+        }
+    }
+
+    fn take_back(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
+        match self.0.offload_mut() {
+            Some(offload) if offload.takes_inputs => offload.take_back(kept, next),
+            _ => Ok(kept),
+        }
     }
 }
 
@@ -118,7 +132,7 @@ pub struct Training<'a> {
 impl Units for Training<'_> {
     type Error = c10d::Error;
 
-    fn gather(&mut self, unit: Unit, next: Option<Unit>) -> c10d::Result<UnitParams> {
+    fn gather(&mut self, unit: FsdpUnit, next: Option<FsdpUnit>) -> c10d::Result<UnitParams> {
         let params = self.units.gather(unit, next)?;
         Ok(match &self.dropout {
             Some(dropout) => params.with_dropout(dropout.of_unit(number(unit))),
@@ -126,8 +140,16 @@ impl Units for Training<'_> {
         })
     }
 
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
+    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> c10d::Result<()> {
         self.units.reduce(unit, grads)
+    }
+
+    fn put_away(&mut self, input: Tensor) -> c10d::Result<Tensor> {
+        self.units.put_away(input)
+    }
+
+    fn take_back(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
+        self.units.take_back(kept, next)
     }
 
     fn tensor_parallel(&self) -> &dyn TensorParallel {
@@ -162,9 +184,9 @@ fn to_torch_error(error: c10d::Error) -> TchError {
     TchError::Torch(error.to_string())
 }
 
-fn number(unit: Unit) -> usize {
+fn number(unit: FsdpUnit) -> usize {
     match unit {
-        Unit::Root => 0,
-        Unit::Block(i) => i + 1,
+        FsdpUnit::Root => 0,
+        FsdpUnit::Block(i) => i + 1,
     }
 }

@@ -4,12 +4,12 @@ use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::parallelize::network;
 use crate::trainer::{Finish, Trainer};
-use crate::{device, encode, interface, sample};
+use crate::{device, encode, interface, out_of_memory, sample};
 use c10d::Store;
 use cluster::NodeId;
 use dit::objective::VPrediction;
 use recipe::{Recipe, Task};
-use rundir::{Attempt, EventKind, Failure, Run, RunDir};
+use rundir::{Attempt, ErrorCode, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -40,8 +40,7 @@ struct RankEnv {
 /// The failure that ended the run. It is recorded for the supervisor of the node, and rank 0 has logged it as an event.
 pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     run_rank(run, attempt).inspect_err(|failure| {
-        let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
-        if let (Some(node), Ok(rank)) = (node, variable("RANK"))
+        if let (Some(node), Ok(rank)) = (node(), variable("RANK"))
             && let Err(error) = run.write_rank_failure(&node, attempt, rank, failure)
         {
             eprintln!("{error}");
@@ -55,11 +54,29 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let (number, step) = (attempt.number, attempt.start_step);
     let place = RankEnv::read()?;
     let recipe = meta.recipe()?;
-    let result = match recipe.task {
+    let (task, mesh) = (recipe.task, attempt.mesh);
+    let result = caught(|| match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),
         Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
         Task::Encode => encode_clips(run, &meta, &recipe, &attempt, &place),
-    };
+    });
+    let result = result.map_err(|failure| {
+        // A device that could not be chosen has no memory to explain.
+        let device = device::choose(recipe.train.device, place.local_rank, place.local_world).ok();
+        let (Task::Train, ErrorCode::OutOfMemory, Some(device)) = (task, failure.code, device) else { return failure };
+        let mut recipe = Recipe { mesh, ..recipe.clone() };
+        recipe.train.device = if device == Device::Cpu { recipe::Device::Cpu } else { recipe::Device::Cuda };
+        out_of_memory::ExhaustedRank {
+            run,
+            recipe: &recipe,
+            attempt: number,
+            rank: place.rank,
+            ranks_on_node: place.local_world,
+            device,
+            node: node(),
+        }
+        .explain(failure)
+    });
     // If ranks do not need each other, the failure of one rank does not end the run; its supervisor records it.
     if let (Err(failure), 0, true) = (&result, place.rank, recipe.task.ranks_depend_on_each_other())
         && let Ok(mut log) = RunLog::open(run, number)
@@ -68,6 +85,21 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         log.event(step, EventKind::Failed { failure: failure.clone() });
     }
     result
+}
+
+/// Runs the task; if it panics because memory is exhausted, returns that failure. Other panics continue.
+fn caught(task: impl FnOnce() -> Result<Finish, Failure>) -> Result<Finish, Failure> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).unwrap_or_else(|panic| {
+        match out_of_memory::of_panic(panic.as_ref()) {
+            Some(failure) => Err(failure),
+            None => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Returns the node that the supervisor started this rank on.
+pub(crate) fn node() -> Option<NodeId> {
+    std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok())
 }
 
 fn encode_clips(
@@ -94,7 +126,7 @@ fn train(run: &RunDir, meta: &Run, recipe: &Recipe, attempt: Attempt, place: &Ra
     let groups = start(recipe, &attempt, place)?;
     // A recipe of another family passes its own network and objective here.
     let model = |recipe: &Recipe| (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
-    Trainer::new(run.clone(), meta, attempt, groups, model)?.run()
+    Trainer::new(run.clone(), meta, attempt, (groups, place.local_world), model)?.run()
 }
 
 /// Chooses the device and joins the other ranks.

@@ -17,6 +17,8 @@ pub struct SaveStopRequests {
     pub stop: Option<Reason>,
     /// Make samples now.
     pub sample: bool,
+    /// Profile this many steps from the next one on.
+    pub profile: u64,
     /// Whether the pending checkpoint, if any, is written.
     pub save_done: bool,
 }
@@ -30,6 +32,7 @@ impl SaveStopRequests {
                 save: a.save.max(b.save),
                 stop: a.stop.max(b.stop),
                 sample: a.sample || b.sample,
+                profile: a.profile.max(b.profile),
                 save_done: a.save_done && b.save_done,
             })
             .unwrap_or_default()
@@ -103,7 +106,7 @@ mod tests {
 
     #[test]
     fn one_rank_stops_all_and_a_save_is_done_when_every_rank_has_written() {
-        let rank = |stop, save_done| SaveStopRequests { stop, save: None, sample: false, save_done };
+        let rank = |stop, save_done| SaveStopRequests { stop, save: None, sample: false, profile: 0, save_done };
         let merged = |ranks: &[SaveStopRequests]| SaveStopRequests::merged(ranks.iter().copied());
         assert_eq!(merged(&[rank(None, true), rank(Some(Reason::File), false)]), rank(Some(Reason::File), false));
         let both = [rank(Some(Reason::Term), true), rank(Some(Reason::TimeLimit), true)];

@@ -25,7 +25,7 @@ use decode::{decode, encode_image, frames};
 use denoise::{Denoiser, drawn};
 use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
-use rundir::{ErrorCode, Failure, Sample, SampleLora, now_s};
+use rundir::{ErrorCode, Failure, SampleLora, SampleSidecar, now_s};
 use std::time::Instant;
 use texts::Texts;
 use video::Frames;
@@ -137,8 +137,8 @@ impl Target<'_> {
     }
 
     /// Returns the sidecar of a complete sample, without its times.
-    fn sidecar(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> Sample {
-        Sample {
+    fn sidecar(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> SampleSidecar {
+        SampleSidecar {
             v: rundir::SCHEMA,
             step: self.source.step,
             index,
@@ -181,9 +181,13 @@ impl Target<'_> {
 
     fn is_whole(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> bool {
         let video = self.video(recipe, index);
-        let Ok(Some(found)) = Sample::read(&video.with_extension("json")) else { return false };
-        let wanted =
-            Sample { took_s: found.took_s, t: found.t, frames: found.frames, ..self.sidecar(recipe, spec, index) };
+        let Ok(Some(found)) = SampleSidecar::read(&video.with_extension("json")) else { return false };
+        let wanted = SampleSidecar {
+            took_s: found.took_s,
+            t: found.t,
+            frames: found.frames,
+            ..self.sidecar(recipe, spec, index)
+        };
         video.is_file() && found == wanted
     }
 
@@ -211,7 +215,8 @@ impl Target<'_> {
                     video::write_png(&pictures.join(format!("{frame:04}.png")), frames, frame)?;
                 }
             }
-            let sample = Sample { took_s, t: now_s(), frames: frames.count, ..self.sidecar(recipe, spec, index) };
+            let sample =
+                SampleSidecar { took_s, t: now_s(), frames: frames.count, ..self.sidecar(recipe, spec, index) };
             Ok(sample.write(&sidecar)?)
         };
         all().inspect_err(|_: &Failure| {

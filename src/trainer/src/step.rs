@@ -8,14 +8,16 @@ use crate::exchange::peer_lost;
 use crate::memory::Memory;
 use crate::optim::{LearningRates, OptimizerState};
 use crate::parallelize::{Sharded, Training};
+use crate::phase::{self, Phase};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
+use dataset::order::StepPlan;
 use dit::diffusion::Target;
 use dit::dropout::Dropout;
 use dit::family::{Conditions, Family, Inputs, shape_of};
 use dit::network::Network;
 use dit::objective::Objective;
-use recipe::{Dtype, Recipe};
+use recipe::{ComputeDtype, Recipe};
 use rundir::Failure;
 use serde::{Deserialize, Serialize};
 use sharding::clip::{clip_factor, grad_norm, weight_norm};
@@ -30,7 +32,7 @@ pub struct Step<'a, F: Family, O> {
     pub recipe: &'a Recipe,
     /// The network without its parameters.
     pub network: &'a Network<F>,
-    /// What the network is trained for.
+    /// The objective that the network is trained for.
     pub objective: &'a O,
     /// Key of every random draw.
     pub seed: u64,
@@ -72,7 +74,7 @@ pub struct Outcome {
 }
 
 impl<F: Family, O: Objective> Step<'_, F, O> {
-    /// Trains on the global batch that begins with sample number `first`, as optimizer step `step + 1`.
+    /// Trains on the samples of `plan`, as optimizer step `step + 1`.
     ///
     /// # Errors
     /// Data cannot be read, or a peer is lost.
@@ -82,32 +84,38 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         moments: &mut OptimizerState,
         data: &mut Data,
         step: u64,
-        first: u64,
+        plan: &StepPlan,
         requests: SaveStopRequests,
     ) -> Result<Outcome, Failure> {
         let train = &self.recipe.train;
-        let (rank, ranks) = fsdp.groups().data_place();
-        let (rank, share) = (rank as u64, (train.global_batch / ranks) as u64);
-        self.run_on(fsdp, moments, step, requests, |places| {
-            let numbers = |places: &Range<u64>| first + places.start..first + places.end;
-            let micro = places.end - places.start;
+        let own = fsdp.groups().data_place().0 * train.grad_accum;
+        let mut micro_batch = own;
+        self.run_on(fsdp, moments, step, plan, requests, |places| {
+            let numbers = |plan: &StepPlan, places: Range<u64>| plan.first + places.start..plan.first + places.end;
+            micro_batch += 1;
             // The last micro-batch of a step is followed by the first one of the next step.
-            let skipped = if places.end == (rank + 1) * share { train.global_batch as u64 - share } else { 0 };
-            let next = places.end + skipped..places.end + skipped + micro;
-            let mut batch = data.batch(numbers(&places), numbers(&next), self.seed)?;
+            let next = match micro_batch - own < train.grad_accum {
+                true => numbers(plan, plan.places(micro_batch)),
+                false => {
+                    let next = data.step(plan.numbers().end);
+                    numbers(&next, next.places(own))
+                }
+            };
+            let own_numbers = numbers(plan, places.clone());
+            let mut batch = data.batch(own_numbers.clone(), next, self.seed)?;
             let keep = |k| !seeds::happens(self.seed, Purpose::TextDropout, k, train.text_dropout);
-            batch.text = data.drop_texts(&batch.text, &numbers(&places).map(keep).collect::<Vec<_>>());
-            self.noised(batch, first, places.start)
+            batch.text = data.drop_texts(&batch.text, &own_numbers.map(keep).collect::<Vec<_>>());
+            self.noised(batch, plan.numbers(), places.start)
         })
     }
 
-    /// Trains as [`Step::run`] does, on micro-batches from `read`, which returns the inputs and the target for a range
-    /// of the global batch.
+    /// Trains as [`Step::run`] does, on micro-batches from `read`, which returns the inputs and the target for places of the step.
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
         moments: &mut OptimizerState,
         step: u64,
+        plan: &StepPlan,
         requests: SaveStopRequests,
         mut read: impl FnMut(Range<u64>) -> Result<(Inputs, Target), Failure>,
     ) -> Result<Outcome, Failure> {
@@ -116,27 +124,24 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let began = Mark::now(device).map_err(peer_lost)?;
         let (mut data_s, mut losses, mut forward) = (0.0, Vec::new(), Vec::new());
         let train = &self.recipe.train;
-        let (rank, ranks) = fsdp.groups().data_place();
-        let micro = (train.global_batch / ranks / train.grad_accum) as u64;
-        for accum in 0..train.grad_accum as u64 {
-            fsdp.set_grad_sync(if accum + 1 == train.grad_accum as u64 {
-                GradSync::Reduce
-            } else {
-                GradSync::Accumulate
-            });
-            let place = (rank as u64 * train.grad_accum as u64 + accum) * micro;
+        let rank = fsdp.groups().data_place().0;
+        for accum in 0..train.grad_accum {
+            fsdp.set_grad_sync(if accum + 1 == train.grad_accum { GradSync::Reduce } else { GradSync::Accumulate });
+            phase::enter(Phase::Forward);
+            let places = plan.places(rank * train.grad_accum + accum);
             let reading = Instant::now();
-            let (inputs, target) = read(place..place + micro)?;
+            let (inputs, target) = read(places.clone())?;
             let inputs = inputs.map(|tensor| upload(tensor, device));
             let target = target.map(|tensor| upload(tensor, device));
             data_s += reading.elapsed().as_secs_f64();
             let (here, mut ahead) = (Mark::now(device).map_err(peer_lost)?, None);
-            let dropout = self.dropout(step, place..place + micro, fsdp.groups().tp.rank());
+            let dropout = self.dropout(plan.first, places, fsdp.groups().tp.rank());
             self.network
                 .forward_backward(&mut Training { units: Sharded(fsdp), dropout }, &inputs, |output| {
-                    let loss = target.loss(output).sum(Kind::Float) / train.global_batch as f64;
+                    let loss = target.loss(output).sum(Kind::Float) / plan.samples() as f64;
                     losses.push(loss.detach());
                     ahead = Some(Mark::now(device));
+                    phase::enter(Phase::Backward);
                     loss
                 })
                 .map_err(peer_lost)?;
@@ -146,6 +151,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         fsdp.finish_reduce().map_err(peer_lost)?;
         let reduce_s = fsdp.take_waited_s();
         let back = Mark::now(device).map_err(peer_lost)?;
+        phase::enter(Phase::Optimizer);
         let optimizing = Instant::now();
         // The host waits for the GPU only here and, on logged steps, for the norm of weights.
         let norm = grad_norm(fsdp).map_err(peer_lost)?;
@@ -200,27 +206,27 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         })
     }
 
-    /// Returns what the adapters drop of samples at `places` of the global batch.
-    fn dropout(&self, step: u64, places: Range<u64>, tp_rank: usize) -> Option<Dropout> {
-        let (probability, batch) = (self.recipe.lora.dropout, self.recipe.train.global_batch as u64);
-        let key = |place| seeds::bits(self.seed, Purpose::AdapterDropout, step * batch + place);
+    /// Returns what the adapters drop of samples at `places` of a step whose first sample has the number `first`.
+    fn dropout(&self, first: u64, places: Range<u64>, tp_rank: usize) -> Option<Dropout> {
+        let probability = self.recipe.lora.dropout;
+        let key = |place| seeds::bits(self.seed, Purpose::AdapterDropout, first + place);
         (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of the global batch. Returns the inputs, with the conditions of the
-    /// batch, and the target.
+    /// Adds noise to a batch whose first sample is at `place` of a step of samples with these numbers. Returns the inputs, with the
+    /// conditions of the batch, and the target.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
-    pub fn noised(&self, batch: Batch, first: u64, place: u64) -> Result<(Inputs, Target), Failure> {
-        let recipe = self.recipe;
+    pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
+        let (recipe, first) = (self.recipe, step.start);
         let frames = self.network.family().frames(batch.latent.size()[1]);
         let clean = dit::conditions::padded(&batch.latent, frames);
         let size = clean.size();
         let numbers = first + place..first + place + size[0] as u64;
         let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
         let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let quantiles = quantiles(self.seed, first, recipe.train.global_batch);
+        let quantiles = quantiles(self.seed, first, (step.end - first) as usize);
         let own = &quantiles[place as usize..place as usize + size[0] as usize];
         let timestep = self.objective.timesteps(own, shape_of(&clean));
         let conditions = conditions::inputs(batch.conditions, &recipe.condition, frames, self.seed, first, numbers)?;
@@ -242,10 +248,10 @@ pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Con
 }
 
 /// Returns the dtype that units are gathered and computed in.
-pub fn compute_kind(dtype: Dtype) -> Kind {
+pub fn compute_kind(dtype: ComputeDtype) -> Kind {
     match dtype {
-        Dtype::Float32 => Kind::Float,
-        Dtype::Bfloat16 => Kind::BFloat16,
+        ComputeDtype::Float32 => Kind::Float,
+        ComputeDtype::Bfloat16 => Kind::BFloat16,
     }
 }
 

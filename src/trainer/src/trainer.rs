@@ -5,26 +5,30 @@ use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMem
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
 use crate::ema::EmaWeights;
-use crate::exchange::{agree, agree_on};
+use crate::exchange::{agree, agree_on, device_failed};
 use crate::fault;
 use crate::init;
 use crate::log::RunLog;
+use crate::offload;
 use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, unit_tables};
+use crate::phase::{self, Phase};
+use crate::profile::{self, Profile};
 use crate::requests::{Reason, SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::step::{Outcome, Step, compute_kind};
 use camino::Utf8Path;
+use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma};
 use rundir::{
-    Attempt, Base, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom, TrainState,
-    now_s,
+    Attempt, BaseWeights, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom,
+    TrainState, now_s,
 };
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -50,7 +54,7 @@ pub struct Trainer<F: Family, O: Objective> {
     tables: Vec<Vec<ParamSpec>>,
     /// The checkpoint that the frozen parameters come from. If it is set, checkpoints contain only the trained
     /// parameters.
-    base: Option<Base>,
+    base: Option<BaseWeights>,
     network: Network<F>,
     objective: O,
     fsdp: Fsdp,
@@ -65,13 +69,12 @@ pub struct Trainer<F: Family, O: Objective> {
     /// The last logged step. Only on rank 0.
     last: Option<MetricSample>,
     saving: Option<Saving>,
+    profile: Option<Profile>,
     /// Removes checkpoints. Only on rank 0.
     pruning: Option<JoinHandle<Vec<Removed>>>,
     spare: StagingMemory,
     deadline: Deadline,
     spikes: Spikes,
-    /// Floating-point operations of the forward pass of one sample.
-    forward_flops: f64,
 }
 
 /// The step of a pruned checkpoint, and the result of removing it.
@@ -109,7 +112,8 @@ struct Progress {
 impl<F: Family, O: Objective> Trainer<F, O> {
     /// Builds the model, optimizer and data of this rank, and loads the checkpoint that the attempt starts from. A collective.
     ///
-    /// `model` builds the network and the objective of a recipe.
+    /// `groups` come with the number of ranks of this node, which share its memory. `model` builds the network and the objective of
+    /// a recipe.
     ///
     /// # Errors
     /// The data set or the checkpoint does not fit the recipe. Every rank returns the failure of the rank that found it.
@@ -117,7 +121,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         run: RunDir,
         meta: &Run,
         attempt: Attempt,
-        groups: MeshGroups,
+        (groups, ranks_on_node): (MeshGroups, usize),
         model: impl FnOnce(&Recipe) -> (Network<F>, O),
     ) -> Result<Self, Failure> {
         let mut recipe = meta.recipe()?;
@@ -133,13 +137,16 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             )
         })?;
         let data = Data::open(&recipe, &groups.world)?;
+        recipe.train.steps = data.steps();
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
         // The text encoder is freed before the model is loaded.
         let samples = TrainingSamples::open(&recipe, &groups)?;
         let tables = unit_tables(&recipe);
-        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, compute_kind(recipe.train.dtype))
-            .keeping_frozen_in(compute_kind(recipe.train.frozen_dtype()));
+        phase::enter(Phase::Load);
+        let swap = agree_on(&groups.world, offload::of(&recipe, groups.device, ranks_on_node))?;
+        let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
+        let fsdp = Fsdp::with(layouts(&recipe, &tables), groups, compute, frozen, swap).map_err(device_failed)?;
         let progress = Progress {
             step: 0,
             samples: 0,
@@ -151,14 +158,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             sample_s: 0.0,
             load_s: 0.0,
         };
-        let forward_flops = recipe.cost().forward_flops;
-        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
         // Only rank 0 checks the time limit.
         let measured_s =
             log.as_ref().and_then(|_| save_s_after(saves_s(&run).into_iter().rev(), recipe.run.time_limit));
         let save_s = measured_s.unwrap_or_else(|| recipe.cost().save_s());
         let deadline = Deadline::new(recipe.run.time_limit, save_s);
-        let ema = EmaWeights::new(&fsdp, &recipe.ema);
+        let ema = EmaWeights::new(&fsdp, &recipe.ema).map_err(device_failed)?;
         let mut trainer = Trainer {
             moments,
             ema,
@@ -178,11 +184,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             progress,
             last: None,
             saving: None,
+            profile: None,
             pruning: None,
             spare: StagingMemory::default(),
             deadline,
             spikes: Spikes::default(),
-            forward_flops,
         };
         trainer.start()?;
         Ok(trainer)
@@ -193,7 +199,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.start_from(self.attempt.start.clone())?;
         // An average that was not loaded begins with the weights.
         if let Some(ema) = self.ema.as_mut().filter(|ema| ema.updates == 0) {
-            ema.restart(&self.fsdp);
+            ema.restart(&self.fsdp).map_err(device_failed)?;
         }
         Ok(())
     }
@@ -202,16 +208,16 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let world = self.recipe.mesh.world();
         match start {
             StartFrom::Random => {
-                init::randomize(&self.fsdp, &self.tables, self.network.family(), self.recipe.train.seed);
+                self.randomize()?;
                 self.event(EventKind::Started { world });
                 self.start_adapters()?;
             }
             StartFrom::Weights { path } => {
                 // Only TTT layers and adapters may be missing in the weights; they are initialized as in a new run.
-                init::randomize(&self.fsdp, &self.tables, self.network.family(), self.recipe.train.seed);
+                self.randomize()?;
                 match self.load(&path, Restore::Weights)? {
                     Loaded::Intact(weights) if self.recipe.saves_adapters_only() => {
-                        let base = Base::of(&weights, self.recipe.lora.scale()).map_err(Failure::from);
+                        let base = BaseWeights::of(&weights, self.recipe.lora.scale()).map_err(Failure::from);
                         self.base = agree_on(&self.fsdp.groups().world, base).map(Some)?;
                     }
                     Loaded::Intact(_) => {}
@@ -250,6 +256,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             }
         }
         Ok(())
+    }
+
+    fn randomize(&self) -> Result<(), Failure> {
+        let (tables, family) = (&self.tables, self.network.family());
+        init::randomize(&self.fsdp, tables, family, self.recipe.train.seed).map_err(device_failed)
     }
 
     /// Sets the adapters to those of the file that the recipe starts from, if there is one.
@@ -339,14 +350,18 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             )
         };
         if state.data_fingerprint != self.data.fingerprint() {
-            return Err(refuse(format!(
-                "{} is not the data set that the checkpoint was trained on",
-                self.recipe.data.index
-            )));
+            return Err(refuse(other_data(&self.recipe, &state.data_fingerprint, self.data.fingerprint())));
         }
         if state.global_batch != self.recipe.train.global_batch {
             let (was, is) = (state.global_batch, self.recipe.train.global_batch);
             return Err(refuse(format!("the global batch was {was} samples and is {is} now")));
+        }
+        if state.data_order != self.data.order_identity() {
+            return Err(refuse(
+                "the samples of the steps differ: data.shapes, the batch of a shape, or the share of a data set was \
+                 changed, or the run is on another number of ranks × train.grad_accum"
+                    .into(),
+            ));
         }
         Ok(())
     }
@@ -367,6 +382,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         while self.progress.step < self.recipe.train.steps {
             let requests = self.requests();
             let outcome = self.step(requests)?;
+            self.profile(outcome.requests.profile)?;
             self.check_finite()?;
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
@@ -413,6 +429,24 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         Ok(Finish::Complete)
     }
 
+    /// Counts a step of a trace, or begins the one that was requested.
+    fn profile(&mut self, requested: u64) -> Result<(), Failure> {
+        let step = self.progress.step;
+        if let Some(profile) = &mut self.profile {
+            let Some((path, steps)) = profile.stepped(step)? else { return Ok(()) };
+            self.profile = None;
+            self.event(EventKind::Profiled { path, steps });
+        }
+        let left = self.recipe.train.steps - step;
+        if requested > 0 && left > 0 {
+            let groups = self.fsdp.groups();
+            let (number, rank, device) = (self.attempt.number, groups.world.rank(), groups.device);
+            let profile = Profile::begin(&self.run, number, rank, device, step + 1, requested.min(left))?;
+            self.profile = Some(profile);
+        }
+        Ok(())
+    }
+
     /// Collects the requests of this rank. Only rank 0 checks files and the time limit.
     fn requests(&mut self) -> SaveStopRequests {
         let first = self.log.is_some();
@@ -424,6 +458,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
             stop,
             sample: first && std::fs::remove_file(self.run.sample_file()).is_ok(),
+            profile: if first { profile::requested(&self.run) } else { 0 },
             save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
     }
@@ -457,19 +492,20 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let start = Instant::now();
         let step =
             Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
-        let (done, first) = (self.progress.step, self.progress.samples);
-        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, first, requests)?;
+        let plan = self.data.step(self.progress.samples);
+        let done = self.progress.step;
+        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
         if let Some(ema) = self.ema.as_mut().filter(|_| outcome.applied) {
-            ema.update(&self.fsdp);
+            ema.update(&self.fsdp).map_err(device_failed)?;
         }
         self.progress.step += 1;
-        self.progress.samples += self.recipe.train.global_batch as u64;
+        self.progress.samples += plan.samples();
         fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.record_step(step_s);
         let due = self.recipe.sample.is_due(self.progress.step);
         let validation = if due { self.validate()? } else { None };
-        self.record(&outcome, step_s - outcome.checkpoint_s, validation);
+        self.record(&outcome, &plan, step_s - outcome.checkpoint_s, validation);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
@@ -491,12 +527,12 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     }
 
     /// Logs a step, on rank 0.
-    fn record(&mut self, outcome: &Outcome, step_s: f64, validation: Option<Losses>) {
+    fn record(&mut self, outcome: &Outcome, plan: &StepPlan, step_s: f64, validation: Option<Losses>) {
         let (step, model) = (self.progress.step, &self.recipe.model);
         let finite = |x: f64| x.is_finite().then_some(x);
-        let samples_per_s = self.recipe.train.global_batch as f64 / step_s;
+        let work = self.data.work(plan);
         // A backward pass costs twice a forward pass; recomputation does not count.
-        let tflops = 3.0 * self.forward_flops * samples_per_s / self.attempt.mesh.world() as f64 / 1e12;
+        let tflops = 3.0 * work.forward_flops / step_s / self.attempt.mesh.world() as f64 / 1e12;
         let sample = MetricSample {
             attempt: self.attempt.number,
             step,
@@ -514,8 +550,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             sample_s: self.progress.sample_s,
             validation_loss: validation.map(mean).and_then(finite),
             validation_loss_by_level: validation.map_or_else(Vec::new, |losses| losses.to_vec()),
-            samples_per_s,
-            tokens_per_s: samples_per_s * model.seq_len() as f64,
+            samples_per_s: plan.samples() as f64 / step_s,
+            tokens_per_s: work.tokens / step_s,
+            epoch: Some(self.data.epochs(plan.numbers().end)),
             mem_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.now_gib).collect(),
             mem_peak_gib_by_rank: outcome.memory_by_rank.iter().map(|m| m.peak_gib).collect(),
             step_s_by_rank: outcome.step_s_by_rank.clone(),
@@ -578,10 +615,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             return Ok(None);
         }
         let start = Instant::now();
+        phase::enter(Phase::Sample);
         self.event(EventKind::EvaluationStarted);
-        self.swap_average();
+        self.swap_average()?;
         let losses = self.samples.validate(&mut self.fsdp, &self.network, &self.objective);
-        self.swap_average();
+        self.swap_average()?;
         let losses = losses?;
         self.event(EventKind::EvaluationEnded);
         if let Some(losses) = losses {
@@ -598,13 +636,14 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             return Ok(());
         }
         let start = Instant::now();
+        phase::enter(Phase::Sample);
         self.event(EventKind::EvaluationStarted);
         let step = self.progress.step;
         let first = self.log.is_some();
-        self.swap_average();
+        self.swap_average()?;
         let stop = StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) };
         let made = self.samples.make(&self.recipe, &self.run, step, &mut self.fsdp, &self.network, stop);
-        self.swap_average();
+        self.swap_average()?;
         self.event(EventKind::EvaluationEnded);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.sample_s += seconds;
@@ -625,10 +664,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     }
 
     /// Exchanges the weights and their average, if samples are made from it.
-    fn swap_average(&mut self) {
-        let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return };
+    fn swap_average(&mut self) -> Result<(), Failure> {
+        let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return Ok(()) };
         self.moments.wait_for_snapshot();
-        ema.swap(&self.fsdp);
+        ema.swap(&self.fsdp).map_err(device_failed)
     }
 
     /// Saves a checkpoint of the current step unless it exists, and returns when it is complete.
@@ -651,6 +690,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.finish_save().or_else(|failure| self.continue_after(failure))?;
         // Pruning may free the space that this checkpoint needs.
         self.finish_pruning();
+        phase::enter(Phase::Checkpoint);
         self.event(EventKind::CheckpointStarted);
         let started = Instant::now();
         let (epoch, position) = self.data.position(self.progress.samples);
@@ -663,6 +703,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             adam_step: self.moments.steps,
             global_batch: self.recipe.train.global_batch,
             data_fingerprint: self.data.fingerprint().to_owned(),
+            data_order: self.data.order_identity(),
             bad_steps: self.progress.bad_steps,
             ema_updates: self.ema.as_ref().map_or(0, |ema| ema.updates),
             optimizer: self.moments.kind(),
@@ -752,6 +793,23 @@ impl<F: Family, O: Objective> Drop for Trainer<F, O> {
     /// Finishes pruning, so that no checkpoint is left half removed.
     fn drop(&mut self) {
         self.finish_pruning();
+    }
+}
+
+/// Describes which of the data sets differ from those of a checkpoint, by their fingerprints.
+fn other_data(recipe: &Recipe, was: &str, is: &str) -> String {
+    let sets = recipe.data.all();
+    let (before, now): (Vec<&str>, Vec<&str>) = (was.split('+').collect(), is.split('+').collect());
+    let changed = (before.len() == sets.len() && now.len() == sets.len())
+        .then(|| sets.iter().zip(before.iter().zip(&now)).find(|(_, (before, now))| before != now))
+        .flatten();
+    match changed {
+        Some((set, _)) => format!("{} is not the data set that the checkpoint was trained on", set.index),
+        None => format!(
+            "the checkpoint was trained on {}, and the recipe has {}",
+            units::counted(before.len(), "data set"),
+            units::counted(sets.len(), "data set")
+        ),
     }
 }
 

@@ -13,11 +13,36 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// Formats a count with its noun: `1 rank`, `2 ranks`, `3 processes`.
+/// Reads a size: `24GiB`, `24G` (GiB), `80 GB` (decimal), `1.5TiB`, `512M`, or bytes.
+///
+/// # Errors
+/// The text is not a number with a unit of these, or the size is 0 or does not fit 64 bits.
+pub fn parse_size(text: &str) -> Result<u64, &'static str> {
+    const WANTED: &str = "expected a size such as 24GiB, 80GB, 512MiB or a number of bytes";
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let number: f64 = number.parse().map_err(|_| WANTED)?;
+    let (base, power) = match unit.trim() {
+        "" | "B" | "bytes" => (1.0, 0),
+        "K" | "KiB" => (1024.0, 1),
+        "M" | "MiB" => (1024.0, 2),
+        "G" | "GiB" => (1024.0, 3),
+        "T" | "TiB" => (1024.0, 4),
+        "kB" | "KB" => (1000.0, 1),
+        "MB" => (1000.0, 2),
+        "GB" => (1000.0, 3),
+        "TB" => (1000.0, 4),
+        _ => return Err(WANTED),
+    };
+    let bytes = number * f64::powi(base, power);
+    if (1.0..=i64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(WANTED) }
+}
+
+/// Formats a count with its noun: `1 rank`, `2 ranks`, `3 processes`, `4 batches`.
 pub fn counted(n: usize, noun: &str) -> String {
     let plural = match n {
         1 => "",
-        _ if noun.ends_with('s') => "es",
+        _ if noun.ends_with('s') || noun.ends_with("tch") => "es",
         _ => "s",
     };
     format!("{n} {noun}{plural}")
@@ -270,6 +295,17 @@ fn log_marks(low: f64, high: f64, wanted: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read_in_binary_and_decimal_units() {
+        let read = |text: &str| parse_size(text).ok();
+        assert_eq!(read("24GiB"), Some(24 << 30));
+        assert_eq!([read("24G"), read("24 GiB")], [read("24GiB"); 2]);
+        assert_eq!([read("80GB"), read("1.5kB"), read("7")], [Some(80_000_000_000), Some(1500), Some(7)]);
+        for wrong in ["", "GiB", "0", "-1G", "1..2G", "24 cats", "99999999TiB", "inf"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn durations_show_their_two_largest_units() {

@@ -91,7 +91,9 @@ impl Colour {
 /// The flags of the scaler: the same result on every CPU, and chroma at full precision.
 pub(crate) const SCALE_FLAGS: &str = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact";
 
-/// Returns the filters that scale to `width` × `height` and convert to RGB.
+/// Returns the filters that scale to `width` × `height` and convert to RGB, planar if the source is YCbCr.
+///
+/// ffmpeg has vector code for planar RGB only. Scaling directly to packed RGB gives the same pixels in 2.4 times the CPU time.
 pub(crate) fn filters(matrix: Matrix, full_range: bool, width: usize, height: usize) -> String {
     let matrix = match matrix {
         Matrix::Rgb => return format!("scale={width}:{height}:flags={SCALE_FLAGS},format=rgb24"),
@@ -103,11 +105,11 @@ pub(crate) fn filters(matrix: Matrix, full_range: bool, width: usize, height: us
     };
     let range = if full_range { "pc" } else { "tv" };
     format!(
-        "scale={width}:{height}:flags={SCALE_FLAGS}:in_color_matrix={matrix}:in_range={range}:out_range=pc,format=rgb24"
+        "scale={width}:{height}:flags={SCALE_FLAGS}:in_color_matrix={matrix}:in_range={range}:out_range=pc,format=gbrp"
     )
 }
 
-/// Returns the filters that scale, tone-map from high dynamic range to BT.709, and convert to RGB.
+/// Returns the filters that scale, tone-map from high dynamic range to BT.709, and convert to planar RGB.
 ///
 /// Linear light is relative to 100 cd/m²; a peak of 10 is 1000 cd/m², the reference display of both transfer functions. The
 /// metadata of a file is not used, so that clips of one camera look alike.
@@ -120,7 +122,7 @@ pub(crate) fn tone_map_filters(hdr: Hdr, full_range: bool, width: usize, height:
     format!(
         "zscale=w={width}:h={height}:filter=bicubic:matrixin=2020_ncl:primariesin=2020:transferin={transfer}:rangein={range}\
          :transfer=linear:npl=100,format=gbrpf32le,zscale=primaries=709,tonemap=hable:desat=0:peak=10,\
-         zscale=transfer=709:matrix=gbr:range=full:dither=none,format=gbrp,scale=flags={SCALE_FLAGS},format=rgb24"
+         zscale=transfer=709:matrix=gbr:range=full:dither=none,format=gbrp"
     )
 }
 

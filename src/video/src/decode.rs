@@ -7,11 +7,12 @@ use rundir::{ErrorCode, Failure};
 
 use crate::child::{self, Run};
 use crate::colour;
-use crate::failures::{self, Complaints, Fault, about, damaged, unusable};
+use crate::failures::{self, ClipFault, Complaints, about, damaged, unusable};
 use crate::frames::Frames;
 use crate::geometry::{Fit, Picture};
+use crate::pictures::decode_picture;
 use crate::programs::Programs;
-use crate::source::{APART, FRAME_KEY, Source, ended_well, frame_filters, frame_pts};
+use crate::source::{APART, FRAME_KEY, VideoFile, ended_well, frame_filters, frame_pts};
 
 /// The maximum number of runs of consecutive frames in one command, which keeps the command line below its limit.
 const MAX_RUNS: usize = 4096;
@@ -29,7 +30,7 @@ pub fn decode(path: &Utf8Path, times: &[f64], picture: &Picture) -> Result<Frame
 }
 
 impl Programs {
-    /// Decodes the frames at these times, which [`Source::times`] lists, in the order given. A time may be given twice.
+    /// Decodes the frames at these times, which [`VideoFile::times`] lists, in the order given. A time may be given twice.
     ///
     /// ffmpeg starts at the last keyframe before the first frame. ffmpeg writes the time stamp of every frame that it
     /// decodes. If a chosen frame is missing or an error is logged, the file is decoded again from its start, and only
@@ -39,9 +40,12 @@ impl Programs {
     /// `Malformed`, if a frame is missing or ffmpeg logs an error; `InvalidArgument`, if there is no frame at a time;
     /// `InvalidDataset`, if the clip is HDR and this ffmpeg cannot convert that; `NoAnswer`; `CommandFailed`, if ffmpeg was killed;
     /// `ProgramMissing`.
-    pub fn decode(&self, source: &Source, times: &[f64], picture: &Picture) -> Result<Frames, Failure> {
+    pub fn decode(&self, source: &VideoFile, times: &[f64], picture: &Picture) -> Result<Frames, Failure> {
         source.probe.check_not_suspect(&source.path)?;
         let indices = indices(source, times)?;
+        if source.probe.is_picture() {
+            return decode_picture(&source.path, picture, indices.len());
+        }
         let plan = Plan::new(self, source, &indices, picture)?;
         let attempts = [self.seek(source, &plan), None];
         // Without a seek, both attempts are the same.
@@ -63,19 +67,17 @@ impl Programs {
     }
 
     /// Returns the time to seek to, if that saves work.
-    fn seek(&self, source: &Source, plan: &Plan) -> Option<f64> {
+    fn seek(&self, source: &VideoFile, plan: &Plan) -> Option<f64> {
         let first = source.pts[*plan.indices.first()?];
         let before = source.keys.partition_point(|&key| key <= first);
         (before > 1).then(|| source.probe.seconds(source.keys[before - 1]))
     }
 
-    fn attempt(&self, source: &Source, plan: &Plan, seek: Option<f64>) -> Result<Vec<u8>, Failure> {
+    fn attempt(&self, source: &VideoFile, plan: &Plan, seek: Option<f64>) -> Result<Vec<u8>, Failure> {
         let path = &source.path;
         let mut command = self.ffmpeg_command();
         command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
-        if self.threads > 0 {
-            command.args(["-threads", &self.threads.to_string()]);
-        }
+        self.limit_threads(&mut command);
         // Time stamps stay those of the file.
         command.arg("-copyts");
         if let Some(seconds) = seek {
@@ -113,7 +115,7 @@ impl Programs {
 }
 
 /// Returns the frame at each time.
-fn indices(source: &Source, times: &[f64]) -> Result<Vec<usize>, Failure> {
+fn indices(source: &VideoFile, times: &[f64]) -> Result<Vec<usize>, Failure> {
     let what = || format!("cannot decode {}", source.path);
     let invalid =
         |why: String| Failure::new(ErrorCode::InvalidArgument, what(), why, "choose times that `choose` returns");
@@ -139,7 +141,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(programs: &Programs, source: &Source, indices: &[usize], picture: &Picture) -> Result<Self, Failure> {
+    fn new(programs: &Programs, source: &VideoFile, indices: &[usize], picture: &Picture) -> Result<Self, Failure> {
         let Picture { width, height, .. } = *picture;
         if !(1..=MAX_SIDE).contains(&width) || !(1..=MAX_SIDE).contains(&height) {
             let why = format!("the requested picture has {width} × {height} pixels; a side must have 1 to {MAX_SIDE}");
@@ -158,7 +160,7 @@ impl Plan {
                     "its dynamic range is high ({hdr:?}), and this ffmpeg lacks the filters zscale and tonemap"
                 );
                 let fix = "install an ffmpeg with libzimg, for example conda-forge's, or convert the clip to SDR";
-                return Err(unusable(&source.path, Fault::Unsupported, why, fix).into());
+                return Err(unusable(&source.path, ClipFault::Unsupported, why, fix).into());
             }
         };
         let select = select(source, &indices)?;
@@ -166,13 +168,15 @@ impl Plan {
         if let Some(filter) = fit.filter(picture) {
             filters = filters + "," + &filter;
         }
+        // Only the pixels that are left are packed.
+        filters += ",format=rgb24";
         let bytes = width * height * 3 * indices.len();
         Ok(Self { indices, filters, bytes })
     }
 }
 
 /// Returns the ffmpeg expression that selects the chosen frames: one range for each run of consecutive frames.
-fn select(source: &Source, indices: &[usize]) -> Result<String, Failure> {
+fn select(source: &VideoFile, indices: &[usize]) -> Result<String, Failure> {
     let runs: Vec<&[usize]> = indices.chunk_by(|a, b| a + 1 == *b).collect();
     if runs.len() > MAX_RUNS {
         let why = format!("{} separate frames are chosen, {MAX_RUNS} is the limit", runs.len());

@@ -2,7 +2,7 @@
 //!
 //! Codes: `Malformed` for a damaged or suspect file, `InvalidDataset` for an intact file that cannot be used,
 //! `NoAnswer` for a program that made no progress, `CommandFailed` for a program that was killed from outside.
-//! [`Fault`] has more detail about the clip.
+//! [`ClipFault`] has more detail about the clip.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -24,7 +24,7 @@ const CUT_OFF: [&str; 5] =
 
 /// The fault of a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum ClipFault {
     /// The file has no moving picture: only sound, or cover art.
     NoPicture,
     /// The path is not a video: a picture, a folder or a device.
@@ -43,14 +43,14 @@ pub enum Fault {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClipError {
     /// The fault of the clip.
-    pub fault: Fault,
+    pub fault: ClipFault,
     /// The failure for users.
     pub failure: Failure,
 }
 
 impl From<Failure> for ClipError {
     fn from(failure: Failure) -> Self {
-        Self { fault: Fault::None, failure }
+        Self { fault: ClipFault::None, failure }
     }
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn killed(path: &Utf8Path, program: &str, status: ExitStatus) -> Opti
 /// Returns the failure of a file that is damaged, or about which a program logged errors.
 pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> ClipError {
     let why = why.into();
-    let fault = if CUT_OFF.iter().any(|words| why.contains(words)) { Fault::CutOff } else { Fault::Damaged };
+    let fault = if CUT_OFF.iter().any(|words| why.contains(words)) { ClipFault::CutOff } else { ClipFault::Damaged };
     let fix = format!(
         "copy the file again, re-encode it with `ffmpeg -i {path} NEW.mp4` and look at it, or remove it from the data set"
     );
@@ -157,7 +157,7 @@ pub(crate) fn damaged(path: &Utf8Path, why: impl Into<String>) -> ClipError {
 }
 
 /// Returns the failure of a file that is intact but cannot be used.
-pub(crate) fn unusable(path: &Utf8Path, fault: Fault, why: impl Into<String>, fix: impl Into<String>) -> ClipError {
+pub(crate) fn unusable(path: &Utf8Path, fault: ClipFault, why: impl Into<String>, fix: impl Into<String>) -> ClipError {
     ClipError { fault, failure: Failure::new(ErrorCode::InvalidDataset, format!("cannot use {path}"), why, fix) }
 }
 
@@ -166,11 +166,11 @@ pub(crate) fn unusable(path: &Utf8Path, fault: Fault, why: impl Into<String>, fi
 pub(crate) fn check_file(path: &Utf8Path) -> Result<u64, ClipError> {
     let about = fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
     if about.is_dir() {
-        return Err(unusable(path, Fault::NotAVideo, "it is a folder", "name a video file"));
+        return Err(unusable(path, ClipFault::NotAVideo, "it is a folder", "name a video file"));
     }
     // Reading a pipe or a device could block for ever.
     if !about.is_file() {
-        return Err(unusable(path, Fault::NotAVideo, "it is not a regular file", "name a video file"));
+        return Err(unusable(path, ClipFault::NotAVideo, "it is not a regular file", "name a video file"));
     }
     fs::File::open(path).map_err(|error| Error::io("read", path, error))?;
     if about.len() == 0 {

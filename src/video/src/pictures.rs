@@ -7,8 +7,19 @@ use image::codecs::png::PngEncoder;
 use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageFormat, ImageReader};
 use rundir::{Error, ErrorCode, Failure};
 
+use crate::colour::{Colour, Matrix};
+use crate::failures::{ClipError, ClipFault, check_file};
 use crate::frames::Frames;
+use crate::geometry::{Fit, Picture};
+use crate::probe::Probe;
+use crate::resample::lanczos;
+use crate::source::VideoFile;
 use crate::write::Part;
+
+/// The file name extensions of pictures that are read as one frame.
+const PICTURE_ENDINGS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
+/// [`Probe::container`] of a picture.
+pub(crate) const PICTURE: &str = "picture";
 
 /// Writes one frame as a PNG, first under a temporary name. An existing file is replaced.
 ///
@@ -49,6 +60,68 @@ pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     read(path, None)
 }
 
+/// Returns whether a file is named as a PNG, JPEG or WebP.
+pub(crate) fn is_picture(path: &Utf8Path) -> bool {
+    path.extension().is_some_and(|ending| PICTURE_ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+}
+
+/// Reads a picture as a clip of one frame at time 0. ffmpeg takes neither the rotation in EXIF data nor the colours of a JPEG
+/// without tags as they are meant.
+pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
+    let bytes = check_file(path)?;
+    let Frames { width, height, .. } = read_image(path).map_err(|failure| match failure.code {
+        ErrorCode::Malformed => damaged_picture(path, failure.why),
+        _ => failure.into(),
+    })?;
+    let probe = Probe {
+        container: PICTURE.into(),
+        codec: path.extension().unwrap_or_default().to_ascii_lowercase(),
+        stream: 0,
+        video_streams: 1,
+        width,
+        height,
+        stored_width: width,
+        stored_height: height,
+        rotation: 0,
+        sample_aspect: [1, 1],
+        fps: 0.0,
+        frames: Some(1),
+        duration_s: 0.0,
+        start_s: 0.0,
+        time_base: [1, 1],
+        pixel_format: "rgb24".into(),
+        bit_depth: 8,
+        colour: Colour::default(),
+        matrix: Matrix::Rgb,
+        full_range: true,
+        hdr: None,
+        interlaced: false,
+        bytes,
+        errors: Vec::new(),
+    };
+    Ok(VideoFile { path: path.to_owned(), probe, pts: vec![0], keys: Vec::new() })
+}
+
+fn damaged_picture(path: &Utf8Path, why: String) -> ClipError {
+    let fix = "copy the file again, or remove it from the data set";
+    let failure = Failure::new(ErrorCode::Malformed, format!("{path} is damaged"), why, fix);
+    ClipError { fault: ClipFault::Damaged, failure }
+}
+
+/// Reads a picture, scales it with Pillow's Lanczos filter and cuts it.
+pub(crate) fn decode_picture(path: &Utf8Path, picture: &Picture, count: usize) -> Result<Frames, Failure> {
+    let frame = read_image(path)?;
+    let fit = Fit::new(frame.width, frame.height, picture);
+    let scaled = lanczos(&frame, fit.scaled.0, fit.scaled.1);
+    let (width, height) = (picture.width, picture.height);
+    let row = |row: usize| {
+        let start = ((fit.at.1 + row) * scaled.width + fit.at.0) * 3;
+        &scaled.rgb[start..start + width * 3]
+    };
+    let rgb: Vec<u8> = (0..height).flat_map(row).copied().collect();
+    Ok(Frames { width, height, count, rgb: rgb.repeat(count) })
+}
+
 fn read(path: &Utf8Path, format: Option<ImageFormat>) -> Result<Frames, Failure> {
     let load = || -> Result<DynamicImage, ImageError> {
         let mut reader = ImageReader::open(path)?;
@@ -87,6 +160,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = camino::Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
         (folder, path)
+    }
+
+    #[test]
+    fn a_picture_is_a_clip_of_one_frame_that_is_scaled_and_cut() {
+        let keep = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(keep.path()).unwrap().join("a.PNG");
+        let rgb: Vec<u8> = (0..16 * 8 * 3).map(|n| n as u8).collect();
+        write_png(&path, &Frames { width: 16, height: 8, count: 1, rgb: rgb.clone() }, 0).unwrap();
+        let programs = crate::Programs::default();
+        let source = programs.open(&path).unwrap();
+        assert_eq!((source.probe.width, source.probe.height, source.times()), (16, 8, vec![0.0]));
+        assert!(source.probe.is_picture());
+        let decoded = |width, height| programs.decode(&source, &[0.0], &Picture::new(width, height)).unwrap();
+        assert_eq!(decoded(16, 8).rgb, rgb);
+        let cut = decoded(8, 8);
+        assert_eq!((cut.width, cut.height, cut.count), (8, 8, 1));
+        assert_eq!(cut.rgb[..24], rgb[4 * 3..12 * 3], "the middle of the first row");
+        let half = lanczos(&Frames { width: 16, height: 8, count: 1, rgb }, 8, 4);
+        assert_eq!(decoded(8, 4).rgb, half.rgb);
+        std::fs::write(&path, "no picture").unwrap();
+        let error = programs.examine(&path).unwrap_err();
+        assert_eq!((error.fault, error.failure.code), (ClipFault::Damaged, ErrorCode::Malformed));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::child::{self, Run};
 use crate::colour::{Colour, Hdr, Matrix};
-use crate::failures::{self, ClipError, Complaints, Fault, about, check_file, damaged, killed, unusable};
+use crate::failures::{self, ClipError, ClipFault, Complaints, about, check_file, damaged, killed, unusable};
+use crate::pictures::PICTURE;
 use crate::programs::Programs;
 
 /// The maximum number of bytes of JSON output. 64 MiB hold about a million packets.
@@ -67,6 +68,11 @@ pub struct Probe {
 }
 
 impl Probe {
+    /// Returns whether the file is a picture: one frame at time 0.
+    pub fn is_picture(&self) -> bool {
+        self.container == PICTURE
+    }
+
     /// Returns the seconds of a time stamp.
     pub(crate) fn seconds(&self, pts: i64) -> f64 {
         let [num, den] = self.time_base;
@@ -144,11 +150,16 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
             0 => "it has no video stream",
             _ => "its only picture is cover art",
         };
-        return Err(unusable(path, Fault::NoPicture, why, "remove it from the data set"));
+        return Err(unusable(path, ClipFault::NoPicture, why, "remove it from the data set"));
     };
     // ffmpeg reads a PNG or a JPEG as a video of one frame.
     if container == "image2" || container.ends_with("_pipe") {
-        return Err(unusable(path, Fault::NotAVideo, "it is a picture, not a video", "remove it from the data set"));
+        return Err(unusable(
+            path,
+            ClipFault::NotAVideo,
+            "it is a picture, not a video",
+            "remove it from the data set",
+        ));
     }
     let text = |key: &str| stream[key].as_str().unwrap_or_default();
     let size = |key: &str| stream[key].as_u64().filter(|size| *size > 0).map(|size| size as usize);
@@ -163,23 +174,28 @@ pub(crate) fn read(path: &Utf8Path, bytes: u64, json: &Value, complaints: Compla
         let why = format!("this ffprobe cannot decode its codec {}", text("codec_name"));
         return Err(unusable(
             path,
-            Fault::Unsupported,
+            ClipFault::Unsupported,
             why,
             "install an ffmpeg with that decoder, or re-encode the clip",
         ));
     }
     let rotation = rotation(stream).map_err(|degrees| {
-        unusable(path, Fault::Unsupported, format!("it is rotated by {degrees}°"), "turn it upright and re-encode it")
+        unusable(
+            path,
+            ClipFault::Unsupported,
+            format!("it is rotated by {degrees}°"),
+            "turn it upright and re-encode it",
+        )
     })?;
     let sample_aspect = ratio(text("sample_aspect_ratio"), ':').filter(|r| r[0] > 0 && r[1] > 0).unwrap_or([1, 1]);
     let colour = colour(stream);
     let matrix = colour.matrix(&pixel_format, stored_height).map_err(|tag| {
         let fix = "re-encode it, for example with `ffmpeg -i IN -vf zscale=matrix=709 OUT`";
-        unusable(path, Fault::Unsupported, format!("its colour matrix {tag} is not supported"), fix)
+        unusable(path, ClipFault::Unsupported, format!("its colour matrix {tag} is not supported"), fix)
     })?;
     if dolby_vision_profile(stream) == Some(5) {
         let fix = "convert it to HDR10 or SDR with another program";
-        return Err(unusable(path, Fault::Unsupported, "its colours are those of Dolby Vision profile 5", fix));
+        return Err(unusable(path, ClipFault::Unsupported, "its colours are those of Dolby Vision profile 5", fix));
     }
     let (width, height) = shown_size(stored_width, stored_height, rotation, sample_aspect);
     let number = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok()).filter(|n| n.is_finite());

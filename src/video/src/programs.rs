@@ -46,7 +46,8 @@ struct Abilities {
 impl Default for Programs {
     /// Returns the programs that `VIDTUI_FFMPEG` and `VIDTUI_FFPROBE` name, or those on `PATH`.
     fn default() -> Self {
-        let named = |variable: &str, name: &str| std::env::var(variable).unwrap_or_else(|_| name.to_owned());
+        let set = |variable: &str| std::env::var(variable).ok().filter(|program| !program.is_empty());
+        let named = |variable: &str, name: &str| set(variable).unwrap_or_else(|| name.to_owned());
         Self::at(named(VARIABLES[0], "ffmpeg"), named(VARIABLES[1], "ffprobe"))
     }
 }
@@ -93,6 +94,15 @@ impl Programs {
         let mut command = command(&self.ffmpeg);
         command.args(["-nostdin", "-hide_banner", "-v", "error"]);
         command
+    }
+
+    /// Limits the threads of an ffmpeg that decodes. Without a limit, filters too start one thread per core, and scaling in 64 parts
+    /// takes twice the CPU time of scaling in one.
+    pub(crate) fn limit_threads(&self, command: &mut Command) {
+        if self.threads > 0 {
+            let threads = self.threads.to_string();
+            command.args(["-filter_threads", &threads, "-threads", &threads]);
+        }
     }
 
     /// Makes a command of ffprobe that logs errors only.

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::child::{self, Run};
 use crate::failures::{self, ClipError, Complaints, about, damaged, killed};
+use crate::pictures::{is_picture, picture};
 use crate::probe::{self, Asked, Probe};
 use crate::programs::Programs;
 
@@ -22,7 +23,7 @@ pub(crate) const APART: &str = "settb=1,setpts=N*1000";
 
 /// A video file with the times of its frames.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Source {
+pub struct VideoFile {
     /// The file.
     pub path: Utf8PathBuf,
     /// The properties of the file.
@@ -33,7 +34,7 @@ pub struct Source {
     pub(crate) keys: Vec<i64>,
 }
 
-impl Source {
+impl VideoFile {
     /// Returns the presentation time of every frame in seconds, ascending. The first one need not be 0.
     pub fn times(&self) -> Vec<f64> {
         self.pts.iter().map(|&pts| self.probe.seconds(pts)).collect()
@@ -70,14 +71,14 @@ pub fn is_variable(times: &[f64]) -> bool {
 }
 
 impl Programs {
-    /// Probes a file and lists its frames: one process, which reads the whole file and decodes nothing but the first frames.
+    /// Probes a file and lists its frames. A PNG, JPEG or WebP, by the name of the file, is one frame at time 0. For others: one process, which reads the whole file and decodes nothing but the first frames.
     ///
     /// Files without packet time stamps are decoded once to list their frames. So are interlaced files, because their
     /// packets may be fields.
     ///
     /// # Errors
     /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (it is cut off, for example) or it has no frame.
-    pub fn open(&self, path: &Utf8Path) -> Result<Source, Failure> {
+    pub fn open(&self, path: &Utf8Path) -> Result<VideoFile, Failure> {
         Ok(self.examine(path)?)
     }
 
@@ -85,7 +86,10 @@ impl Programs {
     ///
     /// # Errors
     /// As [`Programs::open`], with the fault of the clip.
-    pub fn examine(&self, path: &Utf8Path) -> Result<Source, ClipError> {
+    pub fn examine(&self, path: &Utf8Path) -> Result<VideoFile, ClipError> {
+        if is_picture(path) {
+            return picture(path);
+        }
         let what =
             ["-select_streams", "v", "-show_streams", "-show_format", "-show_entries", "packet=stream_index,pts,flags"];
         let asked = Asked::run(self, path, &what)?;
@@ -99,7 +103,7 @@ impl Programs {
         if pts.is_empty() {
             return Err(damaged(path, "it has no frame"));
         }
-        Ok(Source { path: path.to_owned(), probe, pts: pts.into_iter().collect(), keys: keys.into_iter().collect() })
+        Ok(VideoFile { path: path.to_owned(), probe, pts: pts.into_iter().collect(), keys: keys.into_iter().collect() })
     }
 
     /// Lists the frames by decoding them. Their time stamps are the same as in [`Programs::decode`].
@@ -116,7 +120,7 @@ impl Programs {
     ///
     /// # Errors
     /// `Malformed`, if ffmpeg logs an error about the file; otherwise as [`Programs::open`].
-    pub fn scan(&self, source: &Source) -> Result<Scan, Failure> {
+    pub fn scan(&self, source: &VideoFile) -> Result<Scan, Failure> {
         const KEY: &str = "lavfi.idet.multiple.current_frame";
         let filters = format!("idet,metadata=mode=print:key={KEY}:file='pipe\\:2':direct=1");
         let mut scan = Scan::default();
@@ -140,9 +144,7 @@ impl Programs {
     ) -> Result<(), ClipError> {
         let mut command = self.ffmpeg_command();
         command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
-        if self.threads > 0 {
-            command.args(["-threads", &self.threads.to_string()]);
-        }
+        self.limit_threads(&mut command);
         command.args(["-copyts", "-i"]).arg(format!("file:{path}"));
         command.args(["-map", &format!("0:{}", probe.stream), "-vf"]).arg(format!("{filters},{APART}"));
         command.args(self.passthrough()?).args(["-f", "null", "-"]);

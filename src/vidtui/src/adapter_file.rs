@@ -2,7 +2,7 @@
 
 use recipe::{Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
-use weights::Lora;
+use weights::LoraFile;
 
 /// Checks that the adapter of `lora.from`, if a recipe has one, fits the recipe.
 ///
@@ -19,5 +19,5 @@ pub fn check(recipe: &Recipe, has_weights: bool) -> Result<(), Failure> {
             "name these weights with --init",
         ));
     }
-    Lora::open(path)?.check_start(recipe)
+    LoraFile::open(path)?.check_start(recipe)
 }

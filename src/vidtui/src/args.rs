@@ -1,8 +1,10 @@
 //! The command line: commands, arguments and flags. The doc comments are the text of `--help`.
 
-use camino::Utf8PathBuf;
+use crate::command_error::CommandError;
+use camino::{Utf8Path, Utf8PathBuf};
 use clap::{Args as Arguments, Parser, Subcommand};
 use cluster::NodeId;
+use rundir::{ErrorCode, Failure};
 
 /// Encodes videos, trains video diffusion transformers and makes videos with them, on one or many nodes.
 #[derive(Debug, Parser)]
@@ -10,7 +12,8 @@ use cluster::NodeId;
     name = "vidtui",
     version,
     after_help = "Without a command, vidtui opens the console.\n\
-                  RUN is the id of a run, a unique prefix or suffix of an id, or `latest`.\n\
+                  RUN is the id of a run, a unique prefix or suffix of an id, or `latest`:\n\
+                  the newest run, or the newest that has the weights or charts a command needs.\n\
                   Exit codes: 0 success, 1 failure, 2 invalid request.\n\
                   With --json, a failure is one line on standard error:\n\
                   {\"error\": {\"code\", \"what\", \"why\", \"fix\"}}.\n\
@@ -27,7 +30,7 @@ pub struct Args {
     pub runs: Utf8PathBuf,
 
     /// Folder of the curricula that the console lists
-    #[arg(long, global = true, value_name = "DIR", default_value = "configs", help_heading = GLOBAL)]
+    #[arg(long, value_name = "DIR", default_value = CONFIGS)]
     pub configs: Utf8PathBuf,
 
     /// Opens the console on this run
@@ -42,12 +45,15 @@ pub struct Args {
     pub nodes: NodesArgs,
 
     /// Shows N simulated nodes with eight GPUs each, to try the screens without a cluster
-    #[arg(long, global = true, value_name = "N", help_heading = GLOBAL)]
+    #[arg(long, value_name = "N")]
     pub simulate: Option<usize>,
 
     #[command(subcommand)]
     pub command: Option<Command>,
 }
+
+/// The default folder of the curricula.
+const CONFIGS: &str = "configs";
 
 /// The heading of the options that every command has.
 const GLOBAL: &str = "Global options";
@@ -59,7 +65,7 @@ pub struct NodesArgs {
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<Utf8PathBuf>,
     /// Nodes of a Slurm job, with the resources of this file: partition, nodes, GPUs per node, time limit
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude", "push"])]
     pub slurm: Option<Utf8PathBuf>,
     /// Uses only these nodes: `gpu[001-004],gpu009`
     #[arg(long, value_name = "NODES")]
@@ -71,8 +77,73 @@ pub struct NodesArgs {
     #[arg(long)]
     pub push: bool,
     /// Continues even if this check fails (repeatable)
-    #[arg(long, value_name = "CHECK")]
+    #[arg(long, value_name = "CHECK", value_parser = waivable)]
     pub waive: Vec<String>,
+}
+
+/// Reads the name of a check that can be waived.
+fn waivable(name: &str) -> Result<String, String> {
+    let mut names = remote::CheckId::WAIVABLE.iter().map(|check| check.name());
+    if names.clone().any(|known| known == name) {
+        return Ok(name.to_owned());
+    }
+    let last = names.next_back().unwrap_or_default();
+    Err(format!("the checks are {} and {last}", names.collect::<Vec<_>>().join(", ")))
+}
+
+/// The nodes to show: those of a hostfile, or those of a Slurm partition.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Arguments)]
+pub struct ShownNodesArgs {
+    /// Nodes of this hostfile, which has one entry per line: `gpu[001-024] slots=8`
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<Utf8PathBuf>,
+    /// Nodes of the partition in this Slurm file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hostfile", "include", "exclude"])]
+    pub slurm: Option<Utf8PathBuf>,
+    /// Shows only these nodes: `gpu[001-004],gpu009`
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub include: Option<String>,
+    /// Leaves these nodes out: `gpu[001-004],gpu009`
+    #[arg(long, value_name = "NODES", requires = "hostfile")]
+    pub exclude: Option<String>,
+}
+
+impl ShownNodesArgs {
+    /// Returns the nodes in the form that a launch uses.
+    pub fn nodes(&self) -> NodesArgs {
+        let Self { hostfile, slurm, include, exclude } = self.clone();
+        NodesArgs { hostfile, slurm, include, exclude, ..NodesArgs::default() }
+    }
+}
+
+impl Args {
+    /// Returns an option before the command that has no effect on the command, and the commands that have it.
+    pub fn unused(&self) -> Option<(&'static str, &'static str)> {
+        const CONSOLE: &str = "the console";
+        const LAUNCHES: &str = "the console, check, launch, resume, next, sample and data encode";
+        const NODES: &str = "the console, check, launch, resume, next, sample, data encode, nodes and smi";
+        let command = self.command.as_ref()?;
+        let launches = match command {
+            Command::Check(_) | Command::Launch(_) | Command::Resume(_) | Command::Next(_) | Command::Sample(_) => true,
+            Command::Data(data) => matches!(data, DataCommand::Encode(_)),
+            _ => false,
+        };
+        let shows = launches || matches!(command, Command::Nodes(_) | Command::Smi(_));
+        let NodesArgs { hostfile, slurm, include, exclude, push, waive } = &self.nodes;
+        let given = [
+            ("--open", self.open.is_some(), CONSOLE),
+            ("--record", self.record.is_some(), CONSOLE),
+            ("--configs", self.configs != CONFIGS, CONSOLE),
+            ("--simulate", self.simulate.is_some(), "the console and nodes, which has it after the command"),
+            ("--hostfile", hostfile.is_some() && !shows, NODES),
+            ("--slurm", slurm.is_some() && !shows, NODES),
+            ("--include", include.is_some() && !shows, NODES),
+            ("--exclude", exclude.is_some() && !shows, NODES),
+            ("--push", *push && !launches, LAUNCHES),
+            ("--waive", !waive.is_empty() && !launches, LAUNCHES),
+        ];
+        given.into_iter().find(|(_, is_unused, _)| *is_unused).map(|(name, _, of)| (name, of))
+    }
 }
 
 /// A command. Without one, the console opens.
@@ -109,6 +180,8 @@ pub enum Command {
     Stop(StopArgs),
     /// Writes the stacks of all ranks of a run into its folder, to find where it hangs
     Stacks(RunArgs),
+    /// Records the operators of the next steps on every rank as Chrome traces, which Perfetto (ui.perfetto.dev) opens
+    Profile(ProfileArgs),
     /// Ends the processes of a run within seconds, even if they cannot save; asks for confirmation
     Kill(KillArgs),
     /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
@@ -150,6 +223,7 @@ impl Command {
             Self::Next(args) => args.then.output.json,
             Self::Runs(output) => output.json,
             Self::Status(args) | Self::Checkpoints(args) | Self::Stacks(args) => args.output.json,
+            Self::Profile(args) => args.output.json,
             Self::Nodes(args) => args.output.json,
             Self::Smi(args) => args.output.json,
             Self::Logs(args) => args.json,
@@ -157,6 +231,7 @@ impl Command {
             Self::Kill(args) => args.output.json,
             Self::Data(DataCommand::Check(args)) => args.output.json,
             Self::Data(DataCommand::Import(args)) => args.output.json,
+            Self::Data(DataCommand::Buckets(args)) => args.output.json,
             Self::Data(DataCommand::Show(args)) => args.output.json,
             Self::Data(DataCommand::Prune(args)) => args.output.json,
             Self::Fetch(args) => args.output.json,
@@ -209,6 +284,8 @@ pub enum DataCommand {
     Import(DataImportArgs),
     /// Shows the clips, sizes and failures of a data set of latents, or one clip with its tensors, frames and caption
     Show(DataShowArgs),
+    /// Shows which clips go into which bucket of a recipe, what is thrown away and why, and the memory and batches of each bucket
+    Buckets(DataBucketsArgs),
     /// Removes the shards of a data set that its index no longer names, unless a run reads the data set
     Prune(DataPruneArgs),
     /// Encodes videos and captions to latents and texts, in a run on this machine or on many nodes. Encodes only what is new
@@ -245,8 +322,8 @@ pub struct DataEncodeArgs {
     /// The folder of the data set. Existing latents and texts are reused
     #[arg(long, value_name = "DATA")]
     pub out: Utf8PathBuf,
-    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height, width, text length and the condition of image-to-video and
-    /// inpainting
+    /// The recipe, or CURRICULUM:STAGE, that will train on the data set: sets frames, height and width or the buckets, the text length, and the
+    /// condition of image-to-video and inpainting
     #[arg(long = "for", value_name = "RECIPE")]
     pub recipe: Option<String>,
     /// Frames per clip: 4k + 1 [default: those of the recipe, or 49]
@@ -322,7 +399,7 @@ pub struct StageArgs {
 #[derive(Debug, Arguments)]
 pub struct HowArgs {
     /// Uses this machine, with N ranks [default: the size of the mesh in the recipe]
-    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm", "push"])]
     pub local: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -359,6 +436,12 @@ pub struct ThenArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub stage: StageArgs,
+    /// Proposes the fastest settings with which a rank fits this memory, such as 24GiB. Runs no checks
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    pub fit_memory: Option<u64>,
+    /// Prints the memory of LoRA and full training on one GPU, beside published figures. Runs no checks
+    #[arg(long, conflicts_with = "fit_memory")]
+    pub table: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }
@@ -432,7 +515,7 @@ pub struct SampleArgs {
     #[arg(long, value_name = "DIR")]
     pub encoders: Option<Utf8PathBuf>,
     /// Uses this machine, with N ranks [default: the size of the mesh of the run]
-    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "slurm"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm", "push"])]
     pub local: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -440,7 +523,10 @@ pub struct SampleArgs {
     #[arg(long)]
     pub name: Option<String>,
     /// Makes the samples of a training run's recipe now, from its current weights
-    #[arg(long, conflicts_with_all = ["prompt", "prompts", "image", "out", "local", "hostfile", "slurm"])]
+    #[arg(long, conflicts_with_all = [
+        "lora", "prompt", "prompts", "image", "seed", "steps", "guidance", "scheduler", "frames", "height", "width", "fps", "out", "png", "ema",
+        "encoders", "local", "hostfile", "slurm", "include", "exclude", "push", "waive", "name", "dry_run", "no_wait",
+    ])]
     pub now: bool,
     /// Shows the plan and starts nothing
     #[arg(long)]
@@ -509,7 +595,7 @@ pub struct ResumeArgs {
     #[arg(long)]
     pub fresh_data: bool,
     /// Continues on this machine with N ranks [default: the nodes of the last attempt]
-    #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm"])]
+    #[arg(long, visible_alias = "local", value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm", "push"])]
     pub ranks: Option<usize>,
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -518,6 +604,18 @@ pub struct ResumeArgs {
     pub set: Vec<String>,
     #[command(flatten)]
     pub then: ThenArgs,
+}
+
+/// `vidtui profile`.
+#[derive(Debug, Arguments)]
+pub struct ProfileArgs {
+    /// The run
+    pub run: String,
+    /// Number of steps
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100))]
+    pub steps: u64,
+    #[command(flatten)]
+    pub output: JsonArgs,
 }
 
 /// `vidtui next`.
@@ -547,13 +645,16 @@ pub struct RunArgs {
 #[derive(Debug, Arguments)]
 pub struct NodesCommandArgs {
     /// Shows the nodes of this run [default: the nodes of --hostfile or --slurm, else this machine]
-    #[arg(conflicts_with_all = ["hostfile", "slurm", "local"])]
+    #[arg(conflicts_with_all = ["hostfile", "slurm", "include", "exclude", "local"])]
     pub run: Option<String>,
     /// Shows this machine
-    #[arg(long, conflicts_with_all = ["hostfile", "slurm"])]
+    #[arg(long, conflicts_with_all = ["hostfile", "slurm", "include", "exclude"])]
     pub local: bool,
     #[command(flatten)]
-    pub nodes: NodesArgs,
+    pub nodes: ShownNodesArgs,
+    /// Shows N simulated nodes with eight GPUs each
+    #[arg(long, value_name = "N", conflicts_with_all = ["run", "local", "hostfile", "slurm", "include", "exclude"])]
+    pub simulate: Option<usize>,
     /// Sorts by faults, power, util, memory, temp, processes or name [default: order of the hostfile]
     #[arg(long, value_name = "COLUMN")]
     pub sort: Option<String>,
@@ -573,10 +674,10 @@ pub struct SmiArgs {
     /// The node: a name in the hostfile, in the Slurm partition or in the run, or a name that `ssh` resolves
     pub node: String,
     /// Looks the node up in this run
-    #[arg(long, conflicts_with_all = ["hostfile", "slurm"])]
+    #[arg(long, conflicts_with_all = ["hostfile", "slurm", "include", "exclude"])]
     pub run: Option<String>,
     #[command(flatten)]
-    pub nodes: NodesArgs,
+    pub nodes: ShownNodesArgs,
     #[command(flatten)]
     pub output: JsonArgs,
 }
@@ -631,7 +732,7 @@ pub struct StopArgs {
     #[command(flatten)]
     pub on: OnNodesArgs,
     /// Waits until the run has ended
-    #[arg(long)]
+    #[arg(long, conflicts_with = "hostfile")]
     pub wait: bool,
     /// Shows the processes and signals none
     #[arg(long)]
@@ -782,7 +883,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "COLSxROWS")]
     pub screen: Option<String>,
     /// Factor of the playing speed
-    #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR", conflicts_with = "screen")]
     pub speed: f64,
 }
 
@@ -882,6 +983,9 @@ pub struct DataCheckArgs {
     pub out: Option<Utf8PathBuf>,
     #[command(flatten)]
     pub listed: ListedArgs,
+    /// The recipe, or CURRICULUM:STAGE, that will train on the clips: sets frames, height and width, or the buckets
+    #[arg(long = "for", value_name = "RECIPE", conflicts_with_all = ["frames", "height", "width"])]
+    pub recipe: Option<String>,
     /// Frames that each clip must have, for example 49 for CogVideoX
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
@@ -889,10 +993,10 @@ pub struct DataCheckArgs {
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
-    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>)]
+    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>, requires = "frames")]
     pub mode: video::FrameMode,
     /// Distance between taken frames, in frames, if there is no rate
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "frames", conflicts_with = "fps")]
     pub stride: usize,
     /// Height that pictures are scaled to. Smaller videos are counted
     #[arg(long, value_name = "PIXELS", requires = "width")]
@@ -913,6 +1017,32 @@ pub struct DataCheckArgs {
     pub output: JsonArgs,
 }
 
+/// `vidtui data buckets`.
+#[derive(Debug, Arguments)]
+pub struct DataBucketsArgs {
+    /// A folder or table of videos, the manifest that `vidtui data check` wrote, or a data set of latents
+    pub source: Utf8PathBuf,
+    /// The recipe, or CURRICULUM:STAGE, whose buckets and mesh are used
+    #[arg(long, value_name = "RECIPE")]
+    pub recipe: String,
+    /// Overrides a key of the recipe (repeatable)
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub sets: Vec<String>,
+    #[command(flatten)]
+    pub listed: ListedArgs,
+    /// Rate at which frames are taken, per second [default: the rate of each clip]
+    #[arg(long, value_name = "FPS")]
+    pub fps: Option<f64>,
+    /// Which frames are taken: head, middle, random, stride, linspace or time@fps
+    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>)]
+    pub mode: video::FrameMode,
+    /// Distance between taken frames, in frames, if there is no rate
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub stride: usize,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
 /// How a folder or table of videos is read.
 #[derive(Debug, Default, Arguments)]
 pub struct ListedArgs {
@@ -928,9 +1058,29 @@ pub struct ListedArgs {
     /// Folder that relative paths of a table start from [default: the folder of the table]
     #[arg(long, value_name = "DIR")]
     pub root: Option<Utf8PathBuf>,
-    /// Drops captions with more characters
-    #[arg(long, value_name = "N", default_value_t = dataset::check::CAPTION_CHARACTERS)]
-    pub max_characters: usize,
+    /// Drops captions with more characters [default: 5000]
+    #[arg(long, value_name = "N")]
+    pub max_characters: Option<usize>,
+}
+
+impl ListedArgs {
+    /// Refuses these options for a manifest, whose clips and captions are fixed.
+    pub fn refuse_with_manifest(&self, manifest: &Utf8Path) -> Result<(), CommandError> {
+        let given = [
+            ("--layout", self.layout.is_some()),
+            ("--video-column", self.video_column.is_some()),
+            ("--caption-column", self.caption_column.is_some()),
+            ("--root", self.root.is_some()),
+            ("--max-characters", self.max_characters.is_some()),
+        ];
+        let Some((option, _)) = given.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+        Err(CommandError::request(Failure::new(
+            ErrorCode::InvalidArgument,
+            format!("cannot use {option}"),
+            format!("{manifest} is a manifest, and `vidtui data check` wrote it with the clips and captions"),
+            format!("leave it out, or name the videos in place of the manifest and use {option} there"),
+        )))
+    }
 }
 
 /// Reads a share: `5%` or `0.05`.
@@ -1097,6 +1247,65 @@ mod tests {
             let words =
                 words.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() });
             assert!(Args::try_parse_from(words).is_ok(), "{example}");
+        }
+    }
+
+    #[test]
+    fn options_that_have_no_effect_are_refused() {
+        let is_used = |line: &str| {
+            let parsed = Args::try_parse_from(std::iter::once("vidtui").chain(line.split(' ')));
+            parsed.is_ok_and(|args| args.unused().is_none())
+        };
+        for line in [
+            "--configs other --simulate 4 --hostfile gpus.txt --push --waive clock",
+            "--hostfile gpus.txt --include gpu001 --push launch recipe.toml",
+            "--hostfile gpus.txt nodes",
+            "--slurm job.toml smi gpu001",
+            "launch recipe.toml --hostfile gpus.txt --exclude gpu001 --push --waive disk --waive clock",
+            "resume latest --include gpu001 --push",
+            "nodes --hostfile gpus.txt --include gpu001",
+            "nodes --simulate 4",
+            "sample latest --now --json",
+            "stop latest --wait",
+            "data check videos --frames 49 --mode stride --stride 3",
+        ] {
+            assert!(is_used(line), "{line}");
+        }
+        for line in [
+            "--hostfile gpus.txt runs",
+            "--configs other launch recipe.toml",
+            "--record session.jsonl status latest",
+            "--open latest status latest",
+            "--simulate 4 runs",
+            "--simulate 4 nodes",
+            "--push nodes",
+            "--hostfile gpus.txt --waive clock smi gpu001",
+            "nodes --push",
+            "nodes --waive clock",
+            "smi gpu001 --push",
+            "smi gpu001 --waive clock",
+            "nodes --include gpu001",
+            "nodes latest --include gpu001",
+            "nodes --local --exclude gpu001",
+            "smi gpu001 --run latest --include gpu001",
+            "runs --simulate 4",
+            "launch recipe.toml --waive clok",
+            "launch recipe.toml --local 2 --include gpu001",
+            "launch recipe.toml --local 2 --push",
+            "launch recipe.toml --slurm job.toml --push",
+            "resume latest --local 2 --push",
+            "sample latest --prompt rabbit --local 2 --exclude gpu001",
+            "sample latest --now --steps 20",
+            "sample latest --now --seed 7",
+            "sample latest --now --name other",
+            "sample latest --now --dry-run",
+            "stop --hostfile gpus.txt --wait",
+            "replay session.jsonl --screen 80x24 --speed 2",
+            "data check videos --stride 3",
+            "data check videos --mode middle",
+            "data check videos --frames 49 --fps 8 --stride 3",
+        ] {
+            assert!(!is_used(line), "{line}");
         }
     }
 

@@ -2,7 +2,6 @@
 
 use crate::adapter_file;
 use crate::command_error::CommandError;
-use crate::dataset;
 use crate::workspace::{self, LaunchOptions, Workspace};
 use recipe::TrainerKind;
 use remote::{Check, CheckStatus, LaunchInputs, merge_passed, run_checks};
@@ -16,7 +15,7 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
         recipe,
         target: workspace.target(options.ranks, options.nodes, recipe.mesh.world()).map_err(CommandError::into_failure),
         data: match recipe.trainer {
-            TrainerKind::Embedded => dataset::check(recipe),
+            TrainerKind::Embedded => workspace.check_data(recipe, None),
             TrainerKind::Command => Ok(String::new()),
         },
         weights: workspace.weights_of(options).map_err(CommandError::into_failure).and_then(|weights| {

@@ -36,7 +36,7 @@ pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, CommandError>
 pub fn convert(
     shown: &ConvertPreview,
     stop: &AtomicBool,
-    send: &dyn Fn(weights::Progress),
+    send: &dyn Fn(weights::WriteProgress),
 ) -> Result<Outcome, CommandError> {
     let plan = planned(&shown.options)?;
     if plan.fingerprint() != shown.fingerprint {

@@ -98,6 +98,17 @@ impl Group {
         Self { label: metric.label, unit: metric.unit, metrics: vec![(metric, metric.name)] }
     }
 
+    /// Returns the title.
+    pub fn label(&self) -> &'static str {
+        self.label
+    }
+
+    /// Returns whether a run has logged a finite value of one of the metrics.
+    pub fn has_values(&self, measured: &Measured) -> bool {
+        let curves = self.metrics.iter().flat_map(|(metric, label)| curves(metric, label, measured, XAxis::Time));
+        curves.flat_map(|curve| curve.points).any(|(_, value)| value.is_some())
+    }
+
     /// The metrics of a chart of the console.
     pub fn of_chart(chart: rundir::Chart, measured: &Measured) -> Self {
         let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
@@ -307,7 +318,7 @@ fn subtitle(summary: &RunSummary, history: &History) -> String {
     let ranks = units::counted(ranks, "rank");
     let loss = history.effective().iter().rev().find_map(|sample| sample.loss);
     let loss = loss.map(|loss| format!(", last loss {}", units::number(loss))).unwrap_or_default();
-    format!("{}: {}, {ranks}{loss}", summary.run.id, summary.done().in_words())
+    format!("{}: {}, {ranks}{loss}", summary.run.id, summary.progress().in_words())
 }
 
 #[cfg(test)]

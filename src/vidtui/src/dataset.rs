@@ -1,12 +1,13 @@
 //! The data set of a recipe: checks that it fits the model, and picks sample files.
 
+use ::dataset::order::Order;
 use ::dataset::store::{INDEX, SPEC};
 use ::dataset::{
-    Clip, ENCODER_FOLDERS, EncodeInputs, Index, Manifest, Table, check_encoders, open_null_text, store_folder,
+    Clip, ClipManifest, ENCODER_FOLDERS, EncodeInputs, Index, Table, check_encoders, open_null_text, store_folder,
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::EncodeFacts;
-use recipe::{Recipe, Task};
+use recipe::{Recipe, Task, TrainerKind};
 use rundir::Failure;
 use std::collections::BTreeSet;
 
@@ -25,13 +26,35 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
         check_encoders(folder, &recipe.model)?;
         return Ok(format!("the VAE and the text encoder in {folder} belong to the model"));
     }
-    let table = Table::open(&recipe.data.index, &recipe.model)?;
-    let info = table.with_conditions(&recipe.condition, &recipe.model)?.info;
+    let table = Table::of(recipe)?;
+    let (order, forecast) = Order::checked(recipe, &table)?;
     if let Some(path) = recipe.data.null_text() {
         open_null_text(path, &recipe.model)?;
     }
     check_samples(recipe)?;
-    Ok(format!("{} samples, {}, all shapes match", info.samples, units::short_size(info.bytes)))
+    let (sets, shapes) = (recipe.data.all().len(), order.buckets().len());
+    let mut text = format!("{} samples", table.info.samples);
+    if sets > 1 {
+        text += &format!(" in {}", units::counted(sets, "data set"));
+    }
+    text += &format!(", {}, ", units::short_size(table.info.bytes));
+    text += &if shapes > 1 { units::counted(shapes, "shape") } else { "all shapes match".into() };
+    if recipe.train.epochs > 0 {
+        let steps = units::counted(forecast.steps as usize, "step");
+        text += &format!("; {} are {steps}", units::counted(recipe.train.epochs as usize, "epoch"));
+    }
+    Ok(forecast.unused_in_words.map_or(text.clone(), |unused| format!("{text}; {unused}")))
+}
+
+/// Returns the steps of a run whose length is given in epochs.
+///
+/// # Errors
+/// The data sets cannot be opened, or have no step.
+pub fn steps_of_epochs(recipe: &Recipe) -> Result<Option<u64>, Failure> {
+    if recipe.task != Task::Train || recipe.trainer != TrainerKind::Embedded || recipe.train.epochs == 0 {
+        return Ok(None);
+    }
+    Order::checked(recipe, &Table::of(recipe)?).map(|(_, forecast)| Some(forecast.steps))
 }
 
 /// Checks the encoders and the held-out clips of a run that samples while it trains. Without this check, such a run would fail hours later.
@@ -40,11 +63,14 @@ fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
         check(&Recipe { task: Task::Sample, ..recipe.clone() })?;
     }
     let Some(index) = recipe.sample.validation_index() else { return Ok(()) };
-    let opened = Table::open(index, &recipe.model).map_err(|failure| {
-        let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
-        Failure { fix, ..failure }
-    });
-    opened?.with_conditions(&recipe.condition, &recipe.model).map(drop)
+    let held_out = Recipe { data: recipe.data.of(index), ..recipe.clone() };
+    Table::of(&held_out).map(drop).map_err(|failure| match failure.fix.contains("data encode") {
+        true => failure,
+        false => {
+            let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
+            Failure { fix, ..failure }
+        }
+    })
 }
 
 /// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.
@@ -76,7 +102,7 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
 /// Returns the files of the first, middle and last sample. For a store, returns its index and first shard. Adds the null text.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     if recipe.task == Task::Encode {
-        let clips = Manifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);
+        let clips = ClipManifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);
         let paths: Vec<_> = clips.into_iter().filter(Clip::is_usable).map(|clip| clip.path).collect();
         let picked = BTreeSet::from([0, paths.len() / 2, paths.len().saturating_sub(1)]);
         let picked = picked.into_iter().filter_map(|at| paths.get(at).cloned());
@@ -90,19 +116,22 @@ pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     }
     let null_text = recipe.data.null_text().map(Utf8Path::to_owned);
     // Another check reports a broken index.
-    let files: Vec<Utf8PathBuf> = match store_folder(&recipe.data.index) {
+    recipe.data.all().iter().flat_map(|set| files_of_set(&set.index)).chain(null_text).collect()
+}
+
+fn files_of_set(index: &Utf8Path) -> Vec<Utf8PathBuf> {
+    match store_folder(index) {
         Some(folder) => {
             let names = [SPEC, INDEX, "latents-00000.safetensors"].map(|name| folder.join(name));
             names.into_iter().filter(|file| file.exists()).collect()
         }
         None => {
-            let samples = Index::open(&recipe.data.index).map_or_else(|_| Vec::new(), |index| index.samples);
+            let samples = Index::open(index).map_or_else(|_| Vec::new(), |index| index.samples);
             let last = samples.len().saturating_sub(1);
             let picked = BTreeSet::from([0, last / 2, last]).into_iter().filter_map(|at| samples.get(at));
             picked.flat_map(|sample| std::iter::once(&sample.latent).chain(&sample.text)).cloned().collect()
         }
-    };
-    files.into_iter().chain(null_text).collect()
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 use camino::Utf8PathBuf;
 use cluster::slurm::JobStatus;
 use health::Finding;
-use rundir::{Attempt, CheckpointEntry, Failure, ItemCounts, SamplingProgress, Stages};
-use runstate::{RunSummary, StageProgress};
+use rundir::{Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, SamplingProgress};
+use runstate::{EncodeStageProgress, Epochs, RunSummary};
 use serde::Serialize;
 use ui::run_state::StateKind;
 
@@ -25,6 +25,9 @@ pub struct RunDocument {
     task: &'static str,
     step: u64,
     steps_total: u64,
+    /// Epochs of training, if the run counts them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epochs: Option<Epochs>,
     /// The clips and captions of an encode.
     #[serde(skip_serializing_if = "Option::is_none")]
     items: Option<ItemsDocument>,
@@ -54,7 +57,7 @@ struct ItemsDocument {
     counts: ItemCounts,
     per_s: Option<f64>,
     /// The progress of each stage: what is done in this attempt, and what is left.
-    stages: Option<Stages<StageProgress>>,
+    stages: Option<EncodeStages<EncodeStageProgress>>,
 }
 
 /// A finding about a run.
@@ -139,6 +142,7 @@ impl RunDocument {
             sampling: summary.videos(),
             step: summary.step,
             steps_total: summary.steps_total,
+            epochs: summary.epochs(),
             loss: summary.last.as_ref().and_then(|sample| sample.loss),
             step_s: summary.last.as_ref().map(|sample| sample.step_s),
             eta_s: summary.eta_s,
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn every_field_of_a_run_is_in_the_documentation() {
-        let stages = Stages::<StageProgress>::default();
+        let stages = EncodeStages::<EncodeStageProgress>::default();
         let document = RunDocument {
             run: "r".into(),
             name: "r".into(),
@@ -257,6 +261,7 @@ mod tests {
             task: "encode",
             step: 1,
             steps_total: 2,
+            epochs: Some(Epochs { done: 0.5, total: 1.0 }),
             items: Some(ItemsDocument { counts: ItemCounts::default(), per_s: None, stages: Some(stages) }),
             sampling: Some(SamplingProgress::default()),
             loss: None,

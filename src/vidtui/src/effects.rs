@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use ui::{ConvertOptions, Effect, JobId, JobMsg, Msg, Outcome};
 use units::short_size;
-use weights::{Doing, Progress};
+use weights::{Doing, WriteProgress};
 
 /// Starts effects.
 pub struct Runner {
@@ -141,8 +141,8 @@ fn run(
         }
         Effect::PlanConvert { options, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
         Effect::Convert { preview, .. } => {
-            let moved = |progress: Progress| {
-                let Progress { doing, done, total } = progress;
+            let moved = |progress: WriteProgress| {
+                let WriteProgress { doing, done, total } = progress;
                 send(match doing {
                     Doing::Writing => JobMsg::Converting { done, total },
                     doing => JobMsg::Progress(format!(

@@ -115,7 +115,8 @@ fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
         items: summary.items(),
         stages: summary.stages,
         videos: summary.videos(),
-        start_deadline_s: facts.start_awaited_until_s(),
+        epochs: summary.epochs(),
+        start_deadline_s: facts.starting_until_s(),
     }
 }
 
@@ -134,7 +135,7 @@ fn folders(runs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
 
 /// Returns the stamps of the checkpoint folders of a run. The stamp changes when a manifest is written.
 pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
-    adapters::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
+    other_trainers::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
 /// Returns the stamps of the folders of samples of a run. A stamp changes when a sample is complete.

@@ -289,7 +289,7 @@ mod tests {
             }
             if second >= opened_s && second % 2 == 0 {
                 facts.load = Load::Unknown;
-                if facts.silent_since_s(t).is_some() {
+                if facts.inactive_since_s(t).is_some() {
                     let nodes = samples.of(&dir, &facts, t);
                     facts.load = health::power(&nodes, &facts, t).unwrap_or_default();
                 }

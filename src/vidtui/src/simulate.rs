@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_frame_of_a_simulated_node_is_parsed_like_a_real_one() {
         let frame = Frames::new(GpuQuery::default()).push(text(5, 3, 1_763_612_345.5).as_bytes()).remove(0);
-        assert_eq!((frame.gpus.len(), frame.troubles.len()), (GPUS, 0));
+        assert_eq!((frame.gpus.len(), frame.smi_errors.len()), (GPUS, 0));
         let owner = frame.gpus[2].processes[0].owner.as_ref().unwrap();
         assert_eq!((owner.user.as_str(), owner.rank), ("ada", Some(42)));
         assert_eq!(cluster::fault::faults(&frame).len(), 1);

@@ -150,7 +150,7 @@ impl Stream {
             }
             let found = listings::checkpoint_folders(&dir);
             if folders.as_ref() != Some(&found)
-                && let Ok(checkpoints) = adapters::checkpoints(&dir)
+                && let Ok(checkpoints) = other_trainers::checkpoints(&dir)
             {
                 send(RunMsg::Checkpoints(checkpoints))?;
                 folders = Some(found);

@@ -1,9 +1,9 @@
 //! Compares two sets of weights, which may have different formats.
 
-use crate::source::Source;
+use crate::source::WeightsSource;
 use crate::tensor_chunks::for_each_chunk;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
-use crate::write::{Doing, Progress};
+use crate::write::{Doing, WriteProgress};
 use crate::{Error, cast};
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -47,9 +47,9 @@ pub struct Changed {
 /// # Errors
 /// Fails when a file cannot be read, or when `progress` stops the work.
 pub fn compare(
-    first: &Source,
-    second: &Source,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    first: &WeightsSource,
+    second: &WeightsSource,
+    progress: &mut dyn FnMut(WriteProgress) -> ControlFlow<()>,
 ) -> Result<Difference, Failure> {
     let (ours, theirs) = match first.names == second.names {
         true => (first.tensors.clone(), second.tensors.clone()),
@@ -71,7 +71,7 @@ pub fn compare(
             squares += square;
         }
         done += a.bytes() + b.bytes();
-        if progress(Progress { doing: Doing::Comparing, done, total }).is_break() {
+        if progress(WriteProgress { doing: Doing::Comparing, done, total }).is_break() {
             return Err(Failure::new(ErrorCode::Cancelled, "cannot compare", "it was interrupted", "run it again"));
         }
     }
@@ -79,7 +79,7 @@ pub fn compare(
 }
 
 /// Returns the tensors under their internal names, as far as the model defines them.
-fn internal(source: &Source) -> Tensors {
+fn internal(source: &WeightsSource) -> Tensors {
     let mut tensors = source.tensors.clone();
     if let Ok(model) = source.model() {
         for spec in recipe::param_specs(model) {
@@ -136,7 +136,7 @@ mod tests {
     use std::fs;
 
     fn go(a: &Utf8Path, b: &Utf8Path) -> Difference {
-        let open = |path| Source::open(path).unwrap();
+        let open = |path| WeightsSource::open(path).unwrap();
         compare(&open(a), &open(b), &mut |_| ControlFlow::Continue(())).unwrap()
     }
 

@@ -90,7 +90,7 @@ impl Default for Config {
 
 /// A member of the CogVideoX family, named after the published model with the same structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Family {
+pub enum PublishedModel {
     /// Sine and cosine positions.
     #[serde(rename = "CogVideoX-2B")]
     CogVideoX2B,
@@ -112,15 +112,15 @@ pub enum Family {
     /// A second latent besides the latent: that of an image, or of a control video.
     #[serde(rename = "CogVideoX-Fun-Control")]
     FunControl,
-    /// As [`Family::FunInP`], with patches of two frames.
+    /// As [`PublishedModel::FunInP`], with patches of two frames.
     #[serde(rename = "CogVideoX-Fun-V1.5-InP")]
     Fun15InP,
-    /// As [`Family::FunControl`], with patches of two frames.
+    /// As [`PublishedModel::FunControl`], with patches of two frames.
     #[serde(rename = "CogVideoX-Fun-V1.5-Control")]
     Fun15Control,
 }
 
-impl Family {
+impl PublishedModel {
     /// The family's name.
     pub fn name(self) -> &'static str {
         match self {
@@ -162,7 +162,7 @@ impl Family {
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for PublishedModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -199,10 +199,10 @@ impl Config {
     }
 
     /// The family.
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> PublishedModel {
         let channels = |n: i64| u64::try_from(n).unwrap_or(0);
         let channels = (channels(self.in_channels), channels(self.out_channels.unwrap_or(16)));
-        Family::by_features(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
+        PublishedModel::by_features(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
     }
 
     /// The width of the embedding of the first image's offset; none without one.
@@ -443,23 +443,29 @@ mod tests {
     #[test]
     fn the_published_models_are_distinguished() {
         let cases = [
-            ("{}", Family::CogVideoX2B),
-            (r#"{"use_rotary_positional_embeddings":true}"#, Family::CogVideoX5B),
+            ("{}", PublishedModel::CogVideoX2B),
+            (r#"{"use_rotary_positional_embeddings":true}"#, PublishedModel::CogVideoX5B),
             (
                 r#"{"use_rotary_positional_embeddings":true,"use_learned_positional_embeddings":true,"in_channels":32}"#,
-                Family::CogVideoX5BI2V,
+                PublishedModel::CogVideoX5BI2V,
             ),
-            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true}"#, Family::CogVideoX15),
-            (r#"{"patch_size_t":2,"in_channels":32,"ofs_embed_dim":512}"#, Family::CogVideoX15I2V),
-            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":33}"#, Family::Fun15InP),
-            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":32}"#, Family::Fun15Control),
-            (r#"{"in_channels":33}"#, Family::FunInP),
-            (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, Family::FunControl),
+            (r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true}"#, PublishedModel::CogVideoX15),
+            (r#"{"patch_size_t":2,"in_channels":32,"ofs_embed_dim":512}"#, PublishedModel::CogVideoX15I2V),
+            (
+                r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":33}"#,
+                PublishedModel::Fun15InP,
+            ),
+            (
+                r#"{"patch_size_t":2,"use_rotary_positional_embeddings":true,"in_channels":32}"#,
+                PublishedModel::Fun15Control,
+            ),
+            (r#"{"in_channels":33}"#, PublishedModel::FunInP),
+            (r#"{"in_channels":32,"use_rotary_positional_embeddings":true}"#, PublishedModel::FunControl),
         ];
         for (text, family) in cases {
             assert_eq!(config(text).family(), family, "{text}");
             if let Ok(model) = model_from_diffusers(&config(text)) {
-                assert_eq!(Family::of(&model), family, "{text}");
+                assert_eq!(PublishedModel::of(&model), family, "{text}");
             }
         }
     }

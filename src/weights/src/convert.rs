@@ -5,17 +5,17 @@ mod lora;
 mod model;
 
 use crate::location::SourceKind;
-use crate::lora::{Lora, LoraForm};
+use crate::lora::{LoraFile, LoraForm};
 use crate::report::Report;
-use crate::source::Source;
-use crate::write::{Doing, NewTensorFile, OnProgress, Progress, stopped, write_tensor_files};
+use crate::source::WeightsSource;
+use crate::write::{Doing, NewTensorFile, OnProgress, WriteProgress, stopped, write_tensor_files};
 use crate::{Dtype, destination};
 use camino::{Utf8Path, Utf8PathBuf};
 use link::Linked;
 use recipe::{Layer, Mesh, Model, UseEma};
 use rundir::{
-    ErrorCode, Failure, FileSum, LogicalTensor, Manifest, RunId, SCHEMA, Slice, Staging, TrainState, WholeFolder,
-    write_atomic,
+    CheckpointManifest, ErrorCode, Failure, FileSum, LogicalTensor, RunId, SCHEMA, Slice, Staging, TrainState,
+    WholeFolder, write_atomic,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -98,7 +98,7 @@ impl ConvertRequest {
 #[derive(Debug, Clone)]
 pub struct ConvertPlan {
     /// The source weights.
-    pub source: Source,
+    pub source: WeightsSource,
     /// The folder to create.
     pub target: Utf8PathBuf,
     /// The target format.
@@ -133,7 +133,7 @@ pub struct Converted {
 /// Fails when the source cannot be read or its tensors contradict its configuration. Unused and missing tensors are not
 /// an error here, so that the report can be shown first; [`Report::check`] reports them.
 pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure> {
-    let source = Source::open_average(&request.source, request.ema)?;
+    let source = WeightsSource::open_average(&request.source, request.ema)?;
     let refuse = |why: &str, fix: &str| {
         Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
     };
@@ -155,7 +155,7 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
             "convert it to another adapter format (--to lora-…), or convert its model and merge the adapter (--merge)",
         ),
         (_, false) => {
-            let merge = request.merge.as_deref().map(Lora::open).transpose()?;
+            let merge = request.merge.as_deref().map(LoraFile::open).transpose()?;
             let warning = merge.as_ref().and_then(|lora| lora.other_base(&source));
             let mut plan = model::plan(request, source, merge.as_ref())?;
             plan.report.notes.extend(warning);
@@ -269,7 +269,7 @@ impl ConvertPlan {
             let mut done = 0;
             for bytes in reported_bytes {
                 done += bytes;
-                let broken = progress(Progress { doing: Doing::Checking, done, total }).is_break();
+                let broken = progress(WriteProgress { doing: Doing::Checking, done, total }).is_break();
                 stop.fetch_or(broken, Ordering::Relaxed);
             }
             let checked = checking.join().expect("checksum threads do not panic");
@@ -314,7 +314,7 @@ impl ConvertPlan {
         Ok(Converted { target: self.target.clone(), bytes, files: count })
     }
 
-    fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> Manifest {
+    fn manifest(&self, run: RunId, now_s: f64, files: Vec<FileSum>) -> CheckpointManifest {
         let written =
             self.files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&file.name, &tensor.name, tensor)));
         let linked =
@@ -334,7 +334,7 @@ impl ConvertPlan {
                 }],
             })
             .collect();
-        Manifest {
+        CheckpointManifest {
             format: SCHEMA,
             run,
             attempt: 1,

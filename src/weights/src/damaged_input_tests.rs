@@ -19,7 +19,9 @@ use proptest::test_runner::TestRunner;
 
 use crate::fixtures::temp;
 use crate::tensor_spans::Files;
-use crate::{Config, ConvertRequest, Form, Header, Lora, Source, cast, model_from_diffusers, plan_conversion, shards};
+use crate::{
+    Config, ConvertRequest, Form, Header, LoraFile, WeightsSource, cast, model_from_diffusers, plan_conversion, shards,
+};
 
 /// The longest time for one input of kilobytes, with room for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -302,7 +304,7 @@ fn read_torch(folder: &Utf8Path) -> Result<(), String> {
     let size = fs::metadata(&path).unwrap().len();
     let archive = crate::archive::Archive::open(&mut Files::default(), &file, 0, size).unwrap();
     let entries: Vec<(u64, u64)> = archive.places().collect();
-    for (name, tensor) in &Source::open(&path).unwrap().tensors {
+    for (name, tensor) in &WeightsSource::open(&path).unwrap().tensors {
         for span in &tensor.spans {
             let inside = |(at, len): &(u64, u64)| *at <= span.begin && span.begin + span.len <= at + len;
             assert!(entries.iter().any(inside), "a span of {name} lies outside of all entries");
@@ -340,7 +342,7 @@ fn prepare_lora(folder: &Utf8Path) -> Vec<Vec<u8>> {
 }
 
 fn read_lora(folder: &Utf8Path) -> Result<(), String> {
-    Lora::open(&folder.join("lora")).map(drop).map_err(|e| e.to_string())
+    LoraFile::open(&folder.join("lora")).map(drop).map_err(|e| e.to_string())
 }
 
 fn inner(folder: &Utf8Path) -> Utf8PathBuf {
@@ -380,7 +382,7 @@ fn read_checkpoint(folder: &Utf8Path) -> Result<(), String> {
 
 /// Opens weights and reads the last byte of each span of each tensor.
 fn read_all(path: &Utf8Path) -> Result<(), String> {
-    let source = Source::open(path).map_err(|e| e.to_string())?;
+    let source = WeightsSource::open(path).map_err(|e| e.to_string())?;
     let mut files = Files::default();
     for (name, tensor) in source.tensors.iter().chain(&source.optimizer) {
         let held: u64 = tensor.spans.iter().map(|span| span.len).sum();

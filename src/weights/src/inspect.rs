@@ -1,11 +1,11 @@
 //! Inspects weights: their format and model, whether they are complete, and statistics of their values.
 
-use crate::config::{Config, Family};
+use crate::config::{Config, PublishedModel};
 use crate::location::{SourceKind, SourceLocation};
-use crate::source::{CONFIG_FILE, Source, identify};
+use crate::source::{CONFIG_FILE, WeightsSource, identify};
 use crate::tensor_chunks::for_each_chunk;
 use crate::tensor_spans::{Files, StoredTensor};
-use crate::write::{Doing, OnProgress, Progress, stopped};
+use crate::write::{Doing, OnProgress, WriteProgress, stopped};
 use crate::{Error, cast};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Layer, Model};
@@ -22,7 +22,7 @@ pub struct Inspection {
     /// The kind of file or folder.
     pub kind: SourceKind,
     /// The model family, if known.
-    pub family: Option<Family>,
+    pub family: Option<PublishedModel>,
     /// The number of transformer blocks.
     pub layers: Option<usize>,
     /// The sequence layer that the blocks have besides attention.
@@ -92,13 +92,13 @@ pub fn inspect(path: &Utf8Path, stats: bool) -> Result<Inspection, Failure> {
 /// Fails as [`inspect`] does, and when `progress` stops the work.
 pub fn inspect_with(path: &Utf8Path, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
     let location = identify(path)?;
-    match Source::open_location(location.clone()) {
+    match WeightsSource::open_location(location.clone()) {
         Ok(source) => of_source(&source, stats, progress),
         Err(failure) => Ok(incomplete(location, failure)),
     }
 }
 
-fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
+fn of_source(source: &WeightsSource, stats: bool, progress: OnProgress<'_>) -> Result<Inspection, Failure> {
     let mut dtypes = BTreeMap::new();
     let mut rows = Vec::new();
     let mut files = Files::default();
@@ -107,7 +107,7 @@ fn of_source(source: &Source, stats: bool, progress: OnProgress<'_>) -> Result<I
         *dtypes.entry(tensor.dtype.name()).or_insert(0) += tensor.elements();
         let stats = if stats { Some(sum_up(&mut files, tensor)?) } else { None };
         done += tensor.bytes();
-        if stats.is_some() && progress(Progress { doing: Doing::Reading, done, total }).is_break() {
+        if stats.is_some() && progress(WriteProgress { doing: Doing::Reading, done, total }).is_break() {
             return Err(stopped());
         }
         rows.push(TensorRow { name: name.clone(), dtype: tensor.dtype.name(), shape: tensor.shape.clone(), stats });
@@ -156,7 +156,7 @@ fn incomplete(location: SourceLocation, failure: Failure) -> Inspection {
 }
 
 /// Returns a failure when the source lacks tensors of the model.
-fn lacking(source: &Source, model: &Model) -> Option<Failure> {
+fn lacking(source: &WeightsSource, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let wanted = specs.iter().map(|spec| source.name_of(spec));
     let missing: Vec<String> = wanted.filter(|name| !source.tensors.contains_key(name)).collect();
@@ -168,7 +168,7 @@ fn lacking(source: &Source, model: &Model) -> Option<Failure> {
 }
 
 /// Returns a failure when tensors do not have the shapes of the model.
-fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
+fn contradicting(source: &WeightsSource, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let others: Vec<_> = specs
         .iter()
@@ -193,7 +193,7 @@ fn contradicting(source: &Source, model: &Model) -> Option<Failure> {
 }
 
 /// Returns the number of blocks according to the tensor names.
-fn blocks(source: &Source) -> Option<usize> {
+fn blocks(source: &WeightsSource) -> Option<usize> {
     let number = |name: &String| {
         let rest = name.strip_prefix("transformer_blocks.").or_else(|| name.strip_prefix("blocks."))?;
         rest.split('.').next()?.parse::<usize>().ok()
@@ -245,7 +245,7 @@ mod tests {
         ];
         for (path, kind) in parts {
             let seen = inspect(&path, false).unwrap();
-            assert_eq!((seen.kind, seen.family, seen.layers), (kind, Some(Family::CogVideoX5BI2V), Some(2)));
+            assert_eq!((seen.kind, seen.family, seen.layers), (kind, Some(PublishedModel::CogVideoX5BI2V), Some(2)));
             assert_eq!((seen.complete, seen.tensors.len()), (true, 65), "{:?}", seen.why);
             assert_eq!(seen.dtypes, BTreeMap::from([("F32", seen.parameters)]));
             assert_eq!(4 * seen.parameters, index["metadata"]["total_size"]);
@@ -263,7 +263,7 @@ mod tests {
         }
         fs::remove_file(model.join("diffusion_pytorch_model-00002-of-00003.safetensors")).unwrap();
         let seen = inspect(&model, false).unwrap();
-        assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(Family::CogVideoX2B), Some(2)));
+        assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(PublishedModel::CogVideoX2B), Some(2)));
         let failure = seen.why.unwrap();
         assert_eq!(failure.code, ErrorCode::NotFound);
         insta::assert_snapshot!(shown(&failure, &folder));

@@ -40,7 +40,7 @@ mod torch_tests;
 mod write;
 
 pub use compare::{Changed, Difference, compare};
-pub use config::{Config, Family, model_from_diffusers, model_to_diffusers};
+pub use config::{Config, PublishedModel, model_from_diffusers, model_to_diffusers};
 pub use convert::{ConvertPlan, ConvertRequest, Converted, Form, plan_conversion};
 pub use dtype::Dtype;
 pub use encoder::{
@@ -49,13 +49,13 @@ pub use encoder::{
 };
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use location::{SourceKind, SourceLocation, TTT_FILE};
-pub use lora::{Factors, Lora, LoraForm, LoraLayer};
+pub use lora::{Factors, LoraFile, LoraForm, LoraLayer};
 pub use naming::Names;
-pub use report::{Initialized, Mapped, Pattern, Report};
+pub use report::{Initialized, Mapped, MappingRow, Report};
 pub use safetensors::{Error, Header, TensorInfo, read_range};
 pub use scheduler::SchedulerConfig;
-pub use source::{Source, identify};
+pub use source::{WeightsSource, identify};
 pub use stream::TensorToWrite;
 pub use tensor_spans::{Files, Span, StoredTensor, Tensors, tensors_of_header};
 pub use torch_file::{is_torch_file, open_torch_file, open_torch_tensor};
-pub use write::{Doing, NewTensorFile, OnProgress, Progress, write_tensor_files};
+pub use write::{Doing, NewTensorFile, OnProgress, WriteProgress, write_tensor_files};

@@ -14,7 +14,7 @@ use crate::{Header, cast, tensor_spans};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Model, ParamSpec, UseEma, param_specs};
 use regex::Regex;
-use rundir::{Base, Checkpoint, ErrorCode, Failure, RunDir};
+use rundir::{BaseWeights, Checkpoint, ErrorCode, Failure, RunDir};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,14 +67,15 @@ impl fmt::Display for LoraForm {
 
 /// An adapter.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Lora {
+pub struct LoraFile {
     /// Its path.
     pub path: Utf8PathBuf,
     /// Its format; none for a checkpoint of this trainer.
     pub form: Option<LoraForm>,
     /// The weights that it was trained on, which only a checkpoint of this trainer names.
-    pub base: Option<Base>,
-    /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`.
+    pub base: Option<BaseWeights>,
+    /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`. Layers that diffusers does not have
+    /// (TTT) have this trainer's name, such as `blocks.0.ttt.q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors that belong to no layer.
     pub unused: Vec<String>,
@@ -111,11 +112,16 @@ pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
     names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
 }
 
+/// Returns the name of a weight's layer: diffusers' if it has one, otherwise this trainer's.
+fn module(weight: &ParamSpec) -> Option<&str> {
+    weight.diffusers.as_ref().unwrap_or(&weight.name).strip_suffix(".weight")
+}
+
 /// Opens a folder, or the newest checkpoint of a run, if it is a checkpoint of adapters.
 fn adapter_checkpoint(path: &Utf8Path) -> Option<Checkpoint> {
     let run = RunDir::new(path);
     let checkpoint = match run.run_toml().exists() {
-        true => Checkpoint::open(&adapters::latest_for_sure(&run).ok()??.dir).ok()?,
+        true => Checkpoint::open(&other_trainers::latest_strict(&run).ok()??.dir).ok()?,
         false => Checkpoint::open(path).ok()?,
     };
     checkpoint.manifest.base.is_some().then_some(checkpoint)
@@ -169,7 +175,7 @@ struct Parts {
     names: Vec<String>,
 }
 
-impl Lora {
+impl LoraFile {
     /// Opens an adapter file, or the folder of one. The adapters of a checkpoint are their moving averages where there are any.
     ///
     /// # Errors
@@ -178,10 +184,10 @@ impl Lora {
         Self::open_average(path, UseEma::Auto)
     }
 
-    /// Opens an adapter as [`Lora::open`] does, or its moving average.
+    /// Opens an adapter as [`LoraFile::open`] does, or its moving average.
     ///
     /// # Errors
-    /// As [`Lora::open`], and if `ema` requires an average that there is not.
+    /// As [`LoraFile::open`], and if `ema` requires an average that there is not.
     pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
         if let Some(checkpoint) = adapter_checkpoint(path) {
             return Self::of_checkpoint(path, &checkpoint, ema);
@@ -212,27 +218,23 @@ impl Lora {
         Self::open_average(&location.weights, ema)
     }
 
-    /// Opens the adapters of a checkpoint. Those of layers that diffusers does not have are unused.
+    /// Opens the adapters of a checkpoint.
     fn of_checkpoint(path: &Utf8Path, checkpoint: &Checkpoint, ema: UseEma) -> Result<Self, Failure> {
         let scale = checkpoint.manifest.base.as_ref().map_or(1.0, |base| base.scale);
         let all = checkpoint_tensors(checkpoint)?;
         let (state, mut tensors): (Tensors, Tensors) = all.into_iter().partition(|(name, _)| name.contains('/'));
         use_average(path, &mut tensors, &state, ema)?;
-        let (mut layers, mut unused, modules) = (BTreeMap::new(), Vec::new(), OwnNames::new());
+        let (mut layers, modules) = (BTreeMap::new(), OwnNames::new());
         for name in tensors.keys() {
             let Some(layer) = name.strip_suffix(".lora_a") else { continue };
             let other = format!("{layer}.lora_b");
             let (Some(down), Some(up)) = (tensors.get(name), tensors.get(&other)) else { continue };
-            match modules.diffusers(layer) {
-                Some(module) => {
-                    let alpha = scale * down.shape[0] as f64;
-                    let names = vec![name.clone(), other];
-                    layers.insert(module, LoraLayer { down: down.clone(), up: up.clone(), alpha, names });
-                }
-                None => unused.extend([name.clone(), other]),
-            }
+            let module = modules.diffusers(layer).unwrap_or_else(|| layer.to_owned());
+            let alpha = scale * down.shape[0] as f64;
+            let names = vec![name.clone(), other];
+            layers.insert(module, LoraLayer { down: down.clone(), up: up.clone(), alpha, names });
         }
-        unused.extend(tensors.keys().filter(|name| !name.contains(".lora_")).cloned());
+        let unused = tensors.keys().filter(|name| !name.contains(".lora_")).cloned().collect();
         let base = checkpoint.manifest.base.clone();
         Ok(Self { path: path.to_owned(), form: None, base, layers, unused })
     }
@@ -290,6 +292,21 @@ impl Lora {
         Ok(Self { path: path.to_owned(), form: Some(form), base: None, layers, unused })
     }
 
+    /// Returns the layer of a weight with its name; none if the layer has no adapter.
+    fn layer_of<'a>(&'a self, weight: &'a ParamSpec) -> Option<(&'a str, &'a LoraLayer)> {
+        let name = module(weight)?;
+        Some((name, self.layers.get(name)?))
+    }
+
+    /// Moves the layers that diffusers does not have to the unused tensors.
+    pub(crate) fn only_diffusers_layers(mut self) -> Self {
+        let known = Underscored::new();
+        let (layers, others) = self.layers.into_iter().partition(|(module, _)| known.contains(module));
+        self.layers = layers;
+        self.unused.extend(others.into_values().flat_map(|layer: LoraLayer| layer.names));
+        self
+    }
+
     /// Returns the product to add to a parameter and adds its module to `used`.
     ///
     /// # Errors
@@ -300,10 +317,7 @@ impl Lora {
         scale: f64,
         used: &mut BTreeSet<String>,
     ) -> Result<Option<Merge>, Failure> {
-        let module = spec.diffusers.as_ref().and_then(|name| name.strip_suffix(".weight"));
-        let Some((module, layer)) = module.and_then(|module| Some((module, self.layers.get(module)?))) else {
-            return Ok(None);
-        };
+        let Some((module, layer)) = self.layer_of(spec) else { return Ok(None) };
         if spec.shape != [layer.up.shape[0], layer.down.shape[1]] {
             return Err(Failure::new(
                 ErrorCode::UnsupportedModel,

@@ -60,7 +60,7 @@ fn is_zero(n: &usize) -> bool {
 
 /// A row of the mapping: tensors whose names differ only by the block number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Pattern {
+pub struct MappingRow {
     /// The name in the source, with `{i}` for the block number.
     pub source: String,
     /// The name in the target. For an added tensor, `source` describes its values.
@@ -110,14 +110,14 @@ impl Report {
     }
 
     /// Returns the mapping with the blocks merged, in the order of the first block.
-    pub fn patterns(&self) -> Vec<Pattern> {
+    pub fn patterns(&self) -> Vec<MappingRow> {
         let mapped = self.mapped.iter().map(|m| (pattern(&m.source), pattern(&m.target)));
         let added = self.initialized.iter().map(|m| (format!("({})", m.values), pattern(&m.target)));
-        let mut rows: Vec<Pattern> = Vec::new();
+        let mut rows: Vec<MappingRow> = Vec::new();
         let mut places: BTreeMap<(String, String), usize> = BTreeMap::new();
         for (source, target) in mapped.chain(added) {
             let place = *places.entry((source.clone(), target.clone())).or_insert_with(|| {
-                rows.push(Pattern { source, target, count: 0 });
+                rows.push(MappingRow { source, target, count: 0 });
                 rows.len() - 1
             });
             rows[place].count += 1;

@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn the_checkpoint_files_of_the_frozen_run_are_read() {
         let run = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/runs/v1/2026-11-20T0340-demo-2s-k7f2");
-        let latest = adapters::latest(&rundir::RunDir::new(run)).unwrap();
+        let latest = other_trainers::latest(&rundir::RunDir::new(run)).unwrap();
         let checkpoint = rundir::Checkpoint::open(&latest.dir).unwrap();
         for slice in checkpoint.manifest.tensors.iter().flat_map(|t| &t.slices) {
             let header = Header::read(&checkpoint.dir.join(&slice.file)).unwrap();

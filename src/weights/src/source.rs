@@ -1,9 +1,9 @@
 //! Identifies weights and opens them in any supported format.
 
 use crate::checkpoint_tensors::{checkpoint_tensors, use_average};
-use crate::config::{Config, Family, model_from_diffusers, read_json, read_text};
+use crate::config::{Config, PublishedModel, model_from_diffusers, read_json, read_text};
 use crate::location::{SourceKind, SourceLocation, TTT_FILE};
-use crate::lora::{self, Lora, is_lora};
+use crate::lora::{self, LoraFile, is_lora};
 use crate::naming::{self, Names, Recognized};
 use crate::scheduler::SchedulerConfig;
 use crate::shards::{self, Shards};
@@ -28,13 +28,13 @@ const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
 /// Weights, ready to be read.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct WeightsSource {
     /// Their kind and paths.
     pub location: SourceLocation,
     /// The naming scheme of the tensors.
     pub names: Names,
     /// The model family, if known.
-    pub family: Option<Family>,
+    pub family: Option<PublishedModel>,
     /// The model, or the reason why the trainer does not support it; none without a configuration.
     pub model: Option<Result<Model, Failure>>,
     /// The original text of the `config.json` of the weights.
@@ -111,7 +111,7 @@ pub fn identify(path: &Utf8Path) -> Result<SourceLocation, Failure> {
     ))
 }
 
-impl Source {
+impl WeightsSource {
     /// Opens weights and checks that they are complete. Reads only headers.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl Source {
     /// Opens weights or, if there is one and `ema` allows it, their moving average.
     ///
     /// # Errors
-    /// Fails as [`Source::open`] does, and if `ema` requires an average that there is not.
+    /// Fails as [`WeightsSource::open`] does, and if `ema` requires an average that there is not.
     pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
         let mut source = Self::open(path)?;
         source.averages = use_average(path, &mut source.tensors, &source.optimizer, ema)?;
@@ -133,12 +133,12 @@ impl Source {
     /// Opens identified weights.
     ///
     /// # Errors
-    /// Fails as [`Source::open`] does.
+    /// Fails as [`WeightsSource::open`] does.
     pub fn open_location(location: SourceLocation) -> Result<Self, Failure> {
         match location.kind {
             SourceKind::Run => {
                 let run = RunDir::new(&location.weights);
-                let newest = adapters::latest_for_sure(&run)?.ok_or_else(|| {
+                let newest = other_trainers::latest_strict(&run)?.ok_or_else(|| {
                     let fix = format!("resume the run until it saves a checkpoint: vidtui resume {}", run.name());
                     Failure::new(
                         ErrorCode::NoCheckpoint,
@@ -160,7 +160,7 @@ impl Source {
                 Ok(Self::by_names(location, shards.tensors, bytes))
             }
             SourceKind::Lora => {
-                let lora = Lora::open_location(&location, UseEma::Auto)?;
+                let lora = LoraFile::open_location(&location, UseEma::Auto)?;
                 let shards = Shards { tensors: lora.tensors(), files: Vec::new() };
                 let bytes = shards.tensors.values().map(StoredTensor::bytes).sum();
                 Ok(Self { bytes, ..Self::new(location, Names::Unknown, shards) })
@@ -219,7 +219,7 @@ impl Source {
         let model = (names == Names::TttVideo).then(|| naming::model_of_ttt_video(&tensors));
         let mut source = Self::new(location, names, Shards { tensors, files: Vec::new() });
         source.optimizer = others;
-        source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(Family::of);
+        source.family = model.as_ref().and_then(|model| model.as_ref().ok()).map(PublishedModel::of);
         source.model = model;
         source.bytes = bytes;
         source
@@ -289,7 +289,7 @@ impl Source {
         Ok(Self {
             location,
             names: Names::Internal,
-            family: model.as_ref().map(|(model, _)| Family::of(model)),
+            family: model.as_ref().map(|(model, _)| PublishedModel::of(model)),
             latent_scale_known: model.as_ref().is_some_and(|(_, known)| *known),
             schedule_known: true,
             model: model.map(|(model, _)| Ok(model)),

@@ -2,7 +2,7 @@
 
 use crate::fixtures::{shown, temp};
 use crate::tensor_spans::{Files, Tensors};
-use crate::{ConvertRequest, Form, Names, Source, cast, inspect, plan_conversion};
+use crate::{ConvertRequest, Form, Names, WeightsSource, cast, inspect, plan_conversion};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Layer;
 use rundir::ErrorCode;
@@ -41,21 +41,21 @@ fn replaced(path: &Utf8Path, old: &str, new: &str) {
 
 #[test]
 fn every_form_that_torch_writes_gives_the_same_numbers() {
-    let expected = Source::open(&fixture("expected.safetensors")).unwrap();
+    let expected = WeightsSource::open(&fixture("expected.safetensors")).unwrap();
     assert_eq!((expected.names, expected.tensors.len()), (Names::TttVideo, 60));
     for name in ["flat.pt", "wrapped.pth", "dcp"] {
-        let source = Source::open(&fixture(name)).unwrap();
+        let source = WeightsSource::open(&fixture(name)).unwrap();
         assert_eq!(source.names, Names::TttVideo, "{name}");
         assert!(numbers(&source.tensors) == numbers(&expected.tensors), "{name}");
     }
-    let dcp = Source::open(&fixture("dcp")).unwrap();
+    let dcp = WeightsSource::open(&fixture("dcp")).unwrap();
     assert_eq!(dcp.optimizer.len(), 3, "{:?}", dcp.optimizer.keys());
     // Each of these is a separate range: each element of a row of a column-major matrix, each pixel of a channels-last
     // convolution, and each element of an expanded scalar.
-    let ranges = |source: &Source, name: &str| source.tensors[name].spans.len();
+    let ranges = |source: &WeightsSource, name: &str| source.tensors[name].spans.len();
     assert_eq!(ranges(&dcp, "layers.0.mlp.layer1.weight"), 64 * 16);
     assert_eq!(ranges(&dcp, "patch_embedding.vid_proj.weight"), 16 * 4 * 2 * 2);
-    assert_eq!(ranges(&Source::open(&fixture("wrapped.pth")).unwrap(), "transformer_norm.weight"), 16);
+    assert_eq!(ranges(&WeightsSource::open(&fixture("wrapped.pth")).unwrap(), "transformer_norm.weight"), 16);
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn a_distributed_checkpoint_written_by_python_3_13_is_read() {
     let frame = u64::from_le_bytes(newer[3..11].try_into().unwrap()) + 7;
     newer[3..11].copy_from_slice(&frame.to_le_bytes());
     fs::write(&path, newer).unwrap();
-    let expected = Source::open(&fixture("expected.safetensors")).unwrap();
-    assert!(numbers(&Source::open(&dcp).unwrap().tensors) == numbers(&expected.tensors));
+    let expected = WeightsSource::open(&fixture("expected.safetensors")).unwrap();
+    assert!(numbers(&WeightsSource::open(&dcp).unwrap().tensors) == numbers(&expected.tensors));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_ttt_video_checkpoint_converts_to_a_checkpoint_with_every_parameter() {
         assert_eq!((model.layer, model.num_layers, model.num_heads), (Layer::TttLinear, 1, 1));
         assert_eq!(plan.report.mapped.len(), 60);
         plan.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
-        let (ours, theirs) = (Source::open(&target).unwrap(), Source::open(&fixture("flat.pt")).unwrap());
+        let (ours, theirs) = (WeightsSource::open(&target).unwrap(), WeightsSource::open(&fixture("flat.pt")).unwrap());
         let found = crate::compare(&theirs, &ours, &mut |_| ControlFlow::Continue(())).unwrap();
         assert_eq!((found.missing.len(), found.extra.len(), found.norm), (0, 0, 0.0));
         let seen = inspect(&fixture(name), false).unwrap();
@@ -100,10 +100,10 @@ fn a_file_that_uses_a_name_that_is_not_allowed_is_refused() {
     let path = folder.join("a.pt");
     fs::copy(fixture("flat.pt"), &path).unwrap();
     replaced(&path, "torch._utils\n", "os.utilities\n");
-    let file = Source::open(&path).unwrap_err();
+    let file = WeightsSource::open(&path).unwrap_err();
     let dcp = copied(&folder);
     replaced(&dcp.join(".metadata"), "pathlib", "pathlab");
-    let dcp = Source::open(&dcp).unwrap_err();
+    let dcp = WeightsSource::open(&dcp).unwrap_err();
     assert_eq!([file.code, dcp.code], [ErrorCode::Malformed; 2]);
     insta::assert_snapshot!([file, dcp].map(|failure| shown(&failure, &folder)).join("\n\n"));
 }
@@ -115,7 +115,7 @@ fn a_distributed_checkpoint_with_missing_or_misplaced_parts_is_refused() {
     fs::remove_file(dcp.join("__1_0.distcp")).unwrap();
     let mut refusals = Vec::new();
     let mut refused = || {
-        let failure = Source::open(&dcp).unwrap_err();
+        let failure = WeightsSource::open(&dcp).unwrap_err();
         refusals.push(shown(&failure, &folder));
         failure.code
     };
@@ -137,6 +137,6 @@ fn a_truncated_file_is_refused_whatever_its_length() {
     let whole = fs::read(fixture("flat.pt")).unwrap();
     for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
         fs::write(&path, &whole[..len]).unwrap();
-        assert!(Source::open(&path).is_err(), "{len} bytes were read");
+        assert!(WeightsSource::open(&path).is_err(), "{len} bytes were read");
     }
 }

@@ -37,7 +37,7 @@ pub struct NewTensorFile {
 
 /// The progress of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct WriteProgress {
     /// The current activity.
     pub doing: Doing,
     /// Bytes done.
@@ -72,7 +72,7 @@ impl Doing {
 }
 
 /// A callback for progress. Returning `Break` stops the work.
-pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+pub type OnProgress<'a> = &'a mut dyn FnMut(WriteProgress) -> ControlFlow<()>;
 
 impl NewTensorFile {
     /// Makes a file without tensors.
@@ -231,7 +231,7 @@ fn write(
                             Err(TrySendError::Disconnected(_)) => return Err(stopped()),
                         }
                     }
-                    if progress(Progress { doing: Doing::Writing, done, total }).is_break() {
+                    if progress(WriteProgress { doing: Doing::Writing, done, total }).is_break() {
                         return Err(stopped());
                     }
                 }
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(sums[0].bytes, file.bytes());
         assert_eq!(
             seen.last().unwrap(),
-            &Progress { doing: Doing::Writing, done: sums[0].bytes, total: sums[0].bytes }
+            &WriteProgress { doing: Doing::Writing, done: sums[0].bytes, total: sums[0].bytes }
         );
         let header = Header::read(&path).unwrap();
         assert_eq!(header.metadata["format"], "pt");

@@ -3,15 +3,18 @@
 //!
 //! Timings vary between rounds. So both programs run alternately, and a row shows the median, the lowest and the highest round.
 
+mod buckets;
 mod checkpoint;
 mod cluster;
 mod console;
 mod data;
 mod encoders;
 mod figures;
+mod optimizer;
 pub mod python;
 mod sample;
 mod scaling;
+mod swap;
 mod table;
 mod train;
 mod ttt;
@@ -29,11 +32,14 @@ type Measure = fn() -> Result<Vec<Row>>;
 const PARTS: &[(&str, Measure)] = &[
     ("train", train::rows),
     ("lora", train::lora_rows),
+    ("optimizer", optimizer::rows),
+    ("swap", swap::rows),
     ("ttt", ttt::rows),
     ("encoders", encoders::rows),
     ("sample", sample::rows),
     ("weights", weights::rows),
     ("data", data::rows),
+    ("buckets", buckets::rows),
     ("video", video::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),

@@ -1,7 +1,7 @@
 //! The samples of the open run: which are selected, and their pictures.
 
 use crate::msg::{Clip, Size};
-use rundir::{Failure, Sample};
+use rundir::{Failure, SampleSidecar};
 use std::collections::BTreeMap;
 
 /// The maximum number of clips that are kept, so that recently shown clips appear at once when the user steps back.
@@ -14,7 +14,7 @@ type SampleKey = (u64, usize);
 #[derive(Debug, Clone, Default)]
 pub struct SamplesScreen {
     /// All complete samples of the run, by step and prompt; `None` while they load.
-    pub samples: Option<Vec<Sample>>,
+    pub samples: Option<Vec<SampleSidecar>>,
     /// The position of the selected prompt among the prompts that have samples.
     pub prompt: usize,
     /// The selected step; `None` for the newest.
@@ -37,7 +37,7 @@ impl SamplesScreen {
     }
 
     /// Returns the samples of the selected prompt, by step.
-    pub fn of_prompt(&self) -> Vec<&Sample> {
+    pub fn of_prompt(&self) -> Vec<&SampleSidecar> {
         let prompts = self.prompts();
         let Some(index) = prompts.get(self.prompt.min(prompts.len().saturating_sub(1))) else { return Vec::new() };
         self.samples.iter().flatten().filter(|sample| sample.index == *index).collect()
@@ -45,7 +45,7 @@ impl SamplesScreen {
 
     /// Returns the position of the selected sample among those of its prompt: the sample of the selected step, or the
     /// last one before that step.
-    pub fn position(&self, of_prompt: &[&Sample]) -> usize {
+    pub fn position(&self, of_prompt: &[&SampleSidecar]) -> usize {
         let upto = self.step.map_or(of_prompt.len(), |step| of_prompt.partition_point(|sample| sample.step <= step));
         upto.saturating_sub(1)
     }
@@ -68,13 +68,13 @@ impl SamplesScreen {
     }
 
     /// Returns the selected sample.
-    pub fn selected(&self) -> Option<&Sample> {
+    pub fn selected(&self) -> Option<&SampleSidecar> {
         let all = self.of_prompt();
         all.get(self.position(&all)).copied()
     }
 
     /// Returns the selected sample and, side by side, up to `columns - 1` earlier ones of the same prompt, oldest first.
-    pub fn shown(&self, columns: usize) -> Vec<&Sample> {
+    pub fn shown(&self, columns: usize) -> Vec<&SampleSidecar> {
         let all = self.of_prompt();
         let end = (self.position(&all) + 1).min(all.len());
         let count = if self.side_by_side { columns.max(1) } else { 1 };

@@ -1,7 +1,7 @@
 //! The Node screen: GPUs, processes with their owners, or the output of nvidia-smi.
 
 use crate::effect::Effect;
-use crate::fleet::{Condition, Link, NodeView};
+use crate::fleet::{Link, NodeHealth, NodeView};
 use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Model, NodeScreen, Screen};
@@ -178,7 +178,7 @@ impl NodeLines {
                 failure_lines(model, why, width).into_iter().for_each(|line| lines.text(line));
                 lines.text(Line::default());
             }
-            (_, Condition::Late) => {
+            (_, NodeHealth::Late) => {
                 let late = units::short_duration(view.late_s(model.now).unwrap_or(0.0));
                 let text = format!("No sample for {late}: the node is connected, but nvidia-smi may hang.");
                 lines.text(Line::styled(text, model.theme.warn));
@@ -269,7 +269,7 @@ fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Li
     if let Some(fault) = fault {
         let note = text::fit(&fault.what, room.min(40), model.symbols.ellipsis);
         room = room.saturating_sub(text::width(&note) + 2);
-        spans.push(Span::styled(format!("  {note}"), node_table::condition_style(model, Condition::Faulty)));
+        spans.push(Span::styled(format!("  {note}"), node_table::condition_style(model, NodeHealth::Faulty)));
     }
     if room >= 8
         && let Some(trace) = view.traces.get(gpu.index as usize)

@@ -1,12 +1,12 @@
 //! Parts that the Nodes screen, the Node screen and `vidtui nodes` share: columns, glyphs, faults and findings.
 
 use crate::advice::finding_in_words;
-use crate::fleet::{Condition, Fleet, Link, NodeView};
+use crate::fleet::{Fleet, Link, NodeHealth, NodeView};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::short_id;
 use crate::text;
-use cluster::fault::{Fault, FaultWeight};
+use cluster::fault::{Fault, FaultSeverity};
 use cluster::{GpuSample, NodeId};
 use health::{Finding, Rule};
 use ratatui_core::style::Style;
@@ -75,25 +75,25 @@ pub fn cell(column: &NodeColumn, view: &NodeView) -> Option<String> {
 }
 
 /// Returns the glyph of a condition.
-pub fn glyph(model: &Model, condition: Condition) -> &'static str {
+pub fn glyph(model: &Model, condition: NodeHealth) -> &'static str {
     use crate::run_state::StateKind::*;
     let state = match condition {
-        Condition::Well => Running,
-        Condition::Connecting => Starting,
-        Condition::Warned | Condition::Late => Stalled,
-        Condition::Faulty => Failed,
-        Condition::Unreachable => New,
+        NodeHealth::Well => Running,
+        NodeHealth::Connecting => Starting,
+        NodeHealth::Warned | NodeHealth::Late => Stalled,
+        NodeHealth::Faulty => Failed,
+        NodeHealth::Unreachable => New,
     };
     model.symbols.states[state as usize]
 }
 
 /// Returns the colour of a condition. An unreachable node is grey, not red: its state is unknown.
-pub fn condition_style(model: &Model, condition: Condition) -> Style {
+pub fn condition_style(model: &Model, condition: NodeHealth) -> Style {
     match condition {
-        Condition::Well => model.theme.good,
-        Condition::Connecting | Condition::Unreachable => model.theme.faint,
-        Condition::Warned | Condition::Late => model.theme.warn,
-        Condition::Faulty => model.theme.bad,
+        NodeHealth::Well => model.theme.good,
+        NodeHealth::Connecting | NodeHealth::Unreachable => model.theme.faint,
+        NodeHealth::Warned | NodeHealth::Late => model.theme.warn,
+        NodeHealth::Faulty => model.theme.bad,
     }
 }
 
@@ -121,9 +121,9 @@ pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
 
 /// Returns a fault with its hint, in one line if both fit.
 pub fn fault_lines(model: &Model, fault: &Fault, width: usize) -> Vec<Line<'static>> {
-    let (condition, style) = match fault.weight {
-        FaultWeight::Warn => (Condition::Warned, model.theme.warn),
-        FaultWeight::Bad => (Condition::Faulty, model.theme.bad),
+    let (condition, style) = match fault.severity {
+        FaultSeverity::Warn => (NodeHealth::Warned, model.theme.warn),
+        FaultSeverity::Bad => (NodeHealth::Faulty, model.theme.bad),
     };
     with_hint(model, format!("{} {fault}", glyph(model, condition)), style, &fault.fix, width)
 }
@@ -146,7 +146,7 @@ pub fn finding_lines(model: &Model, node: &NodeId, width: usize) -> Vec<Line<'st
     let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
     let of_node = found.filter(|(_, f)| f.about.node() == Some(node) && !at_once.contains(&f.rule));
     let lines = |(row, finding): (&RunRow, &Finding)| {
-        let text = format!("{} {}", glyph(model, Condition::Warned), finding_in_words(model.now, finding));
+        let text = format!("{} {}", glyph(model, NodeHealth::Warned), finding_in_words(model.now, finding));
         with_hint(model, text, model.theme.warn, &format!("{}: {}", short_id(&row.run), finding.fix), width)
     };
     of_node.flat_map(lines).collect()

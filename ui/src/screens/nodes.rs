@@ -1,7 +1,7 @@
 //! The Nodes screen: one line per watched node, with its condition, values and faults.
 
 use crate::effect::Effect;
-use crate::fleet::{Condition, FleetSource, Link, NodeView, Sort};
+use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
@@ -227,7 +227,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         let condition = view.condition(model.now);
         // The values of an unreachable node are old, so they are grey.
         let style = match condition {
-            Condition::Unreachable | Condition::Connecting => faint,
+            NodeHealth::Unreachable | NodeHealth::Connecting => faint,
             _ if is_chosen => model.theme.strong,
             _ => Style::new(),
         };
@@ -255,7 +255,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         if bars {
             let bars = node_table::power_bars(model, view.gpus());
             let fill = " ".repeat(widest.saturating_sub(text::width(&bars)));
-            let ink = if condition == Condition::Unreachable { faint } else { model.theme.lines[0] };
+            let ink = if condition == NodeHealth::Unreachable { faint } else { model.theme.lines[0] };
             line.extend([Span::raw(" ".repeat(GAP)), Span::styled(bars + &fill, ink)]);
         }
         if note >= 6
@@ -274,16 +274,16 @@ fn padded(column: &NodeColumn, width: usize, cell: &str) -> String {
 }
 
 /// Returns the note on a node: its faults, its condition, or the reason from Slurm.
-fn note_of(model: &Model, view: &NodeView, condition: Condition) -> Option<(String, Style)> {
+fn note_of(model: &Model, view: &NodeView, condition: NodeHealth) -> Option<(String, Style)> {
     let style = node_table::condition_style(model, condition);
     let reason = view.slurm.as_ref().and_then(slurm::reason).map(|reason| (reason, model.theme.warn));
     Some(match condition {
-        Condition::Well => return reason,
-        Condition::Unreachable | Condition::Connecting if reason.is_some() => return reason,
-        Condition::Connecting => ("connecting".into(), style),
-        Condition::Unreachable => (node_table::unreachable(model.now, view), style),
-        Condition::Late => (format!("no sample for {}", units::short_duration(view.late_s(model.now)?)), style),
-        Condition::Warned | Condition::Faulty => {
+        NodeHealth::Well => return reason,
+        NodeHealth::Unreachable | NodeHealth::Connecting if reason.is_some() => return reason,
+        NodeHealth::Connecting => ("connecting".into(), style),
+        NodeHealth::Unreachable => (node_table::unreachable(model.now, view), style),
+        NodeHealth::Late => (format!("no sample for {}", units::short_duration(view.late_s(model.now)?)), style),
+        NodeHealth::Warned | NodeHealth::Faulty => {
             let more = match view.faults.len() {
                 0 | 1 => String::new(),
                 n => format!(" (+{})", n - 1),
@@ -313,7 +313,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
             lines.push(Line::styled(node_table::unreachable(model.now, view), model.theme.faint));
             lines.extend(failure_lines(model, why, width));
         }
-        (_, Condition::Late) => {
+        (_, NodeHealth::Late) => {
             lines.push(Line::styled("Connected, but no samples arrive; nvidia-smi may hang.", model.theme.warn));
         }
         (Link::Connecting, _) => lines.push(Line::styled("Connecting…", model.theme.faint)),

@@ -198,13 +198,14 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
 fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");
-    let steps = row.done().in_words();
+    let steps = row.progress().in_words();
     let name = Span::styled(short_id(&row.run).to_owned(), model.theme.strong);
     let mut spans = vec![state(model, kind), gap(), name, gap(), Span::raw(steps)];
     let mut tail = Vec::new();
     if kind == StateKind::Running || kind == StateKind::Saving {
         tail.extend(row.eta_s.map(|s| format!("{} left", units::duration(s))));
         let step_s = row.step_s.filter(|_| row.task != Task::Encode);
+        tail.extend(row.epochs.map(|epochs| epochs.in_words()));
         tail.extend(step_s.map(|s| format!("{} per step", units::value(s, units::Unit::Seconds))));
     } else if !kind.is_active() {
         tail.push(units::ago(model.now, row.updated_s));
@@ -215,7 +216,7 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     const BAR: usize = 8;
     let mut room = width.saturating_sub(used(&spans));
     let mut first = tail.into_iter().filter_map(|text| {
-        let keep = if text.ends_with("per step") { BAR + 2 + percent.len() } else { 0 };
+        let keep = if text.ends_with("per step") || text.starts_with("epoch") { BAR + 2 + percent.len() } else { 0 };
         let fits = text.len() + 2 + keep <= room;
         room -= if fits { text.len() + 2 } else { 0 };
         fits.then(|| [gap(), Span::raw(text)])

@@ -19,7 +19,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{Chart, ChartInfo, Event, EventKind, Stages};
+use rundir::{Chart, ChartInfo, EncodeStages, Event, EventKind};
 use units::Unit;
 
 /// Returns whether any node of the run has GPUs that report their power.
@@ -276,7 +276,7 @@ fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         return;
     };
     let is_active = row.is_some_and(|row| StateKind::of(&row.state).is_active());
-    let Stages { probe, decode, vae, text } = stages;
+    let EncodeStages { probe, decode, vae, text } = stages;
     let none = model.symbols.none.to_owned();
     let or_none = |value: Option<String>| value.unwrap_or_else(|| none.clone());
     let table = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)].map(|(name, stage)| {

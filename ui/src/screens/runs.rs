@@ -147,7 +147,7 @@ const BAR: &str = "progress";
 
 /// The columns after state and name, the most important first.
 const RUN_COLUMNS: [RunColumn; 7] = [
-    RunColumn { title: DONE, width: 0, right: true, cell: |_, row| row.done().short() },
+    RunColumn { title: DONE, width: 0, right: true, cell: |_, row| row.progress().short() },
     RunColumn {
         title: "loss",
         width: 6,

@@ -14,7 +14,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{EventKind, RunDir, Sample};
+use rundir::{EventKind, RunDir, SampleSidecar};
 
 /// The width that a video needs beside others.
 const MIN_COLUMN: u16 = 24;
@@ -111,7 +111,7 @@ fn parts(body: Rect) -> Parts {
 }
 
 /// Returns the samples that are shown, each with the areas of its caption and its picture.
-pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a Sample, Rect, Rect)> {
+pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a SampleSidecar, Rect, Rect)> {
     let area = parts(layout::areas(model.size).body).videos;
     let columns = ((area.width + GAP) / (MIN_COLUMN + GAP)).max(1);
     let shown = run.samples.shown(usize::from(columns));
@@ -187,7 +187,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
 }
 
 /// Returns the step of the weights of a sample. The steps of a run that samples are others.
-fn of_step(model: &Model, run: &RunScreen, sample: &Sample) -> String {
+fn of_step(model: &Model, run: &RunScreen, sample: &SampleSidecar) -> String {
     let samples = model.row(&run.id).is_some_and(|row| row.task == Task::Sample);
     format!("{}step {}", if samples { "weights of " } else { "" }, units::grouped(sample.step))
 }
@@ -223,7 +223,7 @@ fn other_folder(run: &RunScreen) -> Option<&Utf8Path> {
     })
 }
 
-fn heading(model: &Model, run: &RunScreen, of_prompt: &[&Sample], buf: &mut Buffer, area: Rect) {
+fn heading(model: &Model, run: &RunScreen, of_prompt: &[&SampleSidecar], buf: &mut Buffer, area: Rect) {
     let theme = &model.theme;
     let mut left = vec![Span::styled(short_id(&run.id).to_owned(), theme.strong)];
     let Some(sample) = of_prompt.get(run.samples.position(of_prompt)) else {
@@ -251,7 +251,7 @@ fn heading(model: &Model, run: &RunScreen, of_prompt: &[&Sample], buf: &mut Buff
 }
 
 /// Draws one video.
-fn picture(model: &Model, run: &RunScreen, sample: &Sample, buf: &mut Buffer, area: Rect) {
+fn picture(model: &Model, run: &RunScreen, sample: &SampleSidecar, buf: &mut Buffer, area: Rect) {
     match run.samples.clip((sample.step, sample.index), size_of(area)) {
         Some(Ok(clip)) => frame(clip, run.samples.frame, buf, area),
         Some(Err(failure)) => write_lines(model, buf, area, failure_lines(model, failure, usize::from(area.width))),

@@ -270,7 +270,7 @@ fn stage_line(
             Some(_) => "own command".to_owned(),
             None => format!("{:>7} tokens", units::grouped(stage.seq_len as u64)),
         };
-        let facts = format!("{what:>14}  {:>6} steps", units::grouped(stage.steps));
+        let facts = format!("{what:>14}  {:>12}", stage.length());
         spans.push(Span::styled(facts, style));
     }
     if let (Some(row), true) = (newest(model, curriculum, stage), width >= 76) {
@@ -294,11 +294,11 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     let width = usize::from(below.width);
     let dot = format!(" {} ", symbols.separator);
     let facts = match &stage.command {
-        Some(_) => vec![units::counted(stage.steps as usize, "step"), units::counted(stage.ranks, "rank")],
+        Some(_) => vec![stage.length(), units::counted(stage.ranks, "rank")],
         None => vec![
             format!("{} parameters", units::count(stage.params)),
             format!("{} latent frames", stage.latent_frames),
-            format!("{} steps of {}", units::grouped(stage.steps), units::counted(stage.global_batch, "sample")),
+            format!("{} of {}", stage.length(), units::counted(stage.global_batch, "sample")),
             units::counted(stage.ranks, "rank"),
         ],
     };

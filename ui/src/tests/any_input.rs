@@ -84,6 +84,7 @@ fn any_row() -> impl Strategy<Value = RunRow> {
             loss: maybe,
             eta_s: maybe,
             step_s: maybe,
+            epochs: maybe.map(|done| runstate::Epochs { done, total: number }),
             start_deadline_s: maybe,
             created_s: NOW + number,
             updated_s: number,

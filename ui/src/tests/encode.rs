@@ -4,9 +4,10 @@ use crate::fixtures::*;
 use crate::*;
 use recipe::Task;
 use rundir::{
-    ErrorCode, EventKind, Failure, ItemCounts, ItemsSample, MetricSample, NodePoint, Spread, StageCount, Stages,
+    EncodeStageCount, EncodeStages, ErrorCode, EventKind, Failure, ItemCounts, ItemsSample, MetricSample, NodePoint,
+    Spread,
 };
-use runstate::{RunState, StageProgress};
+use runstate::{EncodeStageProgress, RunState};
 
 /// Compares the screen at 80×24 and at 160×48 with its snapshots.
 fn picture(name: &str, mut ui: Ui) {
@@ -38,11 +39,16 @@ fn line(second: u64) -> MetricSample {
     let is_done = passed == counts.clips;
     let ahead = |by: u64| (passed + by).min(counts.clips);
     let queue = |waiting: u64| if is_done { 0 } else { waiting };
-    let of = |items, bytes, waiting| StageCount { items, bytes: items * bytes, waiting, ..StageCount::default() };
+    let of = |items, bytes, waiting| EncodeStageCount {
+        items,
+        bytes: items * bytes,
+        waiting,
+        ..EncodeStageCount::default()
+    };
     let wave = second * 7 % 5;
-    let stages = Stages {
+    let stages = EncodeStages {
         probe: of(ahead(40), 0, 0),
-        decode: StageCount {
+        decode: EncodeStageCount {
             failed: counts.failed,
             ..of(ahead(12 + wave) - counts.failed, 50_803_200, queue(24 - 2 * wave))
         },
@@ -50,7 +56,7 @@ fn line(second: u64) -> MetricSample {
         text: of(counts.texts_done, 1_851_392, 0),
     };
     let clips_per_s = if second > 40 && !is_done { 20.0 + wave as f64 - 2.0 } else { 0.0 };
-    let per_s = Stages {
+    let per_s = EncodeStages {
         probe: clips_per_s * 1.05,
         decode: clips_per_s,
         vae: clips_per_s,
@@ -67,13 +73,13 @@ fn line(second: u64) -> MetricSample {
 }
 
 /// The progress of the stages, as it is derived from the lines of the last minute.
-fn progress(items: &ItemsSample) -> Stages<StageProgress> {
+fn progress(items: &ItemsSample) -> EncodeStages<EncodeStageProgress> {
     let ItemCounts { clips, failed, texts, .. } = items.counts;
-    let all = Stages { probe: clips, decode: clips, vae: clips - failed, text: texts };
+    let all = EncodeStages { probe: clips, decode: clips, vae: clips - failed, text: texts };
     let left = items.stages.zip(all, |count, all| (count, all - count.items - count.failed));
     left.zip(items.per_s, |(count, left), per_s| {
         let per_s = Some(per_s).filter(|per_s| *per_s > 0.0);
-        StageProgress { count, left, per_s, eta_s: per_s.map(|per_s| left as f64 / per_s) }
+        EncodeStageProgress { count, left, per_s, eta_s: per_s.map(|per_s| left as f64 / per_s) }
     })
 }
 

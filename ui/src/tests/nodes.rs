@@ -1,7 +1,7 @@
 //! The Nodes and Node screens: conditions, sorting, filtering and watches.
 
 use crate::fixtures::*;
-use crate::fleet::{Condition, FleetSource, ListedNode, Sort};
+use crate::fleet::{FleetSource, ListedNode, NodeHealth, Sort};
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
@@ -167,7 +167,7 @@ fn an_unreachable_node_shows_since_when_and_why() {
     insta::assert_snapshot!("node_unreachable_80x24", ui.screen());
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Frame(Box::new(busy(7))) });
     ui.send(Msg::Tick(NOW + 142.0));
-    assert_eq!(ui.model.selected_node().unwrap().condition(ui.model.now), Condition::Well);
+    assert_eq!(ui.model.selected_node().unwrap().condition(ui.model.now), NodeHealth::Well);
 }
 
 #[test]

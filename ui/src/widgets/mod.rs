@@ -15,7 +15,7 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use ratatui_core::widgets::Widget;
 use rundir::Failure;
-use runstate::Done;
+use runstate::Progress;
 
 /// Writes one line into the first row of an area, cut with an ellipsis.
 pub fn write(model: &Model, buf: &mut Buffer, area: Rect, line: impl Into<Line<'static>>) {
@@ -120,10 +120,10 @@ pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>>
 
 /// Returns the finished part of a run, 0 to 1.
 pub fn fraction(row: &RunRow) -> f64 {
-    let (done, total) = match row.done() {
+    let (done, total) = match row.progress() {
         // The same quantity as the words beside the bar.
-        Done::Items(counts) if counts.is_at_captions() => (counts.texts_done, counts.texts),
-        Done::Items(counts) => (counts.clips_done + counts.failed, counts.clips),
+        Progress::Items(counts) if counts.is_at_captions() => (counts.texts_done, counts.texts),
+        Progress::Items(counts) => (counts.clips_done + counts.failed, counts.clips),
         _ => (row.step, row.steps_total),
     };
     if total == 0 { 0.0 } else { (done as f64 / total as f64).clamp(0.0, 1.0) }

@@ -64,15 +64,15 @@ fn shown(fixture: &Fixture) -> String {
         let gpu = gpu_uuid.as_deref().unwrap_or("-");
         format!("{gpu}  pid {}  {} MiB  {}", process.pid, process.mem_used_mib, process.name)
     };
-    let (rows, troubles) = if fixture.name.starts_with("apps") {
-        let Output { rows, troubles } = read_compute_apps(&fixture.text, fixture.status);
-        (rows.iter().map(app).collect::<Vec<_>>(), troubles)
+    let (rows, smi_errors) = if fixture.name.starts_with("apps") {
+        let Output { rows, smi_errors } = read_compute_apps(&fixture.text, fixture.status);
+        (rows.iter().map(app).collect::<Vec<_>>(), smi_errors)
     } else {
-        let Output { rows, troubles } = GpuQuery::default().read(&fixture.text, fixture.status, 1.0);
-        (rows.iter().map(sample).collect(), troubles)
+        let Output { rows, smi_errors } = GpuQuery::default().read(&fixture.text, fixture.status, 1.0);
+        (rows.iter().map(sample).collect(), smi_errors)
     };
-    let troubles = troubles.iter().map(|trouble| format!("! {trouble}\n  hint: {}", trouble.fix()));
-    rows.into_iter().chain(troubles).collect::<Vec<_>>().join("\n")
+    let smi_errors = smi_errors.iter().map(|error| format!("! {error}\n  hint: {}", error.fix()));
+    rows.into_iter().chain(smi_errors).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn every_output_matches_its_snapshot() {
 
 #[test]
 fn a_busy_node_has_eight_numbers_for_each_of_eight_gpus() {
-    let Output { rows, troubles } = samples("busy");
-    assert_eq!((rows.len(), troubles.len()), (8, 0));
+    let Output { rows, smi_errors } = samples("busy");
+    assert_eq!((rows.len(), smi_errors.len()), (8, 0));
     assert_eq!(rows[3].power_w, Reading::Value(665.21));
     assert_eq!(rows[3].throttle_reasons, Reading::Value(ThrottleReasons(0)));
 }
@@ -122,28 +122,28 @@ fn every_sample_survives_a_round_trip() {
 #[test]
 fn a_lost_gpu_removes_only_its_own_row() {
     for name in ["lost_row", "lost_device"] {
-        let Output { rows, troubles } = samples(name);
+        let Output { rows, smi_errors } = samples(name);
         let powers: Vec<_> = rows.iter().filter_map(|row| row.power_w.value()).collect();
         assert_eq!(powers, [655.1, 661.84], "{name}");
         let lost = rows.iter().any(|row| row.index == 1 && row.power_w == Reading::Absent(Absent::GpuIsLost));
         let reported =
-            troubles.iter().any(|t| matches!(t, SmiTrouble::GpuLost { gpu, .. } if gpu.is_at("00000000:2d:00.0")));
+            smi_errors.iter().any(|t| matches!(t, SmiError::GpuLost { gpu, .. } if gpu.is_at("00000000:2d:00.0")));
         assert!(lost || reported, "{name}");
     }
 }
 
 #[test]
 fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
-    let Output { troubles, .. } = samples("unknown_field");
-    let [SmiTrouble::UnknownField(field)] = &troubles[..] else { panic!("{troubles:?}") };
+    let Output { smi_errors, .. } = samples("unknown_field");
+    let [SmiError::UnknownField(field)] = &smi_errors[..] else { panic!("{smi_errors:?}") };
     let former = GpuQuery::default().without(field).unwrap();
     assert!(former.to_string().ends_with(",clocks_throttle_reasons.active,mig.mode.current"));
     let none = former.without("clocks_throttle_reasons.active").unwrap();
     assert_eq!(none.without("clocks_throttle_reasons.active"), None);
 
     let row = "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, Disabled\n";
-    let Output { rows, troubles } = none.read(row, Some(0), 1.0);
-    assert_eq!(troubles, []);
+    let Output { rows, smi_errors } = none.read(row, Some(0), 1.0);
+    assert_eq!(smi_errors, []);
     assert_eq!(rows[0].throttle_reasons, Reading::Absent(Absent::NotAsked));
     assert_eq!(rows[0].sm_clock_mhz, Reading::Value(345.0));
 }

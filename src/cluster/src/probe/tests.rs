@@ -84,7 +84,7 @@ fn cpu_utilization_is_the_share_of_busy_ticks_between_two_samples() {
 #[test]
 fn a_node_without_gpus_still_has_frames() {
     let frame = &frames(STREAM)[1];
-    assert_eq!((frame.number, frame.gpus.len(), &frame.troubles[..]), (2, 0, &[SmiTrouble::NotFound][..]));
+    assert_eq!((frame.number, frame.gpus.len(), &frame.smi_errors[..]), (2, 0, &[SmiError::NotFound][..]));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_truncated_row_within_a_complete_frame_is_skipped() {
     let text = STREAM.replace(", 0x0000000000000001, Disabled\n\n", ", 0x0000000000000001, Disabl\n");
     let frame = &frames(&text)[0];
     assert_eq!(frame.gpus.len(), 1);
-    assert!(matches!(&frame.troubles[..], [SmiTrouble::HalfRow(_)]), "{:?}", frame.troubles);
+    assert!(matches!(&frame.smi_errors[..], [SmiError::HalfRow(_)]), "{:?}", frame.smi_errors);
 }
 
 /// Runs the script with fake programs, and returns its frames until there are enough.
@@ -146,12 +146,12 @@ fn frames_continue_while_nvidia_smi_hangs_and_no_second_nvidia_smi_starts() {
     let uptimes =
         "hung=$(ls $BIN | grep -c clock)\n[ $hung -lt 4 ] || : >$BIN/free\n: >$BIN/clock$hung\nexec /bin/date \"$@\"";
     let frames = made_with(&[("timeout", stuck), ("date", uptimes)], |frames| {
-        frames.last().is_some_and(|frame| frame.troubles == [SmiTrouble::NotFound])
+        frames.last().is_some_and(|frame| frame.smi_errors == [SmiError::NotFound])
     });
-    let (hung, after) = frames.split_at(frames.iter().rposition(|f| f.troubles == [SmiTrouble::TimedOut]).unwrap() + 1);
-    assert!(hung.len() >= 3 && hung.iter().all(|frame| frame.troubles == [SmiTrouble::TimedOut]), "{frames:?}");
+    let (hung, after) = frames.split_at(frames.iter().rposition(|f| f.smi_errors == [SmiError::TimedOut]).unwrap() + 1);
+    assert!(hung.len() >= 3 && hung.iter().all(|frame| frame.smi_errors == [SmiError::TimedOut]), "{frames:?}");
     assert!(hung.iter().all(|frame| frame.host.mem_total_mib.is_some() && frame.took_s < 1.0), "{hung:?}");
-    assert!(after.iter().all(|frame| frame.troubles == [SmiTrouble::NotFound]), "{after:?}");
+    assert!(after.iter().all(|frame| frame.smi_errors == [SmiError::NotFound]), "{after:?}");
     assert!(frames.is_sorted_by(|a, b| a.number < b.number && a.t < b.t));
 }
 
@@ -185,7 +185,7 @@ fn xid_errors_are_read_while_nvidia_smi_hangs() {
     let log = ("dmesg", "echo >>$BIN/asked\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): $(wc -l <$BIN/asked), pid=1\"");
     let frames = made_with(&[stuck, log], |frames| frames.iter().any(|frame| !frame.xids.is_empty()));
     let frame = frames.iter().find(|frame| !frame.xids.is_empty()).unwrap();
-    assert_eq!((frame.xids[0].xid.number, &frame.troubles[..]), (1, &[SmiTrouble::TimedOut][..]), "{frame:?}");
+    assert_eq!((frame.xids[0].xid.number, &frame.smi_errors[..]), (1, &[SmiError::TimedOut][..]), "{frame:?}");
     assert!(frames.len() >= 12, "the log is not read for every frame: {frames:?}");
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The reason why a command of Slurm failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SlurmTrouble {
+pub enum SlurmError {
     /// The controller does not answer. Jobs keep running.
     ControllerDown,
     /// The job does not exist, or Slurm no longer has it.
@@ -17,58 +17,58 @@ pub enum SlurmTrouble {
     Refused(String),
 }
 
-impl fmt::Display for SlurmTrouble {
+impl fmt::Display for SlurmError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SlurmTrouble::ControllerDown => {
+            SlurmError::ControllerDown => {
                 write!(f, "the Slurm controller does not answer; running jobs are not affected")
             }
-            SlurmTrouble::UnknownJob => write!(f, "the job does not exist in Slurm"),
-            SlurmTrouble::NoAccounting => write!(f, "this cluster has no Slurm accounting"),
-            SlurmTrouble::NoSlurm => write!(f, "Slurm is not available on this machine"),
-            SlurmTrouble::Refused(message) => write!(f, "Slurm reports {message:?}"),
+            SlurmError::UnknownJob => write!(f, "the job does not exist in Slurm"),
+            SlurmError::NoAccounting => write!(f, "this cluster has no Slurm accounting"),
+            SlurmError::NoSlurm => write!(f, "Slurm is not available on this machine"),
+            SlurmError::Refused(message) => write!(f, "Slurm reports {message:?}"),
         }
     }
 }
 
-impl SlurmTrouble {
+impl SlurmError {
     /// Returns the hint: what to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
-            SlurmTrouble::ControllerDown => {
+            SlurmError::ControllerDown => {
                 "retry later, or ask the administrators of the cluster; `scontrol ping` shows whether it answers"
             }
-            SlurmTrouble::UnknownJob => "list your jobs: `squeue --me`",
-            SlurmTrouble::NoAccounting => "nothing to do: the files of the run show how it ended",
-            SlurmTrouble::NoSlurm => "run this on a login node of the cluster, where `sinfo` works",
-            SlurmTrouble::Refused(_) => "change the Slurm file; `sinfo` lists partitions and nodes",
+            SlurmError::UnknownJob => "list your jobs: `squeue --me`",
+            SlurmError::NoAccounting => "nothing to do: the files of the run show how it ended",
+            SlurmError::NoSlurm => "run this on a login node of the cluster, where `sinfo` works",
+            SlurmError::Refused(_) => "change the Slurm file; `sinfo` lists partitions and nodes",
         }
     }
 }
 
 /// Parts of messages, each with its meaning. The first match counts.
-const MESSAGES: [(&str, SlurmTrouble); 10] = [
-    ("Unable to contact slurm controller", SlurmTrouble::ControllerDown),
-    ("Socket timed out on send/recv", SlurmTrouble::ControllerDown),
-    ("Zero Bytes were transmitted or received", SlurmTrouble::ControllerDown),
-    ("is DOWN", SlurmTrouble::ControllerDown),
-    ("Invalid job id specified", SlurmTrouble::UnknownJob),
-    ("accounting storage is disabled", SlurmTrouble::NoAccounting),
-    ("not running a supported accounting_storage plugin", SlurmTrouble::NoAccounting),
-    ("Could not establish a configuration source", SlurmTrouble::NoSlurm),
-    ("command not found", SlurmTrouble::NoSlurm),
-    ("No such file or directory", SlurmTrouble::NoSlurm),
+const MESSAGES: [(&str, SlurmError); 10] = [
+    ("Unable to contact slurm controller", SlurmError::ControllerDown),
+    ("Socket timed out on send/recv", SlurmError::ControllerDown),
+    ("Zero Bytes were transmitted or received", SlurmError::ControllerDown),
+    ("is DOWN", SlurmError::ControllerDown),
+    ("Invalid job id specified", SlurmError::UnknownJob),
+    ("accounting storage is disabled", SlurmError::NoAccounting),
+    ("not running a supported accounting_storage plugin", SlurmError::NoAccounting),
+    ("Could not establish a configuration source", SlurmError::NoSlurm),
+    ("command not found", SlurmError::NoSlurm),
+    ("No such file or directory", SlurmError::NoSlurm),
 ];
 
 /// Interprets the output of a failed command, from both of its streams.
-pub fn trouble(output: &str) -> SlurmTrouble {
-    if let Some((_, trouble)) = MESSAGES.iter().find(|(part, _)| output.contains(part)) {
-        return trouble.clone();
+pub fn parse_error(output: &str) -> SlurmError {
+    if let Some((_, error)) = MESSAGES.iter().find(|(part, _)| output.contains(part)) {
+        return error.clone();
     }
     // `sbatch: error: Batch job submission failed: Invalid partition name specified`
     let errors = output.lines().map(str::trim).filter(|line| !line.is_empty());
     let messages = errors.map(|line| line.split_once("error: ").map_or(line, |(_, message)| message));
-    SlurmTrouble::Refused(messages.collect::<Vec<_>>().join("; ").chars().take(400).collect())
+    SlurmError::Refused(messages.collect::<Vec<_>>().join("; ").chars().take(400).collect())
 }
 
 /// Reads the job id from the output of `sbatch --parsable`: `42` or `42;cluster`.
@@ -94,10 +94,10 @@ mod tests {
             "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition name specified",
             "",
         ];
-        use SlurmTrouble::*;
+        use SlurmError::*;
         let words = "invalid partition specified: nope; Batch job submission failed: Invalid partition name specified";
         assert_eq!(
-            outputs.map(trouble),
+            outputs.map(parse_error),
             [
                 ControllerDown,
                 ControllerDown,

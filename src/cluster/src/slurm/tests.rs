@@ -151,7 +151,7 @@ proptest! {
         read_accounting(&text);
         read_job(&text);
         read_job(&format!("JobId=1{text}"));
-        trouble(&text);
+        parse_error(&text);
         read_submitted(&text);
         let _ = SlurmSpec::parse(&text);
     }

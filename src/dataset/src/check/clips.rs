@@ -3,13 +3,13 @@
 use super::CheckRequest;
 use super::facts::ProbeResult;
 use super::probing::{Outcome, Results};
-use crate::layouts::{Row, Source};
-use crate::{Clip, Manifest, Reason};
+use crate::layouts::{Row, SourceListing};
+use crate::{Clip, ClipManifest, ExclusionReason};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
 
 /// Makes one clip per row, in the order of the rows.
-pub(super) fn clips(source: &Source, probed: &Results, request: &CheckRequest<'_>) -> Vec<Clip> {
+pub(super) fn clips(source: &SourceListing, probed: &Results, request: &CheckRequest<'_>) -> Vec<Clip> {
     let mut ids = HashSet::new();
     source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), request, &mut ids)).collect()
 }
@@ -34,7 +34,8 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
                 (clip.fps, clip.duration_s, clip.frames) = (facts.fps, facts.duration_s, facts.frames);
                 clip.codec.clone_from(&facts.codec);
                 (clip.hdr, clip.variable_rate) = (facts.hdr, facts.variable_rate);
-                of_video = of_video.or_else(|| (facts.frames < 2).then_some(Reason::OneFrame));
+                of_video =
+                    of_video.or_else(|| (facts.frames < 2 && !facts.picture).then_some(ExclusionReason::OneFrame));
             }
         }
     }
@@ -42,7 +43,7 @@ fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &
     let most = request.most_characters;
     let of_caption = match row.caption {
         Err(fault) => Some(fault.into()),
-        Ok(_) if characters > most => Some(Reason::CaptionTooLong { characters, most }),
+        Ok(_) if characters > most => Some(ExclusionReason::CaptionTooLong { characters, most }),
         Ok(_) => None,
     };
     clip.excluded = of_video.or(of_caption);
@@ -64,7 +65,7 @@ fn unique(name: &str, ids: &mut HashSet<String>) -> String {
 /// Excludes videos of high dynamic range.
 pub(super) fn exclude_hdr(clips: &mut [Clip]) {
     for clip in clips.iter_mut().filter(|clip| clip.is_usable() && clip.hdr) {
-        clip.excluded = Some(Reason::HighDynamicRange);
+        clip.excluded = Some(ExclusionReason::HighDynamicRange);
     }
 }
 
@@ -75,20 +76,20 @@ pub(super) fn exclude_repeated(clips: &mut [Clip]) {
         let key = (clip.content.clone(), clip.caption.clone());
         match seen.get(&key) {
             Some((first, path)) if *path == clip.path => {
-                clip.excluded = Some(Reason::ListedTwice { first: first.clone() });
+                clip.excluded = Some(ExclusionReason::ListedTwice { first: first.clone() });
             }
-            Some((first, _)) => clip.excluded = Some(Reason::DoubledFile { first: first.clone() }),
+            Some((first, _)) => clip.excluded = Some(ExclusionReason::DoubledFile { first: first.clone() }),
             None => _ = seen.insert(key, (clip.id.clone(), clip.path.clone())),
         }
     }
 }
 
-impl Manifest {
+impl ClipManifest {
     /// Excludes the clips that are too short for a frame choice, and includes again the clips that were too short for
     /// an earlier choice.
     pub fn exclude_short(&mut self, choice: &FrameChoice) {
         for clip in &mut self.clips {
-            if matches!(clip.excluded, Some(Reason::TooShort { .. })) {
+            if matches!(clip.excluded, Some(ExclusionReason::TooShort { .. })) {
                 clip.excluded = None;
             }
             if clip.is_usable() {
@@ -100,18 +101,21 @@ impl Manifest {
 
 /// Returns why a clip has too few frames. The result depends only on the first time, the last time and the number of
 /// frames.
-fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<Reason> {
-    if clip.fps <= 0.0 {
-        return None;
-    }
+fn too_short(clip: &Clip, choice: &FrameChoice) -> Option<ExclusionReason> {
     if choice.frames == 0 {
         return None;
+    }
+    if clip.fps <= 0.0 {
+        // A picture.
+        let (frames, needed) = (clip.frames, choice.frames);
+        let is_short = frames == 1 && needed > 1;
+        return is_short.then_some(ExclusionReason::TooShort { frames, needed, span_s: 0.0, needed_s: None });
     }
     let times: Vec<f64> = (0..clip.frames).map(|at| at as f64 / clip.fps).collect();
     let needs_rate = !matches!(choice.mode, FrameMode::Stride | FrameMode::Linspace);
     let needed_s = choice.fps.filter(|_| needs_rate).map(|fps| (choice.frames - 1) as f64 / fps);
     let span_s = clip.frames.saturating_sub(1) as f64 / clip.fps;
-    let reason = |frames, needed| Reason::TooShort { frames, needed, span_s, needed_s };
+    let reason = |frames, needed| ExclusionReason::TooShort { frames, needed, span_s, needed_s };
     match choose(&times, choice) {
         Ok(_) | Err(NotEnough::Invalid(_)) => None,
         Err(NotEnough::Frames { need, have }) => Some(reason(have, need)),

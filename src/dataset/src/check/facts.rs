@@ -1,12 +1,12 @@
 //! The facts that a probe collects about one file.
 
-use crate::Reason;
+use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::Read;
-use video::{ClipError, Fault, Programs, is_variable};
+use video::{ClipError, ClipFault, Programs, is_variable};
 
 /// A video that can be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub(super) struct Facts {
     pub codec: String,
     pub hdr: bool,
     pub variable_rate: bool,
+    /// The file is a picture: a clip of one frame.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub picture: bool,
 }
 
 /// The result of a probe.
@@ -28,7 +31,7 @@ pub(super) enum ProbeResult {
     /// A video.
     Video(Facts),
     /// The reason why the file cannot be used.
-    Excluded(Reason),
+    Excluded(ExclusionReason),
 }
 
 /// A result, and whether it can be cached until the file changes.
@@ -69,17 +72,20 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
         codec: probe.codec.clone(),
         hdr: probe.hdr.is_some(),
         variable_rate: is_variable(times),
+        picture: probe.is_picture(),
     }
 }
 
-fn reason(path: &Utf8Path, ClipError { fault, failure }: ClipError) -> Reason {
+fn reason(path: &Utf8Path, ClipError { fault, failure }: ClipError) -> ExclusionReason {
     match fault {
-        Fault::NoPicture => Reason::AudioOnly,
-        Fault::NotAVideo => Reason::NotAVideo { what: failure.why },
-        Fault::Unsupported => Reason::Unsupported { why: failure.why },
-        Fault::CutOff if is_begun(path) => Reason::Truncated { why: short(path, &failure.why) },
-        Fault::None if failure.code == ErrorCode::NotFound => Reason::VideoMissing,
-        Fault::CutOff | Fault::Damaged | Fault::None => Reason::Unreadable { why: short(path, &failure.why) },
+        ClipFault::NoPicture => ExclusionReason::AudioOnly,
+        ClipFault::NotAVideo => ExclusionReason::NotAVideo { what: failure.why },
+        ClipFault::Unsupported => ExclusionReason::Unsupported { why: failure.why },
+        ClipFault::CutOff if is_begun(path) => ExclusionReason::Truncated { why: short(path, &failure.why) },
+        ClipFault::None if failure.code == ErrorCode::NotFound => ExclusionReason::VideoMissing,
+        ClipFault::CutOff | ClipFault::Damaged | ClipFault::None => {
+            ExclusionReason::Unreadable { why: short(path, &failure.why) }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod tests;
 mod text;
 
 use crate::layouts::{SourceRequest, read_source};
-use crate::{Manifest, ManifestHeader};
+use crate::{Assigner, ClipManifest, ManifestHeader};
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use std::ops::ControlFlow;
@@ -30,6 +30,8 @@ pub struct CheckRequest<'a> {
     pub frames: Option<FrameChoice>,
     /// The size that pictures are scaled to: height, width. Smaller videos are counted, not dropped.
     pub size: Option<[usize; 2]>,
+    /// The buckets of a recipe. Clips without one are excluded.
+    pub buckets: Option<Assigner>,
     /// The maximum length of a caption in characters.
     pub most_characters: usize,
     /// The number of tokens that the encoder reads of a caption. The report counts longer captions.
@@ -51,6 +53,7 @@ impl CheckRequest<'_> {
             source,
             frames: None,
             size: None,
+            buckets: None,
             most_characters: CAPTION_CHARACTERS,
             most_tokens: CAPTION_TOKENS,
             count_tokens: None,
@@ -76,7 +79,7 @@ pub struct CheckProgress {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checked {
     /// All clips, including excluded ones.
-    pub manifest: Manifest,
+    pub manifest: ClipManifest,
     /// The facts and counts.
     pub report: Report,
 }
@@ -98,10 +101,11 @@ pub fn check(
     }
     clips::exclude_repeated(&mut clips);
     let header = ManifestHeader::new(&request.source.source, source.layout.name(), &source.root);
-    let mut manifest = Manifest { header, clips };
+    let mut manifest = ClipManifest { header, clips };
     if let Some(choice) = &request.frames {
         manifest.exclude_short(choice);
     }
+    manifest.assign(request.buckets.as_ref());
     let report = Report::new(&manifest, &source, &probed, request);
     Ok(Checked { manifest, report })
 }

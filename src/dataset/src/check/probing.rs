@@ -2,8 +2,8 @@
 
 use super::facts::{ProbeResult, probe};
 use super::{CheckProgress, CheckRequest};
-use crate::Reason;
-use crate::layouts::Source;
+use crate::ExclusionReason;
+use crate::layouts::SourceListing;
 use crate::stamp::{Stamp, hash};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, LineAppender, xxh3_hex};
@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The version of the rules of a probe. Cached results of other versions are ignored.
-const RULES: u32 = 1;
+const RULES: u32 = 2;
 /// The interval of progress reports while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -54,7 +54,7 @@ struct Kept {
 
 /// Probes every video that is listed.
 pub(super) fn probe_all(
-    source: &Source,
+    source: &SourceListing,
     request: &CheckRequest<'_>,
     on_progress: &mut dyn FnMut(CheckProgress) -> ControlFlow<()>,
 ) -> Result<Results, Failure> {
@@ -133,7 +133,7 @@ pub(super) fn probe_all(
 }
 
 impl Outcome {
-    fn excluded(reason: Reason) -> Self {
+    fn excluded(reason: ExclusionReason) -> Self {
         Self { stamp: Stamp::default(), content: String::new(), found: ProbeResult::Excluded(reason) }
     }
 }
@@ -148,7 +148,7 @@ fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> 
     let content = match hash(path) {
         Ok(content) => content,
         Err(error) => {
-            let found = ProbeResult::Excluded(Reason::Unreadable { why: error.to_string() });
+            let found = ProbeResult::Excluded(ExclusionReason::Unreadable { why: error.to_string() });
             return Ok(Worked { content: String::new(), found, lasts: false });
         }
     };

@@ -2,9 +2,10 @@
 
 use super::CheckRequest;
 use super::probing::Results;
-use crate::layouts::{CaptionFault, Source};
-use crate::{Clip, Manifest, Reason};
+use crate::layouts::{CaptionFault, SourceListing};
+use crate::{BucketClips, Clip, ClipManifest, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Bucket;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
@@ -50,6 +51,12 @@ pub struct Report {
     pub captions: Captions,
     /// Usable clips by size and frames.
     pub histogram: Vec<Histogram>,
+    /// Usable clips by bucket, if the recipe has buckets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<BucketClips>,
+    /// Buckets that no clip has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub empty_buckets: Vec<Bucket>,
     /// Every clip that would be dropped.
     pub dropped: Vec<Dropped>,
     /// Notes about the source, such as text files without a video.
@@ -132,17 +139,23 @@ pub struct Dropped {
     /// The details of the reason.
     pub detail: String,
     /// The reason, for programs.
-    pub reason: Reason,
+    pub reason: ExclusionReason,
 }
 
 impl Report {
-    pub(super) fn new(manifest: &Manifest, source: &Source, probed: &Results, request: &CheckRequest<'_>) -> Self {
+    pub(super) fn new(
+        manifest: &ClipManifest,
+        source: &SourceListing,
+        probed: &Results,
+        request: &CheckRequest<'_>,
+    ) -> Self {
         let usable: Vec<&Clip> = manifest.usable().collect();
         let count = |is: &dyn Fn(&Clip) -> bool| usable.iter().filter(|clip| is(clip)).count();
         let by_path: HashMap<&Utf8Path, &Clip> = usable.iter().map(|clip| (clip.path.as_path(), *clip)).collect();
         let mut notes = source.notes.clone();
         notes
             .extend(probed.not_kept.as_ref().map(|why| format!("the results were not kept for the next check: {why}")));
+        let buckets = manifest.buckets();
         let target_fps = request.frames.as_ref().and_then(|choice| choice.fps);
         Self {
             source: manifest.header.source.clone(),
@@ -154,7 +167,7 @@ impl Report {
             bytes: by_path.values().map(|clip| clip.stamp.bytes).sum(),
             lengths: lengths(&usable),
             sizes: counts(usable.iter().map(|clip| format!("{}x{}", clip.width, clip.height))),
-            rates: counts(usable.iter().map(|clip| rate(clip.fps))),
+            rates: counts(usable.iter().filter(|clip| clip.fps > 0.0).map(|clip| rate(clip.fps))),
             codecs: counts(usable.iter().map(|clip| clip.codec.clone())),
             variable_rate: count(&|clip| clip.variable_rate),
             hdr: count(&|clip| clip.hdr),
@@ -162,10 +175,12 @@ impl Report {
                 .size
                 .map_or(0, |[height, width]| count(&|clip| clip.height < height || clip.width < width)),
             // With a tolerance of 1 %, 23.976 counts as 24.
-            repeated_frames: target_fps.map_or(0, |fps| count(&|clip| clip.fps < fps * 0.99)),
+            repeated_frames: target_fps.map_or(0, |fps| count(&|clip| clip.fps > 0.0 && clip.fps < fps * 0.99)),
             stated_wrong: source.rows.iter().filter(|row| states_otherwise(row, &by_path)).count(),
             captions: captions(manifest, source, &usable, request),
             histogram: histogram(&usable),
+            empty_buckets: empty(request, &buckets),
+            buckets,
             dropped: manifest.excluded().map(|(clip, reason)| dropped(clip, reason)).collect(),
             notes,
             videos: probed.by_path.len(),
@@ -179,6 +194,13 @@ impl Report {
     }
 }
 
+/// Returns the buckets that no clip has.
+fn empty(request: &CheckRequest<'_>, used: &[BucketClips]) -> Vec<Bucket> {
+    let mut all = request.buckets.as_ref().map_or_else(Vec::new, |assigner| assigner.buckets().all());
+    all.retain(|bucket| used.iter().all(|used| used.bucket != *bucket));
+    all
+}
+
 fn states_otherwise(row: &crate::Row, by_path: &HashMap<&Utf8Path, &Clip>) -> bool {
     let Some(clip) = by_path.get(row.path.as_path()) else { return false };
     let differs = |stated: usize, is: usize| stated != 0 && stated != is;
@@ -186,7 +208,7 @@ fn states_otherwise(row: &crate::Row, by_path: &HashMap<&Utf8Path, &Clip>) -> bo
     differs(stated.width, clip.width) || differs(stated.height, clip.height) || differs(stated.frames, clip.frames)
 }
 
-fn dropped(clip: &Clip, reason: &Reason) -> Dropped {
+fn dropped(clip: &Clip, reason: &ExclusionReason) -> Dropped {
     Dropped {
         id: clip.id.clone(),
         origin: clip.origin.clone(),
@@ -218,7 +240,7 @@ fn rate(fps: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn captions(manifest: &Manifest, source: &Source, usable: &[&Clip], request: &CheckRequest<'_>) -> Captions {
+fn captions(manifest: &ClipManifest, source: &SourceListing, usable: &[&Clip], request: &CheckRequest<'_>) -> Captions {
     let faults = |fault| source.rows.iter().filter(|row| row.caption == Err(fault)).count();
     let mut seen: HashMap<&str, usize> = HashMap::new();
     usable.iter().for_each(|clip| *seen.entry(&clip.caption).or_default() += 1);
@@ -229,7 +251,7 @@ fn captions(manifest: &Manifest, source: &Source, usable: &[&Clip], request: &Ch
     let characters = sorted(usable.iter().map(|clip| clip.caption.chars().count()).collect());
     let tokens = sorted(usable.iter().filter_map(|clip| clip.tokens).collect());
     let is_counted = request.count_tokens.is_some() && !tokens.is_empty();
-    let too_long = |(_, reason): &(&Clip, &Reason)| matches!(reason, Reason::CaptionTooLong { .. });
+    let too_long = |(_, reason): &(&Clip, &ExclusionReason)| matches!(reason, ExclusionReason::CaptionTooLong { .. });
     Captions {
         missing: faults(CaptionFault::Missing),
         empty: faults(CaptionFault::Empty),

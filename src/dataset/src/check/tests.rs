@@ -1,7 +1,7 @@
 //! Checks of data sets with videos made by ffmpeg: good clips, and each reason why a clip is dropped.
 
 use super::*;
-use crate::{Clip, Reason};
+use crate::{Clip, ExclusionReason};
 use camino::Utf8Path;
 use rundir::ErrorCode;
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ fn checked(request: &CheckRequest<'_>) -> Checked {
     check(request, &mut |_| ControlFlow::Continue(())).unwrap()
 }
 
-fn reasons(checked: &Checked) -> BTreeMap<&str, Option<&Reason>> {
+fn reasons(checked: &Checked) -> BTreeMap<&str, Option<&ExclusionReason>> {
     checked.manifest.clips.iter().map(|clip| (clip.id.as_str(), clip.excluded.as_ref())).collect()
 }
 
@@ -124,13 +124,13 @@ fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
     let reasons = reasons(&checked);
     let reason = |name: &str| reasons[name].unwrap_or_else(|| panic!("{name} is not excluded"));
     assert_eq!(reasons["good.mp4"], None);
-    assert_eq!(reason("one.mp4"), &Reason::OneFrame);
-    assert_eq!(reason("audio.mp4"), &Reason::AudioOnly);
-    assert!(matches!(reason("picture.mp4"), Reason::NotAVideo { .. }), "{:?}", reason("picture.mp4"));
-    assert_eq!(reason("empty.mp4"), &Reason::VideoEmpty);
-    assert!(matches!(reason("text.mp4"), Reason::Unreadable { .. }), "{:?}", reason("text.mp4"));
+    assert_eq!(reason("one.mp4"), &ExclusionReason::OneFrame);
+    assert_eq!(reason("audio.mp4"), &ExclusionReason::AudioOnly);
+    assert!(matches!(reason("picture.mp4"), ExclusionReason::NotAVideo { .. }), "{:?}", reason("picture.mp4"));
+    assert_eq!(reason("empty.mp4"), &ExclusionReason::VideoEmpty);
+    assert!(matches!(reason("text.mp4"), ExclusionReason::Unreadable { .. }), "{:?}", reason("text.mp4"));
     for name in ["cut.mp4", "headless.mp4"] {
-        assert!(matches!(reason(name), Reason::Truncated { .. }), "{:?}", reason(name));
+        assert!(matches!(reason(name), ExclusionReason::Truncated { .. }), "{:?}", reason(name));
     }
     assert_eq!(checked.report.dropped.len(), 7);
     assert_eq!(checked.manifest.refuse_if_dropped(0.05).unwrap_err().code, ErrorCode::TooManyDropped);
@@ -168,7 +168,7 @@ fn rotated_and_10_bit_videos_are_used_and_hdr_videos_if_ffmpeg_can_tone_map() {
     assert_eq!((clip("ten-bit.mp4").frames, clip("ten-bit.mp4").hdr, clip("hdr.mp4").hdr), (12, false, true));
     // The results of the first check are cached, but the filters of ffmpeg are not.
     let can_not = with(program("can-not", "echo ' ... scale V->V x'"));
-    assert_eq!(reasons(&can_not)["hdr.mp4"], Some(&Reason::HighDynamicRange));
+    assert_eq!(reasons(&can_not)["hdr.mp4"], Some(&ExclusionReason::HighDynamicRange));
     assert_eq!((can_not.report.cached, can_not.manifest.usable().count()), (3, 2));
     assert_eq!(with("/nonesuch/ffmpeg".into()).manifest.usable().count(), 3);
 }
@@ -182,7 +182,7 @@ fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
         eprintln!("skipped: this user may read every file");
         return;
     }
-    assert!(matches!(site.check().manifest.clips[0].excluded, Some(Reason::Unreadable { .. })));
+    assert!(matches!(site.check().manifest.clips[0].excluded, Some(ExclusionReason::Unreadable { .. })));
     fs::set_permissions(site.path.join("a.mp4"), fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(site.check().manifest.clips[0].excluded, None);
 }
@@ -200,10 +200,13 @@ fn captions_that_cannot_be_used_are_counted() {
     fs::remove_file(site.path.join("missing.txt")).unwrap();
     let checked = site.check();
     let reasons = reasons(&checked);
-    assert_eq!(reasons["empty.mp4"], Some(&Reason::CaptionEmpty));
-    assert_eq!(reasons["long.mp4"], Some(&Reason::CaptionTooLong { characters: 10_000, most: CAPTION_CHARACTERS }));
-    assert_eq!(reasons["bytes.mp4"], Some(&Reason::CaptionNotUtf8));
-    assert_eq!(reasons["missing.mp4"], Some(&Reason::CaptionMissing));
+    assert_eq!(reasons["empty.mp4"], Some(&ExclusionReason::CaptionEmpty));
+    assert_eq!(
+        reasons["long.mp4"],
+        Some(&ExclusionReason::CaptionTooLong { characters: 10_000, most: CAPTION_CHARACTERS })
+    );
+    assert_eq!(reasons["bytes.mp4"], Some(&ExclusionReason::CaptionNotUtf8));
+    assert_eq!(reasons["missing.mp4"], Some(&ExclusionReason::CaptionMissing));
     let captions = &checked.report.captions;
     assert_eq!((captions.empty, captions.missing, captions.not_utf8, captions.too_long), (1, 1, 1, 1));
     assert_eq!((captions.doubled, checked.report.usable), (2, 2));
@@ -227,10 +230,10 @@ fn clips_that_repeat_another_one_are_excluded() {
     let first = || "a.mp4".to_owned();
     let reasons = reasons(&checked);
     assert_eq!(reasons["a.mp4"], None);
-    assert_eq!(reasons["a.mp4#2"], Some(&Reason::ListedTwice { first: first() }));
+    assert_eq!(reasons["a.mp4#2"], Some(&ExclusionReason::ListedTwice { first: first() }));
     // The same video with another caption is another clip.
     assert_eq!((reasons["a.mp4#3"], reasons["copy.mp4#2"]), (None, None));
-    assert_eq!(reasons["copy.mp4"], Some(&Reason::DoubledFile { first: first() }));
+    assert_eq!(reasons["copy.mp4"], Some(&ExclusionReason::DoubledFile { first: first() }));
 }
 
 #[test]
@@ -249,11 +252,11 @@ fn clips_that_are_too_short_are_excluded_and_included_again_for_a_shorter_choice
     let choice = |frames, fps| FrameChoice { mode: FrameMode::Head, frames, fps, stride: 1, seed: 0 };
     let request = CheckRequest { frames: Some(choice(9, Some(8.0))), size: Some([96, 64]), ..site.request() };
     let mut checked = checked(&request);
-    let reason = Reason::TooShort { frames: 4, needed: 9, span_s: 9.0 / 25.0, needed_s: Some(1.0) };
+    let reason = ExclusionReason::TooShort { frames: 4, needed: 9, span_s: 9.0 / 25.0, needed_s: Some(1.0) };
     assert_eq!(reasons(&checked)["b.mp4"], Some(&reason));
     assert_eq!((checked.report.usable, checked.report.enlarged), (1, 1));
     checked.manifest.exclude_short(&choice(49, None));
-    let reason = Reason::TooShort { frames: 10, needed: 49, span_s: 9.0 / 25.0, needed_s: None };
+    let reason = ExclusionReason::TooShort { frames: 10, needed: 49, span_s: 9.0 / 25.0, needed_s: None };
     assert_eq!(reasons(&checked)["b.mp4"], Some(&reason));
     checked.manifest.exclude_short(&choice(10, None));
     assert_eq!(checked.manifest.usable().count(), 2);
@@ -269,11 +272,11 @@ fn a_clip_is_too_short_exactly_if_choosing_frames_fails() {
             {
                 for mode in [FrameMode::Head, FrameMode::Linspace, FrameMode::Stride, FrameMode::Random] {
                     let choice = FrameChoice { mode, frames: wanted, fps: rate, stride: 2, seed: 1 };
-                    let mut manifest = Manifest { clips: vec![clip(frames, fps)], ..Manifest::default() };
+                    let mut manifest = ClipManifest { clips: vec![clip(frames, fps)], ..ClipManifest::default() };
                     manifest.exclude_short(&choice);
                     let is_enough = video::choose(&times, &choice).is_ok();
                     assert_eq!(manifest.clips[0].is_usable(), is_enough, "{frames} frames at {fps}, {choice:?}");
-                    if let Some(Reason::TooShort { frames, needed, .. }) = manifest.clips[0].excluded {
+                    if let Some(ExclusionReason::TooShort { frames, needed, .. }) = manifest.clips[0].excluded {
                         assert!(frames < needed, "{frames} of {needed}, {choice:?}");
                     }
                 }
@@ -313,7 +316,7 @@ fn an_interrupted_check_continues_with_the_rest() {
     // A torn line and lines of other versions are left out.
     let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":1", "\"rules\":0", 1)).unwrap();
+    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":2", "\"rules\":1", 1)).unwrap();
     assert_eq!(site.check().report.cached, 4);
 }
 
@@ -358,4 +361,54 @@ fn the_report_fits_80_columns_and_is_not_cut_in_a_pipe() {
 /// Replaces the size of the videos, which depends on the version of ffmpeg.
 fn without_bytes(text: &str, bytes: &str) -> String {
     text.replace(bytes, "BYTES")
+}
+
+#[test]
+fn pictures_with_a_caption_are_clips_of_one_frame() {
+    let site = Site::new()
+        .video("a.mp4", "long.mp4", "a video")
+        .with("a.png", "its thumbnail")
+        .video("b.png", "picture.png", "a picture")
+        .with("c.webp", "a picture without a caption")
+        .video("d.png", "long.mp4", "a video with the name of a picture");
+    let checked = site.check();
+    let picture = &checked.manifest.clips[1];
+    assert_eq!((picture.id.as_str(), picture.frames, picture.width, picture.height), ("b.png", 1, 64, 48));
+    assert_eq!(reasons(&checked)["b.png"], None);
+    assert!(matches!(reasons(&checked)["d.png"], Some(ExclusionReason::Unreadable { .. })));
+    assert_eq!(checked.manifest.clips.len(), 3, "the others are skipped");
+    assert!(checked.report.notes[0].starts_with("2 pictures skipped"), "{:?}", checked.report.notes);
+    let choice = video::FrameChoice { mode: FrameMode::Head, frames: 9, fps: None, stride: 1, seed: 0 };
+    let long =
+        super::check(&CheckRequest { frames: Some(choice), ..site.request() }, &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(reasons(&long.unwrap())["b.png"], Some(ExclusionReason::TooShort { frames: 1, needed: 9, .. })));
+}
+
+#[test]
+fn buckets_are_counted_and_clips_without_one_are_dropped() {
+    let site = Site::new()
+        .video("long.mp4", "long.mp4", "long")
+        .video("short.mp4", "short.mp4", "short")
+        .video("tall.mkv", "tall.mkv", "tall")
+        .video("b.png", "picture.png", "a picture");
+    let set = "data.buckets=[{ frames = 9, height = 48, width = 64 }, { frames = 33, height = 48, width = 64 }, \
+               { frames = 49, height = 64, width = 48 }, { frames = 5, height = 96, width = 96 }]";
+    let recipe = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[set.into()]).unwrap().recipe;
+    let buckets = Assigner::new(&recipe, &recipe::Encode::default());
+    let checked = checked(&CheckRequest { buckets, ..site.request() });
+    let counts: Vec<(String, usize)> =
+        checked.report.buckets.iter().map(|of| (of.bucket.to_string(), of.clips)).collect();
+    let one = |bucket: &str| (bucket.to_owned(), 1);
+    assert_eq!(counts, [one("9x48x64"), one("33x48x64"), one("49x64x48")]);
+    assert_eq!(checked.report.empty_buckets.iter().map(ToString::to_string).collect::<Vec<_>>(), ["5x96x96"]);
+    let picture = reasons(&checked)["b.png"].cloned();
+    assert!(
+        matches!(picture, Some(ExclusionReason::NoBucket { misfit: recipe::Misfit::TooShort, frames: 1, .. })),
+        "{picture:?}"
+    );
+    assert_eq!(checked.manifest.refuse_if_dropped(0.05).unwrap_err().code, ErrorCode::TooManyDropped);
+    let text = checked.report.text(Some(80));
+    let from_buckets: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("bucket")).collect();
+    assert!(from_buckets.iter().all(|line| line.chars().count() <= 80), "{text}");
+    insta::assert_snapshot!(from_buckets[..8].join("\n"));
 }

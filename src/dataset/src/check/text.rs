@@ -1,6 +1,7 @@
 //! The report as text for a terminal.
 
 use super::report::{Count, Report};
+use crate::BucketClips;
 use std::fmt::Write;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -19,12 +20,24 @@ impl Report {
             text += &self.bars(width.unwrap_or(80));
             text.push('\n');
         }
+        if !self.buckets.is_empty() {
+            text += &self.bucket_table();
+            text.push('\n');
+        }
         if !self.dropped.is_empty() {
             text += &self.dropped_table(width);
             text.push('\n');
         }
         for (name, value) in self.facts() {
             let _ = writeln!(text, "{name:<9} {}", one_line(&value));
+        }
+        text
+    }
+
+    fn bucket_table(&self) -> String {
+        let mut text = format!("{:<14}{:>8}{:>9}\n", "bucket", "clips", "hours");
+        for BucketClips { bucket, clips, hours } in &self.buckets {
+            let _ = writeln!(text, "{bucket:<14}{clips:>8}{hours:>9.2}");
         }
         text
     }
@@ -45,6 +58,13 @@ impl Report {
                 [(self.variable_rate, "variable"), (self.repeated_frames, "slower than wanted, frames repeated")];
             facts.push(("rate", with(list(&self.rates, " fps"), &rate)));
             facts.push(("codec", with(list(&self.codecs, ""), &[(self.hdr, "HDR, tone-mapped")])));
+        }
+        if !self.empty_buckets.is_empty() {
+            let mut names: Vec<String> = self.empty_buckets.iter().take(LISTED).map(ToString::to_string).collect();
+            if self.empty_buckets.len() > LISTED {
+                names.push(format!("{} more", self.empty_buckets.len() - LISTED));
+            }
+            facts.push(("no clip", names.join(", ")));
         }
         facts.push(("captions", self.caption_text()));
         if let (Some(median), Some(most), Some(cut)) =

@@ -12,7 +12,7 @@
 //! noise. The other two programs prepare no latents of images for CogVideoX, and none prepares masked videos.
 
 use crate::index::DTYPES;
-use crate::{Index, Sample};
+use crate::{Index, TrainingSample};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ fn of_index(
     let folder = path.parent().unwrap_or(Utf8Path::new(""));
     let index = Index::open_in(path, root.unwrap_or(folder))?;
     let width = index.samples.len().to_string().len().max(6);
-    let clip = |(number, sample): (usize, &Sample)| {
+    let clip = |(number, sample): (usize, &TrainingSample)| {
         let bad = |file: &Utf8Path, (why, fix): Refused| {
             let what = index.what(sample, "cannot be imported");
             Failure::new(code(file), what, format!("{file}{why}"), fix)

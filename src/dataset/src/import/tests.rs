@@ -96,7 +96,7 @@ fn latents_of_finetrainers_and_of_cogvideox_factory_are_imported_with_equal_valu
 }
 
 /// Opens an imported store for a recipe with a condition.
-fn with_condition(index: &Utf8Path, condition: &Condition) -> Result<Table, Failure> {
+fn with_condition(index: &Utf8Path, condition: &Conditioning) -> Result<Table, Failure> {
     let model = recipe::Model { segments: 1, latent_frames: 3, ..model() };
     Table::open(index, &model).unwrap().with_conditions(condition, &model)
 }
@@ -110,11 +110,11 @@ fn images_of_cogvideox_factory_are_imported_and_train_image_to_video_without_noi
         assert_eq!(line.extra.keys().collect::<Vec<_>>(), ["image"]);
         compare(&done.index, &line.extra["image"], &expected[&format!("factory.{number}.image")]);
     }
-    let image = Condition { kind: ConditionKind::Image, ..Condition::default() };
+    let image = Conditioning { kind: ConditionKind::Image, ..Conditioning::default() };
     let table = with_condition(&done.index, &image).unwrap();
     assert_eq!((table.extras(0).len(), table.extras(1).len()), (1, 1));
     assert!(table.reader().read(table.extras(0)[0]).unwrap().moments);
-    let noise = Condition { image_noise: true, ..image.clone() };
+    let noise = Conditioning { image_noise: true, ..image.clone() };
     let failure = with_condition(&done.index, &noise).unwrap_err();
     assert!(failure.why.contains("condition.image_noise = false"), "{failure}");
 }
@@ -122,7 +122,7 @@ fn images_of_cogvideox_factory_are_imported_and_train_image_to_video_without_noi
 #[test]
 fn an_import_without_the_tensors_of_a_condition_names_its_program_and_the_encode() {
     let (_keep, folder) = temp();
-    let condition = |kind| Condition { kind, ..Condition::default() };
+    let condition = |kind| Conditioning { kind, ..Conditioning::default() };
     let done = import(&request(fixture("finetrainers"), &folder.join("new")), false).unwrap();
     let shown: Vec<String> = [ConditionKind::Image, ConditionKind::Inpaint]
         .map(|kind| with_condition(&done.index, &condition(kind)).unwrap_err())

@@ -2,7 +2,9 @@
 
 use super::pairs::{Files, is_of, no_videos};
 use super::table::Columns;
-use super::{CaptionFault, Row, Source, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet};
+use super::{
+    CaptionFault, Row, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet,
+};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -46,7 +48,7 @@ impl fmt::Display for Layout {
 ///
 /// # Errors
 /// If the source does not exist, has no known layout, or is incomplete.
-pub fn read_source(request: &SourceRequest) -> Result<Source, Failure> {
+pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
     let given = &request.source;
     let source = given.canonicalize_utf8().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Failure::new(
@@ -71,7 +73,7 @@ struct Candidates {
     lists: Option<(&'static str, &'static str)>,
 }
 
-fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {
     let tables = TABLES.into_iter().filter(|name| folder.join(name).is_file()).collect();
     let lists = lists::find(folder, &lists::CAPTIONS).zip(lists::find(folder, &lists::VIDEOS));
     let found = Candidates { tables, lists };
@@ -92,7 +94,7 @@ fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<Source, Failu
         )),
         (None | Some(Layout::Lists), _, Some((captions, videos))) => {
             let root = root_of(folder, request)?;
-            Ok(Source {
+            Ok(SourceListing {
                 layout: Layout::Lists,
                 why: format!("{captions} and {videos} are lists of the same length"),
                 rows: lists::read(folder, &root, captions, videos)?,
@@ -109,20 +111,23 @@ fn of_folder(folder: &Utf8Path, request: &SourceRequest) -> Result<Source, Failu
     }
 }
 
-fn of_pairs(folder: &Utf8Path) -> Result<Source, Failure> {
+fn of_pairs(folder: &Utf8Path) -> Result<SourceListing, Failure> {
     let files = Files::below(folder)?;
-    if files.videos.is_empty() && files.unnamed.is_empty() {
+    if files.videos.is_empty() && files.unnamed.is_empty() && files.pictures.is_empty() {
         return Err(no_videos(folder, &files));
     }
-    let videos = units::counted(files.videos.len() + files.unnamed.len(), "video");
+    let mut videos = units::counted(files.videos.len() + files.unnamed.len(), "video");
+    if !files.pictures.is_empty() {
+        videos += &format!(" and {}", units::counted(files.pictures.len(), "picture"));
+    }
     let (rows, notes) = pairs::read(folder, files)?;
     let with_text = rows.iter().filter(|row| row.caption != Err(CaptionFault::Missing)).count();
     let each = if with_text == rows.len() { "each".into() } else { with_text.to_string() };
     let why = format!("{videos} below the folder, {each} with a .txt file of the same name");
-    Ok(Source { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
+    Ok(SourceListing { layout: Layout::Pairs, why, root: folder.to_owned(), rows, notes })
 }
 
-fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {
     if is_of(path.extension(), &VIDEO_ENDINGS) {
         let fix = format!("name its folder: vidtui data check {}", path.parent().unwrap_or(path));
         return Err(invalid(format!("{path} is a single video"), "a data set is a folder or a table", fix));
@@ -145,13 +150,13 @@ fn of_file(path: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> 
     }
 }
 
-fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<Source, Failure> {
+fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, Failure> {
     let root = root_of(path.parent().unwrap_or(path), request)?;
     let (columns, rows) = read_table(path, &root, request)?;
     let Columns { video, caption } = &columns;
     let name = path.file_name().unwrap_or_default();
     let why = format!("{name} has a column of videos '{video}' and of captions '{caption}'");
-    Ok(Source { layout: Layout::Table, why, root, rows, notes: vec![] })
+    Ok(SourceListing { layout: Layout::Table, why, root, rows, notes: vec![] })
 }
 
 fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {

@@ -12,7 +12,7 @@ mod table;
 mod tests;
 mod text;
 
-use crate::Reason;
+use crate::ExclusionReason;
 use camino::Utf8PathBuf;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -23,8 +23,10 @@ pub use detect::{Layout, read_source};
 pub const VIDEO_ENDINGS: [&str; 16] =
     ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
 
-/// The file name extensions of pictures, which are skipped.
-const PICTURE_ENDINGS: [&str; 8] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "avif"];
+/// The file name extensions of pictures that are clips of one frame.
+pub const PICTURE_ENDINGS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
+/// The file name extensions of other pictures, which are skipped.
+const OTHER_PICTURES: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
 
 /// A source and the options for reading it.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +45,7 @@ pub struct SourceRequest {
 
 /// The videos and captions that a source lists.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Source {
+pub struct SourceListing {
     /// The layout that was read.
     pub layout: Layout,
     /// Why this layout was chosen, as text for users.
@@ -70,7 +72,7 @@ pub struct Row {
     /// The source of the caption, as text for users.
     pub origin: String,
     /// The fault that the layout itself finds, if any.
-    pub excluded: Option<Reason>,
+    pub excluded: Option<ExclusionReason>,
     /// The properties of the video that a table states.
     pub stated: Stated,
 }
@@ -97,7 +99,7 @@ pub enum CaptionFault {
     NotUtf8,
 }
 
-impl From<CaptionFault> for Reason {
+impl From<CaptionFault> for ExclusionReason {
     fn from(fault: CaptionFault) -> Self {
         match fault {
             CaptionFault::Missing => Self::CaptionMissing,

@@ -1,8 +1,8 @@
 //! Videos with captions beside them: `clips/a.mp4` and `clips/a.txt`.
 
 use super::text::caption_file;
-use super::{PICTURE_ENDINGS, Row, VIDEO_ENDINGS, invalid, unreadable};
-use crate::Reason;
+use super::{OTHER_PICTURES, PICTURE_ENDINGS, Row, VIDEO_ENDINGS, invalid, unreadable};
+use crate::ExclusionReason;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
 use std::collections::BTreeSet;
@@ -16,8 +16,10 @@ pub(super) struct Files {
     pub videos: Vec<Utf8PathBuf>,
     /// Text files.
     pub texts: BTreeSet<Utf8PathBuf>,
-    /// The number of pictures.
-    pub pictures: usize,
+    /// Pictures that have a text file of the same name and no video, in the order of their paths.
+    pub pictures: Vec<Utf8PathBuf>,
+    /// The number of other pictures.
+    pub skipped: usize,
     /// Videos whose names are not UTF-8.
     pub unnamed: Vec<PathBuf>,
 }
@@ -29,8 +31,20 @@ impl Files {
         let mut seen = BTreeSet::new();
         files.add(folder, &mut seen)?;
         files.videos.sort();
+        files.choose_pictures();
         files.unnamed.sort();
         Ok(files)
+    }
+
+    /// Skips pictures without a caption, such as thumbnails of videos.
+    fn choose_pictures(&mut self) {
+        let videos: BTreeSet<Utf8PathBuf> = self.videos.iter().map(|path| path.with_extension("")).collect();
+        let found = self.pictures.len();
+        self.pictures.retain(|path| {
+            self.texts.contains(&path.with_extension("txt")) && !videos.contains(&path.with_extension(""))
+        });
+        self.pictures.sort();
+        self.skipped += found - self.pictures.len();
     }
 
     fn add(&mut self, folder: &Utf8Path, seen: &mut BTreeSet<PathBuf>) -> Result<(), Failure> {
@@ -45,7 +59,8 @@ impl Files {
                 Ok(path) if path.is_dir() => self.add(&path, seen)?,
                 Ok(path) if is_of(path.extension(), &VIDEO_ENDINGS) => self.videos.push(path),
                 Ok(path) if is_of(path.extension(), &["txt"]) => _ = self.texts.insert(path),
-                Ok(path) if is_of(path.extension(), &PICTURE_ENDINGS) => self.pictures += 1,
+                Ok(path) if is_of(path.extension(), &PICTURE_ENDINGS) => self.pictures.push(path),
+                Ok(path) if is_of(path.extension(), &OTHER_PICTURES) => self.skipped += 1,
                 Ok(_) => {}
                 Err(path) => {
                     let ending = path.extension().and_then(|ending| ending.to_str());
@@ -69,7 +84,7 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
     let mut rows = Vec::new();
     let mut notes = Vec::new();
     let mut used = BTreeSet::new();
-    for path in files.videos {
+    for path in files.videos.into_iter().chain(files.pictures) {
         let text = path.with_extension("txt");
         let caption = caption_file(&text).map_err(|error| unreadable(&text, error))?;
         let below = |path: &Utf8Path| path.strip_prefix(folder).unwrap_or(path).to_string();
@@ -78,7 +93,7 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
     }
     for path in files.unnamed {
         let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
-        let excluded = Some(Reason::NameNotUtf8);
+        let excluded = Some(ExclusionReason::NameNotUtf8);
         rows.push(Row { path: folder.join(&name), name, excluded, ..Row::default() });
     }
     let alone: Vec<&Utf8PathBuf> = files.texts.difference(&used).collect();
@@ -87,8 +102,9 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
         let counted = units::counted(alone.len(), "text file");
         notes.push(format!("{counted} without a video of the same name, first {first}"));
     }
-    if files.pictures > 0 {
-        notes.push(format!("{} skipped: vidtui trains on videos", units::counted(files.pictures, "picture")));
+    if files.skipped > 0 {
+        let skipped = units::counted(files.skipped, "picture");
+        notes.push(format!("{skipped} skipped: a picture needs a .txt file of the same name, and is png, jpg or webp"));
     }
     Ok((rows, notes))
 }
@@ -97,7 +113,7 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
 pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
     let what = format!("{folder} has no videos");
     let endings = VIDEO_ENDINGS[..5].join(", ");
-    match (files.pictures, files.texts.len()) {
+    match (files.skipped, files.texts.len()) {
         (0, 0) => invalid(
             what,
             format!("no file below it ends in {endings}…"),
@@ -110,8 +126,8 @@ pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
         ),
         (pictures, _) => invalid(
             what,
-            format!("it has {}, and vidtui trains on videos", units::counted(pictures, "picture")),
-            "make videos of them, for example: ffmpeg -framerate 8 -pattern_type glob -i '*.png' clip.mp4",
+            format!("it has {} without a text file of the same name", units::counted(pictures, "picture")),
+            "write the caption of a.png to a.txt, or make a video of pictures: ffmpeg -framerate 8 -pattern_type glob -i '*.png' clip.mp4",
         ),
     }
 }

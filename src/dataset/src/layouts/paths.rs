@@ -1,6 +1,6 @@
 //! Paths of videos, as tables and lists name them.
 
-use crate::Reason;
+use crate::ExclusionReason;
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 
 /// A path of the source below its root.
@@ -11,7 +11,7 @@ pub(super) struct Located {
     /// The absolute path.
     pub path: Utf8PathBuf,
     /// The fault of the path, if any.
-    pub excluded: Option<Reason>,
+    pub excluded: Option<ExclusionReason>,
 }
 
 /// Locates a path. An absolute path may be anywhere; a relative path must stay below the root, also after links are
@@ -19,10 +19,10 @@ pub(super) struct Located {
 pub(super) fn locate(root: &Utf8Path, written: &str) -> Located {
     let written = written.trim();
     if written.is_empty() {
-        return Located { name: String::new(), path: root.to_owned(), excluded: Some(Reason::VideoMissing) };
+        return Located { name: String::new(), path: root.to_owned(), excluded: Some(ExclusionReason::VideoMissing) };
     }
     let Some(plain) = resolve(Utf8Path::new(written)) else {
-        let excluded = Some(Reason::OutsideFolder);
+        let excluded = Some(ExclusionReason::OutsideFolder);
         return Located { name: written.to_owned(), path: root.join(written), excluded };
     };
     let path = root.join(&plain);

@@ -3,7 +3,7 @@
 use super::paths::{Located, locate};
 use super::text::clean;
 use super::{Caption, CaptionFault, Row, SourceRequest, Stated, invalid};
-use crate::Reason;
+use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::Failure;
 
@@ -143,7 +143,7 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
     let kind = values.take(KIND_COLUMN).into_text();
     if kind.eq_ignore_ascii_case("image") {
-        excluded = Some(Reason::NotAVideo { what: "the table marks it as an image".into() });
+        excluded = Some(ExclusionReason::NotAVideo { what: "the table marks it as an image".into() });
     }
     let mut count = |column| values.take(column).as_count();
     let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };

@@ -28,7 +28,7 @@ impl Folder {
         SourceRequest { source: self.path.clone(), ..SourceRequest::default() }
     }
 
-    fn read(&self) -> Source {
+    fn read(&self) -> SourceListing {
         read_source(&self.request()).unwrap()
     }
 
@@ -38,7 +38,7 @@ impl Folder {
 }
 
 /// The names and captions of rows.
-fn rows(source: &Source) -> Vec<(&str, Result<&str, CaptionFault>)> {
+fn rows(source: &SourceListing) -> Vec<(&str, Result<&str, CaptionFault>)> {
     source.rows.iter().map(|row| (row.name.as_str(), row.caption.as_deref().map_err(|fault| *fault))).collect()
 }
 
@@ -81,7 +81,7 @@ fn a_file_name_that_is_not_utf8_is_excluded() {
     let folder = Folder::new().with("a.mp4", "");
     fs::write(folder.path.as_std_path().join(std::ffi::OsStr::from_bytes(b"b\xff.mp4")), "").unwrap();
     let source = folder.read();
-    assert_eq!(source.rows[1].excluded, Some(Reason::NameNotUtf8));
+    assert_eq!(source.rows[1].excluded, Some(ExclusionReason::NameNotUtf8));
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn lists_are_read_line_by_line() {
         ("../d.mp4", Ok("four")),
     ];
     assert_eq!(rows(&source), expected);
-    assert_eq!(source.rows[3].excluded, Some(Reason::OutsideFolder));
+    assert_eq!(source.rows[3].excluded, Some(ExclusionReason::OutsideFolder));
     assert_eq!(source.rows[1].origin, "captions.txt line 2");
 }
 
@@ -147,7 +147,7 @@ fn every_form_of_json_is_read() {
     assert_eq!(rows(&read("metadata.jsonl", lines)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
     let source = read("metadata.json", list);
     assert_eq!(rows(&source), [("a.mp4", Ok("one")), ("b.png", Ok("two"))]);
-    assert!(matches!(source.rows[1].excluded, Some(Reason::NotAVideo { .. })));
+    assert!(matches!(source.rows[1].excluded, Some(ExclusionReason::NotAVideo { .. })));
     assert_eq!(rows(&read("metadata.json", entries)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
     let expected = [("a.mp4", Ok("one")), ("b.mp4", Ok("two")), ("b.mp4", Ok("three"))];
     assert_eq!(rows(&read("captions.json", captions)), expected);

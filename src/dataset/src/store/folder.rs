@@ -68,30 +68,11 @@ impl Folder {
     pub fn take(data: &Utf8Path, holder: &Holder, timing: &Timing) -> Result<Self, Failure> {
         let leases = Leases::new(data.join(WORK), timing.clock.clone(), timing.expiry);
         loop {
-            let epoch = leases.epochs()?.get(FOLDER).copied();
-            let other = match epoch {
-                Some(epoch) => leases.holder(FOLDER, epoch)?,
-                None => None,
-            };
-            let parsed = other.as_deref().and_then(Holder::parse);
-            let same_run = parsed.as_ref().is_some_and(|other| other.run == holder.run);
-            if other.is_none() || same_run {
-                if let Taken::Mine(lease) = leases.seize(FOLDER, epoch, &holder.text())? {
-                    return Ok(Self::start(data, holder, timing, Some(lease)));
-                }
-                // Another encode took the lease first. The next iteration reports its name.
-                continue;
+            let epoch = wait_until_free(data, &leases, &|other| other.run == holder.run, timing)?;
+            if let Taken::Mine(lease) = leases.seize(FOLDER, epoch, &holder.text())? {
+                return Ok(Self::start(data, holder, timing, Some(lease)));
             }
-            let name = parsed.map_or_else(|| "another encode".to_owned(), |other| other.worker());
-            if leases.is_alive(FOLDER) {
-                return Err(Failure::new(
-                    ErrorCode::AlreadyExists,
-                    format!("cannot encode into {data}"),
-                    format!("{name} encodes into it"),
-                    "wait until it ends, or stop it first",
-                ));
-            }
-            timing.clock.sleep((timing.expiry / 30).max(Duration::from_millis(10)));
+            // Another encode took the lease first. The next iteration reports its name.
         }
     }
 
@@ -122,6 +103,62 @@ impl Folder {
     #[cfg(test)]
     pub fn keep(&self) {
         lock(&self.keeper).keep();
+    }
+}
+
+/// Checks that no other encode works in the folder of a data set, without taking its lease. Waits up to 10 s for a heartbeat of the
+/// holder, so that a crashed encode is not an obstacle.
+///
+/// * `has_ended` — whether a holder is known to be no obstacle: the encode that will continue, or one that has ended.
+///
+/// # Errors
+/// [`ErrorCode::AlreadyExists`] with the name of the other encode.
+pub fn check_no_encode(data: &Utf8Path, has_ended: &dyn Fn(&Holder) -> bool) -> Result<(), Failure> {
+    // Two heartbeats.
+    check_no_encode_within(data, has_ended, &Timing { expiry: Duration::from_secs(10), ..Timing::default() })
+}
+
+pub(super) fn check_no_encode_within(
+    data: &Utf8Path,
+    has_ended: &dyn Fn(&Holder) -> bool,
+    timing: &Timing,
+) -> Result<(), Failure> {
+    let work = data.join(WORK);
+    if !work.is_dir() {
+        return Ok(());
+    }
+    let leases = Leases::new(work.clone(), timing.clock.clone(), timing.expiry);
+    match wait_until_free(data, &leases, has_ended, timing) {
+        // The encode has ended and removed its folder meanwhile.
+        Err(_) if !work.is_dir() => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Waits until no other encode holds the lease, and returns its highest epoch.
+fn wait_until_free(
+    data: &Utf8Path,
+    leases: &Leases,
+    has_ended: &dyn Fn(&Holder) -> bool,
+    timing: &Timing,
+) -> Result<Option<u32>, Failure> {
+    loop {
+        let Some(epoch) = leases.epochs()?.get(FOLDER).copied() else { return Ok(None) };
+        let Some(other) = leases.holder(FOLDER, epoch)? else { return Ok(Some(epoch)) };
+        let other = Holder::parse(&other);
+        if other.as_ref().is_some_and(has_ended) {
+            return Ok(Some(epoch));
+        }
+        if leases.is_alive(FOLDER) {
+            let name = other.map_or_else(|| "another encode".to_owned(), |other| other.worker());
+            return Err(Failure::new(
+                ErrorCode::AlreadyExists,
+                format!("cannot encode into {data}"),
+                format!("{name} encodes into it"),
+                "wait until it ends, or stop it first",
+            ));
+        }
+        timing.clock.sleep((timing.expiry / 30).max(Duration::from_millis(10)));
     }
 }
 

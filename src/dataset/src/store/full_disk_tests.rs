@@ -84,9 +84,9 @@ fn a_full_disk_while_shards_are_joined_leaves_nothing_half_written_and_the_next_
             drop(queue);
             let queue = Queue::create(&data, &plan, &holder("b"), timing()).unwrap();
             assert_eq!(work(&queue).unwrap(), 0, "an item was encoded again");
-            assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+            assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
         } else {
-            assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+            assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
             drop(queue);
         }
         assert_eq!(files(&data), whole, "{free} blocks are free");

@@ -11,8 +11,9 @@ use super::names::{LATENTS, QUEUE, TEXTS, WORK};
 use super::part::{Entry, Piece};
 use super::queue::Queue;
 use super::spec::{SCHEMA, SPEC};
-use super::{Item, Line, Stage};
+use super::{Item, ItemKind, Line};
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Bucket;
 use rundir::{ErrorCode, Failure, write_toml};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +23,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
-use weights::{Dtype, NewTensorFile, OnProgress, Progress, Span, TensorToWrite, write_tensor_files};
+use weights::{Dtype, NewTensorFile, OnProgress, Span, TensorToWrite, WriteProgress, write_tensor_files};
 
 /// The result of joining.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -47,7 +48,7 @@ pub struct Joined {
 
 /// The result of [`Queue::finish`].
 #[derive(Debug)]
-pub enum Finish {
+pub enum QueueFinish {
     /// The store is complete.
     Joined(Joined),
     /// Some ranges are not done, or another worker joins the parts. Try again after about a second.
@@ -61,6 +62,8 @@ struct Named<'a> {
     name: String,
     key: &'a str,
     role: &'a str,
+    /// The bucket of a latent.
+    bucket: Option<Bucket>,
     piece: &'a Piece,
     part: &'a str,
 }
@@ -94,22 +97,22 @@ impl Queue {
     ///
     /// # Errors
     /// A file cannot be read or written. The work is then unchanged, and the next call continues it.
-    pub fn finish(&self, progress: OnProgress<'_>) -> Result<Finish, Failure> {
+    pub fn finish(&self, progress: OnProgress<'_>) -> Result<QueueFinish, Failure> {
         if self.is_over()? {
-            return Ok(Finish::Done);
+            return Ok(QueueFinish::Done);
         }
         if self.find_done()?.len() < self.ranges.len() {
-            return Ok(Finish::Wait);
+            return Ok(QueueFinish::Wait);
         }
         let epoch = self.leases.epochs()?.get("join").copied();
         match self.leases.take("join", epoch, &self.worker)? {
-            Taken::Held => Ok(Finish::Wait),
+            Taken::Held => Ok(QueueFinish::Wait),
             Taken::Mine(lease) => {
                 let beating = Heartbeat::start(lease, self.timing.heartbeat);
                 let joined = join(self, &beating, progress);
                 // After a failure, another worker can try at once. After a success, the leases are gone.
                 beating.stop(joined.is_err());
-                joined.map(Finish::Joined)
+                joined.map(QueueFinish::Joined)
             }
         }
     }
@@ -155,7 +158,9 @@ fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Jo
                 (false, "") => {
                     latents += 1;
                     let entry = &entries[tensor.key];
-                    known.latents.insert(tensor.key.to_owned(), queue.latent(place, tensor.piece, entry));
+                    known
+                        .latents
+                        .insert(tensor.key.to_owned(), queue.latent(place, tensor.piece, entry, tensor.bucket));
                 }
                 (false, role) => {
                     if let Some(latent) = known.latents.get_mut(tensor.key) {
@@ -198,10 +203,10 @@ fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
 fn shards<'a>(queue: &'a Queue, work: &Utf8Path, entries: &'a HashMap<String, Entry>) -> Vec<Shard<'a>> {
     let mut shards: Vec<Shard> = Vec::new();
     let [latents, texts] = queue.head.first;
-    for (stage, start, first) in [(Stage::Latent, LATENTS, latents), (Stage::Text, TEXTS, texts)] {
+    for (kind, start, first) in [(ItemKind::Latent, LATENTS, latents), (ItemKind::Text, TEXTS, texts)] {
         let (mut number, mut size) = (first, 0);
         let mut open = false;
-        for queued in queue.items.iter().filter(|queued| queued.item.work.stage() == stage) {
+        for queued in queue.items.iter().filter(|queued| queued.item.work.kind() == kind) {
             let Some(entry) = entries.get(&queued.item.key).filter(|entry| entry.failure.is_none()) else { continue };
             let file: Arc<Utf8Path> = Arc::from(work.join(&entry.part));
             let bytes: u64 = entry.tensors.iter().map(|piece| piece.len).sum();
@@ -218,7 +223,15 @@ fn shards<'a>(queue: &'a Queue, work: &Utf8Path, entries: &'a HashMap<String, En
                 let span = Span { file: file.clone(), begin: piece.begin, len: piece.len };
                 let dtype = Dtype::parse(&piece.dtype).unwrap_or(Dtype::U8);
                 shard.file.tensors.push(TensorToWrite::copied(&name, &piece.shape, dtype, vec![span]));
-                shard.tensors.push(Named { name, key: &entry.key, role: &piece.role, piece, part: &entry.part });
+                let bucket = queued.item.work.bucket();
+                shard.tensors.push(Named {
+                    name,
+                    key: &entry.key,
+                    role: &piece.role,
+                    bucket,
+                    piece,
+                    part: &entry.part,
+                });
             }
         }
     }
@@ -240,7 +253,7 @@ fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: On
         let path = queue.data.join(&shard.file.name);
         if !is_complete(&path, &shard.file) {
             let partial = temporary.join(&shard.file.name);
-            let mut step = |part: Progress| {
+            let mut step = |part: WriteProgress| {
                 // If no thread sends heartbeats, renew the lease here.
                 let now = queue.timing.clock.now();
                 if now.saturating_sub(beaten) > Duration::from_secs(1) {
@@ -249,7 +262,7 @@ fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: On
                         return ControlFlow::Break(());
                     }
                 }
-                progress(Progress { doing: part.doing, done: before + part.done, total })
+                progress(WriteProgress { doing: part.doing, done: before + part.done, total })
             };
             let written = write_tensor_files(&temporary, std::slice::from_ref(&shard.file), &mut step);
             let written = written.and_then(|_| {
@@ -290,8 +303,8 @@ fn is_complete(path: &Utf8Path, wanted: &NewTensorFile) -> bool {
 }
 
 impl Queue {
-    fn latent(&self, place: Place, piece: &Piece, entry: &Entry) -> Latent {
-        let spec = &self.head.spec;
+    fn latent(&self, place: Place, piece: &Piece, entry: &Entry, bucket: Option<Bucket>) -> Latent {
+        let spec = self.head.spec.at(bucket);
         let drawn = piece.shape.get(1).is_some_and(|channels| *channels == spec.vae.channels);
         let bucket = match (spec.frames.count, spec.picture.height, spec.picture.width) {
             (frames, height, width) if frames * height * width > 0 => format!("{frames}x{height}x{width}"),
@@ -311,7 +324,7 @@ fn replace_index(queue: &Queue, known: &Known) -> Result<(usize, usize), Failure
     let clips = queue.clips()?;
     let total = clips.len();
     let usable = clips.into_iter().filter_map(|clip| {
-        let latent_key = spec.latent_key(&clip.content);
+        let latent_key = clip.latent_key(spec);
         let latent = known.latents.get(&latent_key)?;
         let text_keys: Vec<String> = clip.captions.iter().map(|caption| spec.text_key(caption)).collect();
         let text = text_keys.iter().map(|key| known.texts.get(key).cloned()).collect::<Option<Vec<_>>>()?;

@@ -4,9 +4,10 @@
 
 use super::index::{Head, INDEX, Lines, bad, malformed};
 use super::spec::StoreSpec;
-use crate::index::{DTYPES, check_text, latent_shape, wrong_count, wrong_latent};
+use crate::DatasetInfo;
+use crate::index::{DTYPES, check_text, wrong_count};
+use crate::open::Latents;
 use crate::table::{Slot, SourceFile, Table, TensorKind};
-use crate::{DatasetInfo, latent_channels};
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Model;
 use rundir::{ErrorCode, Failure};
@@ -96,12 +97,12 @@ struct BriefIndex {
 ///
 /// # Errors
 /// The store was made for another model, its index is damaged or names a missing tensor, or a shard is truncated.
-pub(crate) fn open_table(data: &Utf8Path, model: &Model) -> Result<Table, Failure> {
-    let spec = StoreSpec::read(data)?;
+pub(crate) fn open_table(data: &Utf8Path, latents: Latents<'_>) -> Result<Table, Failure> {
+    let (spec, model) = (StoreSpec::read(data)?, latents.model);
     spec.check_model(data, model)?;
     let index = read(data, &spec, model)?;
     let path = data.join(INDEX);
-    let found = find(data, &path, &index, model)?;
+    let found = find(data, &path, &index, latents)?;
     let bytes = found.files.iter().map(|file| file.bytes).sum();
     let mut slots = found.slots;
     let empty = if index.has_empty { slots.pop() } else { None };
@@ -178,7 +179,7 @@ struct InShard {
 }
 
 /// Finds all tensors, shard by shard, in threads.
-fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> Result<StoredTensors, Failure> {
+fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, latents: Latents<'_>) -> Result<StoredTensors, Failure> {
     let names = &index.names;
     let mut by_shard: Vec<Vec<Wanted>> = vec![Vec::new(); names.shards.len()];
     for wanted in &names.wanted {
@@ -189,7 +190,7 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, model: &Model) -> 
     let work = || loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let Some(wanted) = by_shard.get(number) else { break };
-        let found = in_shard(data, path, names, number, wanted, index.samples, model);
+        let found = in_shard(data, path, names, number, wanted, index.samples, latents);
         let failed = found.is_err();
         results.lock().expect("no thread panics with this lock").push((number, found));
         if failed {
@@ -238,7 +239,7 @@ fn in_shard(
     number: usize,
     wanted: &[Wanted],
     samples: usize,
-    model: &Model,
+    latents: Latents<'_>,
 ) -> Result<InShard, Failure> {
     let shard: Utf8PathBuf = data.join(&names.shards[number]);
     let header = Header::read(&shard).map_err(|error| {
@@ -260,7 +261,7 @@ fn in_shard(
         let kind = match found.kinds.iter().position(same) {
             Some(kind) => kind,
             None => {
-                check_tensor(path, &shard, name, wanted, info, is_latent, model)?;
+                check_tensor(path, &shard, name, wanted, info, is_latent, latents)?;
                 let dtype = info.dtype.name().to_owned();
                 found.kinds.push(TensorKind { dtype, shape: info.shape.clone(), moments });
                 found.kinds.len() - 1
@@ -278,7 +279,7 @@ fn check_tensor(
     wanted: &Wanted,
     info: &TensorInfo,
     is_latent: bool,
-    model: &Model,
+    latents: Latents<'_>,
 ) -> Result<(), Failure> {
     let what = |what: &str| format!("line {} of {path} {what}", wanted.line);
     let holder = format!("'{name}' in {shard}");
@@ -291,12 +292,7 @@ fn check_tensor(
         ));
     }
     if !is_latent {
-        return check_text(what, &holder, &info.shape, model);
+        return check_text(what, &holder, &info.shape, latents.model);
     }
-    let shape = latent_shape(model, !wanted.drawn);
-    debug_assert_eq!(shape[1], latent_channels(model) * if wanted.drawn { 1 } else { 2 });
-    if info.shape != shape {
-        return Err(wrong_latent(what("has a latent of the wrong shape"), &holder, &info.shape, shape, !wanted.drawn));
-    }
-    Ok(())
+    latents.check(what, &holder, &info.shape, !wanted.drawn)
 }

@@ -3,8 +3,9 @@
 use super::index::{INDEX, Lines, malformed};
 use super::spec::{SPEC, StoreSpec};
 use super::{Line, failures};
-use crate::{Manifest, Stamp};
+use crate::{ClipManifest, Stamp};
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Bucket;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -23,12 +24,27 @@ pub struct WantedClip {
     pub stamp: Stamp,
     /// One caption per segment.
     pub captions: Vec<String>,
+    /// The size of its latent, if each clip has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<Bucket>,
 }
 
-/// A stage of an encode. Texts come first, so that the text encoder can be freed before the VAE is loaded.
+impl WantedClip {
+    /// Returns the key of its latent.
+    pub fn latent_key(&self, spec: &StoreSpec) -> String {
+        spec.at(self.bucket).latent_key(&self.content)
+    }
+
+    fn latent(&self, spec: &StoreSpec) -> Item {
+        let Self { id, source, content, stamp, bucket, .. } = self.clone();
+        Item { key: self.latent_key(spec), name: id, work: Work::Video { source, content, stamp, bucket } }
+    }
+}
+
+/// The kind of an item. Texts are encoded first, so that the text encoder can be freed before the VAE is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stage {
+pub enum ItemKind {
     /// Captions are encoded to texts.
     Text,
     /// Videos are encoded to latents.
@@ -64,15 +80,26 @@ pub enum Work {
         /// The stamp that shows, without reading the video, that it has not changed.
         #[serde(default)]
         stamp: Stamp,
+        /// The size of its latent, if each clip has its own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bucket: Option<Bucket>,
     },
 }
 
 impl Work {
-    /// The stage in which the item is encoded.
-    pub fn stage(&self) -> Stage {
+    /// Returns the kind of the item.
+    pub fn kind(&self) -> ItemKind {
         match self {
-            Self::Text { .. } => Stage::Text,
-            Self::Video { .. } => Stage::Latent,
+            Self::Text { .. } => ItemKind::Text,
+            Self::Video { .. } => ItemKind::Latent,
+        }
+    }
+
+    /// Returns the size of the latent, if each clip has its own.
+    pub fn bucket(&self) -> Option<Bucket> {
+        match self {
+            Self::Text { .. } => None,
+            Self::Video { bucket, .. } => *bucket,
         }
     }
 }
@@ -104,9 +131,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the number of items of a stage.
-    pub fn count(&self, stage: Stage) -> usize {
-        self.items.iter().filter(|item| item.work.stage() == stage).count()
+    /// Returns the number of items of a kind.
+    pub fn count(&self, kind: ItemKind) -> usize {
+        self.items.iter().filter(|item| item.work.kind() == kind).count()
     }
 
     /// Returns whether nothing has to be done.
@@ -147,7 +174,7 @@ impl Plan {
 /// The manifest names a clip twice, or the store cannot be read.
 pub fn plan_encode(
     data: &Utf8Path,
-    manifest: &Manifest,
+    manifest: &ClipManifest,
     spec: &StoreSpec,
     quarantined: Quarantined,
 ) -> Result<Plan, Failure> {
@@ -158,6 +185,7 @@ pub fn plan_encode(
         content: clip.content.clone(),
         stamp: clip.stamp,
         captions: clip.captions().map(str::to_owned).collect(),
+        bucket: clip.bucket,
     });
     plan_clips(data, clips.collect(), spec, quarantined)
 }
@@ -203,8 +231,7 @@ pub(crate) fn plan_clips(
     add(&mut texts, empty, has_empty);
     for clip in &clips {
         names.insert(clip.id.clone());
-        let work = Work::Video { source: clip.source.clone(), content: clip.content.clone(), stamp: clip.stamp };
-        let latent = Item { key: spec.latent_key(&clip.content), name: clip.id.clone(), work };
+        let latent = clip.latent(spec);
         let of_clip: Vec<Item> = clip.captions.iter().map(|caption| text(caption)).collect();
         // If one tensor of a clip failed, the clip is left out, and its other tensors are not needed.
         let hopeless = std::iter::once(&latent).chain(&of_clip).find_map(|item| {

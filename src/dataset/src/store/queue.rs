@@ -22,7 +22,7 @@ use super::part::{Disk, Entry, LocalDisk, Part, Verify, read_journal};
 use super::queue_file::{QueueFile, QueueHead, Queued, generation_entries, prepare, ranges};
 use super::range::Range;
 use super::spec::StoreSpec;
-use super::{Clock, Item, Plan, Stage, SystemClock, WantedClip};
+use super::{Clock, Item, ItemKind, Plan, SystemClock, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -67,8 +67,8 @@ pub struct Queue {
     pub(super) data: Utf8PathBuf,
     pub(super) head: QueueHead,
     pub(super) items: Vec<Queued>,
-    /// The items of each range; a range has items of one stage.
-    pub(super) ranges: Vec<(Stage, std::ops::Range<usize>)>,
+    /// The items of each range; a range has items of one kind.
+    pub(super) ranges: Vec<(ItemKind, std::ops::Range<usize>)>,
     pub(super) worker: String,
     pub(super) timing: Timing,
     pub(super) leases: Leases,
@@ -83,15 +83,15 @@ pub struct Queue {
 pub enum Claim {
     /// A range that this worker holds now.
     Range(Box<Range>),
-    /// Other workers hold all ranges of the stage that are not done. Try again after about a second.
+    /// Other workers hold all ranges of the kind that are not done. Try again after about a second.
     Wait,
-    /// All ranges of the stage are done.
+    /// All ranges of the kind are done.
     Done,
 }
 
 /// The progress of an encode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Progress {
+pub struct EncodeProgress {
     /// Texts that are stored.
     pub texts_done: usize,
     /// Texts of this encode.
@@ -158,17 +158,17 @@ impl Queue {
         &self.head.spec
     }
 
-    /// Claims a range of a stage. Its items are encoded in order. Items that another worker has stored are left out.
+    /// Claims a range of a kind. Its items are encoded in order. Items that another worker has stored are left out.
     ///
     /// # Errors
     /// The folder cannot be read or written.
-    pub fn claim(&self, stage: Stage) -> Result<Claim, Failure> {
+    pub fn claim(&self, kind: ItemKind) -> Result<Claim, Failure> {
         if self.is_over()? {
             return Ok(Claim::Done);
         }
         let mut done = self.find_done()?;
         let (epochs, mut held) = (self.leases.epochs()?, false);
-        for (number, _) in self.ranges.iter().enumerate().filter(|(_, (of, _))| *of == stage) {
+        for (number, _) in self.ranges.iter().enumerate().filter(|(_, (of, _))| *of == kind) {
             if done.contains(&number) {
                 continue;
             }
@@ -192,22 +192,22 @@ impl Queue {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn progress(&self) -> Result<Progress, Failure> {
-        let mut progress = Progress::default();
-        let stages: HashMap<&str, Stage> =
-            self.items.iter().map(|queued| (queued.item.key.as_str(), queued.item.work.stage())).collect();
-        for stage in stages.values() {
-            match stage {
-                Stage::Text => progress.texts += 1,
-                Stage::Latent => progress.latents += 1,
+    pub fn progress(&self) -> Result<EncodeProgress, Failure> {
+        let mut progress = EncodeProgress::default();
+        let kinds: HashMap<&str, ItemKind> =
+            self.items.iter().map(|queued| (queued.item.key.as_str(), queued.item.work.kind())).collect();
+        for kind in kinds.values() {
+            match kind {
+                ItemKind::Text => progress.texts += 1,
+                ItemKind::Latent => progress.latents += 1,
             }
         }
         for entry in self.entries()?.values() {
-            let Some(stage) = stages.get(entry.key.as_str()) else { continue };
-            match (stage, &entry.failure) {
+            let Some(kind) = kinds.get(entry.key.as_str()) else { continue };
+            match (kind, &entry.failure) {
                 (_, Some(_)) => progress.failed += 1,
-                (Stage::Text, None) => progress.texts_done += 1,
-                (Stage::Latent, None) => progress.latents_done += 1,
+                (ItemKind::Text, None) => progress.texts_done += 1,
+                (ItemKind::Latent, None) => progress.latents_done += 1,
             }
             progress.bytes += entry.tensors.iter().map(|piece| piece.len).sum::<u64>();
         }

@@ -5,7 +5,7 @@ use super::lease::create_dir;
 use super::names::{LATENTS, QUEUE, TEXTS, WORK, shard_number};
 use super::part::{Entry, Verify, read_journal};
 use super::spec::{SCHEMA, StoreSpec};
-use super::{Item, Plan, Stage, Timing, WantedClip};
+use super::{Item, ItemKind, Plan, Timing, WantedClip};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, write_atomic, xxh3_hex};
 use serde::{Deserialize, Serialize};
@@ -157,14 +157,14 @@ fn first_shards(data: &Utf8Path) -> Result<[usize; 2], Failure> {
     Ok(first)
 }
 
-/// Cuts items into ranges of one stage each.
-pub(super) fn ranges(items: &[Queued], size: usize) -> Vec<(Stage, std::ops::Range<usize>)> {
-    let mut ranges: Vec<(Stage, std::ops::Range<usize>)> = Vec::new();
+/// Cuts items into ranges of one kind each.
+pub(super) fn ranges(items: &[Queued], size: usize) -> Vec<(ItemKind, std::ops::Range<usize>)> {
+    let mut ranges: Vec<(ItemKind, std::ops::Range<usize>)> = Vec::new();
     for (number, queued) in items.iter().enumerate() {
-        let stage = queued.item.work.stage();
+        let kind = queued.item.work.kind();
         match ranges.last_mut() {
-            Some((of, range)) if *of == stage && range.len() < size => range.end += 1,
-            _ => ranges.push((stage, number..number + 1)),
+            Some((of, range)) if *of == kind && range.len() < size => range.end += 1,
+            _ => ranges.push((kind, number..number + 1)),
         }
     }
     ranges

@@ -23,7 +23,7 @@ pub enum Held {
     Lost,
 }
 
-/// A range of items of one stage. Dropping it without [`Range::finish`] gives the range back and keeps the stored
+/// A range of items of one kind. Dropping it without [`Range::finish`] gives the range back and keeps the stored
 /// items.
 #[derive(Debug)]
 pub struct Range {

@@ -1,7 +1,7 @@
 //! The specification of a store (how its latents and texts are made), and the keys that follow from it.
 
 use camino::Utf8Path;
-use recipe::{Condition, ConditionKind, Model};
+use recipe::{Bucket, BucketRule, BucketSpec, ConditionKind, Conditioning, Model};
 use rundir::{ErrorCode, Failure, Versioned, read_toml};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -31,6 +31,18 @@ pub struct StoreSpec {
     /// The tensors that each clip has besides its latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<ConditionSpec>,
+    /// The sizes of clips, if each clip has its own. The number of frames and the size of a picture are then 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buckets: Option<BucketsSpec>,
+}
+
+/// The rule that gives each clip its size, as recipes have it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BucketsSpec {
+    /// `data.bucket_rule`.
+    pub rule: BucketRule,
+    /// `data.buckets`.
+    pub list: Vec<BucketSpec>,
 }
 
 /// The choice of frames from a video.
@@ -38,7 +50,7 @@ pub struct StoreSpec {
 pub struct FrameSpec {
     /// The mode, as recipes name it: `head`, `middle`, `random`, `stride`, `linspace`, `time@fps`.
     pub mode: String,
-    /// The number of frames; 0 if it is not known (imported latents).
+    /// The number of frames; 0 if it is not known (imported latents) or that of a bucket.
     pub count: usize,
     /// The target rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,7 +126,7 @@ impl ConditionSpec {
     ///
     /// # Errors
     /// The masks of the condition cannot be used.
-    pub fn of(condition: &Condition) -> Result<Option<Self>, Failure> {
+    pub fn of(condition: &Conditioning) -> Result<Option<Self>, Failure> {
         let masks = match condition.kind {
             ConditionKind::None => return Ok(None),
             ConditionKind::Image => Vec::new(),
@@ -153,7 +165,7 @@ impl Versioned for StoreSpec {
 impl StoreSpec {
     /// Makes a specification of the current schema.
     pub fn new(frames: FrameSpec, picture: PictureSpec, vae: VaeSpec, text: TextSpec) -> Self {
-        Self { schema: SCHEMA, code: CODE.into(), frames, picture, vae, text, condition: None }
+        Self { schema: SCHEMA, code: CODE.into(), frames, picture, vae, text, condition: None, buckets: None }
     }
 
     /// Reads the specification of a store.
@@ -167,6 +179,16 @@ impl StoreSpec {
             let fix = if newer { failure.fix } else { format!("give the folder of a data set that has {SPEC}") };
             Failure::new(failure.code, format!("cannot read the data set {data}"), failure.why, fix)
         })
+    }
+
+    /// Returns the specification of a clip with this bucket, which is that of an encode of this size.
+    pub fn at(&self, bucket: Option<Bucket>) -> Self {
+        let mut spec = self.clone();
+        if let Some(Bucket { frames, height, width }) = bucket {
+            (spec.frames.count, spec.picture.height, spec.picture.width) = (frames, height, width);
+            spec.buckets = None;
+        }
+        spec
     }
 
     /// The key of a latent: `content` is the hash of the video file.
@@ -192,7 +214,7 @@ impl StoreSpec {
 
     /// The seed of the random choices for one video.
     pub fn seed_of(&self, content: &str) -> u64 {
-        xxh3_128(format!("{} {content}", self.frames.seed).as_bytes()) as u64
+        seed_of(self.frames.seed, content)
     }
 
     /// Names the differences that make a latent of `old` unusable under `self`; empty if it can be used.
@@ -203,6 +225,7 @@ impl StoreSpec {
             ("choice of frames", old.frames != self.frames),
             ("size", (old.picture.width, old.picture.height) != (self.picture.width, self.picture.height)),
             ("crop", old.picture.crop != self.picture.crop),
+            ("buckets", old.buckets != self.buckets),
             ("condition", old.condition != self.condition),
             ("colour rule", old.picture.colour_rule != self.picture.colour_rule),
             ("code", old.code != self.code),
@@ -272,6 +295,11 @@ impl StoreSpec {
         }
         Ok(())
     }
+}
+
+/// The seed of the random choices for one video.
+pub fn seed_of(seed: u64, content: &str) -> u64 {
+    xxh3_128(format!("{seed} {content}").as_bytes()) as u64
 }
 
 /// Hashes a value by its JSON form to 128 bits. Keys are not chosen by users, so a fast, non-cryptographic hash is

@@ -1,7 +1,8 @@
 //! Tests of encoding into a store: crashes, take-overs, full disks, changed manifests.
 
+use super::folder::check_no_encode_within;
 use super::*;
-use crate::{Clip, Manifest, ManifestHeader};
+use crate::{Clip, ClipManifest, ManifestHeader};
 use camino::{Utf8Path, Utf8PathBuf};
 use proptest::prelude::*;
 use rundir::{ErrorCode, Failure};
@@ -74,7 +75,7 @@ pub(crate) fn spec() -> StoreSpec {
     )
 }
 
-pub(super) fn manifest(ids: &[usize]) -> Manifest {
+pub(super) fn manifest(ids: &[usize]) -> ClipManifest {
     let clip = |n: &usize| Clip {
         id: format!("clips/{n}.mp4"),
         path: format!("/videos/{n}.mp4").into(),
@@ -83,7 +84,7 @@ pub(super) fn manifest(ids: &[usize]) -> Manifest {
         content: format!("content {n}"),
         ..Clip::default()
     };
-    Manifest { header: ManifestHeader::default(), clips: ids.iter().map(clip).collect() }
+    ClipManifest { header: ManifestHeader::default(), clips: ids.iter().map(clip).collect() }
 }
 
 pub(super) fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
@@ -94,7 +95,7 @@ pub(super) fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
 
 /// Returns the shape and bytes of an item: they depend on its key alone.
 fn encoded(item: &Item) -> (Vec<usize>, Vec<u8>) {
-    let shape = if item.work.stage() == Stage::Text { vec![2, 2] } else { vec![2, 2, 2, 2] };
+    let shape = if item.work.kind() == ItemKind::Text { vec![2, 2] } else { vec![2, 2, 2, 2] };
     let len = 2 * shape.iter().product::<usize>();
     (shape, item.key.bytes().cycle().take(len).collect())
 }
@@ -107,9 +108,9 @@ fn commit(range: &mut Range, item: &Item) -> Result<Held, Failure> {
 /// Encodes the remaining items and finishes; returns the number of encoded items.
 pub(super) fn work(queue: &Queue) -> Result<usize, Failure> {
     let mut encoded = 0;
-    for stage in [Stage::Text, Stage::Latent] {
+    for kind in [ItemKind::Text, ItemKind::Latent] {
         loop {
-            match queue.claim(stage)? {
+            match queue.claim(kind)? {
                 Claim::Done => break,
                 Claim::Wait => queue.timing.clock.sleep(Duration::from_secs(1)),
                 Claim::Range(mut range) => {
@@ -125,17 +126,17 @@ pub(super) fn work(queue: &Queue) -> Result<usize, Failure> {
     Ok(encoded)
 }
 
-pub(super) fn finish(queue: &Queue) -> Result<Finish, Failure> {
+pub(super) fn finish(queue: &Queue) -> Result<QueueFinish, Failure> {
     queue.finish(&mut |_| ControlFlow::Continue(()))
 }
 
 /// Encodes a manifest without faults; returns the plan and the number of items that were encoded.
-pub(super) fn encode(data: &Utf8Path, manifest: &Manifest, spec: &StoreSpec) -> (Plan, usize) {
+pub(super) fn encode(data: &Utf8Path, manifest: &ClipManifest, spec: &StoreSpec) -> (Plan, usize) {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(data, manifest, spec, Quarantined::Skip).unwrap();
     let queue = Queue::create(data, &plan, &holder("a"), timing(&clock)).unwrap();
     let count = work(&queue).unwrap();
-    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
     (plan, count)
 }
 
@@ -159,11 +160,39 @@ fn lines(data: &Utf8Path) -> (Head, Vec<Line>) {
 }
 
 #[test]
+fn a_clip_whose_bucket_changes_is_encoded_again_and_no_other() {
+    let (_keep, data) = temp();
+    let entry = |frames| recipe::BucketSpec { frames, height: Some(16), width: Some(16), ..Default::default() };
+    let with = |frames: &[usize]| {
+        let list = frames.iter().copied().map(entry).collect();
+        let mut spec = spec();
+        (spec.frames.count, spec.picture.height, spec.picture.width) = (0, 0, 0);
+        StoreSpec { buckets: Some(BucketsSpec { rule: recipe::BucketRule::List, list }), ..spec }
+    };
+    let assigned = |frames: [usize; 3]| {
+        let mut manifest = manifest(&[1, 2, 3]);
+        for (clip, frames) in manifest.clips.iter_mut().zip(frames) {
+            clip.bucket = Some(recipe::Bucket { frames, height: 16, width: 16 });
+        }
+        manifest
+    };
+    encode(&data, &assigned([5, 9, 5]), &with(&[5, 9]));
+    let (_, before) = lines(&data);
+    assert_eq!(before.iter().map(|line| &line.bucket[..]).collect::<Vec<_>>(), ["5x16x16", "9x16x16", "5x16x16"]);
+    assert_eq!(before[0].latent_key, spec().latent_key("content 1"), "the key of an encode of this size alone");
+    let (plan, count) = encode(&data, &assigned([5, 13, 5]), &with(&[5, 13]));
+    assert_eq!((plan.reuse, plan.new, count), (2, 0, 1));
+    assert_eq!(plan.stale, [("clips/2.mp4".to_owned(), "buckets changed".to_owned())]);
+    let (_, after) = lines(&data);
+    assert_eq!((&after[1].bucket[..], &after[0], &after[2]), ("13x16x16", &before[0], &before[2]));
+}
+
+#[test]
 fn a_store_holds_every_clip_in_the_order_of_the_manifest_and_each_caption_once() {
     let (_keep, data) = temp();
     let (plan, count) = encode(&data, &manifest(&[4, 1, 2, 3, 5, 9, 8]), &spec());
     // Captions 4, 1, 1, 3, 4, 9, 7, and the empty one.
-    assert_eq!((plan.new, plan.count(Stage::Text), plan.count(Stage::Latent), count), (7, 6, 7, 13));
+    assert_eq!((plan.new, plan.count(ItemKind::Text), plan.count(ItemKind::Latent), count), (7, 6, 7, 13));
     let names: Vec<String> = files(&data).into_keys().collect();
     let wanted = ["latents-00000.safetensors", "latents-00001.safetensors", "texts-00000.safetensors"];
     assert_eq!(names, [&["dataset.toml", "index.jsonl"], &wanted[..]].concat());
@@ -223,7 +252,7 @@ fn an_interrupted_and_changed_encode_keeps_complete_items() {
     let plan = plan_encode(&data, &manifest(&[9, 1, 2, 3, 4]), &spec(), Quarantined::Skip).unwrap();
     let queue = Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap();
     assert_eq!(work(&queue).unwrap() + done.texts_done + done.latents_done, plan.items.len());
-    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
     drop(queue);
     let (_keep, fresh) = temp();
     encode(&fresh, &manifest(&[9, 1, 2, 3, 4]), &spec());
@@ -254,6 +283,33 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
     assert_eq!(clock.now(), Duration::ZERO);
     Queue::create(&data, &plan, &holder("third"), timing(&clock)).unwrap();
     assert!(clock.now() >= EXPIRY);
+}
+
+#[test]
+fn a_live_encode_is_found_without_taking_its_lease_and_a_crashed_or_ended_one_is_no_obstacle() {
+    let (_keep, data) = temp();
+    let clock = Arc::new(FakeClock::default());
+    let check = |timing: &Timing, ended: &str| check_no_encode_within(&data, &|holder| holder.run == ended, timing);
+    let code = |result: Result<(), Failure>| result.map_err(|failure| failure.code);
+    assert_eq!(code(check(&timing(&clock), "")), Ok(()), "there is no data set yet");
+    let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
+    let quick =
+        Timing { expiry: Duration::from_millis(400), heartbeat: Some(Duration::from_millis(20)), ..Timing::default() };
+    let first = Queue::create(&data, &plan, &holder("first"), quick.clone()).unwrap();
+    let refused = check(&quick, "").unwrap_err();
+    assert_eq!(refused.code, ErrorCode::AlreadyExists);
+    assert!(refused.why.contains("first on node01, process 7"), "{refused}");
+    assert_eq!(code(check(&quick, "first")), Ok(()));
+    assert!(!data.join("work/folder.1").exists(), "the check takes no lease");
+    drop(first);
+    assert_eq!(code(check(&timing(&clock), "")), Ok(()));
+    // The next encode crashes.
+    std::mem::forget(Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap());
+    let before = clock.now();
+    assert_eq!(code(check(&timing(&clock), "second")), Ok(()));
+    assert_eq!(clock.now(), before);
+    assert_eq!(code(check(&timing(&clock), "")), Ok(()));
+    assert!(clock.now() >= before + EXPIRY);
 }
 
 #[test]
@@ -302,11 +358,11 @@ fn workers_of_an_encode_whose_folder_was_taken_over_stop_with_that_reason() {
     let plan = plan_encode(&data, &manifest(&[1, 2, 3]), &spec(), Quarantined::Skip).unwrap();
     let other = Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap();
     cut_off.keep_folder();
-    assert_eq!(cut_off.claim(Stage::Text).unwrap_err().code, ErrorCode::AlreadyExists);
+    assert_eq!(cut_off.claim(ItemKind::Text).unwrap_err().code, ErrorCode::AlreadyExists);
     assert_eq!(finish(&cut_off).unwrap_err().code, ErrorCode::AlreadyExists);
     drop(cut_off);
     work(&other).unwrap();
-    assert!(matches!(finish(&other).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&other).unwrap(), QueueFinish::Joined(_)));
     drop(other);
     assert_eq!(lines(&data).1.len(), 3);
     assert!(!data.join("work").exists());
@@ -321,7 +377,7 @@ fn the_lease_of_a_complete_encode_is_removed_even_if_its_holder_died() {
     let live = Queue::open(&data, &holder("a"), timing(&clock)).unwrap();
     std::mem::forget(dead);
     work(&live).unwrap();
-    assert!(matches!(finish(&live).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&live).unwrap(), QueueFinish::Joined(_)));
     drop(live);
     assert!(!data.join("work").exists());
 }
@@ -364,7 +420,7 @@ fn each_segment_of_a_clip_has_its_text() {
     manifest.check_segments(2).unwrap();
     let (plan, _) = encode(&data, &manifest, &spec());
     // Three captions and the empty one.
-    assert_eq!(plan.count(Stage::Text), 4);
+    assert_eq!(plan.count(ItemKind::Text), 4);
     let lines = lines(&data).1;
     assert_eq!((lines[0].text.len(), &lines[0].text[1]), (2, &lines[1].text[0]));
     let segments = recipe::Model { segments: 2, ..model() };
@@ -375,22 +431,22 @@ fn each_segment_of_a_clip_has_its_text() {
 
 #[test]
 fn the_conditions_of_a_recipe_are_found_and_others_are_refused_with_the_key_that_differs() {
-    use recipe::{Condition, ConditionKind};
-    let condition = Condition { kind: ConditionKind::Image, image_noise: true, draws: 2, ..Condition::default() };
+    use recipe::{ConditionKind, Conditioning};
+    let condition = Conditioning { kind: ConditionKind::Image, image_noise: true, draws: 2, ..Conditioning::default() };
     let made = StoreSpec { condition: ConditionSpec::of(&condition).unwrap(), ..spec() };
     assert_ne!(made.latent_key("a"), spec().latent_key("a"));
     let (_keep, data) = temp();
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 3]), &made, Quarantined::Skip).unwrap();
     let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
-    for stage in [Stage::Text, Stage::Latent] {
-        while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+    for kind in [ItemKind::Text, ItemKind::Latent] {
+        while let Claim::Range(mut range) = queue.claim(kind).unwrap() {
             for item in range.items().to_vec() {
                 let (shape, bytes) = encoded(&item);
                 let latent = NewTensor { role: "", dtype: Dtype::BF16, shape: &shape, bytes: &bytes };
                 let image = |role, bytes| NewTensor { role, dtype: Dtype::BF16, shape: &[1, 2, 2, 2], bytes };
                 let tensors = [latent, image("image", &[1; 16]), image("image.1", &[2; 16])];
-                let count = if stage == Stage::Text { 1 } else { 3 };
+                let count = if kind == ItemKind::Text { 1 } else { 3 };
                 range.commit(&item, &[], &tensors[..count]).unwrap();
             }
             range.finish().unwrap();
@@ -399,16 +455,16 @@ fn the_conditions_of_a_recipe_are_found_and_others_are_refused_with_the_key_that
     finish(&queue).unwrap();
     drop(queue);
     let open =
-        |condition: &Condition| crate::Table::open(&data, &model()).unwrap().with_conditions(condition, &model());
+        |condition: &Conditioning| crate::Table::open(&data, &model()).unwrap().with_conditions(condition, &model());
     let table = open(&condition).unwrap();
     let read = |slot| table.reader().read(slot).unwrap().bytes[0];
     assert_eq!(table.extras(1).iter().map(|slot| read(*slot)).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(crate::Table::from_bytes(&table.to_bytes()).unwrap(), table);
-    open(&Condition { draws: 1, ..condition.clone() }).unwrap();
+    open(&Conditioning { draws: 1, ..condition.clone() }).unwrap();
     for (other, key) in [
-        (Condition { draws: 3, ..condition.clone() }, "condition.draws"),
-        (Condition { image_noise: false, ..condition.clone() }, "condition.image_noise"),
-        (Condition { kind: ConditionKind::Inpaint, ..condition.clone() }, "condition.kind"),
+        (Conditioning { draws: 3, ..condition.clone() }, "condition.draws"),
+        (Conditioning { image_noise: false, ..condition.clone() }, "condition.image_noise"),
+        (Conditioning { kind: ConditionKind::Inpaint, ..condition.clone() }, "condition.kind"),
     ] {
         let failure = open(&other).unwrap_err();
         assert_eq!(failure.code, ErrorCode::InvalidDataset);
@@ -432,8 +488,8 @@ fn failed_items_are_listed_left_out_and_retried_on_request() {
     let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Skip).unwrap();
     let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
     let broken = Failure::new(ErrorCode::Malformed, "cannot decode 3.mp4", "it is damaged", "cut it again");
-    for stage in [Stage::Text, Stage::Latent] {
-        while let Claim::Range(mut range) = queue.claim(stage).unwrap() {
+    for kind in [ItemKind::Text, ItemKind::Latent] {
+        while let Claim::Range(mut range) = queue.claim(kind).unwrap() {
             for item in range.items().to_vec() {
                 if item.name == "clips/3.mp4" {
                     range.fail(&item, broken.clone()).unwrap();
@@ -445,7 +501,7 @@ fn failed_items_are_listed_left_out_and_retried_on_request() {
         }
     }
     assert_eq!(queue.failures().unwrap()[0].1, broken);
-    let Finish::Joined(joined) = finish(&queue).unwrap() else { panic!("it waits") };
+    let QueueFinish::Joined(joined) = finish(&queue).unwrap() else { panic!("it waits") };
     assert_eq!((joined.clips, joined.failed, joined.left_out), (2, 1, 1));
     drop(queue);
     assert_eq!(files(&data.join("work")).into_keys().collect::<Vec<_>>(), ["failures.jsonl"]);
@@ -455,10 +511,10 @@ fn failed_items_are_listed_left_out_and_retried_on_request() {
     assert_eq!(plan.quarantined[0].1, broken);
     let plan = plan_encode(&data, &manifest, &spec(), Quarantined::Retry).unwrap();
     // The text of a clip that was left out is encoded again.
-    assert_eq!((plan.count(Stage::Text), plan.count(Stage::Latent), plan.quarantined.len()), (1, 1, 0));
+    assert_eq!((plan.count(ItemKind::Text), plan.count(ItemKind::Latent), plan.quarantined.len()), (1, 1, 0));
     let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
     assert_eq!(work(&queue).unwrap(), 2);
-    assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+    assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
     drop(queue);
     assert_eq!(lines(&data).1.len(), 3);
     assert!(!data.join("work").exists());
@@ -471,18 +527,18 @@ fn a_slow_worker_that_lost_its_range_does_no_harm() {
     let plan = plan_encode(&data, &manifest(&[1, 3]), &spec(), Quarantined::Skip).unwrap();
     let slow = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
     let quick = Queue::open(&data, &holder("a"), timing(&clock)).unwrap();
-    let Claim::Range(mut range) = slow.claim(Stage::Text).unwrap() else { panic!("nothing to do") };
+    let Claim::Range(mut range) = slow.claim(ItemKind::Text).unwrap() else { panic!("nothing to do") };
     let items = range.items().to_vec();
     commit(&mut range, &items[0]).unwrap();
     // The fast worker reads the lease, waits, and finds it unchanged.
-    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    assert!(matches!(quick.claim(ItemKind::Text).unwrap(), Claim::Wait));
     clock.sleep(EXPIRY / 2);
     assert_eq!(range.heartbeat().unwrap(), Held::Mine);
-    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    assert!(matches!(quick.claim(ItemKind::Text).unwrap(), Claim::Wait));
     clock.sleep(EXPIRY - Duration::from_secs(1));
-    assert!(matches!(quick.claim(Stage::Text).unwrap(), Claim::Wait));
+    assert!(matches!(quick.claim(ItemKind::Text).unwrap(), Claim::Wait));
     clock.sleep(Duration::from_secs(1));
-    let Claim::Range(mut taken) = quick.claim(Stage::Text).unwrap() else { panic!("not taken over") };
+    let Claim::Range(mut taken) = quick.claim(ItemKind::Text).unwrap() else { panic!("not taken over") };
     assert_eq!(taken.items(), &items[1..]);
     assert_eq!(range.heartbeat().unwrap(), Held::Lost);
     assert_eq!(commit(&mut range, &items[1]).unwrap(), Held::Lost);
@@ -493,9 +549,9 @@ fn a_slow_worker_that_lost_its_range_does_no_harm() {
     assert_eq!(range.finish().unwrap(), Held::Lost);
     drop(range);
     work(&slow).unwrap();
-    assert!(matches!(finish(&slow).unwrap(), Finish::Joined(_)));
-    assert!(matches!(finish(&quick).unwrap(), Finish::Done));
-    assert!(matches!(quick.claim(Stage::Latent).unwrap(), Claim::Done));
+    assert!(matches!(finish(&slow).unwrap(), QueueFinish::Joined(_)));
+    assert!(matches!(finish(&quick).unwrap(), QueueFinish::Done));
+    assert!(matches!(quick.claim(ItemKind::Latent).unwrap(), Claim::Done));
 }
 
 #[test]
@@ -522,7 +578,7 @@ fn joining_continues_after_every_interruption() {
             Err(failure) => assert_eq!(failure.code, ErrorCode::Cancelled, "{failure}"),
         }
         assert!(!data.join(INDEX).exists());
-        assert!(matches!(finish(&queue).unwrap(), Finish::Joined(_)));
+        assert!(matches!(finish(&queue).unwrap(), QueueFinish::Joined(_)));
         drop(queue);
         assert_eq!(files(&data), files(&whole), "stopped after {stop}");
     }
@@ -626,7 +682,7 @@ fn a_store_is_summarized_during_an_encode_too() {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 3, 4]), &spec(), Quarantined::Skip).unwrap();
     let queue = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
-    let Claim::Range(mut range) = queue.claim(Stage::Latent).unwrap() else { panic!("nothing to do") };
+    let Claim::Range(mut range) = queue.claim(ItemKind::Latent).unwrap() else { panic!("nothing to do") };
     let items = range.items().to_vec();
     commit(&mut range, &items[0]).unwrap();
     range.fail(&items[1], Failure::new(ErrorCode::Malformed, "cannot decode", "it is cut", "")).unwrap();
@@ -673,9 +729,9 @@ proptest! {
         for (number, room) in rooms.iter().enumerate() {
             let queue = Queue::open(&data, &Holder { pid: number as u32, ..holder("a") }, full_after(*room, &clock)).unwrap();
             // A crash in the middle of an item: nothing is given back.
-            'stages: for stage in [Stage::Text, Stage::Latent] {
+            'kinds: for kind in [ItemKind::Text, ItemKind::Latent] {
                 loop {
-                    match queue.claim(stage).unwrap() {
+                    match queue.claim(kind).unwrap() {
                         Claim::Done => break,
                         Claim::Wait => queue.timing.clock.sleep(Duration::from_secs(1)),
                         Claim::Range(mut range) => {
@@ -688,7 +744,7 @@ proptest! {
                             }
                             if crashed {
                                 zombies.push(range);
-                                break 'stages;
+                                break 'kinds;
                             }
                             range.finish().unwrap();
                         }
@@ -728,7 +784,7 @@ proptest! {
         if cut == 0 {
             prop_assert!(attempts + encoded <= count + crashes, "{} + {} of {}", attempts, encoded, count);
         }
-        prop_assert!(matches!(finish(&first).unwrap(), Finish::Joined(_)));
+        prop_assert!(matches!(finish(&first).unwrap(), QueueFinish::Joined(_)));
         drop(first);
         prop_assert_eq!(files(&data), files(&whole));
     }

@@ -3,10 +3,10 @@
 use super::Grid;
 use super::positions::rotate;
 use super::ttt::Ttt;
-use crate::block::Attention;
+use crate::attention::Attention;
 use crate::parallel::TensorParallel;
 use crate::params::{Affine, UnitParams};
-use recipe::{Model, Unit};
+use recipe::{FsdpUnit, Model};
 use tch::{TchError, Tensor};
 
 /// The block of every layer: sizes, and the slots of its parameters in the unit's table.
@@ -35,7 +35,7 @@ impl Block {
     ///
     /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
     pub fn new(model: &Model, scan_group: usize) -> Self {
-        let slots = super::slots(model, Unit::Block(0));
+        let slots = super::slots(model, FsdpUnit::Block(0));
         Block {
             head_dim: model.head_dim as i64,
             eps: model.norm_eps,

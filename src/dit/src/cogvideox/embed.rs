@@ -4,7 +4,7 @@ use super::Grid;
 use crate::family::{Inputs, Tokens};
 use crate::params::UnitParams;
 use kernels::linear::linear;
-use recipe::{Model, Unit};
+use recipe::{FsdpUnit, Model};
 use tch::{Device, Kind, Tensor};
 
 /// The offset of the first image in CogVideoX 1.5 image-to-video, the same in training and sampling.
@@ -30,7 +30,7 @@ pub struct Embedder {
 impl Embedder {
     /// Finds the root's parameters by name.
     pub fn new(model: &Model) -> Self {
-        let slots = super::slots(model, Unit::Root);
+        let slots = super::slots(model, FsdpUnit::Root);
         Embedder {
             patch: model.patch_size as i64,
             patch_t: model.patch_size_t as i64,

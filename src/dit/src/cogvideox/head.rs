@@ -2,7 +2,7 @@
 
 use super::Grid;
 use crate::params::UnitParams;
-use recipe::{Model, Unit};
+use recipe::{FsdpUnit, Model};
 use tch::Tensor;
 
 /// Turns the last block's video tokens into the network's output.
@@ -21,7 +21,7 @@ pub struct Head {
 impl Head {
     /// Finds the root's parameters by name.
     pub fn new(model: &Model) -> Self {
-        let slots = super::slots(model, Unit::Root);
+        let slots = super::slots(model, FsdpUnit::Root);
         Head {
             eps: model.norm_eps,
             patch: model.patch_size as i64,

@@ -8,7 +8,7 @@ use super::positions::rotate;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
 use kernels::ttt::{Inputs, Settings};
-use recipe::{Layer, Model, Unit};
+use recipe::{FsdpUnit, Layer, Model};
 use tch::{Kind, TchError, Tensor};
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
@@ -45,7 +45,7 @@ impl Ttt {
         if model.layer == Layer::None {
             return None;
         }
-        let slots = super::slots(model, Unit::Block(0));
+        let slots = super::slots(model, FsdpUnit::Block(0));
         let gate = |direction: &str| {
             let find = |stream| {
                 let name = format!("ttt.gate.{direction}.{stream}");

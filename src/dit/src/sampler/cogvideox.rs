@@ -6,7 +6,7 @@
 //! Source: diffusers `CogVideoXDDIMScheduler` and `CogVideoXDPMScheduler`.
 
 use super::{Coefficients, Guidance, Sampler, lambda};
-use crate::diffusion::Schedule;
+use crate::diffusion::NoiseSchedule;
 use recipe::TimestepSpacing as Spacing;
 use tch::{Kind, Tensor};
 
@@ -44,7 +44,7 @@ struct Levels {
 }
 
 /// Returns the timesteps of `steps` steps and the levels around each.
-fn levels(schedule: &Schedule, spacing: Spacing, steps: usize) -> (Vec<i64>, Vec<Levels>) {
+fn levels(schedule: &NoiseSchedule, spacing: Spacing, steps: usize) -> (Vec<i64>, Vec<Levels>) {
     let powers = powers(schedule);
     let timesteps = timesteps(spacing, powers.len(), steps);
     let distance = (powers.len() / steps) as i64;
@@ -58,7 +58,7 @@ fn levels(schedule: &Schedule, spacing: Spacing, steps: usize) -> (Vec<i64>, Vec
 }
 
 /// Returns ᾱ of every timestep in f64.
-pub(super) fn powers(schedule: &Schedule) -> Vec<f64> {
+pub(super) fn powers(schedule: &NoiseSchedule) -> Vec<f64> {
     let table: Tensor = schedule.alphas_cumprod().to_kind(Kind::Double);
     Vec::try_from(table).expect("the levels are numbers")
 }
@@ -68,7 +68,7 @@ impl Sampler {
     ///
     /// # Panics
     /// `steps` is 0 or more than the schedule has timesteps.
-    pub fn ddim(schedule: &Schedule, spacing: Spacing, steps: usize, guidance: Guidance) -> Self {
+    pub fn ddim(schedule: &NoiseSchedule, spacing: Spacing, steps: usize, guidance: Guidance) -> Self {
         let (timesteps, levels) = levels(schedule, spacing, steps);
         let coefficients = |Levels { now, next, .. }: &Levels| {
             let kept = ((1.0 - next) / (1.0 - now)).sqrt();
@@ -89,7 +89,7 @@ impl Sampler {
     ///
     /// # Panics
     /// `steps` is 0 or more than the schedule has timesteps.
-    pub fn dpm(schedule: &Schedule, spacing: Spacing, steps: usize, guidance: Guidance) -> Self {
+    pub fn dpm(schedule: &NoiseSchedule, spacing: Spacing, steps: usize, guidance: Guidance) -> Self {
         let (timesteps, levels) = levels(schedule, spacing, steps);
         let coefficients = |(i, Levels { now, next, last }): (usize, &Levels)| {
             // Infinite at the noisiest timestep and at the end; the values derived from it are finite.

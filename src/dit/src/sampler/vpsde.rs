@@ -3,7 +3,7 @@
 //! Source: `cogvideo/utils.py`, its `VPSDEDPMPP2M`; Lu et al. 2022, "DPM-Solver++", 2M in its stochastic form.
 
 use super::{Coefficients, Guidance, Sampler, lambda};
-use crate::diffusion::{Schedule, TIMESTEPS};
+use crate::diffusion::{NoiseSchedule, TIMESTEPS};
 
 impl Sampler {
     /// Spreads the steps over the timesteps of the training schedule as ttt-video-dit does.
@@ -14,7 +14,7 @@ impl Sampler {
         assert!(steps >= 2, "sampling needs at least 2 steps, not {steps}");
         let timesteps = timesteps(steps);
         let signal = signal(&timesteps);
-        let table = Schedule::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>());
+        let table = NoiseSchedule::signal_at(&(0..TIMESTEPS).rev().collect::<Vec<_>>());
         // λ is -∞ without signal, but all values derived from it are finite.
         let lambda = |i: usize| lambda(signal[i] * signal[i]);
         let coefficients = |i: usize| {
@@ -54,7 +54,7 @@ fn timesteps(steps: usize) -> Vec<i64> {
 /// Returns `√ᾱ` before each step. The reference rescales the levels of its few steps to zero terminal signal, so they are not
 /// rows of the table that trained the network.
 fn signal(timesteps: &[i64]) -> Vec<f64> {
-    Schedule::signal_at(timesteps)
+    NoiseSchedule::signal_at(timesteps)
 }
 
 fn nearest(table: &[f64], signal: f64) -> f64 {

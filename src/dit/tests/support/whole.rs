@@ -4,7 +4,7 @@ use super::{Tensors, oracle, read};
 use camino::Utf8Path;
 use dit::network::Units;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
-use recipe::{Model, ParamSpec, Role, Unit};
+use recipe::{FsdpUnit, Model, ParamRole, ParamSpec};
 use tch::TchError;
 
 /// Reads all weights of a transformer.
@@ -30,15 +30,15 @@ pub struct Whole<'a> {
 impl Units for Whole<'_> {
     type Error = TchError;
 
-    fn gather(&mut self, unit: Unit, _: Option<Unit>) -> Result<UnitParams, TchError> {
+    fn gather(&mut self, unit: FsdpUnit, _: Option<FsdpUnit>) -> Result<UnitParams, TchError> {
         let tensors = unit_specs(self.model, unit)
             .iter()
-            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == Role::Trained))
+            .map(|spec| self.weights[diffusers(spec)].detach().set_requires_grad(spec.role == ParamRole::Trained))
             .collect();
         Ok(UnitParams::new(tensors))
     }
 
-    fn reduce(&mut self, unit: Unit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
+    fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), TchError> {
         let specs = unit_specs(self.model, unit);
         for (slot, grad) in grads {
             let twice = self.grads.insert(diffusers(&specs[slot]).to_owned(), grad);

@@ -3,12 +3,13 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, Recipe};
+use crate::{Device, EmaDevice, OptimizerKind, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
 
-/// The memory of one rank, in bytes. The first four are exact and last the whole run; the others are peaks of a step.
+/// The memory of one rank, in bytes. The first four are exact and last the whole run; the others are peaks of a step. No number but
+/// those of `offloaded` and `ema_on_node` includes what is kept outside the memory of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
     /// The rank's share of the weights: trained ones in float32, frozen ones in their dtype.
@@ -30,35 +31,81 @@ pub struct RankMemory {
     /// An estimate of what the backward pass of a group of blocks needs: their graphs, and the gradients of one block's
     /// parameters before they are reduced.
     pub workspace: u64,
+    /// The temporaries of the optimizer's update, and what it fetches of one unit. The update follows the backward pass, so that
+    /// only the larger of both counts.
+    pub update: u64,
+    /// The tensors that are kept outside the memory of the device.
+    pub offloaded: Offloaded,
+}
+
+/// The tensors of one rank in the backing store, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Offloaded {
+    /// Weights of swapped blocks.
+    pub weights: u64,
+    /// Gradients of swapped blocks.
+    pub gradients: u64,
+    /// State of the optimizer.
+    pub optimizer: u64,
+    /// Saved inputs of blocks, at their peak.
+    pub activations: u64,
+}
+
+impl Offloaded {
+    /// Returns the sum.
+    pub fn total(&self) -> u64 {
+        self.weights + self.gradients + self.optimizer + self.activations
+    }
 }
 
 impl RankMemory {
-    pub(super) fn of(recipe: &Recipe, units: &UnitSizes) -> Self {
-        let (mesh, compute, blocks) = (&recipe.mesh, recipe.train.dtype.bytes(), recipe.blocks());
+    pub(crate) fn of(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]) -> Self {
+        let (mesh, compute, swap) = (&recipe.mesh, recipe.train.dtype.bytes(), recipe.memory.block_swap > 0);
         // Each unit is padded to a multiple of the ranks that it is sharded over.
         let share = |numbers: u64| numbers.div_ceil(mesh.dp_shard as u64);
         let trained: u64 = units.all().map(|unit| share(unit.trained)).sum();
-        let frozen: u64 = units.all().map(|unit| share(unit.frozen)).sum();
-        let whole = |unit: UnitSize| compute * (unit.trained + unit.frozen);
-        // A rank that computes in float32 on a whole replica uses its weights in place.
-        let in_place = mesh.dp_shard == 1 && compute == F32;
+        let is_swapped = recipe.memory.swapped(units.blocks.len());
+        let swapped = |wanted: bool| {
+            let blocks = units.blocks.iter().zip(&is_swapped).filter(move |(_, swapped)| **swapped == wanted);
+            blocks.map(|(block, _)| *block).chain((!wanted).then_some(units.root))
+        };
+        let frozen_bytes = recipe.train.frozen_dtype().bytes();
+        let weights = |unit: UnitSize| F32 * share(unit.trained) + frozen_bytes * share(unit.frozen);
+        let gradients = |unit: UnitSize| F32 * share(unit.trained);
+        // A rank that has a whole replica in the dtype of the computation uses its weights in place, except those that it fetches.
+        let copied =
+            |bytes: u64, fetched: bool| if mesh.dp_shard > 1 || bytes != compute || fetched { compute } else { 0 };
+        let whole =
+            |unit: UnitSize, fetched| copied(F32, fetched) * unit.trained + copied(frozen_bytes, fetched) * unit.frozen;
         let groups = units.blocks.chunks(recipe.group());
-        let prefetched = if groups.len() > 1 { whole(units.block) } else { 0 };
-        let largest_group = groups.map(|group| group.iter().copied().map(whole).sum()).max().unwrap_or(0);
-        let in_hand = whole(units.root) + largest_group + prefetched;
+        let prefetched = if groups.len() > 1 { whole(units.block, swap) } else { 0 };
+        let group = |group: &[UnitSize]| group.iter().map(|unit| whole(*unit, swap)).sum();
+        let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
         let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
+        let state: u64 = units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum();
+        let Kept { inputs, input, attention } = Kept::of(recipe, blocks);
+        let (samples, offload) = (recipe.micro_batch(), &recipe.memory);
+        // One input is in use and another is being fetched.
+        let inputs_here = if offload.activation_offload { inputs.min(2 * input) } else { inputs };
         let average = if recipe.ema.is_used() { F32 * trained } else { 0 };
         let on_node = recipe.ema.device == EmaDevice::Cpu && recipe.train.device != Device::Cpu;
         RankMemory {
-            weights: F32 * trained + recipe.train.frozen_dtype().bytes() * frozen,
-            gradients: F32 * trained,
-            optimizer: units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum(),
+            weights: swapped(false).map(weights).sum(),
+            gradients: swapped(false).map(gradients).sum(),
+            optimizer: if offload.optimizer_offload { 0 } else { state },
             ema: if on_node { 0 } else { average },
             ema_on_node: if on_node { average } else { 0 },
-            kept: recipe.micro_batch() * kept(recipe, &blocks),
-            gathered: if in_place { 0 } else { in_hand },
+            kept: samples * (inputs_here + attention),
+            gathered: in_hand,
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
-            workspace: graphs_of_group(recipe, &blocks) + gradients_of_block(recipe, units.block),
+            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block),
+            update: update(recipe, units, share),
+            offloaded: Offloaded {
+                weights: swapped(true).map(weights).sum(),
+                gradients: swapped(true).map(gradients).sum(),
+                optimizer: if offload.optimizer_offload { state } else { 0 },
+                activations: if offload.activation_offload { samples * inputs } else { 0 },
+            },
         }
     }
 
@@ -70,25 +117,61 @@ impl RankMemory {
     /// Returns the size of the copy that a save makes before it writes: weights, moments and average. The copy is in the node's
     /// memory, even if the rank computes on a GPU, and only ranks of the first replica make one.
     pub fn save_copy(&self) -> u64 {
-        self.weights + self.optimizer + self.ema + self.ema_on_node
+        let Offloaded { weights, optimizer, .. } = self.offloaded;
+        self.weights + self.optimizer + self.ema + self.ema_on_node + weights + optimizer
     }
 
     /// Returns the sum.
     pub fn total(&self) -> u64 {
-        self.state() + self.kept + self.gathered + self.accumulated + self.workspace
+        self.state() + (self.kept + self.gathered + self.accumulated + self.workspace).max(self.update)
     }
 }
 
-/// Returns the bytes that the recomputed blocks keep for one sample: the input of each group (with
-/// `remat.shard_inputs`, the rank's part of it) and, with `remat.keep_attention`, the attention output and the float32
-/// log-sum-exp of each block.
-fn kept(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
-    let compute = recipe.train.dtype.bytes();
-    let recomputed = &blocks[..recipe.recomputed_blocks()];
-    let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
-    let inputs: u64 = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute).sum();
-    let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
-    inputs + if recipe.remat.keep_attention { recomputed.iter().map(attention).sum() } else { 0 }
+/// The bytes that the recomputed blocks keep for one sample.
+struct Kept {
+    /// The input of each group; with `remat.shard_inputs`, the rank's part of it.
+    inputs: u64,
+    /// The largest of these inputs.
+    input: u64,
+    /// With `remat.keep_attention`, the attention output and the float32 log-sum-exp of each block.
+    attention: u64,
+}
+
+impl Kept {
+    fn of(recipe: &Recipe, blocks: &[BlockCost]) -> Self {
+        let compute = recipe.train.dtype.bytes();
+        let recomputed = &blocks[..recipe.recomputed_blocks()];
+        let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
+        let inputs = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute);
+        let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
+        Kept {
+            input: inputs.clone().max().unwrap_or(0),
+            inputs: inputs.sum(),
+            attention: if recipe.remat.keep_attention { recomputed.iter().map(attention).sum() } else { 0 },
+        }
+    }
+}
+
+/// Returns the temporaries of the optimizer, and what it fetches of a unit that is kept outside the memory of the device.
+/// Counted in the code of `trainer::optim`; tests of the trainer compare them with measured peaks on the CPU.
+fn update(recipe: &Recipe, units: &UnitSizes, share: impl Fn(u64) -> u64) -> u64 {
+    let largest = |of: fn(&UnitSize) -> u64| units.all().map(|unit| share(of(&unit))).max().unwrap_or(0);
+    let trained = largest(|unit| unit.trained);
+    let tensor = largest(|unit| unit.largest_trained);
+    let temporaries = match recipe.optimizer.kind {
+        // One fused operator updates in place.
+        OptimizerKind::Adamw => 0,
+        // One operator on the CPU; on a GPU, the codes as 64-bit indices, both moments and their quotients.
+        OptimizerKind::Adamw8bit if !recipe.expects_gpus() => 0,
+        OptimizerKind::Adamw8bit => (8 + 5 * F32) * tensor,
+        // The second moment, its lower limit and its root.
+        OptimizerKind::Adafactor => 3 * F32 * tensor,
+        // The quotient of the first moment and the root of the second, and its product with the rate.
+        OptimizerKind::Prodigy => 2 * F32 * trained,
+    };
+    let swapped = if recipe.memory.block_swap > 0 { 2 * F32 * share(units.block.trained) } else { 0 };
+    let state = if recipe.memory.optimizer_offload { largest(|unit| unit.state.sharded) } else { 0 };
+    temporaries + swapped + state
 }
 
 /// Returns the size of the graphs of the largest group of blocks and of the temporaries of one block's backward pass.
@@ -103,7 +186,10 @@ fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
 /// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.
 fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
     let flat = if recipe.mesh.dp_shard > 1 { F32 } else { 0 };
-    block.trained * (recipe.train.dtype.bytes() + flat)
+    // The shard of a swapped block is written before it leaves the memory of the device.
+    let swapped =
+        if recipe.memory.block_swap > 0 { F32 * block.trained.div_ceil(recipe.mesh.dp_shard as u64) } else { 0 };
+    block.trained * (recipe.train.dtype.bytes() + flat) + swapped
 }
 
 #[cfg(test)]

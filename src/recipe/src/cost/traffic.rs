@@ -82,11 +82,11 @@ mod tests {
     fn the_traffic_of_two_shards_matches_a_hand_count() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
-        let of = |unit: crate::Unit| -> f64 {
+        let of = |unit: crate::FsdpUnit| -> f64 {
             let specs = crate::param_specs(&recipe.model);
             specs.iter().filter(|spec| spec.unit == unit).map(|spec| spec.len() as f64).sum()
         };
-        let (root, block) = (of(crate::Unit::Root), of(crate::Unit::Block(0)));
+        let (root, block) = (of(crate::FsdpUnit::Root), of(crate::FsdpUnit::Block(0)));
         assert_eq!(
             all_gather,
             0.5 * 4.0 * (root + 3.0 * block),

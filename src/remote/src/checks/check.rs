@@ -58,11 +58,13 @@ pub enum CheckId {
     Inodes,
     /// The folder that a command saves to can be written and has enough space.
     Output,
+    /// The memory or disk of the node has room for what ranks keep outside the memory of their device.
+    Offload,
     /// The rendezvous ports are free, and the node can connect to them.
     Rendezvous,
     /// The program and working folder of a command exist.
     Command,
-    /// The programs that decode videos exist.
+    /// The programs that read and write videos start.
     Ffmpeg,
     /// The node has enough GPUs.
     Gpus,
@@ -85,6 +87,35 @@ pub enum CheckId {
 }
 
 impl CheckId {
+    /// The checks that `--waive` can name: those of a plan, and not those of its inputs.
+    pub const WAIVABLE: [Self; 25] = [
+        Self::RunDirectory,
+        Self::Secrets,
+        Self::Data,
+        Self::Weights,
+        Self::Trainer,
+        Self::Node,
+        Self::Device,
+        Self::Machine,
+        Self::Clock,
+        Self::Libtorch,
+        Self::RunFolder,
+        Self::Disk,
+        Self::Inodes,
+        Self::Output,
+        Self::Rendezvous,
+        Self::Command,
+        Self::Ffmpeg,
+        Self::Gpus,
+        Self::GpuProcesses,
+        Self::GpuMemory,
+        Self::GpuErrors,
+        Self::Slurm,
+        Self::Partition,
+        Self::Nodes,
+        Self::Job,
+    ];
+
     /// Returns the name that users see and pass to `--waive`.
     pub fn name(self) -> &'static str {
         match self {
@@ -109,6 +140,7 @@ impl CheckId {
             Self::Disk => "disk",
             Self::Inodes => "inodes",
             Self::Output => "output",
+            Self::Offload => "offload",
             Self::Rendezvous => "rendezvous",
             Self::Command => "command",
             Self::Ffmpeg => "ffmpeg",

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{Task, TrainerKind};
+use recipe::{Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
 
 use super::check::{Check, CheckId};
@@ -14,35 +15,52 @@ use crate::transport::Shell;
 /// Time limit for finding a program.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Checks that an encode finds ffmpeg and ffprobe on each node.
+/// Checks that ffmpeg and ffprobe start: on each node of an encode, and on the node of rank 0 if it writes samples.
 pub(super) fn ffmpeg<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
-    if plan.task() != Task::Encode {
+    let Ok(recipe) = plan.run.recipe() else { return Vec::new() };
+    let first = plan.attempt.placement.ranks.first().map(|place| &place.node);
+    let runs_it = |node: &NodeId| match recipe.task {
+        _ if recipe.trainer == TrainerKind::Command => false,
+        Task::Encode => true,
+        Task::Sample => Some(node) == first,
+        Task::Train => Some(node) == first && !recipe.sample.prompts.is_empty(),
+    };
+    let nodes: Vec<_> = plan.nodes.iter().map(|launch| &launch.node).filter(|node| runs_it(node)).collect();
+    if nodes.is_empty() {
         return Vec::new();
     }
-    let path = plan.run.recipe().ok().and_then(|recipe| recipe.env.variables.get("PATH").cloned());
-    let path = path.map_or(String::new(), |path| format!("PATH={}\n", quote(&path)));
-    let script = format!(
-        "{path}for program in ffmpeg ffprobe; do command -v $program >/dev/null || {{ echo none $program; exit; }}; done\n\
-         ffmpeg -version 2>&1 </dev/null | head -n 1"
-    );
-    let command = Command::new("look for ffmpeg", script, TIMEOUT);
-    let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-    on_nodes(nodes, shells, |node, shell| {
+    let command = Command::new("look for ffmpeg", ffmpeg_script(&recipe), TIMEOUT);
+    on_nodes(nodes.into_iter().map(|node| (node.clone(), node.clone())).collect(), shells, |node, shell| {
         let answer = shell.run(&command).and_then(|output| output.text(&node, &command));
+        let missing = |why: String| {
+            let fix = "install it there (apt install ffmpeg, dnf install ffmpeg-free, conda install -c conda-forge ffmpeg), \
+                       set PATH in env.variables, or correct VIDTUI_FFMPEG and VIDTUI_FFPROBE";
+            Err(Failure::new(ErrorCode::ProgramMissing, what, format!("node {node}: {why}"), fix))
+        };
         let result = match answer.as_deref().map(str::trim) {
-            Ok(found) => match found.strip_prefix("none ") {
-                Some(program) => Err(Failure::new(
-                    ErrorCode::ProgramMissing,
-                    what,
-                    format!("node {node}: program {program} not found"),
-                    "install it there (apt install ffmpeg, dnf install ffmpeg-free, conda install -c conda-forge ffmpeg), or set PATH in env.variables",
-                )),
-                None => Ok(found.to_owned()),
+            Ok(found) => match (found.strip_prefix("none "), found.strip_prefix("broken ")) {
+                (Some(program), _) => missing(format!("program {program} not found")),
+                (_, Some(output)) => missing(format!("program {output}")),
+                _ => Ok(found.to_owned()),
             },
             Err(error) => return Check::new(CheckId::Node, Some(&node), Err(error.failure(what))),
         };
         Check::new(CheckId::Ffmpeg, Some(&node), result)
     })
+}
+
+/// Returns a script that starts ffprobe and ffmpeg as the trainer does, and prints the version of ffmpeg, or the program that does not
+/// start.
+fn ffmpeg_script(recipe: &Recipe) -> String {
+    let path = recipe.env.variables.get("PATH").map_or(String::new(), |path| format!("PATH={}\n", quote(path)));
+    let script = r#"for program in "${VIDTUI_FFPROBE:-ffprobe}" "${VIDTUI_FFMPEG:-ffmpeg}"; do
+    command -v "$program" >/dev/null || { echo "none $program"; exit; }
+    version=$("$program" -version 2>&1 </dev/null) ||
+        { echo "broken $program does not start: $(printf '%s' "$version" | tail -n 1 | cut -c 1-200)"; exit; }
+done
+printf '%s\n' "$version" | head -n 1
+"#;
+    path + script
 }
 
 pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
@@ -86,4 +104,28 @@ pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
         };
         Check::new(CheckId::Command, Some(&node), result)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use camino::Utf8Path;
+
+    use super::*;
+
+    #[test]
+    fn the_programs_that_variables_name_are_started() {
+        let base = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/demo/2s.toml");
+        let answer = |ffmpeg: &str, ffprobe: &str| {
+            let recipe = recipe::load(&base, &[]).unwrap().recipe;
+            let mut bash = std::process::Command::new("bash");
+            bash.args(["-c", &ffmpeg_script(&recipe)]).env("VIDTUI_FFMPEG", ffmpeg).env("VIDTUI_FFPROBE", ffprobe);
+            let output = bash.output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        // This program prints its arguments.
+        assert_eq!(answer("/bin/echo", "/bin/echo"), "-version");
+        assert_eq!(answer("/no/ffmpeg 6", "/bin/echo"), "none /no/ffmpeg 6");
+        assert_eq!(answer("/bin/echo", "/no/ffprobe"), "none /no/ffprobe");
+        assert_eq!(answer("/bin/false", "/bin/echo"), "broken /bin/false does not start:");
+    }
 }

@@ -79,7 +79,7 @@ fn weights(what: &str, plan: &LaunchPlan) -> CheckResult {
 /// Checks that the checkpoint that a command resumes from is still complete.
 fn command_weights(what: &str, plan: &LaunchPlan) -> CheckResult {
     let Some(dir) = &plan.attempt.checkpoint else { return Ok("chosen by the command".into()) };
-    let entries = adapters::checkpoints(&plan.dir)?;
+    let entries = other_trainers::checkpoints(&plan.dir)?;
     let (code, why) = match entries.iter().find(|entry| entry.dir() == dir).map(CheckpointEntry::summary) {
         Some(Ok(saved)) => return Ok(format!("{dir}, {}", size(saved.bytes))),
         Some(Err((_, why))) => (ErrorCode::CheckpointIncomplete, why),

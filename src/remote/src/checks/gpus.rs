@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiTrouble, read_compute_apps};
+use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiError, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::LaunchPlan;
 use rundir::{ErrorCode, now_s};
@@ -25,7 +25,7 @@ pub(super) struct Gpus {
     /// The GPUs that nvidia-smi lists and ranks can use, in their order.
     listed: Vec<GpuSample>,
     /// Why nvidia-smi lists only some of the GPUs, or none.
-    troubles: Vec<SmiTrouble>,
+    smi_errors: Vec<SmiError>,
     /// Whether a PCI device of NVIDIA is plugged in.
     is_device_plugged_in: bool,
     apps: Output<ComputeApp>,
@@ -39,7 +39,7 @@ impl Gpus {
     pub(super) fn read(plan: &LaunchPlan, facts: &NodeFacts) -> Self {
         let text = |name| facts.all(name).map(|line| format!("{line}\n")).collect::<String>();
         let status = |name| facts.get(name).and_then(|status| status.parse().ok());
-        let Output { rows: listed, troubles } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
+        let Output { rows: listed, smi_errors } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
         let mut apps = read_compute_apps(&text("app"), status("app_status"));
         let mut xids: Vec<Xid> = facts.all("xid").filter_map(Xid::read).collect();
         // A queue may have given some of the GPUs to other jobs, which use them.
@@ -52,7 +52,7 @@ impl Gpus {
             |row: &str| row.split_once(' ').and_then(|(pid, user)| Some((pid.parse().ok()?, user.trim().into())));
         Self {
             listed,
-            troubles,
+            smi_errors,
             is_device_plugged_in: facts.get("plugged_in").is_some(),
             apps,
             owners: facts.all("owner").filter_map(owner).collect(),
@@ -64,10 +64,9 @@ impl Gpus {
     /// Whether the node has GPUs: nvidia-smi lists some, or would list them with a working driver. An installed
     /// nvidia-smi that fails does not prove that there are GPUs.
     pub(super) fn are_present(&self) -> bool {
-        use SmiTrouble::{GpuLost, TimedOut, VersionMismatch};
-        let is_broken_gpu =
-            |trouble: &SmiTrouble| matches!(trouble, GpuLost { .. } | TimedOut | VersionMismatch { .. });
-        !self.listed.is_empty() || self.is_device_plugged_in || self.troubles.iter().any(is_broken_gpu)
+        use SmiError::{GpuLost, TimedOut, VersionMismatch};
+        let is_broken_gpu = |error: &SmiError| matches!(error, GpuLost { .. } | TimedOut | VersionMismatch { .. });
+        !self.listed.is_empty() || self.is_device_plugged_in || self.smi_errors.iter().any(is_broken_gpu)
     }
 }
 
@@ -120,21 +119,19 @@ fn present(gpus: &Gpus, ranks: usize, required: Option<String>, leave_out: &str,
     let or_else = format!("{leave_out}, or waive this check: --waive GPUs");
     let listed = gpus.listed.len();
     let Some(why) = required else {
-        return Ok(match (gpus.troubles.first(), listed) {
-            (None | Some(SmiTrouble::NotFound), 0) => "none, and none required".into(),
-            (Some(trouble), 0) => format!("none, and none required: {trouble}"),
+        return Ok(match (gpus.smi_errors.first(), listed) {
+            (None | Some(SmiError::NotFound), 0) => "none, and none required".into(),
+            (Some(error), 0) => format!("none, and none required: {error}"),
             (_, listed) => format!("{listed}, not used: this trainer runs on CPUs"),
         });
     };
-    match gpus.troubles.first() {
-        Some(SmiTrouble::NotFound) => fail(
+    match gpus.smi_errors.first() {
+        Some(SmiError::NotFound) => fail(
             ErrorCode::NoGpu,
             format!("{why}, but nvidia-smi is not installed"),
             &format!("install the NVIDIA driver, {or_else}"),
         ),
-        Some(trouble) => {
-            fail(ErrorCode::NoGpu, format!("{why}, but {trouble}"), &format!("{}, {or_else}", trouble.fix()))
-        }
+        Some(error) => fail(ErrorCode::NoGpu, format!("{why}, but {error}"), &format!("{}, {or_else}", error.fix())),
         None if ranks > listed => fail(
             ErrorCode::TooFewRanks,
             format!("{} on {}", counted(ranks, "rank"), counted(listed, "GPU")),
@@ -160,9 +157,9 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
         return fail(ErrorCode::CheckFailed, why, &fix);
     }
     let cannot = "cannot list the processes on its GPUs";
-    match (gpus.apps.troubles.first(), gpus.apps.rows.len()) {
-        (Some(trouble), _) => {
-            fail(ErrorCode::CheckFailed, format!("{cannot}: {trouble}"), &format!("{}; {WAIVE}", trouble.fix()))
+    match (gpus.apps.smi_errors.first(), gpus.apps.rows.len()) {
+        (Some(error), _) => {
+            fail(ErrorCode::CheckFailed, format!("{cannot}: {error}"), &format!("{}; {WAIVE}", error.fix()))
         }
         (None, 0) => Ok("no other process".into()),
         (None, hidden) => fail(

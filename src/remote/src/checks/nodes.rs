@@ -16,7 +16,7 @@ use rundir::{ErrorCode, Failure, now_s};
 use super::answer::{NodeAnswer, NodeCheck, NodeFacts};
 use super::check::{Check, CheckId};
 use super::majority::Majority;
-use super::{disks, gpus, no_transport, node};
+use super::{disks, gpus, no_transport, node, offload};
 use crate::RemoteError;
 use crate::command::Command;
 use crate::parallel::on_nodes;
@@ -125,12 +125,16 @@ pub(super) fn this_machine(
     // The embedded trainer does not use GPUs when it runs on CPUs. A command may use them.
     let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);
     let gpu_script = if with_gpus { gpus::script() } else { String::new() };
-    match query_facts(transport.as_mut(), &format!("export LC_ALL=C\n{}{gpu_script}echo end\n", disks::script(plan))) {
+    match query_facts(
+        transport.as_mut(),
+        &format!("export LC_ALL=C\n{}{}{gpu_script}echo end\n", disks::script(plan), offload::script(plan)),
+    ) {
         Err(error) => results.push((CheckId::Node, Err(error.failure(what)))),
         Ok(facts) => {
             let fail = |code, why: String, fix: &str| Err(Failure::new(code, what, why, fix));
             results.push((CheckId::Node, Ok("reachable".into())));
             results.extend(disks::checks(plan, &facts, &fail));
+            results.extend(offload::check(plan, node, &facts, &fail));
             if with_gpus {
                 let answer = NodeAnswer { round_trip: Duration::ZERO, ahead_s: 0.0, facts };
                 let required = Majority::of(plan, &[(node, &answer)]).why_gpus(node);
@@ -151,7 +155,7 @@ fn script(plan: &LaunchPlan, marker: &Marker) -> String {
         .replace("@TRAINER", &quote(plan.trainer.path.as_str()))
         .replace("@MARKER", &quote(marker.path.as_str()))
         .replace("@TOKEN", &quote(&marker.token))
-        .replace("@DISKS\n", &disks::script(plan))
+        .replace("@DISKS\n", &(disks::script(plan) + &offload::script(plan)))
         .replace("@DATA", &data.join(" "))
         .replace("@MANIFEST", if plan.attempt.checkpoint.is_some() { "." } else { "manifest.toml" })
         .replace("@WEIGHTS", &quote(weights.as_str()))

@@ -1,6 +1,6 @@
 //! Checks of a Slurm job before it is submitted.
 
-use cluster::slurm::{self, SlurmNode, SlurmSpec, SlurmTrouble};
+use cluster::slurm::{self, SlurmError, SlurmNode, SlurmSpec};
 use plan::LaunchPlan;
 use rundir::{ErrorCode, Failure};
 use units::counted;
@@ -15,7 +15,7 @@ pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
     let check = |id, result| Check::new(id, None, result);
     let nodes = match run("list its nodes", &slurm::NODES) {
         Ok(answer) => slurm::read_nodes(&answer).rows,
-        Err(trouble) => return vec![check(CheckId::Slurm, Err(failure(what, &trouble)))],
+        Err(error) => return vec![check(CheckId::Slurm, Err(failure(what, &error)))],
     };
     let mut checks = vec![check(CheckId::Slurm, Ok("its controller answers".into()))];
     let partition = partition(what, spec, &nodes);
@@ -68,10 +68,10 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
 fn test_submission(what: &str, script: &str, must_wait: bool) -> CheckResult {
     let answer = match run_script("test a job", "exec sbatch --test-only".into(), script) {
         // The test rejects a job that sbatch itself would queue.
-        Err(SlurmTrouble::Refused(why)) if must_wait && why.contains("node configuration is not available") => {
+        Err(SlurmError::Refused(why)) if must_wait && why.contains("node configuration is not available") => {
             return Ok("cannot be tested while nodes are down or drained".into());
         }
-        answer => answer.map_err(|trouble| failure(what, &trouble))?,
+        answer => answer.map_err(|error| failure(what, &error))?,
     };
     // `sbatch: Job 1 to start at 2026-11-20T04:05:20 using 8 processors on nodes node[01-04] in partition train`
     let line = answer.lines().find_map(|line| line.split_once(" to start at ")).map(|(_, rest)| rest.trim());

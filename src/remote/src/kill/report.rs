@@ -7,7 +7,7 @@ use units::counted;
 
 use crate::gpu_memory::GpuMemory;
 use crate::proc;
-use crate::transport::{Process, Role};
+use crate::transport::{Process, ProcessRole};
 
 /// The result of a kill, node by node.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,9 +125,9 @@ impl KillReport {
 /// Describes a process that did not end.
 fn survivor(node: &NodeId, process: &Process) -> String {
     let role = match process.role {
-        Role::Supervisor => "supervisor, ".to_owned(),
-        Role::Rank(rank) => format!("rank {rank}, "),
-        Role::Other => String::new(),
+        ProcessRole::Supervisor => "supervisor, ".to_owned(),
+        ProcessRole::Rank(rank) => format!("rank {rank}, "),
+        ProcessRole::Other => String::new(),
     };
     format!(
         "node {node}: {role}process {}, state {} ({}): {}",

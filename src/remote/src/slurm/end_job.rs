@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::slurm::{Job, SlurmTrouble};
+use cluster::slurm::{Job, SlurmError};
 use nix::unistd::Uid;
 use plan::JobKill;
 use rundir::{ErrorCode, Failure, RunDir, RunId};
@@ -33,7 +33,7 @@ pub(crate) fn end_job(
     let what = &format!("cannot {} {run}", if target.is_cancelled { "cancel" } else { "stop" });
     let id = target.id;
     let mut first = Some(find_job(id));
-    if !target.is_cancelled && first == Some(Err(SlurmTrouble::ControllerDown)) {
+    if !target.is_cancelled && first == Some(Err(SlurmError::ControllerDown)) {
         dir.request_stop()?;
         let file = dir.stop_file();
         let text = format!("the controller does not answer; {file} requests job {id} to save and stop");
@@ -88,7 +88,7 @@ pub(crate) fn end_job(
     })
 }
 
-fn find_job(id: u64) -> Result<Option<Job>, SlurmTrouble> {
+fn find_job(id: u64) -> Result<Option<Job>, SlurmError> {
     Ok(jobs(&[id])?.into_iter().find(|job| job.id == id.to_string()))
 }
 
@@ -109,20 +109,20 @@ fn check_owner(what: &str, run: &RunId, job: &Job) -> Result<(), Failure> {
 fn retry<T>(
     what: &str,
     progress: &mut dyn FnMut(String),
-    mut command: impl FnMut() -> Result<T, SlurmTrouble>,
+    mut command: impl FnMut() -> Result<T, SlurmError>,
 ) -> Result<T, Failure> {
     let deadline = Instant::now() + RETRY_FOR;
     let mut is_reported = false;
     loop {
         match command() {
-            Err(SlurmTrouble::ControllerDown) if Instant::now() < deadline => {
+            Err(SlurmError::ControllerDown) if Instant::now() < deadline => {
                 if !is_reported {
                     progress(format!("the controller does not answer; retrying for {} s", RETRY_FOR.as_secs()));
                 }
                 is_reported = true;
                 thread::sleep(POLL_EVERY);
             }
-            result => return result.map_err(|trouble| failure(what, &trouble)),
+            result => return result.map_err(|error| failure(what, &error)),
         }
     }
 }

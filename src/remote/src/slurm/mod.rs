@@ -7,7 +7,7 @@ mod step;
 
 use std::time::Duration;
 
-use cluster::slurm::{self, Job, JobDetails, SlurmTrouble};
+use cluster::slurm::{self, Job, JobDetails, SlurmError};
 use nix::unistd::{Uid, User};
 use plan::{command_line, quote};
 use rundir::{ErrorCode, Failure, RunDir};
@@ -26,12 +26,12 @@ pub(crate) use step::Step;
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Runs a script that calls a command of Slurm, with the given standard input.
-pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<String, SlurmTrouble> {
+pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<String, SlurmError> {
     let command = Command { input: input.as_bytes().to_vec(), ..Command::new(action, script, TIMEOUT) };
-    let refused = |error: crate::RemoteError| SlurmTrouble::Refused(error.to_string());
+    let refused = |error: crate::RemoteError| SlurmError::Refused(error.to_string());
     let output = match Local::new().and_then(|mut here| here.run(&command)) {
         Ok(output) => output,
-        Err(crate::RemoteError::Timeout { .. }) => return Err(SlurmTrouble::ControllerDown),
+        Err(crate::RemoteError::Timeout { .. }) => return Err(SlurmError::ControllerDown),
         Err(error) => return Err(refused(error)),
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -39,24 +39,24 @@ pub(crate) fn run_script(action: &str, script: String, input: &str) -> Result<St
         // `sbatch --test-only` writes its result to standard error.
         Status::Code(0) if output.stdout.is_empty() => Ok(text(&output.stderr)),
         Status::Code(0) => Ok(text(&output.stdout)),
-        _ => Err(slurm::trouble(&format!("{}\n{}", text(&output.stderr), text(&output.stdout)))),
+        _ => Err(slurm::parse_error(&format!("{}\n{}", text(&output.stderr), text(&output.stdout)))),
     }
 }
 
-pub(crate) fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmTrouble> {
+pub(crate) fn run<S: AsRef<str>>(action: &str, words: &[S]) -> Result<String, SlurmError> {
     run_script(action, format!("exec {}", command_line(words)), "")
 }
 
 /// Lists jobs by id. Jobs that Slurm does not list are left out.
-fn jobs(ids: &[u64]) -> Result<Vec<Job>, SlurmTrouble> {
+fn jobs(ids: &[u64]) -> Result<Vec<Job>, SlurmError> {
     let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
     let list = format!("--jobs={}", ids.join(","));
     let words: Vec<&str> = slurm::QUEUE.into_iter().chain([list.as_str()]).collect();
     match run("list its jobs", &words) {
         Ok(answer) => Ok(slurm::read_queue(&answer).rows),
         // Slurm reports this for a single id; for several, it lists those that exist.
-        Err(SlurmTrouble::UnknownJob) => Ok(Vec::new()),
-        Err(trouble) => Err(trouble),
+        Err(SlurmError::UnknownJob) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 
@@ -71,7 +71,7 @@ pub fn job_details(job: u64) -> Option<JobDetails> {
 ///
 /// Removes the environment variables that would override options of the script: the user's, and those of a job that this
 /// program runs in.
-fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
+fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmError> {
     let script = dir.job_script(attempt);
     let submit = format!(
         "for name in $(env | sed -n 's/^\\(S\\(BATCH\\|LURM\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); do\n\
@@ -82,7 +82,7 @@ fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
         quote(script.as_str())
     );
     let output = run_script("submit a job", submit, "")?;
-    slurm::read_submitted(&output).ok_or_else(|| SlurmTrouble::Refused(format!("{output:?}, which is not a job id")))
+    slurm::read_submitted(&output).ok_or_else(|| SlurmError::Refused(format!("{output:?}, which is not a job id")))
 }
 
 /// Submits the attempt of a plan, whose files exist, and records the job.
@@ -91,9 +91,9 @@ fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmTrouble> {
 /// The error, and whether it is certain that no job was submitted. Without a reply, Slurm may have accepted the job.
 pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) -> Result<u64, (Failure, bool)> {
     let (dir, number) = (&plan.dir, plan.attempt.number);
-    let job = submit(dir, number).map_err(|trouble| {
-        let is_certain = trouble != SlurmTrouble::ControllerDown;
-        let failure = failure(what, &trouble);
+    let job = submit(dir, number).map_err(|error| {
+        let is_certain = error != SlurmError::ControllerDown;
+        let failure = failure(what, &error);
         let fix = if is_certain {
             failure.fix
         } else {
@@ -108,13 +108,13 @@ pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) ->
 }
 
 /// Returns the failure of `what`, with an error of Slurm as the reason.
-pub(crate) fn failure(what: &str, trouble: &SlurmTrouble) -> Failure {
-    let code = match trouble {
-        SlurmTrouble::ControllerDown => ErrorCode::SlurmUnreachable,
-        SlurmTrouble::NoSlurm => ErrorCode::ProgramMissing,
-        SlurmTrouble::UnknownJob | SlurmTrouble::NoAccounting | SlurmTrouble::Refused(_) => ErrorCode::SlurmFailed,
+pub(crate) fn failure(what: &str, error: &SlurmError) -> Failure {
+    let code = match error {
+        SlurmError::ControllerDown => ErrorCode::SlurmUnreachable,
+        SlurmError::NoSlurm => ErrorCode::ProgramMissing,
+        SlurmError::UnknownJob | SlurmError::NoAccounting | SlurmError::Refused(_) => ErrorCode::SlurmFailed,
     };
-    Failure::new(code, what, trouble.to_string(), trouble.fix())
+    Failure::new(code, what, error.to_string(), error.fix())
 }
 
 fn user_name(user: Uid) -> String {

@@ -107,9 +107,9 @@ impl SlurmQueue {
                         }
                     }
                 }
-                Err(trouble) => {
+                Err(error) => {
                     let since_s = known.no_reply.as_ref().map_or_else(now_s, |no_reply| no_reply.since_s);
-                    known.no_reply = Some(NoReply { since_s, why: trouble.to_string() });
+                    known.no_reply = Some(NoReply { since_s, why: error.to_string() });
                 }
             }
             for id in ids {

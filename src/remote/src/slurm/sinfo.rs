@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::slurm::{self, SlurmNode, SlurmSpec, SlurmTrouble};
+use cluster::slurm::{self, SlurmError, SlurmNode, SlurmSpec};
 use rundir::{ErrorCode, Failure};
 
 use super::{TIMEOUT, failure, run};
@@ -24,7 +24,7 @@ pub(crate) struct SlurmNodes {
 
 #[derive(Debug, Default)]
 struct Known {
-    latest: Option<Result<Vec<SlurmNode>, SlurmTrouble>>,
+    latest: Option<Result<Vec<SlurmNode>, SlurmError>>,
     is_querying: bool,
     /// When Slurm may be queried again.
     next: Option<Instant>,
@@ -34,12 +34,12 @@ impl SlurmNodes {
     /// Lists the nodes of the partitions that a job requests, once each. Waits some seconds for the first reply of Slurm; later
     /// calls return the latest reply at once.
     pub fn of_partitions(&self, spec: &SlurmSpec) -> Result<Vec<SlurmNode>, Failure> {
-        let nodes = self.latest(TIMEOUT * 2).unwrap_or(Err(SlurmTrouble::ControllerDown));
-        in_partitions(spec, &nodes.map_err(|trouble| failure(WHAT, &trouble))?)
+        let nodes = self.latest(TIMEOUT * 2).unwrap_or(Err(SlurmError::ControllerDown));
+        in_partitions(spec, &nodes.map_err(|error| failure(WHAT, &error))?)
     }
 
     /// Returns the latest reply, and waits up to `timeout` for the first.
-    pub fn latest(&self, timeout: Duration) -> Option<Result<Vec<SlurmNode>, SlurmTrouble>> {
+    pub fn latest(&self, timeout: Duration) -> Option<Result<Vec<SlurmNode>, SlurmError>> {
         let mut known = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.is_querying && known.next.is_none_or(|next| Instant::now() >= next) {
             known.is_querying = true;

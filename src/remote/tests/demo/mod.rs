@@ -9,7 +9,7 @@ use plan::{
 };
 use recipe::{ParamSpec, Recipe, param_specs};
 use remote::{read_facts, this_node};
-use rundir::{Failure, LogicalTensor, Manifest, RunDir, RunId, Slice};
+use rundir::{CheckpointManifest, Failure, LogicalTensor, RunDir, RunId, Slice};
 
 /// The behaviour of the fake trainer.
 pub enum FakeTrainer {
@@ -101,7 +101,7 @@ impl Demo {
             dtype: "F32".into(),
             shape: spec.shape,
         };
-        let manifest = Manifest {
+        let manifest = CheckpointManifest {
             format: rundir::SCHEMA,
             run: run.clone(),
             attempt: 1,
@@ -118,12 +118,12 @@ impl Demo {
 
     pub fn resume(&self, dir: &RunDir) -> Result<LaunchPlan, Failure> {
         let run = dir.read_run()?;
-        let latest = adapters::latest(dir);
+        let latest = other_trainers::latest(dir);
         let request = ResumeRequest {
             run: &run,
             dir,
             facts: &read_facts(dir, &run)?,
-            checkpoints: &adapters::checkpoints(dir)?,
+            checkpoints: &other_trainers::checkpoints(dir)?,
             latest: latest.as_ref(),
             options: ResumeOptions::default(),
         };

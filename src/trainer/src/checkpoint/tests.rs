@@ -1,14 +1,19 @@
 //! Tests of saving and loading checkpoints.
 
+use super::pieces::{Piece, average_pieces, moment_pieces, weight_pieces};
+use super::save::{Copies, bytes, to_save};
 use super::*;
 use crate::memory::Memory;
 use crate::parallelize::{layouts, unit_tables};
 use c10d::Store;
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Recipe;
+use rundir::{Checkpoint, RunDir, RunId, TrainState};
 use sharding::mesh::MeshGroups;
+use std::collections::{BTreeMap, VecDeque};
 use std::process::Command;
 use std::time::Duration;
+use tch::{Device, Kind, Tensor};
 
 /// Returns a recipe of 15 million parameters: a checkpoint of 190 MB, whose largest tensor is 5% of it.
 fn recipe(dp_shard: usize) -> Recipe {
@@ -25,15 +30,15 @@ struct Rank {
     fsdp: Fsdp,
     moments: OptimizerState,
     ema: Option<EmaWeights>,
-    base: Option<Base>,
+    base: Option<BaseWeights>,
 }
 
 impl Rank {
     fn new(recipe: Recipe, groups: MeshGroups, value: f64) -> Self {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
-        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
-        let ema = EmaWeights::new(&fsdp, &recipe.ema);
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
+        let ema = EmaWeights::new(&fsdp, &recipe.ema).unwrap();
         let mut rank = Rank { recipe, tables, fsdp, moments, ema, base: None };
         // Codes of 8 bits and their scales stay zero.
         for mut piece in rank.pieces().into_iter().filter(|piece| piece.scales.is_none()) {
@@ -74,6 +79,7 @@ impl Rank {
             adam_step: 1,
             global_batch: 1,
             data_fingerprint: "x".into(),
+            data_order: String::new(),
             bad_steps: 0,
             optimizer: self.moments.kind(),
             ..TrainState::default()
@@ -95,7 +101,7 @@ fn the_first_save_copies_to_memory_allocated_before_it() {
     let places = |files: &mut dyn Iterator<Item = &Tensor>| files.map(|t| t.data_ptr() as usize).collect::<Vec<_>>();
     let mut spare = StagingMemory::allocate_ahead(&sharded);
     let made = places(&mut spare.get().unwrap().iter());
-    let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare).unwrap().wait().unwrap();
+    let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare, None).unwrap().wait().unwrap();
     assert!(made.len() > 3 * 40);
     assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
 }
@@ -142,7 +148,7 @@ fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     recipe.train.trainable = recipe::Trainable::Lora;
     recipe.lora.rank = 4;
     let mut rank = Rank::new(recipe.clone(), MeshGroups::alone(), 2.0);
-    rank.base = Some(Base::of(&Checkpoint::open(&whole.step_dir(1)).unwrap(), 1.0).unwrap());
+    rank.base = Some(BaseWeights::of(&Checkpoint::open(&whole.step_dir(1)).unwrap(), 1.0).unwrap());
     assert!(bytes(&rank.sharded()) < 2_000_000);
     rank.save(&adapted);
 

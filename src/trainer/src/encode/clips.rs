@@ -3,19 +3,19 @@
 // B batch, C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
 
 use super::conditions::{frames_first, of_clip};
-use super::fit::{Frames as How, whole_or_tiles};
-use super::report::{Counts, Stage as Reported};
+use super::fit::{FrameSplit, whole_or_tiles};
+use super::report::{Counts, EncodeStage};
 use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::Stamp;
-use dataset::store::{Held, Item, PictureSpec, Queue, Range, Stage, StoreSpec, Work};
+use dataset::store::{Held, Item, ItemKind, Queue, Range, StoreSpec, Work};
 use encoders::Vae;
 use rundir::{ErrorCode, Failure};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
-use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, Source, choose};
+use video::{CropMode, FrameChoice, FrameMode, Frames, Order, Picture, Pool, PoolOptions, Programs, VideoFile, choose};
 
 /// Encodes clips.
 pub struct Clips {
@@ -41,10 +41,10 @@ struct Decoder {
 struct Probed<'i> {
     path: &'i Utf8Path,
     stamp: Stamp,
-    source: Source,
+    source: VideoFile,
     times: Vec<f64>,
-    /// The seed of random crops.
-    seed: u64,
+    /// The size of the frames, and the seed of random crops.
+    picture: Picture,
 }
 
 /// The chosen frames of a clip.
@@ -84,7 +84,7 @@ impl Clips {
 
     /// Encodes clips until none is left to claim, or a stop is requested.
     pub fn work(&mut self, queue: &SharedQueue, stop: &Stop) -> Result<Left, Failure> {
-        let first = match claim(queue, Stage::Latent)? {
+        let first = match claim(queue, ItemKind::Latent)? {
             Ok(range) => range,
             Err(left) => return Ok(left),
         };
@@ -99,7 +99,7 @@ impl Clips {
         let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
         self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
         let result = self.consume(pool, &claims, &mut vae, stop);
-        self.counts.given_back(&[Reported::Probe, Reported::Decode, Reported::Vae]);
+        self.counts.given_back(&[EncodeStage::Probe, EncodeStage::Decode, EncodeStage::Vae]);
         // Ranges that are not done go back to the queue.
         let mut claims = claims.lock().unwrap_or_else(PoisonError::into_inner);
         claims.ranges.clear();
@@ -123,10 +123,10 @@ impl Clips {
             }
             let began = Instant::now();
             let next = pool.next();
-            self.counts.waited(Reported::Vae, began);
+            self.counts.waited(EncodeStage::Vae, began);
             let Some((item, decoded)) = next else { break };
             if decoded.is_ok() {
-                self.counts.begun(Reported::Vae, 1);
+                self.counts.begun(EncodeStage::Vae, 1);
             }
             // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
             if decoded.is_err() && stop.reason().is_some() {
@@ -182,8 +182,8 @@ impl Clips {
         let bytes = tensors.iter().map(StoredTensor::len).sum();
         let held = commit(range, item, &times, &tensors)?;
         if held == Held::Mine {
-            self.counts.passed(Reported::Vae, began, bytes);
-            self.counts.stored(Reported::Vae);
+            self.counts.passed(EncodeStage::Vae, began, bytes);
+            self.counts.stored(EncodeStage::Vae);
         }
         Ok(held)
     }
@@ -208,13 +208,13 @@ impl Clips {
             let tensors: Option<Vec<_>> = std::iter::once(latent).chain(extra).collect();
             tensors.ok_or_else(|| not_finite(format!("cannot encode {}", item.name)))
         });
-        encoded.inspect_err(|_| self.counts.failed_in(Reported::Vae))
+        encoded.inspect_err(|_| self.counts.failed_in(EncodeStage::Vae))
     }
 
     /// Returns the moments `[B, 2C, T, h, w]` of a video. Encodes whole frames, or tiles if memory is short.
     fn moments(&self, vae: &mut Vae, name: &str, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
         let moments = whole_or_tiles(self.tiling == recipe::Tiling::Auto, |frames| {
-            if frames == How::Whole {
+            if frames == FrameSplit::Whole {
                 return vae.encode(video_bcfhw);
             }
             eprintln!("{name}: out of memory; encoding it in tiles");
@@ -235,39 +235,39 @@ impl Clips {
 impl Decoder {
     /// Chooses and decodes the frames of a clip.
     fn decode(&self, programs: &Programs, item: &Item) -> Result<Decoded, Failure> {
-        self.counts.begun(Reported::Probe, 1);
-        let probed = self.probe(programs, item).inspect_err(|_| self.counts.failed_in(Reported::Probe));
-        self.counts.begun(Reported::Decode, 1);
-        let decoded = self.frames(programs, probed?).inspect_err(|_| self.counts.failed_in(Reported::Decode))?;
-        self.counts.queued(Reported::Vae, 1);
+        self.counts.begun(EncodeStage::Probe, 1);
+        let probed = self.probe(programs, item).inspect_err(|_| self.counts.failed_in(EncodeStage::Probe));
+        self.counts.begun(EncodeStage::Decode, 1);
+        let decoded = self.frames(programs, probed?).inspect_err(|_| self.counts.failed_in(EncodeStage::Decode))?;
+        self.counts.queued(EncodeStage::Vae, 1);
         Ok(decoded)
     }
 
     /// Chooses the frames of a clip by their times.
     fn probe<'i>(&self, programs: &Programs, item: &'i Item) -> Result<Probed<'i>, Failure> {
-        let Work::Video { source: path, content, stamp } = &item.work else {
+        let Work::Video { source: path, content, stamp, bucket } = &item.work else {
             return Err(queue::wrong_stage(&item.name));
         };
         let began = Instant::now();
         let stamp = stamp.check(path, content)?;
         let source = again_if_killed(|| programs.open(path))?;
-        let (frames, seed) = (&self.spec.frames, self.spec.seed_of(content));
+        let StoreSpec { frames, picture, .. } = self.spec.at(*bucket);
+        let seed = self.spec.seed_of(content);
         let choice =
             FrameChoice { mode: self.mode, frames: frames.count, fps: frames.fps, stride: frames.stride, seed };
         let times = choose(&source.times(), &choice).map_err(|error| error.failure(path))?;
-        self.counts.passed(Reported::Probe, began, 0);
-        Ok(Probed { path, stamp, source, times, seed })
+        let picture = Picture { width: picture.width, height: picture.height, crop: self.crop, seed };
+        self.counts.passed(EncodeStage::Probe, began, 0);
+        Ok(Probed { path, stamp, source, times, picture })
     }
 
     /// Decodes the chosen frames of a clip.
     fn frames(&self, programs: &Programs, probed: Probed<'_>) -> Result<Decoded, Failure> {
         let began = Instant::now();
-        let Probed { path, stamp, source, times, seed } = probed;
-        let PictureSpec { width, height, .. } = self.spec.picture;
-        let picture = Picture { width, height, crop: self.crop, seed };
+        let Probed { path, stamp, source, times, picture } = probed;
         let frames = again_if_killed(|| programs.decode(&source, &times, &picture))?;
         stamp.check_same(path)?;
-        self.counts.passed(Reported::Decode, began, frames.rgb.len() as u64);
+        self.counts.passed(EncodeStage::Decode, began, frames.rgb.len() as u64);
         Ok(Decoded { times, frames })
     }
 }
@@ -299,7 +299,7 @@ impl Items {
 
     fn add(&mut self, range: Box<Range>, claims: &mut Claimed) {
         let count = range.items().len();
-        [Reported::Probe, Reported::Decode].into_iter().for_each(|stage| self.counts.queued(stage, count));
+        [EncodeStage::Probe, EncodeStage::Decode].into_iter().for_each(|stage| self.counts.queued(stage, count));
         self.items.extend(range.items().iter().cloned());
         claims.ranges.push_back(range);
     }
@@ -311,7 +311,7 @@ impl Iterator for Items {
     fn next(&mut self) -> Option<Item> {
         let shared = self.claims.clone();
         while self.items.is_empty() {
-            let claimed = claim(&self.queue, Stage::Latent);
+            let claimed = claim(&self.queue, ItemKind::Latent);
             let mut claims = shared.lock().unwrap_or_else(PoisonError::into_inner);
             if claims.left.is_some() {
                 return None;

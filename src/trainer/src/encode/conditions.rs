@@ -10,7 +10,7 @@ use dataset::store::ConditionSpec;
 use dataset::{IMAGE, KNOWN, MASKED, drawn_role};
 use dit::conditions::{IMAGE_NOISE_MEAN, IMAGE_NOISE_STD, known, masked_video, noised_image};
 use dit::masks::Mask;
-use recipe::{Condition, ConditionKind};
+use recipe::{ConditionKind, Conditioning};
 use rundir::{ErrorCode, Failure};
 use tch::{Kind, Tensor};
 
@@ -64,7 +64,7 @@ pub fn frames_first(moments_bcthw: &Tensor) -> Tensor {
 
 /// Draws the mask `[B, F, 1, H, W]` of a clip: 1 for pixels to generate.
 fn mask(spec: &ConditionSpec, seed: u64, draw: usize, video_bcfhw: &Tensor) -> Result<Tensor, Failure> {
-    let condition = Condition { masks: spec.masks.clone(), ..Condition::default() };
+    let condition = Conditioning { masks: spec.masks.clone(), ..Conditioning::default() };
     let kinds = condition
         .mask_kinds()
         .map_err(|why| Failure::new(ErrorCode::InvalidDataset, "cannot draw a mask", why, "start the encode again"))?;
@@ -85,7 +85,7 @@ mod tests {
     use tch::Device;
 
     fn spec(kind: ConditionKind, noise: bool, draws: usize) -> ConditionSpec {
-        let condition = Condition { kind, image_noise: noise, draws, ..Condition::default() };
+        let condition = Conditioning { kind, image_noise: noise, draws, ..Conditioning::default() };
         ConditionSpec::of(&condition).unwrap().unwrap()
     }
 

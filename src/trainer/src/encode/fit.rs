@@ -22,15 +22,18 @@ pub fn in_halves<T>(
 
 /// Whether pictures are encoded whole or in tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frames {
+pub enum FrameSplit {
     Whole,
     InTiles,
 }
 
 /// Encodes whole frames, or tiles if whole frames do not fit into memory and `may_tile` is set.
-pub fn whole_or_tiles<T>(may_tile: bool, mut encode: impl FnMut(Frames) -> Result<T, Failure>) -> Result<T, Failure> {
-    match encode(Frames::Whole) {
-        Err(failure) if failure.code == ErrorCode::OutOfMemory && may_tile => encode(Frames::InTiles),
+pub fn whole_or_tiles<T>(
+    may_tile: bool,
+    mut encode: impl FnMut(FrameSplit) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    match encode(FrameSplit::Whole) {
+        Err(failure) if failure.code == ErrorCode::OutOfMemory && may_tile => encode(FrameSplit::InTiles),
         result => result,
     }
 }
@@ -62,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_clip_is_encoded_in_tiles_only_if_memory_is_short_and_tiles_are_allowed() {
-        let encoded = |may_tile, fits: &[Frames]| {
+        let encoded = |may_tile, fits: &[FrameSplit]| {
             let mut asked = Vec::new();
             let result = whole_or_tiles(may_tile, |frames| {
                 asked.push(frames);
@@ -70,7 +73,7 @@ mod tests {
             });
             (asked, result.map_err(|failure| failure.code))
         };
-        use Frames::{InTiles, Whole};
+        use FrameSplit::{InTiles, Whole};
         assert_eq!(encoded(true, &[Whole, InTiles]), (vec![Whole], Ok(())));
         assert_eq!(encoded(true, &[InTiles]), (vec![Whole, InTiles], Ok(())));
         assert_eq!(encoded(true, &[]), (vec![Whole, InTiles], Err(ErrorCode::OutOfMemory)));

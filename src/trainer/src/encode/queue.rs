@@ -3,7 +3,7 @@
 use super::{PAUSE, Rank, SharedQueue, Stop, log_finished};
 use crate::log::RunLog;
 use dataset::EncodeInputs;
-use dataset::store::{Holder, Progress, Queue, Stage, Timing};
+use dataset::store::{EncodeProgress, Holder, ItemKind, Queue, Timing};
 use rundir::{ErrorCode, EventKind, Failure, ItemCounts, QueueReady, SCHEMA, read_events};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,8 +63,8 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
         counts.texts_done = 1;
     }
     log.event(counts.done(), EventKind::Started { world });
-    for stage in [Stage::Text, Stage::Latent] {
-        eprintln!("{} to encode: {}", plan.count(stage), if stage == Stage::Text { "captions" } else { "clips" });
+    for kind in [ItemKind::Text, ItemKind::Latent] {
+        eprintln!("{} to encode: {}", plan.count(kind), if kind == ItemKind::Text { "captions" } else { "clips" });
     }
     mark(counts)?;
     Ok(Some(Arc::new(queue)))
@@ -75,7 +75,7 @@ fn holder(rank: &Rank<'_>) -> Holder {
 }
 
 /// Returns the counts of a queue in the form that a run reports.
-pub fn counts(progress: Progress) -> ItemCounts {
+pub fn counts(progress: EncodeProgress) -> ItemCounts {
     ItemCounts {
         clips_done: progress.latents_done as u64,
         clips: progress.latents as u64,

@@ -3,7 +3,8 @@
 use crate::memory::Memory;
 use cluster::RankPlace;
 use rundir::{
-    Event, EventKind, Failure, ItemCounts, LineAppender, RankProgress, RunDir, SCHEMA, StageCount, Stages, now_s,
+    EncodeStageCount, EncodeStages, Event, EventKind, Failure, ItemCounts, LineAppender, RankProgress, RunDir, SCHEMA,
+    now_s,
 };
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,13 +32,13 @@ struct Done {
     clips: u64,
     texts: u64,
     failed: u64,
-    stages: Stages<StageCount>,
+    stages: EncodeStages<EncodeStageCount>,
     exact: Option<ItemCounts>,
 }
 
-/// A stage of the work.
+/// A stage of an encode.
 #[derive(Debug, Clone, Copy)]
-pub enum Stage {
+pub enum EncodeStage {
     Probe,
     Decode,
     Vae,
@@ -50,31 +51,31 @@ impl Counts {
     }
 
     /// Counts an item of a stage that started at `began` and produced `bytes` bytes.
-    pub fn passed(&self, stage: Stage, began: Instant, bytes: u64) {
+    pub fn passed(&self, stage: EncodeStage, began: Instant, bytes: u64) {
         let busy_s = began.elapsed().as_secs_f64();
         self.change(|done| {
             let count = of(&mut done.stages, stage);
-            *count = *count + StageCount { items: 1, bytes, busy_s, ..StageCount::default() };
+            *count = *count + EncodeStageCount { items: 1, bytes, busy_s, ..EncodeStageCount::default() };
         });
     }
 
     /// Counts an item that failed in a stage. The total of failed items changes only when its failure is stored.
-    pub fn failed_in(&self, stage: Stage) {
+    pub fn failed_in(&self, stage: EncodeStage) {
         self.change(|done| of(&mut done.stages, stage).failed += 1);
     }
 
     /// Adds the time since `began` to the time that a stage waited for the stage before it.
-    pub fn waited(&self, stage: Stage, began: Instant) {
+    pub fn waited(&self, stage: EncodeStage, began: Instant) {
         self.change(|done| of(&mut done.stages, stage).wait_s += began.elapsed().as_secs_f64());
     }
 
     /// Counts items that now wait for a stage.
-    pub fn queued(&self, stage: Stage, items: usize) {
+    pub fn queued(&self, stage: EncodeStage, items: usize) {
         self.change(|done| of(&mut done.stages, stage).waiting += items as u64);
     }
 
     /// Counts items that no longer wait for a stage: the stage has begun with them, or an earlier stage failed.
-    pub fn begun(&self, stage: Stage, items: usize) {
+    pub fn begun(&self, stage: EncodeStage, items: usize) {
         self.change(|done| {
             let waiting = &mut of(&mut done.stages, stage).waiting;
             *waiting = waiting.saturating_sub(items as u64);
@@ -82,14 +83,14 @@ impl Counts {
     }
 
     /// Counts no items as waiting for these stages: the rank gave back what it had claimed.
-    pub fn given_back(&self, stages: &[Stage]) {
+    pub fn given_back(&self, stages: &[EncodeStage]) {
         self.change(|done| stages.iter().for_each(|stage| of(&mut done.stages, *stage).waiting = 0));
     }
 
     /// Counts an item as stored.
-    pub fn stored(&self, stage: Stage) {
+    pub fn stored(&self, stage: EncodeStage) {
         self.change(|done| match stage {
-            Stage::Text => done.texts += 1,
+            EncodeStage::Text => done.texts += 1,
             _ => done.clips += 1,
         });
     }
@@ -114,12 +115,12 @@ impl Counts {
     }
 }
 
-fn of(stages: &mut Stages<StageCount>, stage: Stage) -> &mut StageCount {
+fn of(stages: &mut EncodeStages<EncodeStageCount>, stage: EncodeStage) -> &mut EncodeStageCount {
     match stage {
-        Stage::Probe => &mut stages.probe,
-        Stage::Decode => &mut stages.decode,
-        Stage::Vae => &mut stages.vae,
-        Stage::Text => &mut stages.text,
+        EncodeStage::Probe => &mut stages.probe,
+        EncodeStage::Decode => &mut stages.decode,
+        EncodeStage::Vae => &mut stages.vae,
+        EncodeStage::Text => &mut stages.text,
     }
 }
 
@@ -204,16 +205,16 @@ mod tests {
         let place = RankPlace { rank: 0, node: NodeId::new("here").unwrap(), local_rank: 0 };
         let counts = Counts { done: Arc::default(), place, attempt: 1, events: "/nowhere".into() };
         let waiting = || {
-            let Stages { decode, vae, .. } = counts.read().stages;
+            let EncodeStages { decode, vae, .. } = counts.read().stages;
             [decode.waiting, vae.waiting]
         };
-        counts.queued(Stage::Decode, 3);
-        counts.queued(Stage::Decode, 2);
-        counts.begun(Stage::Decode, 1);
-        counts.queued(Stage::Vae, 1);
+        counts.queued(EncodeStage::Decode, 3);
+        counts.queued(EncodeStage::Decode, 2);
+        counts.begun(EncodeStage::Decode, 1);
+        counts.queued(EncodeStage::Vae, 1);
         assert_eq!(waiting(), [4, 1]);
-        counts.begun(Stage::Vae, 1);
-        counts.given_back(&[Stage::Decode]);
+        counts.begun(EncodeStage::Vae, 1);
+        counts.given_back(&[EncodeStage::Decode]);
         assert_eq!(waiting(), [0, 0]);
     }
 }

@@ -3,10 +3,10 @@
 // N captions, L tokens, D width of the text encoder.
 
 use super::fit::in_halves;
-use super::report::{Counts, Stage as Reported};
+use super::report::{Counts, EncodeStage};
 use super::{Left, Rank, SharedQueue, Stop, StoredTensor, claim, commit, is_of_item, not_finite, queue};
 use dataset::EncodeInputs;
-use dataset::store::{Held, Item, Range, Stage, Work};
+use dataset::store::{Held, Item, ItemKind, Range, Work};
 use encoders::T5Encoder;
 use rundir::Failure;
 use std::time::Instant;
@@ -44,7 +44,7 @@ impl<'a> Texts<'a> {
             if stop.reason().is_some() {
                 return Ok(Left::Held);
             }
-            let mut range = match claim(queue, Stage::Text)? {
+            let mut range = match claim(queue, ItemKind::Text)? {
                 Ok(range) => range,
                 Err(left) => return Ok(left),
             };
@@ -52,9 +52,9 @@ impl<'a> Texts<'a> {
                 encoder = Some(T5Encoder::open(&self.folder, self.kind, self.device)?);
             }
             if let Some(encoder) = &encoder {
-                self.counts.queued(Reported::Text, range.items().len());
+                self.counts.queued(EncodeStage::Text, range.items().len());
                 let encoded = self.encode(encoder, &mut range, stop);
-                self.counts.given_back(&[Reported::Text]);
+                self.counts.given_back(&[EncodeStage::Text]);
                 encoded?;
             }
             range.finish()?;
@@ -67,7 +67,7 @@ impl<'a> Texts<'a> {
             if stop.reason().is_some() {
                 return Ok(());
             }
-            self.counts.begun(Reported::Text, group.len());
+            self.counts.begun(EncodeStage::Text, group.len());
             if self.group(encoder, range, group)? == Held::Lost {
                 return Ok(());
             }
@@ -116,8 +116,8 @@ impl<'a> Texts<'a> {
                     let bytes = text.len();
                     let held = commit(range, item, &[], &[text])?;
                     if held == Held::Mine {
-                        self.counts.passed(Reported::Text, began, bytes);
-                        self.counts.stored(Reported::Text);
+                        self.counts.passed(EncodeStage::Text, began, bytes);
+                        self.counts.stored(EncodeStage::Text);
                     }
                     held
                 }
@@ -131,7 +131,7 @@ impl<'a> Texts<'a> {
 
     fn fail(&self, range: &mut Range, item: &Item, failure: Failure) -> Result<Held, Failure> {
         eprintln!("{}: {failure}", item.name);
-        self.counts.failed_in(Reported::Text);
+        self.counts.failed_in(EncodeStage::Text);
         let held = range.fail(item, failure.clone())?;
         if held == Held::Mine {
             self.counts.quarantined(&item.name, failure);

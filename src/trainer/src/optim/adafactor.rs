@@ -5,10 +5,10 @@
 //!
 //! Source: Shazeer and Stern 2018 (arXiv 1804.04235); `torch.optim.Adafactor` 2.11.
 
-use super::{LearningRates, Segment, StateTensor, StateValues, counts, sum_over_replica, trained};
+use super::{Method, Segment, StateTensor, StateValues, Update, counts, sum_over_replica, trained};
 use recipe::{Optimizer, ParamSpec};
 use sharding::flat::ParamKind;
-use sharding::fsdp::{Fsdp, OwnedRange};
+use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
 use sharding::mesh::MeshGroups;
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
@@ -57,7 +57,7 @@ struct Range {
 
 enum Moment {
     Factored(Grid),
-    /// Of a tensor of one dimension: one number for each element.
+    /// The second moment of a tensor of one dimension: one number for each element.
     Full(Tensor),
 }
 
@@ -103,7 +103,7 @@ impl Adafactor {
                 counted: counts(groups, owned.range.tp_layout),
                 moment: match &tensors[tensor].matrix {
                     Some(matrix) => Moment::Factored(Grid::of(matrix, spec, &owned, groups)),
-                    None => Moment::Full(owned.values.zeros_like()),
+                    None => Moment::Full(Tensor::zeros([owned.range.len], (Kind::Float, groups.device))),
                 },
             }
         };
@@ -118,73 +118,6 @@ impl Adafactor {
         Adafactor { tensors, means, shares: Tensor::from_slice(&shares).to_device(groups.device), ranges }
     }
 
-    pub fn step(
-        &mut self,
-        fsdp: &Fsdp,
-        o: &Optimizer,
-        lr: LearningRates,
-        grad_scale: f64,
-        step: u64,
-    ) -> c10d::Result<()> {
-        let groups = fsdp.groups();
-        let views: HashMap<usize, [Tensor; 2]> = fsdp
-            .shards()
-            .map(|shard| (shard.unit, [shard.master.shallow_clone(), shard.grad.shallow_clone()]))
-            .collect();
-        let part = |range: &Range| views[&range.unit].each_ref().map(|tensor| range.segment.part(tensor));
-        let fresh = (step as f64).powf(-o.adafactor_decay);
-        // Sums of squares: of gradients by row and column, and of whole tensors: weights, then updates.
-        let sums = self.means.zeros_like();
-        let squares = Tensor::zeros([2, self.tensors.len() as i64], (Kind::Double, groups.device));
-        let add = |row: i64, range: &Range, tensor: &Tensor| {
-            if range.counted {
-                let sum = tensor.norm().to_kind(Kind::Double).square();
-                let _ = squares.get(row).get(range.tensor as i64).g_add_(&sum);
-            }
-        };
-        let no_grad = tch::no_grad_guard();
-        for range in &self.ranges {
-            let [weights, mut grad] = part(range);
-            if grad_scale != 1.0 {
-                let _ = grad.g_mul_scalar_(grad_scale);
-            }
-            add(0, range, &weights);
-            if let (Moment::Factored(grid), true) = (&range.moment, range.counted) {
-                grid.add_squares(&grad, &sums);
-            }
-        }
-        sum_over_replica(groups, &sums)?;
-        let _ = self.means.lerp_(&(sums * &self.shares), fresh);
-        let scales = self.row_scales(o.adafactor_eps1);
-        // The update takes the place of the gradient.
-        for range in &mut self.ranges {
-            let [_, mut grad] = part(range);
-            let moment = match &mut range.moment {
-                Moment::Factored(grid) => grid.moment(&self.means, &scales[&range.tensor]),
-                Moment::Full(moment) => moment.lerp_(&grad.square(), fresh).shallow_clone(),
-            };
-            let _ = grad.g_mul_(&moment.clamp_min(o.adafactor_eps1 * o.adafactor_eps1).rsqrt());
-            add(1, range, &grad);
-        }
-        sum_over_replica(groups, &squares)?;
-        let squares = Vec::<f64>::try_from(&squares.view(-1)).expect("a flat tensor of numbers");
-        let (of_weights, of_updates) = squares.split_at(self.tensors.len());
-        for range in &self.ranges {
-            let elements = self.tensors[range.tensor].elements;
-            let root_mean = |squares: &[f64]| (squares[range.tensor] / elements).sqrt();
-            let rate = lr.of(o, range.segment.rate);
-            let size = root_mean(of_weights).max(o.adafactor_eps2) * rate.min(1.0 / (step as f64).sqrt());
-            let clip = (root_mean(of_updates) / o.adafactor_clip).max(1.0);
-            let [mut weights, update] = part(range);
-            if range.segment.weight_decay != 0.0 {
-                let _ = weights.g_mul_scalar_(1.0 - rate * range.segment.weight_decay);
-            }
-            weights -= update * (size / clip);
-        }
-        drop(no_grad);
-        Ok(())
-    }
-
     /// Returns for each matrix of this rank one divided by the mean of its row means, for each of its batch.
     fn row_scales(&self, least: f64) -> HashMap<usize, Tensor> {
         let numbers = self.ranges.iter().map(|range| range.tensor).collect::<std::collections::BTreeSet<_>>();
@@ -196,8 +129,76 @@ impl Adafactor {
         };
         numbers.into_iter().filter_map(scale).collect()
     }
+}
 
-    pub fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
+impl Method for Adafactor {
+    fn step(&mut self, update: &Update<'_>) -> c10d::Result<()> {
+        let &Update { fsdp, optimizer: o, lr, grad_scale, step } = update;
+        let groups = fsdp.groups();
+        let part = |view: &ShardView<'_>, range: &Range| [view.master, view.grad].map(|t| range.segment.part(t));
+        let fresh = (step as f64).powf(-o.adafactor_decay);
+        // Sums of squares: of gradients by row and column, and of whole tensors: weights, then updates.
+        let sums = self.means.zeros_like();
+        let squares = Tensor::zeros([2, self.tensors.len() as i64], (Kind::Double, groups.device));
+        let add = |row: i64, range: &Range, tensor: &Tensor| {
+            if range.counted {
+                let sum = tensor.norm().to_kind(Kind::Double).square();
+                let _ = squares.get(row).get(range.tensor as i64).g_add_(&sum);
+            }
+        };
+        let no_grad = tch::no_grad_guard();
+        fsdp.visit(Access::Write, |view| {
+            for range in self.ranges.iter().filter(|range| range.unit == view.unit) {
+                let [weights, mut grad] = part(&view, range);
+                if grad_scale != 1.0 {
+                    let _ = grad.g_mul_scalar_(grad_scale);
+                }
+                add(0, range, &weights);
+                if let (Moment::Factored(grid), true) = (&range.moment, range.counted) {
+                    grid.add_squares(&grad, &sums);
+                }
+            }
+            Ok(())
+        })?;
+        sum_over_replica(groups, &sums)?;
+        let _ = self.means.lerp_(&(sums * &self.shares), fresh);
+        let scales = self.row_scales(o.adafactor_eps1);
+        // The update takes the place of the gradient.
+        fsdp.visit(Access::Write, |view| {
+            for range in self.ranges.iter_mut().filter(|range| range.unit == view.unit) {
+                let [_, mut grad] = part(&view, range);
+                let moment = match &mut range.moment {
+                    Moment::Factored(grid) => grid.moment(&self.means, &scales[&range.tensor]),
+                    Moment::Full(moment) => moment.lerp_(&grad.square(), fresh).shallow_clone(),
+                };
+                let _ = grad.g_mul_(&moment.clamp_min(o.adafactor_eps1 * o.adafactor_eps1).rsqrt());
+                add(1, range, &grad);
+            }
+            Ok(())
+        })?;
+        sum_over_replica(groups, &squares)?;
+        let squares = Vec::<f64>::try_from(&squares.view(-1)).expect("a flat tensor of numbers");
+        let (of_weights, of_updates) = squares.split_at(self.tensors.len());
+        fsdp.visit(Access::Write, |view| {
+            for range in self.ranges.iter().filter(|range| range.unit == view.unit) {
+                let elements = self.tensors[range.tensor].elements;
+                let root_mean = |squares: &[f64]| (squares[range.tensor] / elements).sqrt();
+                let rate = lr.of(o, range.segment.rate);
+                let size = root_mean(of_weights).max(o.adafactor_eps2) * rate.min(1.0 / (step as f64).sqrt());
+                let clip = (root_mean(of_updates) / o.adafactor_clip).max(1.0);
+                let [mut weights, update] = part(&view, range);
+                if range.segment.weight_decay != 0.0 {
+                    let _ = weights.g_mul_scalar_(1.0 - rate * range.segment.weight_decay);
+                }
+                weights -= update * (size / clip);
+            }
+            Ok(())
+        })?;
+        drop(no_grad);
+        Ok(())
+    }
+
+    fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
         let is_of = |range: &&Range| (range.unit, range.slot) == (owned.unit, owned.range.slot);
         match self.ranges.iter().find(is_of).map(|range| &range.moment) {
             Some(Moment::Full(moment)) => {
@@ -207,7 +208,7 @@ impl Adafactor {
         }
     }
 
-    pub fn of_whole_tensors(&self) -> Vec<(usize, usize, StateTensor)> {
+    fn of_whole_tensors(&self) -> Vec<(usize, usize, StateTensor)> {
         let mut all = Vec::new();
         for Whole { unit, slot, matrix, .. } in &self.tensors {
             let Some(matrix) = matrix else { continue };

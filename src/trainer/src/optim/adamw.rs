@@ -1,10 +1,12 @@
 //! AdamW, with moments in fp32 or as 8-bit codes.
 
-use super::{LearningRates, Segment, StateTensor, StateValues, segments, trained};
+use super::{
+    Method, Segment, StateTensor, StateValues, Update, segments, state_like, state_zeros, trained, with_state,
+};
 use c10d::adamw8::{Maps, Quantized};
 use c10d::ops;
 use recipe::{Optimizer, ParamSpec};
-use sharding::fsdp::{Fsdp, OwnedRange};
+use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
 use tch::Tensor;
 
 /// The prefixes of the names of both moments.
@@ -37,40 +39,44 @@ enum Moments {
 }
 
 impl AdamW {
-    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer) -> Self {
+    pub fn new(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer) -> c10d::Result<Self> {
         let device = fsdp.groups().device;
         if !o.kind.quantizes() {
-            let shard = |unit: usize, master: &Tensor| {
-                let moments = [0, 1].map(|_| master.zeros_like());
-                Shard::Whole { unit, moments, segments: segments(fsdp, tables, o, unit) }
+            let shard = |shard: ShardView<'_>| {
+                let moments = [state_like(fsdp, shard.master)?, state_like(fsdp, shard.master)?];
+                Ok(Shard::Whole { unit: shard.unit, moments, segments: segments(fsdp, tables, o, shard.unit) })
             };
-            let shards = fsdp.shards().map(|shard_of| shard(shard_of.unit, shard_of.master)).collect();
-            return AdamW { shards, maps: None };
+            return Ok(AdamW { shards: fsdp.shards().map(shard).collect::<c10d::Result<_>>()?, maps: None });
         }
         let range = |owned: OwnedRange| {
             let spec = &tables[owned.unit][owned.range.slot];
             let (start, len) = (owned.range.start, owned.range.len);
-            let moments = match o.quantizes(spec) {
-                true => Moments::Quantized([0, 1].map(|_| Quantized::zeros(start, len, device))),
-                false => Moments::Full([0, 1].map(|_| owned.values.zeros_like())),
+            let quantized = || -> c10d::Result<Quantized> {
+                let zeros = |len: i64, kind| state_zeros(fsdp, len, kind);
+                Quantized::zeros_in(start, len, zeros)
             };
-            Range { slot: owned.range.slot, segment: Segment::of(o, spec, &owned), moments }
+            let moments = match o.quantizes(spec) {
+                true => Moments::Quantized([quantized()?, quantized()?]),
+                false => Moments::Full([state_like(fsdp, &owned.values)?, state_like(fsdp, &owned.values)?]),
+            };
+            Ok(Range { slot: owned.range.slot, segment: Segment::of(o, spec, &owned), moments })
         };
         let shards = fsdp.shards().map(|shard| {
-            let ranges = trained(fsdp).filter(|owned| owned.unit == shard.unit).map(&range).collect();
-            Shard::Ranges { unit: shard.unit, ranges }
+            let ranges = trained(fsdp).filter(|owned| owned.unit == shard.unit).map(&range);
+            Ok(Shard::Ranges { unit: shard.unit, ranges: ranges.collect::<c10d::Result<_>>()? })
         });
-        AdamW { shards: shards.collect(), maps: Some(Maps::on(device)) }
+        Ok(AdamW { shards: shards.collect::<c10d::Result<_>>()?, maps: Some(Maps::on(device)) })
     }
 
-    pub fn step(
-        &mut self,
-        fsdp: &Fsdp,
-        o: &Optimizer,
-        lr: LearningRates,
-        grad_scale: f64,
-        step: u64,
-    ) -> c10d::Result<()> {
+    fn shard(&self, unit: usize) -> &Shard {
+        let is_of = |shard: &&Shard| matches!(shard, Shard::Whole { unit: of, .. } | Shard::Ranges { unit: of, .. } if *of == unit);
+        self.shards.iter().find(is_of).expect("a trained shard has moments")
+    }
+}
+
+impl Method for AdamW {
+    fn step(&mut self, update: &Update<'_>) -> c10d::Result<()> {
+        let &Update { fsdp, optimizer: o, lr, grad_scale, step } = update;
         let adamw = |segment: &Segment| ops::AdamW {
             lr: lr.of(o, segment.rate),
             beta1: lr.beta1,
@@ -80,32 +86,34 @@ impl AdamW {
             step,
             grad_scale,
         };
-        for (view, shard) in fsdp.shards().zip(&mut self.shards) {
-            match shard {
-                Shard::Whole { moments: [first, second], segments, .. } => {
-                    for segment in segments.iter() {
-                        let [p, g, m, v] = [view.master, view.grad, &*first, &*second].map(|t| segment.part(t));
-                        adamw(segment).step(&p, &g, &m, &v)?;
-                    }
-                }
-                Shard::Ranges { ranges, .. } => {
-                    for Range { segment, moments, .. } in ranges {
-                        let [p, g] = [view.master, view.grad].map(|t| segment.part(t));
-                        match moments {
-                            Moments::Full([m, v]) => adamw(segment).step(&p, &g, m, v)?,
-                            Moments::Quantized([m, v]) => {
-                                let maps = self.maps.as_ref().expect("quantized moments have maps");
-                                adamw(segment).step8(&p, &g, [m, v], maps)?;
-                            }
-                        }
-                    }
-                }
+        let mut shards = self.shards.iter();
+        fsdp.visit(Access::Write, |view| match shards.next().expect("every trained shard has moments") {
+            Shard::Whole { moments: [first, second], segments, .. } => {
+                with_state(fsdp, [first, second], |[first, second]| {
+                    segments.iter().try_for_each(|segment| {
+                        let [p, g, m, v] = [view.master, view.grad, first, second].map(|t| segment.part(t));
+                        adamw(segment).step(&p, &g, &m, &v)
+                    })
+                })
             }
-        }
-        Ok(())
+            Shard::Ranges { ranges, .. } => ranges.iter().try_for_each(|Range { segment, moments, .. }| {
+                let [p, g] = [view.master, view.grad].map(|t| segment.part(t));
+                match moments {
+                    Moments::Full([m, v]) => with_state(fsdp, [m, v], |[m, v]| adamw(segment).step(&p, &g, m, v)),
+                    Moments::Quantized([m, v]) => {
+                        let maps = self.maps.as_ref().expect("quantized moments have maps");
+                        let state = [&m.codes, &m.scales, &v.codes, &v.scales];
+                        with_state(fsdp, state, |[m_codes, m_scales, v_codes, v_scales]| {
+                            let [mut m, mut v] = [m.with(m_codes, m_scales), v.with(v_codes, v_scales)];
+                            adamw(segment).step8(&p, &g, [&mut m, &mut v], maps)
+                        })
+                    }
+                }
+            }),
+        })
     }
 
-    pub fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
+    fn of(&self, owned: &OwnedRange) -> Vec<StateTensor> {
         let elements = |of: &Tensor| StateValues::Elements(of.shallow_clone());
         let values = match self.shard(owned.unit) {
             Shard::Whole { moments, .. } => {
@@ -126,13 +134,7 @@ impl AdamW {
         PREFIXES.into_iter().zip(values).map(|(prefix, values)| StateTensor { prefix, values }).collect()
     }
 
-    fn shard(&self, unit: usize) -> &Shard {
-        let is_of = |shard: &&Shard| matches!(shard, Shard::Whole { unit: of, .. } | Shard::Ranges { unit: of, .. } if *of == unit);
-        self.shards.iter().find(is_of).expect("a trained shard has moments")
-    }
-
-    /// Fills the quantized moment `prefix` of a tensor's range, given by unit and slot.
-    pub fn set_quantized(&self, (unit, slot): (usize, usize), prefix: &str, codes: &Tensor, scales: &Tensor) {
+    fn set_quantized(&self, (unit, slot): (usize, usize), prefix: &str, codes: &Tensor, scales: &Tensor) {
         let (Some(maps), Shard::Ranges { ranges, .. }) = (&self.maps, self.shard(unit)) else { return };
         let Some(range) = ranges.iter().find(|range| range.slot == slot) else { return };
         let Moments::Quantized([first, second]) = &range.moments else { return };

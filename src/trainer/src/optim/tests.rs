@@ -5,7 +5,7 @@ use crate::oracle;
 use crate::parallelize::flat_part;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Init, Mesh, Role, Schedule, Split, Unit};
+use recipe::{FsdpUnit, LrSchedule, Mesh, ParamInit, ParamRole, Split};
 use serde_json::Value;
 use sharding::flat::Layout;
 use std::collections::HashMap;
@@ -47,7 +47,7 @@ impl Recorded {
         let flag = |key: &str| self.config[key].as_bool().unwrap_or(false);
         Optimizer {
             kind,
-            schedule: Schedule::Constant,
+            schedule: LrSchedule::Constant,
             lr: or("lr", 0.0),
             beta1: pair("betas", 0, default.beta1),
             beta2: pair("betas", 1, default.beta2),
@@ -75,9 +75,9 @@ impl Recorded {
             name: name.into(),
             diffusers: None,
             shape: self.tensors[&format!("in.param.{name}")].size().iter().map(|&size| size as usize).collect(),
-            unit: Unit::Root,
-            init: Init::Zeros,
-            role: Role::Trained,
+            unit: FsdpUnit::Root,
+            init: ParamInit::Zeros,
+            role: ParamRole::Trained,
             group: ParamGroup::Rest,
             decay: true,
             split: match name {
@@ -111,7 +111,7 @@ impl Recorded {
             tch::no_grad(|| owned.values.shallow_clone().copy_(&part(&owned, tensor("in.param", &owned))));
         }
         let o = self.optimizer(kind);
-        let mut state = OptimizerState::new(&fsdp, &tables, &o);
+        let mut state = OptimizerState::new(&fsdp, &tables, &o).unwrap();
         let kept: Vec<u64> = serde_json::from_value(self.config["recorded"].clone()).unwrap();
         let (mut off, mut moved, mut numbers) = (0f64, 0f64, Vec::new());
         for step in 0..*kept.last().unwrap() {
@@ -211,7 +211,7 @@ fn a_group_sets_the_rate_and_the_weight_decay_of_the_parameters_that_it_matches(
         weight_decay,
     };
     let groups = vec![group("^matrix$", Some(0.5), None), group("matrix|vector", None, Some(0.25))];
-    let o = Optimizer { lr: 0.1, weight_decay: 0.125, schedule: Schedule::Constant, groups, ..Optimizer::default() };
+    let o = Optimizer { lr: 0.1, weight_decay: 0.125, schedule: LrSchedule::Constant, groups, ..Optimizer::default() };
     let rates = LearningRates::at(&o, 0, 10);
     let found = recorded.specs().into_iter().map(|spec| {
         let rate = Rate { group: spec.group, peak: o.peak_of(&spec.name) };

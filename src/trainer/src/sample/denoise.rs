@@ -7,7 +7,7 @@ use crate::exchange::peer_lost;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
 use dataset::IMAGE;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::{Family, Inputs};
 use dit::network::Network;
 use dit::sampler::{Guidance, Prediction, Sampler};
@@ -20,7 +20,7 @@ use tch::{Kind, Tensor};
 pub struct Denoiser<'a, F: Family> {
     pub fsdp: &'a mut Fsdp,
     pub network: &'a Network<F>,
-    pub schedule: &'a Schedule,
+    pub schedule: &'a NoiseSchedule,
     /// The dtype of the network's computation.
     pub compute: Kind,
 }
@@ -108,7 +108,7 @@ pub fn drawn(spec: &SampleSpec) -> impl FnMut(Draw, &[i64]) -> Tensor {
 }
 
 /// Returns the sampler of a sample.
-pub fn sampler(spec: &SampleSpec, schedule: &Schedule) -> Sampler {
+pub fn sampler(spec: &SampleSpec, schedule: &NoiseSchedule) -> Sampler {
     let guidance = if spec.dynamic_guidance && spec.guidance > 1.0 {
         Guidance::dynamic(spec.guidance)
     } else {

@@ -12,7 +12,7 @@ use crate::oracle;
 use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::tensor_file::write;
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use recipe::{DynamicGuidance, Model, Recipe, SampleScheduler};
 use serde_json::Value;
 use sharding::fsdp::Fsdp;
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
 use tch::{Device, Kind, Tensor};
-use weights::{ConvertRequest, Form, Header, SchedulerConfig, Source, VaeConfig};
+use weights::{ConvertRequest, Form, Header, SchedulerConfig, VaeConfig, WeightsSource};
 
 /// The gate for latents, texts and videos, relative.
 const GATE: f64 = 1e-4;
@@ -87,8 +87,8 @@ impl Case {
         let model =
             Model { text_len, latent_scale: vae.scaling_factor, invert_image_scale: vae.invert_scale_latents, ..model };
         let mut recipe = Recipe::for_sampling(&model, None).unwrap();
-        recipe.train.dtype = recipe::Dtype::Float32;
-        recipe.encoders.dtype = recipe::Dtype::Float32;
+        recipe.train.dtype = recipe::ComputeDtype::Float32;
+        recipe.encoders.dtype = recipe::ComputeDtype::Float32;
         recipe.encoders.folder = folder.to_owned();
         let sample = &mut recipe.sample;
         sample.scheduler = scheduler;
@@ -119,7 +119,7 @@ fn relative(got: &Tensor, want: &Tensor) -> f64 {
 fn load(recipe: &Recipe, checkpoint: &Utf8Path) -> Fsdp {
     let tables = unit_tables(recipe);
     let fsdp = Fsdp::new(frozen_layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut state, checkpoint, Restore::Everything).unwrap_or_else(|f| panic!("{f}"));
     assert!(matches!(loaded, Loaded::Intact(_)));
@@ -158,11 +158,11 @@ fn follow(path: &Utf8Path) {
     let transformer = in_fp32(&case.part("transformer").unwrap(), &folder.join("transformer"));
     let request = ConvertRequest::new(transformer, &checkpoint, Form::Internal);
     weights::plan_conversion(&request).unwrap().execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(())).unwrap();
-    let source = Source::open(&checkpoint).unwrap();
+    let source = WeightsSource::open(&checkpoint).unwrap();
     let recipe = case.recipe(source.model().unwrap(), folder);
     let spec = &super::specs(&recipe).unwrap_or_else(|failure| panic!("{path}: {failure}"))[0];
     let mut fsdp = load(&recipe, &checkpoint);
-    let schedule = Schedule::new(&recipe.model);
+    let schedule = NoiseSchedule::new(&recipe.model);
     let start = case.either(["in.latents", "in.latents_drawn"]).unwrap();
     let text = case.either(["in.prompt_embeds", "out.prompt_embeds"]).unwrap();
     let negative = case.either(["in.negative_prompt_embeds", "out.negative_prompt_embeds"]);

@@ -6,7 +6,7 @@ use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
-use crate::exchange::agree_on;
+use crate::exchange::{agree_on, device_failed};
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::OptimizerState;
@@ -16,7 +16,7 @@ use crate::signals::Signals;
 use crate::step::compute_kind;
 use crate::trainer::Finish;
 use c10d::Group;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use recipe::UseEma;
 use rundir::{Attempt, ErrorCode, EventKind, Failure, MetricSample, Run, RunDir, SamplingProgress, StartFrom, now_s};
 use sharding::fsdp::Fsdp;
@@ -58,7 +58,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let tables = unit_tables(&recipe);
     let compute = compute_kind(recipe.train.dtype);
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     // Both require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
     let restore = if recipe.sample.ema == UseEma::Off { Restore::Everything } else { Restore::Average };
@@ -91,7 +91,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         event(&mut log, done, EventKind::Restored { restored, not_restored, seconds: 0.0 });
     }
 
-    let schedule = Schedule::new(&recipe.model);
+    let schedule = NoiseSchedule::new(&recipe.model);
     let deadline = Deadline::new(recipe.run.time_limit, 0.0);
     let (_, ranks) = fsdp.groups().data_place();
     let network = network(&recipe).on(fsdp.groups().device);

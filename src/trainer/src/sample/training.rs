@@ -4,11 +4,11 @@ use super::denoise::Denoiser;
 use super::texts::Texts;
 use super::validation::{LEVELS, Validation};
 use super::{Ended, Source, Target, make_round, rounds, specs};
-use crate::exchange::{agree, agree_on};
+use crate::exchange::{agree, agree_on, device_failed};
 use crate::requests::StopSources;
 use crate::step::compute_kind;
 use c10d::Group;
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
@@ -96,7 +96,7 @@ impl TrainingSamples {
         let (_, ranks) = fsdp.groups().data_place();
         let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
-        let schedule = Schedule::new(&recipe.model);
+        let schedule = NoiseSchedule::new(&recipe.model);
         let mut denoiser = Denoiser { fsdp, network, schedule: &schedule, compute: self.compute };
         let mut made = Vec::new();
         for round in rounds(&self.specs, &wanted, ranks) {
@@ -130,6 +130,7 @@ fn weights_xxh3(fsdp: &Fsdp) -> Result<String, Failure> {
             part.copy_data_u8(&mut bytes, len);
             hash.update(&bytes);
         }
+        fsdp.release().map_err(device_failed)?;
     }
     let all: Vec<u64> = agree(&fsdp.groups().world, Ok(hash.digest()))?;
     let all: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();

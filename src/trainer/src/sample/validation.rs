@@ -14,7 +14,7 @@ use dit::conditions::padded;
 use dit::family::{Family, shape_of};
 use dit::network::Network;
 use dit::objective::Objective;
-use recipe::{Condition, Recipe};
+use recipe::{Conditioning, Recipe};
 use rundir::Failure;
 use sharding::fsdp::Fsdp;
 use tch::Kind;
@@ -27,7 +27,7 @@ pub struct Validation {
     data: Data,
     clips: u64,
     seed: u64,
-    condition: Condition,
+    condition: Conditioning,
     compute: Kind,
 }
 
@@ -39,10 +39,10 @@ impl Validation {
     pub fn open(recipe: &Recipe, compute: Kind, world: &Group) -> Result<Option<Self>, Failure> {
         let Some(index) = recipe.sample.validation_index() else { return Ok(None) };
         let mut held_out = recipe.clone();
-        held_out.data.index = index.to_owned();
+        held_out.data = recipe.data.of(index);
         // The order and the draws of latents depend on the seed of samples, not on the run's seed.
         held_out.train.seed = recipe.sample.seed;
-        let data = Data::open(&held_out, world)?;
+        let data = Data::open_single(&held_out, world)?;
         let clips = data.len().min(recipe.sample.validation_clips as u64);
         let condition = recipe.condition.clone();
         Ok(Some(Validation { data, clips, seed: recipe.sample.seed, condition, compute }))
@@ -99,13 +99,13 @@ fn quantile(level: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dit::diffusion::Schedule;
+    use dit::diffusion::NoiseSchedule;
     use dit::objective::VPrediction;
     use recipe::{Loss, Shape};
 
     #[test]
     fn the_levels_are_at_the_tenths_of_the_schedule() {
-        let objective = VPrediction { schedule: Schedule::default(), loss: Loss::default() };
+        let objective = VPrediction { schedule: NoiseSchedule::default(), loss: Loss::default() };
         let quantiles: Vec<f64> = (0..LEVELS).map(quantile).collect();
         let all = objective.timesteps(&quantiles, Shape { frames: 1, height: 2, width: 2 });
         assert_eq!(Vec::<i64>::try_from(all).unwrap(), [100, 200, 300, 400, 500, 600, 700, 800, 900]);

@@ -12,14 +12,14 @@ use crate::parallelize::{Sharded, by_unit, network_of};
 use crate::step::Step;
 use crate::tests::support::{Rank, assert_same_losses, on_ranks, random_batch, recipe};
 use camino::Utf8Path;
-use dit::block::Attention;
+use dit::attention::Attention;
 use dit::diffusion::{Noised, Target};
 use dit::family::{Conditions, Family, Inputs, Tokens};
 use dit::network::Units;
 use dit::objective::Objective;
 use dit::parallel::TensorParallel;
 use dit::params::{Slots, UnitParams};
-use recipe::{Init, ParamGroup, ParamSpec, Recipe, Role, Shape, Split, Unit};
+use recipe::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Recipe, Shape, Split};
 use rundir::{RunDir, RunId, TrainState};
 use sharding::mesh::MeshGroups;
 use std::collections::BTreeMap;
@@ -74,7 +74,7 @@ impl BlockKind {
 /// Returns the table of all units.
 fn specs() -> Vec<ParamSpec> {
     let mut specs = Vec::new();
-    let mut unit = |unit: Unit, prefix: String, layers: &[(&str, usize, usize)]| {
+    let mut unit = |unit: FsdpUnit, prefix: String, layers: &[(&str, usize, usize)]| {
         for (name, rows, columns) in layers {
             for (part, shape) in [("weight", vec![*rows, *columns]), ("bias", vec![*rows])] {
                 specs.push(ParamSpec {
@@ -82,8 +82,8 @@ fn specs() -> Vec<ParamSpec> {
                     diffusers: None,
                     shape,
                     unit,
-                    init: Init::Linear { fan_in: *columns },
-                    role: Role::Trained,
+                    init: ParamInit::Linear { fan_in: *columns },
+                    role: ParamRole::Trained,
                     group: ParamGroup::Rest,
                     decay: part == "weight",
                     split: Split::None,
@@ -91,9 +91,9 @@ fn specs() -> Vec<ParamSpec> {
             }
         }
     };
-    unit(Unit::Root, String::new(), ROOT);
+    unit(FsdpUnit::Root, String::new(), ROOT);
     for (number, kind) in BLOCKS.into_iter().enumerate() {
-        unit(Unit::Block(number), prefix(number), kind.layers());
+        unit(FsdpUnit::Block(number), prefix(number), kind.layers());
     }
     specs
 }
@@ -287,6 +287,7 @@ fn train(recipe: &Recipe, groups: MeshGroups, steps: Range<u64>, from: Option<&R
         adam_step: steps.end,
         global_batch: recipe.train.global_batch,
         data_fingerprint: "none".into(),
+        data_order: String::new(),
         bad_steps: 0,
         ..TrainState::default()
     };
@@ -329,12 +330,12 @@ fn gradients_of_every_parameter_are_those_of_one_graph_over_the_whole_network() 
         let network = network_of(Another::new(), &recipe);
         let mut rank = Rank::new(&recipe, by_unit(specs()), network.family(), MeshGroups::alone());
         let step = Step { recipe: &recipe, network: &network, objective: &FlowMatching, seed: 3 };
-        let (inputs, target) = step.noised(batch(0, 0..4), 0, 0).unwrap();
+        let (inputs, target) = step.noised(batch(0, 0..4), 0..4, 0).unwrap();
         assert!(inputs.timestep.kind() == Kind::Float && inputs.timestep.fmod(1.0).min().double_value(&[]) > 0.0);
         let loss = |output: &Tensor| target.loss(output).mean(Kind::Float);
 
         let mut units = Sharded(&mut rank.fsdp);
-        let all = std::iter::once(Unit::Root).chain((0..BLOCKS.len()).map(Unit::Block));
+        let all = std::iter::once(FsdpUnit::Root).chain((0..BLOCKS.len()).map(FsdpUnit::Block));
         let params: Vec<UnitParams> = all.map(|unit| units.gather(unit, None).unwrap()).collect();
         let family = network.family();
         let grid = family.grid(inputs.shape(), Device::Cpu);

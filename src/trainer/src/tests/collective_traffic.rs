@@ -5,7 +5,7 @@ use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
-use crate::tests::support::{on_ranks, recipe};
+use crate::tests::support::{on_ranks, plan, recipe};
 use dit::diffusion::Noised;
 use dit::family::Inputs;
 use dit::objective::VPrediction;
@@ -42,13 +42,13 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
     let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
-    init::randomize(&fsdp, &tables, network.family(), 1);
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let ones = |shape: &[usize]| {
         Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))
     };
-    step.run_on(&mut fsdp, &mut moments, 0, SaveStopRequests::default(), |places| {
+    step.run_on(&mut fsdp, &mut moments, 0, &plan(recipe, 0), SaveStopRequests::default(), |places| {
         let samples = (places.end - places.start) as usize;
         let latent = ones(&[samples, m.latent_frames, m.in_channels, m.latent_height, m.latent_width]);
         let text = ones(&[samples, m.text_tokens(), m.text_dim]);

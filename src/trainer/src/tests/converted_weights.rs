@@ -54,7 +54,7 @@ fn forward_backward(
 ) -> (ForwardBackward, BTreeMap<String, Tensor>) {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), Kind::Float);
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let mut sharded =
         checkpoint::TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();

@@ -10,13 +10,14 @@ use crate::oracle;
 use crate::parallelize::{Sharded, flat_part, layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::Step;
+use crate::tests::support::plan;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::diffusion::{Schedule, Target};
+use dit::diffusion::{NoiseSchedule, Target};
 use dit::family::Inputs;
 use dit::objective::VPrediction;
-use recipe::{Mesh, ParamSpec, Recipe, Role};
-use rundir::{Base, Checkpoint, RunDir, RunId, TrainState};
+use recipe::{Mesh, ParamRole, ParamSpec, Recipe};
+use rundir::{BaseWeights, Checkpoint, RunDir, RunId, TrainState};
 use serde_json::Value;
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -111,7 +112,7 @@ impl Case {
     }
 
     /// Returns the input of the network and the target of the samples at `index`.
-    fn noised(&self, schedule: &Schedule, recipe: &Recipe, draw: &Draw) -> (Inputs, Target) {
+    fn noised(&self, schedule: &NoiseSchedule, recipe: &Recipe, draw: &Draw) -> (Inputs, Target) {
         let samples = |name: &str| tensor(&self.inputs, name).index_select(0, &draw.index);
         let clean = samples("in.latent");
         let noised = schedule.noise(&clean, &draw.noise, &draw.timestep);
@@ -162,7 +163,7 @@ impl Rank {
     fn new(case: &Case, recipe: Recipe, groups: MeshGroups) -> Rank {
         let tables = unit_tables(&recipe);
         let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
-        let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+        let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
         let mut sharded = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
         let loaded = checkpoint::load(&mut sharded, &case.base, Restore::Weights).unwrap_or_else(|f| panic!("{f}"));
         assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
@@ -174,7 +175,7 @@ impl Rank {
         let mut pairs = Vec::new();
         for owned in self.fsdp.owned() {
             let spec = &self.tables[owned.unit][owned.range.slot];
-            if spec.role == Role::Adapter {
+            if spec.role == ParamRole::Adapter {
                 let name = spec.diffusers.clone().unwrap();
                 let whole = tensor(recorded, &format!("{prefix}{name}"));
                 let part = flat_part(spec, &whole, &self.fsdp.groups().tp);
@@ -198,7 +199,7 @@ fn pass(case: &Case) -> usize {
     let mut rank = Rank::new(case, case.recipe(MESHES[0]).unwrap(), MeshGroups::alone());
     rank.start_from(&case.pass, "param.");
     let recipe = rank.recipe.clone();
-    let schedule = Schedule::new(&recipe.model);
+    let schedule = NoiseSchedule::new(&recipe.model);
     let (inputs, target) = case.noised(&schedule, &recipe, &Draw::read(&case.inputs, "fb"));
     let mut loss = 0.0;
     let done = network(&recipe)
@@ -219,7 +220,8 @@ fn pass(case: &Case) -> usize {
     let mut compared = 0;
     for owned in rank.fsdp.owned() {
         let spec = &rank.tables[owned.unit][owned.range.slot];
-        let Some((_, grad)) = grads.iter().find(|(unit, _)| *unit == owned.unit && spec.role == Role::Adapter) else {
+        let Some((_, grad)) = grads.iter().find(|(unit, _)| *unit == owned.unit && spec.role == ParamRole::Adapter)
+        else {
             continue;
         };
         let name = format!("out.grad.{}", spec.diffusers.as_deref().unwrap());
@@ -239,7 +241,7 @@ fn export(case: &Case, rank: &mut Rank) {
     let keep = tempfile::tempdir().unwrap();
     let place = Utf8Path::from_path(keep.path()).unwrap();
     let run = RunDir::new(place.join("run"));
-    let base = Base::of(&Checkpoint::open(&case.base).unwrap(), rank.recipe.lora.scale()).unwrap();
+    let base = BaseWeights::of(&Checkpoint::open(&case.base).unwrap(), rank.recipe.lora.scale()).unwrap();
     let Rank { recipe, tables, fsdp, moments } = rank;
     let mut sharded = TrainingState { fsdp, moments, ema: None, tables, base: Some(&base) };
     let state = TrainState {
@@ -251,6 +253,7 @@ fn export(case: &Case, rank: &mut Rank) {
         adam_step: 0,
         global_batch: 1,
         data_fingerprint: "x".into(),
+        data_order: String::new(),
         bad_steps: 0,
         ..TrainState::default()
     };
@@ -292,11 +295,18 @@ fn train(case: &Case, recipe: Recipe, groups: MeshGroups) {
     let [losses, norms] = ["out.loss", "out.grad_norm_before_clip"].map(|name| tensor(&case.train, name));
     for number in 0..recipe.train.steps {
         let outcome = step
-            .run_on(&mut rank.fsdp, &mut rank.moments, number, SaveStopRequests::default(), |places| {
-                let (start, len) = (places.start as i64, (places.end - places.start) as i64);
-                let draw = draws.map(|all| all.get(number as i64).narrow(0, start, len));
-                Ok(case.noised(&objective.schedule, &recipe, &draw))
-            })
+            .run_on(
+                &mut rank.fsdp,
+                &mut rank.moments,
+                number,
+                &plan(&recipe, number),
+                SaveStopRequests::default(),
+                |places| {
+                    let (start, len) = (places.start as i64, (places.end - places.start) as i64);
+                    let draw = draws.map(|all| all.get(number as i64).narrow(0, start, len));
+                    Ok(case.noised(&objective.schedule, &recipe, &draw))
+                },
+            )
             .unwrap();
         for (name, got, want) in [("loss", outcome.loss, &losses), ("gradient norm", outcome.grad_norm, &norms)] {
             let want = want.double_value(&[number as i64]);

@@ -7,9 +7,9 @@ use crate::conditions;
 use crate::oracle;
 use camino::Utf8Path;
 use dataset::{IMAGE, KNOWN, MASKED};
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Conditions;
-use recipe::{Condition, ConditionKind};
+use recipe::{ConditionKind, Conditioning};
 use tch::{Kind, Tensor};
 use weights::{Header, SchedulerConfig};
 
@@ -33,7 +33,7 @@ impl Case {
     }
 
     /// Returns the clean latents and the conditions, both scaled, and the recipe's condition for each sample.
-    fn parts(&self) -> (Tensor, Conditions, Vec<Condition>) {
+    fn parts(&self) -> (Tensor, Conditions, Vec<Conditioning>) {
         if !self.has("in.mask") {
             let first = |names: [&str; 2]| names.into_iter().find(|name| self.has(name)).map(|name| self.tensor(name));
             let latent = first(["mid.video_latent", "in.video_latent"]).expect("a latent");
@@ -41,7 +41,7 @@ impl Case {
             let share = self.config["noised_image_dropout"].as_f64().expect("a probability");
             let dropped = self.tensor("in.dropout_u").double_value(&[]) < share;
             let image_dropout = if dropped { ALWAYS } else { 0.0 };
-            let condition = Condition { kind: ConditionKind::Image, image_dropout, ..Condition::default() };
+            let condition = Conditioning { kind: ConditionKind::Image, image_dropout, ..Conditioning::default() };
             let samples = latent.size()[0] as usize;
             return (latent, image.map(|image| (IMAGE, image)).into_iter().collect(), vec![condition; samples]);
         }
@@ -52,10 +52,10 @@ impl Case {
         let known = dit::conditions::known(&self.tensor("in.mask"), [size[2], size[3], size[4]]) * scale;
         let conditions = vec![(KNOWN, known), (MASKED, masked.transpose(1, 2))];
         let kept: Vec<i64> = Vec::try_from(self.tensor("in.keep")).unwrap();
-        let of = |kept: i64| Condition {
+        let of = |kept: i64| Conditioning {
             kind: ConditionKind::Inpaint,
             mask_dropout: if kept == 0 { ALWAYS } else { 0.0 },
-            ..Condition::default()
+            ..Conditioning::default()
         };
         (self.tensor("mid.latent"), conditions, kept.into_iter().map(of).collect())
     }
@@ -73,7 +73,7 @@ fn oracle_inputs_with_conditions_are_those_of_the_factory_and_videox_fun() {
         let model = recipe::Model::from_table(&sizes.parse().unwrap()).unwrap();
         let model = SchedulerConfig::read(&scheduler).unwrap().apply(&scheduler, &model).unwrap();
         let (latent, conditions, recipes) = case.parts();
-        let noised = Schedule::new(&model).noise(&latent, &case.tensor("in.noise"), &case.tensor("in.timestep"));
+        let noised = NoiseSchedule::new(&model).noise(&latent, &case.tensor("in.noise"), &case.tensor("in.timestep"));
         let wanted = case.tensor("mid.transformer_input");
         for (sample, condition) in recipes.iter().enumerate() {
             let part = |whole: &Tensor| whole.narrow(0, sample as i64, 1);

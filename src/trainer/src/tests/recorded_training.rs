@@ -10,13 +10,14 @@ use crate::parallelize::{flat_part, layouts, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Outcome, Step};
 use crate::tensor_file::write;
+use crate::tests::support::plan;
 use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::diffusion::Schedule;
+use dit::diffusion::NoiseSchedule;
 use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{
-    CheckpointPolicy, Data, Dtype, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
+    CheckpointPolicy, ComputeDtype, Data, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
     RematMode, RunSettings, Train, Trainable,
 };
 use serde::{Deserialize, Serialize};
@@ -175,9 +176,10 @@ impl Trace {
                 temporal_interpolation: 1.0,
                 ..any_model()
             },
-            data: Data { index: "none.jsonl".into(), null_text: Utf8PathBuf::new() },
+            data: Data { index: "none.jsonl".into(), ..Data::default() },
             train: Train {
                 steps: self.about("steps"),
+                epochs: 0,
                 global_batch: self.steps_and_batch().1,
                 grad_accum,
                 seed: 1,
@@ -185,20 +187,20 @@ impl Trace {
                 frozen: Vec::new(),
                 frozen_dtype: recipe::FrozenDtype::Compute,
                 text_dropout: 0.0,
-                dtype: Dtype::Float32,
+                dtype: ComputeDtype::Float32,
                 device: recipe::Device::Cpu,
                 threads: 1,
                 max_bad_steps: 1,
             },
             lora: recipe::Lora::default(),
-            condition: recipe::Condition::default(),
+            condition: recipe::Conditioning::default(),
             loss: recipe::Loss::default(),
             optimizer: Optimizer {
                 lr: self.about("lr"),
                 lr_ttt: self.about("lr_ttt"),
                 lr_end: self.about("lr_end"),
-                schedule: recipe::Schedule::Linear,
-                schedule_ttt: recipe::Schedule::Cosine,
+                schedule: recipe::LrSchedule::Linear,
+                schedule_ttt: recipe::LrSchedule::Cosine,
                 warmup_steps: self.about("warmup"),
                 beta1: beta1.trim().parse().unwrap(),
                 beta2: beta2.trim().parse().unwrap(),
@@ -212,6 +214,7 @@ impl Trace {
             ema: recipe::Ema::default(),
             mesh,
             remat,
+            memory: recipe::MemorySettings::default(),
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
             log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
             run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },
@@ -224,7 +227,7 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, Kind::Float);
     let network = network(recipe);
-    init::randomize(&fsdp, &tables, network.family(), 1);
+    init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let pieces = |fsdp: &Fsdp, prefix: &str| {
         let mut pieces = Vec::new();
         for owned in fsdp.owned() {
@@ -241,25 +244,33 @@ fn rank(trace: &Trace, recipe: &Recipe, groups: MeshGroups) -> (Vec<Outcome>, Op
     for (mut values, recorded) in pieces(&fsdp, "init") {
         tch::no_grad(|| values.copy_(&recorded));
     }
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
-    let objective = VPrediction { schedule: Schedule::default(), loss: recipe.loss.clone() };
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
+    let objective = VPrediction { schedule: NoiseSchedule::default(), loss: recipe.loss.clone() };
     let step = Step { recipe, network: &network, objective: &objective, seed: 0 };
     let [latent, text, noise, timestep] =
         ["latent", "text", "noise", "timestep"].map(|n| trace.tensor(&format!("in.{n}")));
     let mut outcomes = Vec::new();
     for number in 0..trace.steps_and_batch().0 as u64 {
-        let outcome = step.run_on(&mut fsdp, &mut moments, number, SaveStopRequests::default(), |places| {
-            let part =
-                |t: &Tensor| t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64);
-            let noised = objective.schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
-            let inputs = Inputs {
-                latent: noised.latent.shallow_clone(),
-                text: part(&text).flatten(1, 2),
-                timestep: part(&timestep),
-                conditions: Vec::new(),
-            };
-            Ok((inputs, noised.into()))
-        });
+        let outcome = step.run_on(
+            &mut fsdp,
+            &mut moments,
+            number,
+            &plan(recipe, number),
+            SaveStopRequests::default(),
+            |places| {
+                let part = |t: &Tensor| {
+                    t.get(number as i64).narrow(0, places.start as i64, (places.end - places.start) as i64)
+                };
+                let noised = objective.schedule.noise(&part(&latent), &part(&noise), &part(&timestep));
+                let inputs = Inputs {
+                    latent: noised.latent.shallow_clone(),
+                    text: part(&text).flatten(1, 2),
+                    timestep: part(&timestep),
+                    conditions: Vec::new(),
+                };
+                Ok((inputs, noised.into()))
+            },
+        );
         outcomes.push(outcome.unwrap());
     }
     if !trace.header.tensors.keys().any(|name| name.starts_with("param.final.")) {

@@ -16,7 +16,7 @@ use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 
 /// Overrides of sizes; everything else is the recipe's own.
-const SIZES: [&str; 17] = [
+const SIZES: [&str; 20] = [
     "model.num_layers=2",
     "model.num_heads=2",
     "model.head_dim=16",
@@ -32,6 +32,10 @@ const SIZES: [&str; 17] = [
     "model.base_width=6",
     "train.steps=2",
     "train.global_batch=2",
+    "train.grad_accum=1",
+    // The data set of this test has one size.
+    "data.bucket_rule=list",
+    "data.buckets=[]",
     "optimizer.warmup_steps=1",
     "mesh.dp_shard=1",
 ];
@@ -91,7 +95,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     let tables = unit_tables(recipe);
     let mut fsdp = Fsdp::new(layouts(recipe, &tables), MeshGroups::alone(), compute_kind(recipe.train.dtype));
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
-    init::randomize(&fsdp, &tables, network.family(), 1);
+    init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     if recipe.saves_adapters_only() {
         // New gates are zero, and then no gradient reaches the layers behind them. Those of a released model are not.
         for owned in fsdp.owned() {
@@ -99,12 +103,12 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
             tch::no_grad(|| drop(owned.values.shallow_clone().g_add_(&added.to_kind(owned.values.kind()))));
         }
     }
-    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+    let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let step = Step { recipe, network: &network, objective: &objective, seed: 1 };
     let steps = (0..recipe.train.steps).map(|number| {
-        let first = number * recipe.train.global_batch as u64;
+        let plan = data.step(number * recipe.train.global_batch as u64);
         let requests = SaveStopRequests::default();
-        let outcome = step.run(&mut fsdp, &mut moments, &mut data, number, first, requests).unwrap();
+        let outcome = step.run(&mut fsdp, &mut moments, &mut data, number, &plan, requests).unwrap();
         assert!(outcome.applied);
         [outcome.loss, outcome.grad_norm]
     });
@@ -114,7 +118,17 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
 const LORA_RECIPES: [&str; 5] =
     ["2b-lora.toml", "5b-lora.toml", "5b-i2v-lora.toml", "1.5-5b-lora.toml", "../fun/5b-inp-lora.toml"];
 
-const RECIPES: [&str; 6] = ["2b.toml", "5b.toml", "5b-i2v.toml", "1.5-5b.toml", "1.5-5b-i2v.toml", "fun-5b-inp.toml"];
+const RECIPES: [&str; 9] = [
+    "2b.toml",
+    "5b.toml",
+    "5b-i2v.toml",
+    "1.5-5b.toml",
+    "1.5-5b-i2v.toml",
+    "fun-5b-inp.toml",
+    "../fun/13k.toml",
+    "../fun/30k.toml",
+    "../fun/53k.toml",
+];
 
 #[test]
 fn each_recipe_of_a_released_model_trains_at_toy_width() {

@@ -2,15 +2,17 @@
 
 use crate::data::Batch;
 use crate::init;
+use crate::offload;
 use crate::optim::OptimizerState;
 use crate::parallelize::layouts;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
 use crate::step::{Step, compute_kind};
 use c10d::Store;
+use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::objective::Objective;
-use recipe::{Init, Mesh, ParamSpec, Recipe};
+use recipe::{Mesh, ParamInit, ParamSpec, Recipe};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::ops::Range;
@@ -46,6 +48,12 @@ pub fn on_ranks<T: Send>(mesh: Mesh, run: impl Fn(MeshGroups) -> T + Sync) -> Ve
     })
 }
 
+/// Returns the plan of a step on samples of one shape.
+pub fn plan(recipe: &Recipe, step: u64) -> StepPlan {
+    let samples = recipe.train.global_batch;
+    StepPlan::even(step * samples as u64, samples, recipe.mesh.data_ranks() * recipe.train.grad_accum)
+}
+
 /// The sharded state of one rank.
 pub struct Rank {
     pub tables: Vec<Vec<ParamSpec>>,
@@ -56,12 +64,14 @@ pub struct Rank {
 impl Rank {
     /// Initializes the parameters of a family. None is zero, so that every layer has an effect.
     pub fn new(recipe: &Recipe, mut tables: Vec<Vec<ParamSpec>>, family: &impl Family, groups: MeshGroups) -> Self {
-        for spec in tables.iter_mut().flatten().filter(|spec| spec.init == Init::Zeros) {
-            spec.init = Init::Linear { fan_in: 16 };
+        for spec in tables.iter_mut().flatten().filter(|spec| spec.init == ParamInit::Zeros) {
+            spec.init = ParamInit::Linear { fan_in: 16 };
         }
-        let fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute_kind(recipe.train.dtype));
-        init::randomize(&fsdp, &tables, family, 1);
-        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer);
+        let swap = offload::of(recipe, groups.device, recipe.mesh.world()).unwrap();
+        let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
+        let fsdp = Fsdp::with(layouts(recipe, &tables), groups, compute, frozen, swap).unwrap();
+        init::randomize(&fsdp, &tables, family, 1).unwrap();
+        let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
         Rank { tables, fsdp, moments }
     }
 
@@ -72,13 +82,14 @@ impl Rank {
         steps: Range<u64>,
         batch: impl Fn(u64, Range<u64>) -> Batch,
     ) -> Vec<f64> {
-        let samples = step.recipe.train.global_batch as u64;
         let mut train = |number: u64| {
-            let first = number * samples;
+            let plan = plan(step.recipe, number);
+            let first = plan.first;
             let read = |places: Range<u64>| {
-                step.noised(batch(number, first + places.start..first + places.end), first, places.start)
+                step.noised(batch(number, first + places.start..first + places.end), plan.numbers(), places.start)
             };
-            step.run_on(&mut self.fsdp, &mut self.moments, number, SaveStopRequests::default(), read).unwrap().loss
+            let requests = SaveStopRequests::default();
+            step.run_on(&mut self.fsdp, &mut self.moments, number, &plan, requests, read).unwrap().loss
         };
         steps.map(&mut train).collect()
     }

@@ -3,7 +3,7 @@
 use rundir::ErrorCode;
 use video::{CropMode, Frames, Hdr, Matrix, Picture, Programs};
 
-use crate::clips::{encoded, program, programs};
+use crate::clips::{converted, encoded, program, programs};
 
 /// Patches of 32 pixels.
 const PATCHES: [[u8; 3]; 8] = [
@@ -51,6 +51,31 @@ const TAGS_709: &[&str] =
     &["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"];
 const TAGS_601: &[&str] = &["-colorspace", "smpte170m", "-color_range", "tv"];
 const TAGS_FULL: &[&str] = &["-colorspace", "bt709", "-color_range", "pc"];
+
+#[test]
+fn pixels_are_those_of_scaling_to_packed_rgb() {
+    const SIZE: &str = "testsrc2=size=322x182:duration=0.04";
+    let picture = Picture::new(96, 64);
+    for format in ["yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "yuvj420p", "gbrp"] {
+        let name = format!("packed-{format}.nut");
+        let clip = converted(&name, &["-f", "lavfi", "-i", SIZE, "-pix_fmt", format, "-c:v", "ffv1"]);
+        let source = programs().open(&clip).unwrap();
+        let range = if source.probe.full_range { "pc" } else { "tv" };
+        let colours = match source.probe.matrix {
+            Matrix::Rgb => String::new(),
+            _ => format!(":in_color_matrix=smpte170m:in_range={range}:out_range=pc"),
+        };
+        let filters = format!(
+            "scale=113:64:flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact{colours},format=rgb24,crop=96:64:8:0"
+        );
+        let packed = std::process::Command::new("ffmpeg")
+            .args(["-v", "error", "-i", clip.as_str(), "-vf", &filters, "-f", "rawvideo", "-"])
+            .output()
+            .unwrap();
+        let frames = programs().decode(&source, &source.times(), &picture).unwrap();
+        assert!(frames.rgb == packed.stdout, "{format}: other pixels");
+    }
+}
 
 #[test]
 fn tagged_colours_come_back() {

@@ -1,6 +1,6 @@
 //! Tests that decoding returns the right frames, identified by the numbers in their pixels.
 
-use video::{CropMode, FrameChoice, FrameMode, Picture, Programs, Source, choose, is_variable};
+use video::{CropMode, FrameChoice, FrameMode, Picture, Programs, VideoFile, choose, is_variable};
 
 use crate::clips::{HEIGHT, WIDTH, X264, clip, converted, encoded, numbered, numbers, programs, turned};
 
@@ -8,17 +8,17 @@ fn picture() -> Picture {
     Picture { crop: CropMode::None, ..Picture::new(WIDTH, HEIGHT) }
 }
 
-fn opened(path: &camino::Utf8Path) -> Source {
+fn opened(path: &camino::Utf8Path) -> VideoFile {
     programs().open(path).unwrap()
 }
 
-fn decoded(source: &Source, times: &[f64]) -> Vec<usize> {
+fn decoded(source: &VideoFile, times: &[f64]) -> Vec<usize> {
     let frames = programs().decode(source, times, &picture()).unwrap();
     numbers(&frames).into_iter().map(Option::unwrap).collect()
 }
 
 /// Times of frames in a file, by their numbers.
-fn times(source: &Source, indices: &[usize]) -> Vec<f64> {
+fn times(source: &VideoFile, indices: &[usize]) -> Vec<f64> {
     let times = source.times();
     indices.iter().map(|&i| times[i]).collect()
 }

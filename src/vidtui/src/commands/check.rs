@@ -4,6 +4,7 @@ use crate::appearance;
 use crate::args::{CheckArgs, StageArgs};
 use crate::checks;
 use crate::command_error::CommandError;
+use crate::commands::fit_memory;
 use crate::output;
 use crate::workspace::{LaunchOptions, Workspace};
 use recipe::{Flops, Task, TrainerKind};
@@ -15,6 +16,12 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let StageArgs { recipe: named, fit, how, init } = &args.stage;
     let mut subject = workspace.subject(named, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
+    if let Some(limit) = args.fit_memory {
+        return fit_memory::fit(&subject.resolved().recipe, named, limit, args.output.json);
+    }
+    if args.table {
+        return fit_memory::table(&subject.resolved().recipe, named, args.output.json);
+    }
     let init = init.as_deref().into();
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;

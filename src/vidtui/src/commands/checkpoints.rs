@@ -2,6 +2,7 @@
 
 use crate::args::RunArgs;
 use crate::command_error::CommandError;
+use crate::commands::report_latest;
 use crate::documents::CheckpointDocument;
 use crate::output::{self, Side};
 use crate::workspace::Workspace;
@@ -9,8 +10,9 @@ use rundir::{CheckpointEntry, now_s};
 
 /// Lists the checkpoints of a run, complete or not.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.run)?;
-    let entries = adapters::checkpoints(&dir)?;
+    let dir = workspace.find_with_weights(&args.run)?;
+    report_latest(workspace, &args.run, &dir.root);
+    let entries = other_trainers::checkpoints(&dir)?;
     if args.output.json {
         let documents: Vec<_> = entries.iter().map(CheckpointDocument::new).collect();
         return output::json(&serde_json::json!({ "run": dir.name(), "checkpoints": documents }));

@@ -4,9 +4,11 @@ use crate::args::{DataCheckArgs, ListedArgs};
 use crate::command_error::CommandError;
 use crate::commands::transfer::{Measure, Step, Transfer};
 use crate::output;
+use crate::workspace::Workspace;
 use camino::Utf8Path;
-use dataset::SourceRequest;
-use dataset::check::{CheckRequest, Checked, check};
+use dataset::check::{CAPTION_CHARACTERS, CheckRequest, Checked, check};
+use dataset::{Assigner, SourceRequest};
+use recipe::{Bucket, Encode, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
@@ -16,13 +18,20 @@ use video::FrameChoice;
 const WIDTH: usize = 80;
 
 /// Checks a data set, prints the report and writes the manifest.
-pub fn run(args: &DataCheckArgs) -> Result<(), CommandError> {
+pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandError> {
+    let subject = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
+    let trained = subject.as_ref().map(|subject| &subject.resolved().recipe);
+    let encode =
+        Encode { fps: args.fps.unwrap_or_default(), mode: args.mode, stride: args.stride.max(1), ..Encode::default() };
+    let buckets = trained.and_then(|trained| Assigner::new(trained, &encode));
+    let sizes = trained.filter(|_| buckets.is_none()).map(sizes_of);
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
     let wanted = Wanted {
-        frames: frames(args)?,
-        size: args.height.zip(args.width).map(|(height, width)| [height, width]),
+        frames: frames(args, args.frames.or(sizes.map(|[frames, ..]| frames)), buckets.is_some())?,
+        size: args.height.zip(args.width).or(sizes.map(|[_, height, width]| (height, width))).map(<[usize; 2]>::from),
+        buckets,
         tokens: args.max_tokens,
         tokenizer: args.tokenizer.as_deref(),
     };
@@ -60,6 +69,8 @@ pub struct Wanted<'a> {
     pub frames: Option<FrameChoice>,
     /// The size that pictures are scaled to: height, width.
     pub size: Option<[usize; 2]>,
+    /// The buckets. Clips without one are dropped.
+    pub buckets: Option<Assigner>,
     /// The most tokens of a caption.
     pub tokens: usize,
     /// The folder of the tokenizer, if tokens are counted.
@@ -89,7 +100,8 @@ pub fn check_source(
         count_tokens: count.as_ref().map(|count| count as &(dyn Fn(&str) -> usize + Sync)),
         frames: wanted.frames.clone(),
         size: wanted.size,
-        most_characters: listed.max_characters,
+        buckets: wanted.buckets.clone(),
+        most_characters: listed.max_characters.unwrap_or(CAPTION_CHARACTERS),
         most_tokens: wanted.tokens,
         ..CheckRequest::new(source)
     };
@@ -99,8 +111,15 @@ pub fn check_source(
     })?)
 }
 
-fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
-    let DataCheckArgs { frames, fps, mode, stride, .. } = args;
+/// Returns the frames, height and width in pixels of the clips that a model trains on.
+pub fn sizes_of(Recipe { model, .. }: &Recipe) -> [usize; 3] {
+    let Bucket { frames, height, width } = Bucket::of_latent(model.shape());
+    [frames, height, width]
+}
+
+/// Returns the choice of `frames` frames. Buckets have their own numbers of frames.
+fn frames(args: &DataCheckArgs, frames: Option<usize>, buckets: bool) -> Result<Option<FrameChoice>, CommandError> {
+    let DataCheckArgs { fps, mode, stride, .. } = args;
     let invalid = |flag: String, why: &str, fix: &str| {
         CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
     };
@@ -109,10 +128,16 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
         (_, Some(fps)) if !(*fps > 0.0 && fps.is_finite()) => {
             Err(invalid(format!("--fps {fps}"), "the rate must be greater than 0", "for example: --fps 8"))
         }
+        (None, Some(_)) if buckets => Ok(None),
         (None, Some(fps)) => Err(invalid(
             format!("--fps {fps}"),
             "without the number of frames, every length is enough",
             "add --frames, for example: --frames 49",
+        )),
+        (Some(_), Some(fps)) if matches!(mode, video::FrameMode::Linspace | video::FrameMode::Stride) => Err(invalid(
+            format!("--fps {fps}"),
+            &format!("the mode {} takes frames by their number", mode.name()),
+            "leave out --fps, or use --mode time@fps",
         )),
         (None, None) => Ok(None),
         (Some(_), None) if *mode == video::FrameMode::TimeFps => Err(invalid(
@@ -121,7 +146,7 @@ fn frames(args: &DataCheckArgs) -> Result<Option<FrameChoice>, CommandError> {
             "add --fps, for example: --fps 8",
         )),
         (Some(frames), fps) => {
-            Ok(Some(FrameChoice { mode: *mode, frames: *frames, fps: *fps, stride: (*stride).max(1), seed: 0 }))
+            Ok(Some(FrameChoice { mode: *mode, frames, fps: *fps, stride: (*stride).max(1), seed: 0 }))
         }
     }
 }

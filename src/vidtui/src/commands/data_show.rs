@@ -81,9 +81,12 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
         ("frames".into(), {
             // Other programs do not record how they chose the frames of latents that were imported.
             let fps = spec.frames.fps.map_or(String::new(), |fps| format!(" at {} fps", units::number(fps)));
-            match spec.frames.count {
-                0 => "not known".into(),
-                count => format!("{count} {}{fps}", spec.frames.mode),
+            match (spec.frames.count, &spec.buckets) {
+                (0, Some(buckets)) => {
+                    format!("those of its bucket ({}), {}{fps}", buckets.rule.name(), spec.frames.mode)
+                }
+                (0, None) => "not known".into(),
+                (count, _) => format!("{count} {}{fps}", spec.frames.mode),
             }
         }),
     ];

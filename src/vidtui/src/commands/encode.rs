@@ -2,7 +2,7 @@
 
 use crate::args::DataEncodeArgs;
 use crate::command_error::CommandError;
-use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source};
+use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source, sizes_of};
 use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
 use crate::output;
@@ -11,9 +11,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use clap::Parser;
 use dataset::check::{CAPTION_TOKENS, Checked, Report};
 use dataset::store::Plan;
-use dataset::{EncodeInputs, Manifest};
+use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::Recipe;
+use recipe::{Encode, Recipe};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::ops::ControlFlow;
@@ -101,11 +101,19 @@ struct Prepared {
 
 fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -> Result<Prepared, CommandError> {
     dataset::check_folder(&args.model)?;
+    // Before the manifest and the recipe of that encode are replaced.
+    workspace.check_no_encode(&args.out, None)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
-    check_frames(sizes(args, trained.as_ref())[0])?;
-    let (manifest, report) = match Manifest::is_one(&args.source) {
-        true => (args.source.clone(), None),
+    match buckets(args, trained.as_ref()) {
+        Some(_) => refuse_sizes(args)?,
+        None => check_frames(sizes(args, trained.as_ref())[0])?,
+    }
+    let (manifest, report) = match ClipManifest::is_one(&args.source) {
+        true => {
+            args.listed.refuse_with_manifest(&args.source)?;
+            (args.source.clone(), None)
+        }
         false => check(args, trained.as_ref(), progress).map(|(manifest, report)| (manifest, Some(report)))?,
     };
     let file = write_recipe(args, &manifest, trained.as_ref())?;
@@ -143,9 +151,12 @@ fn check(
     let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len));
     let tokenizer = args.model.join("tokenizer");
     let mode = args.mode.unwrap_or(FrameMode::Head);
+    let buckets = buckets(args, trained);
+    let has_one_size = buckets.is_none();
     let wanted = Wanted {
-        frames: Some(FrameChoice { mode, frames, fps: args.fps, stride: 1, seed: 0 }),
-        size: Some([height, width]),
+        frames: has_one_size.then_some(FrameChoice { mode, frames, fps: args.fps, stride: 1, seed: 0 }),
+        size: has_one_size.then_some([height, width]),
+        buckets,
         tokens: text_len.unwrap_or(CAPTION_TOKENS),
         tokenizer: Some(&tokenizer),
     };
@@ -159,10 +170,27 @@ fn check(
 
 /// Returns frames, height and width: those that are given, or else those of the recipe that will train.
 fn sizes(args: &DataEncodeArgs, trained: Option<&Recipe>) -> [usize; 3] {
-    let [frames, height, width] = trained.map_or([49, 480, 720], |Recipe { model, .. }| {
-        [(model.latent_frames - 1) * 4 + 1, model.latent_height * 8, model.latent_width * 8]
-    });
+    let [frames, height, width] = trained.map_or([49, 480, 720], sizes_of);
     [args.frames.unwrap_or(frames), args.height.unwrap_or(height), args.width.unwrap_or(width)]
+}
+
+/// Returns the buckets of the recipe that will train.
+fn buckets(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Option<Assigner> {
+    let encode =
+        Encode { fps: args.fps.unwrap_or_default(), mode: args.mode.unwrap_or(FrameMode::Head), ..Encode::default() };
+    Assigner::new(trained?, &encode)
+}
+
+/// Refuses one size for all clips if the recipe has buckets.
+fn refuse_sizes(args: &DataEncodeArgs) -> Result<(), CommandError> {
+    let given = [("frames", args.frames), ("height", args.height), ("width", args.width)];
+    let Some((flag, size)) = given.into_iter().find_map(|(flag, size)| Some((flag, size?))) else { return Ok(()) };
+    Err(CommandError::request(Failure::new(
+        ErrorCode::InvalidArgument,
+        format!("cannot use --{flag} {size}"),
+        "the recipe of --for has buckets, which give each clip its own size",
+        format!("remove --{flag}, or remove data.buckets from the recipe"),
+    )))
 }
 
 fn create_folder(folder: &Utf8Path) -> Result<(), CommandError> {
@@ -189,13 +217,12 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
     let [frames, height, width] = sizes(args, trained);
-    let mut encode = Table::from_iter([
-        ("manifest".to_owned(), path(manifest)),
-        ("out".to_owned(), path(&args.out)),
-        ("frames".to_owned(), size(frames)),
-        ("height".to_owned(), size(height)),
-        ("width".to_owned(), size(width)),
-    ]);
+    let mut encode = Table::from_iter([("manifest".to_owned(), path(manifest)), ("out".to_owned(), path(&args.out))]);
+    let buckets = trained.map(|trained| &trained.data).filter(|data| !data.buckets.is_empty());
+    if buckets.is_none() {
+        let sizes = [("frames", frames), ("height", height), ("width", width)];
+        encode.extend(sizes.map(|(key, pixels)| (key.to_owned(), size(pixels))));
+    }
     let given = [
         ("fps", args.fps.map(Value::Float)),
         ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
@@ -215,6 +242,12 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
     ]);
     table.insert("encoders".into(), Value::Table(encoders));
     table.insert("encode".into(), Value::Table(encode));
+    if let Some(data) = buckets {
+        let value = |value: Result<Value, toml::ser::Error>| value.expect("buckets have a TOML form");
+        let rule = ("bucket_rule".to_owned(), value(Value::try_from(data.bucket_rule)));
+        let list = ("buckets".to_owned(), value(Value::try_from(&data.buckets)));
+        table.insert("data".into(), Value::Table(Table::from_iter([rule, list])));
+    }
     let condition = trained.map(|trained| &trained.condition).filter(|condition| condition.draws() > 0);
     if let Some(condition) = condition {
         let value = Value::try_from(condition).expect("a condition has a TOML form");

@@ -3,11 +3,12 @@
 use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::curves::{self, Group, View};
+use crate::commands::report_latest;
+use crate::curves::{self, Group, Measured, View};
 use crate::output;
 use crate::workspace::Workspace;
 use recipe::Task;
-use rundir::{Chart, ErrorCode, Failure, METRICS, Metric};
+use rundir::{Chart, ErrorCode, Failure, METRICS, Metric, RunDir};
 use ui::XAxis;
 
 /// The default charts of a picture.
@@ -39,14 +40,30 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
     }
     let view = view(args)?;
     let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;
-    let (summary, _) = workspace.summary(&workspace.find(&args.run)?)?;
+    let groups = |measured: &Measured| -> Vec<Group> {
+        let charts = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), measured));
+        charts.chain(named.iter().copied().map(Group::of_metric)).collect()
+    };
+    // After a training run was sampled, `latest` is still the run with the loss.
+    let has_all = |dir: &RunDir| {
+        let measured = curves::read(dir).ok();
+        measured.is_some_and(|measured| groups(&measured).iter().all(|group| group.has_values(&measured)))
+    };
+    let dir = workspace.find_that(&args.run, has_all)?;
+    report_latest(workspace, &args.run, &dir.root);
+    let (summary, _) = workspace.summary(&dir)?;
     let measured = curves::read(&summary.dir)?;
+    let mut groups = groups(&measured);
+    if !groups.is_empty() && !groups.iter().any(|group| group.has_values(&measured)) {
+        let names: Vec<&str> = groups.iter().map(Group::label).collect();
+        let what = format!("cannot export {} of {}", names.join(", "), summary.run.id);
+        let fix = "choose a run that has values, see `vidtui runs`; without --chart and --metric, the charts of the run are written";
+        return Err(Failure::new(ErrorCode::NotFound, what, "the run has logged no values of it", fix).into());
+    }
     if is_table {
         let metrics = if named.is_empty() { METRICS.iter().collect() } else { named };
         rundir::write_atomic(to, curves::csv(&measured, &metrics, view.window).as_bytes())?;
     } else {
-        let mut groups: Vec<Group> = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), &measured)).collect();
-        groups.extend(named.into_iter().map(Group::of_metric));
         if groups.is_empty() {
             let charts = overview(summary.run.task()).iter();
             groups = charts.map(|chart| Group::of_chart(*chart, &measured)).collect();

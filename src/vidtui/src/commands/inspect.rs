@@ -6,7 +6,7 @@ use crate::commands::transfer::{Transfer, find};
 use crate::output::{self, Side};
 use crate::workspace::Workspace;
 use camino::Utf8Path;
-use weights::{Changed, Difference, Inspection, Source, TensorRow};
+use weights::{Changed, Difference, Inspection, TensorRow, WeightsSource};
 
 /// Shows the properties of weights, or their differences from other weights.
 pub fn run(workspace: &Workspace, args: &InspectArgs) -> Result<(), CommandError> {
@@ -70,7 +70,7 @@ fn tensor_table(tensors: &[TensorRow], stats: bool) -> String {
 }
 
 fn compare(first: &Utf8Path, second: &Utf8Path, args: &InspectArgs) -> Result<(), CommandError> {
-    let (a, b) = (Source::open(first)?, Source::open(second)?);
+    let (a, b) = (WeightsSource::open(first)?, WeightsSource::open(second)?);
     let mut transfer = Transfer::begin();
     let found = weights::compare(&a, &b, &mut |progress| transfer.step(progress));
     transfer.end();

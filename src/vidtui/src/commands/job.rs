@@ -36,7 +36,7 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
     };
     let target = Target::allocation(job, slurm.spec, names);
     let context = workspace.context(target, Some(&run.recipe()?), &NodesArgs::default(), Vec::new())?;
-    let checkpoints = adapters::checkpoints(&dir)?;
+    let checkpoints = other_trainers::checkpoints(&dir)?;
     let latest = rundir::latest_among(&dir, &checkpoints);
     let options = ResumeOptions::default();
     let resume = ResumeRequest {

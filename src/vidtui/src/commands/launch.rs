@@ -2,6 +2,7 @@
 
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::command_error::CommandError;
+use crate::commands::report_latest;
 use crate::commands::waiting;
 use crate::documents::AttemptDocument;
 use crate::output;
@@ -36,7 +37,9 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandErr
 /// Starts the stage after the stage of a run.
 pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> {
     let how = &args.how;
-    let plan = workspace.plan_next(&workspace.find(&args.run)?, how.local, &how.nodes, &how.sets(), args.fit.into())?;
+    let run = workspace.find_with_weights(&args.run)?;
+    report_latest(workspace, &args.run, &run.root);
+    let plan = workspace.plan_next(&run, how.local, &how.nodes, &how.sets(), args.fit.into())?;
     execute(workspace, &plan, &args.then, Map::new())
 }
 

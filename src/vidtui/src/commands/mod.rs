@@ -5,11 +5,13 @@ mod checkpoints;
 mod completions;
 mod convert;
 mod data;
+mod data_buckets;
 mod data_check;
 mod data_show;
 pub mod encode;
 mod export;
 mod fetch;
+mod fit_memory;
 mod inspect;
 mod job;
 mod kill;
@@ -19,6 +21,7 @@ mod launch;
 mod logs;
 mod node_listing;
 mod nodes;
+mod profile;
 mod recipe;
 mod replay;
 mod runs;
@@ -35,14 +38,22 @@ use crate::args::{Args, Command, DataCommand, RecipeCommand};
 use crate::command_error::CommandError;
 use crate::console::{self, End};
 use crate::workspace::Workspace;
+use camino::Utf8Path;
+use rundir::{ErrorCode, Failure};
 use std::time::Duration;
 
 /// Runs the command, or the console if there is none.
 pub fn run(args: &Args) -> Result<End, CommandError> {
+    if let Some((option, of)) = args.unused() {
+        let why = format!("it is an option of {of}");
+        let what = format!("cannot use {option} with this command");
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, "leave it out")));
+    }
     // A command can wait for slow nodes. The screen cannot: it would look frozen.
     let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
     let workspace = Workspace::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
-    let workspace = Workspace { simulate: args.simulate, ..workspace };
+    let simulate = if let Some(Command::Nodes(nodes)) = &args.command { nodes.simulate } else { args.simulate };
+    let workspace = Workspace { simulate, ..workspace };
     let Some(command) = &args.command else {
         return console::open(workspace, args.open.as_deref(), args.record.as_deref());
     };
@@ -60,13 +71,15 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Smi(args) => nodes::smi(&workspace, args),
         Command::Logs(args) => logs::run(&workspace, args),
         Command::Checkpoints(args) => checkpoints::run(&workspace, args),
+        Command::Profile(args) => profile::run(&workspace, args),
         Command::Stacks(args) => stacks::run(&workspace, args),
         Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
-        Command::Data(DataCommand::Check(args)) => data_check::run(args),
+        Command::Data(DataCommand::Check(args)) => data_check::run(&workspace, args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),
+        Command::Data(DataCommand::Buckets(args)) => data_buckets::run(&workspace, args),
         Command::Data(DataCommand::Prune(args)) => data::prune(&workspace, args),
         Command::Fetch(args) => fetch::run(args),
         Command::Data(DataCommand::Encode(args)) => encode::encode(&workspace, args),
@@ -78,4 +91,11 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Completions { shell } => completions::run(*shell),
     }?;
     Ok(End::Quit)
+}
+
+/// Reports on standard error which run `latest` is, if it is not the newest.
+fn report_latest(workspace: &Workspace, given: &str, run: &Utf8Path) {
+    if let Some(message) = workspace.latest_in_words(given, run) {
+        eprintln!("{message}");
+    }
 }

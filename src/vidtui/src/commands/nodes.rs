@@ -17,7 +17,7 @@ use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
-use ui::fleet::{Condition, Fleet, FleetSummary, Link, ListedNode, NodeSummary, NodeView, Sort};
+use ui::fleet::{Fleet, FleetSummary, Link, ListedNode, NodeHealth, NodeSummary, NodeView, Sort};
 use ui::screens::node_table::{NODE_COLUMNS, NodeColumn, cell, is_shown, of_memory, unreachable};
 use ui::{NodeMsg, run_state};
 
@@ -31,7 +31,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
     let list = || match &args.run {
         Some(run) => Ok(workspace.nodes_of_run(&workspace.find(run)?)?),
         None if args.local => Ok(workspace.this_machine()),
-        None => workspace.nodes_given(&args.nodes),
+        None => workspace.nodes_given(&args.nodes.nodes()),
     };
     let listed = list()?;
     let sort = sort_of(args.sort.as_deref())?;
@@ -117,10 +117,11 @@ pub fn smi(workspace: &Workspace, args: &SmiArgs) -> Result<(), CommandError> {
 
 fn login_of(workspace: &Workspace, args: &SmiArgs) -> Result<Login, CommandError> {
     let what = format!("cannot show {}", args.node);
+    let nodes = args.nodes.nodes();
     let known = match &args.run {
         Some(run) => Some(workspace.nodes_of_run(&workspace.find(run)?)?),
-        None if matches!(workspace.wanted(&args.nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
-        None => Some(workspace.nodes_given(&args.nodes)?),
+        None if matches!(workspace.wanted(&nodes), NodesArgs { hostfile: None, slurm: None, .. }) => None,
+        None => Some(workspace.nodes_given(&nodes)?),
     };
     let Some(known) = known else {
         let node = NodeId::new(&args.node).map_err(|error| {
@@ -263,7 +264,7 @@ fn note(view: &NodeView, now: f64) -> String {
     let mut notes: Vec<String> = view.slurm.iter().filter_map(ui::slurm::reason).collect();
     match (&view.link, view.condition(now)) {
         (Link::Unreachable { why, .. }, _) => notes.push(format!("{}: {}", unreachable(now, view), why.why)),
-        (_, Condition::Late) => {
+        (_, NodeHealth::Late) => {
             notes.push(format!("for {}", units::short_duration(view.late_s(now).unwrap_or(0.0))));
         }
         _ => notes.extend(view.faults.iter().map(Fault::to_string)),

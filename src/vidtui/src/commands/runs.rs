@@ -40,7 +40,7 @@ fn row(summary: &RunSummary) -> Vec<String> {
     vec![
         summary.run.id.to_string(),
         StateKind::of(&summary.state).word().into(),
-        summary.done().short(),
+        summary.progress().short(),
         loss.map(units::number).unwrap_or_default(),
         summary.eta_s.map(units::duration).unwrap_or_default(),
         units::ago(now_s(), summary.run.created_s),

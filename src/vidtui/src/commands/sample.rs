@@ -5,13 +5,14 @@ mod weights;
 
 use crate::args::SampleArgs;
 use crate::command_error::CommandError;
+use crate::commands::report_latest;
 use crate::commands::waiting;
 use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use ::plan::LaunchPlan;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{Mesh, Recipe, Resolved, prompt_lines};
-use rundir::{ErrorCode, Failure, RunDir, RunId, Sample};
+use rundir::{ErrorCode, Failure, RunDir, RunId, SampleSidecar};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
 
@@ -21,6 +22,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         return now(workspace, args);
     }
     let mut weights = SampledWeights::find(workspace, &args.from)?;
+    report_latest(workspace, &args.from, &weights.source.location.path);
     let (recipe, warnings) = prepare(workspace, args, &weights)?;
     for warning in warnings {
         eprintln!("warning: {warning}");
@@ -33,6 +35,10 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
             return output::json(&serde_json::json!({ "conversion": facts }));
         }
         return output::text(&output::facts(&facts));
+    }
+    if weights.conversion.is_some() && is_this_machine(workspace, args) {
+        // The checks of the launch find a missing ffmpeg only after the conversion.
+        video::check_installed()?;
     }
     weights.convert()?;
     let (out, count) = (recipe.sample.out().map(Utf8Path::to_owned), recipe.sample.prompts.len());
@@ -106,7 +112,8 @@ fn plan(
 
 /// Requests the samples of a training run now.
 fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
-    let dir = workspace.find(&args.from)?;
+    let dir = workspace.find_with_weights(&args.from)?;
+    report_latest(workspace, &args.from, &dir.root);
     let (summary, _) = workspace.summary(&dir)?;
     let refuse = |code, why: &str, fix: String| {
         Err(CommandError::from(Failure::new(code, format!("cannot sample {} now", summary.run.id), why, fix)))
@@ -247,8 +254,7 @@ fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
 /// model over all ranks.
 fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mesh, CommandError> {
     let own = recipe.mesh;
-    let is_given = args.local.is_some() || args.nodes.hostfile.is_some() || args.nodes.slurm.is_some();
-    if !is_given {
+    if args.local.is_none() && is_this_machine(workspace, args) {
         return Ok(own);
     }
     let slots = workspace.target(args.local, &args.nodes, own.world())?.slots();
@@ -259,14 +265,20 @@ fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mes
     Ok(Mesh { dp_replicate: 1, dp_shard: slots / tp, tp })
 }
 
+/// Returns whether the ranks run on this machine.
+fn is_this_machine(workspace: &Workspace, args: &SampleArgs) -> bool {
+    let nodes = workspace.wanted(&args.nodes);
+    args.local.is_some() || (nodes.hostfile.is_none() && nodes.slurm.is_none())
+}
+
 /// Prints the videos.
 fn report(dir: &RunDir, out: Option<&Utf8Path>, count: usize, json: bool) -> Result<(), CommandError> {
-    let mut made: Vec<(Utf8PathBuf, Sample)> = Vec::new();
+    let mut made: Vec<(Utf8PathBuf, SampleSidecar)> = Vec::new();
     match out {
         Some(out) => {
             for index in 0..count {
                 let video = out.join(format!("{index:03}.mp4"));
-                made.extend(Sample::read(&video.with_extension("json"))?.map(|sample| (video, sample)));
+                made.extend(SampleSidecar::read(&video.with_extension("json"))?.map(|sample| (video, sample)));
             }
         }
         None => {

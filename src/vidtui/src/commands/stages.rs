@@ -58,16 +58,16 @@ fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
         if let Some(command) = &view.command {
-            let (steps, ranks) = (units::grouped(view.steps), units::counted(view.ranks, "rank"));
-            let _ = writeln!(text, "   {steps} steps, {ranks}\n   command: {command}");
+            let (length, ranks) = (view.length(), units::counted(view.ranks, "rank"));
+            let _ = writeln!(text, "   {length}, {ranks}\n   command: {command}");
         } else {
             let _ = writeln!(
                 text,
-                "   {} parameters, {} latent frames, {} tokens, {} steps of {}, {}",
+                "   {} parameters, {} latent frames, {} tokens, {} of {}, {}",
                 units::count(view.params),
                 view.latent_frames,
                 units::grouped(view.seq_len as u64),
-                units::grouped(view.steps),
+                view.length(),
                 units::counted(view.global_batch, "sample"),
                 units::counted(view.ranks, "rank"),
             );

@@ -8,8 +8,8 @@ use crate::workspace::Workspace;
 use cluster::{NodeId, hostlist};
 use health::Finding;
 use recipe::Task;
-use rundir::{AttemptWhy, Stages, now_s};
-use runstate::{Done, RunSummary, StageProgress};
+use rundir::{AttemptWhy, EncodeStages, now_s};
+use runstate::{EncodeStageProgress, Progress, RunSummary};
 use ui::advice::finding_in_words;
 use ui::run_state::StateKind;
 
@@ -48,16 +48,19 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     if let Some(parent) = &run.lineage {
         facts.push(("weights", format!("step {} of {}", parent.step, parent.run)));
     }
-    let mut progress = match summary.done() {
-        Done::Unknown { .. } => "unknown, because adapter = \"none\" does not read the log of the command".into(),
-        Done::Steps { step, total } => format!("{} of {}", units::grouped(step), units::grouped(total)),
+    let mut progress = match summary.progress() {
+        Progress::Unknown { .. } => "unknown, because adapter = \"none\" does not read the log of the command".into(),
+        Progress::Steps { step, total } => format!("{} of {}", units::grouped(step), units::grouped(total)),
         done => done.in_words(),
     };
+    if let Some(epochs) = summary.epochs() {
+        progress += &format!(", {}", epochs.in_words());
+    }
     if let Some(left) = summary.eta_s {
         progress += &format!(", {} left", units::duration(left));
     }
     facts.push((if run.task() == Task::Train { "step" } else { "done" }, progress));
-    if let Some(Stages { probe, decode, vae, text }) = summary.stages {
+    if let Some(EncodeStages { probe, decode, vae, text }) = summary.stages {
         let stages = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)];
         facts.extend(stages.map(|(name, stage)| (name, stage_in_words(&stage))));
     }
@@ -92,7 +95,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
 }
 
 /// Returns the progress of a stage: `1,204 done, 3 failed, 3.4 GB, 12 waiting, 8,645 left at 37/s: 4 min`.
-fn stage_in_words(stage: &StageProgress) -> String {
+fn stage_in_words(stage: &EncodeStageProgress) -> String {
     let mut words = format!("{} done", units::grouped(stage.count.items));
     let counted = [(stage.count.failed, "failed"), (stage.count.waiting, "waiting")];
     counted

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use weights::Progress;
+use weights::WriteProgress;
 
 /// How often the bar is drawn on a terminal.
 const DRAW: Duration = Duration::from_millis(100);
@@ -77,8 +77,8 @@ pub struct Step<'a> {
     pub measure: Measure,
 }
 
-impl From<Progress> for Step<'static> {
-    fn from(Progress { doing, done, total }: Progress) -> Self {
+impl From<WriteProgress> for Step<'static> {
+    fn from(WriteProgress { doing, done, total }: WriteProgress) -> Self {
         Self { phase: doing.word(), done, total, measure: Measure::Bytes }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_line_shows_rate_and_time_left() {
-        let half = Progress { doing: Doing::Writing, done: 2_000_000_000, total: 4_000_000_000 };
+        let half = WriteProgress { doing: Doing::Writing, done: 2_000_000_000, total: 4_000_000_000 };
         let line = line(half.into(), 0, Duration::from_secs(2));
         assert_eq!(
             line,
@@ -174,7 +174,7 @@ mod tests {
                 units::duration(2.0)
             )
         );
-        let none = Progress { doing: Doing::Reading, done: 0, total: 0 };
+        let none = WriteProgress { doing: Doing::Reading, done: 0, total: 0 };
         assert!(super::line(none.into(), 0, Duration::ZERO).contains("100 %"));
     }
 

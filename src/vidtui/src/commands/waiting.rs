@@ -20,7 +20,7 @@ const PRINT: Duration = Duration::from_secs(10);
 pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), CommandError> {
     let summary = until_ended(workspace, dir)?;
     let stopped = || {
-        let why = format!("it was stopped at {}", summary.done().in_words());
+        let why = format!("it was stopped at {}", summary.progress().in_words());
         Failure::new(
             ErrorCode::RunNotRunning,
             format!("{} is not finished", summary.run.id),
@@ -59,7 +59,7 @@ fn progress(summary: &RunSummary) -> String {
     if summary.run.is_stepless() {
         return StateKind::of(&summary.state).word().to_owned();
     }
-    let mut line = summary.done().in_words();
+    let mut line = summary.progress().in_words();
     if let Some(loss) = summary.last.as_ref().and_then(|sample| sample.loss) {
         line += &format!(", loss {}", units::number(loss));
     }

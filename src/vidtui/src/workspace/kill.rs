@@ -36,9 +36,9 @@ impl Workspace {
     /// # Errors
     /// When a process remains, or the end of a process cannot be verified.
     pub fn kill(&self, plan: &RunKill, callbacks: KillCallbacks<'_>) -> Result<KillReport, Failure> {
-        let ways = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ways());
+        let logins = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ssh_logins());
         let plan = KillPlan::Run(plan.clone());
-        let report = execute_kill(&plan, &mut self.transports(&ways)?, callbacks);
+        let report = execute_kill(&plan, &mut self.transports(&logins)?, callbacks);
         report.failure(&plan.subject()).map_or(Ok(report), Err)
     }
 }

@@ -3,8 +3,11 @@
 use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
+use ::dataset::store::{Holder, check_no_encode};
+use camino::Utf8Path;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
-use rundir::{Attempt, ErrorCode, Failure, Login, RunDir, StartFrom};
+use recipe::{Recipe, Task};
+use rundir::{Attempt, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -27,7 +30,7 @@ impl Workspace {
         options: ResumeOptions,
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
-        let checkpoints = adapters::checkpoints(dir)?;
+        let checkpoints = other_trainers::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
         let is_same_target = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
@@ -79,18 +82,43 @@ impl Workspace {
         let recipe = following.map(|stage| &stage.resolved.recipe);
         let target = self.target(ranks, nodes, world)?;
         let context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
-        let latest = adapters::latest_for_sure(dir)?;
+        let latest = other_trainers::latest_strict(dir)?;
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { CommandError::from } else { CommandError::request };
         plan::next(&request, &context).map_err(refuse)
     }
 
+    /// Checks the data set of a recipe; for an encode also that no other run encodes into it.
+    ///
+    /// * `run` — the run that will be continued, if there is one.
+    pub fn check_data(&self, recipe: &Recipe, run: Option<&RunId>) -> Result<String, Failure> {
+        let found = crate::dataset::check(recipe)?;
+        if recipe.task == Task::Encode {
+            self.check_no_encode(&recipe.encode.out, run)?;
+        }
+        Ok(found)
+    }
+
+    /// Checks that no run encodes into a data set, except `run`.
+    ///
+    /// # Errors
+    /// `AlreadyExists` with the name of that run.
+    pub fn check_no_encode(&self, data: &Utf8Path, run: Option<&RunId>) -> Result<(), Failure> {
+        let is_own = |holder: &Holder| run.is_some_and(|run| run.as_str() == holder.run);
+        // The processes of a crashed run need not be waited for. A run in another folder is unknown here.
+        let has_ended = |holder: &Holder| {
+            let summary = self.summary(&RunDir::new(self.runs.join(&holder.run)));
+            summary.is_ok_and(|(summary, _)| summary.state.is_end())
+        };
+        check_no_encode(data, &|holder| is_own(holder) || has_ended(holder))
+    }
+
     /// Executes a launch plan, after the checks of the data set.
     pub fn launch(&self, plan: &LaunchPlan, progress: &(dyn Fn(String) + Sync)) -> Result<RunDir, Failure> {
         if !plan.is_command() {
             let recipe = plan.run.recipe()?;
-            crate::dataset::check(&recipe)?;
+            self.check_data(&recipe, Some(&plan.run.id))?;
             if plan.is_new_run() {
                 crate::adapter_file::check(&recipe, plan.run.start != StartFrom::Random)?;
             }

@@ -2,11 +2,15 @@
 
 use super::Workspace;
 use crate::command_error::CommandError;
+use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
 use recipe::Task;
 use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
 use runstate::{Liveness, Load, RunFacts, RunSummary};
+
+/// The name of the newest run that fits a command.
+const LATEST: &str = "latest";
 
 impl Workspace {
     /// Finds a run by its id, by a unique prefix or suffix of its id, or as `latest`.
@@ -19,7 +23,7 @@ impl Workspace {
             let fix = "name the folder with --runs DIR, or start a run: vidtui launch RECIPE";
             return not_found(ErrorCode::RunNotFound, format!("{} has no runs", self.runs), fix.into());
         }
-        if name == "latest"
+        if name == LATEST
             && let Some(latest) = newest(&runs)
         {
             return Ok(latest.clone());
@@ -54,10 +58,25 @@ impl Workspace {
 
     /// Finds a run for its weights. `latest` is the newest run that trains: runs that encode or sample have no weights.
     pub fn find_with_weights(&self, name: &str) -> Result<RunDir, CommandError> {
-        let runs = || runstate::list_runs(&self.runs).into_iter().flatten();
-        let trains = |dir: &RunDir| dir.read_run().is_ok_and(|run| run.task() == Task::Train);
-        let trained: Vec<RunDir> = if name == "latest" { runs().filter(trains).collect() } else { Vec::new() };
-        newest(&trained).map_or_else(|| self.find(name), |run| Ok(run.clone()))
+        self.find_that(name, |dir| dir.read_run().is_ok_and(|run| run.task() == Task::Train))
+    }
+
+    /// Finds a run. `latest` is the newest run that meets a condition, or the newest run if none does.
+    pub fn find_that(&self, name: &str, meets: impl Fn(&RunDir) -> bool) -> Result<RunDir, CommandError> {
+        if name == LATEST {
+            let mut runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
+            runs.sort_by(|a, b| created_s(b).total_cmp(&created_s(a)));
+            if let Some(found) = runs.into_iter().find(meets) {
+                return Ok(found);
+            }
+        }
+        self.find(name)
+    }
+
+    /// Returns a message that names the run, if a command takes another run than the newest as `latest`.
+    pub fn latest_in_words(&self, given: &str, run: &Utf8Path) -> Option<String> {
+        let is_other = given == LATEST && self.find(LATEST).is_ok_and(|newest| newest.root != run);
+        is_other.then(|| format!("{LATEST} is {}", run.file_name().unwrap_or_default()))
     }
 
     /// Summarizes a run from its files and processes.
@@ -70,7 +89,7 @@ impl Workspace {
             Liveness::Dead | Liveness::Unknown => own_s,
         };
         // GPU power is preferred to CPU load, because a hanging collective keeps a CPU busy.
-        if facts.silent_since_s(now_s).is_some()
+        if facts.inactive_since_s(now_s).is_some()
             && let Some(power @ Load::Power { .. }) = health::power(&self.samples.of(dir, &facts, own_s), &facts, now_s)
         {
             facts.load = power;
@@ -84,11 +103,11 @@ impl Workspace {
         let own_s = rundir::now_s();
         let now_s = self.samples.now_s(&summary.dir, facts, own_s);
         let mut nodes = self.samples.of(&summary.dir, facts, own_s).to_vec();
-        for (node, unseen_since_s) in self.connections.unreachable_since(attempt) {
+        for (node, unreachable_since_s) in self.connections.unreachable_since(&summary.run.id, attempt.number) {
             nodes
                 .iter_mut()
                 .filter(|known| known.node == node)
-                .for_each(|known| known.unseen_since_s = Some(unseen_since_s));
+                .for_each(|known| known.unreachable_since_s = Some(unreachable_since_s));
         }
         let recipe = summary.run.recipe().ok();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
@@ -132,8 +151,11 @@ impl Workspace {
 
 /// Returns the newest of some runs. Ids sort by the minute only; the file has the exact time.
 fn newest(runs: &[RunDir]) -> Option<&RunDir> {
-    let created_s = |dir: &RunDir| dir.read_run().map_or(0.0, |run| run.created_s);
     runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
+}
+
+fn created_s(dir: &RunDir) -> f64 {
+    dir.read_run().map_or(0.0, |run| run.created_s)
 }
 
 fn more(count: usize) -> String {

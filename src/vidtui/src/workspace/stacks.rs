@@ -14,7 +14,7 @@ impl Workspace {
         for (node, _) in attempt.iter().flat_map(|attempt| attempt.placement.by_node()) {
             files.extend(dir.read_pid(node, attempt.as_ref().map_or(0, |attempt| attempt.number))?);
         }
-        let mut nodes = self.transports(&attempt.map_or_else(Vec::new, |attempt| attempt.ways()))?;
+        let mut nodes = self.transports(&attempt.map_or_else(Vec::new, |attempt| attempt.ssh_logins()))?;
         let stacks = remote::collect_stacks(&run, dir, rundir::now_s(), &files, &mut nodes)?;
         match stacks.iter().all(|node| node.result.is_err()) {
             true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {

@@ -14,6 +14,7 @@ impl Workspace {
     /// Returns the target of a run of `world` ranks: the nodes of a hostfile, a Slurm allocation, or this machine.
     pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, CommandError> {
         let here = self.connections.this_node().node.as_str();
+        let is_push = nodes.push;
         let nodes = self.wanted(nodes);
         if let Some(path) = nodes.slurm.as_ref().filter(|_| ranks.is_none()) {
             return self.slurm_target(path);
@@ -27,6 +28,12 @@ impl Workspace {
                     why,
                     "name the hostfile: --hostfile FILE",
                 )));
+            }
+            if is_push {
+                let why = "--push copies the trainer to the nodes of a hostfile, and no hostfile is given";
+                let failure =
+                    Failure::new(ErrorCode::InvalidArgument, "cannot copy the trainer", why, "leave out --push");
+                return Err(CommandError::request(failure));
             }
             return Ok(Target::local(here, ranks.unwrap_or(world)));
         };

@@ -40,7 +40,7 @@ impl Workspace {
     /// Returns the newest complete checkpoint of a run as weights for another run.
     fn newest_weights(&self, dir: &RunDir) -> Result<Weights, Failure> {
         let run = dir.read_run()?;
-        let Some(checkpoint) = adapters::latest_for_sure(dir)? else {
+        let Some(checkpoint) = other_trainers::latest_strict(dir)? else {
             let what = format!("cannot start from {}", run.id);
             let fix = format!("resume it until it saves a checkpoint: vidtui resume {}", run.id);
             return Err(Failure::new(ErrorCode::NoCheckpoint, what, "it has no complete checkpoint", fix));

@@ -2,7 +2,7 @@
 
 use super::ConvertRequest;
 use crate::location::SourceKind;
-use crate::source::Source;
+use crate::source::WeightsSource;
 use crate::stream::{Segment, TensorToWrite};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -25,7 +25,7 @@ pub(super) struct Linked {
 }
 
 /// Refuses `--link` when the target format has other files than the source.
-pub(super) fn check(request: &ConvertRequest, source: &Source) -> Result<(), Failure> {
+pub(super) fn check(request: &ConvertRequest, source: &WeightsSource) -> Result<(), Failure> {
     let theirs = matches!(source.location.kind, SourceKind::Diffusers | SourceKind::Pipeline);
     if !request.link || (theirs && request.to == super::Form::Internal) {
         return Ok(());

@@ -2,9 +2,9 @@
 
 use super::{ConvertPlan, ConvertRequest, Form, model::matches_pattern};
 use crate::Dtype;
-use crate::lora::{self, Lora, LoraForm, LoraLayer};
+use crate::lora::{self, LoraFile, LoraForm, LoraLayer};
 use crate::report::{Mapped, Report};
-use crate::source::Source;
+use crate::source::WeightsSource;
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::NewTensorFile;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans the conversion of an adapter to another format.
-pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> Result<ConvertPlan, Failure> {
+pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraForm) -> Result<ConvertPlan, Failure> {
     let ignored = [
         ("--layer", request.layer.is_some()),
         ("--in-channels", request.in_channels.is_some()),
@@ -31,7 +31,7 @@ pub(super) fn plan(request: &ConvertRequest, source: Source, form: LoraForm) -> 
             fix,
         ));
     }
-    let lora = Lora::open_location(&source.location, request.ema)?;
+    let lora = LoraFile::open_location(&source.location, request.ema)?.only_diffusers_layers();
     let mut report = Report::default();
     let mut tensors = Vec::new();
     for (module, layer) in &lora.layers {
@@ -96,7 +96,7 @@ fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> TensorToWrite {
 }
 
 /// Returns ranks and alphas as PEFT writes them: the most frequent value as default, and the modules that differ.
-fn config(lora: &Lora) -> Map<String, Value> {
+fn config(lora: &LoraFile) -> Map<String, Value> {
     let of = |value: fn(&LoraLayer) -> f64| {
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
         lora.layers.values().for_each(|layer| *counts.entry(value(layer).to_bits()).or_default() += 1);

@@ -4,10 +4,10 @@ use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{Config, config_text, model_from_diffusers, pretty};
 use crate::initial_values::InitialValues;
 use crate::location::TTT_FILE;
-use crate::lora::Lora;
+use crate::lora::LoraFile;
 use crate::naming::Names;
 use crate::report::{Initialized, Mapped, Report};
-use crate::source::{CONFIG_FILE, MODEL_FILE, OWN_KEYS, Source, TTT_MODEL};
+use crate::source::{CONFIG_FILE, MODEL_FILE, OWN_KEYS, TTT_MODEL, WeightsSource};
 use crate::stream::{Segment, TensorToWrite};
 use crate::tensor_spans::StoredTensor;
 use crate::write::{NewTensorFile, pack};
@@ -24,7 +24,11 @@ const DIFFUSERS_SHARD: u64 = 5 << 30;
 const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
 /// Plans the conversion of a model and merges the adapter `merge` into it.
-pub(super) fn plan(request: &ConvertRequest, source: Source, merge: Option<&Lora>) -> Result<ConvertPlan, Failure> {
+pub(super) fn plan(
+    request: &ConvertRequest,
+    source: WeightsSource,
+    merge: Option<&LoraFile>,
+) -> Result<ConvertPlan, Failure> {
     link::check(request, &source)?;
     let model = target_model(&source, request)?;
     let mut report = Report::default();
@@ -149,7 +153,7 @@ pub(super) fn matches_pattern(known: &str, name: &str) -> bool {
 }
 
 /// Returns the model of the source with the changes of the request.
-fn target_model(source: &Source, request: &ConvertRequest) -> Result<Model, Failure> {
+fn target_model(source: &WeightsSource, request: &ConvertRequest) -> Result<Model, Failure> {
     let mut model = source.model()?.clone();
     let refuse = |why: String, fix: String| {
         Err(Failure::new(ErrorCode::InvalidArgument, format!("cannot convert {}", request.source), why, fix))
@@ -196,7 +200,7 @@ pub(super) fn word(layer: Layer) -> &'static str {
 
 /// Plans the copy of a tensor from the source to the target.
 fn mapped(
-    source: &Source,
+    source: &WeightsSource,
     model: &Model,
     spec: &ParamSpec,
     stored: &StoredTensor,
@@ -250,7 +254,14 @@ fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -
 }
 
 /// Returns the initial values of a tensor of a layer that only the target has.
-fn added(source: &Source, spec: &ParamSpec, model: &Model, to: &str, dtype: Dtype, seed: u64) -> Option<TensorToWrite> {
+fn added(
+    source: &WeightsSource,
+    spec: &ParamSpec,
+    model: &Model,
+    to: &str,
+    dtype: Dtype,
+    seed: u64,
+) -> Option<TensorToWrite> {
     let had = source.model().ok()?.layer;
     if spec.group != recipe::ParamGroup::Ttt || had == model.layer {
         return None;
@@ -312,7 +323,7 @@ fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure>
 }
 
 /// Returns the `[model]` section of a recipe for the weights, and the condition that their channels imply.
-fn model_toml(source: &Source, model: &Model) -> String {
+fn model_toml(source: &WeightsSource, model: &Model) -> String {
     let condition = [ConditionKind::Image, ConditionKind::Inpaint]
         .into_iter()
         .find(|kind| kind.in_channels(model.out_channels) == model.in_channels);

@@ -35,7 +35,7 @@ fn bytes(tensors: &Tensors) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
 }
 
 fn of(path: &Utf8Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
-    bytes(&Source::open(path).unwrap().tensors)
+    bytes(&WeightsSource::open(path).unwrap().tensors)
 }
 
 fn copy_folder(from: &Utf8Path, to: &Utf8Path) {
@@ -83,7 +83,7 @@ fn names(folder: &Utf8Path) -> Vec<String> {
 fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
     let inner = folder.join("inner");
     go(&ConvertRequest::new(small(), &inner, Form::Internal)).unwrap();
-    let source = Source::open(&inner).unwrap();
+    let source = WeightsSource::open(&inner).unwrap();
     let mut manifest = source.checkpoint.clone().unwrap().manifest;
     let base = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe;
     let recipe = Recipe { model: source.model().unwrap().clone(), ..base };

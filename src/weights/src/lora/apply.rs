@@ -1,11 +1,11 @@
 //! Adapters that are applied to a model: the factors of its layers, and whether they fit it.
 
-use super::Lora;
-use crate::Source;
+use super::{LoraFile, module};
+use crate::WeightsSource;
 use crate::cast::values;
 use crate::tensor_spans::Files;
 use camino::Utf8Path;
-use recipe::{ParamSpec, Recipe, Role};
+use recipe::{ParamRole, ParamSpec, Recipe};
 use rundir::{Checkpoint, ErrorCode, Failure};
 use std::collections::BTreeSet;
 
@@ -22,17 +22,12 @@ pub struct Factors {
     pub scale: f64,
 }
 
-/// Returns the name of a weight's layer in diffusers.
-fn module(weight: &ParamSpec) -> Option<&str> {
-    weight.diffusers.as_ref()?.strip_suffix(".weight")
-}
-
-impl Lora {
+impl LoraFile {
     /// Opens an adapter and verifies the checksums of a checkpoint. Also returns what identifies it: the XXH3 of a file, or of
     /// the manifest of a checkpoint.
     ///
     /// # Errors
-    /// As [`Lora::open`]; a file of the checkpoint is damaged.
+    /// As [`LoraFile::open`]; a file of the checkpoint is damaged.
     pub fn open_verified(path: &Utf8Path) -> Result<(Self, String), Failure> {
         let lora = Self::open(path)?;
         let files: BTreeSet<&Utf8Path> = lora
@@ -54,7 +49,7 @@ impl Lora {
     }
 
     /// Returns a warning if it names other weights than these as those that it was trained on.
-    pub fn other_base(&self, source: &Source) -> Option<String> {
+    pub fn other_base(&self, source: &WeightsSource) -> Option<String> {
         let trained_on = self.base.as_ref()?;
         let checkpoint = source.checkpoint.as_ref()?;
         let xxh3 = match &checkpoint.manifest.base {
@@ -74,10 +69,8 @@ impl Lora {
         };
         let other = "use an adapter of this model, or sample the model that it was trained on";
         let mut used = BTreeSet::new();
-        for spec in specs.iter().filter(|spec| spec.role == Role::Trained) {
-            let Some((module, layer)) = module(spec).and_then(|name| Some((name, self.layers.get(name)?))) else {
-                continue;
-            };
+        for spec in specs.iter().filter(|spec| spec.role == ParamRole::Trained) {
+            let Some((module, layer)) = self.layer_of(spec) else { continue };
             let shape = [layer.up.shape[0], layer.down.shape[1]];
             if spec.shape != shape {
                 return refuse(
@@ -92,7 +85,7 @@ impl Lora {
             return refuse(format!("the model has no layer {module}, nor {} more of its layers", unknown - 1), other);
         }
         if let Some(name) = self.unused.first() {
-            let fix = "use an adapter (LoRA) of a CogVideoX transformer; sample a run with adapters of TTT layers by its own name";
+            let fix = "use an adapter (LoRA) of a CogVideoX transformer";
             return refuse(format!("{} of its tensors belong to no layer, such as {name}", self.unused.len()), fix);
         }
         Ok(())
@@ -141,7 +134,7 @@ impl Lora {
     /// # Errors
     /// A file cannot be read.
     pub fn factors(&self, weight: &ParamSpec, files: &mut Files) -> Result<Option<Factors>, Failure> {
-        let Some(layer) = module(weight).and_then(|name| self.layers.get(name)) else { return Ok(None) };
+        let Some((_, layer)) = self.layer_of(weight) else { return Ok(None) };
         let mut read = |tensor: &crate::StoredTensor| -> Result<Vec<f32>, Failure> {
             Ok(values(tensor.dtype, &files.read_all(tensor)?).map(|value| value as f32).collect())
         };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fixtures::{shown, temp};
-use crate::{ConvertRequest, Dtype, Form, Source, SourceKind, inspect, plan_conversion};
+use crate::{ConvertRequest, Dtype, Form, SourceKind, WeightsSource, inspect, plan_conversion};
 use safetensors::Dtype as Theirs;
 use safetensors::tensor::TensorView;
 use std::collections::HashMap;
@@ -69,7 +69,7 @@ fn go(request: &ConvertRequest) -> Result<crate::Converted, Failure> {
 }
 
 /// The layers without their locations.
-fn numbers(lora: &Lora) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
+fn numbers(lora: &LoraFile) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
     let mut files = Files::default();
     let mut read = |tensor| files.read_all(tensor).unwrap();
     let layers = lora.layers.iter();
@@ -82,14 +82,14 @@ fn every_format_converts_to_every_other_with_the_same_numbers() {
     for from in FORMS {
         let path = write(&folder.join("in"), from, &[]);
         assert_eq!(crate::identify(&path).unwrap().kind, SourceKind::Lora);
-        let lora = Lora::open(&path).unwrap();
+        let lora = LoraFile::open(&path).unwrap();
         assert_eq!((lora.form, lora.layers.len()), (Some(from), MODULES.len()));
         assert!(lora.layers.values().all(|layer| layer.alpha == 6.0 && layer.rank() == RANK));
         assert!(inspect(&path, false).unwrap().complete);
         for to in FORMS {
             let target = folder.join(format!("{from}-to-{to}"));
             go(&ConvertRequest::new(&path, &target, Form::Lora(to))).unwrap();
-            let back = Lora::open(&target).unwrap();
+            let back = LoraFile::open(&target).unwrap();
             assert_eq!(back.form, Some(to));
             assert!(numbers(&back) == numbers(&lora), "{from} to {to}");
         }
@@ -100,7 +100,7 @@ fn every_format_converts_to_every_other_with_the_same_numbers() {
 fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
     let (_keep, folder) = temp();
     let values_of = |path: &Utf8Path, name: &str| -> Vec<f64> {
-        let source = Source::open(path).unwrap();
+        let source = WeightsSource::open(path).unwrap();
         let tensor = &source.tensors[name];
         values(tensor.dtype, &Files::default().read_all(tensor).unwrap()).collect()
     };
@@ -141,8 +141,9 @@ fn a_merge_equals_the_merges_of_diffusers_and_peft() {
         let mut request = ConvertRequest::new(base(), &target, Form::Diffusers);
         (request.merge, request.scale) = (Some(fixtures.join(library)), scale);
         go(&request).unwrap();
-        let theirs = Source::open(&fixtures.join(format!("merged_{library}.safetensors"))).unwrap().tensors;
-        let (before, after) = (Source::open(&base()).unwrap().tensors, Source::open(&target).unwrap().tensors);
+        let theirs = WeightsSource::open(&fixtures.join(format!("merged_{library}.safetensors"))).unwrap().tensors;
+        let (before, after) =
+            (WeightsSource::open(&base()).unwrap().tensors, WeightsSource::open(&target).unwrap().tensors);
         let mut files = Files::default();
         let mut numbers = |t: &StoredTensor| values(t.dtype, &files.read_all(t).unwrap()).collect::<Vec<f64>>();
         assert_eq!(theirs.len(), 8);
@@ -235,14 +236,14 @@ fn alphas_follow_patterns_and_rslora() {
     let path = write(&folder, LoraForm::Peft, &[]);
     let config = r#"{"lora_alpha": 6, "use_rslora": true, "alpha_pattern": {"attn1.to_q": 2}}"#;
     fs::write(path.join(PEFT_CONFIG), config).unwrap();
-    let lora = Lora::open(&path).unwrap();
+    let lora = LoraFile::open(&path).unwrap();
     let root = (RANK as f64).sqrt();
     assert_eq!(lora.layers["transformer_blocks.0.attn1.to_q"].alpha, 2.0 * root);
     assert_eq!(lora.layers["proj_out"].alpha, 6.0 * root);
     let with = |patterns: &str| {
         let config = format!(r#"{{"lora_alpha": 6, "alpha_pattern": {patterns}}}"#);
         fs::write(path.join(PEFT_CONFIG), config).unwrap();
-        Lora::open(&path)
+        LoraFile::open(&path)
     };
     // A regular expression for the end of a name, starting after a dot.
     let lora = with(r#"{"transformer_blocks\\.[0-1]\\.attn1\\.(to_q|to_out\\.0)": 4, "q": 1, "out": 1}"#).unwrap();
@@ -252,13 +253,13 @@ fn alphas_follow_patterns_and_rslora() {
     let refusals = bad.map(|patterns| shown(&with(patterns).unwrap_err(), &folder));
     insta::assert_snapshot!(refusals.join("\n\n"));
     fs::remove_file(path.join(PEFT_CONFIG)).unwrap();
-    assert!(Lora::open(&path).unwrap().layers.values().all(|layer| layer.alpha == RANK as f64));
+    assert!(LoraFile::open(&path).unwrap().layers.values().all(|layer| layer.alpha == RANK as f64));
 }
 
 #[test]
 fn an_adapter_starts_training_of_the_same_layers_with_the_same_rank() {
-    let lora = Lora::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
-    let source = Source::open(&base()).unwrap();
+    let lora = LoraFile::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
+    let source = WeightsSource::open(&base()).unwrap();
     let mut recipe = recipe::Recipe::for_sampling(source.model().unwrap(), None).unwrap();
     let refused =
         |recipe: &recipe::Recipe| lora.check_start(recipe).map_err(|failure| (failure.code, failure.why)).err();
@@ -283,8 +284,8 @@ fn an_adapter_starts_training_of_the_same_layers_with_the_same_rank() {
 
 #[test]
 fn the_factors_of_a_weight_are_those_of_the_file() {
-    let lora = Lora::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
-    let specs = recipe::param_specs(Source::open(&base()).unwrap().model().unwrap());
+    let lora = LoraFile::open("../../tests/fixtures/oracle/lora/cogvideox_5b_tiny/attnff_r4_a8/peft".into()).unwrap();
+    let specs = recipe::param_specs(WeightsSource::open(&base()).unwrap().model().unwrap());
     let of = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap();
     let mut files = Files::default();
     let factors = lora.factors(of("blocks.1.mlp.down.weight"), &mut files).unwrap().unwrap();
@@ -299,9 +300,9 @@ fn the_factors_of_a_weight_are_those_of_the_file() {
 fn an_adapter_is_identified_by_its_bytes() {
     let (_keep, folder) = temp();
     let path = write(&folder, LoraForm::Kohya, &[]);
-    let (lora, sum) = Lora::open_verified(&path).unwrap();
-    assert_eq!(lora, Lora::open(&path).unwrap());
-    assert_eq!(Lora::open_verified(&path).unwrap().1, sum);
+    let (lora, sum) = LoraFile::open_verified(&path).unwrap();
+    assert_eq!(lora, LoraFile::open(&path).unwrap());
+    assert_eq!(LoraFile::open_verified(&path).unwrap().1, sum);
     write(&folder, LoraForm::Kohya, &[("lora_unet__more.lora_magnitude_vector", &[3])]);
-    assert_ne!(Lora::open_verified(&path).unwrap().1, sum);
+    assert_ne!(LoraFile::open_verified(&path).unwrap().1, sum);
 }

@@ -20,6 +20,8 @@ pub struct Figures {
     pub peak_gib: f64,
     /// Growth of peak memory since before the model was loaded, if it is measured.
     pub growth_gib: f64,
+    /// Bytes of optimizer state per parameter, if they are measured.
+    pub bytes_per_parameter: f64,
     /// The norms of the results.
     pub norms: Vec<f64>,
 }
@@ -39,6 +41,7 @@ impl Figures {
             cpu_s: least("cpu_s"),
             peak_gib: figures["peak_gib"].as_f64().unwrap_or(f64::NAN),
             growth_gib: figures["growth_gib"].as_f64().unwrap_or(f64::NAN),
+            bytes_per_parameter: figures["bytes_per_parameter"].as_f64().unwrap_or(f64::NAN),
             norms: numbers("norms"),
         })
     }

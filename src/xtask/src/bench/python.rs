@@ -33,6 +33,13 @@ pub fn environment_with_lora() -> Result<Utf8PathBuf> {
     Ok(bin)
 }
 
+/// Returns the `bin` folder of the environment with torchao, which has an 8-bit AdamW that runs on the CPU.
+pub fn environment_with_torchao() -> Result<Utf8PathBuf> {
+    let bin = environment()?;
+    install(&bin, "complete-torchao", &["torchao==0.18.0"])?;
+    Ok(bin)
+}
+
 /// Returns the `bin` folder of the environment with PyAV, which binds FFmpeg's libraries.
 pub fn environment_with_pyav() -> Result<Utf8PathBuf> {
     let bin = environment()?;

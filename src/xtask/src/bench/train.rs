@@ -19,9 +19,9 @@ const STEPS: usize = 6;
 
 /// Seconds of a step and peak memory of rank 0.
 #[derive(Debug, Clone, Copy)]
-struct Figures {
-    step_s: f64,
-    peak_gib: f64,
+pub struct Figures {
+    pub step_s: f64,
+    pub peak_gib: f64,
 }
 
 /// One comparison: the model that both sides train, and the distribution of the work.
@@ -152,20 +152,25 @@ fn theirs(bin: &Utf8Path, case: &Case) -> Result<Figures> {
 fn ours(scratch: &Scratch, case: &Case) -> Result<Figures> {
     let ranks = case.share.ranks();
     let (shards, tp) = if case.share == Share::Tp { (1, ranks) } else { (ranks, 1) };
-    let (n, runs) = (ranks.to_string(), scratch.0.join("runs"));
-    let recipe = root().join("tests/bench").join(case.recipe);
-    let mut run = command(
-        release_dir().join("vidtui"),
-        ["--runs", runs.as_str(), "launch", recipe.as_str(), "--local", &n, "--wait", "--json"],
-    );
-    for set in [
+    let sets = vec![
         format!("mesh.dp_shard={shards}"),
         format!("mesh.tp={tp}"),
         format!("train.global_batch={shards}"),
         format!("train.steps={STEPS}"),
         format!("train.threads={}", 2 / ranks),
-        format!("data.index={}", scratch.0.join("index.jsonl")),
-    ] {
+    ];
+    launch(scratch, case.recipe, &ranks.to_string(), sets)
+}
+
+/// Trains a recipe of `tests/bench` with some keys set.
+pub fn launch(scratch: &Scratch, recipe: &str, ranks: &str, sets: Vec<String>) -> Result<Figures> {
+    let runs = scratch.0.join("runs");
+    let recipe = root().join("tests/bench").join(recipe);
+    let mut run = command(
+        release_dir().join("vidtui"),
+        ["--runs", runs.as_str(), "launch", recipe.as_str(), "--local", ranks, "--wait", "--json"],
+    );
+    for set in sets.into_iter().chain([format!("data.index={}", scratch.0.join("index.jsonl"))]) {
         run.args(["--set", &set]);
     }
     output(&mut run, "see the run's logs")?;

@@ -260,6 +260,38 @@ fn a_command_needs_space_where_it_saves() {
 }
 
 #[test]
+fn a_node_needs_room_for_what_its_ranks_offload() {
+    let of = |sets: &[&str], facts: &str| {
+        let plan = embedded(&[&["memory.block_swap=1"], sets].concat());
+        let answer = format!("{facts}\nruns_inodes");
+        failed(&plan, [&[("runs_inodes", &answer)], &[ROOM], &[ROOM]])
+    };
+    const ROOM: (&str, &str) =
+        ("runs_inodes", "offload_folder /tmp\noffload_writable yes\noffload_free_kib 900000000\nruns_inodes");
+    let offload = |code| [on("node01", CheckId::Offload, code)];
+    let cpu = ["train.device=cpu"];
+    assert_eq!(of(&cpu, "offload_folder /tmp\noffload_writable yes\noffload_free_kib 900000000"), []);
+    assert_eq!(of(&cpu, "offload_folder /tmp"), offload(ErrorCode::PermissionDenied));
+    let tmpfs = "offload_folder /tmp\noffload_writable yes\noffload_kind tmpfs\noffload_free_kib 900000000";
+    assert_eq!(of(&cpu, tmpfs), offload(ErrorCode::CheckFailed));
+    assert_eq!(
+        of(&cpu, "offload_folder /tmp\noffload_writable yes\noffload_free_kib 12"),
+        offload(ErrorCode::OutOfMemory)
+    );
+    assert_eq!(of(&["train.device=cuda"], "offload_free_kib 12"), offload(ErrorCode::OutOfMemory));
+
+    // The script answers on this machine.
+    let folder = format!("memory.folder={}", env!("CARGO_MANIFEST_DIR"));
+    for sets in [&["train.device=cpu", &folder][..], &["train.device=cuda"]] {
+        let plan = embedded(&[&["memory.block_swap=1"], sets].concat());
+        let script = format!("export LC_ALL=C\n{}echo end\n", offload::script(&plan));
+        let facts = query_facts(&mut Local::new().unwrap(), &script).unwrap();
+        assert!(facts.get("offload_free_kib").unwrap().parse::<u64>().unwrap() > 0, "{sets:?}");
+    }
+    assert_eq!(offload::script(&embedded(&[])), "");
+}
+
+#[test]
 fn every_other_obstacle_on_a_node_fails_its_own_check() {
     let mut plan = embedded(&[]);
     plan.attempt.start = StartFrom::Weights { path: "/weights/step-00000060".into() };

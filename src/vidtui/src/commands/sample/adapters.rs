@@ -4,14 +4,14 @@ use crate::command_error::CommandError;
 use crate::commands::transfer;
 use crate::workspace::Workspace;
 use recipe::{MergedLora, Recipe};
-use weights::{Lora, Source};
+use weights::{LoraFile, WeightsSource};
 
 /// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model. Returns a warning for each that was
 /// trained on other weights.
 pub fn add(
     workspace: &Workspace,
     recipe: &mut Recipe,
-    source: &Source,
+    source: &WeightsSource,
     given: &[String],
 ) -> Result<Vec<String>, CommandError> {
     let specs = recipe::param_specs(&recipe.model);
@@ -19,9 +19,9 @@ pub fn add(
     for text in given {
         let MergedLora { path, weight } = MergedLora::parse(text);
         // A run stands for its newest checkpoint.
-        let path = Source::open(&transfer::find(workspace, path.as_str())?)?.location.weights;
+        let path = WeightsSource::open(&transfer::find(workspace, path.as_str())?)?.location.weights;
         let path = workspace.here.join(path);
-        let lora = Lora::open(&path)?;
+        let lora = LoraFile::open(&path)?;
         lora.check_model(&specs)?;
         warnings.extend(lora.other_base(source));
         recipe.sample.lora.push(MergedLora { path, weight }.to_string());

@@ -4,12 +4,12 @@ use crate::command_error::CommandError;
 use crate::commands::transfer::{self, Transfer};
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Dtype, SampleScheduler};
+use recipe::{ComputeDtype, SampleScheduler};
 use rundir::{ErrorCode, Failure, now_s};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::UNIX_EPOCH;
-use weights::{ConvertPlan, ConvertRequest, Form, SchedulerConfig, Source, SourceKind};
+use weights::{ConvertPlan, ConvertRequest, Form, SchedulerConfig, SourceKind, WeightsSource};
 
 /// The folder of converted weights, beside the runs.
 const FOLDER: &str = "weights";
@@ -17,7 +17,7 @@ const FOLDER: &str = "weights";
 /// Weights in a format that the trainer loads, and the defaults of their source.
 pub struct SampledWeights {
     /// A run or a checkpoint.
-    pub source: Source,
+    pub source: WeightsSource,
     /// The conversion that must make `source` first, if any.
     pub conversion: Option<ConvertPlan>,
     /// The defaults, if the source is a diffusers folder.
@@ -31,13 +31,13 @@ pub struct Pipeline {
     /// The sampler of its scheduler.
     pub scheduler: SampleScheduler,
     /// The dtype for sampling, chosen by the dtype of the weights.
-    pub dtype: Dtype,
+    pub dtype: ComputeDtype,
 }
 
 impl SampledWeights {
     /// Finds weights. Weights of diffusers and of other trainers need a conversion, unless they were converted earlier.
     pub fn find(workspace: &Workspace, given: &str) -> Result<Self, CommandError> {
-        let source = Source::open(&transfer::find(workspace, given)?)?;
+        let source = WeightsSource::open(&transfer::find(workspace, given)?)?;
         let kind = source.location.kind;
         if matches!(kind, SourceKind::Checkpoint | SourceKind::Run) {
             return Ok(Self { source, conversion: None, pipeline: None });
@@ -54,7 +54,7 @@ impl SampledWeights {
         source.model()?;
         let pipeline = Some(Pipeline::of(&source)?);
         let target = workspace.runs.join(FOLDER).join(name(&source)?);
-        if let Ok(source) = Source::open(&target) {
+        if let Ok(source) = WeightsSource::open(&target) {
             return Ok(Self { source, conversion: None, pipeline });
         }
         let link = matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline);
@@ -81,13 +81,13 @@ impl SampledWeights {
         let done = plan.execute(false, now_s(), random, &mut |progress| transfer.step(progress));
         transfer.end();
         done?;
-        self.source = Source::open(&plan.target)?;
+        self.source = WeightsSource::open(&plan.target)?;
         Ok(())
     }
 }
 
 impl Pipeline {
-    fn of(source: &Source) -> Result<Self, Failure> {
+    fn of(source: &WeightsSource) -> Result<Self, Failure> {
         let weights = &source.location.weights;
         let transformer = if weights.is_dir() { weights } else { weights.parent().unwrap_or(weights) };
         let folder = transformer.parent().unwrap_or(transformer);
@@ -102,14 +102,14 @@ impl Pipeline {
         };
         // Half precision has more digits than bfloat16.
         let is_bfloat16 = source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
-        let dtype = if is_bfloat16 { Dtype::Bfloat16 } else { Dtype::Float32 };
+        let dtype = if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 };
         let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
         Ok(Self { encoders, scheduler, dtype })
     }
 }
 
 /// Returns the name of the converted weights: that of the folder, and a hash that changes with the model and its files.
-fn name(source: &Source) -> Result<String, Failure> {
+fn name(source: &WeightsSource) -> Result<String, Failure> {
     let path = &source.location.path;
     let real = path.canonicalize_utf8().map_err(|error| rundir::Error::io("find", path, error))?;
     let mut files = BTreeMap::new();
@@ -129,7 +129,7 @@ fn name(source: &Source) -> Result<String, Failure> {
 }
 
 /// Returns whether the weights are on the disk of a folder, so that hard links are possible.
-fn same_disk(source: &Source, folder: &Utf8Path) -> bool {
+fn same_disk(source: &WeightsSource, folder: &Utf8Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let disk = |path: &Utf8Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|about| about.dev());
     let files = source.tensors.values().flat_map(|tensor| &tensor.spans);

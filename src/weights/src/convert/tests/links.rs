@@ -34,7 +34,7 @@ fn files_that_would_be_copied_byte_for_byte_are_linked_on_request() {
         ControlFlow::Continue(())
     };
     plan.execute(false, NOW_S, 7, &mut see).unwrap();
-    assert!(last.is_some_and(|last: Progress| last.doing == Doing::Checking && last.done == last.total));
+    assert!(last.is_some_and(|last: WriteProgress| last.doing == Doing::Checking && last.done == last.total));
     assert_eq!(links(&place), count);
     // The tensors equal copied ones, and converting back gives the same model.
     let copied = folder.join("copied");

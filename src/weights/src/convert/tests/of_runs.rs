@@ -45,7 +45,7 @@ fn all_checksums_are_verified_before_the_target_appears() {
     let ranks: u64 = plan.source.checkpoint.unwrap().manifest.files.iter().map(|file| file.bytes).sum();
     let state = fs::metadata(run.join("checkpoints/step-00000040/state.toml")).unwrap().len();
     let total = ranks - state;
-    assert_eq!(last, Some(Progress { doing: Doing::Checking, done: total, total }));
+    assert_eq!(last, Some(WriteProgress { doing: Doing::Checking, done: total, total }));
 }
 
 #[test]

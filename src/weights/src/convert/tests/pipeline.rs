@@ -71,9 +71,9 @@ fn a_pipeline_of_symbolic_links_is_read_as_a_pipeline() {
     std::os::unix::fs::symlink(snapshot.join("network"), other.join("transformer")).unwrap();
     std::os::unix::fs::symlink(snapshot.join("vae"), other.join("vae")).unwrap();
     std::os::unix::fs::symlink("network", snapshot.join("transformer")).unwrap();
-    let whole = bytes(&Source::open(&small()).unwrap().tensors);
+    let whole = bytes(&WeightsSource::open(&small()).unwrap().tensors);
     for (n, source) in [snapshot.clone(), snapshot.join("transformer"), other.join("transformer")].iter().enumerate() {
-        let source = Source::open(source).unwrap();
+        let source = WeightsSource::open(source).unwrap();
         assert_eq!((source.latent_scale_known, source.model().unwrap().latent_scale), (true, 0.7));
         assert!(bytes(&source.tensors) == whole);
         let target = folder.join(n.to_string());
@@ -82,7 +82,7 @@ fn a_pipeline_of_symbolic_links_is_read_as_a_pipeline() {
         assert!(target.join("diffusion_pytorch_model.safetensors").symlink_metadata().unwrap().is_file());
     }
     // That folder itself is not inside a pipeline.
-    assert!(Source::open(&snapshot.join("network")).is_ok_and(|source| !source.latent_scale_known));
+    assert!(WeightsSource::open(&snapshot.join("network")).is_ok_and(|source| !source.latent_scale_known));
 }
 
 #[test]

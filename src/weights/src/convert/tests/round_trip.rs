@@ -71,7 +71,7 @@ fn a_checkpoint_made_of_an_oracle_folder_is_complete_and_has_every_parameter_of_
             assert_eq!(checkpoint.tensor(&spec.name).unwrap().shape, spec.shape);
             assert!(ours[&spec.name] == theirs[spec.diffusers.as_ref().unwrap()], "{}", spec.name);
         }
-        assert_eq!(Source::open(&place).unwrap().model().unwrap(), plan.model.as_ref().unwrap());
+        assert_eq!(WeightsSource::open(&place).unwrap().model().unwrap(), plan.model.as_ref().unwrap());
         assert_eq!(names(&folder), ["inner"], "nothing else is left");
     }
 }
@@ -99,10 +99,10 @@ fn inpainting_shards_of_every_dtype_are_copied_byte_for_byte() {
         go(&grown).unwrap();
         let fun = grown.target;
         assert!(fun.join("diffusion_pytorch_model.safetensors.index.json").exists());
-        let source = Source::open(&fun).unwrap();
-        assert_eq!((source.family, source.model().unwrap().in_channels), (Some(crate::Family::FunInP), 33));
+        let source = WeightsSource::open(&fun).unwrap();
+        assert_eq!((source.family, source.model().unwrap().in_channels), (Some(crate::PublishedModel::FunInP), 33));
         let inner = shards(&fun, "inner", Form::Internal);
-        assert_eq!(Source::open(&inner).unwrap().family, Some(crate::Family::FunInP));
+        assert_eq!(WeightsSource::open(&inner).unwrap().family, Some(crate::PublishedModel::FunInP));
         let back = shards(&inner, "back", Form::Diffusers);
         assert!(of(&fun) == of(&back), "{dtype}: a tensor changed");
         assert!(of(&inner).values().all(|(found, ..)| *found == dtype));

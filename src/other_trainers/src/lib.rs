@@ -1,0 +1,21 @@
+//! Reads the logs and checkpoints of other trainers.
+//!
+//! Each trainer is described in a file of its own: the phrases of its log, its progress bar, the names of its checkpoints and the files
+//! in them. [`LogReader`] reads a log without touching files or clocks. [`checkpoints`], [`latest`], [`latest_strict`] and
+//! [`checkpoint_folders`] work for runs of any trainer; for the embedded trainer they call `rundir`.
+
+mod accelerate;
+mod bar;
+mod checkpoints;
+mod contents;
+mod finetrainers;
+mod formats;
+mod lines;
+mod open_sora;
+mod reader;
+mod table;
+mod ttt_video_dit;
+
+pub use checkpoints::{checkpoint_folders, checkpoints, latest, latest_strict, written_over_s};
+pub use lines::clean;
+pub use reader::{LogEvent, LogReader};

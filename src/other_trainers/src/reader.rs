@@ -1,0 +1,157 @@
+//! Reads metrics and events from a growing log.
+
+use crate::bar;
+use crate::formats::{Line, Phrase, Step};
+use crate::lines::Lines;
+use crate::table::formats;
+use recipe::OtherTrainer;
+use rundir::MetricSample;
+
+/// Reads the log of the rank that logs the metrics of the whole run.
+#[derive(Debug)]
+pub struct LogReader {
+    trainer: OtherTrainer,
+    attempt: u32,
+    /// The number of the trainer's steps per step of the run.
+    accumulation: u64,
+    lines: Lines,
+    /// The newest step in the log; later lines may repeat it with better numbers.
+    pending: Option<PendingStep>,
+    /// The last step that was returned, and when the log reached it.
+    passed_on: u64,
+    passed_on_t: Option<f64>,
+    peak_gib: Option<f64>,
+    evaluating: bool,
+}
+
+#[derive(Debug)]
+struct PendingStep {
+    step: Step,
+    t: f64,
+}
+
+/// An event or a step in a log.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LogEvent {
+    /// The metrics of a step.
+    Metric(Box<MetricSample>),
+    /// Training begins.
+    Started,
+    /// Training continues from a checkpoint.
+    Resumed,
+    /// A checkpoint is being written.
+    Saving,
+    /// A checkpoint was written or will be written soon; its folder shows whether it is complete.
+    Saved,
+    /// An evaluation begins. No steps are made until it ends.
+    EvaluationStarted,
+    /// An evaluation ended.
+    EvaluationEnded,
+}
+
+impl LogReader {
+    /// Reads the log of an attempt that continues after `start_step`. `accumulation` is the number of micro-batches in a batch.
+    pub fn new(trainer: OtherTrainer, attempt: u32, start_step: u64, accumulation: u64) -> Self {
+        let counts_micro_batches = formats(trainer).is_some_and(|it| it.counts_micro_batches);
+        let accumulation = if counts_micro_batches { accumulation.max(1) } else { 1 };
+        let (lines, pending) = (Lines::default(), None);
+        let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
+        Self { trainer, attempt, accumulation, lines, pending, passed_on, passed_on_t, peak_gib, evaluating }
+    }
+
+    /// Reads what was appended to the log until `now`, Unix seconds.
+    pub fn read(&mut self, bytes: &[u8], now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        for line in self.lines.push(bytes) {
+            for part in bar::apart(&line) {
+                self.read_line(part, now, &mut events);
+            }
+        }
+        events
+    }
+
+    /// Returns the newest step, which is kept back because later lines may repeat it. Called when the log has not
+    /// grown, and at its end.
+    pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        // The line of a progress bar has no end until the bar is redrawn; the redrawn line is read again.
+        let half = self.lines.half();
+        if let Some(Line::Step(step)) = half.and_then(|line| formats(self.trainer)?.read(&line)) {
+            self.take_step(step, now, &mut events);
+        }
+        self.pass_on(&mut events);
+        events
+    }
+
+    fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
+        let Some(line) = formats(self.trainer).and_then(|it| it.read(line)) else { return };
+        if let Line::Step(step) = line {
+            return self.take_step(step, now, events);
+        }
+        // Any other line follows the step before it, so that step is complete.
+        self.pass_on(events);
+        match line {
+            Line::Phrase(Phrase::Started) => events.push(LogEvent::Started),
+            Line::Phrase(Phrase::Resumed) => events.push(LogEvent::Resumed),
+            Line::Phrase(Phrase::Saving) => events.push(LogEvent::Saving),
+            Line::Phrase(Phrase::Saved) => events.push(LogEvent::Saved),
+            // Some trainers log one line for each prompt.
+            Line::Phrase(Phrase::Evaluating) => {
+                if !std::mem::replace(&mut self.evaluating, true) {
+                    events.push(LogEvent::EvaluationStarted);
+                }
+            }
+            Line::Phrase(Phrase::Evaluated) => self.end_evaluation(events),
+            Line::Memory(gib) => self.peak_gib = Some(gib),
+            Line::Step(_) => {}
+        }
+    }
+
+    fn end_evaluation(&mut self, events: &mut Vec<LogEvent>) {
+        if std::mem::take(&mut self.evaluating) {
+            events.push(LogEvent::EvaluationEnded);
+        }
+    }
+
+    fn take_step(&mut self, step: Step, now: f64, events: &mut Vec<LogEvent>) {
+        match &mut self.pending {
+            // A redrawn bar shows the new count before the new loss.
+            Some(pending) if pending.step.done == step.done => pending.step = step,
+            _ => {
+                self.pass_on(events);
+                self.pending = Some(PendingStep { step, t: now });
+            }
+        }
+    }
+
+    fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
+        let Some(PendingStep { step, t }) = &self.pending else { return };
+        let (t, done) = (*t, step.done / self.accumulation);
+        if done <= self.passed_on {
+            return;
+        }
+        // The first bars show no speed, so it is estimated from the clock.
+        let by_clock = || Some((t - self.passed_on_t?) / (done - self.passed_on) as f64);
+        let step_s = step.step_s.map(|step_s| step_s * self.accumulation as f64).or_else(by_clock);
+        let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
+        let sample = MetricSample {
+            attempt: self.attempt,
+            step: done,
+            t,
+            is_from_log: true,
+            loss: finite(Some(step.loss)),
+            grad_norm: finite(step.grad_norm),
+            lr: finite(step.lr).unwrap_or(0.0),
+            step_s: finite(step_s).unwrap_or(0.0),
+            data_s: finite(step.data_s).unwrap_or(0.0),
+            mem_peak_gib_by_rank: self.peak_gib.into_iter().collect(),
+            ..MetricSample::default()
+        };
+        (self.passed_on, self.passed_on_t) = (done, Some(t));
+        self.end_evaluation(events);
+        events.push(LogEvent::Metric(Box::new(sample)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! The `[memory]` section: what a rank keeps outside the memory of its device.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+
+use crate::{Device, Recipe, Remat};
+
+/// Block swap and offload: the tensors that a rank keeps in a backing store, outside the memory of its device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySettings {
+    /// Blocks whose weights and gradients are in the backing store, and are fetched before they are used.
+    pub block_swap: usize,
+    /// Whether the optimizer's state is in the backing store.
+    pub optimizer_offload: bool,
+    /// Whether the saved inputs of blocks are in the backing store between the forward and the backward pass.
+    pub activation_offload: bool,
+    /// The backing store.
+    pub store: OffloadStore,
+    /// The folder of the files of [`OffloadStore::File`]. Empty: the folder of temporary files of each node.
+    pub folder: Utf8PathBuf,
+}
+
+/// The memory beside that of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OffloadStore {
+    /// [`OffloadStore::Host`] for ranks on GPUs, [`OffloadStore::File`] for ranks on the CPU.
+    Auto,
+    /// The memory of the node.
+    Host,
+    /// Files on a disk of the node.
+    File,
+}
+
+impl Default for MemorySettings {
+    /// Returns the values of a recipe that sets none of the keys.
+    fn default() -> Self {
+        MemorySettings {
+            block_swap: 0,
+            optimizer_offload: false,
+            activation_offload: false,
+            store: OffloadStore::Auto,
+            folder: Utf8PathBuf::new(),
+        }
+    }
+}
+
+impl OffloadStore {
+    /// Returns the store of a rank: never [`OffloadStore::Auto`].
+    pub fn on(self, gpu: bool) -> Self {
+        match (self, gpu) {
+            (OffloadStore::Auto, true) => OffloadStore::Host,
+            (OffloadStore::Auto, false) => OffloadStore::File,
+            (chosen, _) => chosen,
+        }
+    }
+}
+
+impl MemorySettings {
+    /// Returns whether anything is kept outside the memory of the device.
+    pub fn is_used(&self) -> bool {
+        self.block_swap > 0 || self.optimizer_offload || self.activation_offload
+    }
+
+    /// Returns the folder of the files, if the recipe names one.
+    pub fn folder(&self) -> Option<&Utf8Path> {
+        Some(self.folder.as_path()).filter(|path| !path.as_str().is_empty())
+    }
+
+    /// Returns for each of `blocks` blocks whether it is swapped. Swapped blocks are spread evenly, so that each is fetched while
+    /// others compute.
+    pub fn swapped(&self, blocks: usize) -> Vec<bool> {
+        let swap = self.block_swap.min(blocks);
+        (0..blocks).map(|block| (block + 1) * swap / blocks > block * swap / blocks).collect()
+    }
+}
+
+impl Recipe {
+    /// Returns whether ranks compute on GPUs, as far as the recipe decides it.
+    pub(crate) fn expects_gpus(&self) -> bool {
+        self.train.device != Device::Cpu
+    }
+}
+
+impl Remat {
+    /// Returns whether some blocks of `blocks` save their inputs.
+    pub(crate) fn saves_inputs(&self, blocks: usize) -> bool {
+        self.blocks_per_input(blocks) < blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_that_of_the_schema() {
+        let path = "../../tests/fixtures/configs/valid/minimal.toml";
+        assert_eq!(crate::load(path.into(), &[]).unwrap().recipe.memory, MemorySettings::default());
+    }
+
+    #[test]
+    fn swapped_blocks_are_spread_evenly() {
+        let swapped = |block_swap, blocks| {
+            let of = MemorySettings { block_swap, ..MemorySettings::default() }.swapped(blocks);
+            (0..blocks).filter(|block| of[*block]).collect::<Vec<_>>()
+        };
+        assert!(swapped(0, 4).is_empty());
+        assert_eq!(swapped(2, 6), [2, 5]);
+        assert_eq!(swapped(3, 4), [1, 2, 3]);
+        assert_eq!(swapped(9, 3), [0, 1, 2]);
+        for blocks in 1..50 {
+            assert!((0..=blocks).all(|n| swapped(n, blocks).len() == n), "{blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn a_rank_on_a_gpu_swaps_to_its_node_and_one_on_the_cpu_to_a_file() {
+        assert_eq!([true, false].map(|gpu| OffloadStore::Auto.on(gpu)), [OffloadStore::Host, OffloadStore::File]);
+        assert_eq!(OffloadStore::File.on(true), OffloadStore::File);
+    }
+}

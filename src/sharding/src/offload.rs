@@ -1,0 +1,361 @@
+//! The memory beside that of the device: where it is, and the copies from and to it.
+//!
+//! A [`BackingStore`] allocates tensors, and [`Offload`] moves them. On the CPU a thread copies while others compute; on a GPU a stream
+//! beside the one that computes. Copies run in the order in which they were started.
+
+use c10d::cuda::{self, Event};
+use c10d::mapped::{Mapped, copy_in_thread};
+use c10d::{Error, Result};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use tch::{Device, Kind, Tensor};
+
+/// Memory beside that of the device.
+pub trait BackingStore: Send + Sync {
+    /// Allocates a tensor of zeros on the CPU.
+    ///
+    /// # Errors
+    /// The memory is exhausted.
+    fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor>;
+
+    /// Returns whether a tensor is in memory that [`BackingStore::release`] can take out of the process.
+    fn releases(&self, _tensor: &Tensor) -> bool {
+        false
+    }
+
+    /// Takes the tensors of the store out of the process's memory, if they are elsewhere too. Their values do not change.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    fn release(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The memory of the node.
+#[derive(Debug, Clone, Copy)]
+pub struct HostStore {
+    /// Whether it is page-locked, for copies from and to a GPU.
+    pub pinned: bool,
+}
+
+impl BackingStore for HostStore {
+    fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor> {
+        let failed = |error: tch::TchError| Error::Torch {
+            doing: format!("keep a tensor of {size:?} in the memory of the node"),
+            why: error.to_string(),
+        };
+        if !self.pinned {
+            return Tensor::f_zeros(size, (kind, Device::Cpu)).map_err(failed);
+        }
+        let mut memory = cuda::pinned(&Tensor::f_empty(size, (kind, Device::Cpu)).map_err(failed)?)?;
+        let _ = memory.f_zero_().map_err(failed)?;
+        Ok(memory)
+    }
+}
+
+/// Files without names in a folder, each mapped into memory. They end with the process.
+#[derive(Debug)]
+pub struct FileStore {
+    folder: PathBuf,
+    mapped: Mutex<Vec<Mapped>>,
+}
+
+impl FileStore {
+    /// Keeps tensors in files in a folder, which must be on a disk.
+    pub fn new(folder: PathBuf) -> Self {
+        FileStore { folder, mapped: Mutex::default() }
+    }
+}
+
+impl BackingStore for FileStore {
+    fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor> {
+        let mapped = Mapped::zeros(&self.folder, size, kind)?;
+        let tensor = mapped.tensor();
+        self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(mapped);
+        Ok(tensor)
+    }
+
+    fn releases(&self, tensor: &Tensor) -> bool {
+        let mapped = self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        mapped.iter().any(|mapped| mapped.contains(tensor))
+    }
+
+    fn release(&self) -> Result<()> {
+        self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter().try_for_each(Mapped::release)
+    }
+}
+
+/// A backing store and the means to copy from and to it.
+pub struct Offload {
+    /// Whether the saved inputs of blocks are put away.
+    pub takes_inputs: bool,
+    /// Whether the optimizer's state is in the store.
+    pub takes_state: bool,
+    store: Arc<dyn BackingStore>,
+    device: Device,
+    /// The thread that copies on the CPU; `None` on a GPU.
+    copier: Option<Copier>,
+    /// Tensors for saved inputs that are not in use.
+    spare: Vec<Tensor>,
+    /// The input that is being put away.
+    leaving: Option<Copying>,
+    /// The input that is being fetched: its tensor in the store, and its copy.
+    ahead: Option<(Tensor, Fetched)>,
+}
+
+impl std::fmt::Debug for Offload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offload").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// A copy in progress.
+#[derive(Debug)]
+pub enum Copying {
+    /// The thread sends its result.
+    Thread(Receiver<Result<()>>),
+    /// The event follows the copy.
+    Stream(Event),
+}
+
+impl Copying {
+    /// Waits for the copy. On a GPU only the stream that computes waits.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn wait(self) -> Result<()> {
+        match self {
+            Copying::Thread(done) => done.recv().unwrap_or_else(|_| {
+                Err(Error::Torch {
+                    doing: "copy a tensor from or to the backing store".into(),
+                    why: "the thread ended".into(),
+                })
+            }),
+            Copying::Stream(event) => event.block(),
+        }
+    }
+}
+
+/// A copy on the device that is complete after [`Fetched::wait`].
+#[derive(Debug)]
+pub struct Fetched {
+    tensor: Tensor,
+    kind: Kind,
+    copying: Copying,
+}
+
+impl Fetched {
+    /// Waits for the copy and returns it.
+    ///
+    /// # Errors
+    /// The copy failed.
+    pub fn wait(self) -> Result<Tensor> {
+        self.copying.wait()?;
+        Ok(self.tensor.to_kind(self.kind))
+    }
+}
+
+/// A thread that copies tensors one after another.
+struct Copier {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Job {
+    to: Tensor,
+    from: Tensor,
+    done: Sender<Result<()>>,
+}
+
+impl Copier {
+    fn start(store: Arc<dyn BackingStore>) -> Self {
+        let (jobs, next) = channel::<Job>();
+        let thread = std::thread::spawn(move || {
+            for Job { to, from, done } in next {
+                let copied = copy_in_thread(&to, &from).and_then(|()| store.release());
+                // The tensors are freed before the caller continues.
+                drop((to, from));
+                let _ = done.send(copied);
+            }
+        });
+        Copier { jobs: Some(jobs), thread: Some(thread) }
+    }
+}
+
+impl Drop for Copier {
+    /// Waits for the thread: a process that exits while a thread is in libtorch may crash.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Offload {
+    /// Copies between a store and a device.
+    pub fn new(store: Arc<dyn BackingStore>, device: Device) -> Self {
+        let copier = (device == Device::Cpu).then(|| Copier::start(Arc::clone(&store)));
+        Offload {
+            takes_inputs: false,
+            takes_state: false,
+            store,
+            device,
+            copier,
+            spare: Vec::new(),
+            leaving: None,
+            ahead: None,
+        }
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Arc<dyn BackingStore> {
+        &self.store
+    }
+
+    /// Starts a copy.
+    fn start(&self, to: &Tensor, from: &Tensor) -> Result<Copying> {
+        let Some(Copier { jobs: Some(jobs), .. }) = &self.copier else {
+            return cuda::copy_beside(to, from).map(Copying::Stream);
+        };
+        let (done, receiver) = channel();
+        // If the thread has ended, the receiver reports it.
+        let _ = jobs.send(Job { to: to.shallow_clone(), from: from.shallow_clone(), done });
+        Ok(Copying::Thread(receiver))
+    }
+
+    /// Starts to copy a tensor of the store to the device, in dtype `kind`.
+    ///
+    /// # Errors
+    /// The memory of the device is exhausted, or the GPU failed.
+    pub fn fetch(&self, stored: &Tensor, kind: Kind) -> Result<Fetched> {
+        // The thread casts on the CPU. A GPU casts after the copy, because libtorch would cast on the host and wait.
+        let copied = if self.device == Device::Cpu { kind } else { stored.kind() };
+        let tensor = Tensor::f_empty(stored.size(), (copied, self.device)).map_err(|error| Error::Torch {
+            doing: format!("fetch a tensor of {:?}", stored.size()),
+            why: error.to_string(),
+        })?;
+        let copying = self.start(&tensor, stored)?;
+        Ok(Fetched { tensor, kind, copying })
+    }
+
+    /// Copies a tensor to the store and returns it there. Its memory on the device is freed when the copy is complete.
+    ///
+    /// # Errors
+    /// The memory of the store is exhausted, or the GPU failed.
+    pub fn put_away(&mut self, input: &Tensor) -> Result<Tensor> {
+        let fits = |spare: &Tensor| spare.size() == input.size() && spare.kind() == input.kind();
+        let to = match self.spare.iter().position(fits) {
+            Some(place) => self.spare.swap_remove(place),
+            None => self.store.zeros(&input.size(), input.kind())?,
+        };
+        // At most one input at a time is on its way, so that their memory is bounded.
+        self.wait_leaving()?;
+        self.leaving = Some(self.start(&to, &input.contiguous())?);
+        Ok(to)
+    }
+
+    fn wait_leaving(&mut self) -> Result<()> {
+        self.leaving.take().map_or(Ok(()), Copying::wait)
+    }
+
+    /// Copies tensors that were put away to the device. `next` are those that will be taken back next: their copies start now.
+    ///
+    /// # Errors
+    /// The memory of the device is exhausted, or a copy failed.
+    pub fn take_back(&mut self, stored: Tensor, next: Option<&Tensor>) -> Result<Tensor> {
+        self.wait_leaving()?;
+        let fetched = match self.ahead.take() {
+            Some((of, fetched)) if of.data_ptr() == stored.data_ptr() => fetched,
+            _ => self.fetch(&stored, stored.kind())?,
+        };
+        let tensor = fetched.wait()?;
+        if let Some(next) = next {
+            self.ahead = Some((next.shallow_clone(), self.fetch(next, next.kind())?));
+        }
+        self.spare.push(stored);
+        Ok(tensor)
+    }
+
+    /// Returns tensors of the store on the device: copies on a GPU, on the CPU the tensors themselves.
+    ///
+    /// # Errors
+    /// The memory of the device is exhausted, or the GPU failed.
+    pub fn on_device<const N: usize>(&self, stored: [&Tensor; N]) -> Result<[Tensor; N]> {
+        let copy = |tensor: &Tensor| {
+            let failed =
+                |error: tch::TchError| Error::Torch { doing: "fetch optimizer state".into(), why: error.to_string() };
+            let place = Tensor::f_empty(tensor.size(), (tensor.kind(), self.device)).map_err(failed)?;
+            cuda::copy(&place, tensor)?;
+            Ok(place)
+        };
+        if self.device == Device::Cpu {
+            return Ok(stored.map(Tensor::shallow_clone));
+        }
+        let copies: Vec<Tensor> = stored.into_iter().map(copy).collect::<Result<_>>()?;
+        Ok(copies.try_into().expect("as many copies as tensors"))
+    }
+
+    /// Writes tensors of [`Offload::on_device`] back to the store.
+    ///
+    /// # Errors
+    /// The GPU failed, or the operating system refuses to release memory.
+    pub fn write_back<const N: usize>(&self, stored: [&Tensor; N], device: &[Tensor; N]) -> Result<()> {
+        if self.device == Device::Cpu {
+            return self.store.release();
+        }
+        stored.into_iter().zip(device).try_for_each(|(to, from)| cuda::copy(to, from))?;
+        // The host reads the tensors next: a snapshot of a save, or the next fetch.
+        Event::record()?.wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stores() -> (tempfile::TempDir, [Arc<dyn BackingStore>; 2]) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FileStore::new(folder.path().to_owned());
+        (folder, [Arc::new(HostStore { pinned: false }), Arc::new(file)])
+    }
+
+    #[test]
+    fn tensors_come_back_in_any_order_with_their_values() {
+        let (_folder, stores) = stores();
+        for store in stores {
+            let mut offload = Offload::new(store, Device::Cpu);
+            let tensors: Vec<Tensor> =
+                (0..5).map(|i| Tensor::randn([3, 700 + i], (Kind::Float, Device::Cpu))).collect();
+            for round in 0..3 {
+                let mut away: Vec<Tensor> = tensors.iter().map(|t| offload.put_away(t).unwrap()).collect();
+                for wanted in tensors.iter().rev() {
+                    let stored = away.pop().unwrap();
+                    // In the second round the prefetched tensor is not the next one.
+                    let next = if round == 1 { away.first() } else { away.last() };
+                    assert!(offload.take_back(stored, next).unwrap().equal(wanted));
+                }
+                assert_eq!(offload.spare.len(), 5, "each round uses the same memory");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fetch_casts_and_does_not_share_memory() {
+        let (_folder, stores) = stores();
+        for store in stores {
+            let offload = Offload::new(store, Device::Cpu);
+            let mut stored = offload.store().zeros(&[40_000], Kind::Float).unwrap();
+            let values = Tensor::randn([40_000], (Kind::Float, Device::Cpu));
+            stored.copy_(&values);
+            let fetched = offload.fetch(&stored, Kind::BFloat16).unwrap().wait().unwrap();
+            assert!(fetched.equal(&values.to_kind(Kind::BFloat16)));
+            let same = offload.fetch(&stored, Kind::Float).unwrap().wait().unwrap();
+            let _ = stored.zero_();
+            assert!(same.equal(&values));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Out of memory: finds it in libtorch's errors, names the phase, and proposes settings that need less.
+
+use crate::memory::{self, Memory};
+use crate::phase;
+use cluster::NodeId;
+use recipe::{MemoryFit, RankMemory, Recipe};
+use rundir::{ErrorCode, Failure, RunDir};
+use serde_json::json;
+use std::any::Any;
+use tch::Device;
+use units::size;
+
+/// Texts of libtorch's CUDA and CPU allocators, of CUDA's libraries and of the C++ runtime.
+const TEXTS: [&str; 6] = [
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+];
+
+/// The proposals that a failure shows.
+const PROPOSALS: usize = 3;
+
+/// Returns the failure of an error that reports that memory is exhausted; `None` for other errors.
+pub fn failure(text: &str) -> Option<Failure> {
+    if !TEXTS.iter().any(|known| text.contains(known)) {
+        return None;
+    }
+    let phase = phase::current();
+    // libtorch's messages continue with a stack; in a panic, ends of lines are escaped.
+    let text = text.replace("\\n", "\n");
+    let why = text.lines().find(|line| TEXTS.iter().any(|known| line.contains(known))).unwrap_or(&text);
+    let why = why.split_once("Torch(\"").map_or(why, |(_, message)| message);
+    Some(Failure::new(ErrorCode::OutOfMemory, format!("out of memory in the phase '{}'", phase.name()), why.trim(), ""))
+}
+
+/// Returns the failure of a panic that reports that memory is exhausted. tch's operators panic when libtorch fails.
+pub fn of_panic(panic: &(dyn Any + Send)) -> Option<Failure> {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())?;
+    failure(text)
+}
+
+/// The rank that ran out of memory.
+pub struct ExhaustedRank<'a> {
+    pub run: &'a RunDir,
+    /// With the mesh of the attempt.
+    pub recipe: &'a Recipe,
+    pub attempt: u32,
+    pub rank: usize,
+    pub ranks_on_node: usize,
+    pub device: Device,
+    pub node: Option<NodeId>,
+}
+
+impl ExhaustedRank<'_> {
+    /// Adds the memory that the rank has and needs to a failure of [`failure`], and settings that need less. Writes a snapshot of the
+    /// memory to the folder of the node.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        let plan = self.recipe.cost().memory;
+        let limit = memory::limit(self.device, self.ranks_on_node);
+        let used = Memory::of(self.device);
+        let fits = self.fits(limit);
+        let snapshot = json!({
+            "schema": 1,
+            "phase": phase::current().name(),
+            "error": failure.why,
+            "limit_bytes": limit,
+            "now_gib": used.now_gib,
+            "peak_gib": used.peak_gib,
+            "plan": plan,
+            "plan_bytes": self.recipe.peak_memory(),
+            "allocator": self.allocator(),
+            "fits": fits.as_ref().ok(),
+        });
+        let written =
+            self.node.as_ref().map(|node| self.run.write_memory_snapshot(node, self.attempt, self.rank, &snapshot));
+        if let Some(Err(error)) = written {
+            eprintln!("{error}");
+        }
+        let limit = limit.map_or(String::new(), |limit| format!(", of at most {}", size(limit)));
+        let largest = largest(&plan).map(|(name, bytes)| format!("{name} {}", size(bytes))).join(", ");
+        let why = format!(
+            "{}; the rank used {:.1} GiB{limit}; its plan is {} at the peak, most of it {largest}",
+            failure.why,
+            used.peak_gib,
+            size(self.recipe.peak_memory()),
+        );
+        let fix = match fits {
+            Ok(fits) => proposals(&fits),
+            Err(fix) => fix,
+        };
+        Failure { why, fix, ..failure }
+    }
+
+    /// Returns settings that need less memory, or advice if there are none.
+    fn fits(&self, limit: Option<u64>) -> Result<Vec<MemoryFit>, String> {
+        let plan = self.recipe.peak_memory();
+        // If the plan fits the limit, it was too low, or other processes used the memory.
+        let goal = limit.filter(|limit| *limit < plan).unwrap_or(plan / 8 * 7);
+        self.recipe.fit_memory(goal, PROPOSALS).map_err(|error| error.fix)
+    }
+
+    /// Returns what libtorch's allocator reports of the GPU; null on the CPU, whose allocator keeps no record.
+    fn allocator(&self) -> serde_json::Value {
+        let Device::Cuda(gpu) = self.device else { return serde_json::Value::Null };
+        let text = c10d::cuda::memory_snapshot(gpu).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+}
+
+/// Returns the three largest parts of a plan.
+fn largest(plan: &RankMemory) -> [(&'static str, u64); 3] {
+    let mut parts = [
+        ("weights", plan.weights),
+        ("gradients", plan.gradients),
+        ("optimizer", plan.optimizer),
+        ("average", plan.ema),
+        ("kept between blocks", plan.kept),
+        ("gathered blocks", plan.gathered),
+        ("accumulated gradients", plan.accumulated),
+        ("workspace", plan.workspace),
+        ("update", plan.update),
+    ];
+    parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    [parts[0], parts[1], parts[2]]
+}
+
+fn proposals(fits: &[MemoryFit]) -> String {
+    let one = |fit: &MemoryFit| {
+        let flags: String = fit.sets.iter().map(|set| format!(" --set {set}")).collect();
+        format!("{} ({}, {:.2} × the time)", flags.trim_start(), size(fit.peak), fit.time)
+    };
+    let listed = fits.iter().map(one).collect::<Vec<_>>().join("; or ");
+    format!("launch again with less memory, fastest first: {listed}; --init RUN continues from the weights of this run")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::phase::Phase;
+
+    #[test]
+    fn out_of_memory_is_found_in_the_texts_of_every_allocator() {
+        for text in [
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB\nException raised from malloc",
+            "called `Result::unwrap()` on an `Err` value: Torch(\"DefaultCPUAllocator: can't allocate memory: 8 bytes\\nframe #0: c10\")",
+            "[enforce fail at alloc_cpu.cpp:129] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "std::bad_alloc",
+        ] {
+            for phase in [Phase::Forward, Phase::Optimizer] {
+                phase::enter(phase);
+                let failure = failure(text).unwrap_or_else(|| panic!("{text}"));
+                assert_eq!(failure.code, ErrorCode::OutOfMemory);
+                assert!(!failure.why.contains("frame") && !failure.why.contains("unwrap"), "{failure}");
+                assert!(failure.what.contains(phase.name()) && !failure.why.contains('\n'));
+            }
+        }
+        assert_eq!(failure("Connection reset by peer"), None);
+        let panic = std::panic::catch_unwind(|| panic!("CUDA out of memory. {}", 1)).unwrap_err();
+        assert_eq!(of_panic(panic.as_ref()).unwrap().code, ErrorCode::OutOfMemory);
+    }
+}

@@ -1,0 +1,66 @@
+//! The phase of training that this process is in, which an error names.
+
+use c10d::profile::Scope;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// A phase of training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Allocates and loads weights and state.
+    Load,
+    /// Reads data and computes the forward pass.
+    Forward,
+    /// Computes gradients, with the recomputed blocks.
+    Backward,
+    /// Updates the weights.
+    Optimizer,
+    /// Makes samples, or measures the validation loss.
+    Sample,
+    /// Saves a checkpoint.
+    Checkpoint,
+}
+
+const ALL: [Phase; 6] =
+    [Phase::Load, Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Sample, Phase::Checkpoint];
+
+static CURRENT: AtomicU8 = AtomicU8::new(0);
+
+thread_local! {
+    /// The range of the phase in a trace.
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+/// Enters a phase. A trace that is being recorded shows it as a range.
+pub fn enter(phase: Phase) {
+    CURRENT.store(phase as u8, Ordering::Relaxed);
+    SCOPE.with_borrow_mut(|scope| {
+        // The range before ends first.
+        *scope = None;
+        *scope = Scope::begin(phase.name()).ok();
+    });
+}
+
+/// Ends the range of the phase in a trace. The phase itself lasts until the next one.
+pub fn end_range() {
+    SCOPE.with_borrow_mut(|scope| *scope = None);
+}
+
+/// Returns the current phase.
+pub fn current() -> Phase {
+    ALL.get(usize::from(CURRENT.load(Ordering::Relaxed))).copied().unwrap_or(Phase::Load)
+}
+
+impl Phase {
+    /// Returns the name in files and errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+            Phase::Sample => "sample",
+            Phase::Checkpoint => "checkpoint",
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! `vidtui check --fit-memory` and `--table`: settings that fit a memory, and the memory of each way to train.
+
+use crate::command_error::CommandError;
+use crate::output::{self, Side};
+use recipe::{MemoryFit, MemoryRow, PublishedPeak, Recipe};
+use rundir::Failure;
+use serde_json::json;
+use units::size;
+
+/// The proposals that are shown.
+const PROPOSALS: usize = 4;
+
+/// Proposes settings with which a rank needs at most `limit` bytes.
+pub fn fit(recipe: &Recipe, named: &str, limit: u64, as_json: bool) -> Result<(), CommandError> {
+    let fits = recipe.fit_memory(limit, PROPOSALS).map_err(Failure::from)?;
+    let now = recipe.peak_memory();
+    if as_json {
+        return output::json(&json!({ "recipe": named, "limit_bytes": limit, "peak_bytes": now, "fits": fits }));
+    }
+    let [first, others @ ..] = fits.as_slice() else { return Ok(()) };
+    let mut text = format!("{named} needs {} per rank at the peak; the limit is {}\n", size(now), size(limit));
+    if first.sets.is_empty() {
+        return output::text(&format!("{text}it fits without a change\n"));
+    }
+    text += &format!("\nthe fastest settings that fit:\n{}", described(first));
+    if !others.is_empty() {
+        text += &format!("\nother ways:\n{}", others.iter().map(described).collect::<Vec<_>>().join("\n"));
+    }
+    output::text(&text)
+}
+
+fn described(fit: &MemoryFit) -> String {
+    let flags: String = fit.sets.iter().map(|set| format!(" --set {set}")).collect();
+    format!("  {} ({}, about {:.2} × the time)\n   {flags}\n", fit.changes.join(", "), size(fit.peak), fit.time)
+}
+
+/// Prints the planned memory of each way to train the model on one GPU, beside published figures.
+pub fn table(recipe: &Recipe, named: &str, as_json: bool) -> Result<(), CommandError> {
+    let rows = recipe.memory_table();
+    if as_json {
+        return output::json(&json!({ "recipe": named, "rows": rows }));
+    }
+    let columns = [
+        ("training", Side::Left),
+        ("recompute", Side::Left),
+        ("optimizer", Side::Left),
+        ("batch", Side::Right),
+        ("plan", Side::Right),
+        ("cogvideox-factory", Side::Right),
+    ];
+    let cells = |row: &MemoryRow| {
+        let training = if row.lora_rank == 0 { "all weights".into() } else { format!("LoRA {}", row.lora_rank) };
+        let published = match row.published {
+            None => String::new(),
+            Some(PublishedPeak::Gb(gb)) => format!("{gb:.1} GB"),
+            Some(PublishedPeak::OutOf80Gb) => "over 80 GB".into(),
+        };
+        vec![
+            training,
+            if row.recompute { "yes" } else { "no" }.into(),
+            format!("{}{}", row.optimizer.name(), if row.offload { ", offloaded" } else { "" }),
+            row.batch.to_string(),
+            format!("{:.1} GB", row.planned as f64 / 1e9),
+            published,
+        ]
+    };
+    let table = output::table(&columns, &rows.iter().map(cells).collect::<Vec<_>>());
+    let note = match rows.iter().any(|row| row.published.is_some()) {
+        true => {
+            "\nThe plan is for one GPU in bfloat16, with float32 weights and gradients of what is trained. cogvideox-factory measured the peak\n\
+                 of training on an A100 with 80 GB; its peaks of small batches are those of loading the text encoder. Where it\n\
+                 offloads state and gradients of all weights, the plan swaps every block.\n"
+        }
+        false => "\nThe plan is for one GPU in bfloat16, with float32 weights and gradients of what is trained.\n",
+    };
+    output::text(&format!("{table}{note}"))
+}

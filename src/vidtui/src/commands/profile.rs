@@ -1,0 +1,40 @@
+//! `vidtui profile`: requests traces of the next steps of a training run.
+
+use crate::args::ProfileArgs;
+use crate::command_error::CommandError;
+use crate::output;
+use crate::workspace::Workspace;
+use recipe::{Task, TrainerKind};
+use rundir::{ErrorCode, Failure};
+
+/// Requests that every rank records the next steps.
+pub fn run(workspace: &Workspace, args: &ProfileArgs) -> Result<(), CommandError> {
+    let dir = workspace.find(&args.run)?;
+    let (summary, _) = workspace.summary(&dir)?;
+    let refuse = |code, why: &str, fix: &str| {
+        Err(CommandError::from(Failure::new(code, format!("cannot profile {}", summary.run.id), why, fix)))
+    };
+    if summary.state.is_end() {
+        return refuse(ErrorCode::RunNotRunning, "the run has ended", "resume it: vidtui resume RUN");
+    }
+    let recipe = summary.run.recipe()?;
+    if recipe.trainer == TrainerKind::Command || recipe.task != Task::Train {
+        return refuse(
+            ErrorCode::InvalidArgument,
+            "only runs that train with the embedded trainer record traces",
+            "use the profiler of your program",
+        );
+    }
+    rundir::write_atomic(&dir.profile_file(), args.steps.to_string().as_bytes())?;
+    if args.output.json {
+        let document =
+            serde_json::json!({ "run": summary.run.id, "dir": dir.root, "steps": args.steps, "requested": true });
+        return output::json(&document);
+    }
+    let steps = units::counted(args.steps as usize, "step");
+    output::line(&format!(
+        "{} records {steps} after this one; the traces are {}/*/*.trace.json",
+        summary.run.id,
+        dir.nodes()
+    ))
+}
