@@ -58,7 +58,7 @@ fn with_cuda(build: &mut cc::Build, lib: &Path) {
     for place in places.filter(|place| place.exists()) {
         build.flag("-isystem").flag(place);
     }
-    build.define("USE_C10D_NCCL", None).file("cpp/cuda.cpp");
+    build.define("USE_C10D_NCCL", None).file("cpp/cuda.cpp").file("cpp/cuda_total.cpp");
     println!("cargo:rustc-link-lib=torch_cuda");
     println!("cargo:rustc-link-lib=c10_cuda");
 }

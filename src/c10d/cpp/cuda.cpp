@@ -4,7 +4,6 @@
 
 #include "shim.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -144,15 +143,6 @@ char* vidtui_cuda_snapshot(int device, char** out) {
     }
     json << "]}";
     *out = copy_text(json.str().c_str());
-  });
-}
-
-// Bytes of memory that a device has.
-char* vidtui_cuda_total(int device, int64_t* bytes) {
-  return guarded([&] {
-    // By the base class: CUDAAllocator's own function is inline and would need the CUDA runtime to link.
-    c10::DeviceAllocator* allocator = c10::getDeviceAllocator(at::kCUDA);
-    *bytes = static_cast<int64_t>(allocator->getMemoryInfo(static_cast<c10::DeviceIndex>(device)).second);
   });
 }
 
