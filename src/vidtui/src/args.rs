@@ -83,7 +83,7 @@ pub struct NodesArgs {
 
 /// Reads the name of a check that can be waived.
 fn waivable(name: &str) -> Result<String, String> {
-    let mut names = remote::CheckId::WAIVABLE.iter().map(|check| check.name());
+    let mut names = remote::CheckId::waivable().map(remote::CheckId::name);
     if names.clone().any(|known| known == name) {
         return Ok(name.to_owned());
     }
@@ -1261,7 +1261,7 @@ mod tests {
             "--hostfile gpus.txt --include gpu001 --push launch recipe.toml",
             "--hostfile gpus.txt nodes",
             "--slurm job.toml smi gpu001",
-            "launch recipe.toml --hostfile gpus.txt --exclude gpu001 --push --waive disk --waive clock",
+            "launch recipe.toml --hostfile gpus.txt --exclude gpu001 --push --waive disk --waive clock --waive offload",
             "resume latest --include gpu001 --push",
             "nodes --hostfile gpus.txt --include gpu001",
             "nodes --simulate 4",

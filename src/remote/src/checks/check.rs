@@ -87,13 +87,20 @@ pub enum CheckId {
 }
 
 impl CheckId {
-    /// The checks that `--waive` can name: those of a plan, and not those of its inputs.
-    pub const WAIVABLE: [Self; 25] = [
-        Self::RunDirectory,
-        Self::Secrets,
+    /// Every check, in the order of the variants.
+    const ALL: [Self; 33] = [
+        Self::Recipe,
+        Self::Mesh,
+        Self::Ranks,
         Self::Data,
         Self::Weights,
         Self::Trainer,
+        Self::Supervisor,
+        Self::Plan,
+        Self::Starts,
+        Self::DiskAndRunFolder,
+        Self::RunDirectory,
+        Self::Secrets,
         Self::Node,
         Self::Device,
         Self::Machine,
@@ -103,6 +110,7 @@ impl CheckId {
         Self::Disk,
         Self::Inodes,
         Self::Output,
+        Self::Offload,
         Self::Rendezvous,
         Self::Command,
         Self::Ffmpeg,
@@ -115,6 +123,50 @@ impl CheckId {
         Self::Nodes,
         Self::Job,
     ];
+
+    /// Returns the checks that `--waive` can name.
+    pub fn waivable() -> impl DoubleEndedIterator<Item = Self> + Clone {
+        Self::ALL.into_iter().filter(|check| check.is_waivable())
+    }
+
+    /// Returns whether a launch can continue if this check fails. Without a recipe, ranks or a program, there is no plan.
+    fn is_waivable(self) -> bool {
+        match self {
+            Self::Recipe
+            | Self::Mesh
+            | Self::Ranks
+            | Self::Supervisor
+            | Self::Plan
+            | Self::Starts
+            | Self::DiskAndRunFolder => false,
+            Self::Data
+            | Self::Weights
+            | Self::Trainer
+            | Self::RunDirectory
+            | Self::Secrets
+            | Self::Node
+            | Self::Device
+            | Self::Machine
+            | Self::Clock
+            | Self::Libtorch
+            | Self::RunFolder
+            | Self::Disk
+            | Self::Inodes
+            | Self::Output
+            | Self::Offload
+            | Self::Rendezvous
+            | Self::Command
+            | Self::Ffmpeg
+            | Self::Gpus
+            | Self::GpuProcesses
+            | Self::GpuMemory
+            | Self::GpuErrors
+            | Self::Slurm
+            | Self::Partition
+            | Self::Nodes
+            | Self::Job => true,
+        }
+    }
 
     /// Returns the name that users see and pass to `--waive`.
     pub fn name(self) -> &'static str {
@@ -249,6 +301,14 @@ pub fn merge_passed(checks: &[Check]) -> Vec<Check> {
 mod tests {
     use super::*;
     use rundir::ErrorCode;
+
+    #[test]
+    fn a_check_can_be_waived_exactly_if_it_is_one_of_a_plan() {
+        assert!(CheckId::ALL.iter().enumerate().all(|(at, check)| *check as usize == at), "{:?}", CheckId::ALL);
+        let waivable: Vec<CheckId> = CheckId::waivable().collect();
+        assert!(waivable.contains(&CheckId::Offload) && waivable.contains(&CheckId::Job), "{waivable:?}");
+        assert!(!waivable.contains(&CheckId::Recipe) && !waivable.contains(&CheckId::Plan), "{waivable:?}");
+    }
 
     #[test]
     fn checks_that_pass_on_several_nodes_are_merged_and_failures_are_not() {
