@@ -134,3 +134,32 @@ fn buckets_show_where_clips_go_and_the_check_drops_the_same_clips() {
     let both = [&check[..], &["--frames", "49"]].concat();
     assert!(site.fails(&both).contains("--frames"));
 }
+
+#[test]
+fn options_that_do_not_fit_the_source_of_buckets_are_refused() {
+    let site = TestSite::new();
+    let size = "{ frames = 9, height = 32, width = 32 }";
+    let recipe = format!("base = \"small/short.toml\"\nname = \"buckets\"\n[data]\nbuckets = [{size}]\n");
+    site.write("configs/buckets.toml", &recipe);
+    let header = dataset::ManifestHeader::new("clips".into(), "pairs", &site.root);
+    dataset::ClipManifest { header, clips: Vec::new() }.write(&site.root.join("clips.jsonl")).unwrap();
+    let factory = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/dataset/factory");
+    site.succeeds(&["data", "import", factory.as_str(), "latents", "--channels", "4"]);
+    let on = |source| ["data", "buckets", source, "--recipe", "configs/buckets.toml"];
+    assert_eq!(site.json(&[&on("clips.jsonl")[..], &["--fps", "8", "--json"]].concat())["clips"], 0);
+    assert!(site.json(&[&on("latents")[..], &["--json"]].concat())["clips"].as_u64() > Some(0));
+    for (source, options) in [
+        ("videos", &["--fps", "0"][..]),
+        ("videos", &["--fps", "8", "--mode", "linspace"]),
+        ("videos", &["--mode", "time@fps"]),
+        ("clips.jsonl", &["--layout", "pairs"]),
+        ("clips.jsonl", &["--fps", "8", "--max-characters", "100"]),
+        ("latents", &["--root", "videos"]),
+        ("latents", &["--fps", "8"]),
+        ("latents", &["--mode", "head"]),
+        ("latents/index.jsonl", &["--stride", "2"]),
+    ] {
+        let error = site.error(&[&on(source)[..], options].concat());
+        assert_eq!(error, (2, "invalid-argument".into()), "{source} {options:?}");
+    }
+}

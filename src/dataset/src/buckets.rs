@@ -2,7 +2,7 @@
 
 use crate::store::seed_of;
 use crate::{Clip, ClipManifest, ExclusionReason};
-use recipe::{Bucket, Buckets, ClipSize, Encode, Misfit, Recipe};
+use recipe::{Bucket, Buckets, ClipSize, Misfit, Recipe};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use video::{FrameChoice, FrameMode};
@@ -17,10 +17,9 @@ pub struct Assigner {
 }
 
 impl Assigner {
-    /// Makes the assigner of a recipe that has buckets, with the frames that an encode takes.
-    pub fn new(recipe: &Recipe, encode: &Encode) -> Option<Self> {
-        let choice =
-            FrameChoice { mode: encode.mode, frames: 1, fps: encode.rate(), stride: encode.stride, seed: encode.seed };
+    /// Makes the assigner of a recipe that has buckets. `choice` is how an encode takes frames from a clip; its number of frames
+    /// is not used.
+    pub fn new(recipe: &Recipe, choice: FrameChoice) -> Option<Self> {
         Some(Self { buckets: recipe.buckets()?, choice })
     }
 
@@ -33,9 +32,11 @@ impl Assigner {
         self.buckets.assign(size, seed_of(self.choice.seed, &clip.content))
     }
 
-    /// Returns the buckets.
-    pub fn buckets(&self) -> &Buckets {
-        &self.buckets
+    /// Returns the buckets that are not among the `used` ones.
+    pub fn unused(&self, used: &[Bucket]) -> Vec<Bucket> {
+        let mut all = self.buckets.all();
+        all.retain(|bucket| !used.contains(bucket));
+        all
     }
 }
 
@@ -100,6 +101,7 @@ impl ClipManifest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use recipe::Encode;
     use video::choose;
 
     fn clip(frames: usize, fps: f64) -> Clip {
@@ -141,7 +143,7 @@ mod tests {
     fn clips_without_a_bucket_are_excluded_until_another_recipe_has_one() {
         let set =
             "data.buckets=[{ frames = 49, height = 480, width = 720 }, { frames = 9, height = 480, width = 720 }]";
-        let assigner = Assigner::new(&recipe(&[set]), &Encode::default()).unwrap();
+        let assigner = Assigner::new(&recipe(&[set]), FrameChoice::of(&Encode::default())).unwrap();
         let small = Clip { height: 48, ..clip(60, 25.0) };
         let mut manifest = ClipManifest {
             clips: vec![clip(60, 25.0), clip(20, 25.0), clip(5, 25.0), small],
@@ -160,6 +162,8 @@ mod tests {
         let counts: Vec<(String, usize)> =
             manifest.buckets().iter().map(|of| (of.bucket.to_string(), of.clips)).collect();
         assert_eq!(counts, [("9x480x720".to_owned(), 1), ("49x480x720".to_owned(), 1)]);
+        let [short, long] = [0, 1].map(|at| manifest.buckets()[at].bucket);
+        assert_eq!((assigner.unused(&[short]), assigner.unused(&[long, short])), (vec![long], vec![]));
         manifest.assign(None);
         assert!(manifest.clips.iter().all(|clip| clip.is_usable() && clip.bucket.is_none()));
     }
@@ -168,7 +172,7 @@ mod tests {
     fn the_bucket_of_a_clip_does_not_depend_on_the_other_clips() {
         let rule = "data.bucket_rule=open_sora_2";
         let set = "data.buckets=[{ size = '256px', frames = [9, 33], accept = 0.5, skip = 0.5 }]";
-        let assigner = Assigner::new(&recipe(&[rule, set]), &Encode::default()).unwrap();
+        let assigner = Assigner::new(&recipe(&[rule, set]), FrameChoice::of(&Encode::default())).unwrap();
         let clips: Vec<Clip> = (0..40).map(|n| clip(40 + n, 25.0)).collect();
         let assigned = |clips: Vec<Clip>| {
             let mut manifest = ClipManifest { clips, ..ClipManifest::default() };

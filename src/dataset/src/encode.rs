@@ -4,6 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{ComputeDtype, ConditionKind, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
+use video::FrameChoice;
 use weights::{EncoderFiles, Peak, T5Config, VaeConfig, t5_memory, vae_memory};
 
 use crate::store::{
@@ -75,7 +76,7 @@ impl EncodeInputs {
         check_folder(&recipe.encoders.folder)?;
         let encode = &recipe.encode;
         let mut manifest = ClipManifest::read(&encode.manifest)?;
-        manifest.assign(Assigner::new(recipe, encode).as_ref());
+        manifest.assign(Assigner::new(recipe, FrameChoice::of(encode)).as_ref());
         manifest.refuse_if_dropped(encode.max_dropped)?;
         let folder = |name: &str| recipe.encoders.folder.join(name);
         let (vae, vae_files) = VaeConfig::open(&folder("vae"))?;

@@ -48,6 +48,15 @@ pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{plural}")
 }
 
+/// Lists the first `most` items: `a, b, 12 more`.
+pub fn listed<T>(items: &[T], most: usize, name: impl Fn(&T) -> String) -> String {
+    let mut names: Vec<String> = items.iter().take(most).map(name).collect();
+    if items.len() > most {
+        names.push(format!("{} more", grouped((items.len() - most) as u64)));
+    }
+    names.join(", ")
+}
+
 /// Formats an integer with spaces between thousands: `12 480`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
@@ -305,6 +314,12 @@ mod tests {
         for wrong in ["", "GiB", "0", "-1G", "1..2G", "24 cats", "99999999TiB", "inf"] {
             assert_eq!(read(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_list_names_the_first_items_and_counts_the_rest() {
+        let list = |items: &[u32]| listed(items, 2, ToString::to_string);
+        assert_eq!([list(&[]), list(&[1, 2]), list(&[1, 2, 3])], ["", "1, 2", "1, 2, 1 more"]);
     }
 
     #[test]

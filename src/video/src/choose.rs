@@ -1,7 +1,7 @@
 //! Chooses frames by their presentation times.
 
 use camino::Utf8Path;
-use recipe::FrameMode;
+use recipe::{Encode, FrameMode};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,14 @@ pub struct FrameChoice {
     pub stride: usize,
     /// The seed of the mode `random`. Use a different seed for each clip.
     pub seed: u64,
+}
+
+impl FrameChoice {
+    /// Returns the choice of an encode.
+    pub fn of(encode: &Encode) -> Self {
+        let Encode { mode, frames, stride, seed, .. } = *encode;
+        Self { mode, frames, fps: encode.rate(), stride, seed }
+    }
 }
 
 /// A clip has too few frames, or the choice is not valid.

@@ -1033,14 +1033,27 @@ pub struct DataBucketsArgs {
     /// Rate at which frames are taken, per second [default: the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
-    /// Which frames are taken: head, middle, random, stride, linspace or time@fps
-    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>)]
-    pub mode: video::FrameMode,
-    /// Distance between taken frames, in frames, if there is no rate
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub stride: usize,
+    /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
+    #[arg(long, value_name = "MODE", value_parser = str::parse::<video::FrameMode>)]
+    pub mode: Option<video::FrameMode>,
+    /// Distance between taken frames, in frames, if there is no rate [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "fps")]
+    pub stride: Option<usize>,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+impl DataBucketsArgs {
+    /// Refuses the options for videos if the source is a data set of latents, whose frames were taken by an encode.
+    pub fn refuse_with_latents(&self) -> Result<(), CommandError> {
+        let given = [
+            ("--fps", self.fps.is_some()),
+            ("--mode", self.mode.is_some()),
+            ("--stride", self.stride.is_some()),
+        ];
+        let why = format!("{} is a data set of latents, and its encode has read the videos", self.source);
+        refuse(self.listed.given().into_iter().chain(given), why, "data set")
+    }
 }
 
 /// How a folder or table of videos is read.
@@ -1066,21 +1079,35 @@ pub struct ListedArgs {
 impl ListedArgs {
     /// Refuses these options for a manifest, whose clips and captions are fixed.
     pub fn refuse_with_manifest(&self, manifest: &Utf8Path) -> Result<(), CommandError> {
-        let given = [
+        let why = format!("{manifest} is a manifest, and `vidtui data check` wrote it with the clips and captions");
+        refuse(self.given(), why, "manifest")
+    }
+
+    /// Returns each option, and whether it is given.
+    fn given(&self) -> [(&'static str, bool); 5] {
+        [
             ("--layout", self.layout.is_some()),
             ("--video-column", self.video_column.is_some()),
             ("--caption-column", self.caption_column.is_some()),
             ("--root", self.root.is_some()),
             ("--max-characters", self.max_characters.is_some()),
-        ];
-        let Some((option, _)) = given.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
-        Err(CommandError::request(Failure::new(
-            ErrorCode::InvalidArgument,
-            format!("cannot use {option}"),
-            format!("{manifest} is a manifest, and `vidtui data check` wrote it with the clips and captions"),
-            format!("leave it out, or name the videos in place of the manifest and use {option} there"),
-        )))
+        ]
     }
+}
+
+/// Refuses the first option that is given although it has no effect on the source.
+fn refuse(
+    options: impl IntoIterator<Item = (&'static str, bool)>,
+    why: String,
+    source: &str,
+) -> Result<(), CommandError> {
+    let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+    Err(CommandError::request(Failure::new(
+        ErrorCode::InvalidArgument,
+        format!("cannot use {option}"),
+        why,
+        format!("leave it out, or name the videos in place of the {source} and use {option} there"),
+    )))
 }
 
 /// Reads a share: `5%` or `0.05`.
@@ -1268,6 +1295,7 @@ mod tests {
             "sample latest --now --json",
             "stop latest --wait",
             "data check videos --frames 49 --mode stride --stride 3",
+            "data buckets videos --recipe recipe.toml --mode stride --stride 3",
         ] {
             assert!(is_used(line), "{line}");
         }
@@ -1304,6 +1332,7 @@ mod tests {
             "data check videos --stride 3",
             "data check videos --mode middle",
             "data check videos --frames 49 --fps 8 --stride 3",
+            "data buckets videos --recipe recipe.toml --fps 8 --stride 3",
         ] {
             assert!(!is_used(line), "{line}");
         }

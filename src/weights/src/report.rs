@@ -171,11 +171,7 @@ fn in_common(names: &[String]) -> String {
 
 /// Lists the first few names.
 pub(crate) fn some(names: &[String]) -> String {
-    let mut shown: Vec<String> = names.iter().take(3).cloned().collect();
-    if names.len() > shown.len() {
-        shown.push(format!("{} more", names.len() - shown.len()));
-    }
-    shown.join(", ")
+    units::listed(names, 3, String::clone)
 }
 
 #[cfg(test)]

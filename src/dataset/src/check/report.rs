@@ -179,7 +179,9 @@ impl Report {
             stated_wrong: source.rows.iter().filter(|row| states_otherwise(row, &by_path)).count(),
             captions: captions(manifest, source, &usable, request),
             histogram: histogram(&usable),
-            empty_buckets: empty(request, &buckets),
+            empty_buckets: request.buckets.as_ref().map_or_else(Vec::new, |assigner| {
+                assigner.unused(&buckets.iter().map(|of| of.bucket).collect::<Vec<_>>())
+            }),
             buckets,
             dropped: manifest.excluded().map(|(clip, reason)| dropped(clip, reason)).collect(),
             notes,
@@ -192,13 +194,6 @@ impl Report {
     pub fn dropped_share(&self) -> f64 {
         if self.clips == 0 { 0.0 } else { self.dropped.len() as f64 / self.clips as f64 }
     }
-}
-
-/// Returns the buckets that no clip has.
-fn empty(request: &CheckRequest<'_>, used: &[BucketClips]) -> Vec<Bucket> {
-    let mut all = request.buckets.as_ref().map_or_else(Vec::new, |assigner| assigner.buckets().all());
-    all.retain(|bucket| used.iter().all(|used| used.bucket != *bucket));
-    all
 }
 
 fn states_otherwise(row: &crate::Row, by_path: &HashMap<&Utf8Path, &Clip>) -> bool {

@@ -394,7 +394,7 @@ fn buckets_are_counted_and_clips_without_one_are_dropped() {
     let set = "data.buckets=[{ frames = 9, height = 48, width = 64 }, { frames = 33, height = 48, width = 64 }, \
                { frames = 49, height = 64, width = 48 }, { frames = 5, height = 96, width = 96 }]";
     let recipe = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[set.into()]).unwrap().recipe;
-    let buckets = Assigner::new(&recipe, &recipe::Encode::default());
+    let buckets = Assigner::new(&recipe, video::FrameChoice::of(&recipe::Encode::default()));
     let checked = checked(&CheckRequest { buckets, ..site.request() });
     let counts: Vec<(String, usize)> =
         checked.report.buckets.iter().map(|of| (of.bucket.to_string(), of.clips)).collect();

@@ -60,11 +60,7 @@ impl Report {
             facts.push(("codec", with(list(&self.codecs, ""), &[(self.hdr, "HDR, tone-mapped")])));
         }
         if !self.empty_buckets.is_empty() {
-            let mut names: Vec<String> = self.empty_buckets.iter().take(LISTED).map(ToString::to_string).collect();
-            if self.empty_buckets.len() > LISTED {
-                names.push(format!("{} more", self.empty_buckets.len() - LISTED));
-            }
-            facts.push(("no clip", names.join(", ")));
+            facts.push(("no clip", units::listed(&self.empty_buckets, LISTED, ToString::to_string)));
         }
         facts.push(("captions", self.caption_text()));
         if let (Some(median), Some(most), Some(cut)) =
@@ -156,12 +152,7 @@ fn list(counts: &[Count], unit: &str) -> String {
     if let [only] = counts {
         return format!("{}{unit}", only.value);
     }
-    let listed = counts.iter().take(LISTED).map(|count| format!("{}{unit} ({})", count.value, count.clips));
-    let mut listed: Vec<String> = listed.collect();
-    if counts.len() > LISTED {
-        listed.push(format!("{} more", counts.len() - LISTED));
-    }
-    listed.join(", ")
+    units::listed(counts, LISTED, |count| format!("{}{unit} ({})", count.value, count.clips))
 }
 
 fn hours(hours: f64) -> String {

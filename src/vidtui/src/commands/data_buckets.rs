@@ -2,7 +2,7 @@
 
 use crate::args::DataBucketsArgs;
 use crate::command_error::CommandError;
-use crate::commands::data_check::{Wanted, check_source};
+use crate::commands::data_check::{Wanted, check_source, frame_choice};
 use crate::commands::transfer::Transfer;
 use crate::output::{self, Side, facts, table};
 use crate::workspace::Workspace;
@@ -11,10 +11,11 @@ use dataset::check::CAPTION_TOKENS;
 use dataset::order::{End, Order};
 use dataset::store::{INDEX, read_index};
 use dataset::{Assigner, BucketClips, ClipManifest, store_folder};
-use recipe::{Bucket, Encode, Mesh, Recipe, Shape};
+use recipe::{Bucket, Mesh, Recipe, Shape};
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use video::FrameMode;
 
 /// The most buckets without clips in the text. `--json` lists all.
 const NAMED: usize = 3;
@@ -78,28 +79,30 @@ struct Found {
 pub fn run(workspace: &Workspace, args: &DataBucketsArgs) -> Result<(), CommandError> {
     let subject = workspace.subject(&args.recipe, &args.sets)?;
     let recipe = &subject.resolved().recipe;
-    let encode =
-        Encode { fps: args.fps.unwrap_or_default(), mode: args.mode, stride: args.stride.max(1), ..Encode::default() };
-    let assigner = Assigner::new(recipe, &encode).ok_or_else(|| no_buckets(&args.recipe))?;
-    let all = assigner.buckets().all();
+    let choice = frame_choice(args.fps, args.mode.unwrap_or(FrameMode::Head), args.stride.unwrap_or(1))?;
+    let assigner = Assigner::new(recipe, choice).ok_or_else(|| no_buckets(&args.recipe))?;
     let store = store_folder(&args.source).filter(|data| data.join(INDEX).is_file());
     let found = match (store, ClipManifest::is_one(&args.source)) {
-        (Some(data), _) => of_store(&data)?,
+        (Some(data), _) => {
+            args.refuse_with_latents()?;
+            of_store(&data)?
+        }
         (None, true) => {
+            args.listed.refuse_with_manifest(&args.source)?;
             let mut manifest = ClipManifest::read(&args.source)?;
             manifest.assign(Some(&assigner));
             of_manifest(&manifest)
         }
         (None, false) => {
-            let wanted =
-                Wanted { frames: None, size: None, buckets: Some(assigner), tokens: CAPTION_TOKENS, tokenizer: None };
+            let buckets = Some(assigner.clone());
+            let wanted = Wanted { frames: None, size: None, buckets, tokens: CAPTION_TOKENS, tokenizer: None };
             let mut transfer = Transfer::begin();
             let checked = check_source(&args.source, &args.listed, &wanted, &mut |step| transfer.step(step));
             transfer.end();
             of_manifest(&checked?.manifest)
         }
     };
-    let document = document(&args.source, &args.recipe, recipe, &all, found)?;
+    let document = document(&args.source, &args.recipe, recipe, &assigner, found)?;
     if args.output.json { output::json(&document) } else { output::text(&shown(&document)) }
 }
 
@@ -135,7 +138,13 @@ fn of_store(data: &Utf8Path) -> Result<Found, Failure> {
     Ok(Found { clips, buckets, thrown_away: Vec::new() })
 }
 
-fn document(source: &Utf8Path, name: &str, recipe: &Recipe, all: &[Bucket], found: Found) -> Result<Document, Failure> {
+fn document(
+    source: &Utf8Path,
+    name: &str,
+    recipe: &Recipe,
+    assigner: &Assigner,
+    found: Found,
+) -> Result<Document, Failure> {
     let row = |&(bucket, clips, hours): &(Bucket, usize, Option<f64>)| {
         let (shape, cost) = (bucket.latent(), recipe.cost_at(bucket.latent()));
         let batch = recipe.micro_batch_at(shape);
@@ -160,7 +169,7 @@ fn document(source: &Utf8Path, name: &str, recipe: &Recipe, all: &[Bucket], foun
         steps_per_epoch = forecast.steps as f64 / EPOCHS as f64;
         unused = forecast.unused.iter().map(|bucket| order.buckets()[*bucket].items()).sum();
     }
-    let empty = |bucket: &&Bucket| buckets.iter().all(|row| row.bucket != **bucket);
+    let used: Vec<Bucket> = buckets.iter().map(|row| row.bucket).collect();
     Ok(Document {
         source: source.to_string(),
         recipe: name.to_owned(),
@@ -170,7 +179,7 @@ fn document(source: &Utf8Path, name: &str, recipe: &Recipe, all: &[Bucket], foun
         steps_per_epoch,
         unused,
         thrown_away: found.thrown_away,
-        empty_buckets: all.iter().filter(empty).copied().collect(),
+        empty_buckets: assigner.unused(&used),
         buckets,
     })
 }
@@ -221,11 +230,7 @@ fn shown(document: &Document) -> String {
         lines.push(("memory".into(), format!("{} at most, for {}", units::short_size(most.memory_bytes), most.bucket)));
     }
     if !empty_buckets.is_empty() {
-        let mut names: Vec<String> = empty_buckets.iter().take(NAMED).map(ToString::to_string).collect();
-        if empty_buckets.len() > NAMED {
-            names.push(format!("{} more", number(empty_buckets.len() - NAMED)));
-        }
-        lines.push(("no clip".into(), names.join(", ")));
+        lines.push(("no clip".into(), units::listed(empty_buckets, NAMED, ToString::to_string)));
     }
     format!("{}\n{}", table(&columns, &rows), facts(&lines))
 }
@@ -261,9 +266,9 @@ mod tests {
 
     fn made() -> Document {
         let (recipe, mut manifest) = (recipe(), manifest());
-        let assigner = Assigner::new(&recipe, &Encode::default()).unwrap();
+        let assigner = Assigner::new(&recipe, video::FrameChoice::of(&recipe::Encode::default())).unwrap();
         manifest.assign(Some(&assigner));
-        document("videos".into(), "mine.toml", &recipe, &assigner.buckets().all(), of_manifest(&manifest)).unwrap()
+        document("videos".into(), "mine.toml", &recipe, &assigner, of_manifest(&manifest)).unwrap()
     }
 
     #[test]

@@ -12,7 +12,7 @@ use recipe::{Bucket, Encode, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
-use video::FrameChoice;
+use video::{FrameChoice, FrameMode};
 
 /// The width of a report that is not written to a terminal of known width.
 const WIDTH: usize = 80;
@@ -21,15 +21,14 @@ const WIDTH: usize = 80;
 pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandError> {
     let subject = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = subject.as_ref().map(|subject| &subject.resolved().recipe);
-    let encode =
-        Encode { fps: args.fps.unwrap_or_default(), mode: args.mode, stride: args.stride.max(1), ..Encode::default() };
-    let buckets = trained.and_then(|trained| Assigner::new(trained, &encode));
+    let choice = frame_choice(args.fps, args.mode, args.stride)?;
+    let buckets = trained.and_then(|trained| Assigner::new(trained, choice.clone()));
     let sizes = trained.filter(|_| buckets.is_none()).map(sizes_of);
     if let Some(out) = &args.out {
         check_writable(out)?;
     }
     let wanted = Wanted {
-        frames: frames(args, args.frames.or(sizes.map(|[frames, ..]| frames)), buckets.is_some())?,
+        frames: with_frames(choice, args.frames.or(sizes.map(|[frames, ..]| frames)), buckets.is_some())?,
         size: args.height.zip(args.width).or(sizes.map(|[_, height, width]| (height, width))).map(<[usize; 2]>::from),
         buckets,
         tokens: args.max_tokens,
@@ -117,38 +116,49 @@ pub fn sizes_of(Recipe { model, .. }: &Recipe) -> [usize; 3] {
     [frames, height, width]
 }
 
-/// Returns the choice of `frames` frames. Buckets have their own numbers of frames.
-fn frames(args: &DataCheckArgs, frames: Option<usize>, buckets: bool) -> Result<Option<FrameChoice>, CommandError> {
-    let DataCheckArgs { fps, mode, stride, .. } = args;
-    let invalid = |flag: String, why: &str, fix: &str| {
-        CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
-    };
-    frames.map_or(Ok(()), check_frames)?;
-    match (frames, fps) {
-        (_, Some(fps)) if !(*fps > 0.0 && fps.is_finite()) => {
-            Err(invalid(format!("--fps {fps}"), "the rate must be greater than 0", "for example: --fps 8"))
+/// Returns how frames are taken from a clip, without their number.
+///
+/// # Errors
+/// The rate is not positive, or does not fit the mode.
+pub fn frame_choice(fps: Option<f64>, mode: FrameMode, stride: usize) -> Result<FrameChoice, CommandError> {
+    match fps {
+        Some(fps) if !(fps > 0.0 && fps.is_finite()) => {
+            Err(unusable(format!("--fps {fps}"), "the rate must be greater than 0", "for example: --fps 8"))
         }
-        (None, Some(_)) if buckets => Ok(None),
-        (None, Some(fps)) => Err(invalid(
-            format!("--fps {fps}"),
-            "without the number of frames, every length is enough",
-            "add --frames, for example: --frames 49",
-        )),
-        (Some(_), Some(fps)) if matches!(mode, video::FrameMode::Linspace | video::FrameMode::Stride) => Err(invalid(
+        Some(fps) if matches!(mode, FrameMode::Linspace | FrameMode::Stride) => Err(unusable(
             format!("--fps {fps}"),
             &format!("the mode {} takes frames by their number", mode.name()),
             "leave out --fps, or use --mode time@fps",
         )),
-        (None, None) => Ok(None),
-        (Some(_), None) if *mode == video::FrameMode::TimeFps => Err(invalid(
+        None if mode == FrameMode::TimeFps => Err(unusable(
             "--mode time@fps".into(),
             "this mode takes frames at a rate, and no rate is given",
             "add --fps, for example: --fps 8",
         )),
-        (Some(frames), fps) => {
-            Ok(Some(FrameChoice { mode: *mode, frames, fps: *fps, stride: (*stride).max(1), seed: 0 }))
-        }
+        fps => Ok(FrameChoice { fps, mode, stride: stride.max(1), ..FrameChoice::of(&Encode::default()) }),
     }
+}
+
+/// Adds the number of frames to a choice. Buckets have their own numbers of frames.
+fn with_frames(
+    choice: FrameChoice,
+    frames: Option<usize>,
+    has_buckets: bool,
+) -> Result<Option<FrameChoice>, CommandError> {
+    frames.map_or(Ok(()), check_frames)?;
+    match (frames, choice.fps) {
+        (None, Some(fps)) if !has_buckets => Err(unusable(
+            format!("--fps {fps}"),
+            "without the number of frames, every length is enough",
+            "add --frames, for example: --frames 49",
+        )),
+        (None, _) => Ok(None),
+        (Some(frames), _) => Ok(Some(FrameChoice { frames, ..choice })),
+    }
+}
+
+fn unusable(flag: String, why: &str, fix: &str) -> CommandError {
+    CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot use {flag}"), why, fix))
 }
 
 /// Refuses a number of frames that an encode cannot take from a clip, before any clip is read.

@@ -150,11 +150,10 @@ fn check(
     let [frames, height, width] = sizes(args, trained);
     let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len));
     let tokenizer = args.model.join("tokenizer");
-    let mode = args.mode.unwrap_or(FrameMode::Head);
     let buckets = buckets(args, trained);
     let has_one_size = buckets.is_none();
     let wanted = Wanted {
-        frames: has_one_size.then_some(FrameChoice { mode, frames, fps: args.fps, stride: 1, seed: 0 }),
+        frames: has_one_size.then(|| FrameChoice { frames, ..choice(args) }),
         size: has_one_size.then_some([height, width]),
         buckets,
         tokens: text_len.unwrap_or(CAPTION_TOKENS),
@@ -176,9 +175,13 @@ fn sizes(args: &DataEncodeArgs, trained: Option<&Recipe>) -> [usize; 3] {
 
 /// Returns the buckets of the recipe that will train.
 fn buckets(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Option<Assigner> {
-    let encode =
-        Encode { fps: args.fps.unwrap_or_default(), mode: args.mode.unwrap_or(FrameMode::Head), ..Encode::default() };
-    Assigner::new(trained?, &encode)
+    Assigner::new(trained?, choice(args))
+}
+
+/// Returns how frames are taken from a clip. The recipe of the encode is checked for values that do not fit each other.
+fn choice(args: &DataEncodeArgs) -> FrameChoice {
+    let mode = args.mode.unwrap_or(FrameMode::Head);
+    FrameChoice { fps: args.fps.filter(|fps| *fps > 0.0), mode, ..FrameChoice::of(&Encode::default()) }
 }
 
 /// Refuses one size for all clips if the recipe has buckets.
