@@ -1,7 +1,7 @@
 //! The inputs of an encode (manifest and encoder files), and the sizes and memory that follow from them before it runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{ComputeDtype, ConditionKind, Recipe, Tiling};
+use recipe::{Bucket, ComputeDtype, ConditionKind, Recipe, Tiling};
 use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
 use video::FrameChoice;
@@ -248,34 +248,40 @@ pub(crate) fn check_tokens(folder: &Utf8Path, tokens: usize, embedded: usize) ->
 fn check_sizes(recipe: &Recipe, vae: &VaeConfig) -> Result<(), Failure> {
     let encode = &recipe.encode;
     match recipe.buckets() {
-        None => check_size("encode.", [encode.frames, encode.height, encode.width], vae),
+        None => check_size(None, [encode.frames, encode.height, encode.width], vae),
         Some(buckets) => buckets.all().into_iter().try_for_each(|bucket| {
-            check_size(&format!("the bucket {bucket}: "), [bucket.frames, bucket.height, bucket.width], vae)
+            check_size(Some(bucket), [bucket.frames, bucket.height, bucket.width], vae)
         }),
     }
 }
 
-/// `of` is written before the names of sizes.
-fn check_size(of: &str, [frames, height, width]: [usize; 3], vae: &VaeConfig) -> Result<(), Failure> {
+/// Checks a size of `[encode]`, or of a bucket.
+fn check_size(
+    bucket: Option<Bucket>,
+    [frames, height, width]: [usize; 3],
+    vae: &VaeConfig,
+) -> Result<(), Failure> {
     let (pixels, step) = (vae.spatial_factor(), 1 << vae.temporal_levels());
-    let bad = |why: String, fix: String| {
+    let bad = |key: &str, size: usize, why: String, nearest: [usize; 2]| {
+        let [below, above] = nearest;
+        let (key, place) = match bucket {
+            None => (format!("encode.{key}"), String::new()),
+            Some(bucket) => (key.to_owned(), format!(" in the entry of data.buckets with the bucket {bucket}")),
+        };
+        let (why, fix) = (format!("{key} is {size}{place}, and {why}"), format!("set {key} = {below} or {above}{place}"));
         Err(Failure::new(ErrorCode::InvalidRecipe, "the recipe does not fit the VAE", why, fix))
     };
     for (key, size) in [("height", height), ("width", width)] {
         if !size.is_multiple_of(pixels) {
             let below = (size / pixels * pixels).max(pixels);
-            return bad(
-                format!("{of}{key} is {size}, and the VAE makes one latent pixel of {pixels} pixels"),
-                format!("set {of}{key} = {below} or {}", below + pixels),
-            );
+            let why = format!("the VAE makes one latent pixel of {pixels} pixels");
+            return bad(key, size, why, [below, below + pixels]);
         }
     }
     if !(frames - 1).is_multiple_of(step) {
         let below = (frames - 1) / step * step + 1;
-        return bad(
-            format!("{of}frames is {frames}, and the VAE makes one latent frame of {step} frames after the first"),
-            format!("set {of}frames = {below} or {}", below + step),
-        );
+        let why = format!("the VAE makes one latent frame of {step} frames after the first");
+        return bad("frames", frames, why, [below, below + step]);
     }
     Ok(())
 }
@@ -341,6 +347,22 @@ mod tests {
         assert_eq!(check_tokens("model".into(), 32100, 32128), Ok(()));
         let failure = check_tokens("model".into(), 32100, 32000).unwrap_err();
         assert_eq!(failure.code, ErrorCode::TensorMismatch);
+    }
+
+    #[test]
+    fn a_size_that_does_not_fit_the_vae_is_named_with_its_key_and_the_nearest_sizes() {
+        let (_keep, recipe) = inputs();
+        let vae = EncodeInputs::open(&recipe).unwrap().vae;
+        let fix = |bucket: Option<Bucket>, size: [usize; 3]| {
+            let failure = check_size(bucket, size, &vae).unwrap_err();
+            assert_eq!(failure.code, ErrorCode::InvalidRecipe);
+            failure.fix
+        };
+        assert_eq!(check_size(None, [49, 480, 720], &vae), Ok(()));
+        assert!(fix(None, [49, 484, 720]).contains("encode.height = 480 or 488"));
+        let bucket = Bucket { frames: 48, height: 480, width: 720 };
+        let fix = fix(Some(bucket), [48, 480, 720]);
+        assert!(fix.contains(" frames = 45 or 49") && fix.contains("data.buckets") && fix.contains("48x480x720"), "{fix}");
     }
 
     #[test]

@@ -60,13 +60,13 @@ pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     read(path, None)
 }
 
-/// Returns whether a file is named as a PNG, JPEG or WebP.
-pub(crate) fn is_picture(path: &Utf8Path) -> bool {
+/// Returns whether a file is named as a PNG, JPEG or WebP, which is read as a video of one frame.
+pub fn is_picture(path: &Utf8Path) -> bool {
     path.extension().is_some_and(|ending| PICTURE_ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
 }
 
-/// Reads a picture as a clip of one frame at time 0. ffmpeg takes neither the rotation in EXIF data nor the colours of a JPEG
-/// without tags as they are meant.
+/// Reads a picture as a clip of one frame at time 0. It is read without ffmpeg, which does not apply the rotation in EXIF data
+/// and converts the colours of a JPEG without tags by the wrong rule.
 pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
     let bytes = check_file(path)?;
     let Frames { width, height, .. } = read_image(path).map_err(|failure| match failure.code {

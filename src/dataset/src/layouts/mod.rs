@@ -23,9 +23,7 @@ pub use detect::{Layout, read_source};
 pub const VIDEO_ENDINGS: [&str; 16] =
     ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
 
-/// The file name extensions of pictures that are clips of one frame.
-pub const PICTURE_ENDINGS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
-/// The file name extensions of other pictures, which are skipped.
+/// The file name extensions of pictures that cannot be read. They are skipped.
 const OTHER_PICTURES: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
 
 /// A source and the options for reading it.

@@ -1,7 +1,7 @@
 //! Videos with captions beside them: `clips/a.mp4` and `clips/a.txt`.
 
 use super::text::caption_file;
-use super::{OTHER_PICTURES, PICTURE_ENDINGS, Row, VIDEO_ENDINGS, invalid, unreadable};
+use super::{OTHER_PICTURES, Row, VIDEO_ENDINGS, invalid, unreadable};
 use crate::ExclusionReason;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
@@ -18,8 +18,10 @@ pub(super) struct Files {
     pub texts: BTreeSet<Utf8PathBuf>,
     /// Pictures that have a text file of the same name and no video, in the order of their paths.
     pub pictures: Vec<Utf8PathBuf>,
-    /// The number of other pictures.
-    pub skipped: usize,
+    /// The number of pictures without a text file of the same name, or with a video of the same name.
+    pub without_caption: usize,
+    /// The number of pictures of formats that cannot be read.
+    pub other_pictures: usize,
     /// Videos whose names are not UTF-8.
     pub unnamed: Vec<PathBuf>,
 }
@@ -44,7 +46,7 @@ impl Files {
             self.texts.contains(&path.with_extension("txt")) && !videos.contains(&path.with_extension(""))
         });
         self.pictures.sort();
-        self.skipped += found - self.pictures.len();
+        self.without_caption = found - self.pictures.len();
     }
 
     fn add(&mut self, folder: &Utf8Path, seen: &mut BTreeSet<PathBuf>) -> Result<(), Failure> {
@@ -59,8 +61,8 @@ impl Files {
                 Ok(path) if path.is_dir() => self.add(&path, seen)?,
                 Ok(path) if is_of(path.extension(), &VIDEO_ENDINGS) => self.videos.push(path),
                 Ok(path) if is_of(path.extension(), &["txt"]) => _ = self.texts.insert(path),
-                Ok(path) if is_of(path.extension(), &PICTURE_ENDINGS) => self.pictures.push(path),
-                Ok(path) if is_of(path.extension(), &OTHER_PICTURES) => self.skipped += 1,
+                Ok(path) if video::is_picture(&path) => self.pictures.push(path),
+                Ok(path) if is_of(path.extension(), &OTHER_PICTURES) => self.other_pictures += 1,
                 Ok(_) => {}
                 Err(path) => {
                     let ending = path.extension().and_then(|ending| ending.to_str());
@@ -102,9 +104,13 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
         let counted = units::counted(alone.len(), "text file");
         notes.push(format!("{counted} without a video of the same name, first {first}"));
     }
-    if files.skipped > 0 {
-        let skipped = units::counted(files.skipped, "picture");
-        notes.push(format!("{skipped} skipped: a picture needs a .txt file of the same name, and is png, jpg or webp"));
+    if files.without_caption > 0 {
+        let skipped = units::counted(files.without_caption, "picture");
+        notes.push(format!("{skipped} skipped: a picture needs a .txt file of the same name, and no video of that name"));
+    }
+    if files.other_pictures > 0 {
+        let skipped = units::counted(files.other_pictures, "picture");
+        notes.push(format!("{skipped} skipped: {} cannot be read; convert them to png", OTHER_PICTURES.join(", ")));
     }
     Ok((rows, notes))
 }
@@ -113,18 +119,23 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
 pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
     let what = format!("{folder} has no videos");
     let endings = VIDEO_ENDINGS[..5].join(", ");
-    match (files.skipped, files.texts.len()) {
-        (0, 0) => invalid(
+    match (files.without_caption, files.other_pictures, files.texts.len()) {
+        (0, 0, 0) => invalid(
             what,
             format!("no file below it ends in {endings}…"),
             "name the folder that holds the videos, or a table: metadata.csv, .json, .jsonl or .parquet",
         ),
-        (0, texts) => invalid(
+        (0, 0, texts) => invalid(
             what,
             format!("it has {}, and no file that ends in {endings}…", units::counted(texts, "text file")),
             "put each video beside its text file, or list the videos in videos.txt beside prompts.txt",
         ),
-        (pictures, _) => invalid(
+        (0, pictures, _) => invalid(
+            what,
+            format!("it has {}, and {} cannot be read", units::counted(pictures, "picture"), OTHER_PICTURES.join(", ")),
+            "convert the pictures to png, jpg or webp, for example: ffmpeg -i a.bmp a.png",
+        ),
+        (pictures, ..) => invalid(
             what,
             format!("it has {} without a text file of the same name", units::counted(pictures, "picture")),
             "write the caption of a.png to a.txt, or make a video of pictures: ffmpeg -framerate 8 -pattern_type glob -i '*.png' clip.mp4",

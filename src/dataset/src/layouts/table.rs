@@ -142,8 +142,9 @@ pub(super) trait Values {
 pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<Row> {
     let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
     let kind = values.take(KIND_COLUMN).into_text();
-    if kind.eq_ignore_ascii_case("image") {
-        excluded = Some(ExclusionReason::NotAVideo { what: "the table marks it as an image".into() });
+    if kind.eq_ignore_ascii_case("image") && !video::is_picture(&path) {
+        let what = "the table marks it as an image, and its name does not end in png, jpg, jpeg or webp".into();
+        excluded = Some(ExclusionReason::NotAVideo { what });
     }
     let mut count = |column| values.take(column).as_count();
     let stated = Stated { frames: count("num_frames"), height: count("height"), width: count("width") };

@@ -69,6 +69,25 @@ fn videos_are_paired_with_the_text_files_beside_them() {
 }
 
 #[test]
+fn pictures_without_a_caption_and_those_of_other_formats_are_counted_apart() {
+    let folder = Folder::new()
+        .with("a.mp4", "")
+        .with("a.txt", "a cat")
+        .with("a.png", "")
+        .with("b.jpg", "")
+        .with("c.webp", "")
+        .with("c.txt", "a dog")
+        .with("d.bmp", "")
+        .with("d.txt", "a bird")
+        .with("e.avif", "");
+    let files = super::pairs::Files::below(&folder.path).unwrap();
+    assert_eq!((files.videos.len(), files.pictures.len()), (1, 1));
+    assert_eq!((files.without_caption, files.other_pictures), (2, 2));
+    // The caption without a video is that of d.bmp.
+    assert_eq!(folder.read().notes.len(), 3, "{:?}", folder.read().notes);
+}
+
+#[test]
 fn a_link_to_a_folder_above_is_not_followed_forever() {
     let folder = Folder::new().with("a.mp4", "");
     std::os::unix::fs::symlink(&folder.path, folder.path.join("again")).unwrap();
@@ -140,14 +159,17 @@ fn open_sora_s_table_has_absolute_paths_and_sizes() {
 #[test]
 fn every_form_of_json_is_read() {
     let lines = "{\"video\": \"a.mp4\", \"caption\": \"one\"}\n\n{\"video\": \"b.mp4\"}\n";
-    let list = r#"[{"file_path": "a.mp4", "text": "one", "type": "video"}, {"file_path": "b.png", "text": "two", "type": "image"}]"#;
+    let list = r#"[{"file_path": "a.mp4", "text": "one", "type": "video"}, {"file_path": "b.PNG", "text": "two", "type": "image"},
+        {"file_path": "c.mp4", "text": "three", "type": "image"}, {"file_path": "d.tiff", "text": "four", "type": "image"}]"#;
     let entries = r#"{"0": {"mp4": "a.mp4", "text": "one", "scene_start": true}, "1": {"mp4": "b.mp4", "text": null}}"#;
     let captions = r#"{"a.mp4": "one", "b.mp4": ["two", "three"]}"#;
     let read = |name: &str, text: &str| Folder::new().with(name, text).read();
     assert_eq!(rows(&read("metadata.jsonl", lines)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
     let source = read("metadata.json", list);
-    assert_eq!(rows(&source), [("a.mp4", Ok("one")), ("b.png", Ok("two"))]);
-    assert!(matches!(source.rows[1].excluded, Some(ExclusionReason::NotAVideo { .. })));
+    let expected = [("a.mp4", Ok("one")), ("b.PNG", Ok("two")), ("c.mp4", Ok("three")), ("d.tiff", Ok("four"))];
+    assert_eq!(rows(&source), expected);
+    let is_excluded = |row: &Row| matches!(row.excluded, Some(ExclusionReason::NotAVideo { .. }));
+    assert_eq!(source.rows.iter().map(is_excluded).collect::<Vec<_>>(), [false, false, true, true]);
     assert_eq!(rows(&read("metadata.json", entries)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
     let expected = [("a.mp4", Ok("one")), ("b.mp4", Ok("two")), ("b.mp4", Ok("three"))];
     assert_eq!(rows(&read("captions.json", captions)), expected);
@@ -230,6 +252,7 @@ fn sources_that_are_no_data_sets_are_refused() {
     for folder in [
         Folder::new(),
         Folder::new().with("a.png", "").with("b.jpg", ""),
+        Folder::new().with("a.tiff", "").with("a.txt", "only a picture that cannot be read"),
         Folder::new().with("a.txt", "only text"),
         Folder::new().with("metadata.csv", empty),
         Folder::new().with("metadata.csv", ""),
