@@ -24,15 +24,20 @@ impl Table {
     /// # Errors
     /// Names the first item that does not fit.
     pub fn of(recipe: &Recipe) -> Result<Self, Failure> {
-        let sets = recipe.data.all();
-        let tables = sets.iter().map(|set| Self::of_set(recipe, &set.index)).collect::<Result<_, _>>()?;
+        let of_set = |index: &Utf8Path| {
+            Self::without_conditions(recipe, index)?.with_conditions(&recipe.condition, &recipe.model)
+        };
+        let tables = recipe.data.all().iter().map(|set| of_set(&set.index)).collect::<Result<_, _>>()?;
         Ok(Self::join(tables).expect("a recipe has a data set"))
     }
 
-    fn of_set(recipe: &Recipe, index: &Utf8Path) -> Result<Self, Failure> {
+    /// Opens a data set for a recipe, without the tensors of the recipe's condition.
+    ///
+    /// # Errors
+    /// Names the first item that does not fit.
+    pub fn without_conditions(recipe: &Recipe, index: &Utf8Path) -> Result<Self, Failure> {
         let any = (recipe.shapes() != Shapes::One).then_some(recipe);
-        let table = Self::open_any(index, Latents { model: &recipe.model, any })?;
-        table.with_conditions(&recipe.condition, &recipe.model)
+        Self::open_any(index, Latents { model: &recipe.model, any })
     }
 
     fn open_any(path: &Utf8Path, latents: Latents<'_>) -> Result<Self, Failure> {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use stream::Stream;
 
 /// The largest difference in cost between the micro-batches of a balanced step, as a share of the largest.
-pub const TOLERANCE: f64 = 0.05;
+const TOLERANCE: f64 = 0.05;
 
 /// The items of one shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,7 +108,7 @@ pub enum End {
 pub struct Forecast {
     /// The steps of the run.
     pub steps: u64,
-    /// The epochs that the run completes.
+    /// The epochs that the forecast covers: those that the run completes, or those after which every bucket is used.
     pub epochs: u64,
     /// The buckets of which the run uses no item.
     pub unused: Vec<usize>,
@@ -136,7 +136,7 @@ impl Order {
     ///
     /// # Errors
     /// The model cannot take a shape, or `data.image_share` needs items of which there are none.
-    pub fn of(recipe: &Recipe, table: &Table) -> Result<Self, Failure> {
+    pub(crate) fn of(recipe: &Recipe, table: &Table) -> Result<Self, Failure> {
         let sizes: Vec<usize> = table.sets().iter().map(ExactSizeIterator::len).collect();
         let uses = uses(&recipe.data.all(), &sizes);
         let mut buckets = by_shape(table);
@@ -149,7 +149,7 @@ impl Order {
     /// Makes the order of a recipe for one data set of which only the number of items of each shape is known.
     ///
     /// # Errors
-    /// As [`Order::of`].
+    /// The model cannot take a shape, or `data.image_share` needs items of which there are none.
     pub fn of_counts(recipe: &Recipe, counts: &BTreeMap<Shape, usize>) -> Result<Self, Failure> {
         let mut next = 0;
         let bucket = |(&shape, &count): (&Shape, &usize)| {
@@ -184,7 +184,8 @@ impl Order {
     /// Makes the order of a recipe and checks what a run of its length will use.
     ///
     /// # Errors
-    /// As [`Order::of`]; more items than `data.max_unused` allows have a shape that never fills a step; or there is no step.
+    /// The model cannot take a shape; `data.image_share` needs items of which there are none; more items than `data.max_unused`
+    /// allows have a shape that never fills a step; or there is no step.
     pub fn checked(recipe: &Recipe, table: &Table) -> Result<(Self, Forecast), Failure> {
         let order = Self::of(recipe, table)?;
         let end = match recipe.train.steps {
@@ -211,11 +212,6 @@ impl Order {
     /// Returns the mean number of samples in an epoch, rounded down.
     pub fn samples_per_epoch(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.samples(1)).sum::<u64>().max(1)
-    }
-
-    /// Returns the largest number of samples in a step.
-    pub fn most_samples(&self) -> u64 {
-        self.buckets.iter().map(|bucket| (bucket.batch * self.micro_batches) as u64).max().unwrap_or(0)
     }
 
     /// Returns the identity of all that decides the order besides the items, the seed and the global batch. `None` for steps of a
@@ -308,17 +304,14 @@ fn check_unused(recipe: &Recipe, order: &Order, forecast: &Forecast) -> Result<O
     let items = |numbers: &[usize]| numbers.iter().map(|number| buckets[*number].items()).sum::<usize>();
     let (all, unused) = (buckets.iter().map(ShapeBucket::items).sum::<usize>(), items(&forecast.unused));
     let is_empty = forecast.steps == 0;
-    let smallest = match forecast.unused.iter().map(|number| &buckets[*number]).max_by_key(|bucket| bucket.items()) {
-        Some(bucket) => bucket,
-        None if is_empty => &buckets[0],
-        None => return Ok(None),
-    };
+    let most_unused = forecast.unused.iter().map(|number| &buckets[*number]).max_by_key(|bucket| bucket.items());
+    let Some(most_unused) = most_unused else { return Ok(None) };
     let needs = match order.tolerance {
-        None => format!("a step takes {} of one shape", units::counted(smallest.batch * order.micro_batches, "sample")),
+        None => format!("a step takes {} of one shape", units::counted(most_unused.batch * order.micro_batches, "sample")),
         Some(_) => format!(
             "a step takes {} of nearly the same cost, here of {} each",
             units::counted(order.micro_batches, "micro-batch"),
-            units::counted(smallest.batch, "sample")
+            units::counted(most_unused.batch, "sample")
         ),
     };
     let why = format!(
@@ -327,8 +320,8 @@ fn check_unused(recipe: &Recipe, order: &Order, forecast: &Forecast) -> Result<O
         units::counted(all, "item"),
         units::counted(forecast.unused.len(), "shape"),
         units::counted(forecast.epochs as usize, "epoch"),
-        smallest.shape,
-        units::counted(smallest.items(), "item"),
+        most_unused.shape,
+        units::counted(most_unused.items(), "item"),
     );
     if !is_empty && unused as f64 <= recipe.data.max_unused * all as f64 {
         return Ok(Some(why));

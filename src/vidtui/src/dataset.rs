@@ -64,18 +64,19 @@ fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
     }
     let Some(index) = recipe.sample.validation_index() else { return Ok(()) };
     let held_out = Recipe { data: recipe.data.of(index), ..recipe.clone() };
-    Table::of(&held_out).map(drop).map_err(|failure| match failure.fix.contains("data encode") {
-        true => failure,
-        false => {
-            let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
-            Failure { fix, ..failure }
-        }
-    })
+    let table = Table::without_conditions(&held_out, index).map_err(|failure| {
+        let fix = "set sample.validation_index to a data set for this model, or remove it".to_owned();
+        Failure { fix, ..failure }
+    })?;
+    table.with_conditions(&recipe.condition, &recipe.model).map(drop)
 }
 
 /// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.
 pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
-    let inputs = EncodeInputs::open(recipe).ok().filter(|_| recipe.task == Task::Encode)?;
+    if recipe.task != Task::Encode {
+        return None;
+    }
+    let inputs = EncodeInputs::open(recipe).ok()?;
     let (cost, clips, captions) = (inputs.cost(), inputs.manifest.usable().count(), inputs.captions());
     let size = units::size;
     let disk_bytes = cost.disk_bytes(clips as u64, captions as u64);
@@ -165,6 +166,7 @@ mod tests {
         let failure = of(&without).unwrap_err();
         assert_eq!(failure.code, ErrorCode::InvalidDataset);
         assert!(failure.why.contains("finetrainers") && failure.fix.contains("vidtui data encode"), "{failure}");
+        assert!(of(Utf8Path::new("/nonesuch")).unwrap_err().fix.contains("sample.validation_index"));
     }
 
     #[test]

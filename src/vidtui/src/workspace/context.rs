@@ -10,7 +10,7 @@ use rundir::{ErrorCode, Failure};
 use std::hash::{BuildHasher, RandomState};
 
 impl Workspace {
-    /// Returns the context of a plan.
+    /// Returns the context of a plan. For a new run, the caller adds the steps of a recipe whose length is given in epochs.
     ///
     /// * `recipe` — the recipe to train, if it is known.
     /// * `nodes` — the node flags of the command. Without any, those before the command apply.
@@ -26,7 +26,6 @@ impl Workspace {
         let checked = recipe.filter(|_| trainer == TrainerKind::Embedded && target.has_other_nodes());
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
         let encode = recipe.and_then(crate::dataset::encode_facts);
-        let steps = recipe.map_or(Ok(None), crate::dataset::steps_of_epochs)?;
         let data_files = checked.map_or_else(Vec::new, crate::dataset::sample_files);
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
@@ -40,7 +39,7 @@ impl Workspace {
             trainer: program(trainer)?,
             program: own_file()?,
             target,
-            options: StartOptions { waived: waive, push, data_files, steps, encode, warnings },
+            options: StartOptions { waived: waive, push, data_files, steps: None, encode, warnings },
         })
     }
 }

@@ -3,9 +3,10 @@
 use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
+use crate::dataset::steps_of_epochs;
 use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
-use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeOptions, ResumeRequest, Target};
+use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest, Target};
 use recipe::{Recipe, Task};
 use rundir::{Attempt, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
 
@@ -16,7 +17,8 @@ impl Workspace {
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
         let target = self.target(options.ranks, options.nodes, recipe.mesh.world())?;
-        let context = self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
+        let mut context = self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
+        context.options.steps = steps_of_epochs(recipe)?;
         let request = LaunchRequest { recipe, name: options.name, stage, init };
         plan::launch(&request, &context).map_err(CommandError::request)
     }
@@ -41,7 +43,12 @@ impl Workspace {
             Some(last) if !last.logins.is_empty() => self.target_of_attempt(last, nodes)?,
             _ => (self.target(ranks, nodes, world)?, Vec::new()),
         };
-        let context = self.context(target, Some(&summary.run.recipe()?), nodes, left_out.clone())?;
+        let recipe = summary.run.recipe()?;
+        let mut context = self.context(target, Some(&recipe), nodes, left_out.clone())?;
+        if options.kind == ResumeKind::WeightsOnly && options.steps.is_none() {
+            // This resume makes a new run. Otherwise the last attempt has the steps.
+            context.options.steps = steps_of_epochs(&recipe)?;
+        }
         let latest = rundir::latest_among(dir, &checkpoints);
         let latest = latest.as_ref();
         let request =
@@ -81,7 +88,8 @@ impl Workspace {
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let recipe = following.map(|stage| &stage.resolved.recipe);
         let target = self.target(ranks, nodes, world)?;
-        let context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
+        let mut context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
+        context.options.steps = recipe.map_or(Ok(None), steps_of_epochs)?;
         let latest = other_trainers::latest_strict(dir)?;
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };

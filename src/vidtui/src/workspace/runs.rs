@@ -64,9 +64,10 @@ impl Workspace {
     /// Finds a run. `latest` is the newest run that meets a condition, or the newest run if none does.
     pub fn find_that(&self, name: &str, meets: impl Fn(&RunDir) -> bool) -> Result<RunDir, CommandError> {
         if name == LATEST {
-            let mut runs: Vec<RunDir> = runstate::list_runs(&self.runs).into_iter().flatten().collect();
-            runs.sort_by(|a, b| created_s(b).total_cmp(&created_s(a)));
-            if let Some(found) = runs.into_iter().find(meets) {
+            let runs = runstate::list_runs(&self.runs).into_iter().flatten();
+            let mut runs: Vec<(f64, RunDir)> = runs.map(|run| (created_s(&run), run)).collect();
+            runs.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+            if let Some(found) = runs.into_iter().map(|(_, run)| run).find(meets) {
                 return Ok(found);
             }
         }
@@ -151,7 +152,8 @@ impl Workspace {
 
 /// Returns the newest of some runs. Ids sort by the minute only; the file has the exact time.
 fn newest(runs: &[RunDir]) -> Option<&RunDir> {
-    runs.iter().max_by(|a, b| created_s(a).total_cmp(&created_s(b)))
+    let runs = runs.iter().map(|run| (created_s(run), run));
+    runs.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, run)| run)
 }
 
 fn created_s(dir: &RunDir) -> f64 {
