@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use units::size;
 
-/// Memory that a process needs besides the numbers of [`RankMemory`]: on a GPU, the CUDA context and the fragments of libtorch's
+/// The memory of a process that [`RankMemory`] does not count: on a GPU, the CUDA context and the fragmentation of libtorch's
 /// allocator; on the CPU, the libraries.
 const OVERHEAD_GPU: u64 = 3 << 29;
 const OVERHEAD_CPU: u64 = 1 << 29;
@@ -19,18 +19,18 @@ const OVERHEAD_CPU: u64 = 1 << 29;
 pub struct MemoryFit {
     /// The keys to set, each as the value of a `--set` flag.
     pub sets: Vec<String>,
-    /// Each change in words.
+    /// A description of each change.
     pub changes: Vec<&'static str>,
     /// The memory of one rank with these changes.
     pub memory: RankMemory,
-    /// The sum at the peak, with what a process needs besides, in bytes.
+    /// The peak memory of the process in bytes: the sum of `memory` and the overhead of a process.
     pub peak: u64,
     /// The estimated time of a step, relative to that of the recipe.
     pub time: f64,
 }
 
 impl Recipe {
-    /// Returns the memory of one rank at the peak of a step, with what a process needs besides, in bytes.
+    /// Returns the peak memory of a rank's process in a step, in bytes.
     pub fn peak_memory(&self) -> u64 {
         self.peak_of(&self.cost().memory)
     }
@@ -42,12 +42,12 @@ impl Recipe {
     /// Returns at most `most` combinations of changes with which a rank needs at most `limit` bytes, the fastest first. No
     /// combination has all changes of an earlier one. The first has no changes if the recipe already fits.
     ///
-    /// Global batch, mesh size, model and data stay the same. The times are estimates: work divided by an assumed speed, and
-    /// transfers that computation does not hide.
+    /// Global batch, mesh size, model and data stay the same. The time is an estimate: the work divided by an assumed speed, plus the
+    /// transfers that do not overlap with computation.
     ///
     /// # Errors
-    /// No combination fits; the reason has the one that needs the least memory. Or the recipe does not train, or starts a
-    /// command.
+    /// No combination fits: the error has the combination that needs the least memory. The recipe does not train, or it starts
+    /// a command.
     pub fn fit_memory(&self, limit: u64, most: usize) -> Result<Vec<MemoryFit>, RecipeError> {
         if self.trainer == TrainerKind::Command || self.task != Task::Train {
             return Err(RecipeError::new(
@@ -112,7 +112,8 @@ struct Choice {
     /// The change in words.
     words: &'static str,
     apply: Box<dyn Fn(&mut Recipe)>,
-    /// The share by which a step takes longer besides transfers and work, or by which the numbers of training differ.
+    /// The share that is added to the time of a step: for overhead other than work and transfers, or as a penalty for a change of
+    /// the numerics.
     price: f64,
 }
 
@@ -242,7 +243,7 @@ impl<'a> Search<'a> {
     /// Returns every combination with its number. The first is the recipe itself.
     fn all(&self) -> Vec<(usize, MemoryFit)> {
         let (blocks, specs) = (self.recipe.blocks(), self.recipe.param_specs());
-        // Few combinations differ in these, which take the most time to compute.
+        // Many combinations share these values, which take the most time to compute.
         let mut units: HashMap<&str, UnitSizes> = HashMap::new();
         let mut flops: HashMap<(bool, usize), f64> = HashMap::new();
         let mut as_is = None;

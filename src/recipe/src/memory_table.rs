@@ -12,11 +12,11 @@ pub struct MemoryRow {
     pub recompute: bool,
     /// The optimizer.
     pub optimizer: OptimizerKind,
-    /// Whether its state is kept in the memory of the node; for the training of all weights, with the gradients.
+    /// Whether its state is kept in the memory of the node. If all weights are trained, their gradients are kept there too.
     pub offload: bool,
     /// Samples at a time.
     pub batch: usize,
-    /// The planned peak in bytes, with what a process needs besides.
+    /// The planned peak memory of the process in bytes.
     pub planned: u64,
     /// The peak that cogvideox-factory measured.
     pub published: Option<PublishedPeak>,

@@ -8,8 +8,8 @@
 //!
 //! A latent may also have C channels, if it was already drawn from its mean and variance.
 //!
-//! cogvideox-factory's `--save_image_latents` also saves `image_latents/*.pt`, `[2C, 1, H, W]`: the first frame, encoded alone and without
-//! noise. The other two programs prepare no latents of images for CogVideoX, and none prepares masked videos.
+//! With `--save_image_latents`, cogvideox-factory also saves `image_latents/*.pt`, `[2C, 1, H, W]`: it encodes the first frame alone, without
+//! noise. The other two programs save no latents of images for CogVideoX. No program saves masked videos.
 
 use crate::index::DTYPES;
 use crate::{Index, TrainingSample};
@@ -65,7 +65,7 @@ pub(super) fn read(
         ErrorCode::InvalidDataset,
         format!("cannot import {path}"),
         format!("it has neither {FINETRAINERS}/ nor video_latents/"),
-        "give the index of a data set of ttt-video-dit, or the folder that finetrainers or cogvideox-factory prepared",
+        "name the index file of ttt-video-dit, or the folder that finetrainers or cogvideox-factory wrote",
     ))
 }
 
@@ -132,7 +132,7 @@ fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Ve
     let mut latents = files(&folder.join("video_latents"))?;
     latents.retain(|path| path.extension() == Some("pt"));
     let images = folder.join("image_latents");
-    // Some versions create the folder although they save nothing in it.
+    // Some versions of the program create an empty folder.
     let has_images = images.is_dir() && !files(&images)?.is_empty();
     let clips = latents.into_iter().map(|latent_file| {
         let id = latent_file.file_stem().unwrap_or_default().to_owned();
@@ -143,7 +143,7 @@ fn of_factory(disk: &mut Files, folder: &Utf8Path, channels: usize) -> Result<Ve
             .map_err(|refused| cannot(&latent_file, refused))?;
         let text = only_tensor(disk, &text_file).and_then(checked_text);
         let text = text.map_err(|refused| cannot(&text_file, refused))?;
-        // Programs do not use the caption.
+        // Training does not read the caption; `data show` prints it.
         let caption = fs::read_to_string(folder.join("prompts").join(format!("{id}.txt"))).unwrap_or_default();
         let caption = caption.trim().to_owned();
         let image = match has_images {
@@ -181,7 +181,7 @@ fn not_empty(folder: &Utf8Path, what: &str, clips: Vec<Prepared>) -> Result<Vec<
         ErrorCode::InvalidDataset,
         format!("cannot import {folder}"),
         format!("it has no {what}"),
-        "give the folder that the precomputation wrote",
+        "name the folder that the program wrote",
     ))
 }
 

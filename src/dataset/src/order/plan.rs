@@ -98,7 +98,8 @@ impl Order {
                 windows.push(Window { takes: vec![(most, micro_batches)], steps });
                 free[most] %= micro_batches;
             }
-            // The most costly bucket with micro-batches left, filled up with the next ones. What cannot be filled up is carried.
+            // One step takes the rest of this bucket and fills up with the next buckets. If they cannot fill it, the rest waits for
+            // the next epoch.
             let near = costly[at..].iter().take_while(|bucket| cost(bucket) >= (1.0 - tolerance) * cost(&most));
             let near: Vec<usize> = near.copied().collect();
             if free[most] == 0 || near.iter().map(|bucket| free[*bucket]).sum::<u64>() < micro_batches {

@@ -67,11 +67,12 @@ pub fn table(recipe: &Recipe, named: &str, as_json: bool) -> Result<(), CommandE
     let table = output::table(&columns, &rows.iter().map(cells).collect::<Vec<_>>());
     let note = match rows.iter().any(|row| row.published.is_some()) {
         true => {
-            "\nThe plan is for one GPU in bfloat16, with float32 weights and gradients of what is trained. cogvideox-factory measured the peak\n\
-                 of training on an A100 with 80 GB; its peaks of small batches are those of loading the text encoder. Where it\n\
-                 offloads state and gradients of all weights, the plan swaps every block.\n"
+            "\nThe plan is for one GPU in bfloat16. Trained weights and their gradients are float32.\n\
+                 cogvideox-factory measured the peak of training on an A100 with 80 GB. With small\n\
+                 batches, it reaches this peak while it loads the text encoder. To train all weights\n\
+                 offloaded, it offloads optimizer state and gradients, and the plan swaps every block.\n"
         }
-        false => "\nThe plan is for one GPU in bfloat16, with float32 weights and gradients of what is trained.\n",
+        false => "\nThe plan is for one GPU in bfloat16. Trained weights and their gradients are float32.\n",
     };
     output::text(&format!("{table}{note}"))
 }
