@@ -249,18 +249,15 @@ fn check_sizes(recipe: &Recipe, vae: &VaeConfig) -> Result<(), Failure> {
     let encode = &recipe.encode;
     match recipe.buckets() {
         None => check_size(None, [encode.frames, encode.height, encode.width], vae),
-        Some(buckets) => buckets.all().into_iter().try_for_each(|bucket| {
-            check_size(Some(bucket), [bucket.frames, bucket.height, bucket.width], vae)
-        }),
+        Some(buckets) => buckets
+            .all()
+            .into_iter()
+            .try_for_each(|bucket| check_size(Some(bucket), [bucket.frames, bucket.height, bucket.width], vae)),
     }
 }
 
 /// Checks a size of `[encode]`, or of a bucket.
-fn check_size(
-    bucket: Option<Bucket>,
-    [frames, height, width]: [usize; 3],
-    vae: &VaeConfig,
-) -> Result<(), Failure> {
+fn check_size(bucket: Option<Bucket>, [frames, height, width]: [usize; 3], vae: &VaeConfig) -> Result<(), Failure> {
     let (pixels, step) = (vae.spatial_factor(), 1 << vae.temporal_levels());
     let bad = |key: &str, size: usize, why: String, nearest: [usize; 2]| {
         let [below, above] = nearest;
@@ -268,7 +265,8 @@ fn check_size(
             None => (format!("encode.{key}"), String::new()),
             Some(bucket) => (key.to_owned(), format!(" in the entry of data.buckets with the bucket {bucket}")),
         };
-        let (why, fix) = (format!("{key} is {size}{place}, and {why}"), format!("set {key} = {below} or {above}{place}"));
+        let (why, fix) =
+            (format!("{key} is {size}{place}, and {why}"), format!("set {key} = {below} or {above}{place}"));
         Err(Failure::new(ErrorCode::InvalidRecipe, "the recipe does not fit the VAE", why, fix))
     };
     for (key, size) in [("height", height), ("width", width)] {
@@ -362,7 +360,10 @@ mod tests {
         assert!(fix(None, [49, 484, 720]).contains("encode.height = 480 or 488"));
         let bucket = Bucket { frames: 48, height: 480, width: 720 };
         let fix = fix(Some(bucket), [48, 480, 720]);
-        assert!(fix.contains(" frames = 45 or 49") && fix.contains("data.buckets") && fix.contains("48x480x720"), "{fix}");
+        assert!(
+            fix.contains(" frames = 45 or 49") && fix.contains("data.buckets") && fix.contains("48x480x720"),
+            "{fix}"
+        );
     }
 
     #[test]

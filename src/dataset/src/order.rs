@@ -307,7 +307,9 @@ fn check_unused(recipe: &Recipe, order: &Order, forecast: &Forecast) -> Result<O
     let most_unused = forecast.unused.iter().map(|number| &buckets[*number]).max_by_key(|bucket| bucket.items());
     let Some(most_unused) = most_unused else { return Ok(None) };
     let needs = match order.tolerance {
-        None => format!("a step takes {} of one shape", units::counted(most_unused.batch * order.micro_batches, "sample")),
+        None => {
+            format!("a step takes {} of one shape", units::counted(most_unused.batch * order.micro_batches, "sample"))
+        }
         Some(_) => format!(
             "a step takes {} of nearly the same cost, here of {} each",
             units::counted(order.micro_batches, "micro-batch"),

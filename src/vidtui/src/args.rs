@@ -1046,11 +1046,8 @@ pub struct DataBucketsArgs {
 impl DataBucketsArgs {
     /// Refuses the options for videos if the source is a data set of latents, whose frames were taken by an encode.
     pub fn refuse_with_latents(&self) -> Result<(), CommandError> {
-        let given = [
-            ("--fps", self.fps.is_some()),
-            ("--mode", self.mode.is_some()),
-            ("--stride", self.stride.is_some()),
-        ];
+        let given =
+            [("--fps", self.fps.is_some()), ("--mode", self.mode.is_some()), ("--stride", self.stride.is_some())];
         let why = format!("{} is a data set of latents, and its encode has read the videos", self.source);
         refuse(self.listed.given().into_iter().chain(given), why, "data set")
     }

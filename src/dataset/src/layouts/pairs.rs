@@ -106,7 +106,9 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
     }
     if files.without_caption > 0 {
         let skipped = units::counted(files.without_caption, "picture");
-        notes.push(format!("{skipped} skipped: a picture needs a .txt file of the same name, and no video of that name"));
+        notes.push(format!(
+            "{skipped} skipped: a picture needs a .txt file of the same name, and no video of that name"
+        ));
     }
     if files.other_pictures > 0 {
         let skipped = units::counted(files.other_pictures, "picture");

@@ -132,8 +132,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
 const LORA_RECIPES: [&str; 5] =
     ["2b-lora.toml", "5b-lora.toml", "5b-i2v-lora.toml", "1.5-5b-lora.toml", "../fun/5b-inp-lora.toml"];
 
-const RECIPES: [&str; 6] =
-    ["2b.toml", "5b.toml", "5b-i2v.toml", "1.5-5b.toml", "1.5-5b-i2v.toml", "fun-5b-inp.toml"];
+const RECIPES: [&str; 6] = ["2b.toml", "5b.toml", "5b-i2v.toml", "1.5-5b.toml", "1.5-5b-i2v.toml", "fun-5b-inp.toml"];
 
 const BUCKET_RECIPES: [&str; 3] = ["../fun/13k.toml", "../fun/30k.toml", "../fun/53k.toml"];
 

@@ -17,7 +17,8 @@ impl Workspace {
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
         let target = self.target(options.ranks, options.nodes, recipe.mesh.world())?;
-        let mut context = self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
+        let mut context =
+            self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;
         let request = LaunchRequest { recipe, name: options.name, stage, init };
         plan::launch(&request, &context).map_err(CommandError::request)
