@@ -82,7 +82,7 @@ pub fn copy_beside(to: &Tensor, from: &Tensor) -> Result<Event> {
     NonNull::new(handle).map(Event).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
 }
 
-/// Returns what libtorch's allocator has of a GPU as JSON: bytes in tensors and reserved, and one object per segment.
+/// Returns the state of libtorch's caching allocator on a GPU as JSON: the bytes in tensors, the bytes reserved, and its segments.
 ///
 /// # Errors
 /// The GPU does not exist.

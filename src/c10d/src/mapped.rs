@@ -13,8 +13,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Mapped(Tensor);
 
-// SAFETY: tensors may be sent to and used from any thread; no method of `Mapped` but `tensor` hands the tensor out, and sharing
-// tensors between threads is the callers' matter, as it is for every clone that shares storage.
+// SAFETY: libtorch allows tensors to be used from any thread. The methods of `Mapped` only read the tensor's metadata or release its
+// pages; only `tensor` returns it, as a clone that shares its storage. Callers synchronize access to the storage of clones.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {

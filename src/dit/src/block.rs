@@ -12,7 +12,7 @@ use kernels::attention::Attended;
 use std::collections::VecDeque;
 use tch::{TchError, Tensor};
 
-/// What the forward pass of a block saves for its backward pass, named as in torchtitan.
+/// The tensors that the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivationCheckpointing {
     /// Saves the input only: the backward pass recomputes the whole block.
@@ -69,14 +69,9 @@ impl SavedForBackward {
         self.streams.as_deref()
     }
 
-    /// Sets the saved input.
-    pub fn set_input(&mut self, streams: Vec<Tensor>) {
-        self.streams = Some(streams);
-    }
-
     /// Replaces the saved input, one stream after the other.
-    pub fn change_input(&mut self, change: impl Fn(&Tensor) -> Result<Tensor, TchError>) -> Result<(), TchError> {
-        self.streams = self.streams.take().map(|streams| streams.iter().map(change).collect()).transpose()?;
+    pub fn change_input<E>(&mut self, change: impl FnMut(Tensor) -> Result<Tensor, E>) -> Result<(), E> {
+        self.streams = self.streams.take().map(|streams| streams.into_iter().map(change).collect()).transpose()?;
         Ok(())
     }
 }

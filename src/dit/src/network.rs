@@ -30,7 +30,7 @@ pub trait Units {
     /// Receives the gradients of a unit. Called once per unit in the order of the backward pass; the root comes last.
     fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
 
-    /// Keeps a saved input of a block until the backward pass, and returns it in the form in which it is kept; by default, as it is.
+    /// Moves a saved input of a block to the place where it is kept until the backward pass. By default it stays where it is.
     ///
     /// # Errors
     /// Memory is exhausted.
@@ -38,7 +38,7 @@ pub trait Units {
         Ok(input)
     }
 
-    /// Returns a saved input as it was before [`Units::put_away`]. `next` is the one that is taken back next.
+    /// Returns a saved input from the place of [`Units::put_away`]. `next` is the input that the following call takes back.
     ///
     /// # Errors
     /// Memory is exhausted.
@@ -88,7 +88,7 @@ pub struct ForwardBackward {
 }
 
 impl<F: Family> Network<F> {
-    /// Prepares a network. `checkpointing` is what every block outside the last group saves for its backward pass.
+    /// Prepares a network. `checkpointing` applies to every block except those of the last group, which are not recomputed.
     pub fn of(family: F, checkpointing: ActivationCheckpointing) -> Self {
         Network {
             family,
@@ -132,7 +132,7 @@ impl<F: Family> Network<F> {
         Network { inputs, ..self }
     }
 
-    /// Returns what depends on the shape of a batch.
+    /// Returns the grid of a shape. It is computed once for each shape.
     fn grid(&self, shape: Shape) -> Rc<F::Grid> {
         let mut grids = self.grids.borrow_mut();
         grids.entry(shape).or_insert_with(|| Rc::new(self.family.grid(shape, self.device))).clone()
@@ -193,13 +193,13 @@ impl<F: Family> Network<F> {
                 // Recomputing the previous block yields this input.
                 drop(kept.take_input());
             } else {
-                if self.inputs == SavedInputs::Sharded {
-                    kept.change_input(|x| units.tensor_parallel().scatter_to(x))?;
-                }
-                if let Some(input) = kept.take_input() {
-                    let away = input.into_iter().map(|x| units.put_away(x)).collect::<Result<_, _>>()?;
-                    kept.set_input(away);
-                }
+                kept.change_input(|x| match self.inputs {
+                    SavedInputs::Replicated => units.put_away(x),
+                    SavedInputs::Sharded => {
+                        let part = units.tensor_parallel().scatter_to(&x)?;
+                        units.put_away(part)
+                    }
+                })?;
             }
             streams = out;
             saved.push(kept);

@@ -71,7 +71,7 @@ pub struct Prediction {
     pub without_text: Option<Tensor>,
 }
 
-/// What a step computed.
+/// The results of one sampling step.
 #[derive(Debug)]
 pub struct Stepped<'a> {
     /// The number of the step, from 0.

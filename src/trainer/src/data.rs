@@ -181,7 +181,8 @@ impl Data {
         text.where_self(&kept, &none)
     }
 
-    /// Returns the epoch of a sample and the number of samples before it in that epoch.
+    /// Returns the epoch of a sample and the number of samples before it in that epoch. With several shapes both are estimates, because
+    /// each shape has its own epochs.
     pub fn position(&self, sample: u64) -> (u64, u64) {
         let n = self.order.samples_per_epoch();
         (sample / n, sample % n)

@@ -1,4 +1,4 @@
-//! Requests to save or to stop, which the ranks exchange once a step, so that all act on them at the same step.
+//! Requests to save, to stop, to make samples or to profile. The ranks exchange them once a step, so that all ranks act at the same step.
 
 use crate::deadline::Deadline;
 use crate::exchange::{all_gather_small, peer_lost};

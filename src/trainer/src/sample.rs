@@ -58,7 +58,7 @@ impl From<Failure> for Ended {
     }
 }
 
-/// What is done after each sampling step, with the group of all ranks.
+/// A function that is called after each sampling step with the group of all ranks.
 type AfterStep<'a> = dyn FnMut(&Group) -> Result<(), Ended> + 'a;
 
 /// Returns the samples of a recipe.

@@ -206,7 +206,8 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         })
     }
 
-    /// Returns what the adapters drop of samples at `places` of a step whose first sample has the number `first`.
+    /// Returns the dropout of the adapters for the samples at `places` of a step; `None` without dropout. `first` is the number of the
+    /// step's first sample.
     fn dropout(&self, first: u64, places: Range<u64>, tp_rank: usize) -> Option<Dropout> {
         let probability = self.recipe.lora.dropout;
         let key = |place| seeds::bits(self.seed, Purpose::AdapterDropout, first + place);

@@ -236,7 +236,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 self.progress.seed = state.seed;
                 self.event(EventKind::Resumed { from_step: state.step, of_run: run });
                 let (epoch, position) = self.data.position(state.samples_seen);
-                let place = format!("sample {position} of epoch {}", epoch + 1);
+                let place = format!("about sample {position} of epoch {}", epoch + 1);
                 let restored = format!("weights, optimizer after {} updates, data at {place}", state.adam_step);
                 let (was, is) = (mesh, self.attempt.mesh);
                 let rounding =

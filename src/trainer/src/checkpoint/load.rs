@@ -168,14 +168,14 @@ fn open_base(checkpoint: &Checkpoint) -> Result<Option<Checkpoint>, Failure> {
     Ok(Some(weights))
 }
 
-/// Describes damage of the weights that adapters were trained on.
+/// Describes damage of the base weights of a checkpoint that contains only adapters.
 fn damaged_base(checkpoint: &Checkpoint, error: rundir::Error) -> Failure {
     let Failure { code, what, why, .. } = Failure::from(error);
-    let fix = "delete the folder of the weights, and copy it again from a machine or a backup that has it whole";
+    let fix = "replace the folder of the base weights with an intact copy";
     Failure::new(
         code,
         format!("cannot start from {}", checkpoint.dir),
-        format!("it holds adapters alone, and of the weights that they were trained on, {what}: {why}"),
+        format!("it contains only adapters, and their base weights are damaged: {what}: {why}"),
         fix,
     )
 }
