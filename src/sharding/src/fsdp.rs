@@ -259,7 +259,6 @@ impl Fsdp {
             Some((ready, ahead)) if ready == unit => ahead,
             _ => self.start_gather(unit)?,
         };
-        let start = Instant::now();
         let gathered = match ahead {
             Ahead::Gathered(gathered) => gathered,
             Ahead::Fetched(shards) => {
@@ -267,10 +266,7 @@ impl Fsdp {
                 self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
             }
         };
-        for pending in gathered.pending {
-            pending.wait()?;
-        }
-        self.waited += start.elapsed();
+        gathered.pending.into_iter().try_for_each(|pending| wait(pending, &mut self.waited))?;
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
@@ -372,9 +368,7 @@ impl Fsdp {
         if swapped {
             // NCCL reduces to memory of the device. The shard leaves it at once.
             let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
-            let start = Instant::now();
-            self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?.wait()?;
-            self.waited += start.elapsed();
+            wait(self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?, &mut self.waited)?;
             tch::no_grad(|| trained.grad.copy_(&here));
             return self.release();
         }
@@ -392,9 +386,7 @@ impl Fsdp {
             return Ok(grads);
         }
         let flat = Tensor::cat(&partial.iter().map(|(_, grad)| grad.view(-1)).collect::<Vec<_>>(), 0);
-        let start = Instant::now();
-        self.groups.tp.all_reduce(&flat, Reduce::Sum)?.wait()?;
-        self.waited += start.elapsed();
+        wait(self.groups.tp.all_reduce(&flat, Reduce::Sum)?, &mut self.waited)?;
         let mut at = 0;
         for (_, grad) in &mut partial {
             let len = grad.numel() as i64;
@@ -405,37 +397,37 @@ impl Fsdp {
     }
 
     fn wait_reduce(&mut self) -> Result<()> {
-        let Some(pending) = self.reducing.take() else { return Ok(()) };
-        let start = Instant::now();
-        pending.wait()?;
-        self.waited += start.elapsed();
-        Ok(())
+        self.reducing.take().map_or(Ok(()), |pending| wait(pending, &mut self.waited))
     }
 
     /// Completes the gradients of a step: waits for reductions in flight and sums over the replicas.
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
         if self.groups.replicate.size() > 1 {
-            let mut sums = Vec::new();
-            let start = Instant::now();
-            let is_swapped = |unit: usize| self.units[unit].swapped;
+            let (mut sums, mut waited) = (Vec::new(), Duration::ZERO);
             self.visit(Access::Write, |shard| {
                 let sum = self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?;
                 // A swapped shard leaves the memory of the device after its sum.
-                if is_swapped(shard.unit) {
-                    return sum.wait();
+                if self.units[shard.unit].swapped {
+                    return wait(sum, &mut waited);
                 }
                 sums.push(sum);
                 Ok(())
             })?;
-            for sum in sums {
-                sum.wait()?;
-            }
-            self.waited += start.elapsed();
+            sums.into_iter().try_for_each(|sum| wait(sum, &mut waited))?;
+            self.waited += waited;
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
             trained.filled = false;
         }
         Ok(())
     }
+}
+
+/// Waits for a collective and adds the time to `waited`.
+fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
+    let start = Instant::now();
+    pending.wait()?;
+    *waited += start.elapsed();
+    Ok(())
 }
