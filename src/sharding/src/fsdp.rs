@@ -165,13 +165,13 @@ impl Fsdp {
         self.offload.as_mut()
     }
 
-    /// Takes swapped shards out of the process's memory after the host has read or written them. Call it between tensors: loading,
-    /// for example, needs the memory of one unit then.
+    /// Takes tensors out of the process's memory if they are in the backing store. Call it after the host has read or written a shard or
+    /// state, so that loading, for example, needs the memory of one unit.
     ///
     /// # Errors
     /// The operating system refuses.
-    pub fn release(&self) -> Result<()> {
-        self.offload.as_ref().map_or(Ok(()), |offload| offload.store().release())
+    pub fn release(&self, tensors: &[&Tensor]) -> Result<()> {
+        release(self.offload.as_ref(), tensors)
     }
 
     /// Calls `visit` with each trained shard on the device of this rank, in the order of units. Swapped shards are fetched one after
@@ -190,7 +190,7 @@ impl Fsdp {
             visit(ShardView { unit: number, master: &here[0], grad: &here[1] })?;
             match access {
                 Access::Write => offload.write_back([master, grad], &here)?,
-                Access::Read => offload.store().release()?,
+                Access::Read => offload.store().release(&[master, grad])?,
             }
         }
         Ok(())
@@ -344,7 +344,7 @@ impl Fsdp {
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
-            return if swapped { self.release() } else { Ok(()) };
+            return release(self.offload.as_ref().filter(|_| swapped), &[&trained.grad]);
         }
         // Reduced in fp32 for every compute dtype, as the reference requires (parallelisms.py:157).
         let before = trained.whole.take();
@@ -370,7 +370,7 @@ impl Fsdp {
             let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
             wait(self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?, &mut self.waited)?;
             tch::no_grad(|| trained.grad.copy_(&here));
-            return self.release();
+            return release(self.offload.as_ref(), &[&trained.grad]);
         }
         let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
         self.reducing = Some(pending);
@@ -430,4 +430,8 @@ fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
     pending.wait()?;
     *waited += start.elapsed();
     Ok(())
+}
+
+fn release(offload: Option<&Offload>, tensors: &[&Tensor]) -> Result<()> {
+    offload.map_or(Ok(()), |offload| offload.store().release(tensors))
 }

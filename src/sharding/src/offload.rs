@@ -1,14 +1,15 @@
-//! The memory beside that of the device: where it is, and the copies from and to it.
+//! Keeps tensors outside the memory of the device, in a backing store, and copies them from and to it.
 //!
-//! A [`BackingStore`] allocates tensors, and [`Offload`] moves them. On the CPU a thread copies while others compute; on a GPU a stream
-//! beside the one that computes. Copies run in the order in which they were started.
+//! A [`BackingStore`] allocates tensors, and [`Offload`] copies them while the device computes: on the CPU in a thread of its own, on a
+//! GPU on a second stream. Copies run in the order in which they were started.
 
 use c10d::cuda::{self, Event};
 use c10d::mapped::{Mapped, copy_in_thread};
 use c10d::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use tch::{Device, Kind, Tensor};
 
@@ -25,11 +26,12 @@ pub trait BackingStore: Send + Sync {
         false
     }
 
-    /// Takes the tensors of the store out of the process's memory, if they are elsewhere too. Their values do not change.
+    /// Takes tensors of the store, or the tensors that they are views of, out of the process's memory, if the store keeps them elsewhere
+    /// too. Their values do not change. Ignores tensors that are not in the store.
     ///
     /// # Errors
     /// The operating system refuses.
-    fn release(&self) -> Result<()> {
+    fn release(&self, _tensors: &[&Tensor]) -> Result<()> {
         Ok(())
     }
 }
@@ -60,7 +62,18 @@ impl BackingStore for HostStore {
 #[derive(Debug)]
 pub struct FileStore {
     folder: PathBuf,
-    mapped: Mutex<Vec<Mapped>>,
+    /// The tensors by address.
+    mapped: Mutex<BTreeMap<usize, Mapped>>,
+}
+
+fn address(tensor: &Tensor) -> usize {
+    tensor.data_ptr() as usize
+}
+
+/// Returns the mapped tensor that a tensor is a view of.
+fn whole<'a>(mapped: &'a BTreeMap<usize, Mapped>, view: &Tensor) -> Option<&'a Mapped> {
+    let (_, before) = mapped.range(..=address(view)).next_back()?;
+    before.contains(view).then_some(before)
 }
 
 impl FileStore {
@@ -73,18 +86,22 @@ impl FileStore {
 impl BackingStore for FileStore {
     fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor> {
         let mapped = Mapped::zeros(&self.folder, size, kind)?;
+
+    fn mapped(&self) -> MutexGuard<'_, BTreeMap<usize, Mapped>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
         let tensor = mapped.tensor();
-        self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(mapped);
+        self.mapped().insert(address(&tensor), mapped);
         Ok(tensor)
     }
 
     fn releases(&self, tensor: &Tensor) -> bool {
-        let mapped = self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        mapped.iter().any(|mapped| mapped.contains(tensor))
+        whole(&self.mapped(), tensor).is_some()
     }
 
-    fn release(&self) -> Result<()> {
-        self.mapped.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter().try_for_each(Mapped::release)
+    fn release(&self, tensors: &[&Tensor]) -> Result<()> {
+        let mapped = self.mapped();
+        tensors.iter().filter_map(|tensor| whole(&mapped, tensor)).try_for_each(Mapped::release)
     }
 }
 
@@ -175,7 +192,7 @@ impl Copier {
         let (jobs, next) = channel::<Job>();
         let thread = std::thread::spawn(move || {
             for Job { to, from, done } in next {
-                let copied = copy_in_thread(&to, &from).and_then(|()| store.release());
+                let copied = copy_in_thread(&to, &from).and_then(|()| store.release(&[&to, &from]));
                 // The tensors are freed before the caller continues.
                 drop((to, from));
                 let _ = done.send(copied);
@@ -305,7 +322,7 @@ impl Offload {
     /// The GPU failed, or the operating system refuses to release memory.
     pub fn write_back<const N: usize>(&self, stored: [&Tensor; N], device: &[Tensor; N]) -> Result<()> {
         if self.device == Device::Cpu {
-            return self.store.release();
+            return self.store.release(&stored);
         }
         stored.into_iter().zip(device).try_for_each(|(to, from)| cuda::copy(to, from))?;
         // The host reads the tensors next: a snapshot of a save, or the next fetch.

@@ -19,7 +19,7 @@ pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], family: &impl Family, s
         let whole = first_values(spec, family, seed);
         let piece = flat_part(spec, &whole, &fsdp.groups().tp).narrow(0, owned.range.start, owned.range.len);
         tch::no_grad(|| owned.values.copy_(&piece));
-        fsdp.release()?;
+        fsdp.release(&[&owned.values])?;
     }
     Ok(())
 }

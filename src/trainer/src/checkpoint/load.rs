@@ -202,7 +202,6 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         )
     };
     for piece in pieces {
-        sharded.fsdp.release().map_err(device_failed)?;
         let average = (restore == Restore::Average).then(|| tensors.get(format!("{AVERAGE}{}", piece.name).as_str()));
         let Some(tensor) = average.flatten().or_else(|| tensors.get(piece.name.as_str())) else {
             let in_base = checkpoint.manifest.base.is_some() && !piece.adapter;
@@ -223,6 +222,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         let mut read = |key: &str, slice: &Slice, begin, len| files.read(&slice.file, key, begin, len);
         if piece.scales.is_none() {
             copy_runs(&piece, tensor, &piece.values, |slice, begin, len| read(&slice.key, slice, begin, len))?;
+            sharded.fsdp.release(&[&piece.values]).map_err(device_failed)?;
             continue;
         }
         // Each code is read with its scale, because another mesh has other blocks.
@@ -232,8 +232,10 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
             scales_of_elements(slice, begin, len, |begin, len| read(&scales_key(&slice.key), slice, begin, len))
         })?;
         tch::no_grad(|| sharded.moments.set_quantized(piece.of, piece.prefix, &codes, &scales));
+        let stored: Vec<&Tensor> = std::iter::once(&piece.values).chain(&piece.scales).collect();
+        sharded.fsdp.release(&stored).map_err(device_failed)?;
     }
-    sharded.fsdp.release().map_err(device_failed)
+    Ok(())
 }
 
 /// Copies the elements of a piece from the slices of its tensor. `read` returns some elements of a slice: their first and

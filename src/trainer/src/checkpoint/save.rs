@@ -47,9 +47,7 @@ impl StagingMemory {
         let store = store_of(sharded.fsdp);
         let make = move || {
             set_device(device)?;
-            let allocated = like.iter().map(|values| host_like(values, store.as_deref())).collect();
-            release(store.as_deref())?;
-            allocated
+            like.iter().map(|values| host_like(values, store.as_deref())).collect()
         };
         StagingMemory { ready: VecDeque::new(), allocating: Some(std::thread::spawn(make)) }
     }
@@ -92,8 +90,8 @@ fn store_of(fsdp: &Fsdp) -> Option<Arc<dyn BackingStore>> {
     fsdp.offload().map(|offload| Arc::clone(offload.store()))
 }
 
-fn release(store: Option<&dyn BackingStore>) -> c10d::Result<()> {
-    store.map_or(Ok(()), BackingStore::release)
+fn release(store: Option<&dyn BackingStore>, tensors: &[&Tensor]) -> c10d::Result<()> {
+    store.map_or(Ok(()), |store| store.release(tensors))
 }
 
 /// Allocates host memory with the shape and dtype of a tensor. The memory is page-locked if the tensor is on a GPU, and a file if
@@ -126,7 +124,7 @@ fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>, store: Option<&dyn Backi
     if values.device() == Device::Cpu {
         let parts = |of: &Tensor| of.split(ONE_THREAD, 0).into_iter();
         tch::no_grad(|| parts(&to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
-        release(store)?;
+        release(store, &[&to, values])?;
     } else {
         cuda::copy(&to, values)?;
     }
@@ -394,7 +392,7 @@ fn write_tensors(path: &Utf8Path, pieces: &[Piece], store: Option<&dyn BackingSt
             part.copy_data_u8(&mut buffer, part.numel());
             file.write_all(&buffer)?;
         }
-        release(store).map_err(io::Error::other)?;
+        release(store, &[tensor]).map_err(io::Error::other)?;
     }
     file.finish()
 }

@@ -130,7 +130,7 @@ fn weights_xxh3(fsdp: &Fsdp) -> Result<String, Failure> {
             part.copy_data_u8(&mut bytes, len);
             hash.update(&bytes);
         }
-        fsdp.release().map_err(device_failed)?;
+        fsdp.release(&[&owned.values]).map_err(device_failed)?;
     }
     let all: Vec<u64> = agree(&fsdp.groups().world, Ok(hash.digest()))?;
     let all: Vec<u8> = all.into_iter().flat_map(u64::to_le_bytes).collect();
