@@ -21,6 +21,11 @@ pub trait BackingStore: Send + Sync {
     /// The memory is exhausted.
     fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor>;
 
+    /// Frees a tensor that [`BackingStore::zeros`] allocated.
+    fn free(&self, tensor: Tensor) {
+        drop(tensor);
+    }
+
     /// Returns whether a tensor is in memory that [`BackingStore::release`] can take out of the process.
     fn releases(&self, _tensor: &Tensor) -> bool {
         false
@@ -81,18 +86,22 @@ impl FileStore {
     pub fn new(folder: PathBuf) -> Self {
         FileStore { folder, mapped: Mutex::default() }
     }
+
+    fn mapped(&self) -> MutexGuard<'_, BTreeMap<usize, Mapped>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl BackingStore for FileStore {
     fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor> {
         let mapped = Mapped::zeros(&self.folder, size, kind)?;
-
-    fn mapped(&self) -> MutexGuard<'_, BTreeMap<usize, Mapped>> {
-        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
         let tensor = mapped.tensor();
         self.mapped().insert(address(&tensor), mapped);
         Ok(tensor)
+    }
+
+    fn free(&self, tensor: Tensor) {
+        self.mapped().remove(&address(&tensor));
     }
 
     fn releases(&self, tensor: &Tensor) -> bool {
@@ -115,7 +124,9 @@ pub struct Offload {
     device: Device,
     /// The thread that copies on the CPU; `None` on a GPU.
     copier: Option<Copier>,
-    /// Tensors for saved inputs that are not in use.
+    /// Buffers of saved inputs that are in use. Each is a flat tensor of bytes in the store.
+    used: Vec<Tensor>,
+    /// Buffers that are not in use, the smallest first.
     spare: Vec<Tensor>,
     /// The input that is being put away.
     leaving: Option<Copying>,
@@ -222,6 +233,7 @@ impl Offload {
             store,
             device,
             copier,
+            used: Vec::new(),
             spare: Vec::new(),
             leaving: None,
             ahead: None,
@@ -259,27 +271,40 @@ impl Offload {
         Ok(Fetched { tensor, kind, copying })
     }
 
-    /// Copies a tensor to the store and returns it there. Its memory on the device is freed when the copy is complete.
+    /// Starts to copy a tensor to the store, and returns its place there. [`Offload::take_back`] ends the use of the place.
     ///
     /// # Errors
     /// The memory of the store is exhausted, or the GPU failed.
     pub fn put_away(&mut self, input: &Tensor) -> Result<Tensor> {
-        let fits = |spare: &Tensor| spare.size() == input.size() && spare.kind() == input.kind();
-        let to = match self.spare.iter().position(fits) {
-            Some(place) => self.spare.swap_remove(place),
-            None => self.store.zeros(&input.size(), input.kind())?,
-        };
-        // At most one input at a time is on its way, so that their memory is bounded.
+        let bytes = input.numel() * input.kind().elt_size_in_bytes();
+        let buffer = self.buffer(bytes)?;
+        let to = buffer.narrow(0, 0, bytes as i64).view_dtype(input.kind()).view(input.size().as_slice());
+        self.used.push(buffer);
+        // At most one input at a time is being copied, so that the memory of inputs on the device is bounded.
         self.wait_leaving()?;
         self.leaving = Some(self.start(&to, &input.contiguous())?);
         Ok(to)
+    }
+
+    /// Returns the smallest spare buffer with enough bytes. If there is none, it frees the largest spare one and allocates a new one: the
+    /// number of buffers does not grow with the number of shapes.
+    fn buffer(&mut self, bytes: usize) -> Result<Tensor> {
+        let fits = self.spare.partition_point(|spare| spare.numel() < bytes);
+        if fits < self.spare.len() {
+            return Ok(self.spare.remove(fits));
+        }
+        if let Some(too_small) = self.spare.pop() {
+            self.store.free(too_small);
+        }
+        self.store.zeros(&[bytes as i64], Kind::Uint8)
     }
 
     fn wait_leaving(&mut self) -> Result<()> {
         self.leaving.take().map_or(Ok(()), Copying::wait)
     }
 
-    /// Copies tensors that were put away to the device. `next` are those that will be taken back next: their copies start now.
+    /// Returns a tensor of [`Offload::put_away`] on the device; its place in the store is free afterwards. Starts to copy `next`, the
+    /// tensor that the following call takes back.
     ///
     /// # Errors
     /// The memory of the device is exhausted, or a copy failed.
@@ -293,7 +318,11 @@ impl Offload {
         if let Some(next) = next {
             self.ahead = Some((next.shallow_clone(), self.fetch(next, next.kind())?));
         }
-        self.spare.push(stored);
+        if let Some(place) = self.used.iter().position(|buffer| address(buffer) == address(&stored)) {
+            let buffer = self.used.swap_remove(place);
+            let smaller = self.spare.partition_point(|spare| spare.numel() < buffer.numel());
+            self.spare.insert(smaller, buffer);
+        }
         Ok(tensor)
     }
 
@@ -358,6 +387,40 @@ mod tests {
                 assert_eq!(offload.spare.len(), 5, "each round uses the same memory");
             }
         }
+    }
+
+    #[test]
+    fn batches_of_several_shapes_share_their_buffers() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(FileStore::new(folder.path().to_owned()));
+        let mut offload = Offload::new(Arc::clone(&store) as Arc<dyn BackingStore>, Device::Cpu);
+        for (len, kind) in [(700, Kind::Float), (9000, Kind::BFloat16), (20, Kind::Float), (3000, Kind::Float)] {
+            let batch: Vec<Tensor> =
+                (0..4).map(|_| Tensor::randn([len, 2], (Kind::Float, Device::Cpu)).to_kind(kind)).collect();
+            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.put_away(input).unwrap()).collect();
+            for input in batch.iter().rev() {
+                let stored = away.pop().unwrap();
+                assert!(offload.take_back(stored, away.last()).unwrap().equal(input));
+            }
+            assert_eq!((offload.used.len(), offload.spare.len(), store.mapped().len()), (0, 4, 4), "{len}");
+        }
+        assert!(offload.spare.iter().all(|buffer| buffer.numel() == 36_000), "the buffers of the largest shape remain");
+    }
+
+    #[test]
+    fn only_tensors_of_the_store_are_released() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FileStore::new(folder.path().to_owned());
+        let [mut first, second] = [1 << 20, 1 << 20].map(|len| store.zeros(&[len], Kind::Float).unwrap());
+        let elsewhere = Tensor::ones([1 << 20], (Kind::Float, Device::Cpu));
+        let _ = first.fill_(2.0);
+        let view = second.narrow(0, 1 << 19, 10);
+        assert!(store.releases(&first) && store.releases(&view) && !store.releases(&elsewhere));
+        store.release(&[&first, &view, &elsewhere]).unwrap();
+        let sum = |tensor: &Tensor| tensor.sum(Kind::Double).double_value(&[]);
+        assert_eq!([sum(&first), sum(&second), sum(&elsewhere)], [2.0 * f64::from(1 << 20), 0.0, f64::from(1 << 20)]);
+        store.free(first);
+        assert!(store.releases(&second) && store.mapped().len() == 1);
     }
 
     #[test]
