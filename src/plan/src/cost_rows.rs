@@ -27,7 +27,7 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
         ),
         ("parameters", format!("{}, {trained}", grouped(cost.params))),
         ("memory", memory_row(recipe, &cost)),
-        ("checkpoint", checkpoint(&cost)),
+        ("checkpoint", checkpoint(&cost, recipe)),
         ("traffic", traffic(&cost.traffic)),
         ("work", work(&cost, recipe)),
     ];
@@ -81,8 +81,9 @@ fn memory(memory: &RankMemory) -> String {
     format!("{} per rank at the peak: {}{on_node}{away}", size(memory.total()), listed(&parts))
 }
 
-fn checkpoint(cost: &Cost) -> String {
-    let (whole, copy) = (size(cost.checkpoint_bytes), size(cost.memory.save_copy()));
+fn checkpoint(cost: &Cost, recipe: &Recipe) -> String {
+    let store = recipe.memory.store.on(recipe.train.device.on_gpus(true));
+    let (whole, copy) = (size(cost.checkpoint_bytes), size(cost.memory.save_copy(store)));
     format!("{whole}; during a save, each rank needs {copy} of node memory")
 }
 

@@ -94,6 +94,11 @@ impl Recipe {
         recipe.cost()
     }
 
+    /// Returns the memory of one rank; with buckets, in steps of the largest one.
+    pub fn rank_memory(&self) -> RankMemory {
+        self.largest_bucket().map_or_else(|| self.cost(), |bucket| self.cost_at(bucket.latent())).memory
+    }
+
     /// Returns the samples that a rank processes at a time.
     fn micro_batch(&self) -> u64 {
         (self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum) as u64

@@ -58,7 +58,7 @@ pub use fit_memory::MemoryFit;
 pub use limits::{RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
-pub use memory::{MemorySettings, OffloadStore};
+pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};

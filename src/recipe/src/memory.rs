@@ -33,6 +33,13 @@ pub enum OffloadStore {
     File,
 }
 
+/// The share of the free memory of a node that offloaded tensors may take: the kernel, data and saves need the rest.
+pub const OFFLOAD_SHARE: f64 = 0.9;
+
+/// The fix if the store of a node has too little space for its ranks.
+pub const OFFLOAD_FIX: &str = "lower memory.block_swap, use more nodes (mesh.dp_shard), or free some space; \
+    `vidtui check RECIPE --fit-memory SIZE` proposes other settings";
+
 impl Default for MemorySettings {
     /// Returns the values of a recipe that sets none of the keys.
     fn default() -> Self {

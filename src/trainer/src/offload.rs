@@ -1,16 +1,13 @@
-//! Makes the backing store of a rank, after a check that it has enough space.
+//! Makes the backing store of a rank, if the store has enough space for the ranks of the node.
 
 use crate::memory::node_available;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Cost, OffloadStore, Recipe};
+use recipe::{OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe};
 use rundir::{ErrorCode, Failure};
 use sharding::offload::{BackingStore, FileStore, HostStore, Offload};
 use std::sync::Arc;
 use tch::Device;
 use units::size;
-
-/// The share of the free memory of a node that offloaded tensors may take: the kernel, data and saves need the rest.
-const SHARE: f64 = 0.9;
 
 /// Returns the backing store of a rank and which units are swapped; `None` if the recipe keeps everything on the device.
 ///
@@ -21,8 +18,9 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
     if !memory.is_used() {
         return Ok(None);
     }
-    let needed = needed(&recipe.cost()) * ranks_on_node as u64;
-    let store: Arc<dyn BackingStore> = match (memory.store.on(device != Device::Cpu), device) {
+    let store = memory.store.on(device != Device::Cpu);
+    let needed = recipe.rank_memory().offloaded.in_store(store).saturating_mul(ranks_on_node as u64);
+    let store: Arc<dyn BackingStore> = match (store, device) {
         (OffloadStore::File, Device::Cpu) => {
             let folder = folder(recipe);
             check_folder(&folder, needed)?;
@@ -41,7 +39,8 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
             ));
         }
         _ => {
-            check_space(needed, node_available().map(|free| (free as f64 * SHARE) as u64), "the memory of this node")?;
+            let free = node_available().map(|free| (free as f64 * OFFLOAD_SHARE) as u64);
+            check_space(needed, free, "the memory of this node")?;
             Arc::new(HostStore { pinned: true })
         }
     };
@@ -51,11 +50,6 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
     // The root, the first unit, is never swapped.
     let swapped = std::iter::once(false).chain(memory.swapped(recipe.model.num_layers)).collect();
     Ok(Some((offload, swapped)))
-}
-
-/// Returns the bytes that a rank needs in the store.
-fn needed(cost: &Cost) -> u64 {
-    cost.memory.offloaded.total()
 }
 
 /// Returns the folder of the files.
@@ -82,8 +76,7 @@ fn check_space(needed: u64, free: Option<u64>, place: &str) -> Result<(), Failur
     let Some(free) = free.filter(|free| *free < needed) else { return Ok(()) };
     let mut failure = refuse(
         format!("the ranks of this node offload {}, and {place} has {} free", size(needed), size(free)),
-        "lower memory.block_swap, shard over more nodes (mesh.dp_shard), or free some space; `vidtui check RECIPE --fit-memory SIZE` \
-         proposes other settings",
+        OFFLOAD_FIX,
     );
     failure.code = ErrorCode::OutOfMemory;
     Err(failure)

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, OptimizerKind, Recipe};
+use crate::{Device, EmaDevice, OffloadStore, OptimizerKind, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -34,6 +34,8 @@ pub struct RankMemory {
     /// The temporaries of the optimizer's update, and what it fetches of one unit. The update follows the backward pass, so that
     /// only the larger of both counts.
     pub update: u64,
+    /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
+    pub saved: u64,
     /// The tensors that are kept outside the memory of the device.
     pub offloaded: Offloaded,
 }
@@ -49,12 +51,19 @@ pub struct Offloaded {
     pub optimizer: u64,
     /// Saved inputs of blocks, at their peak.
     pub activations: u64,
+    /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
+    pub saved: u64,
 }
 
 impl Offloaded {
-    /// Returns the sum.
+    /// Returns the sum of the tensors, without the copy of a save.
     pub fn total(&self) -> u64 {
         self.weights + self.gradients + self.optimizer + self.activations
+    }
+
+    /// Returns the bytes that a rank needs in a store. The copy that a save makes of a tensor in a file is in a file too.
+    pub fn in_store(&self, store: OffloadStore) -> u64 {
+        self.total() + if store == OffloadStore::File { self.saved } else { 0 }
     }
 }
 
@@ -88,11 +97,16 @@ impl RankMemory {
         // One input is in use and another is being fetched.
         let inputs_here = if offload.activation_offload { inputs.min(2 * input) } else { inputs };
         let average = if recipe.ema.is_used() { F32 * trained } else { 0 };
+        let state_away = if offload.optimizer_offload { state } else { 0 };
+        let saved_weights = |unit: UnitSize| {
+            let saved_frozen = if recipe.saves_adapters_only() { 0 } else { unit.frozen };
+            weights(UnitSize { frozen: saved_frozen, ..unit })
+        };
         let on_node = recipe.ema.device == EmaDevice::Cpu && recipe.train.device != Device::Cpu;
         RankMemory {
             weights: swapped(false).map(weights).sum(),
             gradients: swapped(false).map(gradients).sum(),
-            optimizer: if offload.optimizer_offload { 0 } else { state },
+            optimizer: state - state_away,
             ema: if on_node { 0 } else { average },
             ema_on_node: if on_node { average } else { 0 },
             kept: samples * (inputs_here + attention),
@@ -100,11 +114,13 @@ impl RankMemory {
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
             workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block),
             update: update(recipe, units, share),
+            saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
             offloaded: Offloaded {
                 weights: swapped(true).map(weights).sum(),
                 gradients: swapped(true).map(gradients).sum(),
-                optimizer: if offload.optimizer_offload { state } else { 0 },
+                optimizer: state_away,
                 activations: if offload.activation_offload { samples * inputs } else { 0 },
+                saved: swapped(true).map(saved_weights).sum::<u64>() + state_away,
             },
         }
     }
@@ -114,11 +130,11 @@ impl RankMemory {
         self.weights + self.gradients + self.optimizer + self.ema
     }
 
-    /// Returns the size of the copy that a save makes before it writes: weights, moments and average. The copy is in the node's
-    /// memory, even if the rank computes on a GPU, and only ranks of the first replica make one.
-    pub fn save_copy(&self) -> u64 {
-        let Offloaded { weights, optimizer, .. } = self.offloaded;
-        self.weights + self.optimizer + self.ema + self.ema_on_node + weights + optimizer
+    /// Returns the size of the copy that a save makes in the memory of the node before it writes: weights, moments and average. Only
+    /// ranks of the first replica make one. The copy of a tensor in a file is in a file too: [`Offloaded::in_store`] counts it.
+    pub fn save_copy(&self, store: OffloadStore) -> u64 {
+        let offloaded = if store == OffloadStore::File { 0 } else { self.offloaded.saved };
+        self.saved + self.ema + self.ema_on_node + offloaded
     }
 
     /// Returns the sum.
@@ -263,11 +279,12 @@ mod tests {
         let (without, _, average) = memory(&[]);
         let (with, bytes, _) = memory(&["ema.decay=0.99"]);
         assert_eq!((with.ema, with.ema_on_node, with.state()), (average, 0, without.state() + average));
-        assert_eq!(with.save_copy(), without.save_copy() + average);
+        let copy = |memory: RankMemory| memory.save_copy(OffloadStore::Host);
+        assert_eq!(copy(with), copy(without) + average);
         assert_eq!(bytes, memory(&[]).1 + average);
         let node = memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cuda"]).0;
         assert_eq!((node.ema, node.ema_on_node, node.total()), (0, average, without.total()));
-        assert_eq!(node.save_copy(), with.save_copy());
+        assert_eq!(copy(node), copy(with));
         assert_eq!(memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cpu"]).0, with);
     }
 

@@ -12,7 +12,7 @@ const FILE: f64 = 1.5e9;
 /// Fetches of blocks and of saved inputs run while the block before computes. The update's transfers are not hidden.
 pub(crate) fn link_s(recipe: &Recipe, memory: &RankMemory, compute_s: f64) -> f64 {
     let speed = if recipe.expects_gpus() { PCIE } else { FILE };
-    let Offloaded { weights, gradients, optimizer, activations } = memory.offloaded;
+    let Offloaded { weights, gradients, optimizer, activations, .. } = memory.offloaded;
     let parts = recipe.train.grad_accum as f64;
     // Each block is fetched for the forward pass and for the backward pass; its gradient and its input are written once.
     let hidden = parts * (2 * weights + gradients + 2 * activations) as f64 / speed;

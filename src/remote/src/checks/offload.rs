@@ -1,16 +1,13 @@
-//! The check of a node's memory or disk for what ranks keep outside the memory of their device.
+//! Checks that the memory or disk of a node has room for the tensors that its ranks keep outside the memory of their device.
 
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
-use recipe::{OffloadStore, Recipe, Task};
+use recipe::{OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe, Task};
 use rundir::ErrorCode;
 use units::size;
 
 use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts};
 use super::check::CheckId;
-
-/// The share of free memory that offloaded tensors may take, as in the trainer.
-const SHARE: f64 = 0.9;
 
 /// Returns the recipe and the store of its ranks, if they keep something there.
 fn store(plan: &LaunchPlan) -> Option<(Recipe, OffloadStore)> {
@@ -64,16 +61,14 @@ fn room(
         }
     }
     let ranks = plan.attempt.placement.ranks.iter().filter(|place| place.node == *node).count().max(1) as u64;
-    let needed = ranks * recipe.cost().memory.offloaded.total();
+    let needed = ranks * recipe.rank_memory().offloaded.in_store(store);
     let Some(kib) = facts.get("offload_free_kib").and_then(|kib| kib.parse::<u64>().ok()) else {
         return fail(ErrorCode::CheckFailed, format!("the free space of {place} is unknown"), "run free and df there");
     };
-    let free = if store == OffloadStore::Host { (kib as f64 * 1024.0 * SHARE) as u64 } else { kib * 1024 };
+    let free = if store == OffloadStore::Host { (kib as f64 * 1024.0 * OFFLOAD_SHARE) as u64 } else { kib * 1024 };
     if free < needed {
         let why = format!("its {ranks} ranks offload {}, and {place} has {} free", size(needed), size(free));
-        let fix = "lower memory.block_swap, use more nodes (mesh.dp_shard), or free some space; `vidtui check RECIPE --fit-memory SIZE` \
-                   proposes other settings";
-        return fail(ErrorCode::OutOfMemory, why, fix);
+        return fail(ErrorCode::OutOfMemory, why, OFFLOAD_FIX);
     }
     Ok(format!("{} needed, {} free in {place}", size(needed), size(free)))
 }
