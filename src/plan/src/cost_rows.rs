@@ -47,38 +47,15 @@ fn memory_row(recipe: &Recipe, cost: &Cost) -> String {
 }
 
 fn memory(memory: &RankMemory) -> String {
-    let RankMemory {
-        weights,
-        gradients,
-        optimizer,
-        ema,
-        ema_on_node,
-        kept,
-        gathered,
-        accumulated,
-        workspace,
-        update: _,
-        offloaded,
-    } = *memory;
-    let parts = [
-        ("weights", weights),
-        ("gradients", gradients),
-        ("optimizer", optimizer),
-        ("average", ema),
-        ("kept between blocks", kept),
-        ("gathered blocks", gathered),
-        ("accumulated gradients", accumulated),
-        ("workspace about", workspace),
-    ];
-    let on_node = match ema_on_node {
+    let on_node = match memory.ema_on_node {
         0 => String::new(),
         bytes => format!("; average {} in the memory of the node", size(bytes)),
     };
-    let away = match offloaded.total() {
+    let away = match memory.offloaded.total() {
         0 => String::new(),
         bytes => format!("; {} outside the memory of the device", size(bytes)),
     };
-    format!("{} per rank at the peak: {}{on_node}{away}", size(memory.total()), listed(&parts))
+    format!("{} per rank at the peak: {}{on_node}{away}", size(memory.total()), listed(&memory.parts()))
 }
 
 fn checkpoint(cost: &Cost, recipe: &Recipe) -> String {

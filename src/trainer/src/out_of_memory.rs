@@ -3,10 +3,11 @@
 use crate::memory::{self, Memory};
 use crate::phase;
 use cluster::NodeId;
-use recipe::{MemoryFit, RankMemory, Recipe};
+use recipe::{MemoryFit, Recipe, Task};
 use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::json;
 use std::any::Any;
+use std::cmp::Reverse;
 use tch::Device;
 use units::size;
 
@@ -20,10 +21,15 @@ const TEXTS: [&str; 6] = [
     "Cannot allocate memory",
 ];
 
+/// The fix if memory is exhausted while videos are encoded or made.
+const LESS_WORK: &str = "use a GPU with more memory, or fewer frames or a smaller size";
+
 /// The proposals that a failure shows.
 const PROPOSALS: usize = 3;
+/// The parts of the plan that a failure shows.
+const LARGEST: usize = 3;
 
-/// Returns the failure of an error that reports that memory is exhausted; `None` for other errors.
+/// Returns the failure of an error that reports that memory is exhausted, without a fix; `None` for other errors.
 pub fn failure(text: &str) -> Option<Failure> {
     if !TEXTS.iter().any(|known| text.contains(known)) {
         return None;
@@ -56,8 +62,15 @@ pub struct ExhaustedRank<'a> {
 
 impl ExhaustedRank<'_> {
     /// Adds the memory that the rank has and needs to a failure of [`failure`], and settings that need less. Writes a snapshot of the
-    /// memory to the folder of the node.
+    /// memory to the folder of the node. A failure that has a fix is returned as it is. Only the memory of training is planned: other
+    /// tasks get only a fix.
     pub fn explain(&self, failure: Failure) -> Failure {
+        if !failure.fix.is_empty() {
+            return failure;
+        }
+        if self.recipe.task != Task::Train {
+            return Failure { fix: LESS_WORK.into(), ..failure };
+        }
         let plan = self.recipe.cost().memory;
         let limit = memory::limit(self.device, self.ranks_on_node);
         let used = Memory::of(self.device);
@@ -80,12 +93,16 @@ impl ExhaustedRank<'_> {
             eprintln!("{error}");
         }
         let limit = limit.map_or(String::new(), |limit| format!(", of at most {}", size(limit)));
-        let largest = largest(&plan).map(|(name, bytes)| format!("{name} {}", size(bytes))).join(", ");
+        let mut parts = plan.parts();
+        parts.sort_by_key(|(_, bytes)| Reverse(*bytes));
+        let largest: Vec<String> =
+            parts.iter().take(LARGEST).map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
         let why = format!(
-            "{}; the rank used {:.1} GiB{limit}; its plan is {} at the peak, most of it {largest}",
+            "{}; the rank used {:.1} GiB{limit}; its plan is {} at the peak, most of it {}",
             failure.why,
             used.peak_gib,
             size(self.recipe.peak_memory()),
+            largest.join(", "),
         );
         let fix = match fits {
             Ok(fits) => proposals(&fits),
@@ -110,23 +127,6 @@ impl ExhaustedRank<'_> {
     }
 }
 
-/// Returns the three largest parts of a plan.
-fn largest(plan: &RankMemory) -> [(&'static str, u64); 3] {
-    let mut parts = [
-        ("weights", plan.weights),
-        ("gradients", plan.gradients),
-        ("optimizer", plan.optimizer),
-        ("average", plan.ema),
-        ("kept between blocks", plan.kept),
-        ("gathered blocks", plan.gathered),
-        ("accumulated gradients", plan.accumulated),
-        ("workspace", plan.workspace),
-        ("update", plan.update),
-    ];
-    parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    [parts[0], parts[1], parts[2]]
-}
-
 fn proposals(fits: &[MemoryFit]) -> String {
     let one = |fit: &MemoryFit| {
         let flags: String = fit.sets.iter().map(|set| format!(" --set {set}")).collect();
@@ -140,6 +140,7 @@ fn proposals(fits: &[MemoryFit]) -> String {
 mod tests {
     use super::*;
     use crate::phase::Phase;
+    use crate::tests::support::recipe;
 
     #[test]
     fn out_of_memory_is_found_in_the_texts_of_every_allocator() {
@@ -161,5 +162,26 @@ mod tests {
         assert_eq!(failure("Connection reset by peer"), None);
         let panic = std::panic::catch_unwind(|| panic!("CUDA out of memory. {}", 1)).unwrap_err();
         assert_eq!(of_panic(panic.as_ref()).unwrap().code, ErrorCode::OutOfMemory);
+    }
+
+    #[test]
+    fn every_task_gets_a_fix_and_a_failure_keeps_its_own() {
+        let mut recipe = recipe([1, 1, 1], &[]);
+        let run = RunDir::new("/no/such/folder");
+        let explain = |recipe: &Recipe, fix: &str| {
+            let (run, device) = (&run, Device::Cpu);
+            ExhaustedRank { run, recipe, attempt: 1, rank: 0, ranks_on_node: 1, device, node: None }
+                .explain(Failure::new(ErrorCode::OutOfMemory, "out of memory", "std::bad_alloc", fix))
+        };
+        assert_eq!(explain(&recipe, "use tiles").fix, "use tiles");
+        let trained = explain(&recipe, "");
+        assert!(trained.fix.contains("--set") && trained.why.starts_with("std::bad_alloc"), "{trained}");
+        for task in [Task::Sample, Task::Encode] {
+            recipe.task = task;
+            assert_eq!(
+                (explain(&recipe, "use tiles").fix, explain(&recipe, "").fix),
+                ("use tiles".into(), LESS_WORK.into())
+            );
+        }
     }
 }

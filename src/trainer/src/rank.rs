@@ -54,7 +54,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let (number, step) = (attempt.number, attempt.start_step);
     let place = RankEnv::read()?;
     let recipe = meta.recipe()?;
-    let (task, mesh) = (recipe.task, attempt.mesh);
+    let mesh = attempt.mesh;
     let result = caught(|| match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),
         Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
@@ -63,7 +63,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let result = result.map_err(|failure| {
         // A device that could not be chosen has no memory to explain.
         let device = device::choose(recipe.train.device, place.local_rank, place.local_world).ok();
-        let (Task::Train, ErrorCode::OutOfMemory, Some(device)) = (task, failure.code, device) else { return failure };
+        let (ErrorCode::OutOfMemory, Some(device)) = (failure.code, device) else { return failure };
         let mut recipe = Recipe { mesh, ..recipe.clone() };
         recipe.train.device = if device == Device::Cpu { recipe::Device::Cpu } else { recipe::Device::Cuda };
         out_of_memory::ExhaustedRank {

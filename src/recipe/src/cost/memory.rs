@@ -137,9 +137,27 @@ impl RankMemory {
         self.saved + self.ema + self.ema_on_node + offloaded
     }
 
-    /// Returns the sum.
+    /// Returns the sum at the peak.
     pub fn total(&self) -> u64 {
-        self.state() + (self.kept + self.gathered + self.accumulated + self.workspace).max(self.update)
+        self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Returns the parts of the peak by name: the state, and the larger of the backward pass and the update. The parts of the smaller
+    /// one are 0.
+    pub fn parts(&self) -> [(&'static str, u64); 9] {
+        let backward = self.kept + self.gathered + self.accumulated + self.workspace;
+        let in_backward = |bytes| if backward >= self.update { bytes } else { 0 };
+        [
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("average", self.ema),
+            ("kept between blocks", in_backward(self.kept)),
+            ("gathered blocks", in_backward(self.gathered)),
+            ("accumulated gradients", in_backward(self.accumulated)),
+            ("workspace about", in_backward(self.workspace)),
+            ("update", if backward >= self.update { 0 } else { self.update }),
+        ]
     }
 }
 
@@ -286,6 +304,35 @@ mod tests {
         assert_eq!((node.ema, node.ema_on_node, node.total()), (0, average, without.total()));
         assert_eq!(copy(node), copy(with));
         assert_eq!(memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cpu"]).0, with);
+    }
+
+    #[test]
+    fn a_save_copies_what_is_in_files_to_files() {
+        let memory = |sets: &[&str]| {
+            recipe(&[sets, &["mesh.dp_shard=1", "memory.block_swap=2", "memory.optimizer_offload=true"]].concat())
+                .cost()
+                .memory
+        };
+        let all = memory(&[]);
+        let Offloaded { weights, optimizer, saved, .. } = all.offloaded;
+        assert!(saved == weights + optimizer && optimizer > 0);
+        assert_eq!(all.offloaded.in_store(OffloadStore::File), all.offloaded.in_store(OffloadStore::Host) + saved);
+        assert_eq!(all.save_copy(OffloadStore::Host), all.save_copy(OffloadStore::File) + saved);
+        // A checkpoint of adapters has no frozen weights.
+        let memory = memory(&["train.trainable=lora", "lora.rank=4"]);
+        let adapters = memory.offloaded;
+        assert_eq!((memory.saved, adapters.saved), (0, adapters.gradients + adapters.optimizer));
+        assert!(adapters.weights > adapters.gradients);
+    }
+
+    #[test]
+    fn the_parts_of_the_peak_have_the_larger_of_backward_pass_and_update() {
+        let memory = recipe(&["optimizer.kind=prodigy"]).cost().memory;
+        let part = |memory: &RankMemory, name| memory.parts().iter().find(|part| part.0 == name).unwrap().1;
+        assert_eq!((part(&memory, "update"), part(&memory, "workspace about")), (0, memory.workspace));
+        let update = RankMemory { update: memory.total(), ..memory };
+        assert_eq!((part(&update, "update"), part(&update, "workspace about")), (update.update, 0));
+        assert_eq!(update.total(), update.state() + update.update);
     }
 
     #[test]
