@@ -1,6 +1,7 @@
 //! Ranks with little memory: out of memory is a failure that names the phase and what fits, and swapped blocks fit where others do not.
 
 use crate::harness::{NODE, RunUnderTest, Scene, losses};
+use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{ErrorCode, EventKind};
 use serde_json::Value;
@@ -91,17 +92,11 @@ fn a_request_makes_a_trace_of_the_next_steps_on_every_rank() {
     let mut running = scene.launch("profile", &[1, 2], &["train.steps=100000", "train.global_batch=2"]);
     running.wait_for_step(1);
     std::fs::write(running.run.dir.profile_file(), "2").unwrap();
-    let is_done =
-        |run: &RunUnderTest| run.events().iter().any(|event| matches!(event.kind, EventKind::Profiled { .. }));
-    running.wait_for("the traces", is_done);
+    running.wait_for("the traces", |run| profiled(run).is_some());
     running.signal(0, "TERM");
     let run = running.finish();
     assert!(!run.dir.profile_file().exists());
-    let path = run.events().into_iter().find_map(|event| match event.kind {
-        EventKind::Profiled { path, steps } => Some((path, steps)),
-        _ => None,
-    });
-    let (path, steps) = path.unwrap();
+    let (path, steps) = profiled(&run).unwrap();
     assert_eq!(steps, 2);
     for rank in 0..2 {
         let path = path.as_str().replace("rank-00000", &format!("rank-{rank:05}"));
@@ -113,4 +108,48 @@ fn a_request_makes_a_trace_of_the_next_steps_on_every_rank() {
         assert_eq!((named("step "), count("forward"), count("backward"), count("optimizer")), (2, 2, 2, 2), "{path}");
         assert!(count("aten::mm") + count("aten::addmm") > 10, "{path}");
     }
+}
+
+/// Returns the path and the number of steps of the trace of rank 0, if it is written.
+fn profiled(run: &RunUnderTest) -> Option<(Utf8PathBuf, u64)> {
+    run.events().into_iter().find_map(|event| match event.kind {
+        EventKind::Profiled { path, steps } => Some((path, steps)),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_stop_writes_the_trace_of_the_steps_made_so_far() {
+    let scene = Scene::new();
+    let mut running = scene.launch("profile", &[1, 1], &["train.steps=100000", "train.global_batch=2"]);
+    running.wait_for_step(1);
+    std::fs::write(running.run.dir.profile_file(), "90000").unwrap();
+    running.wait_for("the request to be read", |run| !run.dir.profile_file().exists());
+    let step = running.run.samples().last().map_or(0, |sample| sample.step);
+    running.wait_for_step(step + 4);
+    // A second request waits for the end of the trace.
+    std::fs::write(running.run.dir.profile_file(), "1").unwrap();
+    running.wait_for_step(step + 8);
+    running.signal(0, "TERM");
+    let run = running.finish();
+    assert!(run.dir.profile_file().exists());
+    let (path, steps) = profiled(&run).unwrap();
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let named = events.iter().filter(|e| e["name"].as_str().is_some_and(|name| name.starts_with("step "))).count();
+    assert!(steps >= 4 && named as u64 == steps, "{named} {steps}");
+}
+
+#[test]
+fn training_continues_without_a_trace_that_cannot_be_written() {
+    let scene = Scene::new();
+    let mut run = scene.launch("profile", &[1, 1], &["train.steps=2", "train.global_batch=2"]).finish();
+    // The first step reads the request, and the trace begins with the next one.
+    std::fs::write(run.dir.profile_file(), "1").unwrap();
+    let trace = run.dir.trace(&NodeId::new(NODE).unwrap(), 2, 0, 4);
+    std::fs::create_dir_all(trace.join("in-the-way")).unwrap();
+    run.train_on_to(6);
+    let run = run.resume(&[1, 1]).finish();
+    assert!(profiled(&run).is_none() && !run.dir.profile_file().exists());
+    assert_eq!(run.samples().last().unwrap().step, 6);
 }

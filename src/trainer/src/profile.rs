@@ -7,17 +7,16 @@ use c10d::profile::{Recording, Scope};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunDir};
+use std::ops::RangeInclusive;
 use tch::Device;
 
 /// A trace that is being recorded.
 pub struct Profile {
-    /// `None` after the last step.
-    recording: Option<Recording>,
+    /// The range of the current step. It ends before that of the next step begins, and before the recording.
     step: Option<Scope>,
+    recording: Recording,
     path: Utf8PathBuf,
-    /// Steps of the trace, and those that are still to be made.
-    steps: u64,
-    left: u64,
+    steps: RangeInclusive<u64>,
 }
 
 /// Reads a request for a profile and removes it. A request that is not a number is one for a single step.
@@ -29,7 +28,7 @@ pub fn requested(run: &RunDir) -> u64 {
 }
 
 impl Profile {
-    /// Begins to record `steps` steps, of which `first` is the first.
+    /// Begins to record steps. The next step is the first of them.
     ///
     /// # Errors
     /// The profiler cannot be started.
@@ -38,42 +37,48 @@ impl Profile {
         attempt: u32,
         rank: usize,
         device: Device,
-        first: u64,
-        steps: u64,
+        steps: RangeInclusive<u64>,
     ) -> Result<Self, Failure> {
         let node = node().unwrap_or_else(|| NodeId::from_hostname("local"));
-        let path = run.trace(&node, attempt, rank, first);
+        let path = run.trace(&node, attempt, rank, *steps.start());
         let recording = Recording::begin(device != Device::Cpu).map_err(device_failed)?;
-        let mut profile = Profile { recording: Some(recording), step: None, path, steps, left: steps };
-        profile.name(first)?;
-        Ok(profile)
+        Ok(Profile { step: Some(range(*steps.start())?), recording, path, steps })
     }
 
-    fn name(&mut self, step: u64) -> Result<(), Failure> {
-        self.step = Some(Scope::begin(&format!("step {step}")).map_err(device_failed)?);
-        Ok(())
+    /// Ends the range of the step that is done, and begins that of the next one. Returns false if that step was the last one.
+    ///
+    /// # Errors
+    /// The profiler fails.
+    pub fn next_step(&mut self, done: u64) -> Result<bool, Failure> {
+        let is_last = done >= *self.steps.end();
+        if !is_last {
+            phase::end_range();
+            self.step = None;
+            self.step = Some(range(done + 1)?);
+        }
+        Ok(!is_last)
     }
 
-    /// Counts a step that is done. After the last one, writes the trace and returns its path and its number of steps.
+    /// Writes the trace, after the step `done`. Returns its path and its number of steps.
     ///
     /// # Errors
     /// The trace cannot be written.
-    pub fn stepped(&mut self, done: u64) -> Result<Option<(Utf8PathBuf, u64)>, Failure> {
+    pub fn end(self, done: u64) -> Result<(Utf8PathBuf, u64), Failure> {
+        let Profile { step, recording, path, steps } = self;
         phase::end_range();
-        self.step = None;
-        self.left = self.left.saturating_sub(1);
-        if self.left > 0 {
-            self.name(done + 1)?;
-            return Ok(None);
-        }
-        let Some(recording) = self.recording.take() else { return Ok(None) };
+        drop(step);
         // Readers never see half a trace.
-        let writing = self.path.with_extension("part");
+        let writing = path.with_extension("part");
         recording.end(writing.as_std_path()).map_err(device_failed)?;
-        std::fs::rename(&writing, &self.path).map_err(|error| {
-            let what = format!("cannot write {}", self.path);
+        std::fs::rename(&writing, &path).map_err(|error| {
+            let what = format!("cannot write {path}");
             Failure::new(rundir::ErrorCode::of_io(&error), what, error.to_string(), "check the disk of the run")
         })?;
-        Ok(Some((self.path.clone(), self.steps)))
+        Ok((path, done + 1 - steps.start()))
     }
+}
+
+/// Begins the range of a step.
+fn range(step: u64) -> Result<Scope, Failure> {
+    Scope::begin(&format!("step {step}")).map_err(device_failed)
 }

@@ -382,7 +382,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         while self.progress.step < self.recipe.train.steps {
             let requests = self.requests();
             let outcome = self.step(requests)?;
-            self.profile(outcome.requests.profile)?;
+            self.profile(outcome.requests);
             self.check_finite()?;
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
@@ -429,20 +429,32 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         Ok(Finish::Complete)
     }
 
-    /// Counts a step of a trace, or begins the one that was requested.
-    fn profile(&mut self, requested: u64) -> Result<(), Failure> {
-        let step = self.progress.step;
-        if let Some(profile) = &mut self.profile {
-            let Some((path, steps)) = profile.stepped(step)? else { return Ok(()) };
-            self.profile = None;
-            self.event(EventKind::Profiled { path, steps });
+    /// Continues the trace that is being recorded, or begins the one that was requested. If it fails, training continues without it.
+    fn profile(&mut self, requests: SaveStopRequests) {
+        if let Err(failure) = self.advance_profile(requests) {
+            eprintln!("{failure}");
         }
-        let left = self.recipe.train.steps - step;
-        if requested > 0 && left > 0 {
-            let groups = self.fsdp.groups();
-            let (number, rank, device) = (self.attempt.number, groups.world.rank(), groups.device);
-            let profile = Profile::begin(&self.run, number, rank, device, step + 1, requested.min(left))?;
-            self.profile = Some(profile);
+    }
+
+    fn advance_profile(&mut self, requests: SaveStopRequests) -> Result<(), Failure> {
+        let (step, stops) = (self.progress.step, requests.stop.is_some());
+        let steps = requests.profile.min(self.recipe.train.steps - step);
+        match self.profile.take() {
+            Some(mut profile) => {
+                if !stops && profile.next_step(step)? {
+                    self.profile = Some(profile);
+                    return Ok(());
+                }
+                let (path, steps) = profile.end(step)?;
+                self.event(EventKind::Profiled { path, steps });
+            }
+            None if steps > 0 && !stops => {
+                let groups = self.fsdp.groups();
+                let (number, rank, device) = (self.attempt.number, groups.world.rank(), groups.device);
+                let profile = Profile::begin(&self.run, number, rank, device, step + 1..=step + steps)?;
+                self.profile = Some(profile);
+            }
+            None => {}
         }
         Ok(())
     }
@@ -458,7 +470,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
             stop,
             sample: first && std::fs::remove_file(self.run.sample_file()).is_ok(),
-            profile: if first { profile::requested(&self.run) } else { 0 },
+            // A request made during a trace waits for its end.
+            profile: if first && self.profile.is_none() { profile::requested(&self.run) } else { 0 },
             save_done: self.saving.as_ref().is_none_or(|s| s.writing.is_done()),
         }
     }
