@@ -17,7 +17,7 @@ use self::texts::Texts;
 use crate::log::RunLog;
 use crate::signals::Signals;
 use crate::trainer::Finish;
-use cluster::{NodeId, RankPlace};
+use cluster::RankPlace;
 use dataset::EncodeInputs;
 use dataset::store::{Held, Item, ItemKind, Queue, QueueFinish, Range};
 use recipe::{ComputeDtype, Recipe};
@@ -221,8 +221,7 @@ type SharedQueue = Arc<Queue>;
 
 /// Reads the place of a rank from the environment.
 pub fn place(rank: usize, local_rank: usize) -> Result<RankPlace, Failure> {
-    let node = std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok());
-    let node = node.ok_or_else(|| {
+    let node = crate::rank::node().ok_or_else(|| {
         let why = "VIDTUI_NODE is not set, or is not a node name";
         Failure::new(ErrorCode::StartFailed, "cannot start a rank", why, "start ranks through `vidtui-train supervise`")
     })?;

@@ -2,7 +2,7 @@
 
 use c10d::profile::Scope;
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// A phase of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,10 +21,7 @@ pub enum Phase {
     Checkpoint,
 }
 
-const ALL: [Phase; 6] =
-    [Phase::Load, Phase::Forward, Phase::Backward, Phase::Optimizer, Phase::Sample, Phase::Checkpoint];
-
-static CURRENT: AtomicU8 = AtomicU8::new(0);
+static CURRENT: Mutex<Phase> = Mutex::new(Phase::Load);
 
 thread_local! {
     /// The range of the phase in a trace.
@@ -33,7 +30,7 @@ thread_local! {
 
 /// Enters a phase. A trace that is being recorded shows it as a range.
 pub fn enter(phase: Phase) {
-    CURRENT.store(phase as u8, Ordering::Relaxed);
+    *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     SCOPE.with_borrow_mut(|scope| {
         // The range before ends first.
         *scope = None;
@@ -48,7 +45,7 @@ pub fn end_range() {
 
 /// Returns the current phase.
 pub fn current() -> Phase {
-    ALL.get(usize::from(CURRENT.load(Ordering::Relaxed))).copied().unwrap_or(Phase::Load)
+    *CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Phase {
