@@ -161,6 +161,19 @@ fn latest_is_the_newest_run_with_the_chart_or_the_weights() {
 }
 
 #[test]
+fn a_launch_starts_from_the_weights_of_a_run_by_any_of_its_names() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);
+    let (_, suffix) = run.trim().rsplit_once('-').unwrap();
+    for name in ["latest", suffix, run.trim()] {
+        let plan = site.json(&["launch", "configs/small/short.toml", "--init", name, "--dry-run", "--json"]);
+        assert!(plan["summary"]["weights"].as_str().unwrap().contains(run.trim()), "{name}: {plan}");
+    }
+    let error = site.error(&["launch", "configs/small/short.toml", "--init", "nothing", "--dry-run"]);
+    assert_eq!(error, (1, "not-found".into()));
+}
+
+#[test]
 fn stages_show_their_changes_and_recipes_the_origin_of_values() {
     let site = TestSite::new();
     insta::assert_snapshot!("stages", site.redacted(&site.succeeds(&["stages", "configs/small"])));

@@ -3,8 +3,9 @@
 use crate::Cache;
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// The start of the names of models whose owner may be omitted. The owner is then zai-org.
-const FAMILY: &str = "cogvideox";
+/// The models whose owner, zai-org, may be omitted.
+const RELEASED: [&str; 5] =
+    ["CogVideoX-2b", "CogVideoX-5b", "CogVideoX-5b-I2V", "CogVideoX1.5-5B", "CogVideoX1.5-5B-I2V"];
 
 /// Returns the command that downloads a model, if a missing folder has a name like a model of the Hub.
 pub fn fetch_command(named: &str) -> Option<String> {
@@ -14,11 +15,11 @@ pub fn fetch_command(named: &str) -> Option<String> {
     };
     match &named.trim_end_matches('/').split('/').collect::<Vec<_>>()[..] {
         [owner, name] if is_name(owner) && is_name(name) => Some(format!("vidtui fetch {owner}/{name}")),
-        // The owner may be omitted.
-        [.., name] if is_name(name) && name.to_lowercase().starts_with(FAMILY) => {
-            Some(format!("vidtui fetch zai-org/{name}"))
+        [.., name] => {
+            let released = RELEASED.iter().find(|released| released.eq_ignore_ascii_case(name))?;
+            Some(format!("vidtui fetch zai-org/{released}"))
         }
-        _ => None,
+        [] => None,
     }
 }
 
@@ -38,7 +39,8 @@ mod tests {
         let command = |named| fetch_command(named);
         assert_eq!(command("THUDM/CogVideoX-2b").as_deref(), Some("vidtui fetch THUDM/CogVideoX-2b"));
         assert_eq!(command("CogVideoX-5b/").as_deref(), Some("vidtui fetch zai-org/CogVideoX-5b"));
-        assert_eq!(command("/data/CogVideoX1.5-5B").as_deref(), Some("vidtui fetch zai-org/CogVideoX1.5-5B"));
+        assert_eq!(command("/data/cogvideox1.5-5b").as_deref(), Some("vidtui fetch zai-org/CogVideoX1.5-5B"));
+        assert_eq!(command("/data/cogvideox-fun-5b-inp"), None, "no model of the Hub has this name");
         assert_eq!(
             (command("./weights"), command("/data/weights"), command("weights"), command("")),
             (None, None, None, None)

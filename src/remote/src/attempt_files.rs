@@ -9,7 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, LaunchPlan, NodeLaunch, node_kill};
 use rundir::{
-    Attempt, AttemptWhy, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, SCHEMA, StartFrom, Stop, now_s,
+    Attempt, AttemptWhy, Error, ErrorCode, ExitFile, ExitReason, Failure, Run, RunDir, SCHEMA, StartFrom, Stop, now_s,
 };
 use runstate::Liveness;
 
@@ -65,9 +65,11 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
         rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
     dir.make_peer_token(number)?;
-    dir.write_attempt(&Attempt { started_s: now_s(), ..plan.attempt.clone() })?;
+    // A plan may wait in a dialog for minutes.
+    let now_s = now_s();
+    dir.write_attempt(&Attempt { started_s: now_s, ..plan.attempt.clone() })?;
     if plan.is_new_run() {
-        dir.write_run(&plan.run)?;
+        dir.write_run(&Run { created_s: now_s, ..plan.run.clone() })?;
         // Converting the weights of this run back needs the model config, and its source may be deleted by then.
         if let StartFrom::Weights { path } = &plan.run.start
             && let Some(config) = rundir::model_config(path)

@@ -2,6 +2,7 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};
+use recipe::Task;
 use rundir::{Checkpoint, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
 
 /// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id).
@@ -20,7 +21,11 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     let run = RunDir::new(path.clone());
     if run.run_toml().exists() {
         let newest = other_trainers::latest_strict(&run)?.ok_or_else(|| {
-            let fix = format!("resume it until it saves one: `vidtui resume {}`", run.name());
+            let trains = run.read_run().is_ok_and(|run| run.task() == Task::Train);
+            let fix = match trains {
+                true => format!("resume it until it saves one: `vidtui resume {}`", run.name()),
+                false => "name a run that trains; `vidtui runs` lists all runs".to_owned(),
+            };
             Failure::new(ErrorCode::NoCheckpoint, &*what, format!("run {path} has no complete checkpoint"), fix)
         })?;
         let lineage = Lineage { run: run.read_run()?.id, step: newest.step };

@@ -390,8 +390,9 @@ pub struct StageArgs {
     pub fit: Option<usize>,
     #[command(flatten)]
     pub how: HowArgs,
-    /// Starts from these weights: a checkpoint folder, or a run [default: the source in the stage, else random]
-    #[arg(long, value_name = "PATH")]
+    /// Starts from these weights: a checkpoint folder, or the newest checkpoint of a run [default: the source in the stage, else
+    /// random]
+    #[arg(long, value_name = "PATH|RUN")]
     pub init: Option<String>,
 }
 

@@ -1,7 +1,7 @@
 //! Checks of the inputs of a launch plan: the recipe, the target, the data set, the weights and the trainer.
 
 use plan::{Target, TrainerBinary, Weights, check_weights};
-use recipe::{Recipe, Task, TrainerKind};
+use recipe::{Recipe, Task, Trainable, TrainerKind};
 use rundir::{Checkpoint, Failure};
 use units::counted;
 
@@ -67,7 +67,14 @@ fn mesh(recipe: &Recipe, target: &Target) -> CheckResult {
 }
 
 fn starting_weights(recipe: &Recipe, weights: Option<Weights>) -> CheckResult {
-    let Some(weights) = weights else { return Ok(format!("random, from seed {}", recipe.train.seed)) };
+    let Some(weights) = weights else {
+        let random = format!("random, from seed {}", recipe.train.seed);
+        return Ok(match &recipe.train.trainable {
+            Trainable::All => random,
+            // As the warning of the launch plan.
+            only => format!("{random}; only {only} is trained, all other weights stay random"),
+        });
+    };
     let checkpoint = Checkpoint::open(&weights.path)?;
     check_weights("cannot start from these weights", &checkpoint.manifest, recipe)?;
     Ok(match weights.lineage {

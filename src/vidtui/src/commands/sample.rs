@@ -244,7 +244,8 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
 fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     if recipe.encoders.folder.as_str().is_empty() {
         let why = "neither --encoders nor the recipe of the run names the VAE and the text encoder";
-        let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder with --encoders DIR";
+        let fix = "get them with `vidtui fetch zai-org/CogVideoX-5b`, and give their folder: vidtui sample … --encoders DIR, or \
+                   encoders.folder in the recipe of the next run";
         return Err(CommandError::request(Failure::new(ErrorCode::NoWeights, "cannot sample", why, fix)));
     }
     Ok(dataset::check_encoders(&recipe.encoders.folder, &recipe.model)?)

@@ -4,7 +4,7 @@ use super::{Init, LaunchOptions, Workspace};
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use plan::Weights;
-use recipe::{Curriculum, StageSpec, StageStart};
+use recipe::{Curriculum, StageSpec, StageStart, Task};
 use rundir::{ErrorCode, Failure, Lineage, RunDir};
 
 impl Workspace {
@@ -24,6 +24,14 @@ impl Workspace {
 
     /// Finds weights by path or run. If there are none, the failure names the commands that make them.
     fn given_weights(&self, given: &str) -> Result<Weights, Failure> {
+        if !given.contains('/') && !Utf8Path::new(given).exists() {
+            match self.find_with_weights(given).map_err(CommandError::into_failure) {
+                Ok(run) => return self.newest_weights(&run),
+                Err(failure) if failure.code == ErrorCode::AmbiguousName => return Err(failure),
+                // A failure that names the path and the commands follows.
+                Err(_) => {}
+            }
+        }
         remote::find_weights(given, &self.runs).map_err(|failure| match hub::fetch_command(given) {
             Some(command) if !Utf8Path::new(given).exists() => {
                 let convert = "vidtui convert FOLDER weights/ --to internal";
@@ -42,7 +50,10 @@ impl Workspace {
         let run = dir.read_run()?;
         let Some(checkpoint) = other_trainers::latest_strict(dir)? else {
             let what = format!("cannot start from {}", run.id);
-            let fix = format!("resume it until it saves a checkpoint: vidtui resume {}", run.id);
+            let fix = match run.task() {
+                Task::Train => format!("resume it until it saves a checkpoint: vidtui resume {}", run.id),
+                Task::Encode | Task::Sample => "name a run that trains; `vidtui runs` lists all runs".to_owned(),
+            };
             return Err(Failure::new(ErrorCode::NoCheckpoint, what, "it has no complete checkpoint", fix));
         };
         Ok(Weights { path: checkpoint.dir, lineage: Some(Lineage { run: run.id, step: checkpoint.step }) })
