@@ -52,6 +52,17 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 }
 
 #[test]
+fn a_recipe_is_launched_with_typed_arguments() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let console = site.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]).press("2").shows(&["Small: short, then long"]);
+    console.press("l").shows(&["vidtui launch"]).press("configs/small/short.toml --sett x").press(ENTER);
+    console.shows(&["Hint"]).press(ENTER).press("l").press("\x17\x17--set train.steps=2").press(ENTER);
+    console.shows(&["Start small-short?"]).press(ENTER).shows(&["finished"]);
+    assert_eq!(site.runs()[0].read_run().unwrap().recipe().unwrap().train.steps, 2);
+}
+
+#[test]
 fn the_console_and_the_export_command_write_the_same_chart() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);

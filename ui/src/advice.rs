@@ -4,6 +4,7 @@ use crate::keymap::{Action, Context};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
+use crate::screens::samples;
 use crate::slurm;
 use crate::text;
 use crate::widgets::{capitalized, failure_lines, hint};
@@ -100,6 +101,9 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
         }
         RunState::Saving => "Saving a checkpoint. Training continues afterwards.".to_owned(),
         RunState::Stopping if row.is_command => "Stop requested. The command decides whether it saves first.".to_owned(),
+        RunState::Stopping if matches!(row.progress(), Progress::Steps { step, total } if step == total) => {
+            "All steps are done; the processes are ending.".to_owned()
+        }
         RunState::Stopping => match row.task {
             Task::Train => "Saving a checkpoint, then stopping.".to_owned(),
             Task::Encode => "Storing the items in progress, then stopping.".to_owned(),
@@ -203,11 +207,19 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
     }
     match kind {
         StateKind::Finished => {
-            if let Some(next) = model.next_stage(row) {
-                let action = if context == Context::Runs { Action::NewRun } else { Action::NextStage };
+            let next = model.next_stage(row);
+            let has_stages = || !model.stages_of(row.curriculum.as_deref().unwrap_or("".into())).is_empty();
+            let is_last = next.is_none() && row.stage.is_some() && has_stages();
+            let action = if context == Context::Runs { Action::NewRun } else { Action::NextStage };
+            if let Some(next) = next {
                 add(action, format!("start next stage {}", next.name));
-            } else if row.stage.is_some() && !model.stages_of(row.curriculum.as_deref().unwrap_or("".into())).is_empty()
-            {
+            } else if row.task == Task::Encode {
+                add(action, "train on it".to_owned());
+            }
+            if samples::makes_videos(row) {
+                add(Action::Prompt, "make a video".to_owned());
+            }
+            if is_last {
                 steps.push(vec![Span::raw("This was the last stage of its curriculum.")]);
             }
         }

@@ -103,6 +103,13 @@ pub enum Effect {
         /// The arguments of `vidtui data encode`, as typed.
         arguments: String,
     },
+    /// Plan the launch of a recipe; answered by `LaunchPlanned` or `Failed`.
+    PlanRecipe {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The arguments of `vidtui launch`, as typed.
+        arguments: String,
+    },
     /// Plan a video from the newest checkpoint of a run; answered by `LaunchPlanned` or `Failed`.
     PlanSample {
         /// The job that receives the answer.

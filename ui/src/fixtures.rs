@@ -553,6 +553,8 @@ pub fn key(name: &str) -> Key {
         "Tab" => KeyCode::Tab,
         "Shift-Tab" => KeyCode::BackTab,
         "Backspace" => KeyCode::Backspace,
+        "Home" => KeyCode::Home,
+        "Delete" => KeyCode::Delete,
         "Up" => KeyCode::Up,
         "Down" => KeyCode::Down,
         "Left" => KeyCode::Left,

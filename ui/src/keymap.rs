@@ -59,6 +59,7 @@ pub enum Action {
     SideBySide,
     // stages
     StartStage,
+    LaunchRecipe,
     // convert
     Edit,
     OptionNext,
@@ -80,6 +81,13 @@ pub enum Action {
     RawText,
     NodeNext,
     NodePrevious,
+    // text input
+    LineStart,
+    LineEnd,
+    DeleteBefore,
+    DeleteAfter,
+    DeleteWord,
+    DeleteToStart,
     // dialogs
     Accept,
     Cancel,
@@ -309,6 +317,7 @@ const RUN: &[Binding] = &[
     bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
     bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
     bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
+    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left; the view follows"),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "cursor", "Move the cursor right; the view follows"),
     bind(
@@ -330,7 +339,6 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
-    bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
     bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "List the checkpoints"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
@@ -350,6 +358,12 @@ const STAGES: &[Binding] = with_motion![
     bind(&[ENTER], Action::StartStage, "start", "Start the selected stage; shows the plan first"),
     bind(&[Key::ch('o')], Action::Open, "open run", "Open the newest run of the selected stage"),
     bind(&[ESC], Action::Back, "back", "Go back to the runs"),
+    bind(
+        &[Key::ch('l')],
+        Action::LaunchRecipe,
+        "launch recipe",
+        "Launch a recipe: type the arguments of vidtui launch"
+    ),
 ];
 
 const CONVERT: &[Binding] = with_motion![
@@ -380,8 +394,8 @@ const SAMPLES: &[Binding] = &[
     bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Show the previous prompt"),
     bind(&[Key::ch('b')], Action::SideBySide, "side by side", "Show the same prompt over steps, side by side"),
     bind(&[ESC], Action::Back, "back", "Go back to the run"),
-    bind(&[Key::ch(' ')], Action::Play, "pause", "Pause the videos, or play them"),
     bind(&[Key::ch('p')], Action::Prompt, "new video", "Make a video of a prompt from the newest checkpoint"),
+    bind(&[Key::ch(' ')], Action::Play, "pause", "Pause the videos, or play them"),
     bind(&[Key::ch('o')], Action::Open, "open", "Open the video with the desktop's player, or copy its path"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the video"),
     bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Show the sample of the first step"),
@@ -430,5 +444,13 @@ const FAILURE: &[Binding] = with_motion![
 
 const INPUT: &[Binding] = &[
     bind(&[ENTER], Action::Accept, "apply", "Apply the text"),
-    bind(&[ESC], Action::Cancel, "clear", "Discard the text"),
+    bind(&[ESC], Action::Cancel, "cancel", "Close the input; a filter or a search is cleared"),
+    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
+    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move the cursor right"),
+    bind(&[Key::code(KeyCode::Home), Key::ctrl('a')], Action::LineStart, "", "Move the cursor to the start"),
+    bind(&[Key::code(KeyCode::End), Key::ctrl('e')], Action::LineEnd, "", "Move the cursor to the end"),
+    bind(&[Key::code(KeyCode::Backspace)], Action::DeleteBefore, "", "Delete the character before the cursor"),
+    bind(&[Key::code(KeyCode::Delete)], Action::DeleteAfter, "", "Delete the character after the cursor"),
+    bind(&[Key::ctrl('w')], Action::DeleteWord, "delete word", "Delete the word before the cursor"),
+    bind(&[Key::ctrl('u')], Action::DeleteToStart, "delete all", "Delete the text before the cursor"),
 ];

@@ -2,6 +2,7 @@
 
 mod convert_screen;
 mod dialogs;
+mod input;
 mod logs_screen;
 mod run_screen;
 mod samples_screen;
@@ -9,6 +10,7 @@ mod screen;
 
 pub use convert_screen::{ConvertScreen, Preview, Work};
 pub use dialogs::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
+pub use input::{Input, Purpose};
 pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
 pub use run_screen::RunScreen;
@@ -46,36 +48,6 @@ pub struct Setup {
     pub has_desktop: bool,
     /// The run to open at the start.
     pub open: Option<RunId>,
-}
-
-/// The open text input.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Input {
-    /// Its purpose.
-    pub purpose: Purpose,
-    /// The text typed so far.
-    pub text: String,
-}
-
-/// The purpose of a text input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    /// Filters the list of runs.
-    Filter,
-    /// Filters the list of nodes.
-    NodeFilter,
-    /// Searches a log.
-    Search,
-    /// The source of a conversion.
-    ConvertSource,
-    /// The target of a conversion.
-    ConvertTarget,
-    /// The LoRA adapter to merge.
-    ConvertMerge,
-    /// The arguments of an encode.
-    Encode,
-    /// The prompt of a video.
-    Prompt,
 }
 
 /// A short message about the latest action, shown for a few seconds.
@@ -137,6 +109,8 @@ pub struct Model {
     pub input: Option<Input>,
     /// The arguments of the last encode, so that a mistake can be corrected.
     pub encode_arguments: String,
+    /// The arguments of the last launch.
+    pub launch_arguments: String,
     /// The open dialog.
     pub modal: Option<Modal>,
     /// Requests to the shell that have no answer yet.
@@ -172,6 +146,7 @@ impl Model {
             convert: ConvertScreen::default(),
             input: None,
             encode_arguments: String::new(),
+            launch_arguments: String::new(),
             modal: None,
             jobs: Jobs::default(),
             notice: None,

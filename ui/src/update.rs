@@ -67,12 +67,13 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     let context = keymap(model);
     let Some(action) = context.action(key) else {
         if let (Some(input), None) = (&mut model.input, &model.modal) {
-            match key.code {
-                KeyCode::Char(c) if !key.ctrl && !key.alt => input.text.push(c),
-                KeyCode::Backspace => _ = input.text.pop(),
-                _ => {}
+            if let KeyCode::Char(c) = key.code
+                && !key.ctrl
+                && !key.alt
+            {
+                input.insert(c.encode_utf8(&mut [0; 4]));
+                typed(model);
             }
-            typed(model);
         }
         return Vec::new();
     };
@@ -94,7 +95,11 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             Modal::Help(dialog) => help::on_action(model, dialog, action),
         };
     }
-    if model.input.is_some() {
+    if let Some(input) = &mut model.input {
+        if input.edit(action) {
+            typed(model);
+            return Vec::new();
+        }
         return end_input(model, action);
     }
     match action {
@@ -130,7 +135,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
 /// Adds pasted text to the open input line, if there is one. Pasted text never triggers key bindings.
 fn paste(model: &mut Model, text: &str) {
     if let (Some(input), None) = (&mut model.input, &model.modal) {
-        input.text.extend(text.chars().filter(|c| !c.is_control()));
+        input.insert(text);
         typed(model);
     }
 }
@@ -142,9 +147,8 @@ fn typed(model: &mut Model) {
         Purpose::Filter => runs::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
-        // A path takes effect when Enter ends the input.
-        Purpose::ConvertSource | Purpose::ConvertTarget | Purpose::ConvertMerge | Purpose::Encode | Purpose::Prompt => {
-        }
+        // Other text takes effect when Enter ends the input.
+        _ => {}
     }
 }
 
@@ -155,12 +159,15 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     {
         return convert::typed(model, input.purpose, &input.text);
     }
-    if input.purpose == Purpose::Encode {
-        model.encode_arguments.clone_from(&input.text);
+    match input.purpose {
+        Purpose::Encode => model.encode_arguments.clone_from(&input.text),
+        Purpose::Launch => model.launch_arguments.clone_from(&input.text),
+        _ => {}
     }
     if action != Action::Cancel && !input.text.trim().is_empty() {
         match input.purpose {
             Purpose::Encode => return runs::encode(model, input.text),
+            Purpose::Launch => return stages::launch(model, input.text),
             Purpose::Prompt => return samples::sample(model, input.text),
             _ => {}
         }
@@ -170,11 +177,7 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::Filter => runs::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
-            Purpose::ConvertSource
-            | Purpose::ConvertTarget
-            | Purpose::ConvertMerge
-            | Purpose::Encode
-            | Purpose::Prompt => {}
+            _ => {}
         }
     }
     Vec::new()

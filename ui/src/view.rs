@@ -4,7 +4,7 @@ use crate::jobs::Job;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::modals;
-use crate::model::{Model, Purpose, Screen};
+use crate::model::{Input, Model, Screen};
 use crate::run_state::short_id;
 use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
 use crate::text;
@@ -95,24 +95,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
 fn notice(model: &Model) -> Option<Line<'static>> {
     let theme = &model.theme;
     if let Some(input) = &model.input {
-        let prompt = match input.purpose {
-            Purpose::Filter => "Filter runs: ",
-            Purpose::NodeFilter => "Filter nodes: ",
-            Purpose::Search => "Search: ",
-            Purpose::ConvertSource => "Source: ",
-            Purpose::ConvertTarget => "New folder: ",
-            Purpose::ConvertMerge => "LoRA adapter: ",
-            Purpose::Encode => "vidtui data encode ",
-            Purpose::Prompt => "Prompt: ",
-        };
-        let cursor = if model.symbols.braille { "▏" } else { "_" };
-        // A long path loses its beginning; the end is being typed.
-        let room = usize::from(layout::areas(model.size).notice.width).saturating_sub(prompt.len() + 1);
-        return Some(Line::from(vec![
-            Span::styled(prompt, theme.accent),
-            Span::raw(text::fit_end(&input.text, room, model.symbols.ellipsis)),
-            Span::styled(cursor, theme.accent),
-        ]));
+        return Some(input_line(model, input));
     }
     // A warning is shown before a running job, and any notice before a waiting job, because the wait may take days.
     let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
@@ -127,6 +110,26 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     }
     let notice = model.notice.as_ref()?;
     Some(Line::styled(notice.text.clone(), if notice.is_warning { theme.warn } else { theme.good }))
+}
+
+/// Returns the line of a text input. A long text loses its beginning, and the end of what follows the cursor.
+fn input_line(model: &Model, input: &Input) -> Line<'static> {
+    let (theme, ellipsis) = (&model.theme, model.symbols.ellipsis);
+    let title = input.purpose.title();
+    let room = usize::from(layout::areas(model.size).notice.width).saturating_sub(title.len() + 1);
+    let (before, after) = input.parts();
+    let room_after = (room / 3).max(room.saturating_sub(text::width(before)));
+    let after = text::fit(after, room_after, ellipsis);
+    let before = text::fit_end(before, room - text::width(&after), ellipsis);
+    let cursor = if model.symbols.braille { "▏" } else { "_" };
+    let form = if input.text.is_empty() { text::fit(input.purpose.form(), room, ellipsis) } else { String::new() };
+    Line::from(vec![
+        Span::styled(title, theme.accent),
+        Span::raw(before),
+        Span::styled(cursor, theme.accent),
+        Span::raw(after),
+        Span::styled(form, theme.faint),
+    ])
 }
 
 /// Replaces the characters that a terminal without UTF-8 cannot show.

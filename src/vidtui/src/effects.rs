@@ -2,7 +2,7 @@
 
 use crate::chart_export;
 use crate::command_error::CommandError;
-use crate::commands::{encode, sample};
+use crate::commands::{encode, launch, sample};
 use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
@@ -61,6 +61,7 @@ impl Runner {
                 | Effect::PlanKill { .. }
                 | Effect::PlanConvert { .. }
                 | Effect::PlanEncode { .. }
+                | Effect::PlanRecipe { .. }
                 | Effect::PlanSample { .. }
         );
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
@@ -103,6 +104,7 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Export { job, .. }
         | Effect::PlanConvert { job, .. }
         | Effect::PlanEncode { job, .. }
+        | Effect::PlanRecipe { job, .. }
         | Effect::PlanSample { job, .. }
         | Effect::Convert { job, .. } => Some(*job),
         Effect::StopConvert { .. }
@@ -158,6 +160,7 @@ fn run(
         Effect::PlanEncode { arguments, .. } => {
             JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))
         }
+        Effect::PlanRecipe { arguments, .. } => JobMsg::LaunchPlanned(Box::new(launch::plan_typed(at, &arguments)?)),
         Effect::PlanSample { run, prompt, .. } => {
             JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }

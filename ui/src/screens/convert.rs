@@ -172,12 +172,12 @@ fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
         Field::Target => (Purpose::ConvertTarget, &model.convert.options.target),
         Field::Merge => {
             let text = model.convert.options.merge.as_ref().map(ToString::to_string).unwrap_or_default();
-            model.input = Some(Input { purpose: Purpose::ConvertMerge, text });
+            model.input = Some(Input::new(Purpose::ConvertMerge, text));
             return Vec::new();
         }
         _ => return choose(model, field, 1),
     };
-    model.input = Some(Input { purpose, text: path.to_string() });
+    model.input = Some(Input::new(purpose, path.as_str()));
     Vec::new()
 }
 

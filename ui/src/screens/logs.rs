@@ -53,7 +53,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Wrap => logs.wrap = !logs.wrap,
         Action::Search => {
             let text = logs.search.as_ref().map_or_else(String::new, |search| search.text.clone());
-            model.input = Some(Input { purpose: Purpose::Search, text });
+            model.input = Some(Input::new(Purpose::Search, text));
         }
         Action::SearchNext | Action::SearchPrevious => {
             let wanted = logs.search.as_ref().map(|search| search.text.clone());

@@ -70,7 +70,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     match action {
         Action::Open => node::open(model),
         Action::Filter => {
-            model.input = Some(Input { purpose: Purpose::NodeFilter, text: model.nodes.filter.clone() });
+            model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
         }
         Action::Sort => {
             model.nodes.sort = model.nodes.sort.next();

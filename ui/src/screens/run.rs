@@ -9,7 +9,7 @@ use crate::model::{Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{run_panels, samples};
+use crate::screens::{run_panels, samples, stages};
 use crate::series::SMOOTHING;
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -20,6 +20,10 @@ use rundir::Chart;
 
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    if action == Action::NextStage && is_encode(model) {
+        stages::open(model);
+        return Vec::new();
+    }
     let columns = chart_columns(model);
     let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
@@ -95,6 +99,11 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         other => return run_actions::act(model, other),
     }
     Vec::new()
+}
+
+/// Returns whether the open run is an encode. Its next stage is any that trains on its data set.
+fn is_encode(model: &Model) -> bool {
+    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
 }
 
 fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {

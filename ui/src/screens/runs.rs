@@ -53,10 +53,10 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     match action {
         Action::NewRun => stages::open(model),
         Action::Filter => {
-            model.input = Some(Input { purpose: Purpose::Filter, text: model.runs_screen.filter.clone() });
+            model.input = Some(Input::new(Purpose::Filter, model.runs_screen.filter.clone()));
         }
         Action::Encode => {
-            model.input = Some(Input { purpose: Purpose::Encode, text: model.encode_arguments.clone() });
+            model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
         }
         Action::Back => set_filter(model, String::new()),
         other => return run_actions::act(model, other),

@@ -5,7 +5,7 @@ use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
-use crate::msg::{Clip, Size};
+use crate::msg::{Clip, RunRow, Size};
 use crate::run_state::short_id;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
@@ -32,14 +32,18 @@ pub fn open(model: &mut Model) {
 
 /// Returns whether the open run has weights that make videos.
 pub fn can_sample(model: &Model) -> bool {
-    let row = model.run.as_ref().and_then(|run| model.row(&run.id));
-    row.is_some_and(|row| row.task == Task::Train && !row.is_command && row.checkpoint_step.is_some())
+    model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(makes_videos)
+}
+
+/// Returns whether a run has weights that make videos.
+pub fn makes_videos(row: &RunRow) -> bool {
+    row.task == Task::Train && !row.is_command && row.checkpoint_step.is_some()
 }
 
 /// Opens the input of a prompt, from which the weights of the open run make a video.
 pub fn open_prompt(model: &mut Model) {
     if can_sample(model) {
-        model.input = Some(Input { purpose: Purpose::Prompt, text: String::new() });
+        model.input = Some(Input::new(Purpose::Prompt, String::new()));
     } else {
         model.warn("This run has no checkpoint to make a video from");
     }

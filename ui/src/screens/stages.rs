@@ -4,7 +4,7 @@ use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
-use crate::model::{FailureDialog, Modal, Model, Screen};
+use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::text;
@@ -148,6 +148,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::PageUp | Action::Top => model.stages.selected = 0,
         Action::PageDown | Action::Bottom => model.stages.selected = usize::MAX,
         Action::StartStage => return start(model),
+        Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
         Action::Open => match newest_run(model).map(|row| row.run.clone()) {
             Some(run) => model.open_run(run),
             None => model.warn("This stage has no run yet"),
@@ -157,6 +158,12 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     }
     keep_selection(model);
     Vec::new()
+}
+
+/// Plans the launch whose arguments were typed.
+pub fn launch(model: &mut Model, arguments: String) -> Vec<Effect> {
+    let job = model.jobs.start(Intent::PlanStage { stage: "the launch".to_owned() });
+    vec![Effect::PlanRecipe { job, arguments }]
 }
 
 fn start(model: &mut Model) -> Vec<Effect> {
@@ -203,6 +210,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         let text = "A curriculum file lists training stages; see configs/demo/curriculum.toml. \
                     Start vidtui in a folder that contains configs/.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
+        lines.push(Line::default());
+        lines.push(Line::from(hint(model, &Context::Stages.key_of(Action::LaunchRecipe), "launch a recipe")));
         write_centered(model, buf, body, lines);
         return;
     }

@@ -392,3 +392,30 @@ fn hidden_stages_below_the_list_are_counted() {
     ui.press("G");
     insta::assert_snapshot!("stages_at_the_end_of_the_list_80x24", ui.screen());
 }
+
+#[test]
+fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction() {
+    let mut ui = Ui::with_runs(vec![finished()]);
+    ui.press("2 l");
+    insta::assert_snapshot!("launch_input_80x24", ui.screen());
+    ui.type_in("mine.toml --init x");
+    ui.press("Backspace");
+    ui.type_in("latest");
+    let effects = ui.press("Enter");
+    let [Effect::PlanRecipe { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(arguments, "mine.toml --init latest");
+    ui.answer(*job, JobMsg::Failed(rundir::Failure::new(rundir::ErrorCode::NotFound, "a", "b", "c")));
+    ui.press("Enter l Home Delete");
+    ui.type_in("w");
+    insta::assert_snapshot!("launch_input_again_80x24", ui.screen());
+    let effects = ui.press("Enter");
+    assert!(matches!(&effects[..], [Effect::PlanRecipe { arguments, .. }] if arguments == "wine.toml --init latest"));
+}
+
+#[test]
+fn an_encode_leads_to_the_stages() {
+    let mut ui =
+        Ui::with_runs(vec![RunRow { task: recipe::Task::Encode, stage: None, curriculum: None, ..finished() }]);
+    ui.press("Enter n");
+    assert_eq!(ui.model.screen, Screen::Stages);
+}

@@ -4,7 +4,7 @@ use crate::advice;
 use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding};
-use crate::model::{Model, Screen, keymap};
+use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
 use crate::screens::{convert, samples, stages};
@@ -62,8 +62,14 @@ fn label(model: &Model, binding: &Binding) -> &'static str {
     match binding.action {
         Action::Enlarge if model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
         Action::Play if model.run.as_ref().is_some_and(|run| run.samples.paused) => "play",
+        Action::Accept if is_input(model, Purpose::plans) => "show the plan",
+        Action::Cancel if is_input(model, Purpose::is_live) => "clear",
         _ => binding.label,
     }
+}
+
+fn is_input(model: &Model, is: fn(Purpose) -> bool) -> bool {
+    model.modal.is_none() && model.input.as_ref().is_some_and(|input| is(input.purpose))
 }
 
 fn item_width(model: &Model, binding: &Binding) -> usize {
@@ -85,6 +91,7 @@ fn useful(model: &Model, binding: &Binding) -> bool {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
         Action::StartStage => stages::can_start(model),
+        Action::DeleteWord | Action::DeleteToStart => is_input(model, Purpose::plans),
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
         Action::FocusNext | Action::Enlarge => model.target().is_some(),

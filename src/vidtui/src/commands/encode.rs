@@ -5,10 +5,10 @@ use crate::command_error::CommandError;
 use crate::commands::data_check::{OnStep, Wanted, check_frames, check_source, sizes_of};
 use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
+use crate::commands::typed::typed;
 use crate::output;
 use crate::workspace::{LaunchOptions, Subject, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
-use clap::Parser;
 use dataset::check::{CAPTION_TOKENS, Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
@@ -56,7 +56,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
 /// # Errors
 /// When the arguments are invalid, or there is nothing to encode.
 pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) -> Result<LaunchPlan, CommandError> {
-    let args = parse(line)?;
+    let args: DataEncodeArgs = typed(line, "data encode", "videos --model CogVideoX-5b --out data --fps 8")?;
     let mut step = |step: Step<'_>| {
         progress(format!("{} videos, {} of {}", step.phase, units::grouped(step.done), units::grouped(step.total)));
         ControlFlow::Continue(())
@@ -68,27 +68,6 @@ pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) 
         return Err(Failure::new(ErrorCode::RunFinished, "there is nothing to encode", why, fix).into());
     }
     plan_launch(workspace, &args, &subject)
-}
-
-/// Reads arguments that are quoted as in a shell.
-fn parse(line: &str) -> Result<DataEncodeArgs, CommandError> {
-    #[derive(clap::Parser)]
-    #[command(no_binary_name = true)]
-    struct Typed {
-        #[command(flatten)]
-        args: DataEncodeArgs,
-    }
-    let invalid = |why: &str| {
-        let fix = "for example: videos --model CogVideoX-5b --out data --fps 8; vidtui data encode --help lists all arguments";
-        CommandError::request(Failure::new(ErrorCode::InvalidArgument, format!("cannot encode {line}"), why, fix))
-    };
-    let words = shell_words::split(line).map_err(|_| invalid("a quote is not closed"))?;
-    let typed = Typed::try_parse_from(words).map_err(|error| {
-        let text = error.to_string();
-        let why = text.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-        invalid(why.trim_start_matches("error: "))
-    })?;
-    Ok(typed.args)
 }
 
 /// An encode before its ranks are placed.

@@ -3,6 +3,7 @@
 use crate::args::{LaunchArgs, NextArgs, ResumeArgs, StageArgs, ThenArgs};
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
+use crate::commands::typed::typed;
 use crate::commands::waiting;
 use crate::documents::AttemptDocument;
 use crate::output;
@@ -13,13 +14,22 @@ use serde_json::{Map, Value, json};
 
 /// Starts a run.
 pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), CommandError> {
+    execute(workspace, &plan(workspace, args)?, &args.then, Map::new())
+}
+
+/// Plans a run. `line` has the arguments of `vidtui launch`.
+pub fn plan_typed(workspace: &Workspace, line: &str) -> Result<LaunchPlan, CommandError> {
+    let example = "configs/cogvideox/5b-lora.toml --init weights --set data.index=data";
+    plan(workspace, &typed(line, "launch", example)?)
+}
+
+fn plan(workspace: &Workspace, args: &LaunchArgs) -> Result<LaunchPlan, CommandError> {
     let StageArgs { recipe, fit, how, init } = &args.stage;
     let mut subject = workspace.subject(recipe, &how.sets())?;
     let fitted = workspace.fit(subject.resolved_mut(), (*fit).into(), &how.nodes)?;
     let (name, init) = (args.name.as_deref(), init.as_deref().into());
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name, init, fitted };
-    let plan = workspace.plan_launch(&options)?;
-    execute(workspace, &plan, &args.then, Map::new())
+    workspace.plan_launch(&options)
 }
 
 /// Continues a run.

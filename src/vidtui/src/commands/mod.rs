@@ -17,7 +17,7 @@ mod job;
 mod kill;
 mod kill_orphans;
 mod kill_prompt;
-mod launch;
+pub mod launch;
 mod logs;
 mod node_listing;
 mod nodes;
@@ -32,6 +32,7 @@ mod status;
 mod stop;
 mod supervise;
 mod transfer;
+mod typed;
 mod waiting;
 
 use crate::args::{Args, Command, DataCommand, RecipeCommand};

@@ -1,0 +1,150 @@
+//! The text input in the notice line: its purpose, its text and the cursor.
+
+use crate::keymap::Action;
+
+/// The open text input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Input {
+    /// Its purpose.
+    pub purpose: Purpose,
+    /// The text typed so far.
+    pub text: String,
+    /// The position of the cursor in `text`, in bytes.
+    pub(crate) cursor: usize,
+}
+
+/// The purpose of a text input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Filters the list of runs.
+    Filter,
+    /// Filters the list of nodes.
+    NodeFilter,
+    /// Searches a log.
+    Search,
+    /// The source of a conversion.
+    ConvertSource,
+    /// The target of a conversion.
+    ConvertTarget,
+    /// The LoRA adapter to merge.
+    ConvertMerge,
+    /// The arguments of an encode.
+    Encode,
+    /// The arguments of a launch.
+    Launch,
+    /// The prompt of a video.
+    Prompt,
+}
+
+impl Purpose {
+    /// Returns the text before the input.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Filter => "Filter runs: ",
+            Self::NodeFilter => "Filter nodes: ",
+            Self::Search => "Search: ",
+            Self::ConvertSource => "Source: ",
+            Self::ConvertTarget => "New folder: ",
+            Self::ConvertMerge => "LoRA adapter: ",
+            Self::Encode => "vidtui data encode ",
+            Self::Launch => "vidtui launch ",
+            Self::Prompt => "Prompt: ",
+        }
+    }
+
+    /// Returns the form of the text, which is shown until something is typed.
+    pub fn form(self) -> &'static str {
+        match self {
+            Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
+            Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
+            Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
+            _ => "",
+        }
+    }
+
+    /// Returns whether the text takes effect while it is typed.
+    pub fn is_live(self) -> bool {
+        matches!(self, Self::Filter | Self::NodeFilter | Self::Search)
+    }
+
+    /// Returns whether Enter shows the plan of a run.
+    pub fn plans(self) -> bool {
+        matches!(self, Self::Encode | Self::Launch | Self::Prompt)
+    }
+}
+
+impl Input {
+    /// Opens an input with the cursor at the end of a text.
+    pub fn new(purpose: Purpose, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { purpose, cursor: text.len(), text }
+    }
+
+    /// Inserts text at the cursor, without control characters.
+    pub fn insert(&mut self, text: &str) {
+        let text: String = text.chars().filter(|c| !c.is_control()).collect();
+        self.text.insert_str(self.cursor, &text);
+        self.cursor += text.len();
+    }
+
+    /// Moves the cursor, or deletes text. Returns whether the action is one of these.
+    pub fn edit(&mut self, action: Action) -> bool {
+        let (before, after) = self.parts();
+        let previous = before.char_indices().next_back().map_or(0, |(at, _)| at);
+        let next = self.cursor + after.chars().next().map_or(0, char::len_utf8);
+        match action {
+            Action::CursorLeft => self.cursor = previous,
+            Action::CursorRight => self.cursor = next,
+            Action::LineStart => self.cursor = 0,
+            Action::LineEnd => self.cursor = self.text.len(),
+            Action::DeleteBefore => self.delete_from(previous),
+            Action::DeleteAfter => _ = self.text.drain(self.cursor..next),
+            Action::DeleteWord => {
+                let word = before.trim_end().rfind(char::is_whitespace);
+                let start = word.map_or(0, |at| at + before[at..].chars().next().map_or(0, char::len_utf8));
+                self.delete_from(start);
+            }
+            Action::DeleteToStart => self.delete_from(0),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Returns the text before and after the cursor.
+    pub fn parts(&self) -> (&str, &str) {
+        self.text.split_at(self.cursor)
+    }
+
+    fn delete_from(&mut self, start: usize) {
+        self.text.drain(start..self.cursor);
+        self.cursor = start;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edited(text: &str, actions: &[Action]) -> String {
+        let mut input = Input::new(Purpose::Encode, text);
+        assert!(actions.iter().all(|action| input.edit(*action)));
+        let (before, after) = input.parts();
+        format!("{before}|{after}")
+    }
+
+    #[test]
+    fn text_is_edited_at_the_cursor() {
+        use Action::*;
+        assert_eq!(edited("clips --out dätä", &[CursorLeft, CursorLeft, DeleteBefore]), "clips --out d|tä");
+        assert_eq!(edited("clips --out dätä", &[CursorLeft, DeleteAfter, DeleteAfter]), "clips --out dät|");
+        assert_eq!(edited("clips --out data  ", &[DeleteWord]), "clips --out |");
+        assert_eq!(edited("clips", &[DeleteWord, DeleteWord, DeleteBefore, CursorLeft]), "|");
+        assert_eq!(edited("a b", &[LineStart, CursorRight, CursorRight, DeleteToStart]), "|b");
+        assert_eq!(edited("a b", &[LineStart, LineEnd, CursorRight]), "a b|");
+        let mut input = Input::new(Purpose::Prompt, "a hill");
+        assert!(input.edit(LineStart));
+        input.insert("ä\n ");
+        assert_eq!(input.text, "ä a hill");
+        assert!(!input.edit(Accept));
+    }
+}
