@@ -7,6 +7,7 @@ mod command;
 mod console;
 mod encode;
 mod faults;
+mod heal;
 mod life;
 mod power;
 mod preflight;

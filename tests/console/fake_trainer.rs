@@ -3,7 +3,8 @@
 //! It is the test binary itself: a script named `vidtui-train` runs [`act`] with the arguments in `FAKE_TRAINER_ARGS`.
 //! So it needs no other binary, and writes its files with the same crate with which the console reads them.
 //!
-//! `FAKE_STEP_MS` is the time of a step in ms. `FAKE_DIES_AT` is a step at which rank 1 is killed.
+//! `FAKE_STEP_MS` is the time of a step in ms. `FAKE_DIES_AT` is a step at which rank 1 of the first
+//! attempt is killed, or of each attempt with `FAKE_DIES_ALWAYS`.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -109,7 +110,7 @@ impl Fake<'_> {
         let (seed, interval) = (recipe.train.seed as f64, recipe.checkpoint.interval);
         let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         let step_time = Duration::from_millis(number("FAKE_STEP_MS").unwrap_or(50));
-        let dies_at = number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1);
+        let dies_at = number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1 || number("FAKE_DIES_ALWAYS").is_some());
         let mut step = self.attempt.start_step;
         self.record(step, EventKind::Started { world: ranks.len() });
         match self.attempt.start.clone() {

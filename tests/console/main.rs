@@ -7,6 +7,7 @@ mod data_check;
 mod documents;
 mod encodes;
 mod fake_trainer;
+mod heal;
 mod hub;
 mod nodes_and_smi;
 mod other_trainers;

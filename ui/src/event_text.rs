@@ -64,6 +64,17 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::Stopping { why } => (sentence("stopping", why), Severity::Plain),
         EventKind::Stopped { why } => (sentence("stopped", why), Severity::Plain),
         EventKind::Finished => ("finished".to_owned(), Severity::Good),
+        EventKind::HealStarted { failed_node, .. } => {
+            let on = failed_node.as_ref().map_or(String::new(), |node| format!(" on {node}"));
+            (format!("failed{on}: the healer resumes the run"), Severity::Warn)
+        }
+        EventKind::HealWaiting { why } => (sentence("the healer waits", why), Severity::Warn),
+        EventKind::Healed { without, down_s } => {
+            let without = without.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let without = if without.is_empty() { without } else { format!(" without {without}") };
+            (format!("resumed by the healer{without}, {} after the failure", units::duration(*down_s)), Severity::Good)
+        }
+        EventKind::HealEnded { failure } => (sentence(&failure.what, &failure.why), Severity::Bad),
         EventKind::Failed { failure } => {
             // Only the root cause is coloured.
             let severity = if failure.is_consequence() { Severity::Plain } else { Severity::Bad };

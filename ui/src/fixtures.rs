@@ -188,6 +188,7 @@ pub fn attempt(number: u32, start_step: u64) -> Attempt {
         mesh: Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 },
         placement: Placement::new(&[Node::local("devbox", 2)], 2).unwrap(),
         logins: vec![],
+        spares: vec![],
         slurm: None,
     }
 }

@@ -2,8 +2,8 @@
 
 use camino::Utf8PathBuf;
 use cluster::slurm::SlurmSpec;
-use cluster::{Hostfile, Node, NodeId};
-use rundir::{Attempt, Lineage, Login, SlurmJob};
+use cluster::{Hostfile, Node, NodeId, Placement};
+use rundir::{Attempt, Lineage, Login, SlurmJob, SpareNode};
 use serde::{Deserialize, Serialize};
 
 /// The inputs of every plan, which the caller reads from the system.
@@ -81,6 +81,8 @@ pub struct Target {
     pub description: String,
     /// The SSH logins of the nodes; empty for this machine.
     pub logins: Vec<Login>,
+    /// Further nodes, which can replace some of these.
+    pub spares: Vec<SpareNode>,
     /// The address of the first node for the other nodes; default: its name.
     pub address: Option<String>,
     /// The Slurm request. `nodes` is empty until Slurm has started the job.
@@ -100,34 +102,39 @@ impl Target {
     /// Makes a target of this machine, with slots for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
         let nodes = vec![Node::local(hostname, ranks)];
-        Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), address: None, slurm: None }
+        Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), spares: Vec::new(), address: None, slurm: None }
     }
 
-    /// Makes a target of the nodes of a hostfile. The nodes without slots share the remaining ranks of the `world`.
-    pub fn hostfile(hostfile: &Hostfile, world: usize, description: impl Into<String>) -> Self {
-        let given_slots: usize = hostfile.entries.iter().filter_map(|entry| entry.slots).sum();
-        let without_slots = hostfile.entries.iter().filter(|entry| entry.slots.is_none()).count().max(1);
+    /// Makes a target of the nodes of a hostfile, except the last `spares`, which are spare nodes. The nodes without slots share the
+    /// remaining ranks of the `world`.
+    pub fn hostfile(hostfile: &Hostfile, world: usize, spares: usize, description: impl Into<String>) -> Self {
+        let first = hostfile.entries.len().saturating_sub(spares);
+        let given_slots: usize = hostfile.entries[..first].iter().filter_map(|entry| entry.slots).sum();
+        let without_slots = hostfile.entries[..first].iter().filter(|entry| entry.slots.is_none()).count().max(1);
         let share = world.saturating_sub(given_slots).div_ceil(without_slots).max(1);
         let login = |entry: &cluster::hostfile::Entry| Login {
             node: entry.node.clone(),
             user: entry.user.clone(),
             port: entry.port,
         };
-        let logins = hostfile.entries.iter().map(login).collect();
-        Self { nodes: hostfile.nodes(share), description: description.into(), logins, address: None, slurm: None }
+        let mut nodes = hostfile.nodes(share);
+        let mut logins: Vec<Login> = hostfile.entries.iter().map(login).collect();
+        let spares = nodes.split_off(first).into_iter().zip(logins.split_off(first));
+        let spares = spares.map(|(node, login)| SpareNode { login, slots: node.slots }).collect();
+        Self { nodes, description: description.into(), logins, spares, address: None, slurm: None }
     }
 
     /// Makes a target of nodes that Slurm has yet to choose.
     pub fn slurm(spec: SlurmSpec, description: impl Into<String>) -> Self {
         let slurm = Some(SlurmJob { job: None, spec });
-        Self { nodes: Vec::new(), description: description.into(), logins: Vec::new(), address: None, slurm }
+        Self { nodes: Vec::new(), description: description.into(), logins: Vec::new(), spares: Vec::new(), address: None, slurm }
     }
 
     /// Makes a target of the nodes of a Slurm job.
     pub fn allocation(job: u64, spec: SlurmSpec, names: Vec<NodeId>) -> Self {
         let nodes = names.into_iter().map(|id| Node { id, slots: spec.gpus_per_node }).collect();
         let slurm = Some(SlurmJob { job: Some(job), spec });
-        Self { nodes, description: format!("job {job}"), logins: Vec::new(), address: None, slurm }
+        Self { nodes, description: format!("job {job}"), logins: Vec::new(), spares: Vec::new(), address: None, slurm }
     }
 
     /// Returns the Slurm request if Slurm has not chosen the nodes yet.
@@ -141,7 +148,8 @@ impl Target {
         let nodes: Vec<Node> =
             by_node.into_iter().map(|(node, places)| Node { id: node.clone(), slots: places.len() }).collect();
         let description = format!("the {} of attempt {}", units::counted(nodes.len(), "node"), attempt.number);
-        Self { nodes, description, logins: attempt.logins.clone(), address: None, slurm: None }
+        let (logins, spares) = (attempt.logins.clone(), attempt.spares.clone());
+        Self { nodes, description, logins, spares, address: None, slurm: None }
     }
 
     /// Returns whether ranks run on nodes that are reached by SSH or that Slurm has allocated.
@@ -149,10 +157,38 @@ impl Target {
         !self.logins.is_empty() || self.slurm.as_ref().is_some_and(|slurm| slurm.job.is_some())
     }
 
-    /// Removes a node.
-    pub fn without(&mut self, node: &NodeId) {
-        self.nodes.retain(|other| other.id != *node);
-        self.logins.retain(|other| other.node != *node);
+    /// Returns the nodes that get no rank: those beside a placement, and the spare nodes.
+    pub(crate) fn spares_beside(&self, placement: &Placement) -> Vec<SpareNode> {
+        let is_used = |login: &Login| placement.ranks.iter().any(|place| place.node == login.node);
+        let slots = |login: &Login| self.nodes.iter().find(|node| node.id == login.node).map_or(1, |node| node.slots);
+        let beside = self.logins.iter().filter(|login| !is_used(login));
+        let beside = beside.map(|login| SpareNode { login: login.clone(), slots: slots(login) });
+        beside.chain(self.spares.iter().cloned()).collect()
+    }
+
+    /// Chooses nodes again, with slots for `ranks` ranks: the usable ones among the nodes and then among the spare nodes, those in
+    /// `avoided` last. The other nodes become spare nodes.
+    pub fn choose(&mut self, ranks: usize, avoided: &[NodeId], usable: &dyn Fn(&NodeId) -> bool) {
+        let login = |node: &Node| self.logins.iter().find(|login| login.node == node.id).cloned();
+        let nodes = self.nodes.iter().filter_map(|node| Some(SpareNode { login: login(node)?, slots: node.slots }));
+        let pool: Vec<SpareNode> = nodes.chain(std::mem::take(&mut self.spares)).collect();
+        let (last, first): (Vec<_>, Vec<_>) = pool.into_iter().partition(|node| avoided.contains(&node.login.node));
+        (self.nodes, self.logins) = (Vec::new(), Vec::new());
+        for SpareNode { login, slots } in first.into_iter().chain(last) {
+            if self.slots() < ranks && usable(&login.node) {
+                self.nodes.push(Node { id: login.node.clone(), slots });
+                self.logins.push(login);
+            } else {
+                self.spares.push(SpareNode { login, slots });
+            }
+        }
+    }
+
+    /// Makes the last node a spare node.
+    pub(crate) fn set_aside_last(&mut self) {
+        let Some(node) = self.nodes.pop() else { return };
+        let Some(place) = self.logins.iter().position(|login| login.node == node.id) else { return };
+        self.spares.push(SpareNode { login: self.logins.remove(place), slots: node.slots });
     }
 
     /// Returns the number of ranks that all nodes have slots for.

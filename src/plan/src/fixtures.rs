@@ -104,7 +104,7 @@ pub fn recipe() -> Recipe {
         memory: recipe::MemorySettings::default(),
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
         log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
-        run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },
+        run: RunSettings::default(),
     }
 }
 
@@ -154,7 +154,7 @@ pub fn context(ranks: usize) -> Context {
 /// A context with the nodes of a hostfile as the target.
 pub fn cluster(hostfile: &str, world: usize) -> Context {
     let nodes = cluster::Hostfile::parse(hostfile).expect("a hostfile");
-    let mut target = Target::hostfile(&nodes, world, "hostfiles/four.txt");
+    let mut target = Target::hostfile(&nodes, world, 0, "hostfiles/four.txt");
     target.address = Some("10.0.0.1".into());
     Context { target, ..context(1) }
 }

@@ -5,9 +5,11 @@
 //! console needs to be open.
 
 use cluster::slurm::JobDetails;
-use rundir::{Attempt, AttemptWhy, ErrorCode, Failure};
+use recipe::{OnFailure, RunSettings};
+use rundir::{Attempt, AttemptWhy, ErrorCode, Event, Failure};
 use runstate::{RunFacts, RunState};
 
+use crate::heal::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 use crate::launch_plan::placed;
 use crate::resume::next_attempt;
 use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, StartOptions};
@@ -91,20 +93,39 @@ fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -
 
 /// Decides whether a job whose ranks have ended is requeued. Returns the reason.
 ///
-/// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain. It is not requeued after
-/// a stop request, or after a failure, which would repeat.
+/// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain; after a failure, if the settings of the
+/// run say so and the failure would not repeat ([`heal_decision`]). It is not requeued after a stop request.
+///
+/// * `events` — those of the run.
 ///
 /// # Errors
 /// The reason why it is not requeued.
-pub fn requeue(facts: &RunFacts, was_warned: bool, job: Option<&JobDetails>, now_s: f64) -> Result<String, String> {
+pub fn requeue(
+    facts: &RunFacts,
+    settings: &RunSettings,
+    events: &[Event],
+    was_warned: bool,
+    job: Option<&JobDetails>,
+    now_s: f64,
+) -> Result<String, String> {
     let preempted =
         job.and_then(|job| job.get("PreemptTime")).is_some_and(|time| !["None", "Unknown", "N/A"].contains(&time));
     let Some(attempt) = &facts.attempt else { return Err("the run has no attempt".into()) };
     if is_done(facts, attempt) {
         return Err(format!("all {} steps are done", facts.steps_total));
     }
-    match (runstate::derive(facts, now_s), was_warned, preempted) {
-        (RunState::Failed(failure), ..) => Err(format!("{}: {}", failure.what, failure.why)),
+    let state = runstate::derive(facts, now_s);
+    let failed = FailedAttempt::of(facts, &state, now_s).filter(|_| settings.on_failure == OnFailure::Resume);
+    match (state, was_warned, preempted) {
+        (RunState::Failed(failure), ..) if !facts.stops_for_good => {
+            let why = format!("{}: {}", failure.what, failure.why);
+            match failed.map(|failed| heal_decision(settings, &failed, events, now_s)) {
+                Some(HealDecision::Resume) => Ok(format!("the run failed: {why}")),
+                Some(HealDecision::Later(_)) => Err(healed_too_often(settings)),
+                Some(HealDecision::End(failure)) => Err(format!("{}: {}", failure.what, failure.why)),
+                None => Err(why),
+            }
+        }
         _ if facts.stops_for_good => Err("a stop was requested".into()),
         (_, true, _) => Ok("the time limit was reached".into()),
         (_, _, true) => Ok("the job was preempted".into()),

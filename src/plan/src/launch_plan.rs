@@ -97,6 +97,13 @@ impl LaunchPlan {
         self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
     }
 
+    /// Returns the nodes of the attempt before that have no ranks in this one.
+    pub fn nodes_left_out(&self, before: Option<&Attempt>) -> Vec<NodeId> {
+        let has_ranks = |node: &NodeId| self.attempt.placement.ranks.iter().any(|place| place.node == *node);
+        let before = before.into_iter().flat_map(|attempt| attempt.placement.by_node());
+        before.map(|(node, _)| node.clone()).filter(|node| !has_ranks(node)).collect()
+    }
+
     /// Returns whether the plan creates a run instead of continuing one.
     pub fn is_new_run(&self) -> bool {
         self.attempt.why == AttemptWhy::Launch
@@ -148,6 +155,7 @@ impl Draft<'_> {
             checkpoint: self.checkpoint,
             waived: cx.options.waived.clone(),
             logins: logins(&placement, cx),
+            spares: cx.target.spares_beside(&placement),
             mesh: self.mesh,
             placement,
             slurm: cx.target.slurm.clone(),

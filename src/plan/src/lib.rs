@@ -9,6 +9,7 @@ mod cost_rows;
 mod disk;
 #[cfg(test)]
 mod fixtures;
+mod heal;
 mod job;
 mod job_script;
 mod kill;
@@ -24,6 +25,7 @@ mod script;
 pub use context::{Context, EncodeFacts, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
 pub use disk::{DiskNeed, check_disk};
+pub use heal::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 pub use job::{JobStart, JobStartRequest, job_start, requeue};
 pub use kill::{JobKill, KillHow, NodeKill, RunKill, kill, node_kill};
 pub use kill_plan::KillPlan;
@@ -35,5 +37,5 @@ pub use orphans::{
     kill_detected, select_orphans,
 };
 pub use quote::{command_line, quote};
-pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, last_ranks, resume};
+pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, heal, last_ranks, resume};
 pub use script::{script, supervise_command};

@@ -1,6 +1,6 @@
 //! Plans to continue a run.
 
-use recipe::{Mesh, Recipe};
+use recipe::{Mesh, Recipe, RunSettings};
 use rundir::{
     Attempt, AttemptWhy, CheckpointEntry, CheckpointSummary, ErrorCode, Failure, Lineage, Run, RunDir, StartFrom,
 };
@@ -77,6 +77,35 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     let what = format!("cannot resume {}", request.run.id);
     let replaces = refuse_if_alive(&what, request, cx.now_s)?;
     next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
+}
+
+/// Plans to resume a run that failed, without a user. With too few nodes, fewer ranks start if `run.shrink` allows it.
+///
+/// # Errors
+/// As [`resume`]; or a permanent stop is requested.
+pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, mut cx: Context) -> Result<LaunchPlan, Failure> {
+    let what = format!("cannot resume {} after its failure", request.run.id);
+    if request.facts.stops_for_good {
+        let fix = format!("continue it: `vidtui resume {}`", request.run.id);
+        return Err(Failure::new(ErrorCode::RunNotRunning, what, "a stop was requested", fix));
+    }
+    let replaces = refuse_if_alive(&what, request, cx.now_s)?;
+    let ranks = last_ranks(request.run, request.facts.attempt.as_ref());
+    let slots = cx.target.slots();
+    if slots < ranks && !settings.shrink {
+        let why = format!("{} of {} can start", counted(slots, "rank"), ranks);
+        let fix = "repair a node, name spare nodes (run.spares), or allow fewer nodes (run.shrink)";
+        return Err(Failure::new(ErrorCode::TooFewRanks, what, why, fix));
+    }
+    // Fewer nodes may fit where all of them do not.
+    loop {
+        match next_attempt(&what, request, &cx, AttemptWhy::Heal, replaces.clone()) {
+            Err(failure) if failure.code == ErrorCode::InvalidMesh && settings.shrink && cx.target.nodes.len() > 1 => {
+                cx.target.set_aside_last();
+            }
+            planned => return planned,
+        }
+    }
 }
 
 /// Plans the next attempt of a run whose last attempt has ended.

@@ -55,7 +55,7 @@ pub use env::{Env, EnvPreset, is_reserved, is_variable_name};
 pub use error::{RecipeError, RecipeErrorKind};
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
-pub use limits::{RunSettings, TimeLimit};
+pub use limits::{OnFailure, RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, load};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};

@@ -1,11 +1,11 @@
-//! The `[run]` section: the time limit of attempts.
+//! The `[run]` section: the start and the time limit of attempts, and what happens when one fails.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The start settings and the time limit of an attempt.
+/// The start settings and the time limit of an attempt, and what happens when it fails.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
@@ -13,6 +13,39 @@ pub struct RunSettings {
     pub time_limit: TimeLimit,
     /// Whether a launch copies the trainer to nodes that lack it or have another version.
     pub push_trainer: bool,
+    /// What happens when an attempt fails.
+    pub on_failure: OnFailure,
+    /// The most resumes after failures within an hour.
+    pub heals_per_hour: u64,
+    /// The nodes of the hostfile, the last ones, that a launch leaves free to replace others.
+    pub spares: usize,
+    /// Whether a resume after a failure may use fewer nodes, with the same global batch.
+    pub shrink: bool,
+}
+
+/// The settings of a recipe without a `[run]` section.
+impl Default for RunSettings {
+    fn default() -> Self {
+        RunSettings {
+            time_limit: TimeLimit(None),
+            push_trainer: false,
+            on_failure: OnFailure::Stop,
+            heals_per_hour: 4,
+            spares: 0,
+            shrink: false,
+        }
+    }
+}
+
+/// What happens when an attempt fails.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// The run stays as it is until a user resumes it.
+    #[default]
+    Stop,
+    /// The run is resumed from its newest checkpoint.
+    Resume,
 }
 
 /// A duration or none: `"1h30m"`, `"none"`.

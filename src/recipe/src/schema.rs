@@ -403,4 +403,8 @@ pub static SCHEMA: &[Key] = &[
 
     preset("run.time_limit", Kind::Time, Preset::Str("none"), "time limit of an attempt, such as 90s, 4h or 1d12h; the attempt saves and stops before it"),
     preset("run.push_trainer", Kind::Bool, Preset::Bool(false), "copies the trainer to nodes that lack it or have another version, as --push does"),
+    preset("run.on_failure", Kind::OneOf(&["stop", "resume"]), Preset::Str("stop"), "what happens when an attempt fails; resume: it continues from the newest checkpoint, without the node that failed if others can replace it"),
+    preset("run.heals_per_hour", int(1, 1000), Preset::Int(4), "most resumes after failures within an hour; run.on_failure = \"resume\""),
+    preset("run.spares", int(0, MANY), Preset::Int(0), "nodes of the hostfile, the last ones, that a launch leaves free to replace others"),
+    preset("run.shrink", Kind::Bool, Preset::Bool(false), "resumes on fewer nodes after a failure, with the same global batch, if too few are left"),
 ];

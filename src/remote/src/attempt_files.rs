@@ -39,9 +39,10 @@ pub(crate) fn make_attempt(
     // A rename to a folder that is not empty fails. This makes it a lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
-            // Requests to the previous attempt must not apply to this one. A permanent stop of a requeued job is kept: the
-            // job checked for one just before, so this request is newer.
-            if plan.attempt.why != AttemptWhy::Requeue || plan.dir.stop_request() != Some(Stop::ForGood) {
+            // Requests to the previous attempt must not apply to this one. If no user starts it, a permanent stop is kept: the
+            // job or the healer checked for one just before, so this request is newer.
+            let by_user = !matches!(plan.attempt.why, AttemptWhy::Requeue | AttemptWhy::Heal);
+            if by_user || plan.dir.stop_request() != Some(Stop::ForGood) {
                 let _ = fs::remove_file(plan.dir.stop_file());
             }
             let _ = fs::remove_file(plan.dir.save_file());

@@ -48,9 +48,22 @@ pub struct Attempt {
     /// The SSH logins of the nodes; empty if the attempt was started only on this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
+    /// The nodes without ranks that can replace others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spares: Vec<SpareNode>,
     /// Its Slurm job, if it was submitted to Slurm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmJob>,
+}
+
+/// A node without ranks that can replace another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpareNode {
+    /// Its login.
+    #[serde(flatten)]
+    pub login: Login,
+    /// The ranks that it has room for.
+    pub slots: usize,
 }
 
 /// The request to Slurm, and the job that Slurm created for it.
@@ -162,6 +175,8 @@ pub enum AttemptWhy {
     Resume,
     /// Slurm requeued its job.
     Requeue,
+    /// The attempt before failed, and the recipe asks to resume then.
+    Heal,
 }
 
 impl RunDir {
@@ -249,12 +264,13 @@ impl RunDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{attempt, temp, write_attempt};
+    use crate::fixtures::{attempt, node, temp, write_attempt};
 
     #[test]
     fn an_attempt_is_read_as_it_was_written() {
         let (_keep, run) = temp();
-        let written = Attempt { steps: Some(80), ..attempt(2, 40, &["ml-1", "ml-2"]) };
+        let spares = vec![SpareNode { login: Login::by_name(node("ml-3")), slots: 8 }];
+        let written = Attempt { steps: Some(80), spares, ..attempt(2, 40, &["ml-1", "ml-2"]) };
         fs::create_dir_all(run.attempt_dir(2)).unwrap();
         run.write_attempt(&written).unwrap();
         assert_eq!(run.read_attempt(2).unwrap(), written);

@@ -1,7 +1,7 @@
 //! One line of an `events.jsonl`: an event of a run, for users and for deriving the state.
 
 use crate::lines::{LogLine, json_line};
-use crate::{Cause, Error, Failure, RunDir, RunId, SCHEMA, Tail};
+use crate::{Cause, Error, ErrorCode, Failure, RunDir, RunId, SCHEMA, Tail};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -162,6 +162,32 @@ pub enum EventKind {
     },
     /// All steps are done.
     Finished,
+    /// An attempt failed, and the healer will resume the run.
+    HealStarted {
+        /// The code of the failure.
+        code: ErrorCode,
+        /// The last logged step, or the step that the attempt started from.
+        at_step: u64,
+        /// The node that failed, if it is known.
+        failed_node: Option<NodeId>,
+    },
+    /// The healer cannot resume the run yet.
+    HealWaiting {
+        /// The reason.
+        why: String,
+    },
+    /// The healer has resumed the run.
+    Healed {
+        /// The nodes of the attempt before that have no ranks now.
+        without: Vec<NodeId>,
+        /// Seconds from the failure to the start of the new attempt.
+        down_s: f64,
+    },
+    /// The healer will not resume the run.
+    HealEnded {
+        /// The reason.
+        failure: Failure,
+    },
     /// A rank ended with an error.
     Failed {
         /// The error.
@@ -205,6 +231,16 @@ pub enum EventKind {
         #[serde(default)]
         text: String,
     },
+}
+
+impl EventKind {
+    /// Returns whether a healer records it, beside the processes of the run.
+    pub fn is_of_healer(&self) -> bool {
+        matches!(
+            self,
+            Self::HealStarted { .. } | Self::HealWaiting { .. } | Self::Healed { .. } | Self::HealEnded { .. }
+        )
+    }
 }
 
 impl Event {
@@ -273,12 +309,12 @@ impl LogLine for Event {
     }
 }
 
-/// Reads all events of a run, those of rank 0 and those of every node, in the order of their time.
+/// Reads all events of a run, those of rank 0, of every node and of the healer, in the order of their time.
 ///
 /// # Errors
 /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
 pub fn read_events(run: &RunDir) -> Result<Vec<Event>, Error> {
-    let mut files = vec![run.events()];
+    let mut files = vec![run.events(), run.healer_events()];
     for node in run.node_ids()? {
         files.push(run.node_events(&node));
     }
@@ -326,6 +362,10 @@ mod tests {
             EventKind::Stopping { why: "SIGTERM".into() },
             EventKind::Stopped { why: "SIGTERM".into() },
             EventKind::Finished,
+            EventKind::HealStarted { code: ErrorCode::NodeLost, at_step: 40, failed_node: Some(node("ml-2")) },
+            EventKind::HealWaiting { why: "too few nodes".into() },
+            EventKind::Healed { without: vec![node("ml-2")], down_s: 12.5 },
+            EventKind::HealEnded { failure: Failure::new(ErrorCode::NodeLost, "cannot resume", "it is lost", "") },
             EventKind::Failed {
                 failure: Failure::new(crate::ErrorCode::DiskFull, "cannot save", "the disk is full", "free some space"),
             },

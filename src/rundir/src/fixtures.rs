@@ -72,6 +72,7 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         mesh: Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
         placement: Placement { ranks: nodes.iter().enumerate().map(place).collect() },
         logins: Vec::new(),
+        spares: Vec::new(),
         slurm: None,
     }
 }

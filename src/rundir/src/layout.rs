@@ -11,7 +11,8 @@ use cluster::NodeId;
 /// ├── run.toml  config.json            what is trained, written once by the launch; the configuration of the diffusers
 /// │                                    model that the weights come from, if they do
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
-/// ├── stop  save                       requests: save and stop, or only save
+/// ├── stop  save  sample  profile      requests: save and stop, save and continue, make samples, trace steps
+/// ├── healer  healer-events.jsonl  healer.log    the program that resumes the run after failures, if there is one
 /// ├── attempts/0001/attempt.toml       one launch or resume
 /// │   ├── peer-token                   with which its supervisors authenticate each other; only its owner can read it
 /// │   ├── launch/<node>.sh             the script that was run there
@@ -84,6 +85,21 @@ impl RunDir {
     /// Returns the file whose number of steps all ranks profile from the next step on; rank 0 removes it.
     pub fn profile_file(&self) -> Utf8PathBuf {
         self.root.join("profile")
+    }
+
+    /// Returns the file that a healer locks ([`crate::Healer`]).
+    pub fn healer_file(&self) -> Utf8PathBuf {
+        self.root.join("healer")
+    }
+
+    /// Returns the file with one [`crate::Event`] per line, by the healer.
+    pub fn healer_events(&self) -> Utf8PathBuf {
+        self.root.join("healer-events.jsonl")
+    }
+
+    /// Returns the log of the healer.
+    pub fn healer_log(&self) -> Utf8PathBuf {
+        self.root.join("healer.log")
     }
 
     /// Returns the folder of all attempts.

@@ -21,6 +21,7 @@ mod failure;
 mod files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+mod healer;
 mod history;
 mod id;
 mod items;
@@ -43,7 +44,7 @@ mod tensor_box;
 mod whole_folder;
 
 pub use append::LineAppender;
-pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, Submitted};
+pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, SpareNode, Submitted};
 pub use checkpoint::{
     BaseWeights, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum, model_config,
     model_section, xxh3_hex,
@@ -53,6 +54,7 @@ pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, read_toml, write_atomic, write_toml};
+pub use healer::{Healer, HealerLock};
 pub use history::{History, median_step_s};
 pub use id::RunId;
 pub use items::{EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, QueueReady, RankProgress};

@@ -192,7 +192,8 @@ impl RunFacts {
             EventKind::Resumed { from_step, .. } => self.resumed_from = Some(*from_step),
             _ => {}
         }
-        if self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
+        // A healer's events are about the end of an attempt, and do not change it.
+        if !event.kind.is_of_healer() && self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
             self.last_event = Some(event.clone());
         }
     }
@@ -268,6 +269,27 @@ impl RunFacts {
         }
         let nodes = attempt.placement.by_node().into_iter().map(|(node, _)| node);
         nodes.filter(|node| exits().all(|exit| exit.node != **node)).cloned().collect()
+    }
+
+    /// Returns whether each node of the newest attempt has recorded its end or is lost.
+    pub fn has_settled(&self, now: f64) -> bool {
+        let Some(attempt) = &self.attempt else { return true };
+        let has_ended = |node: &NodeId| self.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
+        let nodes = attempt.placement.by_node();
+        // Without any exit file, its processes ended without recording why.
+        nodes.iter().all(|(node, _)| has_ended(node))
+            || !nodes.iter().any(|(node, _)| has_ended(node))
+            || !self.lost_nodes(now).is_empty()
+    }
+
+    /// Returns the node that failed first, once the attempt has settled: one that is lost, or the first whose failure is no
+    /// consequence of another.
+    pub fn failed_node(&self, now: f64) -> Option<NodeId> {
+        let attempt = self.attempt.as_ref()?;
+        let failed = self.exits.iter().filter(|e| e.attempt == attempt.number && e.reason == ExitReason::Failed);
+        let roots = failed.filter(|exit| exit.failure.as_ref().is_none_or(|failure| !failure.is_consequence()));
+        let first = roots.min_by(|a, b| a.ended_s.total_cmp(&b.ended_s)).map(|exit| exit.node.clone());
+        self.lost_nodes(now).into_iter().next().or(first)
     }
 
     /// Returns the time of the last step or event, in Unix seconds; none before the first attempt.

@@ -26,7 +26,7 @@ const FORGET: Duration = Duration::from_secs(60);
 pub struct Newest {
     /// Logged steps of all attempts, in the order in which they were written.
     pub metrics: Vec<MetricSample>,
-    /// Events of rank 0 and of the nodes of the newest attempt, in the order of their time.
+    /// Events of rank 0, of the healer and of the nodes of the newest attempt, in the order of their time.
     pub events: Vec<Event>,
 }
 
@@ -59,7 +59,8 @@ impl NewestCache {
         let tails = self.tails(run);
         let mut tails = tails.lock().unwrap_or_else(PoisonError::into_inner);
         tails.poll_metrics(&run.metrics())?;
-        for path in std::iter::once(run.events()).chain(nodes.into_iter().map(|node| run.node_events(node))) {
+        let own = [run.events(), run.healer_events()];
+        for path in own.into_iter().chain(nodes.into_iter().map(|node| run.node_events(node))) {
             tails.poll_events(path)?;
         }
         Ok(tails.newest.clone())

@@ -71,6 +71,7 @@ fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: u
         mesh: Mesh { dp_replicate: 1, dp_shard: world, tp: 1 },
         placement,
         logins: Vec::new(),
+        spares: Vec::new(),
         slurm: None,
     };
     let (events, inputs) = events::events();

@@ -182,6 +182,8 @@ pub enum Command {
     Stacks(RunArgs),
     /// Records the operators of the next steps on every rank as Chrome traces, which Perfetto (ui.perfetto.dev) opens
     Profile(ProfileArgs),
+    /// Resumes a run whenever it fails, until it has finished or is stopped; a launch starts this if run.on_failure is "resume"
+    Heal(HealArgs),
     /// Ends the processes of a run within seconds, even if they cannot save; asks for confirmation
     Kill(KillArgs),
     /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
@@ -224,6 +226,7 @@ impl Command {
             Self::Runs(output) => output.json,
             Self::Status(args) | Self::Checkpoints(args) | Self::Stacks(args) => args.output.json,
             Self::Profile(args) => args.output.json,
+            Self::Heal(args) => args.output.json,
             Self::Nodes(args) => args.output.json,
             Self::Smi(args) => args.output.json,
             Self::Logs(args) => args.json,
@@ -615,6 +618,18 @@ pub struct ProfileArgs {
     /// Number of steps
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub steps: u64,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// `vidtui heal`.
+#[derive(Debug, Arguments)]
+pub struct HealArgs {
+    /// The run
+    pub run: String,
+    /// Continues after the end of the terminal that it was started in
+    #[arg(long)]
+    pub detached: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

@@ -13,7 +13,9 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
     let recipe = &options.subject.resolved().recipe;
     let inputs = LaunchInputs {
         recipe,
-        target: workspace.target(options.ranks, options.nodes, recipe.mesh.world()).map_err(CommandError::into_failure),
+        target: workspace
+            .target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)
+            .map_err(CommandError::into_failure),
         data: match recipe.trainer {
             TrainerKind::Embedded => workspace.check_data(recipe, None),
             TrainerKind::Command => Ok(String::new()),

@@ -174,6 +174,7 @@ mod tests {
             mesh: recipe::Mesh { dp_replicate: 1, dp_shard: nodes.len(), tp: 1 },
             placement: Placement::new(&nodes, nodes.len()).unwrap(),
             logins: vec![],
+            spares: vec![],
             slurm: None,
         };
         RunFacts { attempt: Some(attempt), alive: Liveness::Alive, ..RunFacts::default() }

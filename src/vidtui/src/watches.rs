@@ -308,7 +308,7 @@ struct EventFiles {
 impl EventFiles {
     fn poll(&mut self, dir: &RunDir) -> Vec<Event> {
         let nodes = dir.node_ids().unwrap_or_default();
-        for path in nodes.iter().map(|node| dir.node_events(node)).chain([dir.events()]) {
+        for path in nodes.iter().map(|node| dir.node_events(node)).chain([dir.events(), dir.healer_events()]) {
             self.tails.entry(path.clone()).or_insert_with(|| Tail::new(path));
         }
         // A file that cannot be read now may be readable next time. If the run cannot be read, its state is an error.

@@ -11,6 +11,7 @@ use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
 use std::time::Duration;
 
 mod context;
+mod heal;
 mod kill;
 mod launch;
 mod launch_options;
@@ -22,6 +23,7 @@ mod target;
 mod weights;
 
 pub use context::program;
+pub use heal::record_heal;
 pub use kill::{KillCallbacks, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};
 pub use stacks::stacks_in_words;

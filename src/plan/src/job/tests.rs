@@ -4,7 +4,7 @@ use std::process::Command;
 
 use camino::Utf8PathBuf;
 use recipe::Mesh;
-use rundir::{ExitFile, ExitReason, RunDir, SCHEMA, StartFrom};
+use rundir::{EventKind, ExitFile, ExitReason, RunDir, SCHEMA, StartFrom};
 
 use cluster::slurm::SlurmSpec;
 use cluster::{NodeId, Placement};
@@ -161,11 +161,12 @@ fn a_job_does_not_start_a_run_that_may_be_alive_in_another_job() {
 fn a_job_is_requeued_after_its_time_limit_or_a_preemption_but_not_after_a_stop_or_failure() {
     let details =
         |preempted: &str| cluster::slurm::read_job(&format!("JobId=42 JobState=RUNNING PreemptTime={preempted}"));
+    let settings = RunSettings::default();
     let after = |stops_for_good, reason, warned, preempted: &str| {
         let mut past = begun(Some(42), &[20]);
         past.facts.stops_for_good = stops_for_good;
         ended(&mut past, reason);
-        requeue(&past.facts, warned, details(preempted).as_ref(), fixtures::NOW)
+        requeue(&past.facts, &settings, &[], warned, details(preempted).as_ref(), fixtures::NOW)
     };
     let cases = [
         after(false, ExitReason::Stopped, true, "None"),
@@ -177,6 +178,22 @@ fn a_job_is_requeued_after_its_time_limit_or_a_preemption_but_not_after_a_stop_o
     ];
     assert_eq!(cases.each_ref().map(|case| case.is_ok()), [true, true, false, false, false, false]);
     insta::assert_debug_snapshot!(cases);
+}
+
+#[test]
+fn a_job_whose_run_failed_is_requeued_if_the_recipe_says_so_and_no_stop_was_requested() {
+    let settings = |on_failure| RunSettings { on_failure, heals_per_hour: 4, ..RunSettings::default() };
+    let after = |on_failure, stops_for_good, events: &[Event]| {
+        let mut past = begun(Some(42), &[20]);
+        past.facts.stops_for_good = stops_for_good;
+        ended(&mut past, ExitReason::Failed);
+        requeue(&past.facts, &settings(on_failure), events, false, None, fixtures::NOW).is_ok()
+    };
+    assert!(after(OnFailure::Resume, false, &[]));
+    assert!(!after(OnFailure::Stop, false, &[]));
+    assert!(!after(OnFailure::Resume, true, &[]));
+    let healed = |number| Event::new(fixtures::NOW - 60.0, number, None, EventKind::Healed { without: vec![], down_s: 1.0 });
+    assert!(!after(OnFailure::Resume, false, &[2, 3, 4, 5].map(healed)));
 }
 
 #[test]

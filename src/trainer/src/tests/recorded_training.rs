@@ -217,7 +217,7 @@ impl Trace {
             memory: recipe::MemorySettings::default(),
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
             log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
-            run: RunSettings { time_limit: "none".parse().unwrap(), push_trainer: false },
+            run: RunSettings::default(),
         }
     }
 }

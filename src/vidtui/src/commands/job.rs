@@ -5,11 +5,11 @@ use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
 use crate::command_error::CommandError;
 use crate::output;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, record_heal};
 use camino::Utf8Path;
 use cluster::NodeId;
-use plan::{JobStart, JobStartRequest, ResumeOptions, ResumeRequest, Target};
-use rundir::{ErrorCode, Failure, RunDir, now_s};
+use plan::{FailedAttempt, JobStart, JobStartRequest, ResumeOptions, ResumeRequest, Target};
+use rundir::{ErrorCode, EventKind, Failure, RunDir, now_s};
 
 /// Runs a command of the script.
 pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), CommandError> {
@@ -59,6 +59,13 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
         JobStart::NextAttempt(plan) => {
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next_attempt(&plan)?;
+            let began_s = now_s();
+            if let Some(failed) = FailedAttempt::of(&facts, &runstate::derive(&facts, began_s), began_s) {
+                let down_s = began_s - facts.last_activity_s().unwrap_or(began_s);
+                let without = plan.nodes_left_out(facts.attempt.as_ref());
+                record_heal(&dir, plan.attempt.number, EventKind::Healed { without, down_s })?;
+                eprintln!("attempt {} failed: {}", failed.attempt, failed.failure.what);
+            }
             eprintln!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);
             plan
         }
@@ -73,10 +80,15 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
 
 fn requeue(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
     let dir = RunDir::new(run_dir);
-    let facts = remote::read_facts(&dir, &dir.read_run()?)?;
+    let run = dir.read_run()?;
+    let facts = remote::read_facts(&dir, &run)?;
+    let (settings, events) = (run.recipe()?.run, rundir::read_events(&dir)?);
     let details = variable("SLURM_JOB_ID")?.parse().ok().and_then(remote::job_details);
-    match plan::requeue(&facts, warned, details.as_ref(), now_s()) {
+    match plan::requeue(&facts, &settings, &events, warned, details.as_ref(), now_s()) {
         Ok(why) => {
+            if let Some(failed) = FailedAttempt::of(&facts, &runstate::derive(&facts, now_s()), now_s()) {
+                record_heal(&dir, failed.attempt, failed.heal_started())?;
+            }
             eprintln!("{why}: the job is requeued");
             Ok(())
         }

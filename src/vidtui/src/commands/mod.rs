@@ -12,6 +12,7 @@ pub mod encode;
 mod export;
 mod fetch;
 mod fit_memory;
+mod heal;
 mod inspect;
 mod job;
 mod kill;
@@ -73,6 +74,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Logs(args) => logs::run(&workspace, args),
         Command::Checkpoints(args) => checkpoints::run(&workspace, args),
         Command::Profile(args) => profile::run(&workspace, args),
+        Command::Heal(args) => heal::run(&workspace, args),
         Command::Stacks(args) => stacks::run(&workspace, args),
         Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),

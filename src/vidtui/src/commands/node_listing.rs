@@ -30,7 +30,7 @@ pub struct NodeListing {
 impl NodeListing {
     /// Lists the processes of nodes. Nodes that do not answer are retried.
     pub fn read(workspace: &Workspace, on: &NodesArgs) -> Result<Self, CommandError> {
-        let target = workspace.target(None, on, 1)?;
+        let target = workspace.target(None, on, 1, 0)?;
         let transports = workspace.transports(&target.logins)?;
         let mut listing = Self { listed: Vec::new(), transports, failed: Vec::new() };
         listing.list(target.nodes.iter().map(|node| node.id.clone()).collect());

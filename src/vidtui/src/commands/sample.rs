@@ -258,7 +258,7 @@ fn mesh(workspace: &Workspace, recipe: &Recipe, args: &SampleArgs) -> Result<Mes
     if args.local.is_none() && is_this_machine(workspace, args) {
         return Ok(own);
     }
-    let slots = workspace.target(args.local, &args.nodes, own.world())?.slots();
+    let slots = workspace.target(args.local, &args.nodes, own.world(), 0)?.slots();
     if slots == 0 || slots == own.world() {
         return Ok(own);
     }

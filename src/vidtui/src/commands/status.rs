@@ -77,6 +77,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
             AttemptWhy::Launch => "launched",
             AttemptWhy::Resume => "resumed",
             AttemptWhy::Requeue => "requeued",
+            AttemptWhy::Heal => "resumed after a failure",
         };
         let ranks = units::counted(attempt.mesh.world(), "rank");
         let on = if nodes.is_empty() { "nodes that Slurm has not allocated yet".into() } else { nodes.join(", ") };
@@ -89,6 +90,9 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
     };
     if run.task() == Task::Train {
         facts.push(("checkpoint", checkpoint));
+    }
+    if let Some(healer) = summary.dir.healer() {
+        facts.push(("healer", format!("resumes the run after a failure: process {} on {}", healer.pid, healer.node)));
     }
     facts.push(("folder", summary.dir.root.to_string()));
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

@@ -36,6 +36,10 @@ impl Workspace {
     /// # Errors
     /// When a process remains, or the end of a process cannot be verified.
     pub fn kill(&self, plan: &RunKill, callbacks: KillCallbacks<'_>) -> Result<KillReport, Failure> {
+        if plan.dir.healer().is_some() {
+            // The healer must not resume a run that a user ends.
+            plan.dir.request_stop()?;
+        }
         let logins = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ssh_logins());
         let plan = KillPlan::Run(plan.clone());
         let report = execute_kill(&plan, &mut self.transports(&logins)?, callbacks);

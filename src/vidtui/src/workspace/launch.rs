@@ -1,5 +1,6 @@
 //! Plans and starts launches, resumes and next stages.
 
+use super::target::NodeChoice;
 use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -16,7 +17,7 @@ impl Workspace {
         let recipe = &options.subject.resolved().recipe;
         let stage = options.subject.stage();
         let init = self.weights_of(options)?;
-        let target = self.target(options.ranks, options.nodes, recipe.mesh.world())?;
+        let target = self.target(options.ranks, options.nodes, recipe.mesh.world(), recipe.run.spares)?;
         let mut context =
             self.context(target, Some(recipe), options.nodes, options.fitted.iter().cloned().collect())?;
         context.options.steps = steps_of_epochs(recipe)?;
@@ -36,15 +37,18 @@ impl Workspace {
         let checkpoints = other_trainers::checkpoints(dir)?;
         let nodes = self.wanted(nodes);
         let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
+        let recipe = summary.run.recipe()?;
+        let spares = recipe.run.spares;
         let is_same_target = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
         let (target, left_out) = match summary.attempt.as_ref().filter(|_| is_same_target) {
             Some(Attempt { number, slurm: Some(slurm), .. }) => {
                 (Target::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
             }
-            Some(last) if !last.logins.is_empty() => self.target_of_attempt(last, nodes)?,
-            _ => (self.target(ranks, nodes, world)?, Vec::new()),
+            Some(last) if !last.logins.is_empty() => {
+                self.target_of_attempt(last, &NodeChoice { nodes, avoided: &[], unfit: &[] })?
+            }
+            _ => (self.target(ranks, nodes, world, spares)?, Vec::new()),
         };
-        let recipe = summary.run.recipe()?;
         let mut context = self.context(target, Some(&recipe), nodes, left_out.clone())?;
         if options.kind == ResumeKind::WeightsOnly && options.steps.is_none() {
             // This resume makes a new run. Otherwise the last attempt has the steps.
@@ -54,10 +58,7 @@ impl Workspace {
         let latest = latest.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
-        plan::resume(&request, &context).map_err(|failure| match &left_out[..] {
-            [] => failure.into(),
-            left_out => Failure { why: format!("{} ({})", failure.why, left_out.join("; ")), ..failure }.into(),
-        })
+        plan::resume(&request, &context).map_err(|failure| with_left_out(failure, &left_out).into())
     }
 
     /// Plans the stage that follows the stage of a run. Starts nothing.
@@ -88,7 +89,8 @@ impl Workspace {
         let following = next.as_deref().and_then(|next| curriculum.stage(next));
         let world = following.map_or(1, |stage| stage.resolved.recipe.mesh.world());
         let recipe = following.map(|stage| &stage.resolved.recipe);
-        let target = self.target(ranks, nodes, world)?;
+        let spares = recipe.map_or(0, |recipe| recipe.run.spares);
+        let target = self.target(ranks, nodes, world, spares)?;
         let mut context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
         context.options.steps = recipe.map_or(Ok(None), steps_of_epochs)?;
         let latest = other_trainers::latest_strict(dir)?;
@@ -134,7 +136,17 @@ impl Workspace {
         }
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
         let logins = with_previous_logins(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
-        remote::execute_launch(plan, &mut self.transports(&logins)?, progress)
+        let dir = remote::execute_launch(plan, &mut self.transports(&logins)?, progress)?;
+        self.start_healer(plan)?;
+        Ok(dir)
+    }
+}
+
+/// Adds the nodes that were left out to the reason of a failure.
+pub(super) fn with_left_out(failure: Failure, left_out: &[String]) -> Failure {
+    match left_out {
+        [] => failure,
+        left_out => Failure { why: format!("{} ({})", failure.why, left_out.join("; ")), ..failure },
     }
 }
 

@@ -50,7 +50,7 @@ impl Workspace {
             return Ok(self.this_machine());
         };
         let chosen = self.hostfile(path, nodes)?;
-        Ok(with_logins(Target::hostfile(&chosen, chosen.entries.len(), "")))
+        Ok(with_logins(Target::hostfile(&chosen, chosen.entries.len(), 0, "")))
     }
 
     /// Returns this machine as a list of nodes.

@@ -103,7 +103,10 @@ impl Workspace {
             // Independent ranks have no mesh.
             _ if !resolved.recipe.task.ranks_depend_on_each_other() => return Ok(None),
             Fitting::To(ranks) => ranks,
-            Fitting::ToNodes => self.target(None, nodes, resolved.recipe.mesh.world())?.slots(),
+            Fitting::ToNodes => {
+                let recipe = &resolved.recipe;
+                self.target(None, nodes, recipe.mesh.world(), recipe.run.spares)?.slots()
+            }
         };
         let fit = resolved.fit(ranks).map_err(recipe_failure)?;
         let batch = units::counted(resolved.recipe.train.global_batch, "sample");

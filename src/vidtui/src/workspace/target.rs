@@ -4,15 +4,32 @@ use super::Workspace;
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
-use cluster::Hostfile;
 use cluster::hostfile::Filter;
+use cluster::{Hostfile, NodeId};
 use cluster::slurm::SlurmSpec;
 use plan::Target;
-use rundir::{Attempt, ErrorCode, Failure};
+use rundir::{Attempt, ErrorCode, Failure, Login};
+
+/// Which nodes of an attempt, and of its spare nodes, the next attempt uses.
+pub struct NodeChoice<'a> {
+    /// The selection by the user.
+    pub nodes: &'a NodesArgs,
+    /// The nodes that are used only if there are too few others.
+    pub avoided: &'a [NodeId],
+    /// The nodes that are not used, each with the reason.
+    pub unfit: &'a [(NodeId, String)],
+}
 
 impl Workspace {
-    /// Returns the target of a run of `world` ranks: the nodes of a hostfile, a Slurm allocation, or this machine.
-    pub fn target(&self, ranks: Option<usize>, nodes: &NodesArgs, world: usize) -> Result<Target, CommandError> {
+    /// Returns the target of a run of `world` ranks: the nodes of a hostfile except the last `spares`, a Slurm allocation, or this
+    /// machine.
+    pub fn target(
+        &self,
+        ranks: Option<usize>,
+        nodes: &NodesArgs,
+        world: usize,
+        spares: usize,
+    ) -> Result<Target, CommandError> {
         let here = self.connections.this_node().node.as_str();
         let is_push = nodes.push;
         let nodes = self.wanted(nodes);
@@ -38,7 +55,7 @@ impl Workspace {
             return Ok(Target::local(here, ranks.unwrap_or(world)));
         };
         let chosen = self.hostfile(path, nodes)?;
-        Ok(self.with_address(Target::hostfile(&chosen, world, format!("hostfile {path}")))?)
+        Ok(self.with_address(Target::hostfile(&chosen, world, spares, format!("hostfile {path}")))?)
     }
 
     /// Reads a hostfile and keeps the selected nodes.
@@ -76,15 +93,16 @@ impl Workspace {
         if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
     }
 
-    /// Returns the nodes of an attempt that are selected and reachable, and a warning for each unreachable node.
+    /// Returns the nodes for the next attempt, and a warning for each change: those of the last attempt that are selected and can be
+    /// reached, and spare nodes in place of the others.
     pub(super) fn target_of_attempt(
         &self,
         last: &Attempt,
-        nodes: &NodesArgs,
+        choice: &NodeChoice<'_>,
     ) -> Result<(Target, Vec<String>), CommandError> {
         let mut target = Target::of(last);
         let what = "cannot choose nodes";
-        for (list, flag) in [(&nodes.include, "--include"), (&nodes.exclude, "--exclude")] {
+        for (list, flag) in [(&choice.nodes.include, "--include"), (&choice.nodes.exclude, "--exclude")] {
             let Some(list) = list else { continue };
             let names = cluster::hostlist::expand(list).map_err(|error| {
                 CommandError::request(Failure::new(
@@ -94,22 +112,29 @@ impl Workspace {
                     "write node names like gpu[001-024]",
                 ))
             })?;
-            let named: Vec<bool> =
-                target.nodes.iter().map(|node| names.iter().any(|name| name == node.id.as_str())).collect();
-            let wanted = flag == "--include";
-            let mut keep = named.into_iter().map(|named| named == wanted);
-            target.nodes.retain(|_| keep.next().unwrap_or(false));
+            let is_wanted =
+                |node: &NodeId| (flag == "--include") == names.iter().any(|name| name.as_str() == node.as_str());
+            target.nodes.retain(|node| is_wanted(&node.id));
+            target.spares.retain(|spare| is_wanted(&spare.login.node));
         }
-        let results = self.connections.reach(&target.logins);
-        let unreachable: Vec<_> =
-            results.into_iter().filter_map(|(node, result)| Some((node, result.err()?))).collect();
-        let mut warnings = Vec::new();
-        for (node, error) in unreachable {
-            if target.nodes.iter().any(|other| other.id == node) {
-                target.without(&node);
-                warnings.push(format!("{node} is left out: {error}"));
+        let before: Vec<NodeId> = target.nodes.iter().map(|node| node.id.clone()).collect();
+        let mut unusable = Vec::new();
+        let mut warnings: Vec<String> =
+            choice.unfit.iter().map(|(node, why)| format!("{node} is left out: {why}")).collect();
+        let mut reach = |logins: &[Login]| {
+            for (node, result) in self.connections.reach(logins) {
+                let Err(error) = result else { continue };
+                if before.contains(&node) {
+                    warnings.push(format!("{node} is left out: {error}"));
+                }
+                unusable.push(node);
             }
-        }
+        };
+        let selected = |login: &&Login| before.contains(&login.node);
+        reach(&target.logins.iter().filter(selected).cloned().collect::<Vec<_>>());
+        reach(&target.spares.iter().map(|spare| spare.login.clone()).collect::<Vec<_>>());
+        unusable.extend(choice.unfit.iter().map(|(node, _)| node.clone()));
+        target.choose(last.mesh.world(), choice.avoided, &|node| !unusable.contains(node));
         if target.nodes.is_empty() {
             let why = if warnings.is_empty() { "no node is selected".into() } else { warnings.join("; ") };
             let code = if warnings.is_empty() { ErrorCode::InvalidArgument } else { ErrorCode::NodeUnreachable };
@@ -121,6 +146,8 @@ impl Workspace {
             )
             .into());
         }
+        let added = target.nodes.iter().filter(|node| !before.contains(&node.id));
+        warnings.extend(added.map(|node| format!("{} was a spare node and gets ranks", node.id)));
         Ok((self.with_address(target)?, warnings))
     }
 

@@ -55,7 +55,7 @@ fn plan_on(hostfile: &str, recipe: &Recipe) -> LaunchPlan {
             sha256: SHA.into(),
         },
         program: "/opt/vidtui".into(),
-        target: Target::hostfile(&nodes, 3, "hosts.txt"),
+        target: Target::hostfile(&nodes, 3, 0, "hosts.txt"),
         options: StartOptions::default(),
     };
     launch(&LaunchRequest { recipe, name: None, stage: None, init: None }, &context).unwrap()

@@ -1,0 +1,121 @@
+//! Resumes a run after a failure, on the nodes that are fit for it; and starts the program that does.
+
+use super::Workspace;
+use super::launch::with_left_out;
+use super::target::NodeChoice;
+use crate::args::NodesArgs;
+use crate::command_error::CommandError;
+use cluster::NodeId;
+use plan::{FailedAttempt, LaunchPlan, ResumeOptions, ResumeRequest, Target};
+use recipe::{OnFailure, RunSettings};
+use rundir::{ErrorCode, Event, EventKind, Failure, RunDir};
+use runstate::{RunFacts, RunSummary};
+use std::fs::OpenOptions;
+use std::process::{Command, Stdio};
+
+impl Workspace {
+    /// Starts the healer of the run of a plan, if its recipe has one and it does not run yet. It outlives this program.
+    pub(super) fn start_healer(&self, plan: &LaunchPlan) -> Result<(), Failure> {
+        let wants = plan.run.recipe()?.run.on_failure == OnFailure::Resume;
+        // The script of a Slurm job heals it.
+        if !wants || plan.attempt.slurm.is_some() || plan.dir.healer().is_some() {
+            return Ok(());
+        }
+        let log = plan.dir.healer_log();
+        let failed = |error: std::io::Error| {
+            let what = format!("{} has started, and its healer cannot be started", plan.run.id);
+            let fix = format!("start it: vidtui heal {}", plan.run.id);
+            Failure::new(ErrorCode::of_io(&error), what, error.to_string(), fix)
+        };
+        let file = OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
+        let mut healer = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["--runs", self.runs.as_str(), "heal", plan.run.id.as_str(), "--detached"])
+            .current_dir(&self.here)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().map_err(failed)?)
+            .stderr(file)
+            .spawn()
+            .map_err(failed)?;
+        // Waits for it, so that it is no zombie if it ends before this program.
+        std::thread::spawn(move || healer.wait());
+        Ok(())
+    }
+
+    /// Plans to resume a run after a failure and checks the nodes. Nodes that fail a check are left out, and the plan is made again.
+    ///
+    /// # Errors
+    /// Too few nodes are fit, or the run cannot be resumed.
+    pub fn plan_heal(
+        &self,
+        (summary, facts): &(RunSummary, RunFacts),
+        settings: &RunSettings,
+        failed: &FailedAttempt,
+    ) -> Result<LaunchPlan, Failure> {
+        let mut unfit: Vec<(NodeId, String)> = Vec::new();
+        loop {
+            let plan = self.plan_heal_without(summary, facts, settings, failed, &unfit)?;
+            let checks = remote::check_launch(&plan, &mut self.transports(&plan.attempt.logins)?);
+            let Some(failure) = checks.iter().find_map(remote::Check::failure) else { return Ok(plan) };
+            let of_nodes = checks.iter().filter_map(|check| Some((check.node.clone()?, check.failure()?.why.clone())));
+            let before = unfit.len();
+            for (node, why) in of_nodes {
+                if !unfit.iter().any(|(known, _)| *known == node) {
+                    unfit.push((node, why));
+                }
+            }
+            if unfit.len() == before {
+                return Err(failure.clone());
+            }
+        }
+    }
+
+    fn plan_heal_without(
+        &self,
+        summary: &RunSummary,
+        facts: &RunFacts,
+        settings: &RunSettings,
+        failed: &FailedAttempt,
+        unfit: &[(NodeId, String)],
+    ) -> Result<LaunchPlan, Failure> {
+        let dir = &summary.dir;
+        let Some(last) = &summary.attempt else {
+            return Err(Failure::new(ErrorCode::RunNotStarted, "cannot resume", "the run has no attempt", "launch it"));
+        };
+        let recipe = summary.run.recipe()?;
+        // No user is present to choose again: the choices of the last attempt apply.
+        let nodes = NodesArgs { waive: last.waived.clone(), ..NodesArgs::default() };
+        let (target, left_out) = if last.logins.is_empty() {
+            let here = self.connections.this_node().node.as_str();
+            (Target::local(here, last.mesh.world()), Vec::new())
+        } else {
+            let avoided: Vec<NodeId> = failed.node.iter().cloned().collect();
+            let choice = NodeChoice { nodes: &nodes, avoided: &avoided, unfit };
+            self.target_of_attempt(last, &choice).map_err(CommandError::into_failure)?
+        };
+        let checkpoints = other_trainers::checkpoints(dir)?;
+        let latest = rundir::latest_among(dir, &checkpoints);
+        let context = self.context(target, Some(&recipe), &nodes, left_out.clone())?;
+        let request = ResumeRequest {
+            run: &summary.run,
+            dir,
+            facts,
+            checkpoints: &checkpoints,
+            latest: latest.as_ref(),
+            options: ResumeOptions::default(),
+        };
+        plan::heal(&request, settings, context).map_err(|failure| with_left_out(failure, &left_out))
+    }
+}
+
+/// Records an event of the healer; `attempt` is the one that failed, or the one that was started.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn record_heal(dir: &RunDir, attempt: u32, kind: EventKind) -> Result<(), Failure> {
+    let path = dir.healer_events();
+    let io = |error: std::io::Error| {
+        Failure::new(ErrorCode::of_io(&error), format!("cannot write {path}"), error.to_string(), "check the disk")
+    };
+    let event = Event::new(rundir::now_s(), attempt, None, kind);
+    rundir::LineAppender::open(&path).map_err(io)?.append(&event).map_err(io)
+}

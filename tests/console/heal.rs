@@ -1,0 +1,58 @@
+//! Tests of runs that are resumed after a failure without a user, on this machine.
+
+use crate::test_site::TestSite;
+use rundir::{AttemptWhy, EventKind, RunDir, read_events};
+
+const HEALS: [&str; 4] = ["launch", "configs/small:short", "--set", "run.on_failure=resume"];
+
+fn launch(site: &TestSite) -> RunDir {
+    RunDir::new(site.root.join("runs").join(site.succeeds(&HEALS).trim()))
+}
+
+/// Returns the names of the healer's events.
+fn healer_events(run: &RunDir) -> Vec<&'static str> {
+    let events = read_events(run).unwrap();
+    let name = |kind: &EventKind| match kind {
+        EventKind::HealStarted { .. } => Some("started"),
+        EventKind::HealWaiting { .. } => Some("waiting"),
+        EventKind::Healed { .. } => Some("healed"),
+        EventKind::HealEnded { .. } => Some("ended"),
+        _ => None,
+    };
+    events.iter().filter_map(|event| name(&event.kind)).collect()
+}
+
+#[test]
+fn a_run_that_fails_once_is_resumed_and_finishes_without_a_console() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "5").with("FAKE_DIES_AT", "25");
+    let run = launch(&site);
+    site.until("it has finished", || site.json(&["status", "latest", "--json"])["state"] == "finished");
+    let attempt = run.latest_attempt().unwrap().unwrap();
+    assert_eq!((attempt.number, attempt.why), (2, AttemptWhy::Heal));
+    assert_eq!(healer_events(&run), ["started", "healed"]);
+    site.until("the healer has ended", || run.healer().is_none());
+}
+
+#[test]
+fn a_run_that_fails_twice_at_the_same_step_is_not_resumed_again() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "5").with("FAKE_DIES_AT", "25").with("FAKE_DIES_ALWAYS", "1");
+    let run = launch(&site);
+    site.until("the healer has ended", || healer_events(&run).contains(&"ended") && run.healer().is_none());
+    assert_eq!(run.attempt_numbers().unwrap().len(), 2);
+    assert_eq!(healer_events(&run), ["started", "healed", "ended"]);
+}
+
+#[test]
+fn a_run_has_one_healer_and_a_user_who_stops_the_run_ends_it() {
+    for end in [&["stop", "latest", "--wait"][..], &["kill", "latest", "--yes"]] {
+        let site = TestSite::new();
+        let run = launch(&site);
+        site.until_step("latest", 1);
+        site.until("the healer runs", || run.healer().is_some());
+        let (code, error) = site.error(&["heal", "latest"]);
+        assert_eq!((code, error.as_str()), (1, "already-exists"));
+        site.succeeds(end);
+        site.until("the healer has ended", || run.healer().is_none());
+        assert_eq!((run.attempt_numbers().unwrap().len(), healer_events(&run).len()), (1, 0), "{end:?}");
+    }
+}
