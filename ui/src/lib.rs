@@ -13,6 +13,7 @@ pub mod charts;
 mod effect;
 pub mod event_text;
 pub mod fleet;
+pub mod goodput_text;
 pub mod jobs;
 mod keymap;
 pub mod layout;

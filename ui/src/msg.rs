@@ -13,7 +13,7 @@ use rundir::{
     Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId,
     SamplingProgress, StartFrom,
 };
-use runstate::{EncodeStageProgress, Epochs, Progress, RunState};
+use runstate::{EncodeStageProgress, Epochs, Goodput, Progress, RunState};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -244,6 +244,8 @@ pub enum RunMsg {
     NodePoints(Vec<NodePoint>),
     /// The state of the run; sent when it changes.
     State(Box<RunStatus>),
+    /// How its time was spent; sent every few seconds if it trains.
+    Goodput(Goodput),
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
     /// All complete samples, by step and prompt; replaces the list.

@@ -1,7 +1,7 @@
 //! The stable codes of errors, which scripts and tests compare.
 
 use serde::{Deserialize, Serialize};
-use std::io;
+use std::{fmt, io};
 
 /// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
 ///
@@ -174,6 +174,13 @@ pub enum ErrorCode {
     #[default]
     #[serde(other)]
     Unknown,
+}
+
+/// Formats the code as in `--json`: `node-lost`.
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 impl ErrorCode {

@@ -65,7 +65,7 @@ pub use listing::{
     unreadable_after,
 };
 pub use metric_table::{Chart, ChartInfo, METRICS, Metric, MetricLine, MetricSource, Reduction, find_metric};
-pub use metrics::{MetricSample, SamplingProgress};
+pub use metrics::{MetricSample, SamplingProgress, StepTimes};
 pub use node_sample::{GpuColumns, NodeSample, SAMPLE_EVERY_S};
 pub use node_series::{NodePoint, NodeSeries, Spread};
 pub use peer_token::PeerToken;

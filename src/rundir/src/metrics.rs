@@ -104,6 +104,35 @@ pub struct MetricSample {
     pub is_from_log: bool,
 }
 
+/// The times in a line of `metrics.jsonl`, without the rest of the line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+pub struct StepTimes {
+    /// As in [`MetricSample`], and so are the other fields.
+    pub attempt: u32,
+    /// The step that was just finished.
+    pub step: u64,
+    /// When it was finished, Unix seconds.
+    pub t: f64,
+    /// Seconds of the step.
+    #[serde(default)]
+    pub step_s: f64,
+    /// Seconds that saving stalled training since the step before.
+    #[serde(default)]
+    pub checkpoint_s: f64,
+    /// Seconds of samples and validation since the step before.
+    #[serde(default)]
+    pub sample_s: f64,
+    /// Whether it was read from another trainer's log.
+    #[serde(default, rename = "adapted")]
+    pub is_from_log: bool,
+}
+
+impl LogLine for StepTimes {
+    fn parse(line: &[u8]) -> Result<Self, String> {
+        json_line(line)
+    }
+}
+
 /// The videos of a run that samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplingProgress {

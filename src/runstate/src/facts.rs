@@ -10,9 +10,9 @@ use std::time::Duration;
 
 /// A run without activity for fewer seconds than this is not stalled. Shorter pauses are normal: a cold page cache, a sleeping disk, a
 /// busy machine.
-const STALL_MIN_S: f64 = 30.0;
+pub(crate) const STALL_MIN_S: f64 = 30.0;
 /// A run is stalled when a step takes this many times the median; a collective that hangs never ends.
-const STALL_STEPS: f64 = 5.0;
+pub(crate) const STALL_STEPS: f64 = 5.0;
 /// A run computes nothing when its GPUs draw less than this share of their power during steps. A collective that hangs keeps
 /// utilization at 100 %, but power falls to a third or less.
 const POWER_COLLAPSED: f64 = 0.5;

@@ -5,7 +5,7 @@ use camino::Utf8PathBuf;
 use cluster::slurm::JobStatus;
 use health::Finding;
 use rundir::{Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, SamplingProgress};
-use runstate::{EncodeStageProgress, Epochs, RunSummary};
+use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
 use ui::run_state::StateKind;
 
@@ -48,6 +48,34 @@ pub struct RunDocument {
     /// The findings, the most urgent first. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     findings: Option<Vec<FindingDocument>>,
+    /// How the time of a training run was spent. Only in `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<GoodputDocument>,
+}
+
+/// How the wall time of a training run, or of all runs of a curriculum, was spent.
+#[derive(Debug, Serialize)]
+pub struct GoodputDocument {
+    /// The share of the wall time in steps that counted.
+    share: Option<f64>,
+    wall_s: f64,
+    counted_s: f64,
+    starting_s: f64,
+    repeated_s: f64,
+    checkpoints_s: f64,
+    samples_s: f64,
+    stalled_s: f64,
+    unlogged_s: f64,
+    down: Vec<DownDocument>,
+}
+
+/// Time between attempts.
+#[derive(Debug, Serialize)]
+struct DownDocument {
+    /// How the attempts before ended: `stopped`, or the code of a failure.
+    cause: String,
+    times: u32,
+    seconds: f64,
 }
 
 /// The items of an encode.
@@ -154,12 +182,41 @@ impl RunDocument {
             job: summary.job.as_ref().map(JobDocument::new),
             checkpoint: summary.checkpoint.clone().map(|c| CheckpointDocument::new(&CheckpointEntry::Complete(c))),
             findings: None,
+            goodput: None,
         }
     }
 
     /// Adds the findings.
     pub fn with_findings(self, findings: &[Finding]) -> Self {
         Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
+    }
+
+    /// Adds how its time was spent.
+    pub fn with_goodput(self, goodput: Option<&Goodput>) -> Self {
+        Self { goodput: goodput.map(GoodputDocument::new), ..self }
+    }
+}
+
+impl GoodputDocument {
+    /// Describes how time was spent.
+    pub fn new(goodput: &Goodput) -> Self {
+        let down = goodput.down.iter().map(|down| DownDocument {
+            cause: down.cause.to_string(),
+            times: down.times,
+            seconds: down.seconds,
+        });
+        Self {
+            share: goodput.share(),
+            wall_s: goodput.wall_s,
+            counted_s: goodput.counted_s,
+            starting_s: goodput.starting_s,
+            repeated_s: goodput.repeated_s,
+            checkpoints_s: goodput.checkpoints_s,
+            samples_s: goodput.samples_s,
+            stalled_s: goodput.stalled_s,
+            unlogged_s: goodput.unlogged_s,
+            down: down.collect(),
+        }
     }
 }
 
@@ -235,6 +292,7 @@ impl CheckpointDocument {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runstate::{Down, EndCause};
 
     /// Collects the names of the fields of a document.
     fn names(value: &serde_json::Value, into: &mut Vec<String>) {
@@ -279,6 +337,10 @@ mod tests {
             })),
             job: Some(JobDocument::new(&JobStatus::unknown(42))),
             findings: Some(vec![]),
+            goodput: Some(GoodputDocument::new(&Goodput {
+                down: vec![Down { cause: EndCause::Stopped, times: 1, seconds: 1.0 }],
+                ..Goodput::default()
+            })),
         };
         let mut found = Vec::new();
         names(&serde_json::to_value(&document).unwrap(), &mut found);

@@ -10,10 +10,11 @@ use crate::workspace::Workspace;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
+use runstate::{Goodput, GoodputReader, RunState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ui::{LogChunk, Msg, RunMsg, Size, Watch};
 
 mod node_streams;
@@ -22,6 +23,8 @@ mod node_streams;
 const FOLLOW: Duration = Duration::from_millis(300);
 /// How often folders are listed.
 const LIST: Duration = Duration::from_secs(1);
+/// How often the goodput of an open run is computed.
+const GOODPUT: Duration = Duration::from_secs(10);
 /// How often recipes are read again. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
 /// The number of samples in one message: enough to open a long run fast, and few enough that keys are handled in
@@ -135,6 +138,7 @@ impl Stream {
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
+        let mut goodput = GoodputStream::default();
         loop {
             match known.status(&self.workspace, &dir) {
                 Ok(status) if sent.as_ref() != Some(status) => {
@@ -147,6 +151,9 @@ impl Stream {
                     lost = true;
                 }
                 _ => {}
+            }
+            if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
+                send(RunMsg::Goodput(now))?;
             }
             let found = listings::checkpoint_folders(&dir);
             if folders.as_ref() != Some(&found)
@@ -175,6 +182,7 @@ impl Stream {
                         (sent, folders, events) = (None, None, EventFiles::default());
                         sample_folders = None;
                         nodes = NodeFiles::default();
+                        goodput = GoodputStream::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
                         send(RunMsg::Metrics(samples.to_vec()))?;
@@ -273,6 +281,30 @@ impl Stream {
 
     fn pause(&self, time: Duration) -> Result<(), Ended> {
         if self.stop.sleep(time) { Ok(()) } else { Err(Ended) }
+    }
+}
+
+/// The goodput of a run, computed now and then.
+#[derive(Default)]
+struct GoodputStream {
+    reader: Option<GoodputReader>,
+    last: Option<(Instant, RunState)>,
+    sent: Option<Goodput>,
+}
+
+impl GoodputStream {
+    /// Returns the goodput if it is due and has changed.
+    fn poll(&mut self, dir: &RunDir, state: &RunState) -> Option<Goodput> {
+        if self.last.as_ref().is_some_and(|(at, known)| at.elapsed() < GOODPUT && known == state) {
+            return None;
+        }
+        self.last = Some((Instant::now(), state.clone()));
+        if self.reader.is_none() {
+            self.reader = GoodputReader::new(dir, &dir.read_run().ok()?);
+        }
+        // A file that cannot be read now may be readable next time.
+        let now = self.reader.as_mut()?.read(state, rundir::now_s()).ok()??;
+        (self.sent.as_ref() != Some(&now)).then(|| self.sent.insert(now).clone())
     }
 }
 

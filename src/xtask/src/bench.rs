@@ -10,6 +10,7 @@ mod console;
 mod data;
 mod encoders;
 mod figures;
+mod goodput;
 mod optimizer;
 pub mod python;
 mod sample;
@@ -45,6 +46,7 @@ const PARTS: &[(&str, Measure)] = &[
     ("console", console::rows),
     ("scaling", scaling::rows),
     ("cluster", cluster::rows),
+    ("goodput", goodput::rows),
 ];
 
 /// Runs the command `bench [PART]…`. Without a part, it measures all parts.

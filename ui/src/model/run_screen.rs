@@ -9,6 +9,7 @@ use cluster::RankPlace;
 use recipe::Task;
 use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
+use runstate::Goodput;
 use std::collections::{BTreeSet, VecDeque};
 
 /// The maximum number of events that are kept; older events are only in the run's files.
@@ -26,6 +27,8 @@ pub struct RunScreen {
     pub status: Option<Box<RunStatus>>,
     /// Its metrics.
     pub series: Series,
+    /// How its time was spent; `None` while it loads, and if it does not train.
+    pub goodput: Option<Goodput>,
     /// Its newest events, oldest first.
     pub events: VecDeque<Event>,
     /// Its checkpoints, ascending; `None` while they load.
@@ -61,6 +64,7 @@ impl RunScreen {
             id,
             status: None,
             series: Series::default(),
+            goodput: None,
             events: VecDeque::new(),
             checkpoints: None,
             samples: SamplesScreen::default(),
@@ -83,6 +87,7 @@ impl RunScreen {
             RunMsg::Opened => {
                 self.series = Series::default();
                 self.events.clear();
+                self.goodput = None;
                 self.checkpoints = None;
                 self.lost = None;
             }
@@ -100,6 +105,7 @@ impl RunScreen {
                 }
                 self.status = Some(status);
             }
+            RunMsg::Goodput(goodput) => self.goodput = Some(goodput),
             RunMsg::Checkpoints(checkpoints) => self.checkpoints = Some(checkpoints),
             RunMsg::Samples(samples) => self.samples.samples = Some(samples),
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),

@@ -3,6 +3,7 @@
 use crate::charts;
 use crate::effect::XAxis;
 use crate::event_text::{self, Severity};
+use crate::goodput_text;
 use crate::layout::{self, Panel};
 use crate::model::Model;
 use crate::model::RunScreen;
@@ -362,9 +363,26 @@ fn glyph(model: &Model, severity: Severity) -> &'static str {
     model.symbols.states[kind as usize]
 }
 
+/// Returns the share of the time in steps that counted, with the lost time by cause if both fit.
+fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
+    let Some((goodput, share)) =
+        run.goodput.as_ref().and_then(|goodput| Some((goodput, goodput_text::share(goodput)?)))
+    else {
+        return Vec::new();
+    };
+    let mut spans = vec![Span::styled("goodput ", model.theme.faint), Span::styled(share, model.theme.strong)];
+    let losses = goodput_text::losses(goodput);
+    let used: usize = spans.iter().map(Span::width).sum();
+    const TITLE: usize = "Events".len() + 10;
+    if !losses.is_empty() && TITLE + used + "; lost: ".len() + text::width(&losses) <= width {
+        spans.push(Span::styled(format!("; lost: {losses}"), model.theme.faint));
+    }
+    spans
+}
+
 fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Events;
-    let below = heading(model, buf, area, "Events", Vec::new(), focused);
+    let below = heading(model, buf, area, "Events", goodput(model, run, usize::from(area.width)), focused);
     if run.events.is_empty() {
         let nothing = if run.status.is_some() { "No events yet" } else { "Loading…" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));

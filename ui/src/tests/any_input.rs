@@ -8,7 +8,7 @@ use cluster::probe::Frames;
 use cluster::{Node, NodeId};
 use proptest::prelude::*;
 use rundir::CheckpointEntry;
-use runstate::RunState;
+use runstate::{Goodput, RunState};
 
 fn any_key() -> impl Strategy<Value = Msg> {
     let named = prop::sample::select(vec![
@@ -120,6 +120,9 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => (0u64..4, 0usize..3, 1u16..80, 1u16..30).prop_map(|(step, prompt, width, height)| {
             let size = Size { width, height };
             RunMsg::Clip { step, prompt, size, clip: Ok(clip(size, 3)) }
+        }),
+        1 => (0.0..1e6, 0.0..1e6).prop_map(|(wall_s, counted_s)| {
+            RunMsg::Goodput(Goodput { wall_s, counted_s, stalled_s: wall_s - counted_s, ..Goodput::default() })
         }),
         1 => Just(RunMsg::NextFrame),
         1 => Just(RunMsg::Lost(failure())),

@@ -4,7 +4,7 @@ use crate::fixtures::*;
 use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
 use crate::*;
 use rundir::{CheckpointEntry, EventKind};
-use runstate::RunState;
+use runstate::{Down, EndCause, Goodput, RunState};
 
 /// Compares a screen at 80×24 and at 160×48 with its snapshots.
 fn picture(name: &str, mut ui: Ui) {
@@ -176,6 +176,22 @@ fn run_starting() {
 #[test]
 fn run_running() {
     picture("run_running", Ui::on_run(running(83)));
+}
+
+#[test]
+fn run_with_its_goodput() {
+    let mut ui = Ui::on_run(running(83));
+    let cause = EndCause::Failed(rundir::ErrorCode::NodeLost);
+    ui.run_msg(RunMsg::Goodput(Goodput {
+        wall_s: 8000.0,
+        counted_s: 7449.0,
+        starting_s: 240.0,
+        repeated_s: 61.0,
+        checkpoints_s: 0.2,
+        down: vec![Down { cause, times: 1, seconds: 250.0 }],
+        ..Goodput::default()
+    }));
+    picture("run_with_goodput", ui);
 }
 
 #[test]

@@ -2,13 +2,15 @@
 
 use crate::args::StagesArgs;
 use crate::command_error::CommandError;
+use crate::documents::GoodputDocument;
 use crate::output;
 use crate::workspace::{self, Workspace};
 use recipe::{Curriculum, StageSpec, StageStart};
-use runstate::{RunState, RunSummary};
+use runstate::{Goodput, RunState, RunSummary};
 use serde::Serialize;
 use std::fmt::Write;
 use ui::StageView;
+use ui::goodput_text;
 use ui::run_state::StateKind;
 
 /// A stage, and the run that determines its state.
@@ -27,15 +29,32 @@ pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), CommandError>
         .iter()
         .map(|spec| Stage { spec, view: workspace::stage_view(spec), run: run_of(&curriculum, spec, &runs) })
         .collect();
+    let goodput = goodput(workspace, &curriculum, &runs)?;
     if args.output.json {
         let documents: Vec<_> = stages.iter().map(document).collect();
         return output::json(&serde_json::json!({
             "curriculum": curriculum.path,
             "title": curriculum.title,
             "stages": documents,
+            "goodput": goodput.as_ref().map(GoodputDocument::new),
         }));
     }
-    output::text(&in_words(&curriculum, &stages))
+    output::text(&in_words(&curriculum, &stages, goodput.as_ref()))
+}
+
+/// Returns how the time of all runs of a curriculum was spent; none if it has no run.
+fn goodput(
+    workspace: &Workspace,
+    curriculum: &Curriculum,
+    runs: &[RunSummary],
+) -> Result<Option<Goodput>, CommandError> {
+    let mut all: Option<Goodput> = None;
+    for summary in runs.iter().filter(|summary| summary.run.curriculum.as_ref() == Some(&curriculum.path)) {
+        if let Some(goodput) = workspace.goodput(summary)? {
+            all.get_or_insert_default().add(&goodput);
+        }
+    }
+    Ok(all)
 }
 
 /// Returns the run that determines the state of a stage: a finished one first, then the newest.
@@ -47,15 +66,22 @@ fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]
     runs.iter().filter(of_stage).max_by_key(|summary| summary.state == RunState::Finished)
 }
 
-fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>]) -> String {
+fn in_words(curriculum: &Curriculum, stages: &[Stage<'_>], goodput: Option<&Goodput>) -> String {
     let mut text = format!("{}  ({})\n", curriculum.title, curriculum.path);
+    if let Some(goodput) = goodput {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "goodput of all runs: {}", goodput_text::sentence(goodput));
+        let losses = goodput_text::losses(goodput);
+        if !losses.is_empty() {
+            let _ = writeln!(text, "  lost: {losses}");
+        }
+    }
     for (number, stage) in stages.iter().enumerate() {
         let state = stage.run.map_or("not started".to_owned(), |run| {
             let word = StateKind::of(&run.state).word();
             format!("{word}, step {} of {}, run {}", run.step, run.steps_total, run.run.id)
         });
         let view = &stage.view;
-        // Writing to a String cannot fail.
         let _ = writeln!(text, "\n{}. {}: {state}", number + 1, view.name);
         if let Some(command) = &view.command {
             let (length, ranks) = (view.length(), units::counted(view.ranks, "rank"));

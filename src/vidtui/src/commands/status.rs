@@ -9,22 +9,24 @@ use cluster::{NodeId, hostlist};
 use health::Finding;
 use recipe::Task;
 use rundir::{AttemptWhy, EncodeStages, now_s};
-use runstate::{EncodeStageProgress, Progress, RunSummary};
+use runstate::{EncodeStageProgress, Goodput, Progress, RunSummary};
 use ui::advice::finding_in_words;
+use ui::goodput_text;
 use ui::run_state::StateKind;
 
 /// Shows one run: state, progress, loss, checkpoint.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let (summary, known) = workspace.summary(&workspace.find(&args.run)?)?;
     let findings = workspace.findings(&summary, &known);
+    let goodput = workspace.goodput(&summary)?;
     if args.output.json {
-        return output::json(&RunDocument::new(&summary).with_findings(&findings));
+        return output::json(&RunDocument::new(&summary).with_findings(&findings).with_goodput(goodput.as_ref()));
     }
-    output::text(&output::facts(&facts(&summary, &findings, now_s())))
+    output::text(&output::facts(&facts(&summary, &findings, goodput.as_ref(), now_s())))
 }
 
 /// Returns the names and values that are printed.
-fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, String)> {
+fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
     if let Some(failure) = summary.failure() {
@@ -70,6 +72,11 @@ fn facts(summary: &RunSummary, findings: &[Finding], now: f64) -> Vec<(String, S
         if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
             facts.push(("memory", format!("peak {} in a rank", units::value(most, units::Unit::Gib))));
         }
+    }
+    if let Some(goodput) = goodput {
+        facts.push(("goodput", goodput_text::sentence(goodput)));
+        let losses = goodput_text::losses(goodput);
+        facts.extend(Some(("", format!("lost: {losses}"))).filter(|_| !losses.is_empty()));
     }
     if let Some(attempt) = &summary.attempt {
         let nodes: Vec<String> = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect();

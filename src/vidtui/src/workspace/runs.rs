@@ -7,7 +7,7 @@ use health::{Disk, Evidence, Finding};
 use recipe::Task;
 use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir};
-use runstate::{Liveness, Load, RunFacts, RunSummary};
+use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary};
 
 /// The name of the newest run that fits a command.
 const LATEST: &str = "latest";
@@ -96,6 +96,12 @@ impl Workspace {
             facts.load = power;
         }
         Ok((RunSummary::new(run, dir.clone(), &facts, now_s), facts))
+    }
+
+    /// Returns how the time of a run was spent; none if it does not train or has not been started.
+    pub fn goodput(&self, summary: &RunSummary) -> Result<Option<Goodput>, Failure> {
+        let Some(mut reader) = GoodputReader::new(&summary.dir, &summary.run) else { return Ok(None) };
+        Ok(reader.read(&summary.state, rundir::now_s())?)
     }
 
     /// Returns the findings about a run, the most urgent first.

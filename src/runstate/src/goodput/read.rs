@@ -1,0 +1,164 @@
+//! Reads the record of a run from its directory. Each line is read once.
+
+use super::{AttemptTimes, EndCause, Goodput, Record, goodput};
+use crate::RunState;
+use cluster::NodeId;
+use recipe::Task;
+use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Run, RunDir, StepTimes, Tail};
+use std::collections::BTreeMap;
+
+/// Follows the record of one run.
+#[derive(Debug)]
+pub struct GoodputReader {
+    dir: RunDir,
+    is_stepless: bool,
+    lines: Tail<StepTimes>,
+    events: Tail<Event>,
+    steps: Vec<StepTimes>,
+    marks: Vec<Event>,
+    /// The attempts that have ended, which do not change any more.
+    ended: BTreeMap<u32, AttemptTimes>,
+}
+
+impl GoodputReader {
+    /// Makes a reader. Returns none for a run that does not train.
+    pub fn new(dir: &RunDir, run: &Run) -> Option<Self> {
+        (run.task() == Task::Train).then(|| Self {
+            dir: dir.clone(),
+            is_stepless: run.is_stepless(),
+            lines: Tail::new(dir.metrics()),
+            events: Tail::new(dir.events()),
+            steps: Vec::new(),
+            marks: Vec::new(),
+            ended: BTreeMap::new(),
+        })
+    }
+
+    /// Returns how the time of the run was spent until `now_s`. Returns none before the first attempt.
+    ///
+    /// # Errors
+    /// When a file of the run exists and cannot be read.
+    pub fn read(&mut self, state: &RunState, now_s: f64) -> Result<Option<Goodput>, Error> {
+        let (lines, restarted) = self.lines.poll_all().map_err(|error| Error::io("read", self.lines.path(), error))?;
+        if restarted {
+            self.steps.clear();
+        }
+        self.steps.extend(lines);
+        let (events, restarted) =
+            self.events.poll_all().map_err(|error| Error::io("read", self.events.path(), error))?;
+        if restarted {
+            self.marks.clear();
+        }
+        self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
+        let numbers = self.dir.attempt_numbers()?;
+        let mut attempts = Vec::new();
+        for number in &numbers {
+            if let Some(known) = self.ended.get(number) {
+                attempts.push(*known);
+                continue;
+            }
+            // An attempt whose file is damaged or not complete yet is left out.
+            let Ok(attempt) = self.dir.read_attempt(*number) else { continue };
+            let is_last = Some(number) == numbers.last();
+            let has_ended = !is_last || state.is_end() || (*state == RunState::Queued && self.has_exit(&attempt));
+            let times = self.times(&attempt, has_ended);
+            if !is_last {
+                self.ended.insert(*number, times);
+            }
+            attempts.push(times);
+        }
+        let record = Record {
+            attempts: &attempts,
+            steps: &self.steps,
+            events: &self.marks,
+            is_stepless: self.is_stepless,
+            is_over: state.is_end(),
+        };
+        Ok((!attempts.is_empty()).then(|| goodput(&record, now_s)))
+    }
+
+    /// Returns whether an attempt whose job was requeued has ended.
+    fn has_exit(&self, attempt: &Attempt) -> bool {
+        let mut places = attempt.placement.ranks.iter();
+        places.any(|place| matches!(self.dir.read_exit(&place.node, attempt.number), Ok(Some(_))))
+    }
+
+    fn times(&self, attempt: &Attempt, has_ended: bool) -> AttemptTimes {
+        AttemptTimes {
+            number: attempt.number,
+            started_s: attempt.started_s,
+            start_step: attempt.start_step,
+            ended: has_ended.then(|| self.end_of(attempt)),
+        }
+    }
+
+    /// Returns when and how an attempt ended: as its exit files record or, without them, at its last line.
+    fn end_of(&self, attempt: &Attempt) -> (f64, EndCause) {
+        let by_node = attempt.placement.by_node();
+        let mut nodes = by_node.into_iter().map(|(node, _)| node);
+        let read = |node: &NodeId| self.dir.read_exit(node, attempt.number).ok().flatten();
+        // The other files are read only if the first one does not contain the cause: there may be hundreds.
+        let mut exits: Vec<ExitFile> = nodes.next().and_then(read).into_iter().collect();
+        if exits.first().is_none_or(ExitFile::is_consequence) {
+            exits.extend(nodes.filter_map(read));
+        }
+        let last_s = exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
+        let activity = || {
+            let lines = self.steps.iter().filter(|line| line.attempt == attempt.number).map(|line| line.t);
+            let events = self.marks.iter().filter(|event| event.attempt == attempt.number).map(|event| event.t);
+            lines.chain(events).fold(attempt.started_s, f64::max)
+        };
+        let cause = exits.iter().filter(|exit| !exit.is_consequence()).map(cause_of_exit).max_by_key(severity);
+        let failed = exits.iter().map(cause_of_exit).max_by_key(severity);
+        (
+            last_s.unwrap_or_else(activity),
+            cause.or(failed).or_else(|| self.logged_cause(attempt.number)).unwrap_or(EndCause::Unknown),
+        )
+    }
+
+    fn logged_cause(&self, attempt: u32) -> Option<EndCause> {
+        self.marks.iter().rev().filter(|event| event.attempt == attempt).find_map(|event| match &event.kind {
+            EventKind::Failed { failure } => Some(EndCause::Failed(failure.code)),
+            EventKind::Stopped { .. } => Some(EndCause::Stopped),
+            EventKind::Finished => Some(EndCause::Finished),
+            _ => None,
+        })
+    }
+}
+
+/// Returns whether an event is needed. Others, such as removed checkpoints, are not kept.
+fn is_mark(kind: &EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::Resumed { .. }
+            | EventKind::CheckpointStarted
+            | EventKind::CheckpointSaved { .. }
+            | EventKind::CheckpointFailed { .. }
+            | EventKind::EvaluationStarted
+            | EventKind::EvaluationEnded
+            | EventKind::Failed { .. }
+            | EventKind::Stopped { .. }
+            | EventKind::Finished
+    )
+}
+
+fn cause_of_exit(exit: &ExitFile) -> EndCause {
+    match (exit.reason, &exit.failure) {
+        (ExitReason::Finished, _) => EndCause::Finished,
+        (ExitReason::Stopped, _) => EndCause::Stopped,
+        (ExitReason::Killed, _) => EndCause::Killed,
+        (ExitReason::Failed, Some(failure)) => EndCause::Failed(failure.code),
+        (ExitReason::Failed, None) => EndCause::Unknown,
+    }
+}
+
+/// Orders the ends of nodes: a failure of one node explains the end of the others.
+fn severity(cause: &EndCause) -> u8 {
+    match cause {
+        EndCause::Unknown => 0,
+        EndCause::Finished => 1,
+        EndCause::Stopped => 2,
+        EndCause::Killed => 3,
+        EndCause::Failed(_) => 4,
+    }
+}
