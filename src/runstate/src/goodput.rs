@@ -68,7 +68,7 @@ pub enum EndCause {
 impl fmt::Display for EndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Failed(code) => code.fmt(f),
+            Self::Failed(code) => write!(f, "{code}"),
             other => other.serialize(f),
         }
     }
