@@ -41,6 +41,21 @@ fn the_next_stage_starts_with_the_weights_of_the_finished_one() {
 }
 
 #[test]
+fn a_run_of_some_epochs_and_a_new_run_from_its_weights_have_the_steps_of_these_epochs() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.epochs=30", "--wait"]);
+    // A resume takes the steps from the last attempt, not from the data set.
+    let data = std::fs::read_to_string(site.root.join("data/short.jsonl")).unwrap();
+    site.write("data/short.jsonl", "");
+    let longer = ["resume", "latest", "--set", "train.steps=40", "--dry-run", "--json"];
+    assert_eq!(site.json(&longer)["attempt"]["start_step"], 30);
+    site.write("data/short.jsonl", &data);
+    site.succeeds(&["resume", "latest", "--weights-only", "--wait"]);
+    let steps: Vec<_> = site.runs().iter().map(|run| run.latest_attempt().unwrap().unwrap().steps).collect();
+    assert_eq!(steps, [Some(30), Some(30)]);
+}
+
+#[test]
 fn a_run_is_found_by_prefix_and_suffix_of_its_id_and_as_latest() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     let run = site.succeeds(&["launch", "configs/small/short.toml", "--set", "train.steps=2", "--wait"]);

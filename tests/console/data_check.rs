@@ -162,4 +162,7 @@ fn options_that_do_not_fit_the_source_of_buckets_are_refused() {
         let error = site.error(&[&on(source)[..], options].concat());
         assert_eq!(error, (2, "invalid-argument".into()), "{source} {options:?}");
     }
+    // Latents of 5 rows are not whole patches of 2.
+    let odd = ["--set", "data.buckets=[{ frames = 9, height = 40, width = 32 }]"];
+    assert_eq!(site.error(&[&on("clips.jsonl")[..], &odd].concat()), (2, "invalid-recipe".into()));
 }

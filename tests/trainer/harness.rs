@@ -319,6 +319,7 @@ impl RunUnderTest {
                 mesh,
                 placement,
                 logins: Vec::new(),
+                spares: Vec::new(),
                 slurm: None,
             })
             .unwrap();

@@ -1000,19 +1000,19 @@ pub struct DataCheckArgs {
     #[command(flatten)]
     pub listed: ListedArgs,
     /// The recipe, or CURRICULUM:STAGE, that will train on the clips: sets frames, height and width, or the buckets
-    #[arg(long = "for", value_name = "RECIPE", conflicts_with_all = ["frames", "height", "width"])]
+    #[arg(long = "for", value_name = "RECIPE", group = "length", conflicts_with_all = ["frames", "height", "width"])]
     pub recipe: Option<String>,
     /// Frames that each clip must have, for example 49 for CogVideoX
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", group = "length")]
     pub frames: Option<usize>,
     /// Rate at which frames are taken, per second, for example 8 for CogVideoX [default: the rate of each clip]
     #[arg(long, value_name = "FPS")]
     pub fps: Option<f64>,
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps
-    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>, requires = "frames")]
+    #[arg(long, value_name = "MODE", default_value = "head", value_parser = str::parse::<video::FrameMode>, requires = "length")]
     pub mode: video::FrameMode,
     /// Distance between taken frames, in frames, if there is no rate
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "frames", conflicts_with = "fps")]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "length", conflicts_with = "fps")]
     pub stride: usize,
     /// Height that pictures are scaled to. Smaller videos are counted
     #[arg(long, value_name = "PIXELS", requires = "width")]
