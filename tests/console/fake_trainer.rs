@@ -10,7 +10,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use rundir::{
     Attempt, CheckpointManifest, ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender,
-    LogicalTensor, MetricSample, PidFile, RankExit, RankPid, Run, RunDir, SCHEMA, Slice, StartFrom, now_s,
+    LogicalTensor, MetricSample, PidFile, RankExit, RankPid, RequestSource, Run, RunDir, SCHEMA, Slice, StartFrom,
+    now_s,
 };
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -128,9 +129,9 @@ impl Fake<'_> {
             thread::sleep(step_time);
             if stop.load(Ordering::SeqCst) {
                 self.record(step, EventKind::SignalReceived { signal: 15 });
-                self.record(step, EventKind::Stopping { why: "received TERM".into() });
+                self.record(step, EventKind::Stopping { source: RequestSource::Term, why: "received TERM".into() });
                 self.save(step);
-                self.record(step, EventKind::Stopped { why: "received TERM".into() });
+                self.record(step, EventKind::Stopped { source: RequestSource::Term, why: "received TERM".into() });
                 return (ExitReason::Stopped, step);
             }
             if dies_at == Some(step) {

@@ -4,8 +4,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::{Node, NodeId, Placement};
 use recipe::{Layer, Mesh, Recipe, Resolved};
 use rundir::{
-    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, RankProgress, Run,
-    RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
+    Attempt, AttemptWhy, Checkpoint, CheckpointSummary, ErrorCode, Event, EventKind, MetricSample, RankProgress,
+    RequestSource, Run, RunDir, RunId, SCHEMA, StartFrom, Tail, TensorBox, latest_among, read_events, step_checkpoints,
 };
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
@@ -364,6 +364,15 @@ impl RunUnderTest {
 
     pub fn events(&self) -> Vec<Event> {
         read_events(&self.dir).unwrap_or_default()
+    }
+
+    /// Returns the origins of the requests that stopped the run.
+    pub fn stop_sources(&self) -> Vec<RequestSource> {
+        let source = |event: Event| match event.kind {
+            EventKind::Stopped { source, .. } => Some(source),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(source).collect()
     }
 
     /// Returns the code of the failure that ended the run.

@@ -13,7 +13,7 @@ mod saves;
 mod segments;
 
 use harness::{Scene, assert_close, latest, losses};
-use rundir::{Checkpoint, ErrorCode, EventKind, MetricSample, StartFrom};
+use rundir::{Checkpoint, ErrorCode, EventKind, MetricSample, RequestSource, StartFrom};
 
 #[test]
 fn every_mesh_gives_the_same_losses() {
@@ -137,8 +137,7 @@ fn fresh_data_keeps_the_optimizer_and_reports_the_state_that_is_not_restored() {
         _ => None,
     };
     let (restored, not_restored) = fresh.events().iter().find_map(|e| restored_of(&e.kind)).unwrap();
-    assert_eq!(restored, "weights, optimizer after 3 updates");
-    assert_eq!(not_restored, "data (another data set, global batch 4 before and 2 now), noise and timesteps");
+    insta::assert_snapshot!(format!("restored: {restored}\nnot restored: {not_restored}"));
 }
 
 #[test]
@@ -170,8 +169,10 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
-        let restored_of = |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if not_restored.contains("mesh"));
-        assert!(again.events().iter().any(|e| restored_of(&e.kind)), "{:?}", again.events());
+        // Another mesh rounds differently.
+        let differs =
+            |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if !not_restored.is_empty());
+        assert!(again.events().iter().any(|e| differs(&e.kind)), "{:?}", again.events());
     }
 }
 
@@ -266,7 +267,7 @@ fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
     let run = running.finish();
     let checkpoint = latest(&run.dir).expect("the stop left a checkpoint");
     assert_eq!(checkpoint.step, run.samples().last().unwrap().step);
-    assert!(run.events().iter().any(|e| e.kind == EventKind::Stopped { why: "SIGTERM or SIGINT".into() }));
+    assert_eq!(run.stop_sources(), [RequestSource::Term]);
     // The next attempt resumes from it.
     let start = StartFrom::Checkpoint { run: run.id(), step: checkpoint.step };
     let mut again = run.attempt(&[1, 2], start, checkpoint.step);

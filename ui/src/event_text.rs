@@ -31,7 +31,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::Restored { restored, not_restored, .. } => {
             (format!("restored {restored}; initialized: {not_restored}"), Severity::Plain)
         }
-        EventKind::SaveRequested { why } => (sentence("save requested", why), Severity::Plain),
+        EventKind::SaveRequested { why, .. } => (sentence("save requested", why), Severity::Plain),
         EventKind::LossSpike { loss, usual } => {
             (format!("loss spike: {}, recent median {}", units::number(*loss), units::number(*usual)), Severity::Warn)
         }
@@ -61,8 +61,8 @@ pub fn describe(event: &Event) -> (String, Severity) {
         EventKind::SampleRequested => ("samples requested".to_owned(), Severity::Plain),
         EventKind::LossNotFinite => ("the loss is not finite".to_owned(), Severity::Warn),
         EventKind::StepSkipped => ("step skipped: the gradient is not finite".to_owned(), Severity::Warn),
-        EventKind::Stopping { why } => (sentence("stopping", why), Severity::Plain),
-        EventKind::Stopped { why } => (sentence("stopped", why), Severity::Plain),
+        EventKind::Stopping { why, .. } => (sentence("stopping", why), Severity::Plain),
+        EventKind::Stopped { why, .. } => (sentence("stopped", why), Severity::Plain),
         EventKind::Finished => ("finished".to_owned(), Severity::Good),
         EventKind::HealStarted { failed_node, .. } => {
             let on = failed_node.as_ref().map_or(String::new(), |node| format!(" on {node}"));

@@ -1,7 +1,7 @@
 //! One line of an `events.jsonl`: an event of a run, for users and for deriving the state.
 
 use crate::lines::{LogLine, json_line};
-use crate::{Cause, Error, ErrorCode, Failure, RunDir, RunId, SCHEMA, Tail};
+use crate::{Cause, Error, ErrorCode, Failure, RequestSource, RunDir, RunId, SCHEMA, Tail};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -76,6 +76,9 @@ pub enum EventKind {
     #[serde(rename = "save_asked")]
     SaveRequested {
         /// The origin of the request.
+        #[serde(default)]
+        source: RequestSource,
+        /// The origin of the request, as text.
         why: String,
     },
     /// Saving began.
@@ -153,11 +156,17 @@ pub enum EventKind {
     /// The run will stop at the end of this step.
     Stopping {
         /// The origin of the request.
+        #[serde(default)]
+        source: RequestSource,
+        /// The origin of the request, as text.
         why: String,
     },
     /// The run saved and stopped.
     Stopped {
         /// The origin of the request.
+        #[serde(default)]
+        source: RequestSource,
+        /// The origin of the request, as text.
         why: String,
     },
     /// All steps are done.
@@ -350,7 +359,7 @@ mod tests {
                 not_restored: "optimizer, steps and data".into(),
                 seconds: 1.5,
             },
-            EventKind::SaveRequested { why: "SIGUSR1".into() },
+            EventKind::SaveRequested { source: RequestSource::Usr1, why: "SIGUSR1".into() },
             EventKind::LossSpike { loss: 3.5, usual: 0.25 },
             EventKind::CheckpointStarted,
             EventKind::CheckpointSaved { path: "checkpoints/step-00000040".into(), bytes: 123, seconds: 0.5 },
@@ -359,8 +368,8 @@ mod tests {
             EventKind::EvaluationEnded,
             EventKind::LossNotFinite,
             EventKind::StepSkipped,
-            EventKind::Stopping { why: "SIGTERM".into() },
-            EventKind::Stopped { why: "SIGTERM".into() },
+            EventKind::Stopping { source: RequestSource::Term, why: "SIGTERM".into() },
+            EventKind::Stopped { source: RequestSource::TimeLimit, why: "2 h".into() },
             EventKind::Finished,
             EventKind::HealStarted { code: ErrorCode::NodeLost, at_step: 40, failed_node: Some(node("ml-2")) },
             EventKind::HealWaiting { why: "too few nodes".into() },
@@ -413,6 +422,15 @@ mod tests {
         let event = Event::new(0.0, 1, Some(60), EventKind::CheckpointPruned { step: 20 });
         let read = Event::parse(&serde_json::to_vec(&event).unwrap()).unwrap();
         assert_eq!((read.step, read.kind), (Some(60), EventKind::CheckpointPruned { step: 20 }));
+    }
+
+    #[test]
+    fn the_source_of_a_stop_that_another_version_wrote_is_unknown() {
+        for source in ["", r#","source":"telepathy""#] {
+            let line = format!(r#"{{"v":1,"t":1.0,"attempt":1,"event":"stopped","why":"SIGTERM"{source}}}"#);
+            let kind = Event::parse(line.as_bytes()).unwrap().kind;
+            assert_eq!(kind, EventKind::Stopped { source: RequestSource::Unknown, why: "SIGTERM".into() });
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod tests;
 use std::time::Duration;
 
 use cluster::NodeId;
-use rundir::{Cause, ErrorCode, EventKind, ExitReason, Failure};
+use rundir::{Cause, ErrorCode, EventKind, ExitReason, Failure, RequestSource};
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 
 use self::peers::PeerLoss;
@@ -120,7 +120,7 @@ pub enum Action {
     /// Writes to the supervisor's log.
     Log(String),
     /// Records that a command was requested to stop, and the origin of the request.
-    RecordStop(&'static str),
+    RecordStop(RequestSource),
     /// Tries once to connect to the first node's supervisor.
     Dial,
     /// Reads the files of a node in the run's folder.
@@ -272,7 +272,7 @@ impl State {
             SIGTERM if self.by_file => self.by_file = false,
             SIGTERM | SIGINT => {
                 self.stop_requested = true;
-                actions.push(Action::RecordStop("a signal to the supervisor"));
+                actions.push(Action::RecordStop(RequestSource::Term));
                 actions.push(Action::Record(EventKind::SignalReceived { signal }));
                 actions.push(Action::SignalRanks(SIGTERM));
             }
@@ -287,7 +287,7 @@ impl State {
     fn stop_by_file(&mut self, actions: &mut Vec<Action>) {
         if !self.stop_requested {
             (self.stop_requested, self.by_file) = (true, true);
-            actions.push(Action::RecordStop("a stop file in the run directory"));
+            actions.push(Action::RecordStop(RequestSource::File));
             actions.push(Action::SignalRanks(SIGTERM));
         }
     }

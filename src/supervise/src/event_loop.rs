@@ -131,7 +131,7 @@ impl Node<'_> {
             Action::SignalRanks(signal) => self.ranks.signal(signal),
             Action::Record(kind) => self.events.append(kind),
             Action::Log(line) => log!("{line}"),
-            Action::RecordStop(why) => self.follower.iter().for_each(|follower| follower.stopping(why)),
+            Action::RecordStop(source) => self.follower.iter().for_each(|follower| follower.stopping(source)),
             Action::EndOrphans => orphans::end(self.job),
             Action::Exit(verdict) => self.verdict = Some(verdict),
             Action::Send(to, message) => self.outside.iter().for_each(|o| o.network.send(to.as_ref(), &message)),

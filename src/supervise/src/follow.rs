@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use other_trainers::{LogEvent, LogReader, checkpoints, written_over_s};
 use recipe::OtherTrainer;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RunDir, RunId, now_s};
+use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, now_s};
 use serde::Serialize;
 
 use crate::job::Job;
@@ -34,7 +34,7 @@ pub struct Follower {
 /// A request of the supervisor to the follower.
 enum Request {
     /// Record that a stop of the command was requested, and the origin of the request.
-    Stopping(&'static str),
+    Stopping(RequestSource),
     /// The command has ended. True if all its steps are done.
     Ended(bool),
 }
@@ -52,7 +52,9 @@ impl Follower {
             loop {
                 match requests.recv_timeout(LOOK) {
                     Err(RecvTimeoutError::Timeout) => writer.look(),
-                    Ok(Request::Stopping(why)) => writer.event(EventKind::Stopping { why: why.into() }),
+                    Ok(Request::Stopping(source)) => {
+                        writer.event(EventKind::Stopping { source, why: source.to_string() });
+                    }
                     Ok(Request::Ended(finished)) => return writer.end(finished),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -62,9 +64,9 @@ impl Follower {
     }
 
     /// Records that a stop of the command was requested, and the origin of the request.
-    pub fn stopping(&self, why: &'static str) {
+    pub fn stopping(&self, source: RequestSource) {
         // The thread ends only on request.
-        let _ = self.sender.send(Request::Stopping(why));
+        let _ = self.sender.send(Request::Stopping(source));
     }
 
     /// Reads the rest of the log, and ends. If the thread panicked, the supervisor's log records that metrics and events are missing:

@@ -21,7 +21,7 @@ use cluster::RankPlace;
 use dataset::EncodeInputs;
 use dataset::store::{Held, Item, ItemKind, Queue, QueueFinish, Range};
 use recipe::{ComputeDtype, Recipe};
-use rundir::{Attempt, ErrorCode, EventKind, Failure, ItemCounts, Run, RunDir};
+use rundir::{Attempt, ErrorCode, EventKind, Failure, ItemCounts, RequestSource, Run, RunDir};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,15 +61,15 @@ impl Stop {
         Ok(Self { signals, run: rank.run.clone(), limit })
     }
 
-    /// Returns the reason to stop, if the rank must stop.
-    pub fn reason(&self) -> Option<&'static str> {
-        let reasons = [
-            (self.signals.stop(), "SIGTERM or SIGINT"),
-            (self.run.stop_request().is_some(), "a file in the run directory requests it"),
-            (self.signals.orphaned(), "the supervisor is gone"),
-            (self.limit.is_some_and(|limit| Instant::now() >= limit), "the time limit is near"),
+    /// Returns the origin of the stop request, if the rank must stop.
+    pub fn source(&self) -> Option<RequestSource> {
+        let sources = [
+            (self.signals.stop(), RequestSource::Term),
+            (self.run.stop_request().is_some(), RequestSource::File),
+            (self.signals.orphaned(), RequestSource::Orphaned),
+            (self.limit.is_some_and(|limit| Instant::now() >= limit), RequestSource::TimeLimit),
         ];
-        reasons.into_iter().find_map(|(is_so, reason)| is_so.then_some(reason))
+        sources.into_iter().find_map(|(requested, source)| requested.then_some(source))
     }
 }
 
@@ -99,8 +99,8 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
     let mut texts = Texts::new(rank, &inputs, kind, report.counts());
     let mut clips = Clips::new(rank, &queue, kind, report.counts())?;
     loop {
-        if let Some(reason) = stop.reason() {
-            return Ok(Finish::Stopped(reason.into()));
+        if let Some(source) = stop.source() {
+            return Ok(Finish::Stopped(source.to_string()));
         }
         // Only one encoder is in memory at a time.
         let left_texts = texts.work(&queue, &stop)?;

@@ -4,17 +4,16 @@ use crate::deadline::Deadline;
 use crate::exchange::{all_gather_small, peer_lost};
 use crate::signals::Signals;
 use c10d::Group;
-use rundir::{Failure, RunDir};
+use rundir::{Failure, RequestSource, RunDir};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 /// The requests of one rank, or of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SaveStopRequests {
     /// Save a checkpoint now.
-    pub save: Option<Reason>,
+    pub save: Option<RequestSource>,
     /// Save and stop.
-    pub stop: Option<Reason>,
+    pub stop: Option<RequestSource>,
     /// Make samples now.
     pub sample: bool,
     /// Profile this many steps from the next one on.
@@ -50,53 +49,26 @@ pub struct StopSources<'a> {
 
 impl StopSources<'_> {
     /// Returns the stop request of this rank, if there is one.
-    pub fn requested(self) -> Option<Reason> {
+    pub fn requested(self) -> Option<RequestSource> {
         let file = self.first.is_some_and(|(run, _)| run.stop_file().exists());
         let limit = self.first.is_some_and(|(_, deadline)| deadline.is_near());
         [
-            (self.signals.stop(), Reason::Term),
-            (file, Reason::File),
-            (limit, Reason::TimeLimit),
-            (self.signals.orphaned(), Reason::Orphaned),
+            (self.signals.stop(), RequestSource::Term),
+            (file, RequestSource::File),
+            (limit, RequestSource::TimeLimit),
+            (self.signals.orphaned(), RequestSource::Orphaned),
         ]
         .into_iter()
-        .find_map(|(requested, reason)| requested.then_some(reason))
+        .find_map(|(requested, source)| requested.then_some(source))
     }
 
     /// Returns the stop request of any rank. A collective.
     ///
     /// # Errors
     /// A peer is lost.
-    pub fn agreed(self, world: &Group) -> Result<Option<Reason>, Failure> {
+    pub fn agreed(self, world: &Group) -> Result<Option<RequestSource>, Failure> {
         let all = all_gather_small(world, &self.requested()).map_err(peer_lost)?;
         Ok(all.into_iter().max().flatten())
-    }
-}
-
-/// The origin of a request. If there are several origins, the last one in this list is reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Reason {
-    /// The supervisor of a rank is gone.
-    Orphaned,
-    /// The time limit is near.
-    TimeLimit,
-    /// A file in the run directory.
-    File,
-    /// SIGUSR1.
-    Usr1,
-    /// SIGTERM or SIGINT.
-    Term,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Reason::Orphaned => "the supervisor is gone",
-            Reason::TimeLimit => "the time limit is near",
-            Reason::File => "a file in the run directory requests it",
-            Reason::Usr1 => "SIGUSR1",
-            Reason::Term => "SIGTERM or SIGINT",
-        })
     }
 }
 
@@ -108,8 +80,11 @@ mod tests {
     fn one_rank_stops_all_and_a_save_is_done_when_every_rank_has_written() {
         let rank = |stop, save_done| SaveStopRequests { stop, save: None, sample: false, profile: 0, save_done };
         let merged = |ranks: &[SaveStopRequests]| SaveStopRequests::merged(ranks.iter().copied());
-        assert_eq!(merged(&[rank(None, true), rank(Some(Reason::File), false)]), rank(Some(Reason::File), false));
-        let both = [rank(Some(Reason::Term), true), rank(Some(Reason::TimeLimit), true)];
-        assert_eq!(merged(&both), rank(Some(Reason::Term), true));
+        assert_eq!(
+            merged(&[rank(None, true), rank(Some(RequestSource::File), false)]),
+            rank(Some(RequestSource::File), false)
+        );
+        let both = [rank(Some(RequestSource::Term), true), rank(Some(RequestSource::TimeLimit), true)];
+        assert_eq!(merged(&both), rank(Some(RequestSource::Term), true));
     }
 }

@@ -18,14 +18,13 @@ pub use training::TrainingSamples;
 pub use validation::LEVELS;
 
 use crate::exchange::{agree, agree_on};
-use crate::requests::Reason;
 use c10d::Group;
 use camino::{Utf8Path, Utf8PathBuf};
 use decode::{decode, encode_image, frames};
 use denoise::{Denoiser, drawn};
 use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
-use rundir::{ErrorCode, Failure, SampleLora, SampleSidecar, now_s};
+use rundir::{ErrorCode, Failure, RequestSource, SampleLora, SampleSidecar, now_s};
 use std::time::Instant;
 use texts::Texts;
 use video::Frames;
@@ -49,7 +48,7 @@ enum Ended {
     /// A rank failed or is lost.
     Failed(Failure),
     /// A stop was requested.
-    Stopped(Reason),
+    Stopped(RequestSource),
 }
 
 impl From<Failure> for Ended {

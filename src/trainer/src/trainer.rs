@@ -14,7 +14,7 @@ use crate::optim::OptimizerState;
 use crate::parallelize::{layouts, unit_tables};
 use crate::phase::{self, Phase};
 use crate::profile::{self, Profile};
-use crate::requests::{Reason, SaveStopRequests, StopSources};
+use crate::requests::{SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
@@ -27,8 +27,8 @@ use dit::objective::Objective;
 use health::Spikes;
 use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma};
 use rundir::{
-    Attempt, BaseWeights, Checkpoint, Event, EventKind, Failure, MetricSample, Run, RunDir, RunId, StartFrom,
-    TrainState, now_s,
+    Attempt, BaseWeights, Checkpoint, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId,
+    StartFrom, TrainState, now_s,
 };
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -392,11 +392,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 self.spare = StagingMemory::allocate_ahead(&self.sharded());
             }
             let due = self.recipe.checkpoint.is_due(self.progress.step);
-            if let Some(why) = outcome.requests.stop {
-                let why = self.describe(why);
-                self.event(EventKind::Stopping { why: why.clone() });
+            if let Some(source) = outcome.requests.stop {
+                let why = self.describe(source);
+                self.event(EventKind::Stopping { source, why: why.clone() });
                 self.save_now()?;
-                self.event(EventKind::Stopped { why: why.clone() });
+                self.event(EventKind::Stopped { source, why: why.clone() });
                 return Ok(Finish::Stopped(why));
             }
             let stall = Instant::now();
@@ -404,8 +404,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                 self.finish_save().or_else(|failure| self.continue_after(failure))?;
             }
             if self.progress.step < self.recipe.train.steps {
-                if let Some(why) = outcome.requests.save {
-                    self.event(EventKind::SaveRequested { why: why.to_string() });
+                if let Some(source) = outcome.requests.save {
+                    self.event(EventKind::SaveRequested { source, why: source.to_string() });
                 }
                 if due || outcome.requests.save.is_some() {
                     self.begin_save().or_else(|failure| self.continue_after(failure))?;
@@ -467,7 +467,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let stop =
             StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) }.requested();
         SaveStopRequests {
-            save: if self.signals.take_save() { Some(Reason::Usr1) } else { save_file.then_some(Reason::File) },
+            save: if self.signals.take_save() {
+                Some(RequestSource::Usr1)
+            } else {
+                save_file.then_some(RequestSource::File)
+            },
             stop,
             sample: first && std::fs::remove_file(self.run.sample_file()).is_ok(),
             // A request made during a trace waits for its end.
@@ -476,9 +480,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
     }
 
-    fn describe(&self, why: Reason) -> String {
-        match why {
-            Reason::TimeLimit => format!(
+    fn describe(&self, source: RequestSource) -> String {
+        match source {
+            RequestSource::TimeLimit => format!(
                 "the time limit of {} is near; {:.1} s of it are reserved for saving",
                 self.recipe.run.time_limit,
                 self.deadline.reserve_s()

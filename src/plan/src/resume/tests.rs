@@ -3,7 +3,7 @@
 use super::*;
 use crate::fixtures::{NOW, Past, coded, context, past, rows};
 use cluster::slurm::JobStatus;
-use rundir::{Event, EventKind, ExitFile, ExitReason, SCHEMA};
+use rundir::{Event, EventKind, ExitFile, ExitReason, RequestSource, SCHEMA};
 
 fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
     let request = ResumeRequest {
@@ -80,7 +80,7 @@ fn a_run_that_is_or_may_be_alive_is_refused_with_its_state() {
         alive(None, Some((45, NOW))),
         alive(None, Some((45, NOW - 1000.0))),
         alive(Some(EventKind::CheckpointStarted), Some((45, NOW - 2.0))),
-        alive(Some(EventKind::Stopping { why: "SIGTERM".into() }), Some((45, NOW))),
+        alive(Some(EventKind::Stopping { source: RequestSource::Term, why: "SIGTERM".into() }), Some((45, NOW))),
         ending,
         just_started,
         elsewhere,

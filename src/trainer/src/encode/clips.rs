@@ -117,7 +117,7 @@ impl Clips {
         let mut range: Option<Box<Range>> = None;
         let mut todo = 0;
         loop {
-            if stop.reason().is_some() {
+            if stop.source().is_some() {
                 pool.cancel();
                 return Ok(());
             }
@@ -129,7 +129,7 @@ impl Clips {
                 self.counts.begun(EncodeStage::Vae, 1);
             }
             // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
-            if decoded.is_err() && stop.reason().is_some() {
+            if decoded.is_err() && stop.source().is_some() {
                 pool.cancel();
                 return Ok(());
             }

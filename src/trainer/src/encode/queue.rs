@@ -28,7 +28,7 @@ pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Optio
                 Err(failure) => Err(failure),
             };
         }
-        if stop.reason().is_some() {
+        if stop.source().is_some() {
             return Ok(None);
         }
         if is_first_alive(rank) {

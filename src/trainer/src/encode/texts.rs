@@ -41,7 +41,7 @@ impl<'a> Texts<'a> {
     pub fn work(&mut self, queue: &SharedQueue, stop: &Stop) -> Result<Left, Failure> {
         let mut encoder: Option<T5Encoder> = None;
         loop {
-            if stop.reason().is_some() {
+            if stop.source().is_some() {
                 return Ok(Left::Held);
             }
             let mut range = match claim(queue, ItemKind::Text)? {
@@ -64,7 +64,7 @@ impl<'a> Texts<'a> {
     fn encode(&self, encoder: &T5Encoder, range: &mut Range, stop: &Stop) -> Result<(), Failure> {
         let items = range.items().to_vec();
         for group in items.chunks(self.batch) {
-            if stop.reason().is_some() {
+            if stop.source().is_some() {
                 return Ok(());
             }
             self.counts.begun(EncodeStage::Text, group.len());

@@ -130,10 +130,10 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         match make_round(&mut denoiser, &recipe, &specs, &round, &texts, &target, &mut after_step) {
             Ok(()) => {}
             Err(Ended::Failed(failure)) => return Err(failure),
-            Err(Ended::Stopped(why)) => {
-                let why = why.to_string();
-                event(&mut log, done, EventKind::Stopping { why: why.clone() });
-                event(&mut log, done, EventKind::Stopped { why: why.clone() });
+            Err(Ended::Stopped(source)) => {
+                let why = source.to_string();
+                event(&mut log, done, EventKind::Stopping { source, why: why.clone() });
+                event(&mut log, done, EventKind::Stopped { source, why: why.clone() });
                 return Ok(Finish::Stopped(why));
             }
         }
