@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use cluster::NodeId;
 use plan::{JobKill, KillHow, KillPlan, NodeKill, RunKill};
 use rundir::{ErrorCode, ExitFile, ExitReason, Failure, RankExit, RunDir, SCHEMA, now_s};
-use units::counted;
 
 use crate::RemoteError;
 use crate::backoff::Backoff;
@@ -18,7 +17,7 @@ use crate::gpu_memory;
 use crate::parallel::on_nodes;
 use crate::slurm::end_job;
 use crate::transport::{Recipient, RunProcesses, Signal, Transport};
-pub use report::{KillReport, NodeReport};
+pub use report::{KillReport, NodeReport, SentSignal};
 use target::NodeTarget;
 
 /// The interval at which processes are listed while they end.
@@ -268,11 +267,10 @@ impl<'a> NodeState<'a> {
                     self.report.left.clear();
                     return None;
                 }
-                let name = if signal == Signal::Term { "TERM" } else { "KILL" };
-                let pids = processes.iter().map(|process| process.pid.to_string()).collect::<Vec<_>>().join(", ");
-                let text = format!("{name} sent to {}: {pids}", counted(processes.len(), "process"));
-                self.report.signals.push(text.clone());
-                self.pids.extend(processes.iter().map(|process| process.pid));
+                let sent = SentSignal { signal, pids: processes.iter().map(|process| process.pid).collect() };
+                let text = sent.to_string();
+                self.pids.extend(&sent.pids);
+                self.report.signals.push(sent);
                 self.report.signalled = self.report.signalled.max(processes.len());
                 self.report.left = processes;
                 text

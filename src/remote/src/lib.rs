@@ -39,7 +39,7 @@ pub use error::{ConnectStep, ConnectionError, RemoteError};
 pub use facts::{liveness, pid_files, read_facts};
 pub use gpu_memory::GpuMemory;
 pub use job_start::{begin_first_attempt, begin_next_attempt, check_job_nodes, record_failed_checks};
-pub use kill::{KillProgress, KillReport, NodeReport, Patience, execute_kill, retry_unreachable};
+pub use kill::{KillProgress, KillReport, NodeReport, Patience, SentSignal, execute_kill, retry_unreachable};
 pub use launch::execute_launch;
 pub use local::{Local, ThisNode, local_transports, this_node};
 pub use proc::state_in_words;

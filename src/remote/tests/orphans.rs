@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use plan::{KillScope, NodeOrphans, NodeProcesses, OrphanKill};
 use remote::{
-    GpuMemory, NodeReport, Patience, execute_kill, list_processes, local_transports, own_ancestry, this_node,
+    GpuMemory, NodeReport, Patience, SentSignal, Signal, execute_kill, list_processes, local_transports, own_ancestry,
+    this_node,
 };
 
 /// Long enough for a busy machine; only a failing test waits for it.
@@ -73,7 +74,7 @@ fn matching_processes_are_killed_and_verified_and_others_are_left_alone() {
     assert_eq!(orphans.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [orphan.pid()]);
     let report = end(orphans);
     assert!(report.all_gone(), "{report:?}");
-    assert_eq!(report.signals, [format!("TERM sent to 1 process: {}", orphan.pid())]);
+    assert_eq!(report.signals, [SentSignal { signal: Signal::Term, pids: vec![orphan.pid()] }]);
     assert_ne!(report.gpu_memory, GpuMemory::NotChecked);
     assert_eq!(orphan.0.wait().unwrap().signal(), Some(15));
     assert!(other.0.try_wait().unwrap().is_none());

@@ -11,8 +11,9 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, NodeKill, RunKill};
 use remote::{
-    Command, KillReport, Local, Output, Patience, Process, ProcessRole, Recipient, RemoteError, RunProcesses, Shell,
-    Signal, StartedScript, Status, Transport, execute_kill, local_transports, retry_unreachable, this_node,
+    Command, KillReport, Local, Output, Patience, Process, ProcessRole, Recipient, RemoteError, RunProcesses,
+    SentSignal, Shell, Signal, StartedScript, Status, Transport, execute_kill, local_transports, retry_unreachable,
+    this_node,
 };
 use rundir::{ErrorCode, ExitReason, RankPid, RunDir, RunId};
 use runstate::Liveness;
@@ -228,8 +229,8 @@ fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
     let report = execute_kill(&plan.clone().into(), &mut local_transports().unwrap(), &patience, &mut |_| {});
     assert_eq!(report.failure(RUN), None);
     assert!(report.all_gone());
-    let signals = &report.nodes[0].signals;
-    assert!(signals[0].starts_with("TERM sent to") && signals[1].starts_with("KILL sent to"), "{signals:?}");
+    let signals: Vec<Signal> = report.nodes[0].signals.iter().map(|sent| sent.signal).collect();
+    assert_eq!(signals, [Signal::Term, Signal::Kill]);
     assert!(!is_live(leader.pid()) && !is_live(child));
     let exit = plan.dir.read_exit(&plan.nodes[0].node, 1).unwrap().expect("an exit file");
     assert_eq!(exit.reason, ExitReason::Killed);
@@ -324,7 +325,7 @@ fn a_stop_signals_only_the_supervisor_and_waits_until_its_ranks_have_ended() {
     let child = leader.child_in("child");
     let report = end(&leader.plan(KillHow::Stop, leader.target()));
     assert!(report.all_gone(), "{report:?}");
-    assert_eq!(report.nodes[0].signals, [format!("TERM sent to 1 process: {}", leader.pid())]);
+    assert_eq!(report.nodes[0].signals, [SentSignal { signal: Signal::Term, pids: vec![leader.pid()] }]);
     assert_eq!(leader.child.wait().unwrap().code(), Some(7));
     assert!(!is_live(child));
 }

@@ -1,5 +1,7 @@
 //! The report of a kill: the processes that are gone, those that remain, and those that could not be verified.
 
+use std::fmt;
+
 use cluster::NodeId;
 use plan::KillHow;
 use rundir::{ErrorCode, Failure};
@@ -7,7 +9,7 @@ use units::counted;
 
 use crate::gpu_memory::GpuMemory;
 use crate::proc;
-use crate::transport::{Process, ProcessRole};
+use crate::transport::{Process, ProcessRole, Signal};
 
 /// The result of a kill, node by node.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,13 +22,33 @@ pub struct KillReport {
     pub job: Option<Result<String, Failure>>,
 }
 
+/// A signal that was sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SentSignal {
+    /// The signal.
+    pub signal: Signal,
+    /// The processes that received it.
+    pub pids: Vec<i32>,
+}
+
+impl fmt::Display for SentSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.signal {
+            Signal::Term => "TERM",
+            Signal::Kill => "KILL",
+        };
+        let pids: Vec<String> = self.pids.iter().map(i32::to_string).collect();
+        write!(f, "{name} sent to {}: {}", counted(pids.len(), "process"), pids.join(", "))
+    }
+}
+
 /// The result of a kill on one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeReport {
     /// The node.
     pub node: NodeId,
     /// The signals that were sent, in order.
-    pub signals: Vec<String>,
+    pub signals: Vec<SentSignal>,
     /// The number of processes that were signalled.
     pub signalled: usize,
     /// The processes that remain.
