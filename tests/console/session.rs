@@ -41,7 +41,11 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
 
     console.press("q");
     assert_eq!(console.ended(), 0);
-    assert!(console.text().contains("small-short"), "the farewell lists the runs that continue:\n{}", console.text());
+    assert!(
+        console.text().contains("small-short"),
+        "the closing message lists the runs that continue:\n{}",
+        console.text()
+    );
     assert!(is_alive(&run), "quitting does not stop the run");
 
     let before = site.json(&["status", "latest", "--json"])["step"].as_u64().unwrap();

@@ -135,7 +135,7 @@ pub enum Effect {
     Copy(String),
     /// Give the terminal back to the shell until `fg` (Ctrl-Z).
     Suspend,
-    /// Close the console; runs continue. The shell then prints [`farewell`](crate::farewell).
+    /// Close the console; runs continue. The shell then prints [`closing_message`](crate::closing_message).
     Quit,
 }
 

@@ -324,7 +324,7 @@ pub fn keymap(model: &Model) -> Context {
 }
 
 /// Returns the text to print after the console closes: which runs continue, and how to reopen it.
-pub fn farewell(model: &Model) -> Option<String> {
+pub fn closing_message(model: &Model) -> Option<String> {
     let active: Vec<&RunRow> = model.rows().iter().filter(|row| StateKind::of(&row.state).is_active()).collect();
     let first = active.first()?;
     let what = match active.len() {

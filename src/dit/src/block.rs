@@ -8,7 +8,7 @@ use crate::family::{Family, Tokens};
 use crate::parallel::TensorParallel;
 use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
-use kernels::attention::Attended;
+use kernels::attention::AttentionOutput;
 use std::collections::VecDeque;
 use tch::{TchError, Tensor};
 
@@ -36,7 +36,7 @@ pub(crate) struct Block<'a, F: Family> {
 pub(crate) struct SavedForBackward {
     /// The input streams; `None` when they are recomputed from the input of an earlier block.
     streams: Option<Vec<Tensor>>,
-    attended: VecDeque<Attended>,
+    attended: VecDeque<AttentionOutput>,
     graph: Option<Graph>,
 }
 

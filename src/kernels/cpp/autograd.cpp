@@ -265,7 +265,7 @@ Kernel kernel_for(const Tensor& q) {
   return q.scalar_type() == at::kFloat ? Kernel::Efficient : Kernel::Flash;
 }
 
-std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v) {
+std::tuple<Tensor, Tensor> scaled_dot_product(const Tensor& q, const Tensor& k, const Tensor& v) {
   switch (kernel_for(q)) {
     case Kernel::Cpu: return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false);
     case Kernel::Flash: {
@@ -280,8 +280,9 @@ std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor
   return {};
 }
 
-std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                   const Tensor& out, const Tensor& logsumexp) {
+std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                                               const Tensor& v, const Tensor& out,
+                                                               const Tensor& logsumexp) {
   if (kernel_for(q) == Kernel::Cpu) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, logsumexp, 0.0, false);
   }
@@ -307,7 +308,7 @@ struct Attention : torch::autograd::Function<Attention> {
       out = known_out->detach();
       logsumexp = known_logsumexp->detach();
     } else {
-      std::tie(out, logsumexp) = attend(q, k, v);
+      std::tie(out, logsumexp) = scaled_dot_product(q, k, v);
     }
     ctx->save_for_backward({q, k, v, out, logsumexp});
     ctx->mark_non_differentiable({logsumexp});
@@ -316,7 +317,7 @@ struct Attention : torch::autograd::Function<Attention> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const variable_list x = ctx->get_saved_variables();
-    auto [q, k, v] = attend_backward(grad_outputs[0], x[0], x[1], x[2], x[3], x[4]);
+    auto [q, k, v] = scaled_dot_product_backward(grad_outputs[0], x[0], x[1], x[2], x[3], x[4]);
     return {q, k, v, Tensor(), Tensor()};
   }
 };

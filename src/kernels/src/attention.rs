@@ -5,17 +5,17 @@ use tch::Tensor;
 
 /// The results of attention that its backward pass needs.
 #[derive(Debug)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// `[B, H, L, F]`
     pub out: Tensor,
     /// The logsumexp of the softmax, `[B, H, L]`, fp32.
     pub logsumexp: Tensor,
 }
 
-impl Attended {
+impl AttentionOutput {
     /// Returns the result detached from the autograd graph.
     pub fn detach(&self) -> Self {
-        Attended { out: self.out.detach(), logsumexp: self.logsumexp.detach() }
+        AttentionOutput { out: self.out.detach(), logsumexp: self.logsumexp.detach() }
     }
 }
 
@@ -23,7 +23,7 @@ impl Attended {
 ///
 /// A GPU runs flash attention for 16-bit floats, and libtorch's memory-efficient kernel for fp32.
 /// If `known` holds the result for the same inputs, the forward pass computes nothing, and the gradients are the same.
-pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> Attended {
+pub fn scaled_dot_product(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&AttentionOutput>) -> AttentionOutput {
     let (mut out, mut logsumexp) = (std::ptr::null_mut(), std::ptr::null_mut());
     let pointer = |t: Option<&Tensor>| t.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes two new
@@ -39,9 +39,9 @@ pub fn attend(q: &Tensor, k: &Tensor, v: &Tensor, known: Option<&Attended>) -> A
             &mut logsumexp,
         )
     };
-    ffi::expect_done(status, "attend");
+    ffi::expect_done(status, "compute attention");
     // SAFETY: the call above created both and transfers ownership to us.
-    unsafe { Attended { out: Tensor::from_ptr(out), logsumexp: Tensor::from_ptr(logsumexp) } }
+    unsafe { AttentionOutput { out: Tensor::from_ptr(out), logsumexp: Tensor::from_ptr(logsumexp) } }
 }
 
 #[cfg(test)]
@@ -58,8 +58,8 @@ mod tests {
             |out: &Tensor| Tensor::run_backward(&[(out * &weights).sum(Kind::Float)], &[&q, &k, &v], false, false);
         let plain = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false);
         let want = pull(&plain);
-        let first = attend(&q, &k, &v, None);
-        let again = attend(&q, &k, &v, Some(&first.detach()));
+        let first = scaled_dot_product(&q, &k, &v, None);
+        let again = scaled_dot_product(&q, &k, &v, Some(&first.detach()));
         for attended in [first, again] {
             assert!((&attended.out - &plain).abs().max().double_value(&[]) < 1e-6);
             for (got, want) in pull(&attended.out).iter().zip(&want) {

@@ -395,9 +395,9 @@ impl Values<'_> {
                 origins.insert(key.path.to_owned(), Origin::Default);
                 continue;
             }
-            let preset =
-                || (key.default.map_or_else(|| value::unread(key.kind), |preset| preset.value()), Origin::Default);
-            let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(preset);
+            let default =
+                || (key.default.map_or_else(|| value::unread(key.kind), |default| default.value()), Origin::Default);
+            let (mut value, origin) = self.set.remove(key.path).unwrap_or_else(default);
             if key.path == "name" && value.as_str() == Some("") {
                 value = Value::String(if is_name(name) { name.to_owned() } else { "unnamed".to_owned() });
             }
@@ -595,11 +595,11 @@ mod tests {
 
     #[test]
     fn every_default_is_a_value_of_its_key() {
-        for key in SCHEMA.iter().filter(|key| key.default != Some(crate::Preset::Str(""))) {
-            if let Some(preset) = key.default {
+        for key in SCHEMA.iter().filter(|key| key.default != Some(crate::DefaultValue::Str(""))) {
+            if let Some(default) = key.default {
                 assert_eq!(
-                    value::accept(key, &preset.value()).map_err(|bad| bad.why),
-                    Ok(preset.value()),
+                    value::accept(key, &default.value()).map_err(|bad| bad.why),
+                    Ok(default.value()),
                     "{}",
                     key.path
                 );

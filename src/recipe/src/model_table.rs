@@ -21,7 +21,7 @@ impl Model {
                 Some(given) => value::accept(key, given).map_err(|bad| {
                     error(RecipeErrorKind::InvalidValue, format!("{}: {}", key.path, bad.why), bad.fix)
                 })?,
-                None => key.default.map(|preset| preset.value()).ok_or_else(|| {
+                None => key.default.map(|default| default.value()).ok_or_else(|| {
                     error(
                         RecipeErrorKind::MissingKey,
                         format!("{} is not set", key.path),

@@ -5,7 +5,7 @@ use toml::Value;
 use crate::nearest::nearest;
 use crate::schema::MANY;
 use crate::train::TRAINABLE;
-use crate::{Bounds, Key, Kind, Pattern, Preset, TimeLimit};
+use crate::{Bounds, DefaultValue, Key, Kind, Pattern, TimeLimit};
 
 /// The reason why a value is not valid, and the hint.
 #[derive(Debug)]
@@ -351,8 +351,10 @@ fn fix(key: &Key, value: &Value) -> String {
         _ => {}
     }
     match key.default {
-        Some(preset) if ![Preset::Str(""), Preset::Nothing, Preset::NoNames].contains(&preset) => {
-            format!("correct it, or remove it for the default {} ({})", shown(&preset.value()), key.doc)
+        Some(default)
+            if ![DefaultValue::Str(""), DefaultValue::EmptyList, DefaultValue::EmptyTable].contains(&default) =>
+        {
+            format!("correct it, or remove it for the default {} ({})", shown(&default.value()), key.doc)
         }
         _ => format!("correct it ({})", key.doc),
     }

@@ -65,7 +65,7 @@ pub fn liveness(dir: &RunDir, run: &RunId, file: &PidFile, here: &ThisNode) -> L
     // A rank that outlives its supervisor keeps the run alive: it still trains and holds GPU memory.
     if std::iter::once((file.pid, file.start_ticks)).chain(ranks).any(exists) || has_orphans(dir, run, file) {
         Liveness::Alive
-    } else if proc::sees_others() || is_own(dir, file) {
+    } else if proc::other_users_visible() || is_own(dir, file) {
         Liveness::Dead
     } else {
         Liveness::Unknown

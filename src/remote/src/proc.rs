@@ -65,7 +65,7 @@ pub fn live_processes() -> io::Result<Vec<Stat>> {
 }
 
 /// Returns whether processes of other users are visible: `/proc` may hide them (hidepid).
-pub fn sees_others() -> bool {
+pub fn other_users_visible() -> bool {
     matches!(stat(1), Ok(Some(_)))
 }
 

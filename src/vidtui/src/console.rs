@@ -85,8 +85,8 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
     if let Some(live) = console.live {
         live.runner.finish();
     }
-    if let Some(farewell) = ui::farewell(&console.model) {
-        println!("{farewell}");
+    if let Some(closing_message) = ui::closing_message(&console.model) {
+        println!("{closing_message}");
     }
     end
 }

@@ -245,9 +245,9 @@ fn quitting_leaves_runs_alone_and_lists_them() {
         let mut ui = Ui::with_runs(vec![running(83)]);
         assert!(matches!(&ui.press(key)[..], [Effect::Quit]));
         assert!(ui.model.quitting());
-        insta::assert_snapshot!("farewell_with_one_running_run", farewell(&ui.model).unwrap());
+        insta::assert_snapshot!("closing_message_with_one_running_run", closing_message(&ui.model).unwrap());
     }
-    assert_eq!(farewell(&Ui::with_runs(vec![finished()]).model), None);
+    assert_eq!(closing_message(&Ui::with_runs(vec![finished()]).model), None);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Block {
         let q = turned(split(normed_heads(self.q, &norms[0], &norms[1])));
         let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
         let v = split(heads(self.v));
-        let out = attention.attend(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
+        let out = attention.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
         let merged = out.transpose(1, 2).flatten(2, 3);
         // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = grid.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));

@@ -99,7 +99,7 @@ impl Clips {
         let mut vae = Vae::open(&self.folder, self.kind, self.device)?;
         self.tile(&mut vae, self.tiling == recipe::Tiling::On)?;
         let result = self.consume(pool, &claims, &mut vae, stop);
-        self.counts.given_back(&[EncodeStage::Probe, EncodeStage::Decode, EncodeStage::Vae]);
+        self.counts.released(&[EncodeStage::Probe, EncodeStage::Decode, EncodeStage::Vae]);
         // Ranges that are not done go back to the queue.
         let mut claims = claims.lock().unwrap_or_else(PoisonError::into_inner);
         claims.ranges.clear();

@@ -83,7 +83,7 @@ impl Counts {
     }
 
     /// Counts no items as waiting for these stages: the rank gave back what it had claimed.
-    pub fn given_back(&self, stages: &[EncodeStage]) {
+    pub fn released(&self, stages: &[EncodeStage]) {
         self.change(|done| stages.iter().for_each(|stage| of(&mut done.stages, *stage).waiting = 0));
     }
 
@@ -214,7 +214,7 @@ mod tests {
         counts.queued(EncodeStage::Vae, 1);
         assert_eq!(waiting(), [4, 1]);
         counts.begun(EncodeStage::Vae, 1);
-        counts.given_back(&[EncodeStage::Decode]);
+        counts.released(&[EncodeStage::Decode]);
         assert_eq!(waiting(), [0, 0]);
     }
 }

@@ -54,7 +54,7 @@ impl<'a> Texts<'a> {
             if let Some(encoder) = &encoder {
                 self.counts.queued(EncodeStage::Text, range.items().len());
                 let encoded = self.encode(encoder, &mut range, stop);
-                self.counts.given_back(&[EncodeStage::Text]);
+                self.counts.released(&[EncodeStage::Text]);
                 encoded?;
             }
             range.finish()?;

@@ -167,8 +167,8 @@ impl Family for Another {
         let layer = |name: &str, x: &Tensor| params.affine(self.slots[number + 1].affine(name)).linear(x);
         let [time, text, made] = &tokens.shared[..] else { panic!("three shared tensors") };
         let heads = |x: &Tensor| x.unflatten(-1, [HEADS, -1]).transpose(1, 2);
-        let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
-            attention.attend(&heads(q), &heads(k), &heads(v)).transpose(1, 2).flatten(2, 3)
+        let attention_of = |q: &Tensor, k: &Tensor, v: &Tensor| {
+            attention.scaled_dot_product(&heads(q), &heads(k), &heads(v)).transpose(1, 2).flatten(2, 3)
         };
         let modulated = |prefix: &str, x: &Tensor| {
             let [shift, scale, gate]: [Tensor; 3] =
@@ -182,7 +182,7 @@ impl Family for Another {
                 let (of_video, gate) = modulated(names[0], &tokens.streams[0]);
                 let (of_text, text_gate) = modulated(names[1], &tokens.streams[1]);
                 let joint = |part: usize| Tensor::cat(&[&of_video[part], &of_text[part]], 1);
-                let mixed = attend(&joint(0), &joint(1), &joint(2));
+                let mixed = attention_of(&joint(0), &joint(1), &joint(2));
                 let video = tokens.streams[0].size()[1];
                 let update = |name: &str, start: i64, len: i64, gate: Tensor| {
                     gate * layer(&format!("{name}proj"), &mixed.narrow(1, start, len))
@@ -195,7 +195,7 @@ impl Family for Another {
             BlockKind::Text => {
                 let x = &tokens.streams[0];
                 let kv = layer("kv", text).chunk(2, -1);
-                let update = layer("proj", &attend(&layer("q", x), &kv[0], &kv[1]));
+                let update = layer("proj", &attention_of(&layer("q", x), &kv[0], &kv[1]));
                 // Only the tokens that are made; those of the text, at the end, are not.
                 let text = Tensor::zeros([x.size()[0], TEXT_LEN, 1], (Kind::Bool, x.device()));
                 vec![x + update * Tensor::cat(&[made, &text], 1)]
@@ -203,7 +203,7 @@ impl Family for Another {
             BlockKind::OneStream => {
                 let x = Tensor::cat(&tokens.streams, 1);
                 let (qkv, gate) = modulated("", &x);
-                vec![&x + gate * layer("proj", &attend(&qkv[0], &qkv[1], &qkv[2]))]
+                vec![&x + gate * layer("proj", &attention_of(&qkv[0], &qkv[1], &qkv[2]))]
             }
         })
     }
