@@ -226,12 +226,6 @@ impl Target {
     }
 }
 
-/// Returns the mean squared error of each sample, `[B]`, fp32.
-pub fn velocity_loss(output: &Tensor, velocity: &Tensor) -> Tensor {
-    let error = output.to_kind(Kind::Float) - velocity;
-    error.square().flatten(1, -1).mean_dim(1, false, Kind::Float)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,7 +274,7 @@ mod tests {
             let loss = Loss { motion, ..Loss::default() };
             schedule.target(noised(), &clean, &timestep, &loss).loss(&output)
         };
-        let plain = velocity_loss(&output, &noised().velocity);
+        let plain = (&output - noised().velocity).square().flatten(1, -1).mean_dim(1, false, Kind::Float);
         assert_eq!(loss(0.0), plain);
         assert_ne!(loss(0.25), plain);
     }

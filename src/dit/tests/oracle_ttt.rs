@@ -11,14 +11,14 @@ use dit::block::ActivationCheckpointing;
 use dit::cogvideox::block::Block;
 use dit::cogvideox::ttt::Ttt;
 use dit::cogvideox::{Grid, Scan, embed, positions};
-use dit::diffusion::{NoiseSchedule, velocity_loss};
+use dit::diffusion::NoiseSchedule;
 use dit::family;
 use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
 use kernels::ttt::{Inputs, Settings, scan};
-use recipe::{FsdpUnit, Layer, LrAlignment, Model, Positions};
+use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
 use support::{Tensors, Twice, load, metadata, oracle, relative, write_twice};
@@ -286,10 +286,13 @@ fn network(path: &Utf8Path) -> usize {
             assert!(error < 1e-4, "{path} {prefix}: output differs by {error:e}");
 
             whole.grads.clear();
-            let noised = NoiseSchedule::default().noise(&case["vid_latent"], &case["noise"], &case["idx"]);
+            let (schedule, clean, timestep) = (NoiseSchedule::default(), &case["vid_latent"], &case["idx"]);
+            let noised = schedule.noise(clean, &case["noise"], timestep);
+            let latent = noised.latent.shallow_clone();
+            let target = schedule.target(noised, clean, timestep, &Loss::default());
             let losses = std::cell::RefCell::new(Tensor::new());
-            pass(&mut whole, noised.latent, &|out| {
-                let per_sample = velocity_loss(out, &noised.velocity);
+            pass(&mut whole, latent, &|out| {
+                let per_sample = target.loss(out);
                 *losses.borrow_mut() = per_sample.detach();
                 per_sample.mean(Kind::Float)
             });

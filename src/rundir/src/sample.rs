@@ -108,14 +108,6 @@ impl RunDir {
         samples.sort_by_key(|sample: &SampleSidecar| (sample.step, sample.index));
         Ok(samples)
     }
-
-    /// Writes the sidecar of a sample whose video is complete.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn write_sample(&self, sample: &SampleSidecar) -> Result<(), Error> {
-        sample.write(&self.sample_video(sample.step, sample.index).with_extension("json"))
-    }
 }
 
 impl SampleSidecar {
@@ -199,7 +191,7 @@ mod tests {
         for (step, index) in [(240, 0), (120, 1), (120, 0)] {
             fs::create_dir_all(run.samples_of(step)).unwrap();
             fs::write(run.sample_video(step, index), b"video").unwrap();
-            run.write_sample(&sample(step, index)).unwrap();
+            sample(step, index).write(&run.sample_video(step, index).with_extension("json")).unwrap();
         }
         fs::write(run.sample_video(240, 1), b"a video whose sidecar is missing").unwrap();
         fs::write(run.samples().join("notes.txt"), b"a file of the user").unwrap();

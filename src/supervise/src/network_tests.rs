@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::NodeId;
 use rundir::{ErrorCode, PeerToken, RunDir};
@@ -13,6 +13,7 @@ use crate::events::{self, Inputs};
 use crate::handshake::Secret;
 use crate::message::Message;
 use crate::network::PeerConnections;
+use crate::tests::until;
 
 /// Only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -94,14 +95,6 @@ impl End {
     fn until_refused(&self, count: u64) {
         until(|| self.network.refused() >= count);
         assert_eq!(self.within(Duration::ZERO), None, "a refused connection produces no event");
-    }
-}
-
-fn until(holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "it never held");
-        thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -141,7 +141,8 @@ impl Supervising {
     }
 }
 
-fn until(holds: impl Fn() -> bool) {
+/// Waits until a condition holds.
+pub(crate) fn until(holds: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "it never held");

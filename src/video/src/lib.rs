@@ -38,7 +38,7 @@ pub use decode::decode;
 pub use failures::{ClipError, ClipFault};
 pub use frames::Frames;
 pub use geometry::Picture;
-pub use pictures::{is_picture, read_image, read_png, write_png};
+pub use pictures::{is_picture, read_image, write_png};
 pub use pool::{Order, Pool, PoolOptions};
 pub use probe::{Probe, probe};
 pub use programs::{Programs, check_installed};

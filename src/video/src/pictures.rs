@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 
 use camino::Utf8Path;
 use image::codecs::png::PngEncoder;
-use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageFormat, ImageReader};
+use image::{DynamicImage, ExtendedColorType, ImageDecoder, ImageEncoder, ImageError, ImageReader};
 use rundir::{Error, ErrorCode, Failure};
 
 use crate::colour::{Colour, Matrix};
@@ -42,14 +42,6 @@ pub fn write_png(path: &Utf8Path, frames: &Frames, index: usize) -> Result<(), F
     part.rename(path)
 }
 
-/// Reads a PNG as one frame; see [`read_image`].
-///
-/// # Errors
-/// As [`read_image`].
-pub fn read_png(path: &Utf8Path) -> Result<Frames, Failure> {
-    read(path, Some(ImageFormat::Png))
-}
-
 /// Reads a PNG, JPEG or WebP as one frame.
 ///
 /// The picture is turned as its EXIF data states. An alpha channel is dropped, as Pillow's `convert("RGB")` does.
@@ -57,7 +49,16 @@ pub fn read_png(path: &Utf8Path) -> Result<Frames, Failure> {
 /// # Errors
 /// `NotFound` and other codes of the file system; `Malformed`, if it is no such picture.
 pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
-    read(path, None)
+    let load = || -> Result<DynamicImage, ImageError> {
+        let mut decoder = ImageReader::open(path)?.with_guessed_format()?.into_decoder()?;
+        let orientation = decoder.orientation()?;
+        let mut picture = DynamicImage::from_decoder(decoder)?;
+        picture.apply_orientation(orientation);
+        Ok(picture)
+    };
+    let picture = load().map_err(|error| failure("read", path, error))?.into_rgb8();
+    let (width, height) = (picture.width() as usize, picture.height() as usize);
+    Ok(Frames { width, height, count: 1, rgb: picture.into_raw() })
 }
 
 /// Returns whether a file is named as a PNG, JPEG or WebP, which is read as a video of one frame.
@@ -122,24 +123,6 @@ pub(crate) fn decode_picture(path: &Utf8Path, picture: &Picture, count: usize) -
     Ok(Frames { width, height, count, rgb: rgb.repeat(count) })
 }
 
-fn read(path: &Utf8Path, format: Option<ImageFormat>) -> Result<Frames, Failure> {
-    let load = || -> Result<DynamicImage, ImageError> {
-        let mut reader = ImageReader::open(path)?;
-        match format {
-            Some(format) => reader.set_format(format),
-            None => reader = reader.with_guessed_format()?,
-        }
-        let mut decoder = reader.into_decoder()?;
-        let orientation = decoder.orientation()?;
-        let mut picture = DynamicImage::from_decoder(decoder)?;
-        picture.apply_orientation(orientation);
-        Ok(picture)
-    };
-    let picture = load().map_err(|error| failure("read", path, error))?.into_rgb8();
-    let (width, height) = (picture.width() as usize, picture.height() as usize);
-    Ok(Frames { width, height, count: 1, rgb: picture.into_raw() })
-}
-
 fn failure(action: &'static str, path: &Utf8Path, error: ImageError) -> Failure {
     match error {
         ImageError::IoError(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => {
@@ -190,7 +173,7 @@ mod tests {
         let rgb: Vec<u8> = (0..2 * 5 * 3 * 3).map(|i| i as u8 * 2).collect();
         let frames = Frames { width: 5, height: 3, count: 2, rgb };
         write_png(&folder.join("b.png"), &frames, 1).unwrap();
-        assert_eq!(read_png(&folder.join("b.png")).unwrap().rgb, frames.frame(1));
+        assert_eq!(read_image(&folder.join("b.png")).unwrap().rgb, frames.frame(1));
         assert_eq!(write_png(&folder.join("c.png"), &frames, 2).unwrap_err().code, ErrorCode::InvalidArgument);
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "no temporary file is left");
     }

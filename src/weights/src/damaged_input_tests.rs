@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::TestRunner;
 
-use crate::fixtures::temp;
+use crate::fixtures::{copy_folder, temp};
 use crate::tensor_spans::Files;
 use crate::{
     Config, ConvertRequest, Form, Header, LoraFile, WeightsSource, cast, model_from_diffusers, plan_conversion, shards,
@@ -313,16 +313,8 @@ fn read_torch(folder: &Utf8Path) -> Result<(), String> {
     Ok(())
 }
 
-fn copy(from: &Utf8Path, to: &Utf8Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in from.read_dir_utf8().unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
-}
-
 fn prepare_dcp(folder: &Utf8Path) -> Vec<Vec<u8>> {
-    copy(&fixture("weights/dcp"), &folder.join("dcp"));
+    copy_folder(&fixture("weights/dcp"), &folder.join("dcp"));
     vec![fs::read(folder.join("dcp/.metadata")).unwrap()]
 }
 
@@ -336,7 +328,7 @@ fn read_dcp(folder: &Utf8Path) -> Result<(), String> {
 }
 
 fn prepare_lora(folder: &Utf8Path) -> Vec<Vec<u8>> {
-    copy(&fixture("weights/lora/peft"), &folder.join("lora"));
+    copy_folder(&fixture("weights/lora/peft"), &folder.join("lora"));
     let own = fs::read(folder.join("lora/adapter_model.safetensors")).unwrap();
     vec![own, fs::read(fixture("weights/lora/diffusers/pytorch_lora_weights.safetensors")).unwrap()]
 }

@@ -16,6 +16,15 @@ pub fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
     (keep, folder)
 }
 
+/// Copies the files of a folder into another, which is created.
+pub fn copy_folder(from: &Utf8Path, to: &Utf8Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir_utf8().unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
 /// Returns the whole failure for a snapshot, with `folder` replaced by FOLDER.
 pub fn shown(failure: &Failure, folder: &Utf8Path) -> String {
     failure.to_string().replace(folder.as_str(), "FOLDER")

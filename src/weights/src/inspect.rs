@@ -222,7 +222,7 @@ fn sum_up(files: &mut Files, tensor: &StoredTensor) -> Result<Stats, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{shown, temp, write};
+    use crate::fixtures::{copy_folder, shown, temp, write};
     use crate::{Dtype, Form, Header};
     use std::fs;
 
@@ -256,11 +256,7 @@ mod tests {
     fn a_missing_shard_is_reported_as_incomplete() {
         let (_keep, folder) = temp();
         let model = folder.join("m");
-        fs::create_dir(&model).unwrap();
-        for entry in fixture("cogvideox_2b_tiny/transformer").read_dir_utf8().unwrap() {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
-        }
+        copy_folder(&fixture("cogvideox_2b_tiny/transformer"), &model);
         fs::remove_file(model.join("diffusion_pytorch_model-00002-of-00003.safetensors")).unwrap();
         let seen = inspect(&model, false).unwrap();
         assert_eq!((seen.complete, seen.family, seen.layers), (false, Some(PublishedModel::CogVideoX2B), Some(2)));
@@ -275,10 +271,7 @@ mod tests {
     #[test]
     fn a_configuration_of_other_weights_is_reported_as_incomplete() {
         let (_keep, folder) = temp();
-        for entry in fixture("cogvideox_2b_tiny/transformer").read_dir_utf8().unwrap() {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
-        }
+        copy_folder(&fixture("cogvideox_2b_tiny/transformer"), &folder);
         let config = fs::read_to_string(folder.join(CONFIG_FILE)).unwrap();
         let wider = config.replace("\"text_embed_dim\": 24", "\"text_embed_dim\": 32");
         assert_ne!(wider, config);

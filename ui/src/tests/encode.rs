@@ -1,5 +1,6 @@
 //! Snapshots of the Run screen of a run that encodes.
 
+use super::screens::picture;
 use crate::fixtures::*;
 use crate::*;
 use recipe::Task;
@@ -8,16 +9,6 @@ use rundir::{
     Spread,
 };
 use runstate::{EncodeStageProgress, RunState};
-
-/// Compares the screen at 80×24 and at 160×48 with its snapshots.
-fn picture(name: &str, mut ui: Ui) {
-    for (width, height) in [(80, 24), (160, 48)] {
-        ui.resize(width, height);
-        insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
-            insta::assert_snapshot!(format!("{name}_{width}x{height}"), ui.screen());
-        });
-    }
-}
 
 /// Clips and captions that are stored after `second` seconds: captions first, then 20 clips per second.
 fn counts(second: u64) -> ItemCounts {

@@ -7,7 +7,7 @@ use rundir::{CheckpointEntry, EventKind};
 use runstate::{Down, EndCause, Goodput, RunState};
 
 /// Compares a screen at 80×24 and at 160×48 with its snapshots.
-fn picture(name: &str, mut ui: Ui) {
+pub(super) fn picture(name: &str, mut ui: Ui) {
     for (width, height) in [(80, 24), (160, 48)] {
         ui.resize(width, height);
         insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {

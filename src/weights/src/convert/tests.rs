@@ -1,6 +1,7 @@
 //! Fixtures for the conversion tests: a small model, a run of two ranks, and readers of the output.
 
 use super::*;
+use crate::fixtures::copy_folder;
 use crate::tensor_spans::{Files, StoredTensor, Tensors};
 use recipe::Recipe;
 use rundir::{Run, RunDir, StartFrom, TensorBox};
@@ -36,14 +37,6 @@ fn bytes(tensors: &Tensors) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
 
 fn of(path: &Utf8Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
     bytes(&WeightsSource::open(path).unwrap().tensors)
-}
-
-fn copy_folder(from: &Utf8Path, to: &Utf8Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in from.read_dir_utf8().unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
 }
 
 /// Writes a diffusers folder of one file, from the small model with its tensors changed.
