@@ -164,7 +164,7 @@ fn latest_is_the_newest_run_with_the_chart_or_the_weights() {
     std::fs::remove_file(folder(&second).join("metrics.jsonl")).unwrap();
     let loss = |run| site.vidtui(&["export", run, "--chart", "loss", "--out", "loss.svg"]);
     let exported = loss("latest");
-    assert_eq!((exported.code, exported.stderr.trim()), (0, &*format!("latest is {first}")));
+    assert!(exported.code == 0 && exported.stderr.contains(&first), "{}", exported.stderr);
     assert_eq!(loss(&second).code, 1, "a picture without a curve");
     assert_eq!(site.json(&["status", "latest", "--json"])["run"], *second);
     // A run that samples has no checkpoints.

@@ -83,7 +83,8 @@ fn faults_and_repairs_of_gpus_appear_in_frames() {
     rig.verb("smi node01 lost 00000000:2A:00.0").unwrap();
     // The frame in which the GPU is lost may still hold its last values.
     let lost = stream.wait_for(|frame| !frame.smi_errors.is_empty() && frame.gpus.len() == 1);
-    assert_eq!(lost.smi_errors[0].to_string(), "GPU 1 at 0000:2A:00.0 does not respond: GPU is lost");
+    let SmiError::GpuLost { gpu, .. } = &lost.smi_errors[0] else { panic!("{lost:?}") };
+    assert_eq!((gpu.index, gpu.bus_id.as_deref()), (Some(1), Some("0000:2A:00.0")));
     rig.verb("smi node01 missing").unwrap();
     stream.wait_for(|frame| frame.smi_errors == [SmiError::NotFound]);
     rig.verb("smi node01 garbage").unwrap();

@@ -178,6 +178,6 @@ mod tests {
     #[test]
     fn a_job_has_a_short_description() {
         let running = seen("42|OUT_OF_MEMORY|None|0:05|10:00|4||N/A|N/A|ada|train|gres:gpu:1|demo");
-        assert_eq!(short(&running), "job 42 out of memory");
+        insta::assert_snapshot!(short(&running));
     }
 }

@@ -312,6 +312,6 @@ mod tests {
         let reasons = [0x0, 0x1, 0x4, 0x24, 0x40, 0x8000].map(ThrottleReasons);
         assert_eq!(reasons.map(ThrottleReasons::is_slowed), [false, false, true, true, true, false]);
         assert_eq!(reasons.map(ThrottleReasons::is_worrying), [false, false, false, true, true, false]);
-        assert_eq!(reasons[3].to_string(), "power cap, thermal, by software");
+        insta::assert_snapshot!(reasons[3]);
     }
 }

@@ -178,11 +178,7 @@ mod tests {
     fn keys_that_a_fit_changes_have_the_fit_as_their_origin() {
         let mut resolved = stage("3s");
         let fit = resolved.fit(16).unwrap();
-        assert_eq!(
-            fit.to_string(),
-            "dp_replicate 2 × dp_shard 8 = 16 ranks instead of dp_replicate 8 × dp_shard 8 = 64 ranks, \
-             train.grad_accum 4 instead of 1"
-        );
+        insta::assert_snapshot!(fit);
         let origin = |key: &str| resolved.origins[key].to_string();
         assert_eq!([origin("mesh.dp_replicate"), origin("train.grad_accum")], ["--fit 16", "--fit 16"]);
         assert!(origin("mesh.dp_shard").contains("base.toml"));

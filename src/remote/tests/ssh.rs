@@ -373,7 +373,7 @@ fn a_key_with_a_passphrase_works_through_the_agent_and_without_one_the_error_has
         let _agent = Agent::start(&socket);
         let error = run(&mut node(socket.as_str()), "true").unwrap_err();
         assert_eq!(error.code(), ErrorCode::LoginRefused, "{error}");
-        assert!(error.to_string().contains("the agent"), "{error}");
+        assert!(error.to_string().contains(socket.as_str()), "{error}");
         succeed(process::Command::new("ssh-add").arg(plain).env("SSH_AUTH_SOCK", &socket));
         assert_eq!(stdout(&mut node(socket.as_str()), "hostname"), "node01");
     });
@@ -500,7 +500,7 @@ fn an_orphan_that_must_not_be_signalled_does_not_prevent_the_kill_of_others() {
         let plan = OrphanKill { scope: KillScope::AllUsers, nodes: vec![found] };
         let report = execute_kill(&plan.into(), &mut transports, &patience, &mut |_| {}).nodes.remove(0);
         assert_eq!(report.left.len(), 1, "root's: {report:?}");
-        assert!(report.failure.unwrap().to_string().contains("not permitted"));
+        assert_eq!(report.failure.unwrap().code, ErrorCode::CommandFailed);
         let seen = list_processes(&[login("node01").node], &mut transports).remove(0).1.unwrap();
         let left =
             plan::select_orphans(&seen, KillScope::AllUsers, &own_ancestry().unwrap(), &|line| line == "sleep 31417")

@@ -212,13 +212,13 @@ mod tests {
         let all = sampled("exit 127", |all| all.len() >= 2);
         assert!(all[0].gpus.is_empty() && all[0].smi_errors.is_empty() && all[0].mem_used_mib.is_some());
         let all = sampled("echo 'Failed to initialize NVML: Unknown Error'; exit 255", |all| all.len() >= 2);
-        assert_eq!(all[0].smi_errors, ["NVML does not start: Unknown Error"]);
+        assert_eq!(all[0].smi_errors, [SmiError::NvmlFailed("Unknown Error".into()).to_string()]);
     }
 
     #[test]
     fn bytes_that_are_not_text_do_not_end_sampling() {
         let all = sampled("printf '\\377\\376 no text\\n'; exit 3", |all| all.len() >= 3);
-        assert_eq!(all[0].smi_errors, ["nvidia-smi reports \"\u{fffd}\u{fffd} no text\""]);
+        assert_eq!(all[0].smi_errors, [SmiError::Reported("\u{fffd}\u{fffd} no text".into()).to_string()]);
     }
 
     #[test]

@@ -125,7 +125,7 @@ fn lists_are_read_line_by_line() {
 fn lists_of_different_lengths_are_refused() {
     let failure = Folder::new().with("prompts.txt", "one\ntwo\n").with("videos.txt", "a.mp4").fails();
     assert_eq!(failure.code, ErrorCode::InvalidDataset);
-    assert!(failure.why.contains("2 lines") && failure.why.contains("1 line"), "{failure}");
+    assert!(failure.why.contains("prompts.txt") && failure.why.contains("videos.txt"), "{failure}");
 }
 
 #[test]

@@ -40,7 +40,10 @@ pub(super) fn ffmpeg<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
         let result = match answer.as_deref().map(str::trim) {
             Ok(found) => match (found.strip_prefix("none "), found.strip_prefix("broken ")) {
                 (Some(program), _) => missing(format!("program {program} not found")),
-                (_, Some(output)) => missing(format!("program {output}")),
+                (_, Some(output)) => {
+                    let (program, last_line) = output.split_once('\n').unwrap_or((output, ""));
+                    missing(format!("program {program} does not start: {last_line}"))
+                }
                 _ => Ok(found.to_owned()),
             },
             Err(error) => return Check::new(CheckId::Node, Some(&node), Err(error.failure(what))),
@@ -50,13 +53,13 @@ pub(super) fn ffmpeg<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &
 }
 
 /// Returns a script that starts ffprobe and ffmpeg as the trainer does, and prints the version of ffmpeg, or the program that does not
-/// start.
+/// start and the last line that it printed.
 fn ffmpeg_script(recipe: &Recipe) -> String {
     let path = recipe.env.variables.get("PATH").map_or(String::new(), |path| format!("PATH={}\n", quote(path)));
     let script = r#"for program in "${VIDTUI_FFPROBE:-ffprobe}" "${VIDTUI_FFMPEG:-ffmpeg}"; do
     command -v "$program" >/dev/null || { echo "none $program"; exit; }
     version=$("$program" -version 2>&1 </dev/null) ||
-        { echo "broken $program does not start: $(printf '%s' "$version" | tail -n 1 | cut -c 1-200)"; exit; }
+        { echo "broken $program"; printf '%s' "$version" | tail -n 1 | cut -c 1-200; exit; }
 done
 printf '%s\n' "$version" | head -n 1
 "#;
@@ -126,6 +129,6 @@ mod tests {
         assert_eq!(answer("/bin/echo", "/bin/echo"), "-version");
         assert_eq!(answer("/no/ffmpeg 6", "/bin/echo"), "none /no/ffmpeg 6");
         assert_eq!(answer("/bin/echo", "/no/ffprobe"), "none /no/ffprobe");
-        assert_eq!(answer("/bin/false", "/bin/echo"), "broken /bin/false does not start:");
+        assert_eq!(answer("/bin/false", "/bin/echo"), "broken /bin/false");
     }
 }

@@ -62,7 +62,8 @@ pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Resu
     Ok(Connected { session, socket })
 }
 
-fn number(error: &ssh2::Error) -> i32 {
+/// Returns libssh2's number of an error.
+pub(super) fn number(error: &ssh2::Error) -> i32 {
     match error.code() {
         ErrorCode::Session(number) | ErrorCode::SFTP(number) => number,
     }
@@ -231,8 +232,8 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
         let of_files: Vec<Vec<u8>> = settings.keys.iter().filter_map(public).collect();
         match by_agent(settings, session, socket, &of_files) {
             Ok(None) => return Ok(()),
-            Ok(Some(0)) => tried.push("the agent (no usable key)".to_owned()),
-            Ok(Some(keys)) => tried.push(format!("the agent ({})", units::counted(keys, "key"))),
+            Ok(Some(0)) => tried.push(format!("the agent at {socket} (no usable key)")),
+            Ok(Some(keys)) => tried.push(format!("the agent at {socket} ({})", units::counted(keys, "key"))),
             Err(why) => tried.push(format!("the agent at {socket} ({why})")),
         }
     }

@@ -2,8 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use ssh2::{Channel, ErrorCode, Session};
+use ssh2::{Channel, Session};
 
+use super::connect::number;
 use crate::command::{MAX_OUTPUT, Output, Status};
 
 /// Error codes of libssh2.
@@ -186,11 +187,5 @@ fn ready<T>(result: Result<T, ssh2::Error>) -> Result<Option<T>, ExchangeError> 
             Err(ExchangeError::Refused(error.message().to_owned()))
         }
         Err(error) => Err(ExchangeError::Session(error.message().to_owned())),
-    }
-}
-
-fn number(error: &ssh2::Error) -> i32 {
-    match error.code() {
-        ErrorCode::Session(number) | ErrorCode::SFTP(number) => number,
     }
 }
