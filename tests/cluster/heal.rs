@@ -39,7 +39,9 @@ fn a_run_that_loses_a_node_is_trained_to_its_end_on_a_spare_node() {
     assert_eq!(losses(&run), undisturbed);
     let events = read_events(&run).unwrap();
     let without = vec![NodeId::new("node02").unwrap()];
-    assert!(events.iter().any(|event| matches!(&event.kind, EventKind::Healed { without: left, .. } if *left == without)));
+    assert!(
+        events.iter().any(|event| matches!(&event.kind, EventKind::Healed { without: left, .. } if *left == without))
+    );
     site.until("the healer has ended", || run.healer().is_none());
 }
 

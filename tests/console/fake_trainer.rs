@@ -111,7 +111,8 @@ impl Fake<'_> {
         let (seed, interval) = (recipe.train.seed as f64, recipe.checkpoint.interval);
         let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         let step_time = Duration::from_millis(number("FAKE_STEP_MS").unwrap_or(50));
-        let dies_at = number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1 || number("FAKE_DIES_ALWAYS").is_some());
+        let dies_at =
+            number("FAKE_DIES_AT").filter(|_| self.attempt.number == 1 || number("FAKE_DIES_ALWAYS").is_some());
         let mut step = self.attempt.start_step;
         self.record(step, EventKind::Started { world: ranks.len() });
         match self.attempt.start.clone() {

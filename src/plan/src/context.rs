@@ -102,7 +102,14 @@ impl Target {
     /// Makes a target of this machine, with slots for `ranks` ranks.
     pub fn local(hostname: &str, ranks: usize) -> Self {
         let nodes = vec![Node::local(hostname, ranks)];
-        Self { nodes, description: format!("--local {ranks}"), logins: Vec::new(), spares: Vec::new(), address: None, slurm: None }
+        Self {
+            nodes,
+            description: format!("--local {ranks}"),
+            logins: Vec::new(),
+            spares: Vec::new(),
+            address: None,
+            slurm: None,
+        }
     }
 
     /// Makes a target of the nodes of a hostfile, except the last `spares`, which are spare nodes. The nodes without slots share the
@@ -127,7 +134,14 @@ impl Target {
     /// Makes a target of nodes that Slurm has yet to choose.
     pub fn slurm(spec: SlurmSpec, description: impl Into<String>) -> Self {
         let slurm = Some(SlurmJob { job: None, spec });
-        Self { nodes: Vec::new(), description: description.into(), logins: Vec::new(), spares: Vec::new(), address: None, slurm }
+        Self {
+            nodes: Vec::new(),
+            description: description.into(),
+            logins: Vec::new(),
+            spares: Vec::new(),
+            address: None,
+            slurm,
+        }
     }
 
     /// Makes a target of the nodes of a Slurm job.

@@ -52,12 +52,7 @@ pub enum HealDecision {
 }
 
 /// Decides what happens after a failure; `events` are those of the run's healer.
-pub fn heal_decision(
-    settings: &RunSettings,
-    failed: &FailedAttempt,
-    events: &[Event],
-    now_s: f64,
-) -> HealDecision {
+pub fn heal_decision(settings: &RunSettings, failed: &FailedAttempt, events: &[Event], now_s: f64) -> HealDecision {
     let end = |why: String, fix: String| {
         let what = format!("the run is not resumed after attempt {}", failed.attempt);
         HealDecision::End(Failure { what, why, fix, ..failed.failure.clone() })
@@ -72,7 +67,8 @@ pub fn heal_decision(
     });
     // Two nodes may be lost during the same step.
     if before == Some((&failed.failure.code, &failed.at_step)) && failed.failure.code != ErrorCode::NodeLost {
-        let why = format!("it failed twice at step {}: {}: {}", failed.at_step, failed.failure.what, failed.failure.why);
+        let why =
+            format!("it failed twice at step {}: {}: {}", failed.at_step, failed.failure.what, failed.failure.why);
         return end(why, "read the logs, remove the cause, then resume".into());
     }
     let healed = events.iter().filter(|event| matches!(event.kind, EventKind::Healed { .. }));
@@ -86,7 +82,10 @@ pub fn heal_decision(
 
 /// Returns the reason for which a healer waits after [`HealDecision::Later`].
 pub fn healed_too_often(settings: &RunSettings) -> String {
-    format!("the run was resumed {} within an hour (run.heals_per_hour)", counted(settings.heals_per_hour as usize, "time"))
+    format!(
+        "the run was resumed {} within an hour (run.heals_per_hour)",
+        counted(settings.heals_per_hour as usize, "time")
+    )
 }
 
 /// Returns whether the next attempt would fail like this one, because the recipe, the data or the disk is the cause.

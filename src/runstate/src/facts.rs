@@ -274,7 +274,8 @@ impl RunFacts {
     /// Returns whether each node of the newest attempt has recorded its end or is lost.
     pub fn has_settled(&self, now: f64) -> bool {
         let Some(attempt) = &self.attempt else { return true };
-        let has_ended = |node: &NodeId| self.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
+        let has_ended =
+            |node: &NodeId| self.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
         let nodes = attempt.placement.by_node();
         // Without any exit file, its processes ended without recording why.
         nodes.iter().all(|(node, _)| has_ended(node))

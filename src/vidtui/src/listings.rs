@@ -146,7 +146,8 @@ pub fn sample_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
 
 /// Returns the stamps of all files and folders that change when the status of a run changes.
 fn files_of(dir: &RunDir) -> Vec<FileStamp> {
-    let mut files = vec![dir.run_toml(), dir.metrics(), dir.events(), dir.healer_events(), dir.attempts(), dir.checkpoints()];
+    let mut files =
+        vec![dir.run_toml(), dir.metrics(), dir.events(), dir.healer_events(), dir.attempts(), dir.checkpoints()];
     for node in dir.node_ids().unwrap_or_default() {
         files.extend([dir.node_dir(&node), dir.node_events(&node)]);
     }

@@ -192,7 +192,8 @@ fn a_job_whose_run_failed_is_requeued_if_the_recipe_says_so_and_no_stop_was_requ
     assert!(after(OnFailure::Resume, false, &[]));
     assert!(!after(OnFailure::Stop, false, &[]));
     assert!(!after(OnFailure::Resume, true, &[]));
-    let healed = |number| Event::new(fixtures::NOW - 60.0, number, None, EventKind::Healed { without: vec![], down_s: 1.0 });
+    let healed =
+        |number| Event::new(fixtures::NOW - 60.0, number, None, EventKind::Healed { without: vec![], down_s: 1.0 });
     assert!(!after(OnFailure::Resume, false, &[2, 3, 4, 5].map(healed)));
 }
 

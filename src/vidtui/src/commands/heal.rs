@@ -32,9 +32,12 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
         // Without a terminal, its end does not end this process. It fails if this process leads its group: nothing to do then.
         let _ = nix::unistd::setsid();
     }
-    let healer = Healer { schema: SCHEMA, node: workspace.connections.this_node().node.clone(), pid: std::process::id() };
+    let healer =
+        Healer { schema: SCHEMA, node: workspace.connections.this_node().node.clone(), pid: std::process::id() };
     let Some(_lock) = dir.lock_healer(&healer)? else {
-        let by = dir.healer().map_or("another process".into(), |healer| format!("process {} on {}", healer.pid, healer.node));
+        let by = dir
+            .healer()
+            .map_or("another process".into(), |healer| format!("process {} on {}", healer.pid, healer.node));
         let fix = format!("watch the run: vidtui status {}", run.id);
         return Err(Failure::new(ErrorCode::AlreadyExists, what, format!("{by} heals it already"), fix).into());
     };

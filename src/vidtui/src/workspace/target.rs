@@ -5,8 +5,8 @@ use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use cluster::hostfile::Filter;
-use cluster::{Hostfile, NodeId};
 use cluster::slurm::SlurmSpec;
+use cluster::{Hostfile, NodeId};
 use plan::Target;
 use rundir::{Attempt, ErrorCode, Failure, Login};
 
