@@ -1,5 +1,6 @@
 //! How the time of a run was spent, as text.
 
+use rundir::ErrorCode;
 use runstate::{EndCause, Goodput, Loss};
 
 /// Returns the share of the time in steps that counted: `93.1 %`. Without it, the steps are not logged.
@@ -31,7 +32,7 @@ fn cause(loss: Loss) -> String {
         Loss::Checkpoints => "checkpoints".into(),
         Loss::Samples => "samples and validation".into(),
         Loss::Stalled => "stalled".into(),
-        Loss::Down(EndCause::Unknown) => "down after an end without record".into(),
+        Loss::Down(EndCause::Unknown | EndCause::Failed(ErrorCode::Unknown)) => "down after an end without record".into(),
         Loss::Down(EndCause::Finished) => "down after it had finished".into(),
         Loss::Down(EndCause::Stopped) => "down after a stop".into(),
         Loss::Down(EndCause::Killed) => "down after a kill".into(),
@@ -42,7 +43,6 @@ fn cause(loss: Loss) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rundir::ErrorCode;
     use runstate::Down;
 
     #[test]

@@ -50,6 +50,8 @@ impl GoodputReader {
             self.marks.clear();
         }
         self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
+        // The time since the last line of a run that cannot be reached is unknown, not lost.
+        let is_over = state.is_end() || *state == RunState::Unknown;
         let numbers = self.dir.attempt_numbers()?;
         let mut attempts = Vec::new();
         for number in &numbers {
@@ -60,7 +62,7 @@ impl GoodputReader {
             // An attempt whose file is damaged or not complete yet is left out.
             let Ok(attempt) = self.dir.read_attempt(*number) else { continue };
             let is_last = Some(number) == numbers.last();
-            let has_ended = !is_last || state.is_end() || (*state == RunState::Queued && self.has_exit(&attempt));
+            let has_ended = !is_last || is_over || (*state == RunState::Queued && self.has_exit(&attempt));
             let times = self.times(&attempt, has_ended);
             if !is_last {
                 self.ended.insert(*number, times);
@@ -72,7 +74,7 @@ impl GoodputReader {
             steps: &self.steps,
             events: &self.marks,
             is_stepless: self.is_stepless,
-            is_over: state.is_end(),
+            is_over,
         };
         Ok((!attempts.is_empty()).then(|| goodput(&record, now_s)))
     }

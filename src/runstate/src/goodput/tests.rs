@@ -202,6 +202,7 @@ fn an_attempt_without_exit_files_ended_with_its_last_line() {
     let crashed = RunState::Crashed(Failure::new(ErrorCode::RanksKilled, "a", "b", "c"));
     let found = reader.read(&crashed, 9e9).unwrap().unwrap();
     assert_eq!((found.wall_s, found.counted_s), (20.0, 5.0));
+    assert_eq!(reader.read(&RunState::Unknown, 9e9).unwrap(), Some(found), "its node cannot be reached");
 }
 
 fn any_cause() -> impl Strategy<Value = Option<(f64, EndCause)>> {
