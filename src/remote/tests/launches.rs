@@ -14,7 +14,7 @@ use plan::{KillHow, LaunchPlan, RunKill, Weights, kill};
 use remote::{
     Patience, execute_kill, execute_launch, find_weights, local_transports, pid_files, read_facts, this_node,
 };
-use rundir::{Attempt, AttemptWhy, ErrorCode, ExitReason, Failure, Lineage, RunDir, StartFrom};
+use rundir::{Attempt, AttemptWhy, ErrorCode, ExitReason, Failure, Lineage, Run, RunDir, StartFrom};
 use runstate::{Liveness, RunState, derive};
 
 /// Launches, and waits for the supervisor, which on a busy machine may take longer than a launch waits.
@@ -50,8 +50,9 @@ fn a_launched_run_is_complete_on_disk_alive_in_its_own_session_and_can_be_stoppe
     let demo = Demo::new();
     let plan = demo.launch();
     let dir = launch(&plan).unwrap();
-    assert_eq!(dir.read_run().unwrap(), plan.run);
-    let attempt = dir.read_attempt(1).unwrap();
+    let (run, attempt) = (dir.read_run().unwrap(), dir.read_attempt(1).unwrap());
+    assert!(run.created_s > plan.run.created_s, "its time is not that of the plan");
+    assert_eq!(Run { created_s: plan.run.created_s, ..run }, plan.run);
     assert!(attempt.started_s > plan.attempt.started_s, "its start time is not that of the plan");
     assert_eq!(Attempt { started_s: plan.attempt.started_s, ..attempt }, plan.attempt);
     let script = fs::read_to_string(dir.launch_script(1, &plan.nodes[0].node)).unwrap();

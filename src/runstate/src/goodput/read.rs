@@ -50,8 +50,9 @@ impl GoodputReader {
             self.marks.clear();
         }
         self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
-        // The time since the last line of a run that cannot be reached is unknown, not lost.
-        let is_over = state.is_end() || *state == RunState::Unknown;
+        // Since its last line, a run that trains is within a step, and of a run that cannot be reached nothing is known. The clock of
+        // this machine may differ from those of the nodes.
+        let is_over = state.is_end() || matches!(state, RunState::Running | RunState::Unknown);
         let numbers = self.dir.attempt_numbers()?;
         let mut attempts = Vec::new();
         for number in &numbers {
