@@ -32,7 +32,9 @@ fn cause(loss: Loss) -> String {
         Loss::Checkpoints => "checkpoints".into(),
         Loss::Samples => "samples and validation".into(),
         Loss::Stalled => "stalled".into(),
-        Loss::Down(EndCause::Unknown | EndCause::Failed(ErrorCode::Unknown)) => "down after an end without record".into(),
+        Loss::Down(EndCause::Unknown | EndCause::Failed(ErrorCode::Unknown)) => {
+            "down after an end without record".into()
+        }
         Loss::Down(EndCause::Finished) => "down after it had finished".into(),
         Loss::Down(EndCause::Stopped) => "down after a stop".into(),
         Loss::Down(EndCause::Killed) => "down after a kill".into(),

@@ -5,7 +5,8 @@ use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, l
 use std::collections::BTreeSet;
 
 /// Keys whose 0 is a number like any other.
-const PLAIN: [&str; 9] = [
+const PLAIN: [&str; 10] = [
+    "run.spares",
     "encode.seed",
     "train.seed",
     "sample.seed",
