@@ -66,14 +66,13 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     let context = keymap(model);
     let Some(action) = context.action(key) else {
-        if let (Some(input), None) = (&mut model.input, &model.modal) {
-            if let KeyCode::Char(c) = key.code
-                && !key.ctrl
-                && !key.alt
-            {
-                input.insert(c.encode_utf8(&mut [0; 4]));
-                typed(model);
-            }
+        if let (Some(input), None) = (&mut model.input, &model.modal)
+            && let KeyCode::Char(c) = key.code
+            && !key.ctrl
+            && !key.alt
+        {
+            input.insert(c.encode_utf8(&mut [0; 4]));
+            typed(model);
         }
         return Vec::new();
     };

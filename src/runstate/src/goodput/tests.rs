@@ -185,7 +185,7 @@ fn the_reader_takes_the_end_of_an_attempt_from_its_exit_files() {
     let wanted = Down { cause: EndCause::Failed(ErrorCode::OutOfMemory), times: 1, seconds: 60.0 };
     for mut reader in [reader, GoodputReader::new(&dir, &run()).unwrap()] {
         let resumed = reader.read(&RunState::Running, 1125.0).unwrap().unwrap();
-        assert_eq!(resumed.down, [wanted.clone()]);
+        assert_eq!(resumed.down, std::slice::from_ref(&wanted));
         assert_eq!((resumed.wall_s, resumed.counted_s, resumed.repeated_s), (125.0, 20.0, 20.0));
         assert_eq!(resumed.starting_s, 10.0 + 15.0);
     }
