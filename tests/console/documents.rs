@@ -177,7 +177,7 @@ fn the_commands_that_train_an_adapter_on_the_demos_model_succeed() {
     for folder in ["configs/bunny", "assets"] {
         symlink(project.join(folder), site.root.join(folder)).unwrap();
     }
-    // What the demo leaves: clips with captions, and a model; shorter here.
+    // The files of the demo, fewer of them: clips with captions, and a model.
     for clip in 0..4 {
         site.write(&format!("demo/clips/2s/{clip}.txt"), &format!("a grey rabbit yawns {clip}"));
         let video = site.root.join(format!("demo/clips/2s/{clip}.mp4"));

@@ -56,3 +56,17 @@ fn a_run_has_one_healer_and_a_user_who_stops_the_run_ends_it() {
         assert_eq!((run.attempt_numbers().unwrap().len(), healer_events(&run).len()), (1, 0), "{end:?}");
     }
 }
+
+#[test]
+fn a_run_that_waits_to_be_resumed_is_not_resumed_any_more_after_a_stop() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "5").with("FAKE_DIES_AT", "25");
+    let run = RunDir::new(site.root.join("runs").join(site.succeeds(&["launch", "configs/small:short"]).trim()));
+    site.until("it has failed", || site.json(&["status", "latest", "--json"])["state"] == "failed");
+    // Without a trainer, the healer cannot resume the run, and tries again.
+    let mut heal = site.command(&["heal", "latest", "--detached"]);
+    assert!(heal.env("VIDTUI_TRAIN", "/nowhere/vidtui-train").status().unwrap().success());
+    site.until("it waits", || healer_events(&run) == ["started", "waiting"]);
+    site.succeeds(&["stop", "latest"]);
+    site.until("the healer has ended", || run.healer().is_none());
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
+}

@@ -40,7 +40,7 @@ impl FailedAttempt {
     }
 }
 
-/// What happens after a failure.
+/// The decision after a failure.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HealDecision {
     /// The run is resumed.
@@ -51,7 +51,7 @@ pub enum HealDecision {
     End(Failure),
 }
 
-/// Decides what happens after a failure; `events` are those of the run's healer.
+/// Decides whether a failed run is resumed; `events` are those of the run's healer.
 pub fn heal_decision(settings: &RunSettings, failed: &FailedAttempt, events: &[Event], now_s: f64) -> HealDecision {
     let end = |why: String, fix: String| {
         let what = format!("the run is not resumed after attempt {}", failed.attempt);
@@ -73,10 +73,9 @@ pub fn heal_decision(settings: &RunSettings, failed: &FailedAttempt, events: &[E
     }
     let healed = events.iter().filter(|event| matches!(event.kind, EventKind::Healed { .. }));
     let recent: Vec<f64> = healed.map(|event| event.t).filter(|t| t + HOUR_S > now_s).collect();
-    let over = recent.len() as u64 + 1 > settings.heals_per_hour;
     match recent.iter().rev().nth(settings.heals_per_hour.saturating_sub(1) as usize) {
-        Some(first) if over => HealDecision::Later(first + HOUR_S),
-        _ => HealDecision::Resume,
+        Some(first) => HealDecision::Later(first + HOUR_S),
+        None => HealDecision::Resume,
     }
 }
 

@@ -115,17 +115,16 @@ pub fn requeue(
         return Err(format!("all {} steps are done", facts.steps_total));
     }
     let state = runstate::derive(facts, now_s);
-    let failed = FailedAttempt::of(facts, &state, now_s).filter(|_| settings.on_failure == OnFailure::Resume);
+    let heals = settings.on_failure == OnFailure::Resume && !facts.stops_for_good;
+    if let Some(failed) = FailedAttempt::of(facts, &state, now_s).filter(|_| heals) {
+        return match heal_decision(settings, &failed, events, now_s) {
+            HealDecision::Resume => Ok(format!("the run failed: {}: {}", failed.failure.what, failed.failure.why)),
+            HealDecision::Later(_) => Err(healed_too_often(settings)),
+            HealDecision::End(failure) => Err(format!("{}: {}", failure.what, failure.why)),
+        };
+    }
     match (state, was_warned, preempted) {
-        (RunState::Failed(failure), ..) if !facts.stops_for_good => {
-            let why = format!("{}: {}", failure.what, failure.why);
-            match failed.map(|failed| heal_decision(settings, &failed, events, now_s)) {
-                Some(HealDecision::Resume) => Ok(format!("the run failed: {why}")),
-                Some(HealDecision::Later(_)) => Err(healed_too_often(settings)),
-                Some(HealDecision::End(failure)) => Err(format!("{}: {}", failure.what, failure.why)),
-                None => Err(why),
-            }
-        }
+        (RunState::Failed(failure), ..) => Err(format!("{}: {}", failure.what, failure.why)),
         _ if facts.stops_for_good => Err("a stop was requested".into()),
         (_, true, _) => Ok("the time limit was reached".into()),
         (_, _, true) => Ok("the job was preempted".into()),

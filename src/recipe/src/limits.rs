@@ -1,11 +1,11 @@
-//! The `[run]` section: the start and the time limit of attempts, and what happens when one fails.
+//! The `[run]` section: the start and the time limit of attempts, and the reaction to a failure.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The start settings and the time limit of an attempt, and what happens when it fails.
+/// The start settings and the time limit of an attempt, and the reaction to its failure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
@@ -13,7 +13,7 @@ pub struct RunSettings {
     pub time_limit: TimeLimit,
     /// Whether a launch copies the trainer to nodes that lack it or have another version.
     pub push_trainer: bool,
-    /// What happens when an attempt fails.
+    /// The reaction to a failed attempt.
     pub on_failure: OnFailure,
     /// The most resumes after failures within an hour.
     pub heals_per_hour: u64,
@@ -37,7 +37,7 @@ impl Default for RunSettings {
     }
 }
 
-/// What happens when an attempt fails.
+/// The reaction to a failed attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {

@@ -161,8 +161,8 @@ pub struct Record<'a> {
 
 /// Computes how the wall time of a run was spent until `now_s`, Unix seconds.
 ///
-/// Of steps that several attempts made, those of the highest attempt count. Times that contradict each other, because clocks differ,
-/// are limited to the attempt that they belong to.
+/// If several attempts made a step, the highest attempt counts. If times contradict each other because clocks differ, they are limited
+/// to their attempt.
 pub fn goodput(record: &Record<'_>, now_s: f64) -> Goodput {
     let mut goodput = Goodput::default();
     let mut lines: BTreeMap<u32, Vec<StepTimes>> = BTreeMap::new();

@@ -627,9 +627,12 @@ pub struct ProfileArgs {
 pub struct HealArgs {
     /// The run
     pub run: String,
-    /// Continues after the end of the terminal that it was started in
+    /// Starts it in the background, where it continues after the end of this terminal, and returns
     #[arg(long)]
     pub detached: bool,
+    /// Leaves the session of the program that started it
+    #[arg(long, hide = true, conflicts_with = "detached")]
+    pub own_session: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

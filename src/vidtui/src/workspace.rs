@@ -24,7 +24,7 @@ mod weights;
 
 pub use context::program;
 pub use heal::record_heal;
-pub use kill::{KillCallbacks, execute_kill, report_in_words, waits_in_words};
+pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};

@@ -2,13 +2,14 @@
 
 use crate::args::HealArgs;
 use crate::command_error::CommandError;
+use crate::output;
 use crate::workspace::{Workspace, record_heal};
 use plan::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 use recipe::{OnFailure, RunSettings};
 use rundir::{ErrorCode, Event, EventKind, Failure, Healer, RunDir, SCHEMA, now_s};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The interval at which the state of the run is read.
 const POLL: Duration = Duration::from_secs(2);
@@ -28,21 +29,32 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
         let fix = "set run.on_failure = \"resume\" in the recipe of the next launch";
         return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
     }
-    if args.detached {
-        // Without a terminal, its end does not end this process. It fails if this process leads its group: nothing to do then.
-        let _ = nix::unistd::setsid();
-    }
-    let healer =
-        Healer { schema: SCHEMA, node: workspace.connections.this_node().node.clone(), pid: std::process::id() };
-    let Some(_lock) = dir.lock_healer(&healer)? else {
+    let heals_already = || {
         let by = dir
             .healer()
             .map_or("another process".into(), |healer| format!("process {} on {}", healer.pid, healer.node));
         let fix = format!("watch the run: vidtui status {}", run.id);
-        return Err(Failure::new(ErrorCode::AlreadyExists, what, format!("{by} heals it already"), fix).into());
+        Err(Failure::new(ErrorCode::AlreadyExists, &*what, format!("{by} heals it already"), fix).into())
     };
+    if args.detached {
+        if dir.healer().is_some() {
+            return heals_already();
+        }
+        let pid = workspace.spawn_healer(&run.id, &dir)?;
+        return match args.output.json {
+            true => output::json(&serde_json::json!({ "run": run.id, "healer": pid })),
+            false => output::line(&format!("process {pid} resumes {} after a failure", run.id)),
+        };
+    }
+    if args.own_session {
+        // The end of the terminal does not end a process of another session.
+        let _ = nix::unistd::setsid();
+    }
+    let healer =
+        Healer { schema: SCHEMA, node: workspace.connections.this_node().node.clone(), pid: std::process::id() };
+    let Some(_lock) = dir.lock_healer(&healer)? else { return heals_already() };
     let settings = RunSettings { on_failure: OnFailure::Resume, ..run.recipe()?.run };
-    Watch { workspace, dir, settings, waits: None }.until_ended()
+    Watch { workspace, dir, settings, next_try: Instant::now(), pause: RETRY[0], waits: None }.until_ended()
 }
 
 /// A run that is watched.
@@ -50,6 +62,9 @@ struct Watch<'a> {
     workspace: &'a Workspace,
     dir: RunDir,
     settings: RunSettings,
+    /// The time of the next try to resume, and the pause after it if it fails.
+    next_try: Instant,
+    pause: Duration,
     /// The last recorded reason to wait.
     waits: Option<String>,
 }
@@ -67,12 +82,18 @@ enum Look {
 impl Watch<'_> {
     fn until_ended(mut self) -> Result<(), CommandError> {
         loop {
-            match self.look() {
+            let temporary = match self.look() {
                 Ok(Look::Ended) => return Ok(()),
-                Ok(Look::Alive) => {}
+                Ok(Look::Alive) => {
+                    (self.pause, self.next_try, self.waits) = (RETRY[0], Instant::now(), None);
+                    None
+                }
                 Ok(Look::Failed(state, failed)) => self.heal(&state, &failed)?,
-                // A file system may be away for a while.
-                Err(failure) => eprintln!("{failure}"),
+                Err(failure) => Some(failure),
+            };
+            // A file system may be away for a while.
+            if let Some(failure) = temporary {
+                eprintln!("{failure}");
             }
             thread::sleep(POLL);
         }
@@ -97,70 +118,64 @@ impl Watch<'_> {
         }
     }
 
-    /// Resumes the run, and tries again until that succeeds.
+    /// Resumes the run if a try is due. Returns a temporary failure.
     ///
     /// # Errors
-    /// The failure would repeat.
-    fn heal(&mut self, state: &(RunSummary, RunFacts), failed: &FailedAttempt) -> Result<(), CommandError> {
-        let events = rundir::read_events(&self.dir).map_err(Failure::from)?;
+    /// The failure would repeat: the healer ends.
+    fn heal(
+        &mut self,
+        state: &(RunSummary, RunFacts),
+        failed: &FailedAttempt,
+    ) -> Result<Option<Failure>, CommandError> {
+        if Instant::now() < self.next_try {
+            return Ok(None);
+        }
+        let events = match rundir::read_events(&self.dir) {
+            Ok(events) => events,
+            Err(error) => return Ok(Some(error.into())),
+        };
         let decided = |event: &Event| {
             event.attempt == failed.attempt
                 && matches!(event.kind, EventKind::HealStarted { .. } | EventKind::HealEnded { .. })
         };
-        let is_new = !events.iter().any(decided);
-        let until_s = match heal_decision(&self.settings, failed, &events, now_s()) {
-            HealDecision::End(failure) => {
-                self.record(failed.attempt, EventKind::HealEnded { failure: failure.clone() });
-                return Err(failure.into());
-            }
-            HealDecision::Resume => now_s(),
-            HealDecision::Later(until_s) => until_s,
-        };
-        let failed_s = state.1.last_activity_s().unwrap_or_else(now_s);
-        if is_new {
+        let decision = heal_decision(&self.settings, failed, &events, now_s());
+        if let HealDecision::End(failure) = decision {
+            return self.end(failed, failure);
+        }
+        if !events.iter().any(decided) {
             self.record(failed.attempt, failed.heal_started());
         }
-        if until_s > now_s() {
+        if let HealDecision::Later(_) = decision {
             self.wait(failed.attempt, healed_too_often(&self.settings));
-            while now_s() < until_s {
-                if self.is_over()? {
-                    return Ok(());
-                }
-                thread::sleep(POLL);
+            return Ok(None);
+        }
+        match self.resume(state, failed) {
+            Ok(()) => {}
+            // A user resumed or stopped it in the meantime.
+            Err(failure) if is_users_turn(failure.code) => {}
+            Err(failure) if is_final(failure.code) => return self.end(failed, failure),
+            Err(failure) => {
+                self.wait(failed.attempt, format!("{}: {}", failure.what, failure.why));
+                self.next_try = Instant::now() + self.pause;
+                self.pause = (self.pause * 2).min(RETRY[1]);
             }
         }
-        let mut pause = RETRY[0];
-        loop {
-            match self.resume(state, failed, failed_s) {
-                Ok(()) => return Ok(()),
-                // A user resumed or stopped it in the meantime: look again.
-                Err(failure) if is_users_turn(failure.code) => return Ok(()),
-                Err(failure) if is_final(failure.code) => {
-                    self.record(failed.attempt, EventKind::HealEnded { failure: failure.clone() });
-                    return Err(failure.into());
-                }
-                Err(failure) => self.wait(failed.attempt, format!("{}: {}", failure.what, failure.why)),
-            }
-            thread::sleep(pause);
-            pause = (pause * 2).min(RETRY[1]);
-            if self.is_over()? {
-                return Ok(());
-            }
-        }
+        Ok(None)
     }
 
-    fn resume(&self, state: &(RunSummary, RunFacts), failed: &FailedAttempt, failed_s: f64) -> Result<(), Failure> {
+    fn end<T>(&self, failed: &FailedAttempt, failure: Failure) -> Result<T, CommandError> {
+        self.record(failed.attempt, EventKind::HealEnded { failure: failure.clone() });
+        Err(failure.into())
+    }
+
+    fn resume(&self, state: &(RunSummary, RunFacts), failed: &FailedAttempt) -> Result<(), Failure> {
         let plan = self.workspace.plan_heal(state, &self.settings, failed)?;
         plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
         self.workspace.launch(&plan, &|step| eprintln!("{step}"))?;
         let without = plan.nodes_left_out(state.0.attempt.as_ref());
-        self.record(plan.attempt.number, EventKind::Healed { without, down_s: now_s() - failed_s });
+        let down_s = now_s() - state.1.last_activity_s().unwrap_or_else(now_s);
+        self.record(plan.attempt.number, EventKind::Healed { without, down_s });
         Ok(())
-    }
-
-    /// Returns whether a user has resumed or stopped the run in the meantime.
-    fn is_over(&self) -> Result<bool, Failure> {
-        Ok(!matches!(self.look()?, Look::Failed(..)))
     }
 
     /// Records a reason to wait, unless it was the last one recorded.

@@ -9,6 +9,7 @@ use crate::workspace::{Workspace, record_heal};
 use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{FailedAttempt, JobStart, JobStartRequest, ResumeOptions, ResumeRequest, Target};
+use recipe::OnFailure;
 use rundir::{ErrorCode, EventKind, Failure, RunDir, now_s};
 
 /// Runs a command of the script.
@@ -60,11 +61,12 @@ fn begin(workspace: &Workspace, run_dir: &Utf8Path, submitted: u32) -> Result<()
             plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
             remote::begin_next_attempt(&plan)?;
             let began_s = now_s();
-            if let Some(failed) = FailedAttempt::of(&facts, &runstate::derive(&facts, began_s), began_s) {
+            let failed = FailedAttempt::of(&facts, &runstate::derive(&facts, began_s), began_s);
+            if failed.is_some() && run.recipe()?.run.on_failure == OnFailure::Resume {
                 let down_s = began_s - facts.last_activity_s().unwrap_or(began_s);
                 let without = plan.nodes_left_out(facts.attempt.as_ref());
-                record_heal(&dir, plan.attempt.number, EventKind::Healed { without, down_s })?;
-                eprintln!("attempt {} failed: {}", failed.attempt, failed.failure.what);
+                record_heal(&dir, plan.attempt.number, EventKind::Healed { without, down_s })
+                    .unwrap_or_else(|failure| eprintln!("{failure}"));
             }
             eprintln!("attempt {} continues from step {}", plan.attempt.number, plan.attempt.start_step);
             plan

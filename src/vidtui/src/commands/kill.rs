@@ -3,7 +3,7 @@
 use crate::args::KillArgs;
 use crate::command_error::CommandError;
 use crate::commands::kill_orphans;
-use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, run_in_words, show};
+use crate::commands::kill_prompt::{KillOptions, confirm, execute_run, nodes, plan_run, run_in_words, show};
 use crate::output;
 use crate::workspace::{Workspace, report_in_words};
 use plan::{KillHow, KillScope};
@@ -23,7 +23,7 @@ pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> 
         return kill_orphans::kill_matching(workspace, &args.on.nodes(), pattern, scope, &options);
     }
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
-    let plan = workspace.plan_kill(&workspace.find(run)?, KillHow::Kill)?;
+    let Some(plan) = plan_run(workspace, &workspace.find(run)?, &options)? else { return Ok(()) };
     if dry_run {
         return show(plan, json);
     }

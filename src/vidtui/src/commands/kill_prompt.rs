@@ -2,10 +2,10 @@
 
 use crate::command_error::CommandError;
 use crate::output;
-use crate::workspace::{KillCallbacks, Workspace, execute_kill};
+use crate::workspace::{self, KillCallbacks, Workspace, execute_kill};
 use plan::{KillHow, KillPlan, RunKill};
 use remote::{GpuMemory, KillReport, NodeReport, Transport};
-use rundir::{ErrorCode, Failure};
+use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -21,6 +21,23 @@ pub struct KillOptions {
     pub wait: bool,
     /// Print JSON.
     pub json: bool,
+}
+
+/// Plans to stop or kill a run. Returns none for a failed run that a healer would resume: it has no process, and its healer ends.
+pub fn plan_run(workspace: &Workspace, dir: &RunDir, options: &KillOptions) -> Result<Option<RunKill>, CommandError> {
+    match workspace.plan_kill(dir, options.how) {
+        Err(failure)
+            if failure.code == ErrorCode::RunNotRunning && !options.dry_run && workspace::end_healing(dir)? =>
+        {
+            let run = dir.read_run()?.id;
+            match options.json {
+                true => output::json(&json!({ "run": run, "stopping": true }))?,
+                false => output::line(&format!("{run} has ended and is not resumed any more"))?,
+            }
+            Ok(None)
+        }
+        planned => Ok(Some(planned?)),
+    }
 }
 
 /// Stops or kills a run, with the progress on standard error.

@@ -2,7 +2,7 @@
 
 use crate::args::StopArgs;
 use crate::command_error::CommandError;
-use crate::commands::kill_prompt::{KillOptions, execute_run, show};
+use crate::commands::kill_prompt::{KillOptions, execute_run, plan_run, show};
 use crate::commands::{kill_orphans, waiting};
 use crate::documents::RunDocument;
 use crate::output;
@@ -16,7 +16,7 @@ pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> 
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };
     let dir = workspace.find(run)?;
-    let plan = workspace.plan_kill(&dir, KillHow::Stop)?;
+    let Some(plan) = plan_run(workspace, &dir, &options)? else { return Ok(()) };
     if args.dry_run {
         return show(plan, json);
     }

@@ -8,37 +8,45 @@ use crate::command_error::CommandError;
 use cluster::NodeId;
 use plan::{FailedAttempt, LaunchPlan, ResumeOptions, ResumeRequest, Target};
 use recipe::{OnFailure, RunSettings};
-use rundir::{ErrorCode, Event, EventKind, Failure, RunDir};
+use rundir::{ErrorCode, Event, EventKind, Failure, RunDir, RunId};
 use runstate::{RunFacts, RunSummary};
 use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
 
 impl Workspace {
-    /// Starts the healer of the run of a plan, if its recipe has one and it does not run yet. It outlives this program.
+    /// Starts the healer of the run of a plan, if its recipe has one and it does not run yet.
     pub(super) fn start_healer(&self, plan: &LaunchPlan) -> Result<(), Failure> {
         let wants = plan.run.recipe()?.run.on_failure == OnFailure::Resume;
         // The script of a Slurm job heals it.
         if !wants || plan.attempt.slurm.is_some() || plan.dir.healer().is_some() {
             return Ok(());
         }
-        let log = plan.dir.healer_log();
+        self.spawn_healer(&plan.run.id, &plan.dir).map(drop)
+    }
+
+    /// Starts a healer of a run, which outlives this program. Returns its process.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn spawn_healer(&self, run: &RunId, dir: &RunDir) -> Result<u32, Failure> {
         let failed = |error: std::io::Error| {
-            let what = format!("{} has started, and its healer cannot be started", plan.run.id);
-            let fix = format!("start it: vidtui heal {}", plan.run.id);
+            let what = format!("the healer of {run} cannot be started");
+            let fix = format!("start it: vidtui heal {run}");
             Failure::new(ErrorCode::of_io(&error), what, error.to_string(), fix)
         };
-        let file = OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
+        let log = OpenOptions::new().create(true).append(true).open(dir.healer_log()).map_err(failed)?;
         let mut healer = Command::new(std::env::current_exe().map_err(failed)?)
-            .args(["--runs", self.runs.as_str(), "heal", plan.run.id.as_str(), "--detached"])
+            .args(["--runs", self.runs.as_str(), "heal", run.as_str(), "--own-session"])
             .current_dir(&self.here)
             .stdin(Stdio::null())
-            .stdout(file.try_clone().map_err(failed)?)
-            .stderr(file)
+            .stdout(log.try_clone().map_err(failed)?)
+            .stderr(log)
             .spawn()
             .map_err(failed)?;
+        let pid = healer.id();
         // Waits for it, so that it is no zombie if it ends before this program.
         std::thread::spawn(move || healer.wait());
-        Ok(())
+        Ok(pid)
     }
 
     /// Plans to resume a run after a failure and checks the nodes. Nodes that fail a check are left out, and the plan is made again.

@@ -36,10 +36,6 @@ impl Workspace {
     /// # Errors
     /// When a process remains, or the end of a process cannot be verified.
     pub fn kill(&self, plan: &RunKill, callbacks: KillCallbacks<'_>) -> Result<KillReport, Failure> {
-        if plan.dir.healer().is_some() {
-            // The healer must not resume a run that a user ends.
-            plan.dir.request_stop()?;
-        }
         let logins = plan.dir.latest_attempt()?.map_or_else(Vec::new, |attempt| attempt.ssh_logins());
         let plan = KillPlan::Run(plan.clone());
         let report = execute_kill(&plan, &mut self.transports(&logins)?, callbacks);
@@ -54,11 +50,28 @@ pub fn execute_kill(
     callbacks: KillCallbacks<'_>,
 ) -> KillReport {
     let KillCallbacks { on_wait, progress, is_cancelled } = callbacks;
+    if let KillPlan::Run(run) = plan
+        && let Err(failure) = end_healing(&run.dir)
+    {
+        on_wait(failure.to_string());
+    }
     let patience = Patience::default();
     let mut report = remote::execute_kill(plan, transports, &patience, progress);
     let on_wait = &mut |nodes: &[&NodeId], pause| on_wait(waits_in_words(nodes, pause));
     remote::retry_unreachable(plan, &mut report, transports, &patience, on_wait, progress, is_cancelled);
     report
+}
+
+/// Ends the healer of a run, which must not resume what a user ends. Returns whether there is one.
+///
+/// # Errors
+/// The stop request cannot be written.
+pub fn end_healing(dir: &RunDir) -> Result<bool, Failure> {
+    let heals = dir.healer().is_some();
+    if heals {
+        dir.request_stop()?;
+    }
+    Ok(heals)
 }
 
 /// Names the nodes that are retried: `gpu[01-03] do not answer, retrying in 4 s`.

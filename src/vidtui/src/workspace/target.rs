@@ -10,7 +10,7 @@ use cluster::{Hostfile, NodeId};
 use plan::Target;
 use rundir::{Attempt, ErrorCode, Failure, Login};
 
-/// Which nodes of an attempt, and of its spare nodes, the next attempt uses.
+/// The choice of nodes for the next attempt, among those of the last one and its spare nodes.
 pub struct NodeChoice<'a> {
     /// The selection by the user.
     pub nodes: &'a NodesArgs,
