@@ -30,6 +30,8 @@ pub(crate) struct Block<'a, F: Family> {
     pub number: usize,
     /// The tensors that all blocks share.
     pub shared: &'a [Tensor],
+    /// Whether gradients of the shared tensors are used.
+    pub needs_shared_grads: bool,
 }
 
 /// The tensors that [`Block::forward`] saved for [`backward`].
@@ -98,7 +100,8 @@ impl<F: Family> Block<'_, F> {
         Ok((out, SavedForBackward { streams: Some(tokens.streams), attended, graph: None }))
     }
 
-    /// Recomputes the block with a graph for [`backward`], and returns its output. `streams` is its input.
+    /// Recomputes the block with a graph for [`backward`], and returns its output. `streams` is its input. The output is not valid
+    /// if the pass is for gradients only ([`UnitParams::for_gradients_only`]).
     pub fn recompute(
         &self,
         params: &UnitParams,
@@ -121,7 +124,7 @@ impl<F: Family> Block<'_, F> {
         attention: Attention,
         tp: &dyn TensorParallel,
     ) -> Result<Graph, TchError> {
-        let tokens = Tokens::leaves_of(streams, self.shared);
+        let tokens = Tokens::leaves_of(streams, self.shared, self.needs_shared_grads);
         let out = self.family.block(self.grid, self.number, params, &tokens, &attention, tp)?;
         Ok(Graph { tokens, out })
     }
@@ -146,9 +149,10 @@ pub(crate) fn backward(
 }
 
 impl Tokens {
-    /// Returns copies that are leaves of a graph.
-    pub(crate) fn leaves_of(streams: &[Tensor], shared: &[Tensor]) -> Tokens {
-        let copy = |tensor: &Tensor| if tensor.is_floating_point() { leaf(tensor) } else { tensor.detach() };
+    /// Returns copies that are leaves of a graph; of the shared tensors only if their gradients are needed.
+    pub(crate) fn leaves_of(streams: &[Tensor], shared: &[Tensor], needs_shared_grads: bool) -> Tokens {
+        let has_grad = |tensor: &Tensor| needs_shared_grads && tensor.is_floating_point();
+        let copy = |tensor: &Tensor| if has_grad(tensor) { leaf(tensor) } else { tensor.detach() };
         Tokens { streams: streams.iter().map(leaf).collect(), shared: shared.iter().map(copy).collect() }
     }
 

@@ -7,7 +7,7 @@
 //! The shape of a batch may differ from call to call: the tensors that depend on it are computed once for each shape, and kept.
 
 use crate::attention::Attention;
-use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward, detached};
+use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward};
 use crate::family::{Family, Inputs, Tokens};
 use crate::parallel::{Alone, TensorParallel};
 use crate::params::{Adapters, SlotGrad, UnitParams};
@@ -181,7 +181,9 @@ impl<F: Family> Network<F> {
         let last = (blocks - 1) / self.group * self.group;
         let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let Tokens { mut streams, shared } = tch::no_grad(|| self.family.embed(&grid, &root, inputs));
-        let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared };
+        // The gradients of the shared tensors are those of the embedding's parameters and input.
+        let needs_shared_grads = root.trained().next().is_some() || inputs.latent.requires_grad();
+        let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared, needs_shared_grads };
         let mut saved: Vec<SavedForBackward> = Vec::with_capacity(blocks);
         let mut held: Vec<UnitParams> = Vec::new();
         for i in 0..blocks {
@@ -209,7 +211,9 @@ impl<F: Family> Network<F> {
         }
         let mut output = None;
         let mut forward_s = 0.0;
-        let mut grads = self.head_backward(&grid, &root, Tokens { streams, shared: detached(&shared) }, |out| {
+        let leaves = Tokens::leaves_of(&streams, &shared, needs_shared_grads);
+        drop(streams);
+        let mut grads = self.head_backward(&grid, &root, leaves, |out| {
             output = Some(out.detach());
             forward_s = start.elapsed().as_secs_f64();
             objective(out)
@@ -231,6 +235,8 @@ impl<F: Family> Network<F> {
                 for (j, kept) in saved.iter_mut().enumerate().skip(start) {
                     let next = if j < i { Some(j + 1) } else { start.checked_sub(self.group) };
                     let params = self.gather(units, j, next)?;
+                    // The output of the last block of the group is not used again.
+                    let params = if j == i { params.for_gradients_only() } else { params };
                     x = block(j).recompute(&params, kept, &x, units.tensor_parallel())?;
                     held.push(params);
                 }
@@ -255,16 +261,14 @@ impl<F: Family> Network<F> {
         Ok(ForwardBackward { output, grad_latent, forward_s })
     }
 
-    /// Runs the head with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
+    /// Runs the head on leaves, with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
     fn head_backward(
         &self,
         grid: &F::Grid,
         root: &UnitParams,
-        tokens: Tokens,
+        leaves: Tokens,
         objective: impl FnOnce(&Tensor) -> Tensor,
     ) -> Result<EndGrads, TchError> {
-        let leaves = Tokens::leaves_of(&tokens.streams, &tokens.shared);
-        drop(tokens);
         let scalar = objective(&self.family.head(grid, root, &leaves));
         let one = scalar.ones_like();
         let inputs = leaves.leaves();

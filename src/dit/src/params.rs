@@ -2,7 +2,7 @@
 
 use crate::dropout::Dropout;
 use crate::parallel::TensorParallel;
-use kernels::linear::linear;
+use kernels::linear::{linear, linear_gradients};
 use recipe::{FsdpUnit, Model, ParamSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ pub struct UnitParams {
     tensors: Vec<Tensor>,
     adapters: Adapters,
     dropout: Option<Dropout>,
+    only_gradients: bool,
 }
 
 /// The gradient of one parameter: its slot in the unit's table, and the gradient in the parameter's shape.
@@ -24,7 +25,7 @@ pub type SlotGrad = (usize, Tensor);
 impl UnitParams {
     /// Takes the tensors of a unit in the order of [`recipe::param_specs`].
     pub fn new(tensors: Vec<Tensor>) -> Self {
-        UnitParams { tensors, adapters: Adapters::default(), dropout: None }
+        UnitParams { tensors, adapters: Adapters::default(), dropout: None, only_gradients: false }
     }
 
     /// Enables the unit's adapters. Their tensors follow the unit's own tensors.
@@ -35,6 +36,16 @@ impl UnitParams {
     /// Drops inputs of adapters, in training.
     pub fn with_dropout(self, dropout: Dropout) -> Self {
         UnitParams { dropout: Some(dropout), ..self }
+    }
+
+    /// Marks a pass whose gradients are used and whose output is not: a unit that is recomputed for its backward pass.
+    pub(crate) fn for_gradients_only(self) -> Self {
+        UnitParams { only_gradients: true, ..self }
+    }
+
+    /// Returns whether the gradients of this pass are used and its output is not.
+    pub(crate) fn is_for_gradients_only(&self) -> bool {
+        self.only_gradients
     }
 
     /// Returns all tensors, in the order of the table.
@@ -55,7 +66,7 @@ impl UnitParams {
             scale: self.adapters.scale,
             dropout: self.dropout.as_ref(),
         });
-        Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter }
+        Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter, has_value: true }
     }
 
     /// Returns the tensor in a slot.
@@ -102,12 +113,23 @@ pub struct Affine<'a> {
     /// The bias.
     pub bias: &'a Tensor,
     adapter: Option<Adapter<'a>>,
+    has_value: bool,
 }
 
 impl Affine<'_> {
+    /// Omits the value of the linear layer's output, but not its gradients ([`linear_gradients`]).
+    pub(crate) fn without_value(self) -> Self {
+        Affine { has_value: false, ..self }
+    }
+
     /// Applies the linear layer with its adapter.
     pub fn linear(&self, x: &Tensor) -> Tensor {
-        self.adapted(x, linear(x, self.weight, Some(self.bias)), 1)
+        self.adapted(x, self.product(x, Some(self.bias)), 1)
+    }
+
+    fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let compute = if self.has_value { linear } else { linear_gradients };
+        compute(x, self.weight, bias)
     }
 
     /// Adds `scale · B (A x)` to the layer's output. `parts` is the number of ranks that hold the columns of the whole `x`.
@@ -129,7 +151,7 @@ impl Affine<'_> {
         if tp.size() == 1 {
             return Ok(self.linear(x));
         }
-        Ok(tp.reduce_from(&self.adapted(x, linear(x, self.weight, None), tp.size()))? + self.bias)
+        Ok(tp.reduce_from(&self.adapted(x, self.product(x, None), tp.size()))? + self.bias)
     }
 
     /// Applies the LayerNorm over the last dimension.

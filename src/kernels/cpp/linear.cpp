@@ -40,22 +40,29 @@ bool uses_onednn(const Tensor& x, const Tensor& w) {
 
 // x [..., in], w [out, in], b [out]. The result is no view, so callers may change it in place.
 Tensor product(const Tensor& x, const Tensor& w, const Maybe& b) {
+  if (!uses_onednn(x, w)) return at::linear(x, w, b);
   std::vector<int64_t> size = x.sizes().vec();
   size.back() = w.size(0);
   return at::_unsafe_view(onednn()->call(x.reshape({-1, x.size(-1)}), w, b, "none", Scalars(), std::nullopt), size);
 }
 
+Tensor zeros(const Tensor& x, const Tensor& w) {
+  std::vector<int64_t> size = x.sizes().vec();
+  size.back() = w.size(0);
+  return at::zeros(size, x.options());
+}
+
 struct Linear : torch::autograd::Function<Linear> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w, const Maybe& b) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w, const Maybe& b, bool only_gradients) {
     ctx->save_for_backward({w.requires_grad() ? x : Tensor(), x.requires_grad() ? w : Tensor()});
     ctx->saved_data["bias"] = b && b->requires_grad();
-    return product(x, w, b);
+    return only_gradients ? zeros(x, w) : product(x, w, b);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &w = saved[1], &grad = grad_outputs[0];
-    variable_list grads(3);
+    variable_list grads(4);
     if (ctx->needs_input_grad(0)) grads[0] = product(grad, w.t(), {});
     const Tensor rows = grad.reshape({-1, grad.size(-1)});
     if (ctx->needs_input_grad(1)) grads[1] = product(rows.t(), x.reshape({-1, x.size(-1)}).t(), {});
@@ -70,17 +77,17 @@ extern "C" {
 
 void vidtui_kernels_free(char* text) { std::free(text); }
 
-// `b` may be null.
-char* vidtui_linear(const Tensor* x, const Tensor* w, const Tensor* b, Tensor** out) {
+// `b` may be null. With `only_gradients`, the output is zero.
+char* vidtui_linear(const Tensor* x, const Tensor* w, const Tensor* b, bool only_gradients, Tensor** out) {
   return guarded([&] {
     const Maybe bias = given(b);
-    if (!uses_onednn(*x, *w)) {
-      *out = new Tensor(at::linear(*x, *w, bias));
-      return;
-    }
     const bool graph = at::GradMode::is_enabled() &&
                        (x->requires_grad() || w->requires_grad() || (bias && bias->requires_grad()));
-    *out = new Tensor(graph ? Linear::apply(*x, *w, bias) : product(*x, *w, bias));
+    if (graph && (only_gradients || uses_onednn(*x, *w))) {
+      *out = new Tensor(Linear::apply(*x, *w, bias, only_gradients));
+    } else {
+      *out = new Tensor(only_gradients ? zeros(*x, *w) : product(*x, *w, bias));
+    }
   });
 }
 }

@@ -29,6 +29,7 @@ unsafe extern "C" {
         x: *const C_tensor,
         weight: *const C_tensor,
         bias: *const C_tensor,
+        only_gradients: bool,
         out: *mut *mut C_tensor,
     ) -> Status;
 }

@@ -10,11 +10,15 @@ use tch::{TchError, Tensor};
 /// # Errors
 /// The shapes do not fit, or memory is short.
 pub fn f_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
+    call(x, weight, bias, false)
+}
+
+fn call(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, only_gradients: bool) -> Result<Tensor, TchError> {
     let mut out = std::ptr::null_mut();
     let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes one new
     // tensor on success.
-    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, &mut out) }).map_err(TchError::Torch)?;
+    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) }).map_err(TchError::Torch)?;
     // SAFETY: the call above created it and transfers ownership to us.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
@@ -25,6 +29,15 @@ pub fn f_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Te
 /// It failed. tch's own operators panic too.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     f_linear(x, weight, bias).unwrap_or_else(|e| panic!("cannot apply a linear layer: {e}"))
+}
+
+/// Returns zeros in the shape of [`linear`]'s output, with the gradients of that output: for a layer that is recomputed for a backward
+/// pass in which no gradient depends on the value of its output. This saves the product of the forward pass.
+///
+/// # Panics
+/// As [`linear`].
+pub fn linear_gradients(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    call(x, weight, bias, true).unwrap_or_else(|e| panic!("cannot prepare the gradients of a linear layer: {e}"))
 }
 
 #[cfg(test)]
@@ -57,6 +70,22 @@ mod tests {
                     assert!(difference(got, want) < 1e-3);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_gradients_of_a_layer_do_not_need_its_output() {
+        for (([batch, rows, width], out), kind) in SHAPES.into_iter().zip([Kind::Double, Kind::Float]) {
+            let random = |size: &[i64]| Tensor::randn(size, (kind, Device::Cpu)).set_requires_grad(true);
+            let (x, w, b) = (random(&[batch, rows, width]), random(&[out, width]), random(&[out]));
+            let pull = Tensor::randn([batch, rows, out], (kind, Device::Cpu));
+            let grads = |y: &Tensor| Tensor::run_backward(&[(y * &pull).sum(kind)], &[&x, &w, &b], false, false);
+            let without = linear_gradients(&x, &w, Some(&b));
+            assert_eq!(without, Tensor::zeros([batch, rows, out], (kind, Device::Cpu)));
+            for (got, want) in grads(&without).iter().zip(&grads(&x.linear(&w, Some(&b)))) {
+                assert!(difference(got, want) < 1e-3);
+            }
+            assert!(!tch::no_grad(|| linear_gradients(&x, &w, None)).requires_grad());
         }
     }
 

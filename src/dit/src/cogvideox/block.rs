@@ -78,7 +78,10 @@ impl Block {
         let modulation = p.affine(self.norm2_linear).linear(act_be);
         let normed = tp.copy_to(&self.modulated_norm(p.affine(self.norm2), &x, &modulation, text))?;
         let hidden = p.affine(self.up).linear(&normed).gelu("tanh");
-        let update = p.affine(self.down).row_linear(&hidden, tp)?;
+        // Only the gradient of the gate depends on the value of the last layer.
+        let is_value_used = !p.is_for_gradients_only() || modulation.requires_grad();
+        let down = p.affine(self.down);
+        let update = if is_value_used { down } else { down.without_value() }.row_linear(&hidden, tp)?;
         Ok(gated_add(&x, &update, &modulation, text))
     }
 
