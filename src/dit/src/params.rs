@@ -66,7 +66,13 @@ impl UnitParams {
             scale: self.adapters.scale,
             dropout: self.dropout.as_ref(),
         });
-        Affine { slot: weight_slot, weight: &self.tensors[weight_slot], bias: &self.tensors[weight_slot + 1], adapter, has_value: true }
+        Affine {
+            slot: weight_slot,
+            weight: &self.tensors[weight_slot],
+            bias: &self.tensors[weight_slot + 1],
+            adapter,
+            has_value: true,
+        }
     }
 
     /// Returns the tensor in a slot.

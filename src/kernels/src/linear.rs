@@ -18,7 +18,8 @@ fn call(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, only_gradients: bool
     let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: all pointers are of tensors that outlive the call, or null where the C++ allows it; it writes one new
     // tensor on success.
-    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) }).map_err(TchError::Torch)?;
+    ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) })
+        .map_err(TchError::Torch)?;
     // SAFETY: the call above created it and transfers ownership to us.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
