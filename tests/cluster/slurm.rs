@@ -191,6 +191,27 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
 }
 
 #[test]
+fn a_job_that_loses_a_node_continues_on_fewer_nodes_if_it_may() {
+    let Some(site) = TestSite::with_slurm() else { return };
+    let request = site.rig.share().join("fewer.toml");
+    let spec = "partition = 'train'\nnodes = 4\nmin_nodes = 2\ngpus_per_node = 1\ntime = '10:00'\n";
+    fs::write(&request, spec).unwrap();
+    let run = site.launch(&format!("--slurm {request} --set run.shrink=true"), 24);
+    assert_eq!(run.read_attempt(1).unwrap().mesh.world(), 4);
+    site.until("it has saved", || other_trainers::latest(&run).is_some());
+    site.rig.verb("poweroff node03").unwrap();
+    site.until("it is finished", || site.state() == "finished");
+    let attempt = run.read_attempt(2).unwrap();
+    let nodes: Vec<_> = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect();
+    // Three nodes are left, and the batch of four samples needs two or four ranks.
+    assert_eq!(
+        (attempt.why, attempt.mesh.world(), &nodes[..]),
+        (AttemptWhy::Requeue, 2, &["node01".into(), "node02".into()][..])
+    );
+    assert_eq!(losses(&run).len(), 24, "every step was made");
+}
+
+#[test]
 fn a_job_continues_from_its_checkpoint_after_a_time_limit_and_after_a_preemption() {
     let Some(site) = TestSite::with_slurm() else { return };
     let file = site.rig.share().join("short.toml");

@@ -11,7 +11,7 @@ use runstate::{RunFacts, RunState};
 
 use crate::heal::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 use crate::launch_plan::placed;
-use crate::resume::next_attempt;
+use crate::resume::next_attempt_on_most;
 use crate::{Context, DiskNeed, LaunchPlan, ResumeRequest, StartOptions};
 
 /// A job that Slurm has started.
@@ -52,7 +52,9 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
     if facts.stops_for_good {
         return Ok(JobStart::Nothing(format!("a stop was requested; to continue: `vidtui resume {}`", run.id)));
     }
-    if is_first {
+    let fits = cx.target.slots() >= newest.mesh.world();
+    // With fewer nodes, the first attempt that starts has another mesh than the one that was submitted.
+    if is_first && (fits || newest.slurm.as_ref().is_none_or(|slurm| slurm.spec.min_nodes.is_none())) {
         let mut attempt = newest.clone();
         let fix = "submit the script unchanged, without other values of --nodes and --gres";
         attempt.placement = placed(&what, &cx.target.nodes, &attempt.mesh, fix.into())?;
@@ -60,7 +62,7 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
         return Ok(JobStart::SubmittedAttempt(Box::new(plan_submitted(&request.resume, attempt, cx)?)));
     }
     // No process of this job's earlier attempts is running: Slurm ends a job completely before it requeues it.
-    if of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
+    if !is_first && of(newest) != job && !runstate::derive(facts, cx.now_s).is_end() {
         return Err(Failure::new(
             ErrorCode::RunIsAlive,
             what,
@@ -74,7 +76,8 @@ pub fn job_start(request: &JobStartRequest<'_>, cx: &Context) -> Result<JobStart
     // No user is present to choose again: the choices of the newest attempt apply.
     let options = StartOptions { waived: newest.waived.clone(), ..cx.options.clone() };
     let cx = Context { by: newest.by.clone(), options, ..cx.clone() };
-    let plan = next_attempt(&what, &request.resume, &cx, AttemptWhy::Requeue, None)?;
+    let shrink = run.recipe()?.run.shrink;
+    let plan = next_attempt_on_most(&what, &request.resume, shrink, cx, AttemptWhy::Requeue, None)?;
     Ok(JobStart::NextAttempt(Box::new(plan)))
 }
 

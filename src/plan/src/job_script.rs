@@ -11,9 +11,12 @@ use crate::{Context, command_line, quote};
 
 /// Formats the ranks of a Slurm request: `8 on each of 4 nodes that Slurm chooses`.
 pub(crate) fn ranks_in_words(spec: &SlurmSpec) -> String {
-    match spec.nodes {
-        1 => format!("{} on a node that Slurm chooses", spec.gpus_per_node),
-        nodes => format!("{} on each of {nodes} nodes that Slurm chooses", spec.gpus_per_node),
+    match (spec.least_nodes(), spec.nodes) {
+        (1, 1) => format!("{} on a node that Slurm chooses", spec.gpus_per_node),
+        (least, nodes) if least < nodes => {
+            format!("{} on each of {least} to {nodes} nodes that Slurm chooses", spec.gpus_per_node)
+        }
+        (_, nodes) => format!("{} on each of {nodes} nodes that Slurm chooses", spec.gpus_per_node),
     }
 }
 
@@ -85,7 +88,12 @@ trap : TERM
 attempt=$({begin} --attempt {number}) || exit
 [ -n "$attempt" ] || exit 0
 
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
+# The nodes of the attempt: all of the job, or as many as the mesh can use.
+nodes=({attempts}/"$attempt"/launch/*.sh)
+nodes=("${{nodes[@]##*/}}")
+list=$(IFS=,; echo "${{nodes[*]%.sh}}")
+
+srun --nodes="${{#nodes[@]}}" --nodelist="$list" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
   bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
 # A signal interrupts `wait` but not the ranks.
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done

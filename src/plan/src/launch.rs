@@ -201,8 +201,18 @@ pub(crate) fn command_mesh(ranks: usize) -> Mesh {
     Mesh { dp_replicate: ranks, dp_shard: 1, tp: 1 }
 }
 
+/// Checks that a Slurm job that may start on fewer nodes belongs to a recipe that allows it.
+pub(crate) fn check_min_nodes(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
+    if recipe.run.shrink || cx.target.slurm.as_ref().is_none_or(|slurm| slurm.spec.min_nodes.is_none()) {
+        return Ok(());
+    }
+    let why = format!("min_nodes of {} allows fewer nodes, and the recipe does not", cx.target.description);
+    Err(Failure::new(ErrorCode::InvalidSlurmFile, what, why, "set run.shrink = true, or remove min_nodes"))
+}
+
 /// Checks that a new run uses all slots of the target, because idle slots are probably a mistake.
 fn check_mesh(what: &str, recipe: &Recipe, cx: &Context) -> Result<(), Failure> {
+    check_min_nodes(what, recipe, cx)?;
     let (mesh, slots) = (&recipe.mesh, cx.target.slots());
     let Err(error) = recipe.check_world(slots) else { return Ok(()) };
     let why = format!(

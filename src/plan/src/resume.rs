@@ -6,7 +6,7 @@ use rundir::{
 };
 use runstate::{Liveness, RunFacts, RunState, derive};
 
-use crate::launch::{NewRun, command_mesh, from_weights};
+use crate::launch::{NewRun, check_min_nodes, command_mesh, from_weights};
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
 use units::counted;
@@ -83,7 +83,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
 ///
 /// # Errors
 /// As [`resume`]; or a permanent stop is requested.
-pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, mut cx: Context) -> Result<LaunchPlan, Failure> {
+pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, cx: Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {} after its failure", request.run.id);
     if request.facts.stops_for_good {
         let fix = format!("continue it: `vidtui resume {}`", request.run.id);
@@ -97,10 +97,22 @@ pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, mut cx: Context
         let fix = "repair a node, name spare nodes (run.spares), or allow fewer nodes (run.shrink)";
         return Err(Failure::new(ErrorCode::TooFewRanks, what, why, fix));
     }
-    // Fewer nodes may fit where all of them do not.
+    next_attempt_on_most(&what, request, settings.shrink, cx, AttemptWhy::Heal, replaces)
+}
+
+/// Plans the next attempt as [`next_attempt`]. If the mesh cannot be fitted to all nodes of the target and `shrink` allows it, as many
+/// nodes are used as it can be fitted to.
+pub(crate) fn next_attempt_on_most(
+    what: &str,
+    request: &ResumeRequest<'_>,
+    shrink: bool,
+    mut cx: Context,
+    why: AttemptWhy,
+    replaces: Option<JobKill>,
+) -> Result<LaunchPlan, Failure> {
     loop {
-        match next_attempt(&what, request, &cx, AttemptWhy::Heal, replaces.clone()) {
-            Err(failure) if failure.code == ErrorCode::InvalidMesh && settings.shrink && cx.target.nodes.len() > 1 => {
+        match next_attempt(what, request, &cx, why, replaces.clone()) {
+            Err(failure) if failure.code == ErrorCode::InvalidMesh && shrink && cx.target.nodes.len() > 1 => {
                 cx.target.set_aside_last();
             }
             planned => return planned,
@@ -120,6 +132,7 @@ pub(crate) fn next_attempt(
     if recipe.task == recipe::Task::Encode {
         return continue_encode(what, request, &recipe, cx, why, replaces);
     }
+    check_min_nodes(what, &recipe, cx)?;
     let checkpoint = choose(what, request)?;
     let is_command = recipe.trainer == recipe::TrainerKind::Command;
     if is_command && request.options.kind != ResumeKind::Everything {

@@ -18,6 +18,9 @@ pub struct SlurmSpec {
     pub account: Option<String>,
     /// The number of nodes.
     pub nodes: usize,
+    /// The smallest number of nodes that the job starts or continues on; default: `nodes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_nodes: Option<usize>,
     /// GPUs per node, and ranks per node.
     pub gpus_per_node: usize,
     /// The time limit in the syntax of sbatch: `24:00:00`, `2-00`.
@@ -37,8 +40,18 @@ pub struct SlurmSpec {
 }
 
 /// The keys, in the order of error messages.
-const KEYS: [&str; 9] =
-    ["partition", "account", "nodes", "gpus_per_node", "time", "save_before_s", "constraint", "modules", "extra"];
+const KEYS: [&str; 10] = [
+    "partition",
+    "account",
+    "nodes",
+    "min_nodes",
+    "gpus_per_node",
+    "time",
+    "save_before_s",
+    "constraint",
+    "modules",
+    "extra",
+];
 
 /// The default of `save_before_s`: a checkpoint of about 100 GB takes minutes.
 const SAVE_BEFORE_S: u64 = 300;
@@ -101,6 +114,10 @@ impl SlurmSpec {
             let why = format!("{} nodes × {} GPUs is not enough", self.nodes, self.gpus_per_node);
             return error(why, "request at least one of each");
         }
+        if self.min_nodes.is_some_and(|least| least == 0 || least > self.nodes) {
+            let why = format!("min_nodes = {} is not between 1 and nodes = {}", self.least_nodes(), self.nodes);
+            return error(why, "write the fewest nodes on which the run may continue, or remove min_nodes");
+        }
         if self.time_s().is_none_or(|seconds| seconds == 0) {
             let fix = "write hours:minutes:seconds or days-hours, as in \"24:00:00\"";
             return error(format!("time = {:?} is not a time limit", self.time), fix);
@@ -150,7 +167,12 @@ impl SlurmSpec {
         self.save_before_s.unwrap_or_else(|| SAVE_BEFORE_S.min(self.time_s().unwrap_or(0) / 4))
     }
 
-    /// Returns the number of ranks.
+    /// Returns the smallest number of nodes that the job needs.
+    pub fn least_nodes(&self) -> usize {
+        self.min_nodes.unwrap_or(self.nodes)
+    }
+
+    /// Returns the number of ranks on all nodes.
     pub fn world(&self) -> usize {
         self.nodes.saturating_mul(self.gpus_per_node)
     }
@@ -160,7 +182,10 @@ impl SlurmSpec {
         let named = |option: &str, value: &Option<String>| value.as_ref().map(|value| format!("--{option}={value}"));
         let mut options: Vec<String> =
             [named("partition", &self.partition), named("account", &self.account)].into_iter().flatten().collect();
-        options.push(format!("--nodes={}", self.nodes));
+        options.push(match self.min_nodes {
+            Some(least) => format!("--nodes={least}-{}", self.nodes),
+            None => format!("--nodes={}", self.nodes),
+        });
         options.push(format!("--gres=gpu:{}", self.gpus_per_node));
         options.push(format!("--time={}", self.time));
         options.extend(named("constraint", &self.constraint));
@@ -198,6 +223,13 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_may_have_fewer_nodes_requests_a_range() {
+        let spec = SlurmSpec::parse(&format!("{SMALL}min_nodes = 1\n")).unwrap();
+        assert_eq!((spec.least_nodes(), spec.world(), &*spec.options()[0]), (1, 16, "--nodes=1-2"));
+        assert_eq!(SlurmSpec::parse(SMALL).unwrap().least_nodes(), 2);
+    }
+
+    #[test]
     fn a_job_saves_five_minutes_before_its_limit_by_default() {
         let before = |more: &str, time: &str| {
             SlurmSpec::parse(&format!("nodes = 1\ngpus_per_node = 1\ntime = '{time}'\n{more}")).unwrap().save_before()
@@ -224,6 +256,8 @@ mod tests {
             "nodes = 0\ngpus_per_node = 8\ntime = '1'\n",
             "nodes = 1\ngpus_per_node = 8\ntime = 'soon'\n",
             "nodes = 1\ngpus_per_node = 8\ntime = '0'\n",
+            &format!("{SMALL}min_nodes = 0\n"),
+            &format!("{SMALL}min_nodes = 3\n"),
             &format!("{SMALL}save_before_s = 100000\n"),
             &format!("{SMALL}partition = ''\n"),
             &format!("{SMALL}modules = [\"cuda\\nrm -rf /\"]\n"),

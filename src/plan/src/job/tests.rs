@@ -131,6 +131,27 @@ fn a_requeued_job_starts_from_the_newest_checkpoint() {
 }
 
 #[test]
+fn a_job_with_fewer_nodes_uses_as_many_as_the_mesh_can_be_fitted_to() {
+    let fewer = |past: &mut Past, shrink: bool| {
+        let mut recipe = past.run.recipe().unwrap();
+        recipe.run.shrink = shrink;
+        past.run.recipe = recipe.to_table();
+        let mut cx = allocated(42);
+        cx.target.nodes.pop();
+        for slurm in [&mut cx.target.slurm, &mut past.facts.attempt.as_mut().unwrap().slurm] {
+            slurm.as_mut().unwrap().spec.min_nodes = Some(2);
+        }
+        job_start(&request(past), &cx)
+    };
+    for (mut past, start_step) in [(begun(None, &[]), 0), (begun(Some(42), &[20]), 20)] {
+        let JobStart::NextAttempt(plan) = fewer(&mut past, true).unwrap() else { panic!() };
+        assert_eq!((plan.attempt.start_step, plan.attempt.mesh.dp_shard, plan.nodes.len()), (start_step, 2, 2));
+        let refusal = fewer(&mut past, false).unwrap_err();
+        assert_eq!(refusal.code, ErrorCode::InvalidSlurmFile, "{refusal}");
+    }
+}
+
+#[test]
 fn a_job_whose_run_is_finished_has_nothing_to_do() {
     let mut past = begun(Some(42), &[60]);
     ended(&mut past, ExitReason::Finished);

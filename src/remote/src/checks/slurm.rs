@@ -22,7 +22,7 @@ pub(super) fn checks(what: &str, plan: &LaunchPlan, spec: &SlurmSpec, script: &s
     let mut must_wait = false;
     if let Ok(partition) = &partition {
         let nodes: Vec<&SlurmNode> = nodes.iter().filter(|node| node.partition == *partition).collect();
-        must_wait = usable(spec, &nodes) < spec.nodes;
+        must_wait = usable(spec, &nodes) < spec.least_nodes();
         checks.push(check(CheckId::Nodes, enough_nodes(what, spec, partition, &nodes)));
     }
     checks.insert(1, check(CheckId::Partition, partition));
@@ -59,7 +59,8 @@ fn enough_nodes(what: &str, spec: &SlurmSpec, partition: &str, nodes: &[&SlurmNo
         has_gpus(spec, node) && node.state.takes_jobs() && node.state.base == slurm::NodeBase::Idle
     };
     let idle = nodes.iter().filter(is_idle).count();
-    let wait = if usable < spec.nodes { "; it waits for nodes that are down or drained: `sinfo -R`" } else { "" };
+    let wait =
+        if usable < spec.least_nodes() { "; it waits for nodes that are down or drained: `sinfo -R`" } else { "" };
     Ok(format!("{} of {gpus} requested, {usable} accept jobs, {idle} idle{wait}", spec.nodes))
 }
 
