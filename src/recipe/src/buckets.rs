@@ -335,6 +335,16 @@ impl Recipe {
         self.buckets()?.all().into_iter().max_by_key(tokens)
     }
 
+    /// Returns the recipe for batches of the largest bucket alone; without buckets, the recipe itself.
+    pub fn in_largest_bucket(&self) -> Recipe {
+        let Some(bucket) = self.largest_bucket() else { return self.clone() };
+        let mut recipe = self.at(bucket.latent());
+        recipe.train.global_batch =
+            self.micro_batch_at(bucket.latent()) * self.mesh.data_ranks() * self.train.grad_accum;
+        recipe.data.buckets.clear();
+        recipe
+    }
+
     /// Returns the recipe with latents of another shape. The size that the weights were made for stays the same.
     pub fn at(&self, shape: Shape) -> Recipe {
         let model = self.model.resized(shape.frames, shape.height, shape.width);

@@ -30,9 +30,9 @@ pub struct MemoryFit {
 }
 
 impl Recipe {
-    /// Returns the peak memory of a rank's process in a step, in bytes.
+    /// Returns the peak memory of a rank's process in a step, in bytes; with buckets, in a step of the largest one.
     pub fn peak_memory(&self) -> u64 {
-        self.peak_of(&self.cost().memory)
+        self.peak_of(&self.rank_memory())
     }
 
     fn peak_of(&self, memory: &RankMemory) -> u64 {
@@ -42,7 +42,7 @@ impl Recipe {
     /// Returns at most `most` combinations of changes with which a rank needs at most `limit` bytes, the fastest first. No
     /// combination has all changes of an earlier one. The first has no changes if the recipe already fits.
     ///
-    /// Global batch, mesh size, model and data stay the same. The time is an estimate: the work divided by an assumed speed, plus the
+    /// Global batch, mesh size, model and data stay the same. With buckets, all figures are of steps of the largest one. The time is an estimate: the work divided by an assumed speed, plus the
     /// transfers that do not overlap with computation.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Recipe {
         let mut fits: Vec<MemoryFit> = Vec::new();
         for (number, next) in found.iter().filter(|(_, fit)| fit.peak <= limit) {
             let has_all_of = |fit: &MemoryFit| fit.changes.iter().all(|change| next.changes.contains(change));
-            if !fits.iter().any(has_all_of) && search.combination(*number).0.check().is_ok() {
+            if !fits.iter().any(has_all_of) && search.combination(self, *number).0.check().is_ok() {
                 fits.push(next.clone());
             }
             if fits.len() == most {
@@ -100,8 +100,9 @@ fn speed(recipe: &Recipe) -> f64 {
 }
 
 /// The choices of each setting; the first of each is that of the recipe.
-struct Search<'a> {
-    recipe: &'a Recipe,
+struct Search {
+    /// The recipe; with buckets, for latents of the largest one only.
+    recipe: Recipe,
     settings: Vec<Vec<Choice>>,
 }
 
@@ -141,8 +142,8 @@ fn setting(choices: impl IntoIterator<Item = Choice>) -> Vec<Choice> {
     std::iter::once(unchanged).chain(choices).collect()
 }
 
-impl<'a> Search<'a> {
-    fn new(recipe: &'a Recipe) -> Self {
+impl Search {
+    fn new(recipe: &Recipe) -> Self {
         let (r, layers) = (recipe, recipe.model.num_layers);
         let when = |wanted: bool, choice: Choice| wanted.then_some(choice);
         let block = "recompute each block alone";
@@ -158,7 +159,10 @@ impl<'a> Search<'a> {
         let attention =
             choice("remat.keep_attention", false, "recompute attention", 0.0, |r| r.remat.keep_attention = false);
         let share = r.train.global_batch / r.mesh.data_ranks();
-        let accumulated = (r.train.grad_accum + 1..=share).filter(|parts| share.is_multiple_of(*parts)).map(|parts| {
+        // The samples of a micro-batch are those of its bucket, if there are buckets.
+        let most_parts = if r.data.buckets.is_empty() { share } else { r.train.grad_accum };
+        let parts = (r.train.grad_accum + 1..=most_parts).filter(|parts| share.is_multiple_of(*parts));
+        let accumulated = parts.map(|parts| {
             let doublings = (parts as f64 / r.train.grad_accum as f64).log2();
             choice("train.grad_accum", parts, "smaller micro-batches, accumulated", 0.01 * doublings, move |r| {
                 r.train.grad_accum = parts;
@@ -222,12 +226,12 @@ impl<'a> Search<'a> {
             setting(inputs),
             setting(swap),
         ];
-        Search { recipe, settings }
+        Search { recipe: recipe.in_largest_bucket(), settings }
     }
 
-    /// Returns the recipe with a combination of choices, these choices, and the sum of their prices.
-    fn combination(&self, number: usize) -> (Recipe, Vec<&Choice>, f64) {
-        let (mut rest, mut recipe) = (number, self.recipe.clone());
+    /// Returns `recipe` with a combination of choices, these choices, and the sum of their prices.
+    fn combination(&self, recipe: &Recipe, number: usize) -> (Recipe, Vec<&Choice>, f64) {
+        let (mut rest, mut recipe) = (number, recipe.clone());
         let mut chosen = Vec::new();
         for setting in &self.settings {
             let choice = &setting[rest % setting.len()];
@@ -248,13 +252,13 @@ impl<'a> Search<'a> {
         let mut flops: HashMap<(bool, usize), f64> = HashMap::new();
         let mut as_is = None;
         let fit = |number| {
-            let (recipe, chosen, price) = self.combination(number);
+            let (recipe, chosen, price) = self.combination(&self.recipe, number);
             let sizes = units.entry(recipe.optimizer.kind.name()).or_insert_with(|| UnitSizes::of(&recipe, &specs));
             let recomputed = (recipe.remat.keep_attention, recipe.remat.blocks_per_input(recipe.model.num_layers));
             let work = *flops.entry(recomputed).or_insert_with(|| Flops::step(&recipe).total());
             let memory = RankMemory::of(&recipe, sizes, &blocks);
             let samples = recipe.train.global_batch as f64 / recipe.mesh.world() as f64;
-            let compute_s = work * samples / speed(self.recipe);
+            let compute_s = work * samples / speed(&self.recipe);
             let time_s = (compute_s + link_s(&recipe, &memory, compute_s)) * (1.0 + price);
             let fit = MemoryFit {
                 sets: chosen.iter().flat_map(|choice| choice.sets.iter().cloned()).collect(),
@@ -280,6 +284,22 @@ mod tests {
     }
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn with_buckets_the_largest_one_must_fit() {
+        let sets = ["data.buckets=[{frames=17,height=256,width=256},{frames=49,height=480,width=720}]"];
+        let (small, mixed) = (recipe("cogvideox/5b-lora", &[]), recipe("cogvideox/5b-lora", &sets));
+        let peak = |recipe: &Recipe| recipe.cost_at(recipe.largest_bucket().unwrap().latent()).memory;
+        assert_eq!(mixed.peak_memory(), mixed.peak_of(&peak(&mixed)));
+        let fits = mixed.fit_memory(24 * GIB, 3).unwrap();
+        for fit in &fits {
+            let sets: Vec<&str> = sets.into_iter().chain(fit.sets.iter().map(String::as_str)).collect();
+            let changed = recipe("cogvideox/5b-lora", &sets);
+            assert_eq!((peak(&changed), changed.peak_memory()), (fit.memory, fit.peak), "{:?}", fit.sets);
+            assert!(fit.peak <= 24 * GIB && !fit.sets.iter().any(|set| set.starts_with("train.grad_accum")));
+        }
+        assert!(!fits.is_empty() && !small.fit_memory(24 * GIB, 3).unwrap().is_empty());
+    }
 
     #[test]
     fn every_proposal_fits_is_valid_and_has_the_memory_of_its_recipe() {

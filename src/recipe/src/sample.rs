@@ -211,9 +211,10 @@ impl Sampling {
         self.lora.iter().map(|text| MergedLora::parse(text)).collect()
     }
 
-    /// Returns whether a training run makes samples or measures the validation loss.
-    pub fn is_due(&self, step: u64) -> bool {
-        self.every > 0 && step.is_multiple_of(self.every)
+    /// Returns whether a training run of `steps` steps makes samples or measures the validation loss after a step: every few steps, and
+    /// after the last one.
+    pub fn is_due(&self, step: u64, steps: u64) -> bool {
+        self.every > 0 && (step.is_multiple_of(self.every) || step == steps)
     }
 
     /// Returns the index of held-out clips, if there is one.

@@ -383,7 +383,7 @@ pub static SCHEMA: &[Key] = &[
     optional("log.spike", NOT_NEGATIVE, DefaultValue::Float(10.0), "reports a loss spike when the loss exceeds the recent median by this many times the usual spread; 0: never"),
 
     optional("sample.prompts", Kind::Words, DefaultValue::EmptyList, "prompts, each with flags of its own as in musubi-tuner: \"a rabbit --w 720 --h 480 --f 49 --d 42 --s 50 --g 6 --i IMAGE\"; || separates the texts of segments"),
-    optional("sample.every", int(0, MANY), DefaultValue::Int(0), "optimizer steps between the samples and validation losses of a training run; 0: none"),
+    optional("sample.every", int(0, MANY), DefaultValue::Int(0), "optimizer steps between the samples and validation losses of a training run, which also follow the last step; 0: none"),
     optional("sample.seed", int(0, i64::MAX), DefaultValue::Int(42), "seed of the noise of a sample, for prompts without --d"),
     optional("sample.steps", int(1, 1000), DefaultValue::Int(50), "sampling steps, for prompts without --s"),
     optional("sample.guidance", NOT_NEGATIVE, DefaultValue::Float(6.0), "scale of classifier-free guidance, for prompts without --g; 1 or less: no guidance"),

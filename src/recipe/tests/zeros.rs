@@ -42,7 +42,7 @@ const HERE: [(&str, &str, Has); 24] = [
     ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
     ("lora.rank", "4", |r| r.lora.is_used()),
     ("lora.alpha", "8", |r| r.lora.alpha() != r.lora.rank as f64),
-    ("sample.every", "3", |r| (0..100).any(|step| r.sample.is_due(step))),
+    ("sample.every", "3", |r| (0..100).any(|step| r.sample.is_due(step, 100))),
     ("sample.frames", "49", |r| sample(r).frames != (r.model.latent_frames - 1) * 4 + 1),
     ("sample.height", "128", |r| sample(r).height != r.model.latent_height * 8),
     ("sample.width", "128", |r| sample(r).width != r.model.latent_width * 8),

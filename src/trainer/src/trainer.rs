@@ -376,7 +376,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             self.validate_first()?;
         }
         // An earlier attempt may have ended before all samples of this step were made.
-        if began > 0 && self.recipe.sample.is_due(began) {
+        if began > 0 && self.recipe.sample.is_due(began, self.recipe.train.steps) {
             self.make_samples()?;
         }
         while self.progress.step < self.recipe.train.steps {
@@ -415,7 +415,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             if outcome.requests.sample {
                 self.event(EventKind::SampleRequested);
             }
-            if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step) {
+            if outcome.requests.sample || self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps) {
                 if self.progress.step == self.recipe.train.steps {
                     // Save before sampling: if the samples of the last step fail, the trained state is kept.
                     self.save_now()?;
@@ -520,7 +520,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
         self.deadline.record_step(step_s);
-        let due = self.recipe.sample.is_due(self.progress.step);
+        let due = self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps);
         let validation = if due { self.validate()? } else { None };
         self.record(&outcome, &plan, step_s - outcome.checkpoint_s, validation);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
