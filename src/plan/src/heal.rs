@@ -98,7 +98,6 @@ fn would_repeat(code: ErrorCode) -> bool {
             | ErrorCode::InvalidDataset
             | ErrorCode::UnsupportedModel
             | ErrorCode::TensorMismatch
-            | ErrorCode::UnsafePickle
             | ErrorCode::NotFound
             | ErrorCode::PermissionDenied
             | ErrorCode::DiskFull

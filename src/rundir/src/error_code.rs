@@ -93,8 +93,6 @@ pub enum ErrorCode {
     UnsupportedModel,
     /// Shapes, types or names of tensors do not match.
     TensorMismatch,
-    /// A pickle would run code.
-    UnsafePickle,
     /// A data set or one of its samples cannot be used.
     InvalidDataset,
     /// More clips of a data set would be dropped than was accepted.
