@@ -1,4 +1,4 @@
-//! The user's SSH configuration for a node, read with `ssh -G`, which resolves aliases, Include, Match and tokens.
+//! The user's SSH configuration for a node, from `ssh -G`, which resolves aliases, Include, Match and tokens.
 
 use std::env;
 use std::fs;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Login;
 
+use super::blocks;
 use super::known_hosts::KnownKeys;
 use crate::error::{ConnectStep, ConnectionError};
 
@@ -16,7 +17,7 @@ use crate::error::{ConnectStep, ConnectionError};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Options of the SSH client.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SshOptions {
     /// OpenSSH's program. It resolves the configuration, and connects where libssh2 does not support the configuration.
     pub program: String,
@@ -72,10 +73,8 @@ impl SshOptions {
 pub struct Settings {
     /// Its address, or a name that the resolver can resolve.
     pub host: String,
-    /// The name of its keys in `known_hosts`.
-    pub key_name: String,
-    /// The port of its keys in `known_hosts`: 22 for an alias, which is independent of the port.
-    pub key_port: u16,
+    /// The name of its keys in `known_hosts` if it is not `host` (`HostKeyAlias`).
+    pub key_alias: Option<String>,
     pub user: String,
     pub port: u16,
     pub keys: Vec<Utf8PathBuf>,
@@ -105,8 +104,19 @@ pub enum UnknownKeys {
 }
 
 impl Settings {
-    /// Reads the settings with `ssh -G`.
+    /// Reads the settings. Runs `ssh -G` once for all nodes that the configuration treats alike.
     pub fn read(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
+        let home = env::var("HOME").unwrap_or_default();
+        let mut settings = blocks::shared(options, login, &home, || Self::query(options, login))?;
+        if options.always_program {
+            settings.unsupported = Some("VIDTUI_SSH is set".into());
+        }
+        settings.unsupported = settings.unsupported.take().or_else(|| settings.unsupported_by_files());
+        Ok(settings)
+    }
+
+    /// Reads the settings with `ssh -G`, without the files that they name.
+    pub(super) fn query(options: &SshOptions, login: &Login) -> Result<Self, ConnectionError> {
         let error = |why: String, fix: &str| ConnectionError::new(ConnectStep::Config, why, fix);
         let mut command = options.command(login);
         let command = command.args(["-G", "--", login.node.as_str()]).stdin(Stdio::null());
@@ -119,17 +129,18 @@ impl Settings {
             return Err(error(stderr, &format!("correct it; test it with `{} -G`", options.command_line(login))));
         }
         let home = env::var("HOME").unwrap_or_default();
-        let mut settings = parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok());
-        if options.always_program {
-            settings.unsupported = Some("VIDTUI_SSH is set".into());
-        }
-        settings.unsupported = settings.unsupported.take().or_else(|| settings.unsupported_by_files());
-        Ok(settings)
+        Ok(parse(&String::from_utf8_lossy(&output.stdout), &home, env::var("SSH_AUTH_SOCK").ok()))
     }
 
     /// Reads the known keys of the node.
     pub fn known_keys(&self) -> KnownKeys {
-        KnownKeys::read(&self.known_hosts, &self.key_name, self.key_port)
+        let (name, port) = self.key_name();
+        KnownKeys::read(&self.known_hosts, name, port)
+    }
+
+    /// Returns the name and the port of its keys in `known_hosts`. An alias is independent of the port.
+    pub fn key_name(&self) -> (&str, u16) {
+        self.key_alias.as_deref().map_or((&self.host, self.port), |alias| (alias, 22))
     }
 
     /// Returns why libssh2 does not support the files that the configuration names.
@@ -144,7 +155,7 @@ impl Settings {
                 return Some(format!("key {key} has a certificate"));
             }
         }
-        self.known_keys().wants_certificate().then(|| format!("{} has a host certificate", self.key_name))
+        self.known_keys().wants_certificate().then(|| format!("{} has a host certificate", self.key_name().0))
     }
 }
 
@@ -184,14 +195,11 @@ fn parse(text: &str, home: &str, agent: Option<String>) -> Settings {
     } else {
         None
     };
-    let alias = unless_none("hostkeyalias");
-    let port = value("port").and_then(|port| port.parse().ok()).unwrap_or(22);
     Settings {
-        key_name: alias.map_or_else(|| host.clone(), str::to_owned),
-        key_port: if alias.is_some() { 22 } else { port },
+        key_alias: unless_none("hostkeyalias").map(str::to_owned),
         host,
         user: value("user").unwrap_or_default().to_owned(),
-        port,
+        port: value("port").and_then(|port| port.parse().ok()).unwrap_or(22),
         keys: identities.collect(),
         only_these_keys: value("identitiesonly") == Some("yes"),
         agent,
@@ -250,7 +258,8 @@ connecttimeout none
     #[test]
     fn user_settings_override_the_defaults() {
         let aliased = read("hostkeyalias gpu01\n");
-        assert_eq!((aliased.key_name.as_str(), aliased.key_port, aliased.port), ("gpu01", 22, 2200));
+        assert_eq!((aliased.key_name(), aliased.port), (("gpu01", 22), 2200));
+        assert_eq!(read("").key_name(), ("10.0.0.7", 2200));
         assert_eq!(read("connecttimeout 3\n").connect_timeout, Duration::from_secs(3));
         assert_eq!(read("stricthostkeychecking accept-new\n").unknown_keys, UnknownKeys::Add);
         assert_eq!(read("stricthostkeychecking false\n").unknown_keys, UnknownKeys::Trust);

@@ -154,7 +154,7 @@ fn check_host_key(
     known: &known_hosts::KnownKeys,
     ssh: &str,
 ) -> Result<(), ConnectionError> {
-    let (name, port) = (&settings.key_name, settings.key_port);
+    let (name, port) = settings.key_name();
     let failed = |why: String, fix: String| ConnectionError::new(ConnectStep::HostKey, why, fix);
     let Some((blob, _)) = session.host_key() else {
         return Err(failed("the node sent no key".into(), format!("try `{ssh}`")));
@@ -181,7 +181,7 @@ fn check_host_key(
             ),
         )),
         KeyStatus::Changed { file: list, line } => {
-            let name = if port == 22 { name.clone() } else { format!("[{name}]:{port}") };
+            let name = if port == 22 { name.to_owned() } else { format!("[{name}]:{port}") };
             let remove = plan::command_line(&["ssh-keygen", "-R", &name, "-f", list.as_str()]);
             Err(failed(
                 format!(

@@ -1,5 +1,6 @@
 //! The transport for nodes that are reached by SSH.
 
+mod blocks;
 mod config;
 mod connect;
 mod connection;

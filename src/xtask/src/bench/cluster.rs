@@ -1,5 +1,5 @@
 //! Measures the monitoring of 64 nodes of a rig, compared with pdsh and clush, and of 1,024 simulated nodes. Measures launch and
-//! kill on 16 nodes, compared with loops of `ssh`.
+//! kill on 16 nodes, compared with loops of `ssh`, and how long a run takes to continue after it lost a node.
 
 use serde_json::Value;
 
@@ -26,6 +26,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let script = root().join("tests/rig/rig");
     if works(script.as_str(), &["possible"]) {
         rows.extend(launched()?);
+        rows.extend(healed()?);
         rows.extend(real()?);
     } else {
         println!(
@@ -85,6 +86,24 @@ fn launched() -> Result<Vec<Row>> {
     ])
 }
 
+/// Measures a run with steps of 1 s on four nodes, one of which dies.
+fn healed() -> Result<Vec<Row>> {
+    println!("healing a run that loses a node of a rig");
+    let words = ["run", "--quiet", "--release", "-p", "remote", "--example", "heal_speed", "--"];
+    let mut example = cargo(words);
+    let results = read(&output(example.arg(release_dir()), "run it by hand")?.stdout)?;
+    let rounds = results["rounds"].as_array().cloned().unwrap_or_default();
+    let all = |key: &str| rounds.iter().map(|round| figure(&round[key])).collect::<Vec<f64>>();
+    let part = |key: &str| super::table::median(&all(key));
+    let note = format!(
+        "noticed after {:.1} s, planned and checked in {:.1} s, started and loaded in {:.1} s",
+        part("noticed_s"),
+        part("planned_s"),
+        part("loaded_s")
+    );
+    Ok(vec![row("4 nodes: death of a node to the next step, healed".into(), "s", all("healed_s"), 45.0, note)])
+}
+
 fn real() -> Result<Vec<Row>> {
     for (program, package) in THEIRS {
         if !works("which", &[program]) && works("apt-get", &["--version"]) {
@@ -99,7 +118,7 @@ fn real() -> Result<Vec<Row>> {
     let wall = super::table::median(&walls);
     let came = format!("{:.0} % of all frames arrived", figure(&results["frames_of_expected"]) * 100.0);
     let mut rows = vec![
-        row(format!("{NODES} nodes: all connected"), "s", figures(&results["connected_s"]), 1.5, String::new()),
+        row(format!("{NODES} nodes: all connected"), "s", figures(&results["connected_s"]), 1.0, String::new()),
         row(format!("{NODES} nodes: a round of samples"), "s", walls, 0.5, came),
         row(format!("{NODES} nodes: a round of samples, CPU"), "ms", vec![cpu], 20.0, String::new()),
     ];
