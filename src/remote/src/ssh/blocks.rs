@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Login;
@@ -12,14 +12,21 @@ use rundir::Login;
 use super::config::{Settings, SshOptions};
 use crate::error::ConnectionError;
 
-/// Results older than this are read again, because the user may edit the configuration.
+/// Results older than this are read again, because a configuration may depend on more than its files.
 const FRESH: Duration = Duration::from_secs(2);
 /// The depth of `Include` at which OpenSSH gives up.
 const MAX_INCLUDES: usize = 16;
 
 /// The `Host` blocks of all configuration files, in order.
 #[derive(Debug, Default)]
-struct Blocks(Vec<Block>);
+struct Blocks {
+    blocks: Vec<Block>,
+    /// The files, and the folders of patterns in `Include`, when they were read.
+    read: Vec<(Utf8PathBuf, Stamp)>,
+}
+
+/// When a file was changed, and its size; `None` if it does not exist.
+type Stamp = Option<(SystemTime, u64)>;
 
 #[derive(Debug, Default)]
 struct Block {
@@ -54,9 +61,10 @@ impl Blocks {
     }
 
     fn add_file(&mut self, path: &Utf8Path, folder: &Utf8Path, depth: usize) -> Option<()> {
+        self.read.push((path.to_owned(), stamp(path)));
         // `ssh` ignores a file that does not exist, and reports other errors itself.
         let Ok(text) = fs::read_to_string(path) else { return Some(()) };
-        self.0.push(Block::default());
+        self.blocks.push(Block::default());
         let mut is_before_host = true;
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (key, value) = line.split_once(|c: char| c.is_whitespace() || c == '=')?;
@@ -69,31 +77,39 @@ impl Blocks {
                 "match" | "canonicalizehostname" | "tag" => return None,
                 "host" => {
                     let patterns = value.split_whitespace().map(str::to_owned).collect();
-                    self.0.push(Block { patterns, ..Block::default() });
+                    self.blocks.push(Block { patterns, ..Block::default() });
                     is_before_host = false;
                 }
                 "include" if !is_before_host || depth == MAX_INCLUDES => return None,
                 "include" => {
                     for path in value.split_whitespace() {
-                        for file in included(path, folder)? {
+                        let files = included(path, folder)?;
+                        let parent = folder.join(path).parent().map(Utf8Path::to_owned)?;
+                        self.read.push((parent.clone(), stamp(&parent)));
+                        for file in files {
                             self.add_file(&file, folder, depth + 1)?;
                         }
                     }
-                    self.0.push(Block::default());
+                    self.blocks.push(Block::default());
                 }
                 "hostname" => {
-                    let block = self.0.last_mut()?;
+                    let block = self.blocks.last_mut()?;
                     block.host_name.get_or_insert_with(|| value.to_owned());
                 }
-                _ => self.0.last_mut()?.has_more = true,
+                _ => self.blocks.last_mut()?.has_more = true,
             }
         }
         Some(())
     }
 
-    /// Returns the effect on a node; `None` if its host name has a token other than `%h`.
+    /// Returns whether no file has changed since.
+    fn is_current(&self) -> bool {
+        self.read.iter().all(|(path, read)| stamp(path) == *read)
+    }
+
+    /// Returns the effect on a node; `None` if its host name has a percent sign besides `%h`.
     fn effect(&self, name: &str) -> Option<Effect> {
-        let matching = || self.0.iter().enumerate().filter(|(_, block)| block.matches(name));
+        let matching = || self.blocks.iter().enumerate().filter(|(_, block)| block.matches(name));
         let host = matching().find_map(|(_, block)| block.host_name.as_deref()).unwrap_or("%h").replace("%h", name);
         let blocks = matching().filter(|(_, block)| block.has_more).map(|(number, _)| number).collect();
         (!host.contains('%')).then_some(Effect { blocks, host })
@@ -109,6 +125,11 @@ impl Block {
         };
         self.patterns.is_empty() || any(false) && !any(true)
     }
+}
+
+fn stamp(path: &Utf8Path) -> Stamp {
+    let found = fs::metadata(path).ok()?;
+    Some((found.modified().ok()?, found.len()))
 }
 
 /// Returns whether a name matches a pattern with `*` and `?`.
@@ -159,7 +180,9 @@ pub(super) fn shared(options: &SshOptions, login: &Login, home: &str, query: imp
     let name = login.node.as_str();
     let shared = {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, shared| shared.read.elapsed() < FRESH);
+        let is_current =
+            |shared: &Shared| shared.read.elapsed() < FRESH && shared.blocks.as_ref().is_some_and(Blocks::is_current);
+        all.retain(|_, shared| is_current(shared));
         let new =
             || Shared { read: Instant::now(), blocks: Blocks::read(options, home.into()), answers: Mutex::default() };
         all.entry(options.clone()).or_insert_with(|| Arc::new(new())).clone()
@@ -257,7 +280,7 @@ Host gpu* !gpu9
         {
             assert!(site(&format!("{CLUSTER}{more}")).blocks().is_none(), "{more}");
         }
-        let site = site("Host gpu*\n  HostName %n.cluster\n");
+        let site = site("Host gpu*\n  HostName a%%b\n");
         let (shared, each, runs) = site.both(&["gpu1", "gpu2"]);
         assert_eq!((shared, runs), (each, 2));
     }
