@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn round(programs: &Utf8PathBuf) -> Result<serde_json::Value, Box<dyn Error>> {
     let rig = Options::new(4).gpus(2).up()?;
     let runs = rig.share().join("runs");
-    let words = "launch configs/demo/2s.toml --set model.num_layers=1 --set model.num_heads=2 --set model.head_dim=16 \
+    let words = "launch configs/demo/2s.toml --hostfile hostfiles/rig.txt --set model.num_layers=1 --set model.num_heads=2 --set model.head_dim=16 \
          --set mesh.dp_shard=2 --set train.threads=1 --set train.steps=200 --set checkpoint.interval=5 \
          --set optimizer.warmup_steps=1 --set run.on_failure=resume --set run.spares=2 --set env.variables.TRAIN_PACE_S=1";
     let vidtui = |words: &str| -> Result<String, Box<dyn Error>> {
@@ -40,7 +40,7 @@ fn round(programs: &Utf8PathBuf) -> Result<serde_json::Value, Box<dyn Error>> {
         }
         Err(format!("vidtui {words}: {}", String::from_utf8_lossy(&output.stderr)).into())
     };
-    let id = vidtui(&format!("{words} --hostfile {}", rig.hostfile()))?;
+    let id = vidtui(words)?;
     let run = RunDir::new(runs.join(&id));
     let first_step = |attempt: u32, from: u64| {
         let samples = Tail::<MetricSample>::new(run.metrics()).poll_all().map(|(samples, _)| samples);
