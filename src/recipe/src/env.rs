@@ -21,7 +21,7 @@ pub struct Env {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EnvPreset {
-    /// H100 nodes with NVLink inside a node and eight InfiniBand adapters between nodes, as in Lambda's 1-Click Clusters.
+    /// Nodes with NVLink inside a node and InfiniBand adapters between nodes. NCCL finds adapters and interfaces by itself.
     NcclInfiniband,
     /// Nodes without RDMA: NCCL uses TCP.
     NcclEthernet,
@@ -36,10 +36,7 @@ impl EnvPreset {
             Self::NcclInfiniband => &[
                 ("NCCL_P2P_LEVEL", "NVL"),
                 ("NCCL_NET_GDR_LEVEL", "PIX"),
-                // The leading '=' makes NCCL match adapter names exactly instead of by prefix.
-                ("NCCL_IB_HCA", "=mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7,mlx5_8"),
                 ("NCCL_IB_PCI_RELAXED_ORDERING", "1"),
-                ("NCCL_SOCKET_IFNAME", "eno1"),
                 ("NCCL_DEBUG", "WARN"),
                 ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
                 ("TORCH_NCCL_ENABLE_MONITORING", "1"),
@@ -107,6 +104,13 @@ mod tests {
         };
         let all: BTreeMap<_, _> = env.all().into_iter().collect();
         assert_eq!((all["NCCL_DEBUG"].as_str(), all["NCCL_SOCKET_IFNAME"].as_str()), ("INFO", "bond0"));
-        assert_eq!(all["NCCL_IB_HCA"].matches("mlx5_").count(), 8);
+        assert_eq!(all["NCCL_NET_GDR_LEVEL"], "PIX");
+    }
+
+    #[test]
+    fn presets_name_no_interfaces_or_adapters() {
+        let presets = [EnvPreset::NcclInfiniband, EnvPreset::NcclEthernet, EnvPreset::NcclDebug];
+        let mut names = presets.iter().flat_map(|preset| preset.variables()).map(|(name, _)| *name);
+        assert!(!names.any(|name| ["NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"].contains(&name)));
     }
 }
