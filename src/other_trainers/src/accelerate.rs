@@ -34,7 +34,7 @@ const PHRASES: &[(&str, Phrase)] = &[
     ("Running validation", Phrase::Evaluating),
 ];
 
-/// Reads `Steps: … loss=0.21, lr=1e-5`.
+/// Reads `Steps: … loss=0.21, lr=1e-5`. Full training of cogvideox-factory prints gradient norms too.
 fn step(line: &str, loss: &str) -> Option<Line> {
     let bar = Bar::read(line)?;
     if bar.name != "Steps" {
@@ -43,7 +43,7 @@ fn step(line: &str, loss: &str) -> Option<Line> {
     Some(Line::Step(Step {
         done: bar.done,
         loss: number(bar.field(loss)?)?,
-        grad_norm: bar.field("grad_norm").and_then(number),
+        grad_norm: bar.field("gradient_norm_before_clip").and_then(number),
         lr: bar.field("lr").and_then(number),
         step_s: bar.step_s,
         data_s: None,

@@ -20,6 +20,8 @@ pub struct LogReader {
     /// The last step that was returned, and when the log reached it.
     passed_on: u64,
     passed_on_t: Option<f64>,
+    /// The numbers of the last step that was returned.
+    numbers: Option<Numbers>,
     peak_gib: Option<f64>,
     evaluating: bool,
 }
@@ -29,6 +31,9 @@ struct PendingStep {
     step: Step,
     t: f64,
 }
+
+/// Loss, gradient norm and learning rate.
+type Numbers = (f64, Option<f64>, Option<f64>);
 
 /// An event or a step in a log.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,8 +60,18 @@ impl LogReader {
         let counts_micro_batches = formats(trainer).is_some_and(|it| it.counts_micro_batches);
         let accumulation = if counts_micro_batches { accumulation.max(1) } else { 1 };
         let (lines, pending) = (Lines::default(), None);
-        let (passed_on, passed_on_t, peak_gib, evaluating) = (start_step, None, None, false);
-        Self { trainer, attempt, accumulation, lines, pending, passed_on, passed_on_t, peak_gib, evaluating }
+        Self {
+            trainer,
+            attempt,
+            accumulation,
+            lines,
+            pending,
+            passed_on: start_step,
+            passed_on_t: None,
+            numbers: None,
+            peak_gib: None,
+            evaluating: false,
+        }
     }
 
     /// Reads what was appended to the log until `now`, Unix seconds.
@@ -70,17 +85,31 @@ impl LogReader {
         events
     }
 
-    /// Returns the newest step, which is kept back because later lines may repeat it. Called when the log has not
-    /// grown, and at its end.
+    /// Returns the newest step, which is kept back because later lines may repeat it. Called when the log has not grown.
+    ///
+    /// A step with the numbers of the step before is still kept back: the bar shows a new count first, and its numbers only after
+    /// the trainer has saved.
     pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
         let mut events = Vec::new();
+        self.take_half_line(now, &mut events);
+        self.pass_on_new_numbers(&mut events);
+        events
+    }
+
+    /// Returns the last step of a log that has ended.
+    pub fn end(&mut self, now: f64) -> Vec<LogEvent> {
+        let mut events = Vec::new();
+        self.take_half_line(now, &mut events);
+        self.pass_on(&mut events);
+        events
+    }
+
+    fn take_half_line(&mut self, now: f64, events: &mut Vec<LogEvent>) {
         // The line of a progress bar has no end until the bar is redrawn; the redrawn line is read again.
         let half = self.lines.half();
         if let Some(Line::Step(step)) = half.and_then(|line| formats(self.trainer)?.read(&line)) {
-            self.take_step(step, now, &mut events);
+            self.take_step(step, now, events);
         }
-        self.pass_on(&mut events);
-        events
     }
 
     fn read_line(&mut self, line: &str, now: f64, events: &mut Vec<LogEvent>) {
@@ -88,8 +117,7 @@ impl LogReader {
         if let Line::Step(step) = line {
             return self.take_step(step, now, events);
         }
-        // Any other line follows the step before it, so that step is complete.
-        self.pass_on(events);
+        self.pass_on_new_numbers(events);
         match line {
             Line::Phrase(Phrase::Started) => events.push(LogEvent::Started),
             Line::Phrase(Phrase::Resumed) => events.push(LogEvent::Resumed),
@@ -124,6 +152,13 @@ impl LogReader {
         }
     }
 
+    /// Returns the pending step, unless its numbers are still those of the step before.
+    fn pass_on_new_numbers(&mut self, events: &mut Vec<LogEvent>) {
+        if self.pending.as_ref().is_some_and(|pending| self.numbers != Some(numbers(&pending.step))) {
+            self.pass_on(events);
+        }
+    }
+
     fn pass_on(&mut self, events: &mut Vec<LogEvent>) {
         let Some(PendingStep { step, t }) = &self.pending else { return };
         let (t, done) = (*t, step.done / self.accumulation);
@@ -147,10 +182,15 @@ impl LogReader {
             mem_peak_gib_by_rank: self.peak_gib.into_iter().collect(),
             ..MetricSample::default()
         };
+        self.numbers = Some(numbers(step));
         (self.passed_on, self.passed_on_t) = (done, Some(t));
         self.end_evaluation(events);
         events.push(LogEvent::Metric(Box::new(sample)));
     }
+}
+
+fn numbers(step: &Step) -> Numbers {
+    (step.loss, step.grad_norm, step.lr)
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ impl LogWriter {
 
     fn end(&mut self, finished: bool) {
         self.look();
-        let events = self.reader.pause(now_s());
+        let events = self.reader.end(now_s());
         self.take(events);
         self.look_at_checkpoints();
         if finished {

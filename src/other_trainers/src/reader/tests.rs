@@ -19,7 +19,7 @@ fn read(trainer: OtherTrainer, log: &[u8], start_step: u64, size: usize) -> Vec<
         events.extend(reader.read(piece, now));
         now += 1.0;
     }
-    events.extend(reader.pause(now));
+    events.extend(reader.end(now));
     events
 }
 
@@ -74,7 +74,7 @@ fn micro_batches_of_an_accumulated_batch_of_open_sora_are_one_step() {
     let log = log("open-sora-2");
     let mut reader = LogReader::new(OpenSora, 1, 0, 2);
     let mut events = reader.read(&log, 1000.0);
-    events.extend(reader.pause(1001.0));
+    events.extend(reader.end(1001.0));
     let steps: Vec<String> = events.iter().filter(|event| matches!(event, LogEvent::Metric(_))).map(line).collect();
     assert_eq!(steps, ["1: 0.81 0.41 0.00005 4", "2: 0.61 0.43 0.00005 4"]);
 }
@@ -102,6 +102,39 @@ fn a_log_of_cogvideox_factory_is_read() {
 fn a_log_of_videox_fun_is_read_from_the_step_that_was_resumed() {
     let want = ["Started", "Resumed", "101: 0.151 - 0.00002 8", "102: 0.152 - 0.00002 8", "Saved"];
     assert_eq!(summary(VideoxFun, "videox-fun", 100), want);
+}
+
+/// The programs that printed these logs ran on a CPU: `tests/fixtures/trainer-logs/README.md`.
+#[test]
+fn logs_that_the_programs_printed_are_read() {
+    let sft = "cogvideox-factory-sft-f476c37";
+    let logs = [
+        (CogvideoxFactory, sft, 0),
+        (CogvideoxFactory, "cogvideox-factory-sft-f476c37-resumed", 6),
+        (CogvideoxFactory, "cogvideox-factory-lora-f476c37", 0),
+        (VideoxFun, "videox-fun-804a425", 0),
+    ];
+    let read = logs.map(|(trainer, name, start)| format!("{name}\n{}", summary(trainer, name, start).join("\n")));
+    insta::assert_snapshot!(read.join("\n\n"));
+}
+
+#[test]
+fn a_step_is_held_back_until_its_own_loss_is_shown_even_while_the_trainer_saves() {
+    let mut reader = LogReader::new(CogvideoxFactory, 1, 0, 1);
+    let bar =
+        |count: u64, loss: &str| format!("\rSteps:  1%|  | {count}/9 [00:05<00:40,  5.00s/it, loss={loss}, lr=1e-5]");
+    let lines = |events: Vec<LogEvent>| events.iter().map(line).collect::<Vec<_>>();
+    let log = [bar(1, "0.5"), bar(2, "0.5")].concat();
+    assert_eq!(lines(reader.read(log.as_bytes(), 1.0)), [""; 0]);
+    assert_eq!(lines(reader.pause(2.0)), ["1: 0.5 - 0.00001 5"]);
+    assert_eq!(lines(reader.read(b"INFO - __main__ - Saved state to /out/checkpoint-2\n", 3.0)), ["Saved"]);
+    assert_eq!(lines(reader.pause(4.0)), [""; 0]);
+    assert_eq!(lines(reader.read(bar(2, "0.4").as_bytes(), 5.0)), [""; 0]);
+    assert_eq!(lines(reader.pause(6.0)), ["2: 0.4 - 0.00001 5"]);
+    // The same loss twice: the end of the log shows that no other follows.
+    assert_eq!(lines(reader.read(bar(3, "0.4").as_bytes(), 7.0)), [""; 0]);
+    assert_eq!(lines(reader.pause(8.0)), [""; 0]);
+    assert_eq!(lines(reader.end(9.0)), ["3: 0.4 - 0.00001 5"]);
 }
 
 #[test]
@@ -164,13 +197,15 @@ fn a_log_of_another_trainer_gives_no_metrics() {
 }
 
 /// The logs of the fixtures, with their trainers and the steps that they begin after.
-const LOGS: [(OtherTrainer, &str, u64); 6] = [
+const LOGS: [(OtherTrainer, &str, u64); 8] = [
     (OpenSora, "open-sora-1.2", 50),
     (OpenSora, "open-sora-2", 0),
     (Finetrainers, "finetrainers", 0),
     (CogvideoxFactory, "cogvideox-factory", 0),
     (VideoxFun, "videox-fun", 0),
     (TttVideoDit, "ttt-video-dit", 0),
+    (CogvideoxFactory, "cogvideox-factory-sft-f476c37", 0),
+    (VideoxFun, "videox-fun-804a425", 0),
 ];
 
 fn steps(events: &[LogEvent]) -> Vec<u64> {
@@ -192,7 +227,7 @@ proptest! {
         for (size, pauses) in pieces.iter().cycle() {
             let (piece, later) = rest.split_at((*size).min(rest.len()));
             events.extend(reader.read(piece, now));
-            if *pauses || later.is_empty() {
+            if *pauses {
                 events.extend(reader.pause(now));
             }
             (rest, now) = (later, now + 1.0);
@@ -200,6 +235,7 @@ proptest! {
                 break;
             }
         }
+        events.extend(reader.end(now));
         prop_assert_eq!(steps(&events), want, "{}", name);
     }
 
