@@ -108,6 +108,14 @@ pub fn recipe() -> Recipe {
     }
 }
 
+/// A recipe for a command that saves like Open-Sora.
+pub fn command() -> Recipe {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/stages/command.toml");
+    let mut recipe = recipe::load(path.into(), &[]).unwrap().recipe;
+    recipe.command.resume = vec!["--load".into(), "{checkpoint}".into()];
+    recipe
+}
+
 /// Two stages: `2s` from random weights, `4s` from the weights of `2s`.
 pub fn curriculum() -> Curriculum {
     let stage = |name: &str, start, frames| {

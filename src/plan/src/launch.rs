@@ -42,8 +42,36 @@ pub(crate) struct Origin {
     start: StartFrom,
     /// The run and step that saved them.
     lineage: Option<Lineage>,
+    /// The folder of a checkpoint from which a command continues.
+    checkpoint: Option<Utf8PathBuf>,
     /// A description for the user.
     description: String,
+}
+
+impl Origin {
+    /// Checks that the arguments of a command can pass the weights that the run starts from.
+    fn check_command(&self, what: &str, recipe: &Recipe) -> Result<(), Failure> {
+        let command = &recipe.command;
+        let (code, why, fix) = match &self.start {
+            StartFrom::Random if command.needs_weights() => (
+                ErrorCode::NoWeights,
+                "command.run contains {weights} or {previous}, and the run starts from no weights".to_owned(),
+                "name weights: --init PATH or --init RUN; or move their arguments to command.start, which is left out without weights",
+            ),
+            StartFrom::Weights { .. } if !command.takes_weights() => (
+                ErrorCode::InvalidRecipe,
+                format!("the run starts from {}, and the command has no argument for weights", self.description),
+                "set command.start in the recipe, such as [\"--ckpt-path\", \"{weights}\"], or start = \"random\" for the stage",
+            ),
+            StartFrom::Weights { path } if command.needs_previous() && self.lineage.is_none() => (
+                ErrorCode::NoWeights,
+                format!("the command contains {{previous}}, a checkpoint of another run, and no run has saved {path}"),
+                "name a run: --init RUN; or write {weights} in the recipe, which any path fills in",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Failure::new(code, what, why, fix))
+    }
 }
 
 pub(crate) fn from_weights(weights: &Weights) -> Origin {
@@ -51,7 +79,16 @@ pub(crate) fn from_weights(weights: &Weights) -> Origin {
         Some(parent) => format!("step {} of run {}", parent.step, parent.run),
         None => weights.path.to_string(),
     };
-    Origin { start: StartFrom::Weights { path: weights.path.clone() }, lineage: weights.lineage.clone(), description }
+    let start = StartFrom::Weights { path: weights.path.clone() };
+    Origin { start, lineage: weights.lineage.clone(), checkpoint: None, description }
+}
+
+/// The origin of a run whose command loads everything from a checkpoint of another run, except the position in the data.
+pub(crate) fn from_checkpoint_with_fresh_data(parent: Lineage, folder: Utf8PathBuf) -> Origin {
+    let description =
+        format!("step {} of run {}, with optimizer; data order and steps restart: {folder}", parent.step, parent.run);
+    let start = StartFrom::CheckpointFreshData { run: parent.run.clone(), step: parent.step };
+    Origin { start, lineage: Some(parent), checkpoint: Some(folder), description }
 }
 
 pub(crate) fn stage_start(
@@ -62,6 +99,7 @@ pub(crate) fn stage_start(
     let random = || Origin {
         start: StartFrom::Random,
         lineage: None,
+        checkpoint: None,
         description: format!("random, from seed {}", recipe.train.seed),
     };
     let Some((curriculum, stage)) = stage else { return Ok(random()) };
@@ -113,13 +151,8 @@ impl NewRun<'_> {
         if mesh == recipe.mesh {
             check_mesh(what, recipe, cx)?;
         }
-        if is_command && self.origin.start != StartFrom::Random {
-            return Err(Failure::new(
-                ErrorCode::InvalidRecipe,
-                what,
-                format!("the run starts from {}, and vidtui cannot pass weights to a command", self.origin.description),
-                "pass the weights in command.run, and set start = \"random\" for the stage",
-            ));
+        if is_command {
+            self.origin.check_command(what, recipe)?;
         }
         if recipe.task == Task::Encode && self.origin.start != StartFrom::Random {
             return Err(Failure::new(
@@ -130,7 +163,11 @@ impl NewRun<'_> {
             ));
         }
         if is_command {
-            self.origin.description = "chosen by the command".into();
+            self.origin.description = match (&self.origin.start, &self.origin.lineage) {
+                (StartFrom::Random, _) => "chosen by the command".into(),
+                (StartFrom::Weights { path }, Some(_)) => format!("{}: {path}", self.origin.description),
+                _ => self.origin.description,
+            };
         }
         if !is_free && self.origin.start == StartFrom::Random && recipe.train.trainable != Trainable::All {
             self.warnings.push(format!(
@@ -168,7 +205,7 @@ impl NewRun<'_> {
             start: self.origin.start,
             start_step: 0,
             asked_step: None,
-            checkpoint: None,
+            checkpoint: self.origin.checkpoint,
             weights: self.origin.description,
             mesh,
             placement,
@@ -316,6 +353,34 @@ mod tests {
         request.init = Some(Weights { path: path.clone(), lineage: None });
         let plan = launch(&request, &context(2)).unwrap();
         assert_eq!(plan.attempt.start, StartFrom::Weights { path });
+    }
+
+    #[test]
+    fn a_command_starts_from_weights_if_its_arguments_pass_them() {
+        let curriculum = fixtures::curriculum();
+        let path = Utf8PathBuf::from("/out/epoch4-global_step2210");
+        let parent = Some(Lineage { run: fixtures::launch_plan().run.id, step: 2210 });
+        let plan = |start: &[&str], weights: Option<Weights>| {
+            let mut recipe = fixtures::command();
+            recipe.command.start = start.iter().map(|word| (*word).to_owned()).collect();
+            let stage = weights.is_none().then_some((&curriculum, &curriculum.stages[0]));
+            launch(&LaunchRequest { recipe: &recipe, name: None, stage, init: weights }, &context(2))
+        };
+        let of = |lineage: &Option<Lineage>| Some(Weights { path: path.clone(), lineage: lineage.clone() });
+        let started = plan(&["--ckpt-path", "{previous}"], of(&parent)).unwrap();
+        assert!(started.nodes[0].script.contains("train.py --ckpt-path /out/epoch4-global_step2210"));
+        assert_eq!(started.run.lineage, parent);
+        let without = plan(&["--ckpt-path", "{previous}"], None).unwrap();
+        assert!(!without.nodes[0].script.contains("--ckpt-path"));
+        let refusals = [plan(&[], of(&parent)), plan(&["--ckpt-path", "{previous}"], of(&None))];
+        insta::assert_snapshot!(refusals.map(|refusal| fixtures::coded(&refusal.unwrap_err())).join("\n\n"));
+    }
+
+    #[test]
+    fn a_command_that_always_needs_weights_does_not_start_without() {
+        let mut recipe = fixtures::command();
+        recipe.command.run.push("{weights}".into());
+        insta::assert_snapshot!(fixtures::coded(&plain(&recipe, 2).unwrap_err()));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use cluster::{Node, NodeId, Placement, PlacementError};
 use recipe::{Mesh, Per, Recipe, Task};
 use rundir::{
     Attempt, AttemptWhy, CommandPlace, ErrorCode, Failure, Login, Run, RunDir, SCHEMA, StartFrom, command_folder,
-    command_output, command_ranks, command_words,
+    command_output, command_ranks, command_template, command_words,
 };
 
 use crate::cost_rows::cost_rows;
@@ -309,7 +309,7 @@ fn command_summary(
     if let Some(spec) = queued {
         rows.push(("job", job_script::in_words(spec)));
         // The placeholders are filled in after Slurm has chosen the nodes.
-        rows.push(("command", command_line(&recipe.command.run)));
+        rows.push(("command", command_line(&command_template(recipe, attempt).collect::<Vec<_>>())));
         rows.push(("submitted", command_line(&["sbatch", dir.job_script(attempt.number).as_str()])));
     }
     if let Some((first, _)) = by_node.first() {

@@ -6,7 +6,7 @@ use rundir::{
 };
 use runstate::{Liveness, RunFacts, RunState, derive};
 
-use crate::launch::{NewRun, check_min_nodes, command_mesh, from_weights};
+use crate::launch::{NewRun, Origin, check_min_nodes, command_mesh, from_checkpoint_with_fresh_data, from_weights};
 use crate::launch_plan::{Draft, crossing, place, sizes};
 use crate::{Context, JobKill, KillHow, LaunchPlan, Weights};
 use units::counted;
@@ -57,7 +57,7 @@ pub enum ResumeKind {
     /// Weights, optimizer and data position.
     #[default]
     Everything,
-    /// Weights and optimizer; the data order restarts.
+    /// Weights and optimizer; the data order restarts. A command, whose steps restart too, does so in a new run.
     FreshData,
     /// Weights only: makes a new run at step 0 with this run as its parent, and overwrites nothing of this run.
     WeightsOnly,
@@ -135,16 +135,29 @@ pub(crate) fn next_attempt(
     check_min_nodes(what, &recipe, cx)?;
     let checkpoint = choose(what, request)?;
     let is_command = recipe.trainer == recipe::TrainerKind::Command;
-    if is_command && request.options.kind != ResumeKind::Everything {
-        return Err(Failure::new(
-            ErrorCode::InvalidArgument,
-            what,
-            "a command always continues as command.resume defines",
-            "remove --weights-only and --fresh-data, or launch a new run with the weights in command.run",
-        ));
-    }
-    if let (ResumeKind::WeightsOnly, Some(checkpoint)) = (request.options.kind, checkpoint) {
-        return from_weights_only(what, request, &recipe, checkpoint, cx);
+    match (request.options.kind, checkpoint) {
+        (ResumeKind::WeightsOnly, Some(checkpoint)) => {
+            let parent = parent(request, checkpoint);
+            let origin = from_weights(&Weights { path: checkpoint.dir.clone(), lineage: Some(parent) });
+            return new_run(what, request, &recipe, origin, cx);
+        }
+        (ResumeKind::FreshData, Some(_)) if is_command && recipe.command.fresh_data.is_empty() => {
+            return Err(Failure::new(
+                ErrorCode::InvalidArgument,
+                what,
+                "command.fresh_data of its recipe is empty: the arguments that restart the data are not known",
+                format!(
+                    "remove --fresh-data, or set command.fresh_data in the recipe and launch it from the weights: `vidtui launch RECIPE --init {}`",
+                    request.run.id
+                ),
+            ));
+        }
+        // A command that restarts its data restarts its steps too. In a new run, they do not collide with those of this run.
+        (ResumeKind::FreshData, Some(checkpoint)) if is_command => {
+            let origin = from_checkpoint_with_fresh_data(parent(request, checkpoint), checkpoint.dir.clone());
+            return new_run(what, request, &recipe, origin, cx);
+        }
+        _ => {}
     }
     let mut warnings = warnings_about(request, checkpoint);
     let steps = steps(what, request, &recipe, checkpoint)?;
@@ -176,11 +189,21 @@ pub(crate) fn next_attempt(
     let before = request.facts.attempt.as_ref().map_or(Vec::new(), |last| crossing(&last.mesh, &last.placement));
     warnings.extend(crossing(&mesh, &placement).into_iter().filter(|now| !before.contains(now) && !is_command));
     let (start, start_step, mut weights) = start_of(request, checkpoint);
-    let folder = checkpoint.filter(|_| is_command).map(|checkpoint| checkpoint.dir.clone());
+    let folder = match (checkpoint, &request.run.start) {
+        _ if !is_command => None,
+        (Some(checkpoint), _) => Some(checkpoint.dir.clone()),
+        // The run has saved nothing yet and starts from the checkpoint of its parent again.
+        (None, StartFrom::CheckpointFreshData { .. }) => {
+            request.facts.attempt.as_ref().and_then(|last| last.checkpoint.clone())
+        }
+        (None, _) => None,
+    };
     if is_command {
-        weights = folder
-            .as_ref()
-            .map_or("chosen by the command".into(), |folder| format!("step {start_step} of this run: {folder}"));
+        weights = match (checkpoint, &start) {
+            (Some(checkpoint), _) => format!("step {start_step} of this run: {}", checkpoint.dir),
+            (None, StartFrom::Random) => "chosen by the command".into(),
+            (None, _) => weights,
+        };
         if folder.is_some() && recipe.command.resume.is_empty() {
             warnings.push("command.resume is empty: the command must find its checkpoint itself".into());
         }
@@ -539,16 +562,19 @@ fn start_of(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>)
     }
 }
 
-/// Plans a new run from the weights of this one.
-fn from_weights_only(
+fn parent(request: &ResumeRequest<'_>, checkpoint: &CheckpointSummary) -> Lineage {
+    Lineage { run: request.run.id.clone(), step: checkpoint.step }
+}
+
+/// Plans a new run that starts from a checkpoint of this one.
+fn new_run(
     what: &str,
     request: &ResumeRequest<'_>,
     recipe: &Recipe,
-    checkpoint: &CheckpointSummary,
+    origin: Origin,
     cx: &Context,
 ) -> Result<LaunchPlan, Failure> {
     let run = request.run;
-    let parent = Lineage { run: run.id.clone(), step: checkpoint.step };
     let mut recipe = recipe.clone();
     if let Some(steps) = request.options.steps {
         (recipe.train.steps, recipe.train.epochs) = (steps, 0);
@@ -557,7 +583,7 @@ fn from_weights_only(
         name: &run.name,
         recipe: &recipe,
         stage: run.curriculum.clone().zip(run.stage.clone()),
-        origin: from_weights(&Weights { path: checkpoint.dir.clone(), lineage: Some(parent) }),
+        origin,
         warnings: Vec::new(),
     };
     new.plan(what, cx)

@@ -1,7 +1,7 @@
 //! The rules that compare several keys of a recipe. The ranges of single keys are in [`SCHEMA`](crate::SCHEMA).
 
 use crate::buckets::BadBuckets;
-use crate::command::Placeholders;
+use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::{by_likeness, nearest};
 use crate::{
     Buckets, ConditionKind, Device, FrameMode, Key, LATENT_FRAMES, Layer, LrSchedule, NoSuchLayer, OffloadStore,
@@ -107,8 +107,12 @@ const COMMAND_RULES: &[(&[&str], Rule)] = &[
     (&["command.run"], has_program),
     (&["command.run", "command.per"], |r| known_placeholders("run", &r.command.run, r)),
     (&["command.output"], |r| known_placeholders("output", std::slice::from_ref(&r.command.output), r)),
+    (&["command.start", "command.per"], |r| known_placeholders("start", &r.command.start, r)),
+    (&["command.start", "command.run"], start_passes_weights),
     (&["command.resume", "command.per"], |r| known_placeholders("resume", &r.command.resume, r)),
     (&["command.resume", "command.adapter"], resume_finds_checkpoints),
+    (&["command.fresh_data", "command.per"], |r| known_placeholders("fresh_data", &r.command.fresh_data, r)),
+    (&["command.fresh_data", "command.resume"], fresh_data_follows_a_resume),
 ];
 
 /// The rules of every recipe.
@@ -938,6 +942,7 @@ fn known_placeholders(key: &str, words: &[String], recipe: &Recipe) -> Result<()
         ("rank" | "local_rank", _) if key != "output" => {
             "a command that is started once per node has no rank; set command.per = \"rank\"".into()
         }
+        ("weights" | "previous", _) => "move the arguments that pass weights to command.start".into(),
         ("checkpoint" | "checkpoint_step", _) => "move the arguments of a resume to command.resume".into(),
         (_, Some(meant)) => format!("did you mean {{{meant}}}? For the literal text {{{name}}}, write {{{{{name}}}}}"),
         (_, None) => {
@@ -958,6 +963,29 @@ fn resume_finds_checkpoints(recipe: &Recipe) -> Result<(), Advice> {
         why: "command.resume needs a checkpoint, and vidtui cannot find checkpoints with command.adapter \"none\""
             .into(),
         fix: "set command.adapter to the trainer that the command starts".into(),
+    })
+}
+
+fn start_passes_weights(recipe: &Recipe) -> Result<(), Advice> {
+    let command = &recipe.command;
+    let mut names = command.start.iter().chain(&command.run).flat_map(|word| crate::command::names(word));
+    if command.start.is_empty() || names.any(|name| OF_WEIGHTS.contains(&name)) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "command.start is added when a run starts from weights, and it does not contain {weights} or {previous}"
+            .into(),
+        fix: "pass their path: start = [\"--ckpt-path\", \"{weights}\"]".into(),
+    })
+}
+
+fn fresh_data_follows_a_resume(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.command.fresh_data.is_empty() || !recipe.command.resume.is_empty() {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "command.fresh_data is added to the arguments of a resume, and command.resume is empty".into(),
+        fix: "set command.resume, such as resume = [\"--load\", \"{checkpoint}\"]".into(),
     })
 }
 

@@ -28,16 +28,44 @@ pub struct Command {
     pub trainer: OtherTrainer,
     /// The folder in which the command saves checkpoints, with placeholders.
     pub output: String,
+    /// The arguments that are added when a run starts from weights, with placeholders.
+    pub start: Vec<String>,
     /// The arguments that are added on a resume, with placeholders.
     pub resume: Vec<String>,
+    /// The arguments that follow those of a resume if the data order restarts, with placeholders.
+    pub fresh_data: Vec<String>,
+}
+
+impl Command {
+    /// Returns whether the command can start from weights.
+    pub fn takes_weights(&self) -> bool {
+        !self.start.is_empty() || self.needs_weights()
+    }
+
+    /// Returns whether the command cannot start without weights.
+    pub fn needs_weights(&self) -> bool {
+        OF_WEIGHTS.iter().any(|name| is_named(name, &self.run))
+    }
+
+    /// Returns whether the weights must be a checkpoint of another run.
+    pub fn needs_previous(&self) -> bool {
+        is_named(PREVIOUS, &self.run) || is_named(PREVIOUS, &self.start)
+    }
 }
 
 /// The command of a recipe for the embedded trainer: none.
 impl Default for Command {
     fn default() -> Self {
-        let (run, resume) = (Vec::new(), Vec::new());
-        let output = "{run_dir}/output".to_owned();
-        Self { run, per: Per::Node, folder: Utf8PathBuf::new(), trainer: OtherTrainer::None, output, resume }
+        Self {
+            run: Vec::new(),
+            per: Per::Node,
+            folder: Utf8PathBuf::new(),
+            trainer: OtherTrainer::None,
+            output: "{run_dir}/output".to_owned(),
+            start: Vec::new(),
+            resume: Vec::new(),
+            fresh_data: Vec::new(),
+        }
     }
 }
 
@@ -89,6 +117,9 @@ const OF_NODE: &[&str] = &[
 ];
 const OF_RANK: &[&str] = &["rank", "local_rank"];
 const OF_RESUME: &[&str] = &["checkpoint", "checkpoint_step"];
+const PREVIOUS: &str = "previous";
+/// Names that need initial weights.
+pub(crate) const OF_WEIGHTS: &[&str] = &["weights", PREVIOUS];
 
 impl Placeholders {
     /// Returns the names that a key of `[command]` may use.
@@ -98,8 +129,10 @@ impl Placeholders {
             names.extend(OF_NODE);
             names.extend(OF_RANK.iter().filter(|_| per == Per::Rank));
         }
-        if key == "resume" {
-            names.extend(OF_RESUME);
+        match key {
+            "run" | "start" => names.extend(OF_WEIGHTS),
+            "resume" | "fresh_data" => names.extend(OF_RESUME),
+            _ => {}
         }
         names
     }
@@ -142,6 +175,10 @@ pub(crate) fn names(word: &str) -> Vec<&str> {
         Piece::Text(_) => None,
     };
     pieces(word).into_iter().filter_map(name).collect()
+}
+
+fn is_named(name: &str, words: &[String]) -> bool {
+    words.iter().any(|word| names(word).contains(&name))
 }
 
 /// Fills in the placeholders of a word. Placeholders for which `value` returns `None` stay unchanged.

@@ -6,7 +6,9 @@ use toml::{Table, Value};
 use crate::file::{File, absolute};
 use crate::nearest::nearest;
 use crate::value::{is_name, shown};
-use crate::{Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, load, param_specs};
+use crate::{
+    Key, Kind, Origin, ParamSpec, RecipeError, RecipeErrorKind, Resolved, SCHEMA, Task, TrainerKind, load, param_specs,
+};
 
 /// Stages in the order in which they are trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -161,8 +163,12 @@ fn stage(
         return Err(error(RecipeErrorKind::Stage, file, &format!("{at}.recipe"), why, fix));
     }
     let start = start(file, &at, table, previous)?;
-    if let (StageStart::Previous, Some(previous)) = (&start, previous) {
-        fits(file, &at, previous, &name, &resolved)?;
+    let is_command = resolved.recipe.trainer == TrainerKind::Command;
+    match (&start, previous) {
+        (StageStart::Random, _) => {}
+        (_, _) if is_command => takes_weights(file, &at, &name, &resolved, &start)?,
+        (StageStart::Previous, Some(previous)) => fits(file, &at, previous, &name, &resolved)?,
+        _ => {}
     }
     let changes = match previous {
         Some(previous) => differences(&previous.resolved, &resolved),
@@ -204,8 +210,41 @@ fn start(file: &File, at: &str, table: &Table, previous: Option<&StageSpec>) -> 
     }
 }
 
+/// Checks that the arguments of a stage's command pass the weights that the stage starts from.
+fn takes_weights(
+    file: &File,
+    at: &str,
+    name: &str,
+    resolved: &Resolved,
+    start: &StageStart,
+) -> Result<(), RecipeError> {
+    let command = &resolved.recipe.command;
+    let (why, fix) = match start {
+        _ if !command.takes_weights() => (
+            "the command has no argument for weights",
+            "set command.start in the recipe, such as [\"--ckpt-path\", \"{weights}\"], or write start = \"random\" here",
+        ),
+        StageStart::Path(_) if command.needs_previous() => (
+            "{previous} is a checkpoint of the previous stage, and this stage starts from a path",
+            "write {weights}, which any path fills in, or start = \"previous\" here",
+        ),
+        _ => return Ok(()),
+    };
+    let why = format!("{}: stage {name} starts from weights: {why}", file.place(&format!("{at}.start"), &file.path));
+    Err(error(RecipeErrorKind::Stage, file, &format!("{at}.start"), why, fix))
+}
+
 /// Checks that a stage's model can load the weights of the previous stage.
 fn fits(file: &File, at: &str, previous: &StageSpec, name: &str, resolved: &Resolved) -> Result<(), RecipeError> {
+    if previous.resolved.recipe.trainer == TrainerKind::Command {
+        let why = format!(
+            "{}: stage {name} cannot start from the checkpoints of the command of stage {}",
+            file.place(&format!("{at}.start"), &file.path),
+            previous.name
+        );
+        let fix = "convert a checkpoint with `vidtui convert`, and write its path here: start = \"./weights/…\"";
+        return Err(error(RecipeErrorKind::Stage, file, &format!("{at}.start"), why, fix));
+    }
     let (before, after) = (param_specs(&previous.resolved.recipe.model), param_specs(&resolved.recipe.model));
     let shape =
         |specs: &[ParamSpec], name: &str| specs.iter().find(|spec| spec.name == name).map(|spec| spec.shape.clone());
@@ -235,6 +274,7 @@ fn differences(before: &Resolved, after: &Resolved) -> Vec<Change> {
         let (from, to) = match (key.kind, from.as_str(), to.as_str()) {
             _ if from == to => return None,
             (Kind::Path, Some(from), Some(to)) => without_common_folder(from, to),
+            (Kind::Words, ..) => without_common_words(from, to),
             _ => (shown(from), shown(to)),
         };
         Some(Change { key: key.path.to_owned(), from: Some(from), to })
@@ -263,6 +303,23 @@ fn without_common_folder(a: &str, b: &str) -> (String, String) {
     let (a, b) = (Utf8Path::new(a), Utf8Path::new(b));
     let common = a.components().zip(b.components()).take_while(|(a, b)| a == b).count();
     let rest = |path: &Utf8Path| path.components().skip(common).collect::<Utf8PathBuf>().into_string();
+    (rest(a), rest(b))
+}
+
+/// Returns two lists of words without those that they have in common at the beginning and at the end.
+fn without_common_words(a: &Value, b: &Value) -> (String, String) {
+    let words = |list: &Value| -> Vec<String> {
+        let words = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+        words.map(str::to_owned).collect()
+    };
+    let (a, b) = (words(a), words(b));
+    let begin = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    let (a, b) = (&a[begin..], &b[begin..]);
+    let end = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let rest = |words: &[String]| match &words[..words.len() - end] {
+        [] => "nothing".to_owned(),
+        words => words.join(" "),
+    };
     (rest(a), rest(b))
 }
 

@@ -206,7 +206,9 @@ pub static SCHEMA: &[Key] = &[
     optional("command.folder", Kind::OptionalPath, DefaultValue::Str(""), "working folder of the command; default: the run directory"),
     optional("command.adapter", Kind::OneOf(&["none", "open_sora", "finetrainers", "cogvideox_factory", "videox_fun", "ttt_video_dit"]), DefaultValue::Str("none"), "training system of the command: decides how its log lines and checkpoint folders are read"),
     optional("command.output", Kind::Text, DefaultValue::Str("{run_dir}/output"), "folder in which the command saves checkpoints, {output} in its arguments"),
+    optional("command.start", Kind::Words, DefaultValue::EmptyList, "arguments that are added when a run starts from weights (a stage after another one, --init); {weights} is their path, and {previous} too if another run saved them"),
     optional("command.resume", Kind::Words, DefaultValue::EmptyList, "arguments that are added on a resume; {checkpoint} is the folder and {checkpoint_step} the step to continue from"),
+    optional("command.fresh_data", Kind::Words, DefaultValue::EmptyList, "arguments that follow those of command.resume on a resume with --fresh-data, which starts a new run at step 0"),
 
     optional("env.presets", Kind::ListOf(&["nccl_infiniband", "nccl_ethernet", "nccl_debug"]), DefaultValue::EmptyList, "sets of environment variables: nccl_infiniband, nccl_ethernet, nccl_debug"),
     optional("env.variables", Kind::Variables, DefaultValue::EmptyTable, "environment variables of every rank; they override the presets"),

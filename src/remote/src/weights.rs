@@ -2,20 +2,24 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 use plan::{LaunchPlan, Weights};
-use recipe::Task;
-use rundir::{Checkpoint, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
+use recipe::{Task, TrainerKind};
+use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
 
-/// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id).
+/// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id). A command
+/// loads any other file or folder too.
 ///
 /// # Errors
 /// When the path does not exist or has no complete checkpoint.
-pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failure> {
+pub fn find_weights(given: &str, runs_root: &Utf8Path, trainer: TrainerKind) -> Result<Weights, Failure> {
     let what = format!("cannot take weights from {given}");
     let path = Utf8PathBuf::from(given);
     let path = if path.exists() || RunId::parse(given).is_err() { path } else { runs_root.join(given) };
     let path = camino::absolute_utf8(&path).unwrap_or(path);
     if !path.exists() {
-        let fix = "give a step directory (RUN/checkpoints/step-…) or a run";
+        let fix = match trainer {
+            TrainerKind::Embedded => "give a step directory (RUN/checkpoints/step-…) or a run",
+            TrainerKind::Command => "put the weights there, or name others: --init PATH or --init RUN",
+        };
         return Err(Failure::new(ErrorCode::NotFound, what, format!("{path} does not exist"), fix));
     }
     let run = RunDir::new(path.clone());
@@ -31,6 +35,9 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
         let lineage = Lineage { run: run.read_run()?.id, step: newest.step };
         return Ok(Weights { path: newest.dir, lineage: Some(lineage) });
     }
+    if trainer == TrainerKind::Command {
+        return of_command(&what, path);
+    }
     let checkpoint = Checkpoint::open(&path).map_err(|error| {
         let why = error.to_string();
         let fix = "give a complete step directory (RUN/checkpoints/step-…) or a run";
@@ -38,6 +45,21 @@ pub fn find_weights(given: &str, runs_root: &Utf8Path) -> Result<Weights, Failur
     })?;
     let lineage = Lineage { run: checkpoint.manifest.run, step: checkpoint.step };
     Ok(Weights { path, lineage: Some(lineage) })
+}
+
+/// Returns a file or folder as weights for a command. If it is a checkpoint of a run, it must be complete.
+fn of_command(what: &str, path: Utf8PathBuf) -> Result<Weights, Failure> {
+    let run = path.ancestors().map(RunDir::new).find(|run| run.run_toml().exists());
+    let entries = run.as_ref().map_or(Ok(Vec::new()), other_trainers::checkpoints)?;
+    let lineage = match (run, entries.iter().find(|entry| entry.dir() == path).map(CheckpointEntry::summary)) {
+        (Some(run), Some(Ok(saved))) => Some(Lineage { run: run.read_run()?.id, step: saved.step }),
+        (Some(run), Some(Err((_, why)))) => {
+            let fix = format!("choose a complete one: `vidtui checkpoints {}`", run.name());
+            return Err(Failure::new(ErrorCode::CheckpointIncomplete, what, format!("{path}: {why}"), fix));
+        }
+        _ => None,
+    };
+    Ok(Weights { path, lineage })
 }
 
 /// Returns the step directory that the attempt starts from; `None` if it starts from random weights.

@@ -240,7 +240,7 @@ fn weights_are_found_by_step_directory_run_folder_and_run_id() {
     let here = std::env::current_dir().unwrap();
     let paths = [(demo.runs.as_str(), "RUNS"), (id, "RUN"), (here.to_str().unwrap(), "HERE")];
     let refusals = [id, dir.checkpoints().as_str(), "no/such/place"].map(|given| {
-        let text = find_weights(given, &demo.runs).unwrap_err().to_string();
+        let text = find_weights(given, &demo.runs, recipe::TrainerKind::Embedded).unwrap_err().to_string();
         paths.iter().fold(text, |text, (path, name)| text.replace(path, name))
     });
     insta::assert_snapshot!(refusals.join("\n\n"));
@@ -248,7 +248,7 @@ fn weights_are_found_by_step_directory_run_folder_and_run_id() {
     demo.save(&dir, &plan.run.id, 20);
     let expected = Weights { path: dir.step_dir(20), lineage: Some(Lineage { run: plan.run.id.clone(), step: 20 }) };
     for given in [dir.step_dir(20).as_str(), dir.root.as_str(), id] {
-        assert_eq!(find_weights(given, &demo.runs).unwrap(), expected, "{given}");
+        assert_eq!(find_weights(given, &demo.runs, recipe::TrainerKind::Embedded).unwrap(), expected, "{given}");
     }
 }
 

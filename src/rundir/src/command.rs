@@ -1,6 +1,6 @@
 //! The command of a run that another program trains: its arguments on each node.
 
-use crate::{Attempt, Run, RunDir};
+use crate::{Attempt, Run, RunDir, StartFrom};
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
 use recipe::{Per, Recipe};
@@ -50,12 +50,36 @@ pub fn command_words(
             "rank" => place.rank?.rank.to_string(),
             "local_rank" => place.rank?.local_rank.to_string(),
             "checkpoint" => attempt.checkpoint.as_ref()?.to_string(),
-            "checkpoint_step" => attempt.start_step.to_string(),
+            "checkpoint_step" => match attempt.start {
+                StartFrom::CheckpointFreshData { step, .. } => step.to_string(),
+                _ => attempt.start_step.to_string(),
+            },
+            "weights" => weights(run)?,
+            "previous" => run.lineage.as_ref().and_then(|_| weights(run))?,
             name => of_run(dir, run, name)?,
         })
     };
-    let resume = recipe.command.resume.iter().filter(|_| attempt.checkpoint.is_some());
-    recipe.command.run.iter().chain(resume).map(|word| recipe::fill(word, value)).collect()
+    command_template(recipe, attempt).map(|word| recipe::fill(word, value)).collect()
+}
+
+/// Returns the program and its arguments for an attempt, with placeholders.
+pub fn command_template<'a>(recipe: &'a Recipe, attempt: &Attempt) -> impl Iterator<Item = &'a String> {
+    let command = &recipe.command;
+    let [more, last]: [&[String]; 2] = match (&attempt.checkpoint, &attempt.start) {
+        (Some(_), StartFrom::CheckpointFreshData { .. }) => [&command.resume, &command.fresh_data],
+        (Some(_), _) => [&command.resume, &[]],
+        (None, StartFrom::Weights { .. }) => [&command.start, &[]],
+        (None, _) => [&[], &[]],
+    };
+    command.run.iter().chain(more).chain(last)
+}
+
+/// Returns the path of the weights that a run starts from.
+fn weights(run: &Run) -> Option<String> {
+    match &run.start {
+        StartFrom::Weights { path } => Some(path.to_string()),
+        _ => None,
+    }
 }
 
 /// Returns the folder below which a command saves its checkpoints.
@@ -107,7 +131,36 @@ mod tests {
         let resuming = Attempt { checkpoint: Some("/out/finetrainers_step_40".into()), ..attempt.clone() };
         let resumed = command_words(&dir, &run(), &recipe, &resuming, &place);
         assert_eq!(resumed[6..], ["--load", "/out/finetrainers_step_40@40"]);
+        let start = StartFrom::CheckpointFreshData { run: run().id, step: 40 };
+        let fresh = Attempt { start, start_step: 0, ..resuming };
+        recipe.command.fresh_data = vec!["--start-step".into(), "0".into()];
+        assert_eq!(
+            command_words(&dir, &run(), &recipe, &fresh, &place)[6..],
+            ["--load", "/out/finetrainers_step_40@40", "--start-step", "0"]
+        );
         let unknown = CommandPlace { master: None, ..place };
         assert_eq!(command_words(&dir, &run(), &recipe, &attempt, &unknown)[3], "{master_addr}:{master_port}");
+    }
+    #[test]
+    fn a_start_from_weights_adds_arguments_until_the_run_has_a_checkpoint_of_its_own() {
+        let (_keep, dir) = temp();
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/command.toml");
+        let mut recipe = recipe::load(path.into(), &[]).unwrap().recipe;
+        recipe.command.run = vec!["p".into(), "{weights}".into()];
+        recipe.command.start = vec!["--ckpt-path={previous}".into()];
+        recipe.command.resume = vec!["--load".into()];
+        let start = StartFrom::Weights { path: "/out/epoch4-global_step2210".into() };
+        let lineage = Some(crate::Lineage { run: run().id, step: 2210 });
+        let stage = Run { start: start.clone(), lineage, ..run() };
+        let attempt = Attempt { start, checkpoint: None, ..attempt(1, 0, &["ml-1"]) };
+        let here = node("ml-1");
+        let place = CommandPlace { node: &here, rank: None, master: None };
+        let words = |run: &Run, attempt: &Attempt| command_words(&dir, run, &recipe, attempt, &place);
+        let path = "/out/epoch4-global_step2210";
+        assert_eq!(words(&stage, &attempt), ["p", path, &format!("--ckpt-path={path}")]);
+        let resuming = Attempt { checkpoint: Some("/out/epoch0-global_step9".into()), ..attempt.clone() };
+        assert_eq!(words(&stage, &resuming), ["p", path, "--load"]);
+        let of_no_run = Run { lineage: None, ..stage };
+        assert_eq!(words(&of_no_run, &attempt)[2], "--ckpt-path={previous}");
     }
 }

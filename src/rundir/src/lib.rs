@@ -50,7 +50,7 @@ pub use checkpoint::{
     BaseWeights, Checkpoint, CheckpointManifest, FileSum, LogicalTensor, Slice, TrainState, file_sum, model_config,
     model_section, xxh3_hex,
 };
-pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_words};
+pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_template, command_words};
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};

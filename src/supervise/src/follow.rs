@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use camino::Utf8PathBuf;
 use other_trainers::{LogEvent, LogReader, checkpoints, written_over_s};
 use recipe::OtherTrainer;
-use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, now_s};
+use rundir::{CheckpointEntry, Event, EventKind, LineAppender, RequestSource, RunDir, RunId, StartFrom, now_s};
 use serde::Serialize;
 
 use crate::job::Job;
@@ -82,7 +82,8 @@ impl Follower {
 /// Writes metrics and events as it reads them from the log.
 struct LogWriter {
     run: RunDir,
-    id: RunId,
+    /// The run that saved the checkpoint from which the attempt continues.
+    origin: RunId,
     attempt: u32,
     start_step: u64,
     world: usize,
@@ -108,7 +109,10 @@ impl LogWriter {
         let open =
             |path: Utf8PathBuf| LineAppender::open(&path).inspect_err(|error| log!("cannot open {path}: {error}")).ok();
         let mut writer = Self {
-            id: job.id.clone(),
+            origin: match &job.attempt.start {
+                StartFrom::CheckpointFreshData { run, .. } => run.clone(),
+                _ => job.id.clone(),
+            },
             attempt,
             start_step,
             world: job.attempt.placement.world(),
@@ -187,7 +191,7 @@ impl LogWriter {
                 }
                 LogEvent::Resumed if !self.resumed => {
                     self.resumed = true;
-                    self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.id.clone() });
+                    self.event(EventKind::Resumed { from_step: self.start_step, of_run: self.origin.clone() });
                 }
                 LogEvent::Started | LogEvent::Resumed => {}
                 LogEvent::EvaluationStarted => self.event(EventKind::EvaluationStarted),

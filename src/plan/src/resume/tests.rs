@@ -229,6 +229,42 @@ fn weights_only_makes_a_new_run_and_does_not_change_the_old_one() {
 }
 
 #[test]
+fn fresh_data_of_a_command_makes_a_new_run_that_loads_the_checkpoint() {
+    let mut parent = past(60, &[40, 60]);
+    let mut recipe = crate::fixtures::command();
+    parent.run.recipe = recipe.to_table();
+    let refused = plan_with(&parent, kind(ResumeKind::FreshData), 2).unwrap_err();
+    insta::assert_snapshot!(coded(&refused));
+
+    recipe.command.fresh_data = vec!["--start-from-scratch".into()];
+    parent.run.recipe = recipe.to_table();
+    let plan = plan_with(&parent, kind(ResumeKind::FreshData), 2).unwrap();
+    let folder = parent.latest.clone().unwrap().dir;
+    assert!(plan.is_new_run());
+    assert_eq!(plan.run.lineage, Some(Lineage { run: parent.run.id.clone(), step: 60 }));
+    assert_eq!((plan.attempt.number, plan.attempt.start_step), (1, 0));
+    assert!(plan.nodes[0].script.contains(&format!("train.py --load {folder} --start-from-scratch")));
+
+    // The new run fails before it saves: it starts in the same way again.
+    let mut failed = past(0, &[]);
+    failed.run = plan.run.clone();
+    failed.dir = plan.dir.clone();
+    failed.facts.attempt = Some(plan.attempt);
+    let again = plan_with(&failed, ResumeOptions::default(), 2).unwrap();
+    assert_eq!(again.attempt.number, 2);
+    assert!(again.nodes[0].script.contains(&format!("train.py --load {folder} --start-from-scratch")));
+}
+
+#[test]
+fn weights_of_a_command_start_a_new_run_of_it() {
+    let mut parent = past(60, &[40, 60]);
+    parent.run.recipe = crate::fixtures::command().to_table();
+    let plan = plan_with(&parent, kind(ResumeKind::WeightsOnly), 2).unwrap();
+    let folder = parent.latest.unwrap().dir;
+    assert!(plan.nodes[0].script.contains(&format!("train.py --ckpt-path {folder}")));
+}
+
+#[test]
 fn weights_of_a_run_without_a_checkpoint_are_refused() {
     for kind in [kind(ResumeKind::WeightsOnly), kind(ResumeKind::FreshData)] {
         let failure = plan_with(&past(7, &[]), kind, 2).unwrap_err();

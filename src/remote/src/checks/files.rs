@@ -6,7 +6,7 @@ use camino::Utf8Path;
 use nix::unistd::{AccessFlags, access};
 use plan::{LaunchPlan, check_weights};
 use recipe::{Secrets, Task, TrainerKind};
-use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, RunDir};
+use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, RunDir, StartFrom};
 use units::size;
 
 use super::answer::CheckResult;
@@ -76,16 +76,35 @@ fn weights(what: &str, plan: &LaunchPlan) -> CheckResult {
     }
 }
 
-/// Checks that the checkpoint that a command resumes from is still complete.
+/// Checks that the weights or the checkpoint that a command starts from exist, and that a checkpoint of a run is complete.
 fn command_weights(what: &str, plan: &LaunchPlan) -> CheckResult {
-    let Some(dir) = &plan.attempt.checkpoint else { return Ok("chosen by the command".into()) };
-    let entries = other_trainers::checkpoints(&plan.dir)?;
+    let of_start = match &plan.attempt.start {
+        StartFrom::Checkpoint { run, .. } | StartFrom::CheckpointFreshData { run, .. } => Some(run),
+        StartFrom::Weights { .. } => plan.run.lineage.as_ref().map(|parent| &parent.run),
+        StartFrom::Random => None,
+    };
+    let dir = match (&plan.attempt.checkpoint, &plan.attempt.start) {
+        (Some(dir), _) | (None, StartFrom::Weights { path: dir }) => dir,
+        (None, _) => return Ok("chosen by the command".into()),
+    };
+    let runs = plan.dir.root.parent().unwrap_or(Utf8Path::new("."));
+    let run = of_start.map(|run| RunDir::of(runs, run)).filter(|run| run.run_toml().exists());
+    let Some(run) = run else {
+        return match dir.exists() {
+            true => Ok(dir.to_string()),
+            false => {
+                let why = format!("{dir} does not exist");
+                Err(Failure::new(ErrorCode::NotFound, what, why, "choose other weights: --init PATH or --init RUN"))
+            }
+        };
+    };
+    let entries = other_trainers::checkpoints(&run)?;
     let (code, why) = match entries.iter().find(|entry| entry.dir() == dir).map(CheckpointEntry::summary) {
         Some(Ok(saved)) => return Ok(format!("{dir}, {}", size(saved.bytes))),
         Some(Err((_, why))) => (ErrorCode::CheckpointIncomplete, why),
         None => (ErrorCode::NotFound, "it no longer exists"),
     };
-    Err(Failure::new(code, what, format!("{dir}: {why}"), other_checkpoint(&plan.dir)))
+    Err(Failure::new(code, what, format!("{dir}: {why}"), other_checkpoint(&run)))
 }
 
 fn other_checkpoint(run: &RunDir) -> String {

@@ -38,14 +38,13 @@ pub(super) fn checks(inputs: LaunchInputs<'_>) -> Vec<Check> {
             Check::new(CheckId::Weights, None, weights.and_then(|weights| starting_weights(recipe, weights))),
             Check::new(CheckId::Trainer, None, program.map(|program| trainer(recipe, &program))),
         ]),
-        TrainerKind::Command => checks.extend([
-            Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))),
-            Check::new(
-                CheckId::Supervisor,
-                None,
-                program.map(|program| format!("{} {}, no libtorch needed", program.path, program.version)),
-            ),
-        ]),
+        TrainerKind::Command => {
+            checks.push(Check::new(CheckId::Ranks, None, target.map(|target| ranks(&target))));
+            // Weights that were found are checked with the plan.
+            checks.extend(weights.err().map(|failure| Check::new(CheckId::Weights, None, Err(failure))));
+            let program = program.map(|program| format!("{} {}, no libtorch needed", program.path, program.version));
+            checks.push(Check::new(CheckId::Supervisor, None, program));
+        }
     }
     checks
 }

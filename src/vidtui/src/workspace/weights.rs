@@ -4,18 +4,19 @@ use super::{Init, LaunchOptions, Workspace};
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use plan::Weights;
-use recipe::{Curriculum, StageSpec, StageStart, Task};
+use recipe::{Curriculum, StageSpec, StageStart, Task, TrainerKind};
 use rundir::{ErrorCode, Failure, Lineage, RunDir};
 
 impl Workspace {
     /// Finds the weights that a launch starts from. `None` for random weights.
     pub fn weights_of(&self, options: &LaunchOptions<'_>) -> Result<Option<Weights>, CommandError> {
+        let trainer = options.subject.resolved().recipe.trainer;
         Ok(match (&options.init, options.subject.stage()) {
-            (Init::Given(given), _) => Some(self.given_weights(given)?),
+            (Init::Given(given), _) => Some(self.given_weights(given, trainer)?),
             (Init::Run(run), _) => Some(self.newest_weights(&self.dir(run))?),
             (Init::ByStage, Some((curriculum, stage))) => match &stage.start {
                 StageStart::Random => None,
-                StageStart::Path(path) => Some(self.given_weights(path.as_str())?),
+                StageStart::Path(path) => Some(self.given_weights(path.as_str(), trainer)?),
                 StageStart::Previous => Some(self.weights_of_previous_stage(curriculum, stage)?),
             },
             (Init::ByStage, None) => None,
@@ -23,7 +24,7 @@ impl Workspace {
     }
 
     /// Finds weights by path or run. If there are none, the failure names the commands that make them.
-    fn given_weights(&self, given: &str) -> Result<Weights, Failure> {
+    fn given_weights(&self, given: &str, trainer: TrainerKind) -> Result<Weights, Failure> {
         if !given.contains('/') && !Utf8Path::new(given).exists() {
             match self.find_with_weights(given).map_err(CommandError::into_failure) {
                 Ok(run) => return self.newest_weights(&run),
@@ -32,7 +33,7 @@ impl Workspace {
                 Err(_) => {}
             }
         }
-        remote::find_weights(given, &self.runs).map_err(|failure| match hub::fetch_command(given) {
+        remote::find_weights(given, &self.runs, trainer).map_err(|failure| match hub::fetch_command(given) {
             Some(command) if !Utf8Path::new(given).exists() => {
                 let convert = "vidtui convert FOLDER weights/ --to internal";
                 let fix = format!(
