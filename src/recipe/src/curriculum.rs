@@ -393,7 +393,7 @@ mod tests {
     fn a_missing_curriculum_lists_the_curricula_beside_it() {
         let error = Curriculum::load("../../configs/dem".into(), &[]).unwrap_err();
         assert_eq!(error.kind, RecipeErrorKind::Io(std::io::ErrorKind::NotFound));
-        insta::assert_snapshot!(error.fix, @"../../configs contains bunny, demo, fun, ttt-linear, ttt-mlp");
+        insta::assert_snapshot!(error.fix, @"../../configs contains bunny, demo, fun, lambda, open-sora, ttt-linear, ttt-mlp");
     }
 
     #[test]
@@ -426,6 +426,15 @@ mod tests {
         let path = "../../tests/fixtures/configs/valid/stages/curriculum.toml";
         let curriculum = Curriculum::load(path.into(), &["train.steps=9".into()]).unwrap();
         assert!(curriculum.stages.iter().all(|stage| stage.resolved.recipe.train.steps == 9));
+    }
+
+    #[test]
+    fn a_stage_lists_the_words_of_its_command_that_differ() {
+        let curriculum = Curriculum::load("../../configs/lambda/curriculum.toml".into(), &[]).unwrap();
+        let changed = |stage: usize| changes(&curriculum.stages[stage])[0].replace("configs/opensora-v1-2/lambda/", "");
+        assert_eq!(changed(1), "command.run: stage1.py -> stage2.py");
+        let data = "--data-path OpenVid1M";
+        assert_eq!(changed(2), format!("command.run: stage2.py {data}.csv -> stage3.py {data}-MiraData330k.csv"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use recipe::{OtherTrainer, TrainerKind, load};
+use recipe::{Curriculum, OtherTrainer, StageStart, TrainerKind, load};
 
 #[test]
 fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_checkpoint() {
@@ -19,4 +19,40 @@ fn each_training_system_has_a_recipe_that_saves_to_output_and_resumes_from_a_che
         assert!(trainers.insert(format!("{:?}", recipe.command.trainer)), "{path}: a second recipe for this trainer");
     }
     assert_eq!(trainers.len(), 5, "{trainers:?}");
+}
+
+#[test]
+fn each_stage_of_a_curriculum_of_commands_starts_from_the_stage_before() {
+    for (path, stages) in [("lambda", 7), ("open-sora", 3)] {
+        let path = camino::Utf8Path::new("../../configs").join(path).join("curriculum.toml");
+        let curriculum = Curriculum::load(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(curriculum.stages.len(), stages, "{path}");
+        assert!(matches!(curriculum.stages[0].start, StageStart::Path(_)), "{path}");
+        assert!(curriculum.stages[1..].iter().all(|stage| stage.start == StageStart::Previous), "{path}");
+        let mut commands = BTreeSet::new();
+        for stage in &curriculum.stages {
+            let command = &stage.resolved.recipe.command;
+            let words = [command.run.join(" "), command.start.join(" "), command.resume.join(" ")];
+            assert!(words[0].contains("{node_rank}") && words[0].contains("{output}"), "{path} {}", stage.name);
+            assert!(words[1].contains("{weights}") && words[2].contains("{checkpoint}"), "{path} {}", stage.name);
+            assert!(!command.fresh_data.is_empty(), "{path} {}", stage.name);
+            commands.insert(words[0].clone());
+        }
+        // Stage 7 of Lambda repeats stage 6.
+        assert_eq!(commands.len(), stages.min(6), "{path}");
+    }
+}
+
+#[test]
+fn presets_carry_no_names_of_interfaces() {
+    let mut files = 0;
+    for folder in ["lambda", "open-sora", "others"] {
+        for entry in camino::Utf8Path::new("../../configs").join(folder).read_dir_utf8().expect("a folder") {
+            let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("a file");
+            let settings = text.lines().filter(|line| !line.starts_with('#'));
+            assert!(!settings.clone().any(|line| line.contains("SOCKET_IFNAME") || line.contains("IB_HCA")));
+            files += 1;
+        }
+    }
+    assert!(files > 15);
 }
