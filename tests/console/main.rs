@@ -13,6 +13,7 @@ mod hub;
 mod nodes_and_smi;
 mod other_trainers;
 mod pty;
+mod queue;
 mod real_trainer;
 mod released_models;
 mod samples;

@@ -193,6 +193,10 @@ impl TestSite {
 
 impl Drop for TestSite {
     fn drop(&mut self) {
+        // First the program that would start more runs.
+        if let Some(worker) = rundir::Queue::of(&self.root.join("runs")).worker() {
+            let _ = Command::new("kill").args(["-KILL", &worker.pid.to_string()]).status();
+        }
         for run in self.runs() {
             let alive =
                 remote::pid_files(&run).is_ok_and(|files| files.iter().any(|(_, live)| *live == Liveness::Alive));

@@ -2,6 +2,7 @@
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir};
+use camino::Utf8Path;
 use cluster::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -29,25 +30,34 @@ impl RunDir {
     /// # Errors
     /// [`Error::Io`] when the file cannot be made or locked.
     pub fn lock_healer(&self, healer: &Healer) -> Result<Option<HealerLock>, Error> {
-        let path = self.healer_file().with_extension("lock");
-        let io = |source| Error::Io { action: "lock", path: path.clone(), source };
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(source)) => return Err(Error::Io { action: "lock", path, source }),
-        }
-        write_toml(&self.healer_file(), healer)?;
-        Ok(Some(HealerLock { _file: file }))
+        lock_program(&self.healer_file(), healer)
     }
 
     /// Returns the healer, if a process has its lock.
     pub fn healer(&self) -> Option<Healer> {
-        let file = File::open(self.healer_file().with_extension("lock")).ok()?;
-        match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => read_toml(&self.healer_file()).ok(),
-            _ => None,
-        }
+        holder(&self.healer_file())
+    }
+}
+
+/// Takes the lock beside `file` and writes into `file` which program has it. `None` if another process has it.
+pub(crate) fn lock_program(file: &Utf8Path, program: &Healer) -> Result<Option<HealerLock>, Error> {
+    let path = file.with_extension("lock");
+    let io = |source| Error::Io { action: "lock", path: path.clone(), source };
+    let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(None),
+        Err(TryLockError::Error(source)) => return Err(Error::Io { action: "lock", path, source }),
+    }
+    write_toml(file, program)?;
+    Ok(Some(HealerLock { _file: lock }))
+}
+
+/// Returns the program that has the lock beside `file`, if a process has it.
+pub(crate) fn holder(file: &Utf8Path) -> Option<Healer> {
+    match File::open(file.with_extension("lock")).ok()?.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => read_toml(file).ok(),
+        _ => None,
     }
 }
 

@@ -184,6 +184,8 @@ pub enum Command {
     Profile(ProfileArgs),
     /// Resumes a run whenever it fails, until it has finished or is stopped; a launch starts this if run.on_failure is "resume"
     Heal(HealArgs),
+    /// Lists the queue of runs, which start one after the other on the same nodes, or changes it
+    Queue(QueueArgs),
     /// Ends the processes of a run within seconds, even if they cannot save; asks for confirmation
     Kill(KillArgs),
     /// Writes the charts of a run to an SVG or PNG file, or its metrics to a CSV file
@@ -227,6 +229,7 @@ impl Command {
             Self::Status(args) | Self::Checkpoints(args) | Self::Stacks(args) => args.output.json,
             Self::Profile(args) => args.output.json,
             Self::Heal(args) => args.output.json,
+            Self::Queue(args) => args.json,
             Self::Nodes(args) => args.output.json,
             Self::Smi(args) => args.output.json,
             Self::Logs(args) => args.json,
@@ -400,7 +403,7 @@ pub struct StageArgs {
 }
 
 /// The ranks and settings that a stage starts with.
-#[derive(Debug, Arguments)]
+#[derive(Debug, Clone, Arguments)]
 pub struct HowArgs {
     /// Uses this machine, with N ranks [default: the size of the mesh in the recipe]
     #[arg(long, value_name = "N", conflicts_with_all = ["hostfile", "include", "exclude", "slurm", "push"])]
@@ -423,7 +426,7 @@ impl HowArgs {
 }
 
 /// The options for executing a plan.
-#[derive(Debug, Arguments)]
+#[derive(Debug, Default, Arguments)]
 pub struct ThenArgs {
     /// Shows the plan and starts nothing
     #[arg(long)]
@@ -635,6 +638,107 @@ pub struct HealArgs {
     pub own_session: bool,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui queue`.
+#[derive(Debug, Arguments)]
+pub struct QueueArgs {
+    /// Prints one JSON document. Failures are JSON too
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Option<QueueCommand>,
+}
+
+/// `vidtui queue …`.
+#[derive(Debug, Subcommand)]
+pub enum QueueCommand {
+    /// Adds runs to the end of the queue and prints their numbers. They start without the console, each when its nodes are free
+    Add(QueueAddArgs),
+    /// Keeps entries from starting
+    Hold(QueueEntriesArgs),
+    /// Lets entries start that are held, or that failed to start
+    Release(QueueEntriesArgs),
+    /// Changes the place of an entry
+    Move(QueueMoveArgs),
+    /// Removes entries from the list. A run that was started continues
+    Remove(QueueEntriesArgs),
+    /// Starts the runs of the queue until none is left; adding a run starts this
+    Work(QueueWorkArgs),
+}
+
+/// `vidtui queue add`.
+#[derive(Debug, Arguments)]
+pub struct QueueAddArgs {
+    /// Recipe files, CURRICULUM:STAGE, or a curriculum with all of its stages
+    #[arg(required = true, value_name = "RECIPE|CURRICULUM")]
+    pub recipes: Vec<String>,
+    /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
+    #[arg(long, value_name = "N")]
+    pub fit: Option<usize>,
+    #[command(flatten)]
+    pub how: HowArgs,
+    /// Starts from these weights: a checkpoint folder, or the newest checkpoint of a run when it starts [default: the source in the
+    /// stage, else random]
+    #[arg(long, value_name = "PATH|RUN")]
+    pub init: Option<String>,
+    /// Name of the runs [default: the name in the recipe]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Keeps the entries from starting until they are released
+    #[arg(long)]
+    pub hold: bool,
+}
+
+/// Entries of the queue.
+#[derive(Debug, Arguments)]
+pub struct QueueEntriesArgs {
+    /// The numbers of the entries
+    #[arg(required = true, value_name = "ID")]
+    pub ids: Vec<u32>,
+}
+
+/// `vidtui queue move`.
+#[derive(Debug, Arguments)]
+pub struct QueueMoveArgs {
+    /// The number of the entry
+    pub id: u32,
+    /// Its new place
+    pub place: MovePlace,
+    /// The entry that follows it, for `before`
+    #[arg(value_name = "OTHER", required_if_eq("place", "before"))]
+    pub other: Option<u32>,
+}
+
+/// A place in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum MovePlace {
+    /// The first entry that waits
+    First,
+    /// The last one
+    Last,
+    /// Before another entry
+    Before,
+}
+
+/// `vidtui queue work`.
+#[derive(Debug, Arguments)]
+pub struct QueueWorkArgs {
+    /// Starts it in the background, where it continues after the end of this terminal, and returns
+    #[arg(long)]
+    pub detached: bool,
+    /// Leaves the session of the program that started it
+    #[arg(long, hide = true, conflicts_with = "detached")]
+    pub own_session: bool,
+}
+
+impl LaunchArgs {
+    /// Returns the launch of a recipe or stage that is added to the queue.
+    pub fn of_queue(recipe: String, added: &QueueAddArgs) -> Self {
+        let QueueAddArgs { fit, how, init, name, .. } = added;
+        let stage = StageArgs { recipe, fit: *fit, how: how.clone(), init: init.clone() };
+        Self { stage, name: name.clone(), then: ThenArgs::default() }
+    }
 }
 
 /// `vidtui next`.

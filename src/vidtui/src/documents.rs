@@ -1,10 +1,10 @@
 //! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of internal types.
 //! `docs/json.md` describes them.
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
 use health::Finding;
-use rundir::{Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, SamplingProgress};
+use rundir::{Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
 use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
 use ui::run_state::StateKind;
@@ -289,6 +289,21 @@ impl CheckpointDocument {
     }
 }
 
+/// An entry of the queue.
+#[derive(Debug, Serialize)]
+pub struct QueueEntryDocument<'a> {
+    pub id: u32,
+    /// `waiting`, `held`, `failed`, or the state of its run.
+    pub state: &'static str,
+    pub run: Option<&'a RunId>,
+    pub failure: Option<&'a Failure>,
+    pub after: Option<u32>,
+    pub launch: &'a [String],
+    pub folder: &'a Utf8Path,
+    pub added_s: f64,
+    pub by: &'a str,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +319,26 @@ mod tests {
             serde_json::Value::Array(values) => values.iter().for_each(|value| names(value, into)),
             _ => {}
         }
+    }
+
+    #[test]
+    fn every_field_of_an_entry_of_the_queue_is_in_the_documentation() {
+        let document = QueueEntryDocument {
+            id: 1,
+            state: "waiting",
+            run: None,
+            failure: None,
+            after: None,
+            launch: &[],
+            folder: Utf8Path::new("/"),
+            added_s: 0.0,
+            by: "ada@ml-1",
+        };
+        let mut found = Vec::new();
+        names(&serde_json::to_value(&document).unwrap(), &mut found);
+        let (_, page) = include_str!("../../../docs/json.md").split_once("## The queue").unwrap();
+        let missing: Vec<_> = found.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "docs/json.md lacks {missing:?}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod kill;
 mod launch;
 mod launch_options;
 mod node_list;
+mod queue;
 mod runs;
 mod stacks;
 mod subject;
@@ -26,6 +27,7 @@ pub use context::program;
 pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};
+pub use queue::Turn;
 pub use stacks::stacks_in_words;
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
 

@@ -23,6 +23,7 @@ mod logs;
 mod node_listing;
 mod nodes;
 mod profile;
+mod queue;
 mod recipe;
 mod replay;
 mod runs;
@@ -33,7 +34,7 @@ mod status;
 mod stop;
 mod supervise;
 mod transfer;
-mod typed;
+pub mod typed;
 mod waiting;
 
 use crate::args::{Args, Command, DataCommand, RecipeCommand};
@@ -75,6 +76,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Checkpoints(args) => checkpoints::run(&workspace, args),
         Command::Profile(args) => profile::run(&workspace, args),
         Command::Heal(args) => heal::run(&workspace, args),
+        Command::Queue(args) => queue::run(&workspace, args),
         Command::Stacks(args) => stacks::run(&workspace, args),
         Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),

@@ -27,13 +27,11 @@ impl Workspace {
         let NodesArgs { waive, push, .. } = self.wanted(nodes).clone();
         let encode = recipe.and_then(crate::dataset::encode_facts);
         let data_files = checked.map_or_else(Vec::new, crate::dataset::sample_files);
-        let user = User::from_uid(Uid::effective()).ok().flatten();
-        let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         Ok(Context {
             now_s: rundir::now_s(),
             // The system seeds every hasher. Eight hexadecimal digits are enough for the end of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
-            by: format!("{user}@{}", self.connections.this_node().node),
+            by: self.by(),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: program(trainer)?,
@@ -41,6 +39,15 @@ impl Workspace {
             target,
             options: StartOptions { waived: waive, push, data_files, steps: None, encode, warnings },
         })
+    }
+}
+
+impl Workspace {
+    /// Returns the user of this process, as `user@node`.
+    pub fn by(&self) -> String {
+        let user = User::from_uid(Uid::effective()).ok().flatten();
+        let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
+        format!("{user}@{}", self.connections.this_node().node)
     }
 }
 

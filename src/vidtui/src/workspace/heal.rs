@@ -5,6 +5,7 @@ use super::launch::with_left_out;
 use super::target::NodeChoice;
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
+use camino::Utf8Path;
 use cluster::NodeId;
 use plan::{FailedAttempt, LaunchPlan, ResumeOptions, ResumeRequest, Target};
 use recipe::{OnFailure, RunSettings};
@@ -29,23 +30,40 @@ impl Workspace {
     /// # Errors
     /// The program cannot be started.
     pub fn spawn_healer(&self, run: &RunId, dir: &RunDir) -> Result<u32, Failure> {
+        let what = format!("the healer of {run} cannot be started");
+        let args = ["heal", run.as_str(), "--own-session"];
+        self.spawn_detached(&args, &dir.healer_log(), &what, &format!("vidtui heal {run}"))
+    }
+
+    /// Starts a command of this program, which outlives this process. Returns its process.
+    ///
+    /// * `by_hand` — the command that a user runs if this fails with `what`.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub(super) fn spawn_detached(
+        &self,
+        args: &[&str],
+        log: &Utf8Path,
+        what: &str,
+        by_hand: &str,
+    ) -> Result<u32, Failure> {
         let failed = |error: std::io::Error| {
-            let what = format!("the healer of {run} cannot be started");
-            let fix = format!("start it: vidtui heal {run}");
-            Failure::new(ErrorCode::of_io(&error), what, error.to_string(), fix)
+            Failure::new(ErrorCode::of_io(&error), what, error.to_string(), format!("start it: {by_hand}"))
         };
-        let log = OpenOptions::new().create(true).append(true).open(dir.healer_log()).map_err(failed)?;
-        let mut healer = Command::new(std::env::current_exe().map_err(failed)?)
-            .args(["--runs", self.runs.as_str(), "heal", run.as_str(), "--own-session"])
+        let log = OpenOptions::new().create(true).append(true).open(log).map_err(failed)?;
+        let mut program = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["--runs", self.runs.as_str()])
+            .args(args)
             .current_dir(&self.here)
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(failed)?)
             .stderr(log)
             .spawn()
             .map_err(failed)?;
-        let pid = healer.id();
+        let pid = program.id();
         // Waits for it, so that it is no zombie if it ends before this program.
-        std::thread::spawn(move || healer.wait());
+        std::thread::spawn(move || program.wait());
         Ok(pid)
     }
 

@@ -1,0 +1,329 @@
+//! The queue of runs: one file per entry, in the folder `queue` beside the runs.
+
+use crate::files::{Versioned, read_toml, write_toml};
+use crate::healer::{holder, lock_program};
+use crate::{Error, Failure, Healer, HealerLock, RunId};
+use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+
+/// The program that starts the runs of a queue: its machine and its process.
+pub type QueueWorker = Healer;
+
+/// The queue of a folder of runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queue {
+    folder: Utf8PathBuf,
+}
+
+/// `queue/ID.toml`: a run to launch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct QueueEntry {
+    /// [`crate::SCHEMA`].
+    pub schema: u32,
+    /// Its number, which no other entry of the queue gets.
+    pub id: u32,
+    /// Its place among the entries that wait.
+    pub order: usize,
+    /// When it was added, Unix seconds.
+    pub added_s: f64,
+    /// The user who added it, as `user@node`.
+    pub by: String,
+    /// The folder in which the launch is executed. Its relative paths start here.
+    pub folder: Utf8PathBuf,
+    /// The arguments of `vidtui launch`.
+    pub launch: Vec<String>,
+    /// The entry whose run has the weights that this run starts from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
+    /// What has happened to it.
+    pub state: QueueState,
+}
+
+/// The state of an entry. That of its run is derived from the files of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum QueueState {
+    /// It starts when its turn comes.
+    Waiting,
+    /// It is skipped until a user releases it.
+    Held,
+    /// Its run is being started.
+    Starting {
+        /// The run.
+        run: RunId,
+        /// Since when, Unix seconds.
+        at_s: f64,
+    },
+    /// Its run was started.
+    Started {
+        /// The run.
+        run: RunId,
+        /// When, Unix seconds.
+        at_s: f64,
+    },
+    /// Its run could not be started.
+    Failed {
+        /// When, Unix seconds.
+        at_s: f64,
+        /// The reason.
+        failure: Failure,
+    },
+}
+
+impl QueueEntry {
+    /// Returns whether its run may still be started.
+    pub fn is_pending(&self) -> bool {
+        matches!(self.state, QueueState::Waiting | QueueState::Held)
+    }
+}
+
+impl Versioned for QueueEntry {
+    fn version(&self) -> u32 {
+        self.schema
+    }
+}
+
+impl Queue {
+    /// Returns the queue of a folder of runs.
+    pub fn of(runs: &Utf8Path) -> Self {
+        Self { folder: runs.join("queue") }
+    }
+
+    /// Returns the file in which the worker logs what it does.
+    pub fn log(&self) -> Utf8PathBuf {
+        self.folder.join("log")
+    }
+
+    /// Reads the entries: first those that were started or failed, by time, then the others in the order in which they start.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Malformed`] of a file.
+    pub fn entries(&self) -> Result<Vec<QueueEntry>, Error> {
+        let files = match self.folder.read_dir_utf8() {
+            Ok(files) => files,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io("list", &self.folder, error)),
+        };
+        let mut entries: Vec<QueueEntry> = Vec::new();
+        for file in files {
+            let path = file.map_err(|error| Error::io("list", &self.folder, error))?.into_path();
+            let is_entry = path.extension() == Some("toml") && !path.file_name().unwrap_or_default().starts_with('.');
+            match is_entry.then(|| read_toml(&path)) {
+                Some(Ok(entry)) => entries.push(entry),
+                // Another program has removed it.
+                Some(Err(error)) if error.is_not_found() => {}
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+        }
+        let key = |entry: &QueueEntry| match &entry.state {
+            QueueState::Starting { at_s, .. } | QueueState::Started { at_s, .. } | QueueState::Failed { at_s, .. } => {
+                (0, *at_s, entry.id)
+            }
+            QueueState::Waiting | QueueState::Held => (1, entry.order as f64, entry.id),
+        };
+        entries.sort_by(|a, b| {
+            let (a, b) = (key(a), key(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+        });
+        Ok(entries)
+    }
+
+    /// Changes the entries while no other program changes them. The order of the list becomes the order of the queue. Nothing is
+    /// written if the change fails.
+    ///
+    /// * `change` — gets the entries, as [`Queue::entries`] returns them, and the number of the next new entry.
+    ///
+    /// # Errors
+    /// Those of `change`, and [`Error::Io`].
+    pub fn change<T, E: From<Error>>(
+        &self,
+        change: impl FnOnce(&mut Vec<QueueEntry>, u32) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut lock = self.lock()?;
+        let before = self.entries()?;
+        let mut entries = before.clone();
+        let last_id = before.iter().map(|entry| entry.id).chain([last_id(&mut lock)]).max().unwrap_or(0);
+        let result = change(&mut entries, last_id + 1)?;
+        for (order, entry) in entries.iter_mut().enumerate() {
+            entry.order = order;
+        }
+        for entry in entries.iter().filter(|entry| !before.contains(entry)) {
+            write_toml(&self.file(entry.id), entry)?;
+        }
+        for gone in before.iter().filter(|old| entries.iter().all(|entry| entry.id != old.id)) {
+            let path = self.file(gone.id);
+            fs::remove_file(&path).map_err(|error| Error::io("remove", &path, error))?;
+        }
+        let newest = entries.iter().map(|entry| entry.id).max().unwrap_or(0);
+        if newest > last_id {
+            let written = lock.seek(SeekFrom::Start(0)).and_then(|_| writeln!(lock, "{newest}"));
+            written.map_err(|error| Error::io("write", &self.folder.join("last-id"), error))?;
+        }
+        Ok(result)
+    }
+
+    /// Takes the lock of the worker. `None` if another process has it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the file cannot be made or locked.
+    pub fn lock_worker(&self, worker: &QueueWorker) -> Result<Option<HealerLock>, Error> {
+        fs::create_dir_all(&self.folder).map_err(|error| Error::io("create", &self.folder, error))?;
+        lock_program(&self.folder.join("worker"), worker)
+    }
+
+    /// Returns the worker, if a process has its lock.
+    pub fn worker(&self) -> Option<QueueWorker> {
+        holder(&self.folder.join("worker"))
+    }
+
+    /// Gives back the lock of the worker if no entry can start. Returns the lock otherwise.
+    ///
+    /// No entry is added in between: who adds one and finds a worker can rely on it.
+    ///
+    /// # Errors
+    /// As [`Queue::entries`].
+    pub fn end_worker(&self, lock: HealerLock) -> Result<Option<HealerLock>, Error> {
+        let _changes = self.lock()?;
+        Ok(Some(lock).filter(|_| self.entries().map_or(true, |entries| next_entry(&entries).is_some())))
+    }
+
+    fn lock(&self) -> Result<File, Error> {
+        fs::create_dir_all(&self.folder).map_err(|error| Error::io("create", &self.folder, error))?;
+        let path = self.folder.join("last-id");
+        let io = |error| Error::io("lock", &path, error);
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
+        file.lock().map_err(io)?;
+        Ok(file)
+    }
+
+    fn file(&self, id: u32) -> Utf8PathBuf {
+        self.folder.join(format!("{id}.toml"))
+    }
+}
+
+/// Returns the entry whose turn it is. Held entries are skipped, and those that follow the run of an entry that has not started.
+pub fn next_entry(entries: &[QueueEntry]) -> Option<&QueueEntry> {
+    let is_pending = |id: u32| entries.iter().any(|entry| entry.id == id && entry.is_pending());
+    let mut waiting = entries.iter().filter(|entry| entry.state == QueueState::Waiting);
+    waiting.find(|entry| !entry.after.is_some_and(is_pending))
+}
+
+/// Reads the number of the newest entry that there was.
+fn last_id(file: &mut File) -> u32 {
+    let mut text = String::new();
+    let read = file.read_to_string(&mut text);
+    read.ok().and_then(|_| text.lines().next()?.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorCode;
+    use crate::fixtures::{node, run_id, temp};
+
+    fn entry(id: u32, state: QueueState) -> QueueEntry {
+        let launch = vec![format!("{id}.toml"), "--set".into(), "train.steps=3".into()];
+        let (by, folder) = ("ada@ml-1".to_owned(), "/work".into());
+        QueueEntry { schema: crate::SCHEMA, id, order: 0, added_s: 1000.0, by, folder, launch, after: None, state }
+    }
+
+    fn add(queue: &Queue, count: usize) {
+        for _ in 0..count {
+            let push = |entries: &mut Vec<QueueEntry>, id| {
+                entries.push(entry(id, QueueState::Waiting));
+                Ok::<_, Error>(())
+            };
+            queue.change(push).unwrap();
+        }
+    }
+
+    fn ids(queue: &Queue) -> Vec<u32> {
+        queue.entries().unwrap().iter().map(|entry| entry.id).collect()
+    }
+
+    #[test]
+    fn entries_keep_their_order_and_numbers_are_not_used_again() {
+        let (_keep, run) = temp();
+        let queue = Queue::of(&run.root);
+        assert_eq!(queue.entries().unwrap(), []);
+        add(&queue, 3);
+        assert_eq!(ids(&queue), [1, 2, 3]);
+        let last_first = |entries: &mut Vec<QueueEntry>, _| {
+            entries.rotate_right(1);
+            Ok::<_, Error>(())
+        };
+        queue.change(last_first).unwrap();
+        assert_eq!(ids(&queue), [3, 1, 2]);
+        let remove = |entries: &mut Vec<QueueEntry>, _| {
+            entries.retain(|entry| entry.id != 3);
+            Ok::<_, Error>(())
+        };
+        queue.change(remove).unwrap();
+        add(&queue, 1);
+        assert_eq!(ids(&queue), [1, 2, 4]);
+        let fails = |entries: &mut Vec<QueueEntry>, _| {
+            entries.clear();
+            Err::<(), _>(Error::malformed(Utf8Path::new("x"), "no"))
+        };
+        assert!(queue.change(fails).is_err());
+        assert_eq!(ids(&queue), [1, 2, 4]);
+    }
+
+    #[test]
+    fn every_state_is_read_back_and_entries_that_started_come_first() {
+        let (_keep, run) = temp();
+        let queue = Queue::of(&run.root);
+        let failure = Failure::new(ErrorCode::NotFound, "cannot launch", "it is gone", "choose another");
+        let states = [
+            QueueState::Held,
+            QueueState::Waiting,
+            QueueState::Failed { at_s: 30.0, failure },
+            QueueState::Started { run: run_id(), at_s: 20.0 },
+        ];
+        let write = |entries: &mut Vec<QueueEntry>, _| {
+            entries.extend(states.iter().zip(1..).map(|(state, id)| entry(id, state.clone())));
+            Ok::<_, Error>(())
+        };
+        queue.change(write).unwrap();
+        let read = queue.entries().unwrap();
+        assert_eq!(read.iter().map(|entry| entry.id).collect::<Vec<_>>(), [4, 3, 1, 2]);
+        for (state, id) in states.iter().zip(1..) {
+            assert_eq!(read.iter().find(|entry| entry.id == id).map(|entry| &entry.state), Some(state));
+        }
+    }
+
+    #[test]
+    fn held_entries_are_skipped_and_those_that_follow_them() {
+        let mut entries: Vec<_> = (1..=4).map(|id| entry(id, QueueState::Waiting)).collect();
+        let next = |entries: &[QueueEntry]| next_entry(entries).map(|entry| entry.id);
+        assert_eq!(next(&entries), Some(1));
+        entries[1].after = Some(1);
+        entries[0].state = QueueState::Held;
+        assert_eq!(next(&entries), Some(3));
+        entries[0].state = QueueState::Started { run: run_id(), at_s: 1.0 };
+        assert_eq!(next(&entries), Some(2));
+        assert_eq!(next(&entries[..1]), None);
+    }
+
+    #[test]
+    fn a_worker_ends_only_when_no_entry_can_start() {
+        let (_keep, run) = temp();
+        let queue = Queue::of(&run.root);
+        let worker = QueueWorker { schema: crate::SCHEMA, node: node("ml-1"), pid: 7 };
+        let lock = queue.lock_worker(&worker).unwrap().unwrap();
+        assert!(queue.lock_worker(&worker).unwrap().is_none());
+        add(&queue, 1);
+        let lock = queue.end_worker(lock).unwrap().unwrap();
+        assert_eq!(queue.worker(), Some(worker));
+        let hold = |entries: &mut Vec<QueueEntry>, _| {
+            entries[0].state = QueueState::Held;
+            Ok::<_, Error>(())
+        };
+        queue.change(hold).unwrap();
+        assert!(queue.end_worker(lock).unwrap().is_none());
+        assert_eq!(queue.worker(), None);
+    }
+}

@@ -1,0 +1,334 @@
+//! `vidtui queue`: runs that start one after the other on the same nodes.
+
+use crate::args::{LaunchArgs, MovePlace, NodesArgs, QueueAddArgs, QueueArgs, QueueCommand, QueueWorkArgs};
+use crate::command_error::CommandError;
+use crate::documents::QueueEntryDocument;
+use crate::output::{self, Side};
+use crate::workspace::{Turn, Workspace};
+use rundir::{ErrorCode, Failure, QueueEntry, QueueState, RunId, SCHEMA, next_entry, now_s};
+use serde_json::json;
+use std::thread;
+use std::time::Duration;
+use ui::run_state::StateKind;
+
+/// The interval at which the worker looks at the runs.
+const POLL: Duration = Duration::from_secs(2);
+
+/// Lists or changes the queue, or works on it.
+pub fn run(workspace: &Workspace, args: &QueueArgs) -> Result<(), CommandError> {
+    match &args.command {
+        None => list(workspace, args.json),
+        Some(QueueCommand::Add(add)) => self::add(workspace, add, args.json),
+        Some(QueueCommand::Hold(entries)) => {
+            change(workspace, &entries.ids, |entry| set_pending(entry, QueueState::Held))?;
+            list(workspace, args.json)
+        }
+        Some(QueueCommand::Release(entries)) => {
+            change(workspace, &entries.ids, |entry| set_pending(entry, QueueState::Waiting))?;
+            workspace.start_queue_worker()?;
+            list(workspace, args.json)
+        }
+        Some(QueueCommand::Move(to)) => {
+            move_entry(workspace, to.id, &to.place, to.other)?;
+            list(workspace, args.json)
+        }
+        Some(QueueCommand::Remove(entries)) => {
+            remove(workspace, &entries.ids)?;
+            list(workspace, args.json)
+        }
+        Some(QueueCommand::Work(args)) => work(workspace, args),
+    }
+}
+
+fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), CommandError> {
+    let mut words = Vec::new();
+    for word in &args.recipes {
+        words.extend(workspace.queued_subjects(word, &args.how.sets())?);
+    }
+    let by = workspace.by();
+    let added = workspace.queue().change(|entries, first_id| {
+        let begin = entries.len();
+        for (word, id) in words.into_iter().zip(first_id..) {
+            let launch = LaunchArgs::of_queue(word, args);
+            let checked = workspace.check_queued(&launch, entries)?;
+            entries.push(QueueEntry {
+                schema: SCHEMA,
+                id,
+                order: 0,
+                added_s: now_s(),
+                by: by.clone(),
+                folder: workspace.here.clone(),
+                launch: checked.words,
+                after: checked.after,
+                state: if args.hold { QueueState::Held } else { QueueState::Waiting },
+            });
+        }
+        Ok::<_, CommandError>(entries[begin..].to_vec())
+    })?;
+    if !args.hold {
+        workspace.start_queue_worker()?;
+    }
+    if json {
+        let entries: Vec<_> = added.iter().map(|entry| document(workspace, entry)).collect();
+        return output::json(&json!({ "entries": entries }));
+    }
+    added.iter().try_for_each(|entry| output::line(&entry.id.to_string()))
+}
+
+fn list(workspace: &Workspace, json: bool) -> Result<(), CommandError> {
+    let queue = workspace.queue();
+    let (entries, worker) = (queue.entries()?, queue.worker());
+    let documents: Vec<_> = entries.iter().map(|entry| document(workspace, entry)).collect();
+    if json {
+        return output::json(&json!({ "entries": documents, "worker": worker }));
+    }
+    if entries.is_empty() {
+        return output::line("the queue is empty; add a run: vidtui queue add RECIPE");
+    }
+    const COLUMNS: [(&str, Side); 4] =
+        [("id", Side::Right), ("state", Side::Left), ("run", Side::Left), ("launch", Side::Left)];
+    let rows: Vec<_> = documents.iter().map(row).collect();
+    output::text(&output::table(&COLUMNS, &rows))?;
+    for document in &documents {
+        if let Some(failure) = document.failure {
+            output::text(&format!("\nentry {}: {failure}\n", document.id))?;
+        }
+    }
+    if worker.is_none() && next_entry(&entries).is_some() {
+        output::line("\nno process works on the queue; start it: vidtui queue work --detached")?;
+    }
+    Ok(())
+}
+
+fn row(document: &QueueEntryDocument<'_>) -> Vec<String> {
+    let after = document.after.map_or(String::new(), |id| format!(" (after {id})"));
+    vec![
+        document.id.to_string(),
+        format!("{}{after}", document.state),
+        document.run.map_or(String::new(), ToString::to_string),
+        shell_words::join(document.launch),
+    ]
+}
+
+fn document<'a>(workspace: &Workspace, entry: &'a QueueEntry) -> QueueEntryDocument<'a> {
+    let (state, run, failure) = match &entry.state {
+        QueueState::Waiting => ("waiting", None, None),
+        QueueState::Held => ("held", None, None),
+        QueueState::Failed { failure, .. } => ("failed", None, Some(failure)),
+        QueueState::Starting { run, .. } => ("starting", Some(run), None),
+        QueueState::Started { run, .. } => (state_of_run(workspace, run), Some(run), None),
+    };
+    QueueEntryDocument {
+        id: entry.id,
+        state,
+        run,
+        failure,
+        after: entry.after,
+        launch: &entry.launch,
+        folder: &entry.folder,
+        added_s: entry.added_s,
+        by: &entry.by,
+    }
+}
+
+fn state_of_run(workspace: &Workspace, run: &RunId) -> &'static str {
+    let dir = workspace.dir(run);
+    if !dir.root.exists() {
+        return "removed";
+    }
+    workspace.summary(&dir).map_or("unknown", |(summary, _)| StateKind::of(&summary.state).word())
+}
+
+fn change(
+    workspace: &Workspace,
+    ids: &[u32],
+    change: impl Fn(&mut QueueEntry) -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
+    workspace.queue().change(|entries, _| {
+        ids.iter().try_for_each(|id| {
+            let at = position(entries, *id)?;
+            change(&mut entries[at])
+        })
+    })
+}
+
+fn set_pending(entry: &mut QueueEntry, state: QueueState) -> Result<(), CommandError> {
+    match (&entry.state, &state) {
+        (QueueState::Waiting | QueueState::Held, _) | (QueueState::Failed { .. }, QueueState::Waiting) => {
+            entry.state = state;
+            Ok(())
+        }
+        _ => Err(not_pending(entry)),
+    }
+}
+
+fn move_entry(workspace: &Workspace, id: u32, place: &MovePlace, other: Option<u32>) -> Result<(), CommandError> {
+    workspace.queue().change(|entries, _| {
+        let at = position(entries, id)?;
+        if !entries[at].is_pending() {
+            return Err(not_pending(&entries[at]));
+        }
+        let entry = entries.remove(at);
+        let to = match (place, other) {
+            (MovePlace::First, _) => 0,
+            (MovePlace::Last, _) | (MovePlace::Before, None) => entries.len(),
+            (MovePlace::Before, Some(other)) => position(entries, other)?,
+        };
+        entries.insert(to, entry);
+        Ok(())
+    })
+}
+
+fn remove(workspace: &Workspace, ids: &[u32]) -> Result<(), CommandError> {
+    workspace.queue().change(|entries, _| {
+        ids.iter().try_for_each(|id| {
+            let at = position(entries, *id)?;
+            entries.remove(at);
+            Ok(())
+        })
+    })
+}
+
+fn position(entries: &[QueueEntry], id: u32) -> Result<usize, CommandError> {
+    entries.iter().position(|entry| entry.id == id).ok_or_else(|| {
+        let ids: Vec<String> = entries.iter().map(|entry| entry.id.to_string()).collect();
+        let why =
+            if ids.is_empty() { "the queue is empty".into() } else { format!("the entries are {}", ids.join(", ")) };
+        let what = format!("there is no entry {id} in the queue");
+        CommandError::request(Failure::new(ErrorCode::UnknownName, what, why, "list them: vidtui queue"))
+    })
+}
+
+fn not_pending(entry: &QueueEntry) -> CommandError {
+    let what = format!("cannot change entry {} of the queue", entry.id);
+    let (why, fix) = match &entry.state {
+        QueueState::Starting { run, .. } | QueueState::Started { run, .. } => {
+            (format!("its run {run} was started"), format!("stop it: vidtui stop {run}"))
+        }
+        _ => (
+            "its run could not be started".to_owned(),
+            format!("let it start again: vidtui queue release {}", entry.id),
+        ),
+    };
+    Failure::new(ErrorCode::RunIsAlive, what, why, fix).into()
+}
+
+/// Starts the runs of the queue one after the other, until no entry can start.
+///
+/// # Errors
+/// When another process does it already.
+fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError> {
+    let queue = workspace.queue();
+    if args.detached {
+        workspace.start_queue_worker()?;
+        return Ok(());
+    }
+    if args.own_session {
+        // The end of the terminal does not end a process of another session.
+        let _ = nix::unistd::setsid();
+    }
+    let Some(mut lock) = queue.lock_worker(&workspace.as_queue_worker())? else {
+        let by = queue.worker().map_or("another process".into(), |by| format!("process {} on {}", by.pid, by.node));
+        let (what, fix) = ("cannot work on the queue", "list the queue: vidtui queue");
+        return Err(Failure::new(ErrorCode::AlreadyExists, what, format!("{by} works on it already"), fix).into());
+    };
+    queue.change(|entries, _| {
+        settle(workspace, entries);
+        Ok::<_, CommandError>(())
+    })?;
+    let mut here = None;
+    loop {
+        let entries = match queue.entries() {
+            Ok(entries) => entries,
+            // A file system may be away for a while.
+            Err(error) => {
+                eprintln!("{}", Failure::from(error));
+                thread::sleep(POLL);
+                continue;
+            }
+        };
+        let Some(entry) = next_entry(&entries) else {
+            match queue.end_worker(lock)? {
+                Some(kept) => lock = kept,
+                None => return Ok(()),
+            }
+            continue;
+        };
+        match advance(workspace, &mut here, entry, &entries) {
+            Ok(true) => {}
+            Ok(false) => thread::sleep(POLL),
+            Err(failure) => {
+                eprintln!("entry {}: {failure}", entry.id);
+                let failed = QueueState::Failed { at_s: now_s(), failure };
+                if let Err(error) = set_state(workspace, entry.id, &QueueState::Waiting, failed) {
+                    eprintln!("{error}");
+                    thread::sleep(POLL);
+                }
+            }
+        }
+    }
+}
+
+/// Lets entries wait again whose run was not created before the last worker ended. Others are started.
+fn settle(workspace: &Workspace, entries: &mut [QueueEntry]) {
+    for entry in entries {
+        if let QueueState::Starting { run, at_s } = entry.state.clone() {
+            entry.state = match workspace.dir(&run).latest_attempt() {
+                Ok(None) => QueueState::Waiting,
+                Ok(Some(_)) | Err(_) => QueueState::Started { run, at_s },
+            };
+        }
+    }
+}
+
+/// Starts the run of an entry if its turn has come. Returns whether the queue has changed.
+///
+/// * `here` — the workspace of the entry before. It keeps the connections of entries that were added in the same folder.
+///
+/// # Errors
+/// The run cannot be started.
+fn advance(
+    workspace: &Workspace,
+    here: &mut Option<Workspace>,
+    entry: &QueueEntry,
+    entries: &[QueueEntry],
+) -> Result<bool, Failure> {
+    let here = match here {
+        Some(here) if here.here == entry.folder => here,
+        _ => here.insert(enter(workspace, entry)?),
+    };
+    let Turn::Start(plan) = here.turn(entry, entries)? else { return Ok(false) };
+    let run = plan.run.id.clone();
+    let starting = QueueState::Starting { run: run.clone(), at_s: now_s() };
+    // A user may have changed the queue in the meantime.
+    if !set_state(workspace, entry.id, &QueueState::Waiting, starting.clone())? {
+        return Ok(true);
+    }
+    eprintln!("entry {}: starts {run}", entry.id);
+    plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+    match here.launch(&plan, &|step| eprintln!("{step}")) {
+        Ok(_) => set_state(workspace, entry.id, &starting, QueueState::Started { run, at_s: now_s() }),
+        Err(failure) => {
+            set_state(workspace, entry.id, &starting, QueueState::Waiting)?;
+            Err(failure)
+        }
+    }
+}
+
+/// Changes to the folder of an entry, where the relative paths of its launch start.
+fn enter(workspace: &Workspace, entry: &QueueEntry) -> Result<Workspace, Failure> {
+    std::env::set_current_dir(&entry.folder).map_err(|error| {
+        let why = format!("its folder {} cannot be used: {error}", entry.folder);
+        Failure::new(ErrorCode::of_io(&error), "the run cannot start", why, "add the run again from another folder")
+    })?;
+    Workspace::new(&workspace.runs, &workspace.configs, NodesArgs::default(), workspace.patience)
+        .map_err(CommandError::into_failure)
+}
+
+/// Changes the state of an entry if it still is `from`. Returns whether it was.
+fn set_state(workspace: &Workspace, id: u32, from: &QueueState, to: QueueState) -> Result<bool, Failure> {
+    workspace.queue().change(|entries, _| {
+        let entry = entries.iter_mut().find(|entry| entry.id == id && entry.state == *from);
+        Ok(entry.map(|entry| entry.state = to).is_some())
+    })
+}
