@@ -62,6 +62,7 @@ pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};
 pub use mesh::Mesh;
 pub use model::{BetaSchedule, Layer, LrAlignment, Model, Positions, Rotary, SEGMENT_FRAMES, Shape, TimestepSpacing};
+pub use nearest::nearest;
 pub use optim::{Optimizer, OptimizerGroup, OptimizerKind, StateBytes};
 pub use params::{FsdpUnit, ParamGroup, ParamInit, ParamRole, ParamSpec, Split, param_specs};
 pub use prompt::{Prompt, WrongFlag, prompt_lines};

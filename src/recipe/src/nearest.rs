@@ -3,7 +3,7 @@
 use crate::{Key, SCHEMA};
 
 /// Returns the candidate that a mistyped word most likely stands for.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = 1.max(word.chars().count() / 2);
     candidates
         .into_iter()

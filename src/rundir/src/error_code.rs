@@ -45,6 +45,8 @@ pub enum ErrorCode {
     InvalidRecipe,
     /// A file of secrets is not valid, or other users can access it.
     InvalidSecrets,
+    /// The settings of alerts are not valid.
+    InvalidAlerts,
     /// A mesh does not fit its ranks, or a batch does not fit the mesh.
     InvalidMesh,
     /// The curriculum has no such stage, or the stage must be named.
@@ -133,6 +135,10 @@ pub enum ErrorCode {
     HubFailed,
     /// The bytes of a download do not match the listed size or checksum.
     DownloadDamaged,
+
+    // Alerts.
+    /// An alert did not reach a channel.
+    AlertNotSent,
 
     // Slurm.
     /// Slurm refused, or one of its commands failed.

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A TOML file that carries the version of its writer.
@@ -92,6 +93,24 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
         let _ = fs::remove_file(&temp);
         Error::io("write", path, source)
     })
+}
+
+/// Writes a new file that only its owner can access.
+///
+/// # Errors
+/// [`Error::Io`], also if the file exists.
+pub fn write_private(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(|error| Error::io("write", path, error))
+}
+
+/// Returns whether other users can access a file, as on a file system without permissions.
+pub fn is_exposed(path: &Utf8Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
 }
 
 /// Returns none for a missing file.

@@ -1,6 +1,6 @@
 //! The paths of all files in a run. Only this file builds them.
 
-use crate::RunId;
+use crate::{AlertWriter, RunId};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 
@@ -13,8 +13,11 @@ use cluster::NodeId;
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save  sample  profile      requests: save and stop, save and continue, make samples, trace steps
 /// ├── healer  healer-events.jsonl  healer.log    the program that resumes the run after failures, if there is one
+/// ├── alerts/supervisor.jsonl          alerts by the first node's supervisor; healer.jsonl: by the healer; users.jsonl: by users,
+/// │                                    who acknowledge and snooze
 /// ├── attempts/0001/attempt.toml       one launch or resume
 /// │   ├── peer-token                   with which its supervisors authenticate each other; only its owner can read it
+/// │   ├── alert-channels.json          the channels of alerts with their secrets; only its owner can read it
 /// │   ├── launch/<node>.sh             the script that was run there
 /// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
 /// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
@@ -102,6 +105,16 @@ impl RunDir {
         self.root.join("healer.log")
     }
 
+    /// Returns the folder of alerts.
+    pub fn alerts(&self) -> Utf8PathBuf {
+        self.root.join("alerts")
+    }
+
+    /// Returns the file with one [`crate::AlertLine`] per line, by one kind of writer.
+    pub fn alerts_file(&self, writer: AlertWriter) -> Utf8PathBuf {
+        self.alerts().join(writer.file_name())
+    }
+
     /// Returns the folder of all attempts.
     pub fn attempts(&self) -> Utf8PathBuf {
         self.root.join("attempts")
@@ -120,6 +133,11 @@ impl RunDir {
     /// Returns the file of the token with which supervisors authenticate each other ([`crate::PeerToken`]).
     pub fn peer_token(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("peer-token")
+    }
+
+    /// Returns the file of the channels that an attempt sends alerts to, with their secrets.
+    pub fn alert_channels(&self, attempt: u32) -> Utf8PathBuf {
+        self.attempt_dir(attempt).join("alert-channels.json")
     }
 
     /// Returns the script that started an attempt on a node.
@@ -271,7 +289,9 @@ mod tests {
             run.save_file(),
             run.sample_file(),
             run.profile_file(),
+            run.alerts_file(AlertWriter::Supervisor),
             run.attempt_toml(1),
+            run.alert_channels(1),
             run.launch_script(1, &node),
             run.stacks_file(1, 1_795_146_012.4, &node),
             run.pid_toml(&node, 1),
@@ -294,7 +314,9 @@ mod tests {
                 "save",
                 "sample",
                 "profile",
+                "alerts/supervisor.jsonl",
                 "attempts/0001/attempt.toml",
+                "attempts/0001/alert-channels.json",
                 "attempts/0001/launch/ml-1.sh",
                 "attempts/0001/stacks/1795146012/ml-1.txt",
                 "nodes/ml-1/0001.pid.toml",

@@ -11,6 +11,7 @@
 //! The crate `runstate` derives the state of a run from these files; it is never stored. Unknown fields and events of a newer version
 //! are ignored. A newer *schema* is refused, because the same name may mean something else there.
 
+mod alert;
 mod append;
 mod attempt;
 mod checkpoint;
@@ -45,6 +46,7 @@ mod tail;
 mod tensor_box;
 mod whole_folder;
 
+pub use alert::{Alert, AlertKind, AlertLine, AlertReader, AlertState, AlertWriter, Mute, NotSent};
 pub use append::LineAppender;
 pub use attempt::{Allocation, Attempt, AttemptWhy, Login, SlurmJob, SpareNode, Submitted};
 pub use checkpoint::{
@@ -55,7 +57,7 @@ pub use command::{CommandPlace, command_folder, command_output, command_ranks, c
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};
-pub use files::{Versioned, read_toml, write_atomic, write_toml};
+pub use files::{Versioned, is_exposed, read_toml, write_atomic, write_private, write_toml};
 pub use healer::{Healer, HealerLock};
 pub use history::{History, median_step_s};
 pub use id::RunId;

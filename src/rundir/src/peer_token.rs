@@ -1,10 +1,9 @@
 //! The secret with which the supervisors of an attempt authenticate each other.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read};
 
-use crate::{Error, RunDir};
+use crate::{Error, RunDir, is_exposed, write_private};
 
 /// A random 256-bit token of an attempt. Only its owner can read its file, so that other users of a cluster cannot join a run. It is
 /// never printed, logged or passed in an environment variable.
@@ -53,15 +52,10 @@ impl RunDir {
     /// [`Error::Io`].
     pub fn make_peer_token(&self, attempt: u32) -> Result<(), Error> {
         let path = self.peer_token(attempt);
-        let write = || {
-            let token = PeerToken::random()?;
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-            file.write_all(format!("{}\n", token.hex()).as_bytes())?;
-            file.sync_all()
-        };
-        match write() {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            written => written.map_err(|error| Error::io("write", &path, error)),
+        let token = PeerToken::random().map_err(|error| Error::io("write", &path, error))?;
+        match write_private(&path, format!("{}\n", token.hex()).as_bytes()) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            written => written,
         }
     }
 
@@ -77,7 +71,7 @@ impl RunDir {
 
     /// Returns true if other users can read the token of an attempt, as on a file system without permissions.
     pub fn is_peer_token_exposed(&self, attempt: u32) -> bool {
-        fs::metadata(self.peer_token(attempt)).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
+        is_exposed(&self.peer_token(attempt))
     }
 }
 
@@ -85,6 +79,7 @@ impl RunDir {
 mod tests {
     use super::*;
     use crate::fixtures::temp;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_token_is_random_private_to_its_owner_and_written_once() {

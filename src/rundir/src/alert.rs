@@ -1,0 +1,384 @@
+//! Alerts of a run: what needs the attention of its user, and how users answered. One line of a file in the folder `alerts`.
+
+use crate::lines::{LogLine, json_line};
+use crate::{Error, LineAppender, RunDir, RunId, SCHEMA, Tail, xxh3_hex};
+use camino::Utf8Path;
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// The kind of an alert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AlertKind {
+    /// An attempt trains.
+    Started,
+    /// A checkpoint is complete.
+    Checkpoint,
+    /// Videos were made.
+    Sample,
+    /// A stage of a curriculum has done all its steps.
+    StageDone,
+    /// No step finishes, and the ranks compute nothing.
+    Stalled,
+    /// Loss or gradient is not finite.
+    NotFinite,
+    /// A rank ran out of memory.
+    OutOfMemory,
+    /// A node was lost.
+    NodeLost,
+    /// The disk of the checkpoints is almost full.
+    DiskLow,
+    /// The run failed, or a checkpoint could not be saved.
+    Failed,
+    /// The run failed and was resumed without a user.
+    Healed,
+    /// All steps are done.
+    Finished,
+}
+
+impl AlertKind {
+    /// All kinds.
+    pub const ALL: [Self; 12] = [
+        Self::Started,
+        Self::Checkpoint,
+        Self::Sample,
+        Self::StageDone,
+        Self::Stalled,
+        Self::NotFinite,
+        Self::OutOfMemory,
+        Self::NodeLost,
+        Self::DiskLow,
+        Self::Failed,
+        Self::Healed,
+        Self::Finished,
+    ];
+
+    /// Returns the name in settings and on disk.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::Checkpoint => "checkpoint",
+            Self::Sample => "sample",
+            Self::StageDone => "stage-done",
+            Self::Stalled => "stalled",
+            Self::NotFinite => "not-finite",
+            Self::OutOfMemory => "out-of-memory",
+            Self::NodeLost => "node-lost",
+            Self::DiskLow => "disk-low",
+            Self::Failed => "failed",
+            Self::Healed => "healed",
+            Self::Finished => "finished",
+        }
+    }
+
+    /// Returns whether it is normal progress, of which a run has many.
+    pub fn is_routine(self) -> bool {
+        matches!(self, Self::Started | Self::Checkpoint | Self::Sample)
+    }
+
+    /// Returns whether a user must act.
+    pub fn needs_action(self) -> bool {
+        !self.is_routine() && !matches!(self, Self::StageDone | Self::Healed | Self::Finished)
+    }
+}
+
+/// An alert.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Alert {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// When it was raised, Unix seconds.
+    pub t: f64,
+    /// Its name among all alerts: eight hexadecimal digits.
+    pub id: String,
+    /// The run.
+    pub run: RunId,
+    /// The attempt.
+    pub attempt: u32,
+    /// The kind.
+    pub kind: AlertKind,
+    /// The node or the step that it is about; empty for the whole run. An alert of the same attempt, kind and subject is the same.
+    #[serde(default)]
+    pub subject: String,
+    /// Whether it is about a failure that ended the attempt.
+    #[serde(default)]
+    pub ends_attempt: bool,
+    /// The last finished step.
+    #[serde(default)]
+    pub step: Option<u64>,
+    /// What happened.
+    pub what: String,
+    /// The reason; may be empty.
+    #[serde(default)]
+    pub why: String,
+    /// When it began, Unix seconds.
+    pub since_s: f64,
+    /// The hint; may be empty.
+    #[serde(default)]
+    pub fix: String,
+}
+
+impl Alert {
+    /// Sets its id, which follows from its run, attempt, kind, subject and beginning.
+    pub fn with_id(self) -> Self {
+        let key = format!("{} {} {} {} {}", self.run, self.attempt, self.kind.name(), self.subject, self.since_s);
+        Self { id: xxh3_hex(key.as_bytes())[..8].to_owned(), ..self }
+    }
+}
+
+/// The record that an alert did not reach a channel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NotSent {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The alert.
+    pub id: String,
+    /// The name of the channel.
+    pub channel: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// A user acknowledged or snoozed an alert or a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Mute {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The alert; `None` for all alerts of the run.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// The end of a snooze, Unix seconds; `None` if the alert is acknowledged.
+    #[serde(default)]
+    pub until_s: Option<f64>,
+    /// Who did it.
+    #[serde(default)]
+    pub by: String,
+}
+
+/// A line of a file in the folder of alerts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "line", rename_all = "snake_case")]
+pub enum AlertLine {
+    /// An alert was raised.
+    Raised(Alert),
+    /// An alert did not reach a channel.
+    NotSent(NotSent),
+    /// A user acknowledged or snoozed.
+    Muted(Mute),
+}
+
+impl LogLine for AlertLine {
+    fn parse(line: &[u8]) -> Result<Self, String> {
+        json_line(line)
+    }
+}
+
+/// An alert, with what happened to it since.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AlertState {
+    /// The alert.
+    pub alert: Alert,
+    /// The channels that it did not reach.
+    pub not_sent: Vec<NotSent>,
+    /// Whether a user acknowledged it.
+    pub acknowledged: bool,
+    /// The end of its snooze, Unix seconds.
+    pub snoozed_until_s: Option<f64>,
+}
+
+impl AlertState {
+    /// Returns whether it waits for a user.
+    pub fn is_open(&self, now_s: f64) -> bool {
+        self.alert.kind.needs_action() && !self.acknowledged && !self.is_snoozed(now_s)
+    }
+
+    /// Returns whether it is snoozed.
+    pub fn is_snoozed(&self, now_s: f64) -> bool {
+        self.snoozed_until_s.is_some_and(|until_s| now_s < until_s)
+    }
+}
+
+/// Who writes a file of alerts. Each file has one kind of writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AlertWriter {
+    /// The supervisor of the first node.
+    Supervisor,
+    /// The healer.
+    Healer,
+    /// Consoles and commands, which acknowledge and snooze.
+    User,
+}
+
+impl AlertWriter {
+    const ALL: [Self; 3] = [Self::Supervisor, Self::Healer, Self::User];
+
+    pub(crate) fn file_name(self) -> &'static str {
+        match self {
+            Self::Supervisor => "supervisor.jsonl",
+            Self::Healer => "healer.jsonl",
+            Self::User => "users.jsonl",
+        }
+    }
+}
+
+impl RunDir {
+    /// Opens a file of alerts, and makes its folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn append_alerts(&self, writer: AlertWriter) -> Result<LineAppender, Error> {
+        let path = self.alerts_file(writer);
+        fs::create_dir_all(self.alerts()).map_err(|error| Error::io("make", &self.alerts(), error))?;
+        LineAppender::open(&path).map_err(|error| Error::io("open", &path, error))
+    }
+
+    /// Records that a user acknowledged an alert, or snoozed it or the run.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn mute_alerts(&self, mute: Mute) -> Result<(), Error> {
+        let mut file = self.append_alerts(AlertWriter::User)?;
+        file.append(&AlertLine::Muted(mute)).map_err(|error| Error::io("write", file.path(), error))
+    }
+}
+
+impl Mute {
+    /// Makes a record; `id` is none for the whole run, and `until_s` is none to acknowledge.
+    pub fn new(t: f64, id: Option<String>, until_s: Option<f64>, by: impl Into<String>) -> Self {
+        Self { v: SCHEMA, t, id, until_s, by: by.into() }
+    }
+}
+
+/// Follows the alerts of a run.
+#[derive(Debug)]
+pub struct AlertReader {
+    run: RunDir,
+    tails: Vec<Tail<AlertLine>>,
+    alerts: Vec<Alert>,
+    not_sent: Vec<NotSent>,
+    mutes: Vec<Mute>,
+}
+
+impl AlertReader {
+    /// Reads from the beginning.
+    pub fn new(run: &RunDir) -> Self {
+        let tails = AlertWriter::ALL.map(|writer| Tail::new(run.alerts_file(writer))).into();
+        Self { run: run.clone(), tails, alerts: Vec::new(), not_sent: Vec::new(), mutes: Vec::new() }
+    }
+
+    /// Reads the new lines.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.
+    pub fn poll(&mut self) -> Result<(), Error> {
+        // Most runs have no alerts.
+        if self.alerts.is_empty() && self.mutes.is_empty() && !self.run.alerts().is_dir() {
+            return Ok(());
+        }
+        for tail in &mut self.tails {
+            let read = tail.poll_all();
+            let (lines, _) = read.map_err(|error| Error::io("read", Utf8Path::new(tail.path()), error))?;
+            for line in lines {
+                match line {
+                    AlertLine::Raised(alert) => self.alerts.push(alert),
+                    AlertLine::NotSent(not_sent) => self.not_sent.push(not_sent),
+                    AlertLine::Muted(mute) => self.mutes.push(mute),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns all alerts with their states, oldest first.
+    pub fn alerts(&self) -> Vec<AlertState> {
+        let mut all: Vec<AlertState> = self.alerts.iter().map(|alert| self.state(alert)).collect();
+        all.sort_by(|a, b| a.alert.t.total_cmp(&b.alert.t));
+        all
+    }
+
+    /// Returns the state of an alert, which may not be recorded yet.
+    ///
+    /// A snooze of an alert is also one of later alerts of its kind and subject. A snooze of a run is one of all its alerts.
+    pub fn state(&self, alert: &Alert) -> AlertState {
+        let is_same = |id: &String| {
+            let same = |known: &&Alert| known.kind == alert.kind && known.subject == alert.subject;
+            *id == alert.id || self.alerts.iter().filter(same).any(|known| known.id == *id)
+        };
+        let acknowledged = |mute: &&Mute| mute.until_s.is_none() && mute.id.as_ref() == Some(&alert.id);
+        let snoozes = self.mutes.iter().filter(|mute| mute.id.as_ref().is_none_or(is_same));
+        AlertState {
+            alert: alert.clone(),
+            not_sent: self.not_sent.iter().filter(|not_sent| not_sent.id == alert.id).cloned().collect(),
+            acknowledged: self.mutes.iter().any(|mute| acknowledged(&mute)),
+            // The last request counts: a snooze can be shortened.
+            snoozed_until_s: snoozes.filter_map(|mute| mute.until_s).next_back(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{run_id, temp};
+
+    fn alert(kind: AlertKind, since_s: f64) -> Alert {
+        Alert {
+            v: SCHEMA,
+            t: since_s + 1.0,
+            id: String::new(),
+            run: run_id(),
+            attempt: 1,
+            kind,
+            subject: String::new(),
+            ends_attempt: false,
+            step: Some(40),
+            what: "what".into(),
+            why: "why".into(),
+            since_s,
+            fix: "fix".into(),
+        }
+        .with_id()
+    }
+
+    #[test]
+    fn the_name_of_a_kind_is_that_on_disk() {
+        for kind in AlertKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
+
+    #[test]
+    fn alerts_are_read_with_what_happened_to_them() {
+        let (_keep, run) = temp();
+        let mut reader = AlertReader::new(&run);
+        reader.poll().unwrap();
+        assert!(reader.alerts().is_empty());
+        let [stalled, failed, later] =
+            [alert(AlertKind::Stalled, 10.0), alert(AlertKind::Failed, 20.0), alert(AlertKind::Stalled, 9000.0)];
+        let mut file = run.append_alerts(AlertWriter::Supervisor).unwrap();
+        file.append(&AlertLine::Raised(stalled.clone())).unwrap();
+        let not_sent =
+            NotSent { v: SCHEMA, t: 12.0, id: stalled.id.clone(), channel: "slack".into(), why: "500".into() };
+        file.append(&AlertLine::NotSent(not_sent.clone())).unwrap();
+        run.append_alerts(AlertWriter::Healer).unwrap().append(&AlertLine::Raised(failed.clone())).unwrap();
+        reader.poll().unwrap();
+        let found = reader.alerts();
+        assert_eq!((&found[0].alert, &found[0].not_sent), (&stalled, &vec![not_sent]));
+        assert!(found.iter().all(|state| state.is_open(30.0)));
+
+        run.mute_alerts(Mute::new(30.0, Some(failed.id), None, "ada")).unwrap();
+        run.mute_alerts(Mute::new(31.0, Some(stalled.id.clone()), Some(7200.0), "ada")).unwrap();
+        reader.poll().unwrap();
+        let found = reader.alerts();
+        assert_eq!(found.iter().map(|state| state.is_open(40.0)).collect::<Vec<_>>(), [false, false]);
+        assert!(found[0].is_open(7200.0) && !found[1].is_open(7200.0));
+        assert!(reader.state(&later).is_snoozed(40.0), "it is of the same kind and subject");
+        run.mute_alerts(Mute::new(50.0, None, Some(60.0), "ada")).unwrap();
+        reader.poll().unwrap();
+        assert!(!reader.state(&stalled).is_snoozed(61.0), "the last request counts");
+    }
+}
