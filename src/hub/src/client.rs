@@ -39,7 +39,7 @@ impl RequestError {
 impl<'a> Client<'a> {
     pub(crate) fn new(settings: &'a Settings, model: &'a str) -> Self {
         // Use the root certificates of the system: clusters add the certificates of their proxies to them.
-        let tls = TlsConfig::builder().provider(TlsProvider::NativeTls).root_certs(RootCerts::PlatformVerifier).build();
+        let tls = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::PlatformVerifier).build();
         // Proxies come from HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
         let config = Agent::config_builder()
             .tls_config(tls)
