@@ -5,13 +5,10 @@ use std::os::unix::fs::MetadataExt;
 
 use cluster::NodeId;
 use cluster::slurm::{JobReply, JobStatus};
-use rundir::{Attempt, Error, EventKind, Failure, History, PidFile, Run, RunDir, RunId, Stop};
+use rundir::{Attempt, Error, EventKind, Failure, PidFile, Run, RunDir, RunId, Stop};
 use runstate::{Liveness, NewestCache, RunFacts};
 
 use crate::{ThisNode, ownership, proc, this_node};
-
-/// The signals that request a stop: SIGINT and SIGTERM.
-const STOP_SIGNALS: [i32; 2] = [2, 15];
 
 /// Reads the facts from which [`runstate::derive`] derives the state of a run, as visible on this machine. Processes on other
 /// nodes are unknown; [`crate::Connections`] can query them.
@@ -97,25 +94,7 @@ pub(crate) fn read(
     following: &NewestCache,
 ) -> Result<RunFacts, Error> {
     let attempt = dir.latest_attempt()?;
-    let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
-    let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
-    let steps_total = match run.task() {
-        // A step is a sampling step of one video.
-        recipe::Task::Sample => {
-            let specs = run.recipe().ok().and_then(|recipe| recipe.samples().ok()).unwrap_or_default();
-            specs.iter().map(|spec| spec.steps as u64).sum()
-        }
-        _ => steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0),
-    };
-    let is_independent = run.is_independent();
-    let mut facts = RunFacts {
-        attempt: attempt.clone(),
-        steps_total,
-        is_command: run.is_command(),
-        is_independent,
-        is_stepless: run.is_stepless(),
-        ..RunFacts::default()
-    };
+    let mut facts = RunFacts::of_run(run, attempt.clone());
     let Some(attempt) = attempt else { return Ok(facts) };
 
     // Processes are read before exit files. If a process exits between the two reads, its exit file is found.
@@ -131,26 +110,7 @@ pub(crate) fn read(
     let stop = dir.stop_request();
     facts.stopping = stop.is_some();
     facts.stops_for_good = stop == Some(Stop::ForGood);
-    let newest = following.newest(dir, nodes(&attempt))?;
-    for event in &newest.events {
-        if let EventKind::SignalReceived { signal } = event.kind
-            && event.attempt == attempt.number
-            && STOP_SIGNALS.contains(&signal)
-        {
-            facts.stopping = true;
-        }
-        facts.see_event(event);
-    }
-    let mut history = History::default();
-    for sample in newest.metrics.iter().filter(|sample| sample.attempt == attempt.number) {
-        facts.see_metric(sample);
-        history.push(sample.clone());
-    }
-    facts.newest = newest;
-    facts.median_step_s = history.median_step_s();
-    if let [.., before, last] = history.effective() {
-        facts.steps_per_line = last.step - before.step;
-    }
+    facts.see_newest(following.newest(dir, nodes(&attempt))?);
     for node in nodes(&attempt) {
         facts.exits.extend(dir.read_exit(node, attempt.number)?);
     }

@@ -3,11 +3,14 @@
 use crate::Newest;
 use cluster::NodeId;
 use cluster::slurm::JobStatus;
-use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, MetricSample};
+use recipe::Task;
+use rundir::{Attempt, Event, EventKind, ExitFile, ExitReason, Failure, History, MetricSample, Run};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The signals that request a stop: SIGINT and SIGTERM.
+const STOP_SIGNALS: [i32; 2] = [2, 15];
 /// A run without activity for fewer seconds than this is not stalled. Shorter pauses are normal: a cold page cache, a sleeping disk, a
 /// busy machine.
 pub(crate) const STALL_MIN_S: f64 = 30.0;
@@ -171,6 +174,52 @@ impl RunState {
 }
 
 impl RunFacts {
+    /// Returns the facts that follow from the files of a run that do not change during an attempt.
+    pub fn of_run(run: &Run, attempt: Option<Attempt>) -> Self {
+        let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
+        let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
+        let steps_total = match run.task() {
+            // A step is a sampling step of one video.
+            Task::Sample => {
+                let specs = run.recipe().ok().and_then(|recipe| recipe.samples().ok()).unwrap_or_default();
+                specs.iter().map(|spec| spec.steps as u64).sum()
+            }
+            _ => steps.or_else(|| u64::try_from(of_recipe()?).ok()).unwrap_or(0),
+        };
+        Self {
+            attempt,
+            steps_total,
+            is_command: run.is_command(),
+            is_independent: run.is_independent(),
+            is_stepless: run.is_stepless(),
+            ..Self::default()
+        }
+    }
+
+    /// Updates the facts with the newest lines of the run.
+    pub fn see_newest(&mut self, newest: Arc<Newest>) {
+        let Some(number) = self.attempt.as_ref().map(|attempt| attempt.number) else { return };
+        for event in &newest.events {
+            if let EventKind::SignalReceived { signal } = event.kind
+                && event.attempt == number
+                && STOP_SIGNALS.contains(&signal)
+            {
+                self.stopping = true;
+            }
+            self.see_event(event);
+        }
+        let mut history = History::default();
+        for sample in newest.metrics.iter().filter(|sample| sample.attempt == number) {
+            self.see_metric(sample);
+            history.push(sample.clone());
+        }
+        self.newest = newest;
+        self.median_step_s = history.median_step_s();
+        if let [.., before, last] = history.effective() {
+            self.steps_per_line = last.step - before.step;
+        }
+    }
+
     /// Updates the facts with an event. Events of older attempts are ignored.
     pub fn see_event(&mut self, event: &Event) {
         if self.attempt.as_ref().is_some_and(|a| a.number != event.attempt) {
