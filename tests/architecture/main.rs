@@ -152,6 +152,13 @@ fn the_console_does_not_depend_on_libtorch() {
 }
 
 #[test]
+fn the_trainer_links_no_openssl() {
+    let tree = tree("trainer", "normal,build");
+    assert!(tree.contains("rustls"), "it sends alerts");
+    assert!(!tree.iter().any(|name| name.contains("openssl-sys")), "see `cargo tree -p trainer -i openssl-sys`");
+}
+
+#[test]
 fn dit_does_not_depend_on_c10d_nor_sharding_on_dit() {
     assert!(!tree("dit", "normal").contains("c10d"));
     assert!(!tree("sharding", "normal").contains("dit"));

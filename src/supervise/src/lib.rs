@@ -13,6 +13,7 @@ macro_rules! log {
     }};
 }
 
+mod alerting;
 mod decide;
 mod event_loop;
 mod events;
@@ -37,12 +38,14 @@ use std::fs::{self, File};
 use std::thread;
 use std::time::Duration;
 
+use alerts::Limits;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Attempt, Error, ErrorCode, ExitFile, ExitReason, Failure, RunDir, SCHEMA, now_s};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
+use self::alerting::Alerting;
 use self::decide::{Dependence, Event, Peers, Rendezvous, State, Waits, killed};
 use self::event_loop::{Outside, start_ranks};
 use self::events::Events;
@@ -83,7 +86,12 @@ pub fn supervise(
     fs::create_dir_all(&log_dir).map_err(|source| Error::Io { action: "create", path: log_dir, source })?;
     // A process that already leads a group, such as a shell's job, cannot start a session. Its group serves as well.
     let _ = nix::unistd::setsid();
-    let exit = run_attempt(&job, trainer).inspect_err(|failure| record_failure(&job.run, attempt, &node, failure))?;
+    let alerting = Alerting::start(&job, Limits::default());
+    let exit = run_attempt(&job, trainer).inspect_err(|failure| record_failure(&job.run, attempt, &node, failure));
+    if let Some(alerting) = alerting {
+        alerting.end();
+    }
+    let exit = exit?;
     match exit.reason {
         ExitReason::Finished | ExitReason::Stopped => Ok(()),
         ExitReason::Failed | ExitReason::Killed => Err(exit.failure.unwrap_or_else(|| killed(&node))),

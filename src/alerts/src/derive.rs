@@ -1,0 +1,123 @@
+//! Derives alerts: one table for events, one for findings, one for failures.
+
+use health::{Finding, Rule};
+use rundir::{Alert, AlertKind, ErrorCode, Event, EventKind, Failure, Run, SCHEMA};
+use units::counted;
+
+/// The parts of an alert that differ.
+struct Parts {
+    kind: AlertKind,
+    subject: String,
+    what: String,
+    why: String,
+    fix: String,
+}
+
+impl Parts {
+    fn new(kind: AlertKind, what: impl Into<String>) -> Self {
+        Self { kind, subject: String::new(), what: what.into(), why: String::new(), fix: String::new() }
+    }
+
+    fn of(kind: AlertKind, failure: &Failure) -> Self {
+        let Failure { what, why, fix, .. } = failure.clone();
+        Self { kind, subject: String::new(), what, why, fix }
+    }
+
+    fn subject(self, subject: impl ToString) -> Self {
+        Self { subject: subject.to_string(), ..self }
+    }
+
+    fn alert(self, run: &Run, attempt: u32, step: Option<u64>, since_s: f64, now_s: f64) -> Alert {
+        let Self { kind, subject, what, why, fix } = self;
+        let (run, id) = (run.id.clone(), String::new());
+        Alert {
+            v: SCHEMA,
+            t: now_s,
+            id,
+            run,
+            attempt,
+            kind,
+            subject,
+            ends_attempt: false,
+            step,
+            what,
+            why,
+            since_s,
+            fix,
+        }
+        .with_id()
+    }
+}
+
+/// Returns the alert about an event, if it is one. Failures that end an attempt are in its exit files, and are not read here.
+pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
+    let resume = format!("see it: vidtui status {}", run.id);
+    let parts = match &event.kind {
+        EventKind::Started { world } => {
+            let ranks = counted(*world, "rank");
+            Parts::new(AlertKind::Started, format!("attempt {} has started with {ranks}", event.attempt))
+        }
+        EventKind::CheckpointSaved { path, bytes, .. } => {
+            let what = format!("a checkpoint of {} is complete", units::size(*bytes));
+            Parts { why: path.to_string(), ..Parts::new(AlertKind::Checkpoint, what) }.subject(path)
+        }
+        EventKind::CheckpointFailed { failure } => {
+            let kind = if failure.code == ErrorCode::DiskFull { AlertKind::DiskLow } else { AlertKind::Failed };
+            Parts::of(kind, failure).subject("checkpoint")
+        }
+        // One alert for all videos of a step.
+        EventKind::SampleSaved { path, .. } => {
+            let folder = path.parent().unwrap_or(path);
+            Parts { why: folder.to_string(), ..Parts::new(AlertKind::Sample, "videos were made") }.subject(folder)
+        }
+        EventKind::NodeLost { node, failure } => Parts::of(AlertKind::NodeLost, failure).subject(node),
+        EventKind::Finished => match &run.stage {
+            Some(stage) => Parts {
+                fix: format!("start the next stage: vidtui next {}", run.id),
+                ..Parts::new(AlertKind::StageDone, format!("stage {stage} is done"))
+            },
+            None => Parts { fix: resume, ..Parts::new(AlertKind::Finished, "all steps are done") },
+        },
+        EventKind::Healed { without, down_s } => {
+            let what = format!("the run failed and was resumed after {}", units::duration(*down_s));
+            let why = match &without[..] {
+                [] => String::new(),
+                nodes => format!("without {}", units::listed(nodes, 4, ToString::to_string)),
+            };
+            Parts { why, fix: resume, ..Parts::new(AlertKind::Healed, what) }
+        }
+        EventKind::HealEnded { failure } => {
+            let alert = Parts::of(kind_of(failure), failure).alert(run, event.attempt, event.step, event.t, now_s);
+            return Some(Alert { ends_attempt: true, ..alert });
+        }
+        _ => return None,
+    };
+    Some(parts.alert(run, event.attempt, event.step, event.t, now_s))
+}
+
+/// Returns the alert about a finding, if it is one.
+pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &Finding, now_s: f64) -> Option<Alert> {
+    let kind = match finding.rule {
+        Rule::Stalled => AlertKind::Stalled,
+        Rule::NotFinite => AlertKind::NotFinite,
+        Rule::DiskFilling => AlertKind::DiskLow,
+        _ => return None,
+    };
+    let parts = Parts { fix: finding.fix.clone(), ..Parts::new(kind, finding.sentence()) };
+    Some(parts.alert(run, attempt, step, finding.since_s.unwrap_or(now_s), now_s))
+}
+
+/// Returns the alert about a failure that ended an attempt.
+pub(crate) fn of_end(run: &Run, attempt: u32, step: Option<u64>, failure: &Failure, now_s: f64) -> Alert {
+    let alert = Parts::of(kind_of(failure), failure).subject("end").alert(run, attempt, step, now_s, now_s);
+    Alert { ends_attempt: true, ..alert }
+}
+
+fn kind_of(failure: &Failure) -> AlertKind {
+    match failure.code {
+        ErrorCode::OutOfMemory => AlertKind::OutOfMemory,
+        ErrorCode::NodeLost => AlertKind::NodeLost,
+        ErrorCode::NotFinite => AlertKind::NotFinite,
+        _ => AlertKind::Failed,
+    }
+}

@@ -1,0 +1,21 @@
+//! Alerts: what needs the attention of the user of a run, sent where the user reads it.
+//!
+//! [`Watch`] derives alerts on the first node of an attempt, from the events of the run and the findings of the crate `health`.
+//! [`Outbox`] records each alert in the run and sends it, with one thread per channel. A channel that fails stops nothing.
+//! [`Settings`] are the channels of a user; a launch copies them to the folder of the attempt, so that nodes need no home directory.
+
+mod channel;
+mod derive;
+mod message;
+mod outbox;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use channel::{SendError, example, test_alert};
+pub use derive::of_event;
+pub use message::{body, title};
+pub use outbox::{Limits, Outbox};
+pub use settings::{Channel, OscForm, Settings, Target};
+pub use watch::Watch;

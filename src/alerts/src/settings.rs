@@ -1,0 +1,365 @@
+//! The channels of a user and the kinds of alerts that they get: `alerts.toml`, and the copy in the folder of an attempt.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use recipe::{RecipeErrorKind, Secrets, nearest};
+use rundir::{Alert, AlertKind, ErrorCode, Failure, RunDir};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use toml::{Table, Value};
+
+/// The channels, in the order of the file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// The channels.
+    pub channels: Vec<Channel>,
+}
+
+/// A channel, and the kinds of alerts that it gets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Channel {
+    /// The kinds.
+    pub kinds: Vec<AlertKind>,
+    /// The recipient.
+    #[serde(flatten)]
+    pub to: Target,
+}
+
+/// The recipient of a channel, with its secrets. They are not shown by `{:?}`.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "channel", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "docs/alerts.md describes the keys")]
+pub enum Target {
+    /// The bell of the console's terminal.
+    Bell,
+    /// A notification of the console's terminal.
+    Osc { form: OscForm },
+    /// A topic of ntfy.
+    Ntfy { server: String, topic: String, token: Option<String> },
+    /// An incoming webhook of Slack.
+    Slack { url: String },
+    /// A webhook of Discord.
+    Discord { url: String },
+    /// An HTTP server that gets the alert as JSON.
+    Webhook { url: String, token: Option<String> },
+    /// The program `apprise`.
+    Apprise { urls: Vec<String> },
+    /// A program that gets the alert as JSON.
+    Exec { command: Vec<String> },
+}
+
+/// The escape sequence of a notification.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OscForm {
+    /// `OSC 9`: iTerm2, WezTerm, kitty, Ghostty, foot.
+    #[default]
+    #[serde(rename = "9")]
+    Nine,
+    /// `OSC 777`, which has a title: urxvt, foot, Ghostty, WezTerm.
+    #[serde(rename = "777")]
+    SevenSevenSeven,
+}
+
+/// The keys of each channel besides `kinds`.
+const CHANNELS: [(&str, &[&str]); 8] = [
+    ("bell", &[]),
+    ("osc", &["form"]),
+    ("ntfy", &["server", "topic", "token"]),
+    ("slack", &["url"]),
+    ("discord", &["url"]),
+    ("webhook", &["url", "token"]),
+    ("apprise", &["urls"]),
+    ("exec", &["command"]),
+];
+/// The key of the file of secrets, and its default, beside `alerts.toml`.
+const SECRETS: &str = "secrets";
+const SECRETS_FILE: &str = "secrets.env";
+
+impl Target {
+    /// Returns its name in the settings.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Bell => "bell",
+            Self::Osc { .. } => "osc",
+            Self::Ntfy { .. } => "ntfy",
+            Self::Slack { .. } => "slack",
+            Self::Discord { .. } => "discord",
+            Self::Webhook { .. } => "webhook",
+            Self::Apprise { .. } => "apprise",
+            Self::Exec { .. } => "exec",
+        }
+    }
+
+    /// Returns whether the console serves it, because it is its terminal.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Bell | Self::Osc { .. })
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Channel {
+    /// Returns whether it gets an alert. A channel of `failed` gets each alert about a failure that ended an attempt, and one of
+    /// `finished` gets the end of each stage.
+    pub fn wants(&self, alert: &Alert) -> bool {
+        let also = match alert.kind {
+            AlertKind::StageDone => Some(AlertKind::Finished),
+            _ => alert.ends_attempt.then_some(AlertKind::Failed),
+        };
+        self.kinds.contains(&alert.kind) || also.is_some_and(|kind| self.kinds.contains(&kind))
+    }
+}
+
+impl Settings {
+    /// Returns the path of the settings of this user: in `XDG_CONFIG_HOME`, or in `~/.config`.
+    pub fn user_file() -> Option<Utf8PathBuf> {
+        let absolute =
+            |name: &str| Some(Utf8PathBuf::from(std::env::var(name).ok()?)).filter(|path| path.is_absolute());
+        let folder = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
+        Some(folder.join("vidtui/alerts.toml"))
+    }
+
+    /// Reads the settings of this user, with the secrets that they name. `None` if there is no file.
+    ///
+    /// # Errors
+    /// The file or the file of secrets is not valid, or other users can access the latter. No error contains a secret.
+    pub fn of_user() -> Result<Option<Self>, Failure> {
+        let Some(path) = Self::user_file() else { return Ok(None) };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&path, &text).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(rundir::Error::Io { action: "read", path, source }.into()),
+        }
+    }
+
+    /// Reads the settings in the folder of an attempt; empty if the user had none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn of_attempt(run: &RunDir, attempt: u32) -> Result<Self, Failure> {
+        let path = run.alert_channels(attempt);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(rundir::Error::Io { action: "read", path, source }.into()),
+        };
+        // The error of the parser may contain a secret.
+        serde_json::from_slice(&text).map_err(|_| {
+            let fix = "resume the run: a new attempt gets a new file";
+            Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), "it is not valid", fix)
+        })
+    }
+
+    /// Returns the bytes of the file in the folder of an attempt; `None` without channels.
+    pub fn for_attempt(&self) -> Option<Vec<u8>> {
+        if self.channels.is_empty() { None } else { serde_json::to_vec(self).ok() }
+    }
+
+    /// Parses `alerts.toml`, and reads the secrets that it names.
+    ///
+    /// # Errors
+    /// As [`Self::of_user`].
+    pub fn parse(path: &Utf8Path, text: &str) -> Result<Self, Failure> {
+        let mut file = File { path, secrets_file: Utf8PathBuf::new(), secrets: None };
+        let table: Table = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            file.bad(format!("line {line}: {}", error.message()), "docs/alerts.md has an example")
+        })?;
+        let folder = path.parent().unwrap_or(Utf8Path::new("."));
+        file.secrets_file = folder.join(file.text(SECRETS, table.get(SECRETS))?.unwrap_or(SECRETS_FILE));
+        let mut channels = Vec::new();
+        for (name, value) in table.iter().filter(|(name, _)| *name != SECRETS) {
+            let known = CHANNELS.iter().find(|(known, _)| known == name);
+            let Some((_, keys)) = known else {
+                let names = CHANNELS.iter().map(|(name, _)| *name).chain([SECRETS]);
+                return Err(file.unknown(&format!("there is no channel '{name}'"), name, names));
+            };
+            let Value::Table(table) = value else {
+                return Err(file.bad(format!("{name} is not a section"), format!("write [{name}]")));
+            };
+            if let Some(unknown) = table.keys().find(|key| *key != "kinds" && !keys.contains(&key.as_str())) {
+                let why = format!("[{name}] has no key '{unknown}'");
+                return Err(file.unknown(&why, unknown, keys.iter().copied().chain(["kinds"])));
+            }
+            let mut section = Section { file: &mut file, name, table };
+            channels.push(Channel { kinds: section.kinds()?, to: section.target()? });
+        }
+        Ok(Self { channels })
+    }
+}
+
+/// The file, for its errors, and the secrets, which are read when the first one is needed.
+struct File<'a> {
+    path: &'a Utf8Path,
+    secrets_file: Utf8PathBuf,
+    secrets: Option<BTreeMap<String, String>>,
+}
+
+impl File<'_> {
+    fn bad(&self, why: impl Into<String>, fix: impl Into<String>) -> Failure {
+        Failure::new(ErrorCode::InvalidAlerts, format!("cannot use {}", self.path), why, fix)
+    }
+
+    /// Makes the error of an unknown word, which names the most similar known one, or all of them.
+    fn unknown<'a>(&self, why: &str, word: &str, known: impl Iterator<Item = &'a str> + Clone) -> Failure {
+        let fix = match nearest(word, known.clone()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("use one of: {}", known.collect::<Vec<_>>().join(", ")),
+        };
+        self.bad(why, fix)
+    }
+
+    fn text<'a>(&self, key: &str, value: Option<&'a Value>) -> Result<Option<&'a str>, Failure> {
+        match value {
+            None => Ok(None),
+            Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
+            Some(_) => {
+                let name = key.rsplit('.').next().unwrap_or(key);
+                Err(self.bad(format!("{key} is empty or not a text"), format!("write {name} = \"…\"")))
+            }
+        }
+    }
+
+    /// Returns a secret by its name.
+    fn secret(&mut self, name: &str) -> Result<String, Failure> {
+        let path = &self.secrets_file;
+        if self.secrets.is_none() {
+            let read = Secrets::read(path).map_err(|error| match error.kind {
+                RecipeErrorKind::Secrets => Failure::from(error),
+                _ => {
+                    let fix = format!("write {name}=… to {path}, then run: chmod 600 {path}");
+                    Failure { fix, ..Failure::from(error) }
+                }
+            })?;
+            self.secrets = Some(read.variables().iter().cloned().collect());
+        }
+        let found = self.secrets.as_ref().and_then(|secrets| secrets.get(name)).filter(|value| !value.is_empty());
+        found.cloned().ok_or_else(|| self.bad(format!("{path} has no {name}"), format!("add a line to it: {name}=…")))
+    }
+}
+
+/// One section of the file.
+struct Section<'a, 'b> {
+    file: &'a mut File<'b>,
+    name: &'a str,
+    table: &'a Table,
+}
+
+impl Section<'_, '_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.name)
+    }
+
+    fn list(&self, key: &str) -> Result<Option<Vec<String>>, Failure> {
+        let wrong = || {
+            let why = format!("{} is not a list of one or more texts", self.key(key));
+            self.file.bad(why, format!("write {key} = [\"…\", \"…\"]"))
+        };
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let items = value.as_array().filter(|items| !items.is_empty()).ok_or_else(wrong)?;
+        items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<_>>().map(Some).ok_or_else(wrong)
+    }
+
+    fn kinds(&self) -> Result<Vec<AlertKind>, Failure> {
+        let Some(names) = self.list("kinds")? else {
+            return Ok(AlertKind::ALL.into_iter().filter(|kind| !kind.is_routine()).collect());
+        };
+        let kind = |name: &String| {
+            AlertKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+                let why = format!("{} has the unknown kind '{name}'", self.key("kinds"));
+                self.file.unknown(&why, name, AlertKind::ALL.into_iter().map(AlertKind::name))
+            })
+        };
+        names.iter().map(kind).collect()
+    }
+
+    fn target(&mut self) -> Result<Target, Failure> {
+        Ok(match self.name {
+            "bell" => Target::Bell,
+            "osc" => Target::Osc {
+                form: match self.file.text("osc.form", self.table.get("form"))? {
+                    None | Some("9") => OscForm::Nine,
+                    Some("777") => OscForm::SevenSevenSeven,
+                    Some(other) => {
+                        let why = format!("osc.form is '{other}'");
+                        return Err(self.file.bad(why, "use \"9\" or \"777\""));
+                    }
+                },
+            },
+            "ntfy" => Target::Ntfy {
+                server: self.url("server", Secrecy::Public)?.unwrap_or_else(|| "https://ntfy.sh".into()),
+                topic: self.value("topic", Secrecy::Public)?.ok_or_else(|| self.missing("topic"))?,
+                token: self.value("token", Secrecy::Secret)?,
+            },
+            "slack" => Target::Slack { url: self.needed_url(Secrecy::Secret)? },
+            "discord" => Target::Discord { url: self.needed_url(Secrecy::Secret)? },
+            "webhook" => {
+                Target::Webhook { url: self.needed_url(Secrecy::Public)?, token: self.value("token", Secrecy::Secret)? }
+            }
+            "apprise" => {
+                let urls = self.list("urls")?.ok_or_else(|| self.missing("urls"))?;
+                let urls =
+                    urls.iter().map(|url| self.resolved("urls", url, Secrecy::Secret)).collect::<Result<_, _>>()?;
+                Target::Apprise { urls }
+            }
+            _ => Target::Exec { command: self.list("command")?.ok_or_else(|| self.missing("command"))? },
+        })
+    }
+
+    fn missing(&self, key: &str) -> Failure {
+        let example = match (self.name, key) {
+            ("exec", _) => "command = [\"notify-send\", \"vidtui\"]".to_owned(),
+            ("apprise", _) => "urls = [\"$APPRISE_URL\"]".to_owned(),
+            (name, key) => format!("{key} = \"${}_{}\"", name.to_uppercase(), key.to_uppercase()),
+        };
+        self.file.bad(format!("{} is missing", self.key(key)), format!("write {example}"))
+    }
+
+    fn value(&mut self, key: &str, secrecy: Secrecy) -> Result<Option<String>, Failure> {
+        let text = self.file.text(&self.key(key), self.table.get(key))?;
+        text.map(|text| self.resolved(key, text, secrecy)).transpose()
+    }
+
+    fn url(&mut self, key: &str, secrecy: Secrecy) -> Result<Option<String>, Failure> {
+        let url = self.value(key, secrecy)?;
+        match &url {
+            Some(url) if !url.starts_with("https://") && !url.starts_with("http://") => {
+                let why = format!("{} does not begin with https:// or http://", self.key(key));
+                Err(self.file.bad(why, "copy the whole address"))
+            }
+            _ => Ok(url),
+        }
+    }
+
+    fn needed_url(&mut self, secrecy: Secrecy) -> Result<String, Failure> {
+        self.url("url", secrecy)?.ok_or_else(|| self.missing("url"))
+    }
+
+    /// Returns the secret that `$NAME` names, or the text itself if it need not be secret.
+    fn resolved(&mut self, key: &str, text: &str, secrecy: Secrecy) -> Result<String, Failure> {
+        match (text.strip_prefix('$'), secrecy) {
+            (Some(name), _) => self.file.secret(name),
+            (None, Secrecy::Public) => Ok(text.to_owned()),
+            (None, Secrecy::Secret) => {
+                let name = format!("{}_{}", self.name, key).to_uppercase();
+                let (why, file) = (format!("{} is a secret", self.key(key)), &self.file.secrets_file);
+                let fix = format!("write {name}=… to {file} (chmod 600), and here \"${name}\"");
+                Err(self.file.bad(why, fix))
+            }
+        }
+    }
+}
+
+/// Whether a value may be in `alerts.toml`.
+#[derive(Clone, Copy)]
+enum Secrecy {
+    /// It may.
+    Public,
+    /// It must be in the file of secrets, and `alerts.toml` names it.
+    Secret,
+}
