@@ -50,7 +50,7 @@ const NEEDS_TRAINER: [&str; 7] = [
 ];
 
 /// The blocks of code in a language.
-fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
+pub fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     let begin = format!("```{language}\n");
     document.split(&begin).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }

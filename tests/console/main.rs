@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a test is a failure of the test")]
 
 mod chains;
+mod alerts;
 mod commands;
 mod data_check;
 mod documents;

@@ -37,7 +37,10 @@ impl TestSite {
         let trainer = fake_trainer::install(&root);
         let env = vec![("VIDTUI_TRAIN".to_owned(), trainer.to_string()), ("USER".to_owned(), "ada".to_owned())];
         let path = format!("{root}/bin:{}", std::env::var("PATH").unwrap_or_default());
+        let config = root.join("config");
         let site = Self { root, env, _folder: folder }.with("PATH", &path);
+        // The tests do not send alerts to the channels of the user who runs them.
+        let site = site.with("XDG_CONFIG_HOME", config.as_str());
         // The tests do not depend on the GPUs of this machine.
         site.nvidia_smi("exit 127");
         site.write("configs/small/curriculum.toml", CURRICULUM);

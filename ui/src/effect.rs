@@ -133,6 +133,27 @@ pub enum Effect {
     OpenFile(Utf8PathBuf),
     /// Put text on the clipboard (OSC 52).
     Copy(String),
+    /// Announce alerts in the terminal: by its bell, or by a notification with a title and a text.
+    Notify {
+        /// Whether the bell rings.
+        bell: bool,
+        /// The notification.
+        text: Option<(String, String)>,
+    },
+    /// Record that alerts are acknowledged, or snoozed; answered by `Outcome::AlertsMuted` or `Failed`.
+    MuteAlerts {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The alerts, by run and id; no id for all alerts of the run.
+        alerts: Vec<(RunId, Option<String>)>,
+        /// The end of the snooze, Unix seconds; `None` to acknowledge.
+        until_s: Option<f64>,
+    },
+    /// Send a test alert to every channel; answered by `Outcome::AlertsTested` or `Failed`.
+    TestAlerts {
+        /// The job that receives the answer.
+        job: JobId,
+    },
     /// Give the terminal back to the shell until `fg` (Ctrl-Z).
     Suspend,
     /// Close the console; runs continue. The shell then prints [`closing_message`](crate::closing_message).
@@ -197,6 +218,8 @@ pub enum Watch {
     Runs,
     /// The curricula: `Msg::Curricula` at once, then whenever something changes.
     Curricula,
+    /// The alerts of all runs: `Msg::Alerts` at once, then whenever something changes.
+    Alerts,
     /// Nodes: `Msg::Nodes` at once and whenever the list changes, then `Msg::Node` for each node repeatedly.
     Nodes(FleetSource),
     /// The output of nvidia-smi on a node: `NodeMsg::Smi` every few seconds.

@@ -31,6 +31,10 @@ pub enum Intent {
     Stacks(RunId),
     /// Export a chart.
     Export,
+    /// Acknowledge or snooze alerts.
+    MuteAlerts,
+    /// Send a test alert.
+    TestAlerts,
     /// Preview a conversion.
     PlanConvert,
     /// Convert weights into a folder.
@@ -43,7 +47,13 @@ impl Intent {
         match self {
             Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
             Self::Launch { run, .. } => Some(run),
-            Self::PlanStage { .. } | Self::Stacks(_) | Self::Export | Self::PlanConvert | Self::Convert(_) => None,
+            Self::PlanStage { .. }
+            | Self::Stacks(_)
+            | Self::Export
+            | Self::MuteAlerts
+            | Self::TestAlerts
+            | Self::PlanConvert
+            | Self::Convert(_) => None,
         }
     }
 
@@ -59,6 +69,8 @@ impl Intent {
             Self::Kill(run) => format!("killing {}", short(run)),
             Self::Stacks(run) => format!("writing the stack traces of {}", short(run)),
             Self::Export => "exporting the chart".to_owned(),
+            Self::MuteAlerts => "recording the answer".to_owned(),
+            Self::TestAlerts => "sending a test alert".to_owned(),
             Self::PlanConvert => "reading the weights".to_owned(),
             Self::Convert(target) => format!("converting to {target}"),
         }

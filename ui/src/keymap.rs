@@ -15,6 +15,7 @@ pub enum Action {
     ShowNodes,
     NodesOfRun,
     ShowConvert,
+    ShowAlerts,
     Back,
     // movement in lists and text
     Up,
@@ -67,6 +68,11 @@ pub enum Action {
     Convert,
     Replace,
     CancelWork,
+    // alerts
+    Acknowledge,
+    AcknowledgeAll,
+    Snooze,
+    TestAlerts,
     // logs
     Follow,
     Wrap,
@@ -121,6 +127,7 @@ pub enum Context {
     Nodes,
     Node,
     Convert,
+    Alerts,
     Help,
     LaunchDialog,
     KillDialog,
@@ -130,7 +137,7 @@ pub enum Context {
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
@@ -139,6 +146,7 @@ impl Context {
         Self::Nodes,
         Self::Node,
         Self::Convert,
+        Self::Alerts,
         Self::LaunchDialog,
         Self::KillDialog,
         Self::FailureDialog,
@@ -157,6 +165,7 @@ impl Context {
             Self::Nodes => "Nodes",
             Self::Node => "Node",
             Self::Convert => "Convert",
+            Self::Alerts => "Alerts",
             Self::Help => "Help",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
@@ -176,6 +185,7 @@ impl Context {
             Self::Nodes => NODES,
             Self::Node => NODE,
             Self::Convert => CONVERT,
+            Self::Alerts => ALERTS,
             Self::Help => HELP,
             Self::LaunchDialog => LAUNCH,
             Self::KillDialog => KILL,
@@ -194,7 +204,8 @@ impl Context {
             | Self::Samples
             | Self::Nodes
             | Self::Node
-            | Self::Convert => SCREENS,
+            | Self::Convert
+            | Self::Alerts => SCREENS,
             _ => ALWAYS,
         }
     }
@@ -282,6 +293,7 @@ const SCREENS: &[Binding] = &[
     bind(&[Key::ch('2')], Action::ShowStages, "", "List the stages"),
     bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
     bind(&[Key::ch('4')], Action::ShowConvert, "", "Convert weights"),
+    bind(&[Key::ch('a')], Action::ShowAlerts, "", "List the alerts of all runs"),
     bind(&[Key::ctrl('z')], Action::Suspend, "", "Suspend the console; fg resumes it"),
 ];
 
@@ -374,6 +386,15 @@ const CONVERT: &[Binding] = with_motion![
     bind(&[Key::code(KeyCode::Right), Key::ch(' ')], Action::OptionNext, "option", "Choose the next option"),
     bind(&[Key::code(KeyCode::Left)], Action::OptionPrevious, "", "Choose the previous option"),
     bind(&[ESC], Action::Back, "back", "Go back to the runs; a running conversion continues"),
+];
+
+const ALERTS: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Open, "open run", "Open the run of the selected alert"),
+    bind(&[Key::ch('x')], Action::Acknowledge, "acknowledge", "Acknowledge the selected alert"),
+    bind(&[Key::ch('X')], Action::AcknowledgeAll, "acknowledge all", "Acknowledge all open alerts"),
+    bind(&[Key::ch('z')], Action::Snooze, "snooze run", "Send no alerts of this run for two hours"),
+    bind(&[Key::ch('t')], Action::TestAlerts, "test", "Send a test alert to every channel of alerts.toml"),
+    bind(&[ESC], Action::Back, "back", "Go back"),
 ];
 
 const LOGS: &[Binding] = with_motion![

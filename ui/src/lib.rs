@@ -42,8 +42,8 @@ pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};
 pub use msg::{
-    Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key, KeyCode,
-    LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
+    AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
+    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

@@ -15,12 +15,12 @@ pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
-pub use screen::{NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
+pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
 
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
-use crate::msg::{CurriculumView, RunList, RunRow, Size, StageView};
+use crate::msg::{AlertRow, CurriculumView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -87,6 +87,8 @@ pub struct Model {
     pub runs: Option<Result<RunList, Failure>>,
     /// All curricula; `None` while they load.
     pub curricula: Option<Vec<CurriculumView>>,
+    /// The alerts of all runs, newest first; `None` while they load.
+    pub alerts: Option<Vec<AlertRow>>,
     /// The screen that is shown.
     pub screen: Screen,
     /// State of the Runs screen.
@@ -103,6 +105,8 @@ pub struct Model {
     pub nodes: NodesScreen,
     /// The open node.
     pub node: Option<NodeScreen>,
+    /// State of the Alerts screen.
+    pub alerts_screen: AlertsScreen,
     /// State of the Convert screen.
     pub convert: ConvertScreen,
     /// The open text input.
@@ -135,6 +139,7 @@ impl Model {
             has_desktop: setup.has_desktop,
             runs: None,
             curricula: None,
+            alerts: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
             run: setup.open.map(RunScreen::new),
@@ -143,6 +148,7 @@ impl Model {
             fleet: Fleet::default(),
             nodes: NodesScreen::default(),
             node: None,
+            alerts_screen: AlertsScreen::default(),
             convert: ConvertScreen::default(),
             input: None,
             encode_arguments: String::new(),
@@ -185,7 +191,7 @@ impl Model {
         let listed = || self.rows().iter().find(|row| row.run == *run);
         match self.screen {
             Screen::Run | Screen::Logs | Screen::Samples => open.map(|status| &status.row).or_else(listed),
-            Screen::Runs | Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => listed(),
+            _ => listed(),
         }
     }
 
@@ -194,7 +200,7 @@ impl Model {
         match self.screen {
             Screen::Runs => self.selected_run(),
             Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert => None,
+            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert | Screen::Alerts => None,
         }
     }
 
@@ -320,6 +326,7 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Nodes) => Context::Nodes,
         (None, None, Screen::Node) => Context::Node,
         (None, None, Screen::Convert) => Context::Convert,
+        (None, None, Screen::Alerts) => Context::Alerts,
     }
 }
 

@@ -10,8 +10,8 @@ use plan::{LaunchPlan, RunKill};
 use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
-    Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint, RunId,
-    SamplingProgress, StartFrom,
+    AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint,
+    RunId, SamplingProgress, StartFrom,
 };
 use runstate::{EncodeStageProgress, Epochs, Goodput, Progress, RunState};
 use serde::{Deserialize, Serialize};
@@ -100,6 +100,8 @@ pub enum Msg {
     Tick(f64),
     /// The contents of the runs folder (answers [`Watch::Runs`](crate::Watch::Runs)).
     Runs(Result<RunList, Failure>),
+    /// The alerts of all runs, newest first (answers [`Watch::Alerts`](crate::Watch::Alerts)).
+    Alerts(Vec<AlertRow>),
     /// All curricula (answers [`Watch::Curricula`](crate::Watch::Curricula)).
     Curricula(Vec<CurriculumView>),
     /// An update of one run (answers [`Watch::Run`](crate::Watch::Run) and [`Watch::Log`](crate::Watch::Log)).
@@ -130,6 +132,17 @@ pub enum Msg {
         /// The update.
         what: JobMsg,
     },
+}
+
+/// An alert as the Alerts screen shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AlertRow {
+    /// The alert and what happened to it.
+    pub state: AlertState,
+    /// Whether the bell of the terminal is one of its channels.
+    pub bell: bool,
+    /// Whether notifications of the terminal are one of its channels.
+    pub osc: bool,
 }
 
 /// An update of one node.
@@ -514,6 +527,10 @@ pub enum Outcome {
         /// One line: the number of stack traces and their folder.
         report: String,
     },
+    /// Alerts were acknowledged or snoozed.
+    AlertsMuted,
+    /// A test alert was sent to these channels.
+    AlertsTested(Vec<String>),
     /// A chart was written.
     Exported(Utf8PathBuf),
     /// Weights were converted into this folder.

@@ -8,7 +8,7 @@ use crate::modals::{failure, help, kill, launch};
 use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
-use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
+use crate::screens::{alerts, convert, logs, node, nodes, run, runs, samples, stages};
 use recipe::Task;
 use rundir::RunId;
 
@@ -45,8 +45,10 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             model.size = size;
             runs::keep_selection(model);
             stages::keep_selection(model);
+            alerts::keep_selection(model);
             nodes::keep_selection(model);
         }
+        Msg::Alerts(alerts) => return alerts::on_alerts(model, alerts),
         Msg::Curricula(curricula) => {
             model.curricula = Some(curricula);
             stages::keep_selection(model);
@@ -111,6 +113,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             None => model.warn("No run selected. Press 3 to list nodes."),
         },
         Action::ShowConvert => model.screen = Screen::Convert,
+        Action::ShowAlerts => alerts::open(model),
         _ => {
             return match model.screen {
                 Screen::Runs => runs::on_action(model, action),
@@ -125,6 +128,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
                     effects
                 }
                 Screen::Convert => convert::on_action(model, action),
+                Screen::Alerts => alerts::on_action(model, action),
             };
         }
     }
@@ -261,6 +265,10 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
         }
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         Outcome::Stacks { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
+        Outcome::AlertsMuted => {}
+        Outcome::AlertsTested(channels) => {
+            model.notify(format!("A test alert was sent to {}", units::listed(&channels, 8, String::clone)));
+        }
         Outcome::Exported(path) => model.notify(format!("Wrote {path}")),
         Outcome::Converted(path) => model.notify(format!("Wrote {path}")),
         Outcome::ConvertStopped(path) => model.notify(format!("Conversion cancelled; no output is left in {path}")),

@@ -6,7 +6,7 @@ use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
 use crate::run_state::short_id;
-use crate::screens::{convert, logs, node, nodes, run, runs, samples, stages};
+use crate::screens::{alerts, convert, logs, node, nodes, run, runs, samples, stages};
 use crate::text;
 use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
@@ -48,6 +48,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Nodes => nodes::view(model, buf, areas.body),
         Screen::Node => node::view(model, buf, areas.body),
         Screen::Convert => convert::view(model, buf, areas.body),
+        Screen::Alerts => alerts::view(model, buf, areas.body),
     }
     let notice = notice(model);
     // A dialog shows its own keys.
@@ -71,11 +72,17 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     };
     let mut left = vec![Span::styled("vidtui", theme.strong)];
     let nodes = matches!(model.screen, Screen::Nodes | Screen::Node);
-    let elsewhere = nodes || matches!(model.screen, Screen::Stages | Screen::Convert);
+    let elsewhere = nodes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
     left.extend(tab("1", "Runs", !elsewhere));
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
     left.extend(tab("3", "Nodes", nodes));
     left.extend(tab("4", "Convert", model.screen == Screen::Convert));
+    let open = alerts::open_alerts(model);
+    if model.screen == Screen::Alerts {
+        left.extend(tab("a", "Alerts", true));
+    } else if open > 0 {
+        left.extend([Span::raw("   "), Span::styled(format!("a {}", units::counted(open, "alert")), theme.warn)]);
+    }
     let used: usize = left.iter().map(Span::width).sum();
     let room = usize::from(area.width).saturating_sub(used + 4);
     let place = match (model.screen, &model.run) {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// Returns the streams that should run now. They follow from the model, so none is left running or missing.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
-    let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula]);
+    let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
     }

@@ -25,6 +25,7 @@ use crate::transport::Transport;
 pub(crate) fn make_attempt(
     what: &str,
     plan: &LaunchPlan,
+    alert_channels: Option<&[u8]>,
     transports: &mut [Box<dyn Transport>],
 ) -> Result<Utf8PathBuf, Failure> {
     let number = plan.attempt.number;
@@ -35,7 +36,7 @@ pub(crate) fn make_attempt(
         (plan.dir.root.as_path(), plan.dir.attempt_dir(number))
     };
     let temp = TempFolder::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
-    let source = write_files(&temp.dir, plan).map_err(|error| failure_of(what, error))?;
+    let source = write_files(&temp.dir, plan, alert_channels).map_err(|error| failure_of(what, error))?;
     // A rename to a folder that is not empty fails. This makes it a lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
@@ -57,7 +58,7 @@ pub(crate) fn make_attempt(
 }
 
 /// Writes all files into a temporary run folder. Returns the folder to rename.
-fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
+fn write_files(dir: &RunDir, plan: &LaunchPlan, alert_channels: Option<&[u8]>) -> Result<Utf8PathBuf, Error> {
     let number = plan.attempt.number;
     write_scripts(dir, number, &plan.nodes)?;
     let folder = dir.attempt_dir(number);
@@ -66,6 +67,9 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan) -> Result<Utf8PathBuf, Error> {
         rundir::write_atomic(&dir.job_script(number), script.as_bytes())?;
     }
     dir.make_peer_token(number)?;
+    if let Some(channels) = alert_channels {
+        rundir::write_private(&dir.alert_channels(number), channels)?;
+    }
     // A plan may wait in a dialog for minutes.
     let now_s = now_s();
     dir.write_attempt(&Attempt { started_s: now_s, ..plan.attempt.clone() })?;

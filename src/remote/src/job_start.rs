@@ -20,12 +20,14 @@ pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     Ok(plan.dir.write_allocation(number, &allocation)?)
 }
 
-/// Makes the next attempt of a job that was requeued.
+/// Makes the next attempt of a job that was requeued, with the alert channels of the attempt before.
 ///
 /// # Errors
 /// When another program has made the attempt, or it cannot be written.
 pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
-    make_attempt(&format!("cannot requeue {}", plan.run.id), plan, &mut []).map(|_| ())
+    let before = plan.dir.attempt_numbers()?.into_iter().rfind(|number| *number < plan.attempt.number);
+    let channels = before.and_then(|number| std::fs::read(plan.dir.alert_channels(number)).ok());
+    make_attempt(&format!("cannot requeue {}", plan.run.id), plan, channels.as_deref(), &mut []).map(|_| ())
 }
 
 /// Checks the nodes that a job was given before its ranks begin there; starts nothing.

@@ -31,11 +31,14 @@ const LOG_LINES: usize = 5;
 /// killed. If several programs start the same attempt, exactly one succeeds, because only the first can create the
 /// attempt's folder by a rename.
 ///
+/// * `alert_channels` — the content of the attempt's file of alert channels, if it has one.
+///
 /// # Errors
 /// If a check fails, another program has started the same attempt, or a supervisor exited at once. The failure of a
 /// supervisor includes the end of its log.
 pub fn execute_launch(
     plan: &LaunchPlan,
+    alert_channels: Option<&[u8]>,
     transports: &mut [Box<dyn Transport>],
     progress: &(dyn Fn(String) + Sync),
 ) -> Result<RunDir, Failure> {
@@ -53,7 +56,7 @@ pub fn execute_launch(
         let result = end_job(&plan.run.id, &plan.dir, job, &mut |text| progress(format!("Slurm: {text}")))?;
         progress(format!("Slurm: {result}"));
     }
-    let folder = make_attempt(&what, plan, transports)?;
+    let folder = make_attempt(&what, plan, alert_channels, transports)?;
     if plan.job_script.is_some() {
         return match submit_attempt(&what, plan, now_s()) {
             Ok(_) => Ok(plan.dir.clone()),

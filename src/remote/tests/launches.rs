@@ -19,7 +19,7 @@ use runstate::{Liveness, RunState, derive};
 
 /// Launches, and waits for the supervisor, which on a busy machine may take longer than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
-    let dir = execute_launch(plan, &mut local_transports().unwrap(), &|_| {})?;
+    let dir = execute_launch(plan, None, &mut local_transports().unwrap(), &|_| {})?;
     wait_for_supervisor(&dir);
     Ok(dir)
 }
@@ -157,7 +157,7 @@ fn a_run_planned_a_minute_ago_that_starts_slowly_is_starting_and_cannot_be_resum
     let demo = Demo::with(FakeTrainer::TrainLater);
     let mut plan = demo.launch();
     plan.attempt.started_s -= 60.0;
-    let dir = execute_launch(&plan, &mut local_transports().unwrap(), &|_| {}).unwrap();
+    let dir = execute_launch(&plan, None, &mut local_transports().unwrap(), &|_| {}).unwrap();
     assert!(pid_files(&dir).unwrap().is_empty());
     assert_eq!(state(&dir), RunState::Starting);
     assert_eq!(demo.resume(&dir).unwrap_err().code, ErrorCode::RunIsAlive);

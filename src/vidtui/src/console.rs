@@ -16,6 +16,7 @@ use crate::signals;
 use crate::terminal::{self, Colours, Screen};
 use crate::watches::Watcher;
 use crate::workspace::Workspace;
+use alerts::{OscForm, Settings, Target};
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use rundir::{ErrorCode, Failure, now_s};
@@ -77,7 +78,7 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
     let recorder = record.map(|file| Recorder::create(file, &setup)).transpose()?;
     read_keys(sender.clone(), |event| message_of(event).map(Item::Msg));
     let runner = Runner::new(workspace.clone(), sender.clone());
-    let live = Live { runner, watcher: Watcher::new(workspace, sender), recorder };
+    let live = Live { runner, watcher: Watcher::new(workspace, sender), recorder, osc: osc_form() };
     let mut console = Console { model: Model::new(setup), reader, live: Some(live) };
     let end = console.run(&mut screen);
     drop(screen);
@@ -89,6 +90,16 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         println!("{closing_message}");
     }
     end
+}
+
+/// Returns the form of notifications that the user has set.
+fn osc_form() -> OscForm {
+    let settings = Settings::of_user().ok().flatten().unwrap_or_default();
+    let forms = settings.channels.iter().filter_map(|channel| match channel.to {
+        Target::Osc { form } => Some(form),
+        _ => None,
+    });
+    forms.last().unwrap_or_default()
 }
 
 /// Plays a recorded session `speed` times faster, and returns when the user presses q.
@@ -141,6 +152,8 @@ struct Live {
     runner: Runner,
     watcher: Watcher,
     recorder: Option<Recorder>,
+    /// The form of notifications.
+    osc: OscForm,
 }
 
 impl Console {
@@ -198,6 +211,11 @@ impl Console {
         let Some(live) = &mut self.live else { return Ok(()) };
         for effect in effects {
             match effect {
+                Effect::Notify { bell, text } => {
+                    let text = text.map(|(title, text)| terminal::notification(live.osc, &title, &text));
+                    let bell = if bell { terminal::BELL } else { "" };
+                    screen.send(&format!("{bell}{}", text.unwrap_or_default())).map_err(cannot_draw)?;
+                }
                 Effect::Copy(text) => screen.copy(&text).map_err(cannot_draw)?,
                 // Without a shell to return to, the console is not suspended.
                 Effect::Suspend => {

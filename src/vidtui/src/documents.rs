@@ -1,10 +1,11 @@
 //! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of internal types.
 //! `docs/json.md` describes them.
 
+use crate::commands::alerts::state_word;
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
 use health::Finding;
-use rundir::{Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
+use rundir::{AlertState, Attempt, CheckpointEntry, EncodeStages, Failure, ItemCounts, RunId, SamplingProgress};
 use runstate::{EncodeStageProgress, Epochs, Goodput, RunSummary};
 use serde::Serialize;
 use ui::run_state::StateKind;
@@ -98,6 +99,57 @@ pub struct FindingDocument {
     since_s: Option<f64>,
     saw: String,
     fix: String,
+}
+
+/// An alert, in `alerts`.
+#[derive(Debug, Serialize)]
+pub struct AlertDocument {
+    id: String,
+    run: String,
+    attempt: u32,
+    kind: &'static str,
+    /// The node, the step or the file that it is about; empty for the whole run.
+    subject: String,
+    step: Option<u64>,
+    raised_s: f64,
+    since_s: f64,
+    what: String,
+    why: String,
+    fix: String,
+    state: &'static str,
+    snoozed_until_s: Option<f64>,
+    not_sent: Vec<NotSentDocument>,
+}
+
+/// A channel that an alert did not reach.
+#[derive(Debug, Serialize)]
+struct NotSentDocument {
+    channel: String,
+    why: String,
+}
+
+impl AlertDocument {
+    /// Makes the document of an alert.
+    pub fn new(state: &AlertState, now_s: f64) -> Self {
+        let alert = state.alert.clone();
+        let not_sent = state.not_sent.iter();
+        Self {
+            id: alert.id,
+            run: alert.run.to_string(),
+            attempt: alert.attempt,
+            kind: alert.kind.name(),
+            subject: alert.subject,
+            step: alert.step,
+            raised_s: alert.t,
+            since_s: alert.since_s,
+            what: alert.what,
+            why: alert.why,
+            fix: alert.fix,
+            state: state_word(state, now_s),
+            snoozed_until_s: state.snoozed_until_s,
+            not_sent: not_sent.map(|it| NotSentDocument { channel: it.channel.clone(), why: it.why.clone() }).collect(),
+        }
+    }
 }
 
 /// The last known state of a Slurm job.
@@ -307,6 +359,7 @@ pub struct QueueEntryDocument<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rundir::{Alert, NotSent, SCHEMA};
     use runstate::{Down, EndCause};
 
     /// Collects the names of the fields of a document.
@@ -377,8 +430,13 @@ mod tests {
                 ..Goodput::default()
             })),
         };
+        let raised = Alert { step: Some(1), ..alerts::example() };
+        let not_sent = NotSent { v: SCHEMA, t: 1.0, id: raised.id.clone(), channel: "slack".into(), why: "500".into() };
+        let state =
+            AlertState { alert: raised, not_sent: vec![not_sent], acknowledged: false, snoozed_until_s: Some(1.0) };
         let mut found = Vec::new();
         names(&serde_json::to_value(&document).unwrap(), &mut found);
+        names(&serde_json::to_value(AlertDocument::new(&state, 1.0)).unwrap(), &mut found);
         let page = include_str!("../../../docs/json.md");
         let missing: Vec<_> = found.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
         assert!(missing.is_empty(), "docs/json.md lacks {missing:?}");

@@ -2,6 +2,7 @@
 
 use crate::chart_export;
 use crate::command_error::CommandError;
+use crate::commands::alerts::user_settings;
 use crate::commands::{encode, launch, sample};
 use crate::conversions;
 use crate::curves::{self, View};
@@ -9,8 +10,10 @@ use crate::queue::{Item, Sender};
 use crate::workspace::{
     self, Fitting, Init, KillCallbacks, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words,
 };
+use alerts::{Limits, test_alert};
 use plan::{KillHow, ResumeOptions};
 use recipe::StageStart;
+use rundir::{Failure, Mute, now_s};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,11 +109,14 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::PlanEncode { job, .. }
         | Effect::PlanRecipe { job, .. }
         | Effect::PlanSample { job, .. }
+        | Effect::MuteAlerts { job, .. }
+        | Effect::TestAlerts { job }
         | Effect::Convert { job, .. } => Some(*job),
         Effect::StopConvert { .. }
         | Effect::GiveUpKill { .. }
         | Effect::OpenFile(_)
         | Effect::Copy(_)
+        | Effect::Notify { .. }
         | Effect::Suspend
         | Effect::Quit => None,
     }
@@ -208,10 +214,28 @@ fn run(
             chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
+        Effect::MuteAlerts { alerts, until_s, .. } => {
+            for (run, id) in &alerts {
+                at.dir(run).mute_alerts(Mute::new(now_s(), id.clone(), until_s, at.user()))?;
+            }
+            JobMsg::Done(Outcome::AlertsMuted)
+        }
+        Effect::TestAlerts { .. } => {
+            let tested = test_alert(&user_settings()?, None, Limits::default().request)?;
+            let failed: Vec<String> = tested
+                .iter()
+                .filter_map(|(name, result)| Some(format!("{name}: {}", result.as_ref().err()?.why)))
+                .collect();
+            if let Some(first) = tested.iter().find_map(|(_, result)| result.as_ref().err()) {
+                return Err(Failure { why: failed.join("; "), ..first.clone() }.into());
+            }
+            JobMsg::Done(Outcome::AlertsTested(tested.into_iter().map(|(name, _)| name.to_owned()).collect()))
+        }
         Effect::StopConvert { .. }
         | Effect::GiveUpKill { .. }
         | Effect::OpenFile(_)
         | Effect::Copy(_)
+        | Effect::Notify { .. }
         | Effect::Suspend
         | Effect::Quit => {
             unreachable!("start lets only jobs through")

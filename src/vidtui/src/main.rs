@@ -13,6 +13,7 @@ mod curves;
 mod dataset;
 mod documents;
 mod effects;
+mod inbox;
 mod listings;
 mod node_samples;
 mod output;

@@ -6,6 +6,7 @@
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use alerts::{OscForm, Target};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use nix::sys::signal::{self, SigSet, Signal};
@@ -19,6 +20,7 @@ use ratatui::crossterm::terminal::{
 use ratatui::crossterm::{cursor, execute, queue};
 use ratatui::style::Color;
 use ratatui::{Frame, Terminal};
+use rundir::{ErrorCode, Failure};
 
 /// Whether the console has the terminal now, so that a second call of [`restore`] does nothing.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -90,12 +92,53 @@ impl Screen {
         out.flush()
     }
 
+    /// Sends sequences that do not change the screen, such as the bell.
+    pub fn send(&mut self, sequences: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(sequences.as_bytes())?;
+        out.flush()
+    }
+
     /// Enters the alternate screen again. The next frame draws every cell.
     pub fn retake(&mut self) -> io::Result<()> {
         enter()?;
         self.terminal = fresh_terminal()?;
         Ok(())
     }
+}
+
+/// The sequence of the bell.
+pub const BELL: &str = "\x07";
+
+/// Returns the sequence of a notification.
+pub fn notification(form: OscForm, title: &str, text: &str) -> String {
+    // A control character would end the sequence, and a ';' the title.
+    let plain = |text: &str| text.replace(|c: char| c.is_control(), " ").chars().take(200).collect::<String>();
+    match form {
+        OscForm::Nine => format!("\x1b]9;{}: {}\x07", plain(title), plain(text)),
+        OscForm::SevenSevenSeven => {
+            format!("\x1b]777;notify;{};{}\x07", plain(title).replace(';', ","), plain(text))
+        }
+    }
+}
+
+/// Tests a channel of this terminal.
+///
+/// # Errors
+/// There is no terminal.
+pub fn test_notification(to: &Target) -> Result<(), Failure> {
+    let sequence = match to {
+        Target::Osc { form } => notification(*form, "vidtui", "this is a test of vidtui"),
+        _ => BELL.to_owned(),
+    };
+    let mut out = io::stderr();
+    let sent =
+        if out.is_terminal() { out.write_all(sequence.as_bytes()) } else { Err(io::ErrorKind::NotConnected.into()) };
+    sent.map_err(|error| {
+        let what = format!("the test alert did not reach {}", to.name());
+        let fix = "run the command in a terminal; the console writes this channel while it is open";
+        Failure::new(ErrorCode::NoTerminal, what, format!("standard error is not a terminal: {error}"), fix)
+    })
 }
 
 impl Drop for Screen {
@@ -210,6 +253,12 @@ fn parent_of(pid: Pid) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_notification_has_no_control_characters_of_its_own() {
+        let sequences = [OscForm::Nine, OscForm::SevenSevenSeven].map(|form| notification(form, "a;b", "c\x07\nd"));
+        assert_eq!(sequences, ["\x1b]9;a;b: c  d\x07", "\x1b]777;notify;a,b;c  d\x07"]);
+    }
 
     #[test]
     fn leaving_restores_cursor_main_screen_and_plain_paste() {

@@ -3,19 +3,23 @@
 //! Files are polled by size rather than watched with inotify: this costs a few system calls per second, and works on every
 //! file system, NFS included.
 
+use crate::inbox::Inbox;
 use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
 use crate::pictures::Terminal;
 use crate::queue::{Item, Sender, StopFlag};
 use crate::workspace::Workspace;
+use alerts::Settings;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail};
+use rundir::{
+    AlertState, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail,
+};
 use runstate::{Goodput, GoodputReader, RunState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use ui::{LogChunk, Msg, RunMsg, Size, Watch};
+use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
 mod node_streams;
 
@@ -27,6 +31,8 @@ const LIST: Duration = Duration::from_secs(1);
 const GOODPUT: Duration = Duration::from_secs(10);
 /// How often recipes are read again. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
+/// How often new alerts are read.
+const ALERTS: Duration = Duration::from_secs(2);
 /// The number of samples in one message: enough to open a long run fast, and few enough that keys are handled in
 /// between.
 const SAMPLES: usize = 10_000;
@@ -92,6 +98,7 @@ impl Stream {
         let Err(Ended) = match watch {
             Watch::Runs => self.runs(),
             Watch::Curricula => self.curricula(),
+            Watch::Alerts => self.alerts(),
             Watch::Nodes(of) => self.nodes(&of),
             Watch::Smi { of, node } => self.smi(&of, &node),
             Watch::Run(run) => self.one_run(&run),
@@ -109,6 +116,17 @@ impl Stream {
     fn curricula(&self) -> Result<std::convert::Infallible, Ended> {
         let mut curricula = CurriculumLister::default();
         self.repeat(CURRICULA, || curricula.list(&self.workspace.configs), Msg::Curricula)
+    }
+
+    fn alerts(&self) -> Result<std::convert::Infallible, Ended> {
+        let mut inbox = Inbox::default();
+        // `vidtui alerts` and the next launch report a file that is not valid.
+        let settings = Settings::of_user().ok().flatten().unwrap_or_default();
+        let wants = |state: &AlertState, name: &str| {
+            settings.channels.iter().any(|channel| channel.to.name() == name && channel.wants(&state.alert))
+        };
+        let row = |state: AlertState| AlertRow { bell: wants(&state, "bell"), osc: wants(&state, "osc"), state };
+        self.repeat(ALERTS, || inbox.poll(&self.workspace.runs).into_iter().map(&row).collect::<Vec<_>>(), Msg::Alerts)
     }
 
     /// Reads a value repeatedly and sends it when it changes.

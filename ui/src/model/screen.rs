@@ -16,6 +16,7 @@ pub enum Screen {
     Nodes,
     Node,
     Convert,
+    Alerts,
 }
 
 /// State of the Runs screen.
@@ -53,6 +54,17 @@ pub struct NodesScreen {
     pub reverse: bool,
     /// The nodes that pass the filter, in order: indices into the fleet. Each tick updates them, so that rows do not jump.
     pub order: Vec<usize>,
+    /// The screen to go back to.
+    pub from: Option<Screen>,
+}
+
+/// State of the Alerts screen.
+#[derive(Debug, Clone, Default)]
+pub struct AlertsScreen {
+    /// The id of the selected alert; `None` for the newest one.
+    pub selected: Option<String>,
+    /// First visible row.
+    pub top: usize,
     /// The screen to go back to.
     pub from: Option<Screen>,
 }

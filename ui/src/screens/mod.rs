@@ -1,5 +1,6 @@
 //! One file per screen: reaction to keys and drawing.
 
+pub mod alerts;
 pub mod convert;
 pub mod logs;
 pub mod node;

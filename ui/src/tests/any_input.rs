@@ -27,7 +27,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oOt=_vb \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oaOt=_vb \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -174,6 +174,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => (0u16..=200, 0u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
         2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
+        1 => any_text().prop_map(|what| Msg::Alerts(vec![super::alerts::alert("3f9c20aa", 1.0, rundir::AlertKind::Failed, &what)])),
         1 => Just(Msg::Runs(Err(failure()))),
         1 => Just(Msg::Curricula(curricula())),
         1 => Just(Msg::Curricula(vec![CurriculumView { stages: Err(failure()), ..curricula().remove(0) }])),

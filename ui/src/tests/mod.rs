@@ -1,5 +1,6 @@
 //! Tests of the whole crate: messages in; effects, watches and snapshots out.
 
+mod alerts;
 mod any_input;
 mod charts;
 mod convert;

@@ -7,7 +7,7 @@ use crate::keymap::{Action, Binding};
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{convert, samples, stages};
+use crate::screens::{alerts, convert, samples, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -97,6 +97,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::FocusNext | Action::Enlarge => model.target().is_some(),
         Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
         Action::Prompt => samples::can_sample(model),
+        Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, binding.action),
+        Action::Open if model.screen == Screen::Alerts => alerts::can(model, binding.action),
         Action::Open if model.screen == Screen::Nodes => model.selected_node().is_some(),
         Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
         Action::Samples | Action::SampleNext | Action::Play | Action::SideBySide => has_samples(model),

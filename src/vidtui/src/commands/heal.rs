@@ -4,9 +4,10 @@ use crate::args::HealArgs;
 use crate::command_error::CommandError;
 use crate::output;
 use crate::workspace::{Workspace, record_heal};
+use alerts::{Limits, Outbox, Settings};
 use plan::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 use recipe::{OnFailure, RunSettings};
-use rundir::{ErrorCode, Event, EventKind, Failure, Healer, RunDir, SCHEMA, now_s};
+use rundir::{AlertWriter, ErrorCode, Event, EventKind, Failure, Healer, Run, RunDir, SCHEMA, now_s};
 use runstate::{Liveness, RunFacts, RunState, RunSummary};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -54,14 +55,36 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
         Healer { schema: SCHEMA, node: workspace.connections.this_node().node.clone(), pid: std::process::id() };
     let Some(_lock) = dir.lock_healer(&healer)? else { return heals_already() };
     let settings = RunSettings { on_failure: OnFailure::Resume, ..run.recipe()?.run };
-    Watch { workspace, dir, settings, next_try: Instant::now(), pause: RETRY[0], waits: None }.until_ended()
+    let outbox = outbox(&dir);
+    let next_try = Instant::now();
+    let mut watch = Watch { workspace, meta: run, dir, settings, outbox, next_try, pause: RETRY[0], waits: None };
+    let ended = watch.until_ended();
+    watch.outbox.end(Limits::default().end);
+    ended
+}
+
+/// Opens the channels of this user, or those of the newest attempt if they are not valid.
+fn outbox(dir: &RunDir) -> Outbox {
+    let settings = Settings::of_user().map(Option::unwrap_or_default).or_else(|failure| {
+        eprintln!("{failure}");
+        let newest = dir.attempt_numbers()?.last().copied().unwrap_or_default();
+        Settings::of_attempt(dir, newest)
+    });
+    let settings = settings.unwrap_or_else(|failure| {
+        eprintln!("{failure}");
+        Settings::default()
+    });
+    Outbox::open(dir, AlertWriter::Healer, settings, Limits::default(), |line| eprintln!("{line}"))
 }
 
 /// A run that is watched.
 struct Watch<'a> {
     workspace: &'a Workspace,
+    meta: Run,
     dir: RunDir,
     settings: RunSettings,
+    /// The alerts that only a healer can raise: it resumed the run, or will not do so.
+    outbox: Outbox,
     /// The time of the next try to resume, and the pause after it if it fails.
     next_try: Instant,
     pause: Duration,
@@ -80,7 +103,7 @@ enum Look {
 }
 
 impl Watch<'_> {
-    fn until_ended(mut self) -> Result<(), CommandError> {
+    fn until_ended(&mut self) -> Result<(), CommandError> {
         loop {
             let temporary = match self.look() {
                 Ok(Look::Ended) => return Ok(()),
@@ -163,12 +186,12 @@ impl Watch<'_> {
         Ok(None)
     }
 
-    fn end<T>(&self, failed: &FailedAttempt, failure: Failure) -> Result<T, CommandError> {
+    fn end<T>(&mut self, failed: &FailedAttempt, failure: Failure) -> Result<T, CommandError> {
         self.record(failed.attempt, EventKind::HealEnded { failure: failure.clone() });
         Err(failure.into())
     }
 
-    fn resume(&self, state: &(RunSummary, RunFacts), failed: &FailedAttempt) -> Result<(), Failure> {
+    fn resume(&mut self, state: &(RunSummary, RunFacts), failed: &FailedAttempt) -> Result<(), Failure> {
         let plan = self.workspace.plan_heal(state, &self.settings, failed)?;
         plan.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
         self.workspace.launch(&plan, &|step| eprintln!("{step}"))?;
@@ -186,9 +209,13 @@ impl Watch<'_> {
         }
     }
 
-    fn record(&self, attempt: u32, kind: EventKind) {
+    fn record(&mut self, attempt: u32, kind: EventKind) {
+        let event = Event::new(now_s(), attempt, None, kind.clone());
         if let Err(failure) = record_heal(&self.dir, attempt, kind) {
             eprintln!("{failure}");
+        }
+        if let Some(alert) = alerts::of_event(&self.meta, &event, event.t) {
+            self.outbox.raise(alert);
         }
     }
 }

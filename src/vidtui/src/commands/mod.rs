@@ -1,5 +1,6 @@
 //! The commands. Every key of the console has a command that does the same.
 
+pub mod alerts;
 mod check;
 mod checkpoints;
 mod completions;
@@ -70,6 +71,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Runs(args) => runs::run(&workspace, args),
         Command::Sample(args) => sample::run(&workspace, args),
         Command::Status(args) => status::run(&workspace, args),
+        Command::Alerts(args) => alerts::run(&workspace, args),
         Command::Nodes(args) => nodes::nodes(&workspace, args),
         Command::Smi(args) => nodes::smi(&workspace, args),
         Command::Logs(args) => logs::run(&workspace, args),

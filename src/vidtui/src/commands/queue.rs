@@ -45,7 +45,7 @@ fn add(workspace: &Workspace, args: &QueueAddArgs, json: bool) -> Result<(), Com
     for word in &args.recipes {
         words.extend(workspace.queued_subjects(word, &args.how.sets())?);
     }
-    let by = workspace.by();
+    let by = workspace.user();
     let added = workspace.queue().change(|entries, first_id| {
         let begin = entries.len();
         for (word, id) in words.into_iter().zip(first_id..) {

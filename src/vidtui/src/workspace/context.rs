@@ -31,7 +31,7 @@ impl Workspace {
             now_s: rundir::now_s(),
             // The system seeds every hasher. Eight hexadecimal digits are enough for the end of an id.
             random: RandomState::new().hash_one(std::process::id()) as u32,
-            by: self.by(),
+            by: self.user(),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
             trainer: program(trainer)?,
@@ -40,11 +40,9 @@ impl Workspace {
             options: StartOptions { waived: waive, push, data_files, steps: None, encode, warnings },
         })
     }
-}
 
-impl Workspace {
-    /// Returns the user of this process, as `user@node`.
-    pub fn by(&self) -> String {
+    /// Returns the user and this machine: `ada@devbox`.
+    pub fn user(&self) -> String {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         format!("{user}@{}", self.connections.this_node().node)

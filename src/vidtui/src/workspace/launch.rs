@@ -9,7 +9,7 @@ use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
 use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest, Target};
 use recipe::{Recipe, Task};
-use rundir::{Attempt, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
+use rundir::{Attempt, AttemptWhy, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -136,10 +136,22 @@ impl Workspace {
         }
         let last = if plan.is_new_run() { None } else { plan.dir.latest_attempt()? };
         let logins = with_previous_logins(&plan.attempt.logins, last.map_or_else(Vec::new, |last| last.logins));
-        let dir = remote::execute_launch(plan, &mut self.transports(&logins)?, progress)?;
+        let channels = alert_channels(plan)?;
+        let dir = remote::execute_launch(plan, channels.as_deref(), &mut self.transports(&logins)?, progress)?;
         self.start_healer(plan)?;
         Ok(dir)
     }
+}
+
+/// Returns the content of the file of alert channels for the attempt of a plan: the settings of this user. If they are not valid
+/// and no user is present, those of the attempt before apply.
+fn alert_channels(plan: &LaunchPlan) -> Result<Option<Vec<u8>>, Failure> {
+    let settings = alerts::Settings::of_user().or_else(|failure| {
+        let before = plan.attempt.number.checked_sub(1).filter(|_| plan.attempt.why == AttemptWhy::Heal);
+        let settings = before.and_then(|before| alerts::Settings::of_attempt(&plan.dir, before).ok());
+        settings.map(Some).ok_or(failure)
+    })?;
+    Ok(settings.and_then(|settings| settings.for_attempt()))
 }
 
 /// Adds the nodes that were left out to the reason of a failure.

@@ -1,0 +1,235 @@
+//! The Alerts screen: the alerts of all runs, newest first, and the details of the selected one.
+
+use crate::effect::Effect;
+use crate::jobs::Intent;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{Model, Screen};
+use crate::msg::AlertRow;
+use crate::run_state::{StateKind, short_id};
+use crate::text;
+use crate::widgets::{hint, panel, write, write_centered, write_lines};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use rundir::{AlertKind, AlertState};
+
+/// Rows of the part below the list.
+const DETAILS: u16 = 9;
+/// The time of a snooze, seconds.
+const SNOOZE_S: f64 = 2.0 * 3600.0;
+
+/// Opens the screen.
+pub fn open(model: &mut Model) {
+    if model.screen != Screen::Alerts {
+        model.alerts_screen.from = Some(model.screen);
+    }
+    model.screen = Screen::Alerts;
+    keep_selection(model);
+}
+
+/// Scrolls to the selected alert.
+pub fn keep_selection(model: &mut Model) {
+    let (list, _) = list_area(model);
+    let at = position(model);
+    model.alerts_screen.top = layout::scrolled(model.alerts_screen.top, at, usize::from(list.height.saturating_sub(1)));
+}
+
+/// Takes in the alerts of all runs. Returns the effect that announces those that are new, if the terminal is one of their channels.
+pub fn on_alerts(model: &mut Model, rows: Vec<AlertRow>) -> Vec<Effect> {
+    let before = model.alerts.replace(rows);
+    keep_selection(model);
+    // Alerts from before the console was opened are not announced.
+    let (Some(before), Some(rows)) = (before, &model.alerts) else { return Vec::new() };
+    let is_new = |row: &&AlertRow| {
+        !row.state.is_snoozed(model.now) && before.iter().all(|known| known.state.alert.id != row.state.alert.id)
+    };
+    let new: Vec<&AlertRow> = rows.iter().filter(is_new).collect();
+    let bell = new.iter().any(|row| row.bell);
+    let shown: Vec<&AlertRow> = new.into_iter().filter(|row| row.osc).collect();
+    let text = shown.first().map(|row| {
+        let more = if shown.len() > 1 { format!(" (and {} more)", shown.len() - 1) } else { String::new() };
+        let alert = &row.state.alert;
+        (format!("{}: {}", short_id(&alert.run), words(alert.kind)), format!("{}{more}", alert.what))
+    });
+    if bell || text.is_some() { vec![Effect::Notify { bell, text }] } else { Vec::new() }
+}
+
+/// Returns the number of alerts that wait for a user.
+pub fn open_alerts(model: &Model) -> usize {
+    rows(model).iter().filter(|row| row.state.is_open(model.now)).count()
+}
+
+fn rows(model: &Model) -> &[AlertRow] {
+    model.alerts.as_deref().unwrap_or_default()
+}
+
+fn position(model: &Model) -> usize {
+    let is_it = |row: &AlertRow| Some(&row.state.alert.id) == model.alerts_screen.selected.as_ref();
+    rows(model).iter().position(is_it).unwrap_or(0)
+}
+
+/// Returns the selected alert.
+pub fn selected(model: &Model) -> Option<&AlertState> {
+    rows(model).get(position(model)).map(|row| &row.state)
+}
+
+/// Returns whether an action is possible now.
+pub fn can(model: &Model, action: Action) -> bool {
+    let selected = selected(model);
+    match action {
+        Action::Acknowledge => selected.is_some_and(|state| !state.acknowledged && state.alert.kind.needs_action()),
+        Action::AcknowledgeAll => open_alerts(model) > 1,
+        _ => selected.is_some(),
+    }
+}
+
+/// Handles an action.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let (at, last) = (position(model), rows(model).len().saturating_sub(1));
+    let page = usize::from(list_area(model).0.height.saturating_sub(2)).max(1);
+    if let Some(to) = layout::moved(action, at, page, last) {
+        model.alerts_screen.selected = rows(model).get(to).map(|row| row.state.alert.id.clone());
+        keep_selection(model);
+        return Vec::new();
+    }
+    match action {
+        Action::Back => model.screen = model.alerts_screen.from.take().unwrap_or(Screen::Runs),
+        Action::TestAlerts => {
+            let job = model.jobs.start(Intent::TestAlerts);
+            return vec![Effect::TestAlerts { job }];
+        }
+        _ if selected(model).is_none() => model.warn("There is no alert"),
+        Action::Open => {
+            if let Some(run) = selected(model).map(|state| state.alert.run.clone()) {
+                model.open_run(run);
+            }
+        }
+        Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => return mute(model, action),
+        _ => {}
+    }
+    Vec::new()
+}
+
+fn mute(model: &mut Model, action: Action) -> Vec<Effect> {
+    let of = |state: &AlertState| (state.alert.run.clone(), Some(state.alert.id.clone()));
+    let (alerts, until_s): (Vec<_>, _) = match action {
+        Action::Snooze => (
+            selected(model).map(|state| (state.alert.run.clone(), None)).into_iter().collect(),
+            Some(model.now + SNOOZE_S),
+        ),
+        Action::AcknowledgeAll => {
+            (rows(model).iter().map(|row| &row.state).filter(|state| state.is_open(model.now)).map(of).collect(), None)
+        }
+        _ => (selected(model).map(of).into_iter().collect(), None),
+    };
+    let job = model.jobs.start(Intent::MuteAlerts);
+    vec![Effect::MuteAlerts { job, alerts, until_s }]
+}
+
+fn list_area(model: &Model) -> (Rect, Rect) {
+    let body = layout::areas(model.size).body;
+    layout::list_and_details(body, rows(model).len() as u16 + 2, DETAILS)
+}
+
+fn words(kind: AlertKind) -> String {
+    kind.name().replace('-', " ")
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    if model.alerts.is_none() {
+        write_centered(model, buf, body, vec![Line::styled("Loading alerts…", model.theme.faint)]);
+        return;
+    }
+    let Some(chosen) = selected(model) else {
+        let lines = vec![
+            Line::styled("No alerts", model.theme.strong),
+            Line::styled("Runs report here what needs you: failures, stalls, a full disk.", model.theme.faint),
+            Line::styled("To get alerts without the console, see docs/alerts.md.", model.theme.faint),
+            Line::default(),
+            Line::from(hint(model, &Context::Alerts.key_of(Action::TestAlerts), "send a test alert to all channels")),
+        ];
+        write_centered(model, buf, body, lines);
+        return;
+    };
+    let (list, below) = list_area(model);
+    table(model, buf, list);
+    details(model, buf, below, chosen);
+}
+
+fn table(model: &Model, buf: &mut Buffer, area: Rect) {
+    const KIND: usize = 13;
+    const AGE: usize = 6;
+    let faint = model.theme.faint;
+    let longest = rows(model).iter().map(|row| text::width(short_id(&row.state.alert.run))).max().unwrap_or(0);
+    let name_width = longest.min(usize::from(area.width) / 4).max(3);
+    let padded = |text: &str, width: usize| {
+        let text = text::fit(text, width, model.symbols.ellipsis);
+        format!("{text}{}", " ".repeat(width - text::width(&text)))
+    };
+    let heading = format!("    {:>AGE$}  {}  {}  what", "age", padded("alert", KIND), padded("run", name_width));
+    write(model, buf, area, Line::styled(heading, faint));
+    let chosen = position(model);
+    let list = layout::cut_top(area, 1).1;
+    let shown = rows(model).iter().enumerate().skip(model.alerts_screen.top);
+    for (y, (i, row)) in (list.top()..list.bottom()).zip(shown) {
+        let (state, alert) = (&row.state, &row.state.alert);
+        let is_open = state.is_open(model.now);
+        let style = match (i == chosen, is_open) {
+            (true, _) => model.theme.strong,
+            (false, true) => Style::new(),
+            (false, false) => faint,
+        };
+        let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
+        let glyph = model.symbols.states[StateKind::Stalled as usize];
+        let mark = if is_open { Span::styled(format!("{glyph} "), model.theme.warn) } else { Span::raw("  ") };
+        let age = format!("{:>AGE$}  ", units::short_duration(model.now - alert.t));
+        let kind_style = if is_open { model.theme.bad } else { style };
+        let line = vec![
+            Span::styled(pointer, model.theme.accent),
+            mark,
+            Span::styled(age, style),
+            Span::styled(padded(&words(alert.kind), KIND), kind_style),
+            Span::styled(
+                format!("  {}  {}", padded(short_id(&alert.run), name_width), text::clean(&alert.what)),
+                style,
+            ),
+        ];
+        write(model, buf, Rect { y, height: 1, ..list }, Line::from(line));
+    }
+}
+
+fn details(model: &Model, buf: &mut Buffer, area: Rect, state: &AlertState) {
+    if area.height < 2 {
+        return;
+    }
+    let alert = &state.alert;
+    let title = format!("{}: {}", short_id(&alert.run), words(alert.kind));
+    let below = panel(model, buf, area, &title, vec![Span::styled(alert.id.clone(), model.theme.faint)], false);
+    let width = usize::from(below.width);
+    let mut facts = vec![format!("began {}", units::ago(model.now, alert.since_s))];
+    facts.push(format!("attempt {}", alert.attempt));
+    facts.extend(alert.step.map(|step| format!("step {}", units::grouped(step))));
+    if let Some(until_s) = state.snoozed_until_s.filter(|until_s| model.now < *until_s) {
+        facts.push(format!("snoozed for {}", units::duration(until_s - model.now)));
+    }
+    facts.extend(state.acknowledged.then(|| "acknowledged".to_owned()));
+    let mut lines = vec![Line::styled(facts.join(&format!(" {} ", model.symbols.separator)), model.theme.faint)];
+    let mut add = |text: &str, style: Style| {
+        let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width);
+        lines.extend(wrapped.into_iter().map(|line| Line::styled(line, style)));
+    };
+    add(&crate::widgets::capitalized(&alert.what), Style::new());
+    if !alert.why.is_empty() {
+        add(&crate::widgets::capitalized(&alert.why), Style::new());
+    }
+    if !alert.fix.is_empty() {
+        add(&format!("Hint: {}", alert.fix), model.theme.accent);
+    }
+    for not_sent in &state.not_sent {
+        add(&format!("Not sent to {}: {}", not_sent.channel, not_sent.why), model.theme.warn);
+    }
+    write_lines(model, buf, below, lines);
+}
