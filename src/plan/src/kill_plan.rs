@@ -7,7 +7,7 @@ use crate::kill::{KillHow, RunKill};
 use crate::orphans::{NodeOrphans, OrphanKill};
 
 /// The target of a stop or a kill: a run, or processes that were selected by their command lines.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillPlan {
     /// The processes of a run.
     Run(RunKill),

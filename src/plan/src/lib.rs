@@ -18,6 +18,7 @@ mod launch;
 mod launch_plan;
 mod next;
 mod orphans;
+mod nodes_kill;
 mod quote;
 mod resume;
 mod script;
@@ -34,6 +35,7 @@ pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};
 pub use orphans::{
     Ancestry, DetectedRun, KillScope, ListedProcess, NodeOrphans, NodeProcesses, OrphanKill, detect_runs,
+pub use nodes_kill::{NodesKill, ProcessKey, Spared, SparedProcess, kill_on_nodes};
     kill_detected, select_orphans,
 };
 pub use quote::{command_line, quote};

@@ -9,7 +9,7 @@ use rundir::{RunDir, RunId};
 use crate::{KillHow, NodeKill, RunKill};
 
 /// A live process of a node, as it was listed.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ListedProcess {
     /// Process id.
     pub pid: i32,
@@ -31,6 +31,9 @@ pub struct ListedProcess {
     pub age_s: u64,
     /// `VIDTUI_RUN` in its environment, if the environment can be read.
     pub run: Option<String>,
+    /// `RANK` in its environment, which launchers of distributed training set.
+    #[serde(default)]
+    pub rank: Option<usize>,
     /// GPU memory that it holds, if it is known.
     pub gpu_mib: Option<u64>,
     /// Command line.
@@ -38,7 +41,7 @@ pub struct ListedProcess {
 }
 
 /// The processes of a node, without the processes that made the list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NodeProcesses {
     /// The node.
     pub node: NodeId,
@@ -53,7 +56,7 @@ pub struct NodeProcesses {
 }
 
 /// Processes of a node that will be killed.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NodeOrphans {
     /// The node.
     pub node: NodeId,
@@ -64,7 +67,7 @@ pub struct NodeOrphans {
 }
 
 /// Processes that were selected by their command lines, and will be killed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OrphanKill {
     /// The users whose processes may be killed.
     pub scope: KillScope,
@@ -80,9 +83,10 @@ impl OrphanKill {
 }
 
 /// The users whose processes may be killed, and the permissions of the kill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillScope {
     /// Processes of the user who is logged in.
+    #[default]
     Own,
     /// Processes of all users, as far as that user may signal them.
     AllUsers,
@@ -102,7 +106,7 @@ pub struct Ancestry {
 
 impl Ancestry {
     /// Returns whether a process is one of them. Compares boots, because a node may have several names.
-    fn contains(&self, listed: &NodeProcesses, process: &ListedProcess) -> bool {
+    pub(crate) fn contains(&self, listed: &NodeProcesses, process: &ListedProcess) -> bool {
         listed.boot_id == self.boot_id && self.processes.contains(&(process.pid, process.start_ticks))
     }
 }
@@ -226,6 +230,7 @@ mod tests {
             user: format!("user{uid}"),
             age_s: 60,
             run: run.map(str::to_owned),
+            rank: None,
             gpu_mib: None,
             command: command.into(),
         }

@@ -95,6 +95,7 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
                         user: name.to_owned(),
                         age_s: age.parse().unwrap_or(0),
                         run: None,
+                        rank: None,
                         gpu_mib: None,
                         command: words.collect::<Vec<_>>().join(" "),
                     },
@@ -102,10 +103,15 @@ fn read(node: &NodeId, text: &str) -> Option<NodeProcesses> {
             }
             // A process may overwrite the memory of its environment: an unreadable line is not an error.
             "env" => {
-                let set = rest.split_once("/environ:VIDTUI_RUN=");
-                let found = set.and_then(|(pid, run)| Some((processes.get_mut(&pid.parse().ok()?)?, run)));
-                if let Some((process, run)) = found {
-                    process.run.get_or_insert_with(|| run.to_owned());
+                let variable = rest.split_once("/environ:").and_then(|(pid, set)| Some((pid, set.split_once('=')?)));
+                let found = variable
+                    .and_then(|(pid, (name, value))| Some((processes.get_mut(&pid.parse().ok()?)?, name, value)));
+                match found {
+                    Some((process, "VIDTUI_RUN", run)) => {
+                        process.run.get_or_insert_with(|| run.to_owned());
+                    }
+                    Some((process, "RANK", rank)) => process.rank = rank.parse().ok(),
+                    _ => {}
                 }
             }
             "gpu" => {
@@ -209,6 +215,7 @@ mod tests {
         ps  4101  1001 eve     60 python3 train.py\n\
         ps  4177  1001 eve     60 it came later\n\
         env 4100/environ:VIDTUI_RUN=a-1\n\
+        env 4100/environ:RANK=12\n\
         gpu 4100, 18432\n\
         gpu 4100, 1024\n\
         gpu [Insufficient Permissions], [N/A]\n\
@@ -221,7 +228,8 @@ mod tests {
         assert_eq!((read.uid, &read.user[..], &read.boot_id[..]), (1000, "ada", "4f70"));
         assert_eq!(read.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [4100, 4101]);
         let found = &read.processes[0];
-        assert_eq!((found.run.as_deref(), found.gpu_mib, found.age_s), (Some("a-1"), Some(19456), 7200));
+        assert_eq!((found.run.as_deref(), found.rank), (Some("a-1"), Some(12)));
+        assert_eq!((found.gpu_mib, found.age_s), (Some(19456), 7200));
         assert_eq!(found.command, "python3 train.py --config a b");
     }
 

@@ -926,7 +926,7 @@ pub struct StopArgs {
 #[derive(Debug, Arguments)]
 pub struct KillArgs {
     /// The run [default with --hostfile: all of your runs on its nodes]
-    #[arg(required_unless_present_any = ["hostfile", "pattern"])]
+    #[arg(required_unless_present_any = ["hostfile", "pattern", "training"])]
     pub run: Option<String>,
     #[command(flatten)]
     pub on: OnNodesArgs,
@@ -934,10 +934,10 @@ pub struct KillArgs {
     #[arg(long, value_name = "REGEX", conflicts_with = "run")]
     pub pattern: Option<String>,
     /// Includes processes of other users, as far as you are permitted to signal them
-    #[arg(long, requires = "pattern")]
+    #[arg(long, requires = "many")]
     pub all_users: bool,
     /// Includes processes of other users and signals with `sudo -n kill`
-    #[arg(long, requires = "pattern")]
+    #[arg(long, requires = "many")]
     pub sudo: bool,
     /// Retries unreachable nodes until every process on them has ended
     #[arg(long)]
@@ -956,12 +956,16 @@ pub struct KillArgs {
 #[derive(Debug, Arguments)]
 pub struct ExportArgs {
     /// The run
+#[command(group(clap::ArgGroup::new("many").args(["pattern", "training"])))]
     pub run: String,
     /// The file to write. The extension selects the format: .svg, .png or .csv
     #[arg(long, value_name = "FILE")]
     pub out: Utf8PathBuf,
     /// Draws a chart of the console (repeatable)
     #[arg(long, value_enum)]
+    /// Ends all runs, orphan processes of runs, and processes of other trainers [on this machine, or on the nodes of --hostfile]
+    #[arg(long, conflicts_with_all = ["run", "pattern"])]
+    pub training: bool,
     pub chart: Vec<ChartArg>,
     /// Draws or tabulates a metric (repeatable) [default: the main charts of the run in a picture, all metrics in a table]
     #[arg(long, value_name = "METRIC")]

@@ -12,7 +12,7 @@ for stat in [0-9]*/stat; do
     echo "stat $1 $2 $3 $4 $5 ${21}"
 done
 ps -eww -o pid= -o uid= -o user:32= -o etimes= -o args= | sed 's/^/ps /' | cut -c 1-1000
-grep -sazHE '^VIDTUI_RUN=' [0-9]*/environ | tr '\0' '\n' | sed 's/^/env /'
+grep -sazHE '^(VIDTUI_RUN|RANK)=' [0-9]*/environ | tr '\0' '\n' | sed 's/^/env /'
 command -v nvidia-smi >/dev/null &&
     timeout -k 2 15 nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits 2>/dev/null | sed 's/^/gpu /'
 echo end

@@ -14,12 +14,15 @@ use serde_json::json;
 pub fn kill(workspace: &Workspace, args: &KillArgs) -> Result<(), CommandError> {
     let (dry_run, yes, wait, json) = (args.dry_run, args.yes, args.wait, args.output.json);
     let options = KillOptions { how: KillHow::Kill, dry_run, yes, wait, json };
+    let scope = match (args.sudo, args.all_users) {
+        (true, _) => KillScope::Sudo,
+        (false, true) => KillScope::AllUsers,
+        (false, false) => KillScope::Own,
+    };
+    if args.training {
+        return kill_orphans::kill_training(workspace, &args.on.nodes(), scope, &options);
+    }
     if let Some(pattern) = &args.pattern {
-        let scope = match (args.sudo, args.all_users) {
-            (true, _) => KillScope::Sudo,
-            (false, true) => KillScope::AllUsers,
-            (false, false) => KillScope::Own,
-        };
         return kill_orphans::kill_matching(workspace, &args.on.nodes(), pattern, scope, &options);
     }
     let Some(run) = &args.run else { return kill_orphans::kill_runs(workspace, &args.on.nodes(), &options) };

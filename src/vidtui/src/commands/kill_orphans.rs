@@ -6,26 +6,40 @@ use crate::commands::kill_prompt::{self, KillOptions, confirm, nodes, run_docume
 use crate::commands::node_listing::{NodeListing, names};
 use crate::output::{self, Side};
 use crate::workspace::{Workspace, report_in_words};
-use plan::{KillHow, KillPlan, KillScope, OrphanKill, RunKill};
+use plan::{KillHow, KillPlan, KillScope, OrphanKill, Spared, SparedProcess};
 use remote::KillReport;
-use rundir::{ErrorCode, Failure, RunDir};
+use rundir::{ErrorCode, Failure};
 use serde_json::{Value, json};
 
 /// Stops or kills all runs of the user that have processes on some nodes.
 pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -> Result<(), CommandError> {
     kill_listed(workspace, on, options, |listing| {
-        let mut plans: Vec<RunKill> = Vec::new();
-        for found in plan::detect_runs(&listing.listed) {
-            let reported = found.dir.as_ref().map(RunDir::new);
-            let dirs = [Some(workspace.dir(&found.run)), reported.clone()];
-            let dir = dirs.into_iter().flatten().find(|dir| dir.run_toml().exists());
-            // The process files in a run's folder list all its nodes. Without them, only the found processes are known.
-            let by_files = dir.as_ref().and_then(|dir| workspace.plan_kill(dir, options.how).ok());
-            let dir = dir.or(reported).unwrap_or_else(|| workspace.dir(&found.run));
-            plans.extend(plan::kill_detected(found, dir, options.how, by_files));
+        let found = plan::detect_runs(&listing.listed).into_iter();
+        let plans = found.flat_map(|found| workspace.plans_of_detected(found, options.how)).map(KillPlan::Run);
+        Ok((plans.collect(), format!("no run of yours on {}", listing.names())))
+    })
+}
+
+/// Kills everything that trains or uses GPUs: runs of the user, and processes of other trainers.
+pub fn kill_training(
+    workspace: &Workspace,
+    on: &NodesArgs,
+    scope: KillScope,
+    options: &KillOptions,
+) -> Result<(), CommandError> {
+    let own = remote::own_ancestry().map_err(|error| error.failure("cannot list processes"))?;
+    kill_listed(workspace, on, options, |listing| {
+        let mut plans_of = |found| workspace.plans_of_detected(found, options.how);
+        let kill = plan::kill_on_nodes(&listing.listed, Vec::new(), scope, &own, None, &mut plans_of);
+        for SparedProcess { node, process, why } in &kill.spared {
+            let why = match why {
+                Spared::OtherUser => format!("belongs to {}", process.user),
+                Spared::ThisProgram => "is this program".to_owned(),
+            };
+            eprintln!("left alone: process {} on {node} {why}: {}", process.pid, shortened(&process.command));
         }
-        let none = format!("no run of yours on {}", listing.names());
-        Ok((plans.into_iter().map(KillPlan::Run).collect(), none))
+        let none = format!("no process{} on {} trains or uses GPUs", whose(scope), listing.names());
+        Ok((kill.plans, none))
     })
 }
 
@@ -47,11 +61,19 @@ pub fn kill_matching(
         let matches = |command: &str| regex.is_match(command);
         let selected = listing.listed.iter().map(|node| plan::select_orphans(node, scope, &own, &matches));
         let nodes: Vec<_> = selected.filter(|node| !node.processes.is_empty()).collect();
-        let whose = if scope == KillScope::Own { " of yours" } else { "" };
-        let none = format!("no process{whose} on {} matches {pattern}", listing.names());
+        let none = format!("no process{} on {} matches {pattern}", whose(scope), listing.names());
         let plan = (!nodes.is_empty()).then_some(KillPlan::Orphans(OrphanKill { scope, nodes }));
         Ok((plan.into_iter().collect(), none))
     })
+}
+
+fn whose(scope: KillScope) -> &'static str {
+    if scope == KillScope::Own { " of yours" } else { "" }
+}
+
+/// Returns the beginning of a command line.
+fn shortened(command: &str) -> String {
+    command.chars().take(120).collect()
 }
 
 /// Lists the processes of nodes, plans, and executes the plans. With `--wait`, repeats this for nodes that answer
@@ -98,7 +120,7 @@ fn confirm_plans(plans: &[KillPlan], options: &KillOptions) -> Result<(), Comman
             confirm(&what, &format!("Kill {what}?"), "add --yes")
         }
         _ => {
-            let what = units::counted(plans.len(), "run");
+            let what = plans.iter().map(KillPlan::subject).collect::<Vec<_>>().join(", ");
             confirm(&what, "Steps since the last checkpoints are lost. Kill?", "add --yes")
         }
     }
@@ -184,7 +206,7 @@ fn table(orphans: &OrphanKill) -> String {
                 process.user.clone(),
                 units::short_duration(process.age_s as f64),
                 process.gpu_mib.map_or_else(String::new, |mib| units::short_size(mib << 20)),
-                process.command.chars().take(120).collect(),
+                shortened(&process.command),
             ]
         })
     });

@@ -2,7 +2,7 @@
 
 use super::Workspace;
 use cluster::NodeId;
-use plan::{KillHow, KillPlan, RunKill};
+use plan::{DetectedRun, KillHow, KillPlan, RunKill};
 use remote::{KillProgress, KillReport, Patience, Transport};
 use rundir::{Failure, RunDir};
 use std::time::Duration;
@@ -29,6 +29,18 @@ impl Workspace {
             None => (self.connections.pid_files(dir, self.patience)?, Vec::new()),
         };
         plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)
+    }
+
+    /// Plans to end a run whose processes were found on nodes. Its folder is the one in the runs folder, or else the one that
+    /// the command line of its supervisor names.
+    pub fn plans_of_detected(&self, found: DetectedRun, how: KillHow) -> Vec<RunKill> {
+        let reported = found.dir.as_ref().map(RunDir::new);
+        let dirs = [Some(self.dir(&found.run)), reported.clone()];
+        let dir = dirs.into_iter().flatten().find(|dir| dir.run_toml().exists());
+        // The process files in a run's folder list all its nodes. Without them, only the found processes are known.
+        let by_files = dir.as_ref().and_then(|dir| self.plan_kill(dir, how).ok());
+        let dir = dir.or(reported).unwrap_or_else(|| self.dir(&found.run));
+        plan::kill_detected(found, dir, how, by_files)
     }
 
     /// Stops or kills a run as planned.
