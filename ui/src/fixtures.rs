@@ -224,6 +224,7 @@ pub fn checkpoint(step: u64, seconds_ago: f64) -> CheckpointEntry {
         attempt: 1,
         bytes: 3_300_000,
         saved_s: NOW - seconds_ago,
+        is_pinned: false,
     })
 }
 

@@ -97,6 +97,7 @@ fn entry(formats: &Formats, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) 
             attempt: starts.iter().rev().find(|(_, began)| *began <= contents.newest_s()).map_or(1, |(n, _)| *n),
             bytes: contents.files.iter().map(|file| file.bytes).sum(),
             saved_s: contents.newest_s(),
+            is_pinned: false,
             dir,
         }),
     })

@@ -215,7 +215,14 @@ fn checkpoint(dir: &RunDir, step: i64) -> CheckpointEntry {
             why: "it has no manifest.toml: its save did not complete".into(),
         };
     }
-    CheckpointEntry::Complete(CheckpointSummary { step: number, dir, attempt: 1, bytes: 1 << 20, saved_s: NOW - 100.0 })
+    CheckpointEntry::Complete(CheckpointSummary {
+        step: number,
+        dir,
+        attempt: 1,
+        bytes: 1 << 20,
+        saved_s: NOW - 100.0,
+        is_pinned: false,
+    })
 }
 
 /// Formats a failure with its code.

@@ -87,6 +87,8 @@ pub enum ErrorCode {
     CheckpointUnreadable,
     /// A checkpoint does not match its checksums.
     CheckpointDamaged,
+    /// A checkpoint is pinned, or a run needs it.
+    CheckpointInUse,
     /// A checkpoint cannot be saved.
     SaveFailed,
 

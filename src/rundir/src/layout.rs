@@ -26,7 +26,7 @@ use cluster::NodeId;
 /// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it
 /// │   └── logs/0001-rank-00000.log
 /// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
-/// └── checkpoints/step-00000500/       complete once it has a manifest.toml
+/// └── checkpoints/step-00000500/       complete once it has a manifest.toml; kept while it has the file pinned
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct RunDir {
@@ -249,7 +249,15 @@ impl RunDir {
     pub fn step_dir(&self, step: u64) -> Utf8PathBuf {
         self.checkpoints().join(format!("step-{step:08}"))
     }
+
+    /// Returns the file whose existence keeps the checkpoint of a step when old ones are removed.
+    pub fn pin_file(&self, step: u64) -> Utf8PathBuf {
+        self.step_dir(step).join(step_files::PINNED)
+    }
 }
+
+/// The beginning of the name of a step directory that is being removed.
+pub(crate) const REMOVING: &str = "removing-";
 
 /// The name that diffusers gives to the configuration of a model.
 pub(crate) const MODEL_CONFIG: &str = "config.json";
@@ -262,6 +270,8 @@ pub(crate) mod step_files {
     pub const STATE: &str = "state.toml";
     /// The reason why the checkpoint must not be used: a file did not match its checksum.
     pub const DAMAGED: &str = "damaged";
+    /// Its existence keeps the checkpoint when old ones are removed.
+    pub const PINNED: &str = "pinned";
 }
 
 /// Parses the step in `step-00000500`.
@@ -301,6 +311,7 @@ mod tests {
             run.rank_log(&node, 1, 3),
             run.supervisor_log(&node, 1),
             run.step_dir(500),
+            run.pin_file(500),
             run.trace(&node, 2, 3, 500),
         ];
         assert_eq!(
@@ -326,6 +337,7 @@ mod tests {
                 "nodes/ml-1/logs/0001-rank-00003.log",
                 "nodes/ml-1/logs/0001-supervisor.log",
                 "checkpoints/step-00000500",
+                "checkpoints/step-00000500/pinned",
                 "nodes/ml-1/0002-rank-00003-step-00000500.trace.json",
             ]
         );

@@ -1,7 +1,7 @@
 //! The step directories of a run; the newest checkpoint of a list, and those to remove.
 
 use crate::failure::is_no_answer;
-use crate::layout::parse_step_dir;
+use crate::layout::{parse_step_dir, step_files};
 use crate::{Checkpoint, Error, RunDir};
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
@@ -45,6 +45,9 @@ pub struct CheckpointSummary {
     pub bytes: u64,
     /// When it was saved, Unix seconds.
     pub saved_s: f64,
+    /// Whether a user pinned it, so that it stays when old checkpoints are removed.
+    #[serde(default)]
+    pub is_pinned: bool,
 }
 
 impl CheckpointEntry {
@@ -112,6 +115,8 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
     match Checkpoint::open(&dir) {
         Ok(Checkpoint { step, dir, manifest, bytes }) => CheckpointEntry::Complete(CheckpointSummary {
             step,
+            // If the file system does not answer, the checkpoint is kept.
+            is_pinned: fs::exists(dir.join(step_files::PINNED)).unwrap_or(true),
             dir,
             attempt: manifest.attempt,
             bytes,
@@ -177,8 +182,8 @@ pub fn unreadable_after<'a>(
     })
 }
 
-/// Returns the steps whose checkpoints are to be removed. The newest `keep_last` complete ones and those at multiples
-/// of `keep_every` stay. A `keep_last` of 0 keeps all; a `keep_every` of 0 keeps no multiples.
+/// Returns the steps whose checkpoints are to be removed. The newest `keep_last` complete ones, those at multiples
+/// of `keep_every` and pinned ones stay. A `keep_last` of 0 keeps all; a `keep_every` of 0 keeps no multiples.
 ///
 /// Called after saving. The newest complete checkpoint is never removed. An incomplete one is not removed either: its
 /// save may be in progress, or a newer version may be able to load it.
@@ -190,7 +195,7 @@ pub fn to_prune(entries: &[CheckpointEntry], keep_last: u64, keep_every: u64) ->
     complete.sort_by_key(|c| age(c));
     let remove = complete.len().saturating_sub(usize::try_from(keep_last).unwrap_or(usize::MAX));
     let for_good = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
-    complete[..remove].iter().map(|c| c.step).filter(|step| !for_good(*step)).collect()
+    complete[..remove].iter().filter(|c| !c.is_pinned && !for_good(c.step)).map(|c| c.step).collect()
 }
 
 /// Returns the sort key of checkpoints: the attempt, then the step.

@@ -1,6 +1,6 @@
 //! Saves a checkpoint so that it exists completely or not at all.
 
-use crate::files::write_toml;
+use crate::files::{write_atomic, write_toml};
 use crate::layout::step_files;
 use crate::{CheckpointManifest, Error, FileSum, RunDir, TrainState, WholeFolder, file_sum};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -61,11 +61,14 @@ impl Staging {
         Ok(manifest.files.iter().map(|f: &FileSum| f.bytes).sum())
     }
 
-    /// Renames a sealed checkpoint to its final path, and returns that path.
+    /// Renames a sealed checkpoint to its final path, and returns that path. It stays pinned if it replaces a pinned one.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn publish(&self) -> Result<Utf8PathBuf, Error> {
+        if self.folder.place().join(step_files::PINNED).exists() {
+            write_atomic(&self.dir().join(step_files::PINNED), b"")?;
+        }
         self.folder.commit()?;
         Ok(self.folder.place().to_owned())
     }
@@ -148,6 +151,20 @@ mod tests {
         staging.commit(&state(40), manifest(40, 2)).unwrap();
         assert_eq!(Checkpoint::open(&run.step_dir(40)).unwrap().manifest.attempt, 2);
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_checkpoint_that_replaces_a_pinned_one_is_pinned() {
+        let (_keep, run) = run();
+        let staging = Staging::new(&run, 40);
+        let save = |attempt| {
+            staging.prepare().unwrap();
+            staging.commit(&state(40), manifest(40, attempt)).unwrap();
+            latest(&run).unwrap().is_pinned
+        };
+        assert!(!save(1));
+        crate::pin_checkpoint(&run, 40).unwrap();
+        assert!(save(2));
     }
 
     #[test]

@@ -32,7 +32,6 @@ use rundir::{
 };
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
-use std::io;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -78,7 +77,7 @@ pub struct Trainer<F: Family, O: Objective> {
 }
 
 /// The step of a pruned checkpoint, and the result of removing it.
-type Removed = (u64, io::Result<()>);
+type Removed = (u64, Result<(), rundir::Error>);
 
 /// A checkpoint that is being written.
 struct Saving {
@@ -780,7 +779,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.pruning = Some(std::thread::spawn(move || {
             let entries = rundir::step_checkpoints(&run).unwrap_or_default();
             let steps = rundir::to_prune(&entries, policy.keep_last, policy.keep_every).into_iter();
-            steps.map(|step| (step, std::fs::remove_dir_all(run.step_dir(step)))).collect()
+            steps.map(|step| (step, rundir::remove_checkpoint(&run, step))).collect()
         }));
     }
 
@@ -790,7 +789,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         for (step, removed) in pruning.join().expect("removing checkpoints does not panic") {
             match removed {
                 Ok(()) => self.event(EventKind::CheckpointPruned { step }),
-                Err(e) => eprintln!("cannot remove the old checkpoint {}: {e}", self.run.step_dir(step)),
+                Err(e) => eprintln!("cannot remove the old checkpoint of step {step}: {e}"),
             }
         }
     }
