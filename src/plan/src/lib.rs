@@ -6,6 +6,7 @@
 
 mod context;
 mod cost_rows;
+mod delete_checkpoint;
 mod disk;
 #[cfg(test)]
 mod fixtures;
@@ -17,14 +18,15 @@ mod kill_plan;
 mod launch;
 mod launch_plan;
 mod next;
-mod orphans;
 mod nodes_kill;
+mod orphans;
 mod quote;
 mod resume;
 mod script;
 
 pub use context::{Context, EncodeFacts, Master, StartOptions, Target, TrainerBinary, Weights};
 pub use cost_rows::cost_rows;
+pub use delete_checkpoint::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf, delete_checkpoint};
 pub use disk::{DiskNeed, check_disk};
 pub use heal::{FailedAttempt, HealDecision, heal_decision, healed_too_often};
 pub use job::{JobStart, JobStartRequest, job_start, requeue};
@@ -33,11 +35,11 @@ pub use kill_plan::KillPlan;
 pub use launch::{LaunchRequest, launch};
 pub use launch_plan::{LaunchPlan, NodeLaunch};
 pub use next::{NextRequest, check_weights, next, parent_of};
+pub use nodes_kill::{NodesKill, ProcessKey, Spared, SparedProcess, kill_on_nodes};
 pub use orphans::{
     Ancestry, DetectedRun, KillScope, ListedProcess, NodeOrphans, NodeProcesses, OrphanKill, detect_runs,
-pub use nodes_kill::{NodesKill, ProcessKey, Spared, SparedProcess, kill_on_nodes};
     kill_detected, select_orphans,
 };
 pub use quote::{command_line, quote};
-pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, heal, last_ranks, resume};
+pub use resume::{ResumeKind, ResumeOptions, ResumeRequest, checkpoint_of_step, heal, last_ranks, resume};
 pub use script::{script, supervise_command};

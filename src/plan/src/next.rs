@@ -14,7 +14,8 @@ pub struct NextRequest<'a> {
     pub parent: &'a Run,
     /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its newest complete checkpoint (`other_trainers::latest_strict`).
+    /// The checkpoint whose weights the stage starts from: the chosen one, or the newest complete one
+    /// (`other_trainers::latest_strict`).
     pub latest: Option<&'a CheckpointSummary>,
     /// Its curriculum, read from [`Run::curriculum`].
     pub curriculum: &'a Curriculum,

@@ -401,14 +401,30 @@ fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a Chec
         }
         return Ok(request.latest);
     };
+    let none = "remove --step: without a complete checkpoint, the run starts at step 0";
+    checkpoint_of_step(what, request.checkpoints, step, none).map(Some)
+}
+
+/// Returns the complete checkpoint of a step.
+///
+/// * `none` — what to do if the run has no complete checkpoint.
+///
+/// # Errors
+/// When the checkpoint is missing, incomplete or cannot be read. The hint lists the complete ones.
+pub fn checkpoint_of_step<'a>(
+    what: &str,
+    checkpoints: &'a [CheckpointEntry],
+    step: u64,
+    none: &str,
+) -> Result<&'a CheckpointSummary, Failure> {
     let complete: Vec<String> =
-        request.checkpoints.iter().filter_map(|entry| entry.complete()).map(|c| c.step.to_string()).collect();
+        checkpoints.iter().filter_map(|entry| entry.complete()).map(|c| c.step.to_string()).collect();
     let fix = match &complete[..] {
-        [] => "remove --step: without a complete checkpoint, the run starts at step 0".to_owned(),
+        [] => none.to_owned(),
         steps => format!("choose a complete checkpoint: --step {}", steps.join(" or --step ")),
     };
-    match request.checkpoints.iter().find(|entry| entry.step() == step) {
-        Some(CheckpointEntry::Complete(summary)) => Ok(Some(summary)),
+    match checkpoints.iter().find(|entry| entry.step() == step) {
+        Some(CheckpointEntry::Complete(summary)) => Ok(summary),
         Some(CheckpointEntry::Incomplete { dir, why, .. }) => Err(Failure::new(
             ErrorCode::CheckpointIncomplete,
             what,

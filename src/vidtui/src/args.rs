@@ -176,8 +176,8 @@ pub enum Command {
     Smi(SmiArgs),
     /// Prints the logs of the ranks
     Logs(LogsArgs),
-    /// Lists the checkpoints of a run, including incomplete ones
-    Checkpoints(RunArgs),
+    /// Lists the checkpoints of a run, including incomplete ones. Pins, unpins or deletes one
+    Checkpoints(CheckpointsArgs),
     /// Stops a run; training saves a checkpoint first
     Stop(StopArgs),
     /// Writes the stacks of all ranks of a run into its folder, to find where it hangs
@@ -228,7 +228,8 @@ impl Command {
             Self::Resume(args) => args.then.output.json,
             Self::Next(args) => args.then.output.json,
             Self::Runs(output) => output.json,
-            Self::Status(args) | Self::Checkpoints(args) | Self::Stacks(args) => args.output.json,
+            Self::Status(args) | Self::Stacks(args) => args.output.json,
+            Self::Checkpoints(args) => args.output.json,
             Self::Profile(args) => args.output.json,
             Self::Heal(args) => args.output.json,
             Self::Queue(args) => args.json,
@@ -804,6 +805,9 @@ impl LaunchArgs {
 pub struct NextArgs {
     /// The run of the previous stage
     pub run: String,
+    /// Starts from the checkpoint of this step [default: the newest]
+    #[arg(long)]
+    pub step: Option<u64>,
     /// Changes mesh and gradient accumulation to fit N ranks. The global batch stays the same
     #[arg(long, value_name = "N")]
     pub fit: Option<usize>,
@@ -820,6 +824,34 @@ pub struct RunArgs {
     pub run: String,
     #[command(flatten)]
     pub output: JsonArgs,
+}
+
+/// `vidtui checkpoints`.
+#[derive(Debug, Arguments)]
+pub struct CheckpointsArgs {
+    /// The run
+    pub run: String,
+    /// What to do with the checkpoint of STEP [default: list all]
+    #[arg(value_enum, requires = "step")]
+    pub action: Option<CheckpointAction>,
+    /// The step of the checkpoint
+    pub step: Option<u64>,
+    /// Does not ask for confirmation
+    #[arg(long, requires = "action")]
+    pub yes: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
+}
+
+/// An action on a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum CheckpointAction {
+    /// Keeps it when old checkpoints are removed
+    Pin,
+    /// Lets it be removed again
+    Unpin,
+    /// Removes it; asks for confirmation. Refused if a run needs it
+    Delete,
 }
 
 /// `vidtui nodes`.
@@ -924,12 +956,16 @@ pub struct StopArgs {
 
 /// `vidtui kill`.
 #[derive(Debug, Arguments)]
+#[command(group(clap::ArgGroup::new("many").args(["pattern", "training"])))]
 pub struct KillArgs {
     /// The run [default with --hostfile: all of your runs on its nodes]
     #[arg(required_unless_present_any = ["hostfile", "pattern", "training"])]
     pub run: Option<String>,
     #[command(flatten)]
     pub on: OnNodesArgs,
+    /// Ends all runs, orphan processes of runs, and processes of other trainers [on this machine, or on the nodes of --hostfile]
+    #[arg(long, conflicts_with_all = ["run", "pattern"])]
+    pub training: bool,
     /// Ends all processes with a matching command line [on this machine, or on the nodes of --hostfile]
     #[arg(long, value_name = "REGEX", conflicts_with = "run")]
     pub pattern: Option<String>,
@@ -956,16 +992,12 @@ pub struct KillArgs {
 #[derive(Debug, Arguments)]
 pub struct ExportArgs {
     /// The run
-#[command(group(clap::ArgGroup::new("many").args(["pattern", "training"])))]
     pub run: String,
     /// The file to write. The extension selects the format: .svg, .png or .csv
     #[arg(long, value_name = "FILE")]
     pub out: Utf8PathBuf,
     /// Draws a chart of the console (repeatable)
     #[arg(long, value_enum)]
-    /// Ends all runs, orphan processes of runs, and processes of other trainers [on this machine, or on the nodes of --hostfile]
-    #[arg(long, conflicts_with_all = ["run", "pattern"])]
-    pub training: bool,
     pub chart: Vec<ChartArg>,
     /// Draws or tabulates a metric (repeatable) [default: the main charts of the run in a picture, all metrics in a table]
     #[arg(long, value_name = "METRIC")]

@@ -198,6 +198,8 @@ pub struct CheckpointDocument {
     readable: bool,
     bytes: Option<u64>,
     saved_s: Option<f64>,
+    /// Whether it stays when old checkpoints are removed.
+    pinned: bool,
     /// Why it cannot be used.
     why: Option<String>,
 }
@@ -326,6 +328,7 @@ impl CheckpointDocument {
                 readable: true,
                 bytes: Some(summary.bytes),
                 saved_s: Some(summary.saved_s),
+                pinned: summary.is_pinned,
                 why: None,
             },
             CheckpointEntry::Incomplete { step, dir, why } | CheckpointEntry::Unreadable { step, dir, why } => Self {
@@ -335,6 +338,7 @@ impl CheckpointDocument {
                 readable: matches!(entry, CheckpointEntry::Incomplete { .. }),
                 bytes: None,
                 saved_s: None,
+                pinned: false,
                 why: Some(why.clone()),
             },
         }

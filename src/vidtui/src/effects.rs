@@ -175,7 +175,7 @@ fn run(
             JobMsg::LaunchPlanned(Box::new(plan))
         }
         Effect::PlanNext { run, .. } => {
-            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, &at.nodes, &[], Fitting::ToNodes)?))
+            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, None, &at.nodes, &[], Fitting::ToNodes)?))
         }
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Effect::Launch { plan, .. } => {

@@ -63,25 +63,31 @@ fn with_progress<T>(options: &KillOptions, run: impl FnOnce(KillCallbacks<'_>) -
 /// # Errors
 /// [`ErrorCode::Cancelled`] if the answer is not yes, [`ErrorCode::NoTerminal`] without a terminal.
 pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError> {
+    if confirmed(&format!("cannot kill {what}"), question, yes)? {
+        return Ok(());
+    }
+    Err(Failure::new(ErrorCode::Cancelled, "Kill cancelled", "no process was signalled", "").into())
+}
+
+/// Asks a question on the terminal, and returns whether the answer is yes.
+///
+/// * `cannot` — the beginning of the error without a terminal.
+/// * `yes` — how to confirm on the command line.
+///
+/// # Errors
+/// [`ErrorCode::NoTerminal`] without a terminal.
+pub fn confirmed(cannot: &str, question: &str, yes: &str) -> Result<bool, CommandError> {
     if !io::stdin().is_terminal() {
         let why = "confirmation is required, and standard input is not a terminal";
         let fix = format!("confirm on the command line: {yes}");
-        return Err(CommandError::request(Failure::new(
-            ErrorCode::NoTerminal,
-            format!("cannot kill {what}"),
-            why,
-            fix,
-        )));
+        return Err(CommandError::request(Failure::new(ErrorCode::NoTerminal, cannot, why, fix)));
     }
     eprint!("{question} [y/N] ");
     // If the question cannot be shown, the answer is read as no.
     let _ = io::stderr().flush();
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
-    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
-        return Ok(());
-    }
-    Err(Failure::new(ErrorCode::Cancelled, "Kill cancelled", "no process was signalled", "").into())
+    Ok(read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 /// Returns the results of nodes as JSON.

@@ -49,7 +49,7 @@ pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> 
     let how = &args.how;
     let run = workspace.find_with_weights(&args.run)?;
     report_latest(workspace, &args.run, &run.root);
-    let plan = workspace.plan_next(&run, how.local, &how.nodes, &how.sets(), args.fit.into())?;
+    let plan = workspace.plan_next(&run, args.step, how.local, &how.nodes, &how.sets(), args.fit.into())?;
     execute(workspace, &plan, &args.then, Map::new())
 }
 

@@ -62,9 +62,12 @@ impl Workspace {
     }
 
     /// Plans the stage that follows the stage of a run. Starts nothing.
+    ///
+    /// * `step` — the step of the checkpoint that it starts from. By default, the newest complete one.
     pub fn plan_next(
         &self,
         dir: &RunDir,
+        step: Option<u64>,
         ranks: Option<usize>,
         nodes: &NodesArgs,
         sets: &[String],
@@ -93,7 +96,15 @@ impl Workspace {
         let target = self.target(ranks, nodes, world, spares)?;
         let mut context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
         context.options.steps = recipe.map_or(Ok(None), steps_of_epochs)?;
-        let latest = other_trainers::latest_strict(dir)?;
+        let latest = match step {
+            Some(step) => {
+                let what = format!("cannot start the stage after {}", summary.run.id);
+                let none = format!("resume the run until it has saved one: `vidtui resume {}`", summary.run.id);
+                let checkpoints = other_trainers::checkpoints(dir)?;
+                Some(plan::checkpoint_of_step(&what, &checkpoints, step, &none)?.clone())
+            }
+            None => other_trainers::latest_strict(dir)?,
+        };
         let latest = latest.as_ref();
         let request = NextRequest { parent: &summary.run, facts: &facts, latest, curriculum: &curriculum, name: None };
         let refuse = if following.is_some() { CommandError::from } else { CommandError::request };

@@ -1,0 +1,83 @@
+//! Pins and deletes checkpoints.
+
+use super::Workspace;
+use plan::{CheckpointDelete, CheckpointUse, DeleteRequest, UseOf};
+use rundir::{Checkpoint, ErrorCode, Failure, RunDir, StartFrom};
+use runstate::{RunState, RunSummary};
+
+impl Workspace {
+    /// Pins a checkpoint, or unpins it.
+    ///
+    /// # Errors
+    /// When the run has no complete checkpoint of the step, or a command saves its checkpoints.
+    pub fn pin_checkpoint(&self, dir: &RunDir, step: u64, is_pinned: bool) -> Result<(), Failure> {
+        let run = dir.read_run()?;
+        let verb = if is_pinned { "pin" } else { "unpin" };
+        let what = format!("cannot {verb} the checkpoint of step {step} of {}", run.id);
+        if run.is_command() {
+            let why = "the command of the run saves and removes its own checkpoints";
+            let fix = "set the number of checkpoints that the command's program keeps";
+            return Err(Failure::new(ErrorCode::InvalidArgument, what, why, fix));
+        }
+        let checkpoints = other_trainers::checkpoints(dir)?;
+        plan::checkpoint_of_step(&what, &checkpoints, step, "wait until the run has saved one")?;
+        match is_pinned {
+            true => rundir::pin_checkpoint(dir, step)?,
+            false => rundir::unpin_checkpoint(dir, step)?,
+        }
+        Ok(())
+    }
+
+    /// Plans to delete a checkpoint. Removes nothing.
+    ///
+    /// # Errors
+    /// When it is pinned, or an active run needs it.
+    pub fn plan_delete(&self, dir: &RunDir, step: u64) -> Result<CheckpointDelete, Failure> {
+        let (summary, facts) = self.summary(dir)?;
+        let checkpoints = other_trainers::checkpoints(dir)?;
+        plan::delete_checkpoint(DeleteRequest {
+            run: &summary.run,
+            dir,
+            facts: &facts,
+            state: &summary.state,
+            heals: dir.healer().is_some(),
+            checkpoints: &checkpoints,
+            latest: rundir::latest_among(dir, &checkpoints).as_ref(),
+            uses: self.uses_of(&summary, step),
+            step,
+        })
+    }
+
+    /// Deletes a checkpoint as planned.
+    ///
+    /// # Errors
+    /// When a run has begun to need it since the plan was made, or its files cannot be removed.
+    pub fn delete_checkpoint(&self, plan: &CheckpointDelete) -> Result<(), Failure> {
+        let step = plan.checkpoint.step();
+        self.plan_delete(&plan.dir, step)?;
+        Ok(rundir::remove_checkpoint(&plan.dir, step)?)
+    }
+
+    /// Returns the other runs that use a checkpoint of a run.
+    fn uses_of(&self, owner: &RunSummary, step: u64) -> Vec<CheckpointUse> {
+        let folder = owner.dir.step_dir(step);
+        let is_it = |path: &camino::Utf8Path| {
+            path == folder
+                || path.canonicalize_utf8().ok().is_some_and(|path| folder.canonicalize_utf8().ok() == Some(path))
+        };
+        let (runs, _) = self.summaries();
+        let others = runs.into_iter().filter(|run| run.run.id != owner.run.id);
+        let uses = others.filter_map(|other| {
+            let lineage = other.run.lineage.as_ref();
+            let is_start = lineage.is_some_and(|from| from.run == owner.run.id && from.step == step)
+                || matches!(&other.run.start, StartFrom::Weights { path } if is_it(path));
+            // Adapters need the weights that they were trained on.
+            let newest = other.checkpoint.as_ref().and_then(|newest| Checkpoint::open(&newest.dir).ok());
+            let is_base = newest.and_then(|newest| newest.manifest.base).is_some_and(|base| is_it(&base.path));
+            let of = if is_base { UseOf::Base } else { UseOf::Start };
+            let is_active = other.dir.healer().is_some() || !(other.state.is_end() || other.state == RunState::New);
+            (is_start || is_base).then_some(CheckpointUse { run: other.run.id, of, is_active })
+        });
+        uses.collect()
+    }
+}
