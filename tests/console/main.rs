@@ -4,6 +4,7 @@
 
 mod chains;
 mod alerts;
+mod actions;
 mod commands;
 mod data_check;
 mod documents;

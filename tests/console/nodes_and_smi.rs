@@ -38,6 +38,29 @@ fn the_console_shows_nodes_processes_and_a_fault() {
 }
 
 #[test]
+fn a_kill_on_marked_nodes_is_verified_on_each_and_an_unreachable_one_is_unknown() {
+    let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
+    let site = TestSite::new();
+    let hostfile = rig.hostfile();
+    let mut words = rig.prefix();
+    words.extend([VIDTUI, "--hostfile", hostfile.as_str()].map(str::to_owned));
+    let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+    let console = Pty::start((100, 40), &words[0], &args, &[], &site.root);
+    console.shows(&["No runs yet"]).press("3").shows(&["3 up"]);
+    let rank =
+        "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
+    for node in ["node01", "node02", "node03"] {
+        assert!(rig.command_on(node, "sh").args(["-c", rank]).status().unwrap().success());
+    }
+    rig.verb("killsshd node02").unwrap();
+    console.shows(&["1 unreachable"]).press("   ").shows(&["3 marked"]).press("p");
+    console.shows(&["2 processes of yours on 3 nodes", "demo-k7f2", "node02  unreachable"]).press(ESC);
+    console.shows(&["3 marked"]).press("K").shows(&["Kill 2 processes on 2 nodes?", "its processes are unknown"]);
+    console.press(ENTER).shows(&["not verified everywhere", "unreachable, so unknown"]);
+    assert_eq!(console.text().matches("1 process ended").count(), 2, "{}", console.text());
+}
+
+#[test]
 fn nodes_are_listed_with_the_unreachable_ones() {
     let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
     rig.verb("killsshd node02").unwrap();

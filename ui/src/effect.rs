@@ -1,10 +1,11 @@
 //! Requests to the shell: one-shot effects and long-lived watches, both plain data.
 
+use crate::action_plan::{ActionPlan, ActionRequest};
 use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
-use plan::{LaunchPlan, RunKill};
+use plan::{LaunchPlan, ResumeOptions, RunKill};
 use rundir::Chart;
 use rundir::RunId;
 
@@ -22,19 +23,50 @@ pub enum Effect {
         /// The run whose newest checkpoint has the weights; `None` if the stage has its own start.
         from: Option<RunId>,
     },
-    /// Plan a resume from the newest complete checkpoint.
+    /// Plan a resume.
     PlanResume {
         /// The job that receives the answer.
         job: JobId,
         /// The run.
         run: RunId,
+        /// The checkpoint, and what is restored from it. The default continues from the newest complete checkpoint.
+        options: ResumeOptions,
     },
-    /// Plan the next stage, started from this run's newest checkpoint.
+    /// Plan the next stage, started from a checkpoint of this run.
     PlanNext {
         /// The job that receives the answer.
         job: JobId,
-        /// The finished run.
+        /// The run.
         run: RunId,
+        /// The step of the checkpoint; `None` for the newest complete one.
+        step: Option<u64>,
+    },
+    /// Plan an action on several nodes, processes or runs, or on a checkpoint; answered by `JobMsg::ActionPlanned` or `Failed`.
+    PlanAction {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The action.
+        request: ActionRequest,
+    },
+    /// Execute such an action as shown; answered by `JobMsg::Results` as it progresses, then by `Outcome::Acted` or `Failed`.
+    Act {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The plan that was shown.
+        plan: Box<ActionPlan>,
+        /// Proof that the user confirmed it.
+        confirmed: Confirmed,
+    },
+    /// Pin a checkpoint, or unpin it; answered by `Outcome::Pinned` or `Failed`.
+    PinCheckpoint {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The run.
+        run: RunId,
+        /// The step of the checkpoint.
+        step: u64,
+        /// Whether it is pinned afterwards.
+        is_pinned: bool,
     },
     /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
     PlanKill {
@@ -160,12 +192,12 @@ pub enum Effect {
     Quit,
 }
 
-/// Proof that the user confirmed a dialog. Only the kill dialog can make one.
+/// Proof that the user confirmed a dialog. Only the dialogs that show a plan can make one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confirmed(());
 
 impl Confirmed {
-    /// Called only by the "Yes" of the kill dialog.
+    /// Called only by the "Yes" of the kill dialog and the Enter of the action dialog.
     pub(crate) fn by_user() -> Self {
         Self(())
     }
@@ -228,6 +260,13 @@ pub enum Watch {
         of: FleetSource,
         /// The node.
         node: NodeId,
+    },
+    /// The processes of nodes that use GPUs or belong to training: `NodeMsg::Processes` for each node repeatedly.
+    Processes {
+        /// The source of the node list.
+        of: FleetSource,
+        /// The nodes.
+        nodes: Vec<NodeId>,
     },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
     Run(RunId),

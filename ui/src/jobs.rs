@@ -27,6 +27,30 @@ pub enum Intent {
     Stop(RunId),
     /// Kill a run.
     Kill(RunId),
+    /// Plan to continue a run from a chosen checkpoint, then ask for confirmation.
+    PlanResumeFrom {
+        /// The run.
+        run: RunId,
+        /// The step of the checkpoint.
+        step: u64,
+    },
+    /// Plan an action on several nodes, processes or runs, or on a checkpoint, then ask for confirmation.
+    PlanAction {
+        /// The work, as a phrase.
+        what: String,
+    },
+    /// Execute such an action.
+    Act {
+        /// The action, as a phrase: `kill 3 processes on ml-1`.
+        what: String,
+        /// The runs that it changes.
+        runs: Vec<RunId>,
+    },
+    /// Pin a checkpoint, or unpin it.
+    Pin {
+        /// The step of the checkpoint.
+        step: u64,
+    },
     /// Write the stack traces of a run's processes.
     Stacks(RunId),
     /// Export a chart.
@@ -42,18 +66,21 @@ pub enum Intent {
 }
 
 impl Intent {
-    /// Returns the run that the job changes. One run has one such job at a time.
-    pub fn run(&self) -> Option<&RunId> {
+    /// Returns whether the job changes a run. One run has one such job at a time.
+    pub fn changes(&self, wanted: &RunId) -> bool {
         match self {
-            Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => Some(run),
-            Self::Launch { run, .. } => Some(run),
+            Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => run == wanted,
+            Self::Launch { run, .. } | Self::PlanResumeFrom { run, .. } => run == wanted,
+            Self::Act { runs, .. } => runs.contains(wanted),
             Self::PlanStage { .. }
+            | Self::PlanAction { .. }
+            | Self::Pin { .. }
             | Self::Stacks(_)
             | Self::Export
             | Self::MuteAlerts
             | Self::TestAlerts
             | Self::PlanConvert
-            | Self::Convert(_) => None,
+            | Self::Convert(_) => false,
         }
     }
 
@@ -63,6 +90,12 @@ impl Intent {
         match self {
             Self::PlanStage { stage } => format!("preparing {stage}"),
             Self::PlanResume(run) => format!("preparing to resume {}", short(run)),
+            Self::PlanResumeFrom { run, step } => {
+                format!("preparing to resume {} from step {}", short(run), units::grouped(*step))
+            }
+            Self::PlanAction { what } => what.clone(),
+            Self::Act { what, .. } => format!("in progress: {what}"),
+            Self::Pin { step } => format!("changing the pin of step {}", units::grouped(*step)),
             Self::PlanKill(run) => format!("finding the processes of {}", short(run)),
             Self::Launch { run, .. } => format!("starting {}", short(run)),
             Self::Stop(run) => format!("requesting a stop of {}", short(run)),
@@ -149,12 +182,17 @@ impl Jobs {
 
     /// Returns the job that changes a run.
     pub fn busy_with(&self, run: &RunId) -> Option<&Intent> {
-        self.running.values().map(|job| &job.intent).find(|intent| intent.run() == Some(run))
+        self.running.values().map(|job| &job.intent).find(|intent| intent.changes(run))
     }
 
     /// Returns whether the stack traces of a run are being written.
     pub fn collecting(&self, run: &RunId) -> bool {
         self.running.values().any(|job| matches!(&job.intent, Intent::Stacks(of) if of == run))
+    }
+
+    /// Returns whether an action on several nodes, processes or runs, or on a checkpoint, is being planned.
+    pub fn planning_action(&self) -> bool {
+        self.running.values().any(|job| matches!(job.intent, Intent::PlanAction { .. }))
     }
 
     /// Returns whether a stage is being prepared.

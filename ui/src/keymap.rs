@@ -50,6 +50,10 @@ pub enum Action {
     ExportSvg,
     ExportPng,
     Checkpoints,
+    WeightsOnly,
+    FreshData,
+    Pin,
+    Delete,
     Samples,
     Encode,
     Prompt,
@@ -84,6 +88,9 @@ pub enum Action {
     // nodes
     Sort,
     ReverseSort,
+    Mark,
+    Processes,
+    AllUsers,
     RawText,
     NodeNext,
     NodePrevious,
@@ -126,18 +133,22 @@ pub enum Context {
     Samples,
     Nodes,
     Node,
+    Processes,
     Convert,
     Alerts,
     Help,
     LaunchDialog,
     KillDialog,
+    ActionDialog,
+    ResultsDialog,
+    CheckpointsDialog,
     FailureDialog,
     Input,
 }
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
@@ -145,10 +156,14 @@ impl Context {
         Self::Samples,
         Self::Nodes,
         Self::Node,
+        Self::Processes,
         Self::Convert,
         Self::Alerts,
         Self::LaunchDialog,
         Self::KillDialog,
+        Self::ActionDialog,
+        Self::ResultsDialog,
+        Self::CheckpointsDialog,
         Self::FailureDialog,
         Self::Input,
         Self::Help,
@@ -164,11 +179,15 @@ impl Context {
             Self::Samples => "Samples",
             Self::Nodes => "Nodes",
             Self::Node => "Node",
+            Self::Processes => "Processes",
             Self::Convert => "Convert",
             Self::Alerts => "Alerts",
             Self::Help => "Help",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
+            Self::ActionDialog => "Plan dialog",
+            Self::ResultsDialog => "Results dialog",
+            Self::CheckpointsDialog => "Checkpoints dialog",
             Self::FailureDialog => "Error dialog",
             Self::Input => "Text input",
         }
@@ -184,11 +203,15 @@ impl Context {
             Self::Samples => SAMPLES,
             Self::Nodes => NODES,
             Self::Node => NODE,
+            Self::Processes => PROCESSES,
             Self::Convert => CONVERT,
             Self::Alerts => ALERTS,
             Self::Help => HELP,
             Self::LaunchDialog => LAUNCH,
             Self::KillDialog => KILL,
+            Self::ActionDialog => ACTION,
+            Self::ResultsDialog => RESULTS,
+            Self::CheckpointsDialog => CHECKPOINTS,
             Self::FailureDialog => FAILURE,
             Self::Input => INPUT,
         }
@@ -204,6 +227,7 @@ impl Context {
             | Self::Samples
             | Self::Nodes
             | Self::Node
+            | Self::Processes
             | Self::Convert
             | Self::Alerts => SCREENS,
             _ => ALWAYS,
@@ -313,8 +337,9 @@ const RUNS: &[Binding] = with_motion![
         "Write the stack traces of all ranks to the run's folder; sends no signal",
     ),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
+    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the run; resume, stop and kill then apply to all marked runs"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
-    bind(&[ESC], Action::Back, "", "Clear the filter"),
+    bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];
 
 const RUN: &[Binding] = &[
@@ -351,7 +376,12 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
-    bind(&[Key::ch('c')], Action::Checkpoints, "checkpoints", "List the checkpoints"),
+    bind(
+        &[Key::ch('c')],
+        Action::Checkpoints,
+        "checkpoints",
+        "List the checkpoints: resume from one, start the next stage, convert, pin, delete",
+    ),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
         &[Key::ch('t')],
@@ -425,17 +455,34 @@ const SAMPLES: &[Binding] = &[
 
 const NODES: &[Binding] = with_motion![
     bind(&[ENTER], Action::Open, "open", "Open the selected node: GPUs and processes"),
+    bind(
+        &[Key::ch(' ')],
+        Action::Mark,
+        "mark",
+        "Mark the node; the keys for processes and kill then apply to all marked"
+    ),
+    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
+    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the marked nodes; shows the plan first"),
     bind(&[Key::ch('o')], Action::Sort, "sort", "Change the order: faults, power, utilization, memory, …"),
     bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order"),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault"),
-    bind(&[ESC], Action::Back, "back", "Clear the filter, or go back"),
+    bind(&[ESC], Action::Back, "back", "Clear the marks or the filter, or go back"),
 ];
 
 const NODE: &[Binding] = with_motion![
     bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "Show the output of nvidia-smi, or the tables"),
     bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node"),
     bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
+    bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
+    bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the node; shows the plan first"),
     bind(&[ESC], Action::Back, "back", "Go back to all nodes"),
+];
+
+const PROCESSES: &[Binding] = with_motion![
+    bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the marked processes, or the selected one; shows the plan first"),
+    bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the process"),
+    bind(&[Key::ch('u')], Action::AllUsers, "all users", "Show the processes of all users, or only yours"),
+    bind(&[ESC], Action::Back, "back", "Clear the marks, or go back"),
 ];
 
 const HELP: &[Binding] =
@@ -456,6 +503,30 @@ const KILL: &[Binding] = with_motion![
         "Move between No and Yes",
     ),
     bind(&[ENTER], Action::Accept, "", "Choose the marked button; No is marked at first"),
+];
+
+const ACTION: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Accept, "execute", "Execute the plan as shown"),
+    bind(&[ESC, Key::ch('q'), Key::ch('n')], Action::Cancel, "cancel", "Cancel; nothing is changed"),
+];
+
+const RESULTS: &[Binding] =
+    with_motion![bind(&[ESC, Key::ch('q'), ENTER], Action::Cancel, "close", "Close the dialog; the work continues")];
+
+const CHECKPOINTS: &[Binding] = with_motion![
+    bind(
+        &[ENTER, Key::ch('r')],
+        Action::Resume,
+        "resume from it",
+        "Resume from the selected checkpoint; shows the plan first"
+    ),
+    bind(&[Key::ch('f')], Action::FreshData, "with fresh data", "Resume from it; the data order restarts"),
+    bind(&[Key::ch('w')], Action::WeightsOnly, "weights only", "Start a new run from its weights"),
+    bind(&[Key::ch('n')], Action::NextStage, "next stage from it", "Start the next stage from its weights"),
+    bind(&[Key::ch('x')], Action::Convert, "convert", "Convert it on the Convert screen"),
+    bind(&[Key::ch('p')], Action::Pin, "pin", "Pin it, so that it stays when old checkpoints are removed; or unpin it"),
+    bind(&[Key::ch('d'), Key::code(KeyCode::Delete)], Action::Delete, "delete", "Delete it; asks first"),
+    bind(&[ESC, Key::ch('q'), Key::ch('c')], Action::Cancel, "close", "Close the list"),
 ];
 
 const FAILURE: &[Binding] = with_motion![

@@ -8,6 +8,7 @@
 //! * [`watches`] returns the streams that should run now; they follow from the model;
 //! * [`keymap`] returns the keys that work now; dispatch, key bar and help share its tables.
 
+mod action_plan;
 pub mod advice;
 pub mod charts;
 mod effect;
@@ -38,6 +39,7 @@ mod fixtures;
 #[cfg(test)]
 mod tests;
 
+pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
 pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};

@@ -4,15 +4,19 @@ mod convert_screen;
 mod dialogs;
 mod input;
 mod logs_screen;
+mod processes_screen;
 mod run_screen;
 mod samples_screen;
 mod screen;
 
 pub use convert_screen::{ConvertScreen, Preview, Work};
-pub use dialogs::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal};
+pub use dialogs::{
+    ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, ResultsDialog,
+};
 pub use input::{Input, Purpose};
 pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
+pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
@@ -107,6 +111,8 @@ pub struct Model {
     pub node: Option<NodeScreen>,
     /// State of the Alerts screen.
     pub alerts_screen: AlertsScreen,
+    /// The processes of some nodes.
+    pub processes: Option<ProcessesScreen>,
     /// State of the Convert screen.
     pub convert: ConvertScreen,
     /// The open text input.
@@ -149,6 +155,7 @@ impl Model {
             nodes: NodesScreen::default(),
             node: None,
             alerts_screen: AlertsScreen::default(),
+            processes: None,
             convert: ConvertScreen::default(),
             input: None,
             encode_arguments: String::new(),
@@ -200,7 +207,7 @@ impl Model {
         match self.screen {
             Screen::Runs => self.selected_run(),
             Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Convert | Screen::Alerts => None,
+            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Processes | Screen::Convert | Screen::Alerts => None,
         }
     }
 
@@ -291,6 +298,9 @@ impl Model {
         }
         let runs = Some(runs);
         self.dirty |= self.runs != runs;
+        if let Some(Ok(list)) = &runs {
+            self.runs_screen.marked.retain(|run| list.rows.iter().any(|row| row.run == *run));
+        }
         self.runs = runs;
     }
 
@@ -306,7 +316,7 @@ impl Model {
         // Ages change every second while a run is active, and every 20 seconds otherwise.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
-        if matches!(self.screen, Screen::Nodes | Screen::Node) {
+        if matches!(self.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
             // Nodes send frames all the time. They are drawn once per tick, so that rows do not jump and the cost is fixed.
             self.dirty = true;
         }
@@ -325,6 +335,7 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Samples) => Context::Samples,
         (None, None, Screen::Nodes) => Context::Nodes,
         (None, None, Screen::Node) => Context::Node,
+        (None, None, Screen::Processes) => Context::Processes,
         (None, None, Screen::Convert) => Context::Convert,
         (None, None, Screen::Alerts) => Context::Alerts,
     }

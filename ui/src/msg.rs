@@ -1,12 +1,13 @@
 //! The messages that the model reacts to, as data. One queue orders them.
 
+use crate::action_plan::{ActionPlan, ActionResult};
 use crate::fleet::{FleetSource, ListedNode};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
 use cluster::slurm::JobStatus;
 use health::Finding;
-use plan::{LaunchPlan, RunKill};
+use plan::{LaunchPlan, NodeProcesses, RunKill};
 use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
@@ -154,6 +155,8 @@ pub enum NodeMsg {
     Down(Failure),
     /// The output of nvidia-smi on the node.
     Smi(Result<String, Failure>),
+    /// The processes of the node that use GPUs or belong to training, of all users.
+    Processes(Result<NodeProcesses, Failure>),
 }
 
 /// The contents of the runs folder.
@@ -483,6 +486,10 @@ pub enum JobMsg {
     LaunchPlanned(Box<LaunchPlan>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
     KillPlanned(Box<RunKill>),
+    /// Answers [`Effect::PlanAction`](crate::Effect::PlanAction).
+    ActionPlanned(Box<ActionPlan>),
+    /// The results of an action so far.
+    Results(Vec<ActionResult>),
     /// Answers [`Effect::PlanConvert`](crate::Effect::PlanConvert).
     ConvertPlanned(Box<ConvertPreview>),
     /// Progress of a conversion.
@@ -519,6 +526,15 @@ pub enum Outcome {
         run: RunId,
         /// One line, such as "3 processes ended on devbox after 0.4 s".
         report: String,
+    },
+    /// An action on several nodes, processes or runs, or on a checkpoint has ended, with the result for each.
+    Acted(Vec<ActionResult>),
+    /// A checkpoint was pinned or unpinned.
+    Pinned {
+        /// Its step.
+        step: u64,
+        /// Whether it is pinned now.
+        is_pinned: bool,
     },
     /// The stack traces of a run's processes were written.
     Stacks {

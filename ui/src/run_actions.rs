@@ -1,5 +1,6 @@
 //! The actions on a run: whether each is possible now, and the effect that performs it.
 
+use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
 use crate::effect::Effect;
 use crate::jobs::Intent;
@@ -7,6 +8,9 @@ use crate::keymap::Action;
 use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};
+use plan::ResumeOptions;
+use rundir::RunId;
+use units::counted;
 
 /// Returns the run that an action applies to, or why the action is not possible now.
 ///
@@ -70,6 +74,24 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     }
 }
 
+/// Requests the plan of an action on the marked runs. The dialog shows what happens to each, and which are refused.
+pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
+    let verb = match action {
+        Action::Resume => RunVerb::Resume,
+        Action::Stop => RunVerb::Stop,
+        _ => RunVerb::Kill,
+    };
+    if model.jobs.planning_action() {
+        model.warn("An action on several runs is already being prepared");
+        return Vec::new();
+    }
+    let marked = &model.runs_screen.marked;
+    let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
+    let what = format!("preparing to {} {}", verb.word(), counted(runs.len(), "run"));
+    let job = model.jobs.start(Intent::PlanAction { what });
+    vec![Effect::PlanAction { job, request: ActionRequest::Runs { verb, runs } }]
+}
+
 /// Performs an action on the current run, or shows why it is not possible.
 pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     let (run, next) = match check(model, action) {
@@ -82,7 +104,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
     match action {
         Action::Resume => {
             let job = model.jobs.start(Intent::PlanResume(run.clone()));
-            vec![Effect::PlanResume { job, run }]
+            vec![Effect::PlanResume { job, run, options: ResumeOptions::default() }]
         }
         Action::Stop => {
             let job = model.jobs.start(Intent::Stop(run.clone()));
@@ -101,7 +123,7 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::NextStage => {
             let job = model.jobs.start(Intent::PlanStage { stage: next.unwrap_or_default() });
-            vec![Effect::PlanNext { job, run }]
+            vec![Effect::PlanNext { job, run, step: None }]
         }
         Action::Open => {
             model.open_run(run);

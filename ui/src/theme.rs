@@ -87,6 +87,8 @@ pub struct Symbols {
     pub ellipsis: &'static str,
     /// Mark of the selected line.
     pub pointer: &'static str,
+    /// Mark of the lines that a key applies to.
+    pub mark: &'static str,
     /// Horizontal rule.
     pub rule: &'static str,
     /// Vertical axis.
@@ -124,6 +126,7 @@ impl Symbols {
             braille: true,
             ellipsis: "…",
             pointer: "▸",
+            mark: "◆",
             rule: "─",
             axis: "│",
             tick: "┤",
@@ -147,6 +150,7 @@ impl Symbols {
             braille: false,
             ellipsis: "~",
             pointer: ">",
+            mark: "*",
             rule: "-",
             axis: "|",
             tick: "+",

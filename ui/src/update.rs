@@ -4,11 +4,13 @@ use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::Action;
-use crate::modals::{failure, help, kill, launch};
-use crate::model::{FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap};
+use crate::modals::{action, checkpoints, failure, help, kill, launch, results};
+use crate::model::{
+    ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
+};
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
-use crate::screens::{alerts, convert, logs, node, nodes, run, runs, samples, stages};
+use crate::screens::{alerts, convert, logs, node, nodes, processes, run, runs, samples, stages};
 use recipe::Task;
 use rundir::RunId;
 
@@ -17,7 +19,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Tick(now) => {
             model.tick(now);
-            if matches!(model.screen, Screen::Nodes | Screen::Node) {
+            if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
                 nodes::renew(model);
             }
             return Vec::new();
@@ -47,6 +49,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             stages::keep_selection(model);
             alerts::keep_selection(model);
             nodes::keep_selection(model);
+            processes::keep_selection(model);
         }
         Msg::Alerts(alerts) => return alerts::on_alerts(model, alerts),
         Msg::Curricula(curricula) => {
@@ -59,6 +62,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             nodes::renew(model);
         }
         Msg::Node { node, what: NodeMsg::Smi(output) } => node::on_smi(model, &node, output),
+        Msg::Node { node, what: NodeMsg::Processes(listed) } => processes::on_listed(model, node, listed),
         Msg::Job { job, what } => return on_job(model, job, what),
         Msg::Tick(_) | Msg::Runs(_) | Msg::Nodes { .. } | Msg::Node { .. } => {}
     }
@@ -92,6 +96,9 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         return match modal {
             Modal::Launch(dialog) => launch::on_action(model, dialog, action),
             Modal::Kill(dialog) => kill::on_action(model, dialog, action),
+            Modal::Action(dialog) => action::on_action(model, dialog, action),
+            Modal::Results(dialog) => results::on_action(model, dialog, action),
+            Modal::Checkpoints(dialog) => checkpoints::on_action(model, dialog, action),
             Modal::Failure(dialog) => failure::on_action(model, dialog, action),
             Modal::Help(dialog) => help::on_action(model, dialog, action),
         };
@@ -127,6 +134,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
                     nodes::keep_selection(model);
                     effects
                 }
+                Screen::Processes => processes::on_action(model, action),
                 Screen::Convert => convert::on_action(model, action),
                 Screen::Alerts => alerts::on_action(model, action),
             };
@@ -213,6 +221,10 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         convert::moved(model, job, done, total);
         return Vec::new();
     }
+    if let JobMsg::Results(results) = what {
+        results::progressed(model, job, results);
+        return Vec::new();
+    }
     let Some(intent) = model.jobs.finish(job) else { return Vec::new() };
     if matches!(intent, Intent::Convert(_)) {
         convert::ended(model, job, matches!(what, JobMsg::Done(Outcome::Converted(_))));
@@ -225,12 +237,15 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
             return vec![Effect::Launch { job, plan }];
         }
         (JobMsg::LaunchPlanned(plan), intent) => {
-            let resumes = matches!(intent, Intent::PlanResume(_));
+            let continues = matches!(intent, Intent::PlanResume(_) | Intent::PlanResumeFrom { .. });
+            let resumes = continues && !plan.is_new_run();
             model.modal = Some(Modal::Launch(LaunchDialog { plan, resumes, scroll: 0 }));
         }
         (JobMsg::KillPlanned(plan), _) => {
             model.modal = Some(Modal::Kill(KillDialog { plan, yes: false, scroll: 0 }));
         }
+        (JobMsg::ActionPlanned(plan), _) => model.modal = Some(Modal::Action(ActionDialog { plan, scroll: 0 })),
+        (JobMsg::Done(Outcome::Acted(results)), Intent::Act { what, .. }) => results::ended(model, job, what, results),
         (JobMsg::ConvertPlanned(preview), _) => convert::planned(model, job, Ok(preview)),
         (JobMsg::Failed(failure), Intent::PlanConvert) => convert::planned(model, job, Err(failure)),
         (JobMsg::ConvertFirst { failure, options }, _) => {
@@ -240,7 +255,7 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
             model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }))
         }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
-        (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. }, _) => {}
+        (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. } | JobMsg::Results(_), _) => {}
     }
     Vec::new()
 }
@@ -264,6 +279,15 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             model.notify(format!("Stop requested: {} {then}", short_id(&run)));
         }
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
+        // The results of an action are shown by its dialog.
+        Outcome::Acted(_) => {}
+        Outcome::Pinned { step, is_pinned } => {
+            let step = units::grouped(step);
+            model.notify(match is_pinned {
+                true => format!("The checkpoint of step {step} is pinned: it stays when old ones are removed"),
+                false => format!("The checkpoint of step {step} is no longer pinned"),
+            });
+        }
         Outcome::Stacks { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
         Outcome::AlertsMuted => {}
         Outcome::AlertsTested(channels) => {

@@ -6,7 +6,7 @@ use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
 use crate::run_state::short_id;
-use crate::screens::{alerts, convert, logs, node, nodes, run, runs, samples, stages};
+use crate::screens::{alerts, convert, logs, node, nodes, processes, run, runs, samples, stages};
 use crate::text;
 use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
@@ -47,6 +47,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Samples => samples::view(model, buf, areas.body),
         Screen::Nodes => nodes::view(model, buf, areas.body),
         Screen::Node => node::view(model, buf, areas.body),
+        Screen::Processes => processes::view(model, buf, areas.body),
         Screen::Convert => convert::view(model, buf, areas.body),
         Screen::Alerts => alerts::view(model, buf, areas.body),
     }
@@ -71,7 +72,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
         vec![Span::raw("   "), Span::styled(format!("{key} {title}"), style)]
     };
     let mut left = vec![Span::styled("vidtui", theme.strong)];
-    let nodes = matches!(model.screen, Screen::Nodes | Screen::Node);
+    let nodes = matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes);
     let elsewhere = nodes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
     left.extend(tab("1", "Runs", !elsewhere));
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
@@ -91,7 +92,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
             short_id(&run.id).to_owned()
         }
         (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
-        (Screen::Nodes | Screen::Node, _) => model.nodes_source(),
+        (Screen::Nodes | Screen::Node | Screen::Processes, _) => model.nodes_source(),
         _ => model.runs_dir.to_string(),
     };
     let place = if room >= 12 { text::fit_end(&place, room, model.symbols.ellipsis) } else { String::new() };

@@ -11,11 +11,14 @@ use std::collections::BTreeSet;
 /// Returns the streams that should run now. They follow from the model, so none is left running or missing.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
-    if matches!(model.screen, Screen::Nodes | Screen::Node) {
+    if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
     }
     if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
         wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
+    }
+    if let (Screen::Processes, Some(open)) = (model.screen, &model.processes) {
+        wanted.insert(Watch::Processes { of: model.fleet.of.clone(), nodes: open.nodes.clone() });
     }
     if matches!(model.screen, Screen::Run | Screen::Logs | Screen::Samples)
         && let Some(open) = &model.run

@@ -11,7 +11,7 @@ use crate::workspace::{
     self, Fitting, Init, KillCallbacks, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words,
 };
 use alerts::{Limits, test_alert};
-use plan::{KillHow, ResumeOptions};
+use plan::KillHow;
 use recipe::StageStart;
 use rundir::{Failure, Mute, now_s};
 use std::collections::BTreeMap;
@@ -62,6 +62,7 @@ impl Runner {
                 | Effect::PlanResume { .. }
                 | Effect::PlanNext { .. }
                 | Effect::PlanKill { .. }
+                | Effect::PlanAction { .. }
                 | Effect::PlanConvert { .. }
                 | Effect::PlanEncode { .. }
                 | Effect::PlanRecipe { .. }
@@ -100,6 +101,9 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::PlanResume { job, .. }
         | Effect::PlanNext { job, .. }
         | Effect::PlanKill { job, .. }
+        | Effect::PlanAction { job, .. }
+        | Effect::Act { job, .. }
+        | Effect::PinCheckpoint { job, .. }
         | Effect::Launch { job, .. }
         | Effect::Stop { job, .. }
         | Effect::Kill { job, .. }
@@ -170,12 +174,21 @@ fn run(
         Effect::PlanSample { run, prompt, .. } => {
             JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }
-        Effect::PlanResume { run, .. } => {
-            let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, ResumeOptions::default())?;
+        Effect::PlanResume { run, options, .. } => {
+            let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, options)?;
             JobMsg::LaunchPlanned(Box::new(plan))
         }
-        Effect::PlanNext { run, .. } => {
-            JobMsg::LaunchPlanned(Box::new(at.plan_next(&at.dir(&run), None, None, &at.nodes, &[], Fitting::ToNodes)?))
+        Effect::PlanNext { run, step, .. } => {
+            let plan = at.plan_next(&at.dir(&run), step, None, &at.nodes, &[], Fitting::ToNodes)?;
+            JobMsg::LaunchPlanned(Box::new(plan))
+        }
+        Effect::PlanAction { request, .. } => JobMsg::ActionPlanned(Box::new(at.plan_action(request)?)),
+        Effect::Act { plan, confirmed: _, .. } => {
+            JobMsg::Done(Outcome::Acted(at.act(&plan, &|results| send(JobMsg::Results(results)))?))
+        }
+        Effect::PinCheckpoint { run, step, is_pinned, .. } => {
+            at.pin_checkpoint(&at.dir(&run), step, is_pinned)?;
+            JobMsg::Done(Outcome::Pinned { step, is_pinned })
         }
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
         Effect::Launch { plan, .. } => {

@@ -101,6 +101,7 @@ impl Stream {
             Watch::Alerts => self.alerts(),
             Watch::Nodes(of) => self.nodes(&of),
             Watch::Smi { of, node } => self.smi(&of, &node),
+            Watch::Processes { of, nodes } => self.processes(&of, &nodes),
             Watch::Run(run) => self.one_run(&run),
             Watch::Log { run, node, rank } => self.log(&run, &node, rank),
             Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size),

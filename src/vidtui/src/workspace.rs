@@ -10,6 +10,7 @@ use remote::{Connections, SshOptions, Transport};
 use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
 use std::time::Duration;
 
+mod actions;
 mod checkpoints;
 mod context;
 mod heal;

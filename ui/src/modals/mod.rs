@@ -1,9 +1,12 @@
 //! The dialogs: reaction to keys and drawing.
 
+pub mod action;
+pub mod checkpoints;
 pub mod failure;
 pub mod help;
 pub mod kill;
 pub mod launch;
+pub mod results;
 
 use crate::keymap::Action;
 use crate::layout;
@@ -16,6 +19,9 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
     match modal {
         Modal::Launch(dialog) => dialog.view(model, buf),
         Modal::Kill(dialog) => dialog.view(model, buf),
+        Modal::Action(dialog) => dialog.view(model, buf),
+        Modal::Results(dialog) => dialog.view(model, buf),
+        Modal::Checkpoints(dialog) => dialog.view(model, buf),
         Modal::Failure(dialog) => dialog.view(model, buf),
         Modal::Help(dialog) => dialog.view(model, buf),
     }

@@ -1,7 +1,8 @@
 //! The dialogs: the content of each, and its scroll position.
 
+use crate::action_plan::{ActionPlan, ActionResult};
 use crate::keymap::Context;
-use crate::msg::ConvertOptions;
+use crate::msg::{ConvertOptions, JobId};
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
 
@@ -12,6 +13,12 @@ pub enum Modal {
     Launch(LaunchDialog),
     /// Confirms a kill.
     Kill(KillDialog),
+    /// Confirms an action on several nodes, processes or runs, or on a checkpoint.
+    Action(ActionDialog),
+    /// Shows the results of such an action.
+    Results(ResultsDialog),
+    /// Lists the checkpoints of the open run.
+    Checkpoints(CheckpointsDialog),
     /// Shows an error.
     Failure(FailureDialog),
     /// Lists all keys.
@@ -24,6 +31,9 @@ impl Modal {
         match self {
             Self::Launch(_) => Context::LaunchDialog,
             Self::Kill(_) => Context::KillDialog,
+            Self::Action(_) => Context::ActionDialog,
+            Self::Results(_) => Context::ResultsDialog,
+            Self::Checkpoints(_) => Context::CheckpointsDialog,
             Self::Failure(_) => Context::FailureDialog,
             Self::Help(_) => Context::Help,
         }
@@ -50,6 +60,39 @@ pub struct KillDialog {
     pub yes: bool,
     /// First visible line.
     pub scroll: usize,
+}
+
+/// The dialog of an action on several nodes, processes or runs, or on a checkpoint.
+#[derive(Debug, Clone)]
+pub struct ActionDialog {
+    /// The plan that is shown and then executed.
+    pub plan: Box<ActionPlan>,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// The dialog with the results of an action.
+#[derive(Debug, Clone)]
+pub struct ResultsDialog {
+    /// The job that executes the action.
+    pub job: JobId,
+    /// The action as a phrase.
+    pub title: String,
+    /// The results so far.
+    pub results: Vec<ActionResult>,
+    /// Whether the action has ended.
+    pub has_ended: bool,
+    /// First visible line.
+    pub scroll: usize,
+}
+
+/// The dialog of the checkpoints of the open run.
+#[derive(Debug, Clone, Default)]
+pub struct CheckpointsDialog {
+    /// The step of the selected checkpoint; `None` for the newest one.
+    pub selected: Option<u64>,
+    /// First visible checkpoint.
+    pub top: usize,
 }
 
 /// The failure dialog.

@@ -3,6 +3,7 @@
 use crate::fleet::Sort;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
+use std::collections::BTreeSet;
 
 /// The screen that fills the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +16,7 @@ pub enum Screen {
     Samples,
     Nodes,
     Node,
+    Processes,
     Convert,
     Alerts,
 }
@@ -28,6 +30,8 @@ pub struct RunsScreen {
     pub top: usize,
     /// The filter; empty shows all runs.
     pub filter: String,
+    /// The marked runs, to which resume, stop and kill apply.
+    pub marked: BTreeSet<RunId>,
 }
 
 /// State of the Stages screen.
@@ -48,6 +52,8 @@ pub struct NodesScreen {
     pub top: usize,
     /// The filter; empty shows all nodes.
     pub filter: String,
+    /// The marked nodes, to which the list of processes and kill apply.
+    pub marked: BTreeSet<NodeId>,
     /// The sort order.
     pub sort: Sort,
     /// Whether the order is reversed.

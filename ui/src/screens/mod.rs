@@ -6,6 +6,7 @@ pub mod logs;
 pub mod node;
 pub mod node_table;
 pub mod nodes;
+pub mod processes;
 pub mod run;
 pub mod run_panels;
 pub mod runs;

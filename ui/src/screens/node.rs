@@ -6,7 +6,7 @@ use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;
-use crate::screens::node_table;
+use crate::screens::{node_table, processes};
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use cluster::{GpuProcess, GpuSample, NodeId, Reading};
@@ -52,6 +52,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     }
     match action {
         Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
+        Action::Processes => processes::open(model),
+        Action::Kill => return processes::kill_on_nodes(model),
         Action::NodeNext | Action::NodePrevious => step(model, action == Action::NodeNext),
         Action::Back => model.screen = Screen::Nodes,
         _ => {}

@@ -6,8 +6,8 @@ use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
 use crate::run_state::short_id;
-use crate::screens::node;
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
+use crate::screens::{node, processes};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
@@ -22,13 +22,14 @@ const DETAILS: u16 = 6;
 
 /// Opens the screen with the nodes of a source.
 pub fn open(model: &mut Model, of: FleetSource) {
-    if !matches!(model.screen, Screen::Nodes | Screen::Node) {
+    if !matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         model.nodes.from = Some(model.screen);
     }
     if model.fleet.of != of {
         model.fleet.turn_to(of);
         model.nodes = NodesScreen { from: model.nodes.from, sort: model.nodes.sort, ..NodesScreen::default() };
         model.node = None;
+        model.processes = None;
     }
     model.screen = Screen::Nodes;
     renew(model);
@@ -81,6 +82,17 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             model.nodes.reverse = !model.nodes.reverse;
             renew(model);
         }
+        Action::Mark => {
+            if let Some(node) = model.selected_node().map(|view| view.node.id.clone()) {
+                if !model.nodes.marked.remove(&node) {
+                    model.nodes.marked.insert(node);
+                }
+                return on_action(model, Action::Down);
+            }
+        }
+        Action::Processes => processes::open(model),
+        Action::Kill => return processes::kill_on_nodes(model),
+        Action::Back if !model.nodes.marked.is_empty() => model.nodes.marked.clear(),
         Action::Back if !model.nodes.filter.is_empty() => set_filter(model, String::new()),
         Action::Back => {
             let run = model.run.is_some();
@@ -170,6 +182,9 @@ fn summary(model: &Model) -> Line<'static> {
     if sum.mem_total_mib > 0 {
         add(node_table::of_memory(sum.mem_used_mib, sum.mem_total_mib), Style::new());
     }
+    if !model.nodes.marked.is_empty() {
+        add(format!("{} marked", model.nodes.marked.len()), theme.accent);
+    }
     if model.nodes.sort != Sort::Listed {
         let reversed = if model.nodes.reverse { ", reversed" } else { "" };
         add(format!("sorted by {}{reversed}", model.nodes.sort.word()), theme.accent);
@@ -232,10 +247,11 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             _ => Style::new(),
         };
         let pointer = if is_chosen { model.symbols.pointer } else { " " };
+        let mark = if model.nodes.marked.contains(&view.node.id) { model.symbols.mark } else { " " };
         let name = text::fit(view.node.id.as_str(), name_width, model.symbols.ellipsis);
         let pad = " ".repeat(name_width.saturating_sub(text::width(&name)));
         let mut line = vec![
-            Span::styled(format!("{pointer} "), model.theme.accent),
+            Span::styled(format!("{pointer}{mark}"), model.theme.accent),
             Span::styled(
                 format!("{} ", node_table::glyph(model, condition)),
                 node_table::condition_style(model, condition),

@@ -5,6 +5,7 @@ use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas, RunContent};
+use crate::modals::checkpoints;
 use crate::model::{Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
@@ -38,10 +39,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
         Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
         Action::Enlarge => run.enlarged = !run.enlarged,
-        Action::Checkpoints if panels.contains(&Panel::Checkpoints) => {
-            let shown = run.focus == Panel::Checkpoints && run.enlarged;
-            (run.focus, run.enlarged, run.scroll) = (Panel::Checkpoints, !shown, 0);
-        }
+        Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
         Action::Samples => samples::open(model),
         Action::Prompt => samples::open_prompt(model),
         Action::Back if run.enlarged => run.enlarged = false,

@@ -343,6 +343,7 @@ fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
                 Span::raw(step),
                 Span::styled(format!("  {:>9}", units::short_size(summary.bytes)), faint),
                 Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
+                Span::styled(if summary.is_pinned { "  pinned" } else { "" }, model.theme.good),
             ]),
             Err((how, why)) => {
                 let text = format!("  {} {how}: {why}", glyph(model, Severity::Warn));

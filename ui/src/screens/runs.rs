@@ -58,6 +58,18 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Encode => {
             model.input = Some(Input::new(Purpose::Encode, model.encode_arguments.clone()));
         }
+        Action::Mark => {
+            if let Some(run) = rows.get(at).map(|row| row.run.clone()) {
+                if !model.runs_screen.marked.remove(&run) {
+                    model.runs_screen.marked.insert(run);
+                }
+                return on_action(model, Action::Down);
+            }
+        }
+        Action::Resume | Action::Stop | Action::Kill if !model.runs_screen.marked.is_empty() => {
+            return run_actions::act_on_marked(model, action);
+        }
+        Action::Back if !model.runs_screen.marked.is_empty() => model.runs_screen.marked.clear(),
         Action::Back => set_filter(model, String::new()),
         other => return run_actions::act(model, other),
     }
@@ -219,7 +231,8 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     let below = layout::cut_top(area, 1).1;
     for (y, (i, row)) in (below.top()..below.bottom()).zip(rows.iter().enumerate().skip(model.runs_screen.top)) {
         let style = if i == chosen { model.theme.strong } else { Style::new() };
-        let pointer = if i == chosen { format!("{} ", model.symbols.pointer) } else { "  ".to_owned() };
+        let mark = if model.runs_screen.marked.contains(&row.run) { model.symbols.mark } else { " " };
+        let pointer = format!("{}{mark}", if i == chosen { model.symbols.pointer } else { " " });
         let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
         // A stalled run already has this mark.
         let worth_a_look = row.findings.first().is_some_and(|finding| finding.urgency < Urgency::Note);

@@ -2,10 +2,12 @@
 
 use crate::fixtures::*;
 use crate::fleet::FleetSource;
+use crate::tests::actions::{nodes_kill, processes, results};
 use crate::*;
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::Frames;
 use cluster::{Node, NodeId};
+use plan::{ListedProcess, NodeProcesses};
 use proptest::prelude::*;
 use rundir::CheckpointEntry;
 use runstate::{Goodput, RunState};
@@ -27,7 +29,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwN[]/?1234oaOt=_vb \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwpduN[]/?1234oaOt=_vb \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -132,6 +134,9 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         any_text().prop_map(|why| JobMsg::LaunchPlanned(launch_plan(vec![why]))),
         Just(JobMsg::LaunchPlanned(resume_plan(vec![]))),
         Just(JobMsg::KillPlanned(kill_plan())),
+        Just(JobMsg::ActionPlanned(nodes_kill())),
+        Just(JobMsg::Results(results())),
+        Just(JobMsg::Done(Outcome::Acted(results()))),
         any_text().prop_map(|text| {
             let mut preview = convert_preview();
             preview.facts.push((text.clone(), text.clone()));
@@ -162,6 +167,13 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
         }),
         1 => Just(NodeMsg::Down(failure())),
+        1 => Just(NodeMsg::Processes(Err(failure()))),
+        3 => (0usize..5, any_text()).prop_map(|(i, command)| {
+            let node = NodeId::new(format!("n{i}")).unwrap();
+            let processes = processes().into_iter().map(|process| ListedProcess { command: command.clone(), ..process });
+            let (boot_id, user) = ("4f70".into(), "ada".into());
+            NodeMsg::Processes(Ok(NodeProcesses { node, boot_id, uid: 1000, user, processes: processes.collect() }))
+        }),
         1 => any_text().prop_map(|output| NodeMsg::Smi(Ok(output))),
     ];
     let of_node =
@@ -228,13 +240,21 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     let mut stages = Ui::with_runs(many_runs().rows);
     stages.press("2");
     uis.push(stages);
-    for dialog in [JobMsg::LaunchPlanned(launch_plan(vec!["careful".into()])), JobMsg::KillPlanned(kill_plan())] {
+    let plans = [
+        JobMsg::LaunchPlanned(launch_plan(vec!["careful".into()])),
+        JobMsg::KillPlanned(kill_plan()),
+        JobMsg::ActionPlanned(nodes_kill()),
+    ];
+    for dialog in plans {
         let mut ui = Ui::with_runs(vec![running(83)]);
         let effects = ui.press("K");
         let [Effect::PlanKill { job, .. }] = &effects[..] else { panic!("{effects:?}") };
         ui.answer(*job, dialog);
         uis.push(ui);
     }
+    let mut checkpoints = Ui::on_run(running(83));
+    checkpoints.press("c");
+    uis.push(checkpoints);
     let mut help = Ui::on_run(running(83));
     help.press("?");
     uis.push(help);

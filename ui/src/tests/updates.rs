@@ -65,7 +65,7 @@ fn a_kill_that_waits_for_nodes_is_cancelled_with_the_same_key() {
 fn resume_is_one_key() {
     let mut ui = Ui::with_runs(vec![stopped()]);
     let effects = ui.press("r");
-    let [Effect::PlanResume { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::PlanResume { job, run, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*run, stage_1());
     let effects = ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![])));
     assert!(matches!(&effects[..], [Effect::Launch { plan, .. }] if *plan == resume_plan(vec![])), "{effects:?}");
@@ -146,7 +146,7 @@ fn impossible_actions_are_refused_with_a_reason() {
 fn the_next_stage_starts_from_the_finished_run() {
     let mut ui = Ui::on_run(finished());
     let effects = ui.press("n");
-    let [Effect::PlanNext { job, run }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::PlanNext { job, run, step: None }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(*run, stage_1());
     ui.answer(*job, JobMsg::LaunchPlanned(launch_plan(vec![])));
     let effects = ui.press("Enter");
@@ -361,6 +361,7 @@ fn messages_survive_a_recording() {
         Msg::Node { node: node(), what: NodeMsg::Down(failure()) },
         Msg::Job { job: JobId(1), what: JobMsg::LaunchPlanned(plan) },
         Msg::Job { job: JobId(2), what: JobMsg::KillPlanned(kill_plan()) },
+        Msg::Job { job: JobId(3), what: JobMsg::ActionPlanned(crate::tests::actions::nodes_kill()) },
     ];
     for msg in msgs {
         let text = serde_json::to_string(&msg).unwrap();

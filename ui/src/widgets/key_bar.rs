@@ -83,6 +83,19 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         return false;
     }
     match binding.action {
+        Action::Kill if model.screen == Screen::Processes => {
+            model.processes.as_ref().is_some_and(|open| !open.rows().is_empty())
+        }
+        Action::Mark if model.screen == Screen::Runs => model.visible_runs().len() > 1,
+        Action::Mark if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
+        Action::Kill | Action::Processes if matches!(model.screen, Screen::Nodes | Screen::Node) => {
+            model.node.is_some() || model.selected_node().is_some()
+        }
+        Action::Resume | Action::Stop | Action::Kill
+            if model.screen == Screen::Runs && !model.runs_screen.marked.is_empty() =>
+        {
+            true
+        }
         Action::Resume | Action::Stop | Action::Kill => run_actions::check(model, binding.action).is_ok(),
         // Possible for any active run, but shown only when it may hang.
         Action::Stacks => run_actions::check(model, binding.action).is_ok_and(advice::may_hang),

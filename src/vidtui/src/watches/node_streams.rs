@@ -9,12 +9,15 @@ use rundir::{ErrorCode, Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::thread;
 use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 use ui::{Msg, NodeMsg};
 
 /// How often a node sends a sample.
 pub const EVERY: Duration = Duration::from_secs(2);
+/// How often processes are listed.
+const PROCESSES_EVERY: Duration = Duration::from_secs(3);
 /// How often the table of nvidia-smi is read.
 const SMI_EVERY: Duration = Duration::from_secs(4);
 
@@ -76,6 +79,23 @@ impl Stream {
             for (node, frame) in nodes.due() {
                 self.send(Msg::Node { node, what: NodeMsg::Frame(frame) })?;
             }
+        }
+    }
+
+    /// Lists the processes of nodes repeatedly.
+    pub(super) fn processes(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Infallible, Ended> {
+        loop {
+            // A node that does not answer delays no other.
+            thread::scope(|scope| {
+                for node in nodes {
+                    scope.spawn(move || {
+                        let what = NodeMsg::Processes(self.workspace.training_on(of, node));
+                        // The pause below notices that the stream has ended.
+                        let _ = self.send(Msg::Node { node: node.clone(), what });
+                    });
+                }
+            });
+            self.pause(PROCESSES_EVERY)?;
         }
     }
 
