@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic in a test is a failure of the test")]
 
-mod chains;
-mod alerts;
 mod actions;
+mod alerts;
+mod chains;
 mod commands;
 mod data_check;
 mod documents;

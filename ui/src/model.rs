@@ -207,7 +207,9 @@ impl Model {
         match self.screen {
             Screen::Runs => self.selected_run(),
             Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Processes | Screen::Convert | Screen::Alerts => None,
+            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Processes | Screen::Convert | Screen::Alerts => {
+                None
+            }
         }
     }
 

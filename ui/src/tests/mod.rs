@@ -1,7 +1,7 @@
 //! Tests of the whole crate: messages in; effects, watches and snapshots out.
 
-mod alerts;
 mod actions;
+mod alerts;
 mod any_input;
 mod charts;
 mod convert;
