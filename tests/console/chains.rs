@@ -140,6 +140,7 @@ fn the_seven_stages_of_lambda_start_from_each_other() {
         assert!(from.ends_with("epoch0-global_step4"), "{from}");
     }
     assert_eq!(site.runs().len(), 7);
+    assert_eq!(site.error(&["next", "latest"]).1, "unknown-stage");
 }
 
 /// Starts stage 6 with the key of the console.

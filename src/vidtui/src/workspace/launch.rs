@@ -94,7 +94,9 @@ impl Workspace {
         let recipe = following.map(|stage| &stage.resolved.recipe);
         let spares = recipe.map_or(0, |recipe| recipe.run.spares);
         let target = self.target(ranks, nodes, world, spares)?;
-        let mut context = self.context(target, recipe, nodes, fitted.into_iter().collect())?;
+        // After the last stage, the recipe of the run stands in: `plan::next` then returns why there is no next stage.
+        let own = summary.run.recipe()?;
+        let mut context = self.context(target, recipe.or(Some(&own)), nodes, fitted.into_iter().collect())?;
         context.options.steps = recipe.map_or(Ok(None), steps_of_epochs)?;
         let latest = match step {
             Some(step) => {
