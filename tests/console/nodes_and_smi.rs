@@ -52,7 +52,7 @@ fn a_kill_on_marked_nodes_is_verified_on_each_and_an_unreachable_one_is_unknown(
     for node in ["node01", "node02", "node03"] {
         assert!(rig.command_on(node, "sh").args(["-c", rank]).status().unwrap().success());
     }
-    rig.verb("killsshd node02").unwrap();
+    rig.verb("reset node02").unwrap();
     console.shows(&["1 unreachable"]).press("   ").shows(&["3 marked"]).press("p");
     console.shows(&["2 processes of yours on 3 nodes", "demo-k7f2", "node02  unreachable"]).press(ESC);
     console.shows(&["3 marked"]).press("K").shows(&["Kill 2 processes on 2 nodes?", "its processes are unknown"]);

@@ -68,9 +68,10 @@ impl ActionDialog {
         }
         let is_kind = matches!(*self.plan, ActionPlan::Runs { verb: RunVerb::Resume | RunVerb::Stop, .. });
         let edge = if is_kind { model.theme.accent } else { model.theme.bad };
-        let title = match self.plan.is_possible() {
-            true => format!("{}?", capitalized(&self.plan.title())),
-            false => "There is nothing to do".to_owned(),
+        let title = match &*self.plan {
+            plan if plan.is_possible() => format!("{}?", capitalized(&plan.title())),
+            ActionPlan::Runs { verb, .. } => format!("Cannot {} the marked runs", verb.word()),
+            _ => "There is nothing to do".to_owned(),
         };
         dialog::draw(model, buf, &title, edge, self.lines(model), Line::from(footer), self.scroll);
     }
