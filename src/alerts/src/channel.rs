@@ -53,16 +53,15 @@ impl SendError {
     }
 }
 
+/// The name of a channel, and whether it accepted the test alert.
+pub type TestResult = (&'static str, Result<(), Failure>);
+
 /// Sends a test alert to each channel, or to one, and returns the results. Each gets one try. The console serves the channels of
 /// its terminal itself: they are left out.
 ///
 /// # Errors
 /// There is no such channel in the settings.
-pub fn test_alert(
-    settings: &Settings,
-    only: Option<&str>,
-    limit: Duration,
-) -> Result<Vec<(&'static str, Result<(), Failure>)>, Failure> {
+pub fn test_alert(settings: &Settings, only: Option<&str>, limit: Duration) -> Result<Vec<TestResult>, Failure> {
     let wanted = |channel: &&Channel| only.is_none_or(|only| only == channel.to.name());
     let channels: Vec<&Channel> = settings.channels.iter().filter(wanted).collect();
     if let (Some(only), true) = (only, channels.is_empty()) {

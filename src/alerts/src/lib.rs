@@ -13,7 +13,7 @@ mod settings;
 mod tests;
 mod watch;
 
-pub use channel::{SendError, example, test_alert};
+pub use channel::{SendError, TestResult, example, test_alert};
 pub use derive::of_event;
 pub use message::{body, title};
 pub use outbox::{Limits, Outbox};

@@ -713,7 +713,7 @@ pub struct QueueArgs {
 #[derive(Debug, Subcommand)]
 pub enum QueueCommand {
     /// Adds runs to the end of the queue and prints their numbers. They start without the console, each when its nodes are free
-    Add(QueueAddArgs),
+    Add(Box<QueueAddArgs>),
     /// Keeps entries from starting
     Hold(QueueEntriesArgs),
     /// Lets entries start that are held, or that failed to start

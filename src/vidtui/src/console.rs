@@ -95,11 +95,11 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
 /// Returns the form of notifications that the user has set.
 fn osc_form() -> OscForm {
     let settings = Settings::of_user().ok().flatten().unwrap_or_default();
-    let forms = settings.channels.iter().filter_map(|channel| match channel.to {
+    let mut forms = settings.channels.iter().filter_map(|channel| match channel.to {
         Target::Osc { form } => Some(form),
         _ => None,
     });
-    forms.last().unwrap_or_default()
+    forms.next_back().unwrap_or_default()
 }
 
 /// Plays a recorded session `speed` times faster, and returns when the user presses q.

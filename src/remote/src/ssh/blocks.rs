@@ -165,13 +165,16 @@ fn included(path: &str, folder: &Utf8Path) -> Option<Vec<Utf8PathBuf>> {
 }
 
 type Answer = Result<Settings, ConnectionError>;
+/// The name of the node for which `ssh -G` was run, and the answer.
+type FirstAnswer = OnceLock<(String, Answer)>;
+/// User, port and matching blocks.
 type Group = (Option<String>, Option<u16>, Vec<usize>);
 
 /// The answers of `ssh -G` with some options, by the blocks, user and port of the nodes.
 struct Shared {
     read: Instant,
     blocks: Option<Blocks>,
-    answers: Mutex<HashMap<Group, Arc<OnceLock<(String, Answer)>>>>,
+    answers: Mutex<HashMap<Group, Arc<FirstAnswer>>>,
 }
 
 /// Returns the settings of a node from `query`, or from its result for another node that the same blocks match.

@@ -13,6 +13,9 @@ use ui::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
 /// Receives all results so far.
 type Show<'a> = &'a dyn Fn(Vec<ActionResult>);
 
+/// The processes of a node, or why they cannot be listed.
+type ListedNode = Result<NodeProcesses, Failure>;
+
 impl Workspace {
     /// Plans an action. Changes nothing.
     pub fn plan_action(&self, request: ActionRequest) -> Result<ActionPlan, CommandError> {
@@ -106,16 +109,12 @@ impl Workspace {
         Ok(NodeProcesses { processes, ..listed })
     }
 
-    fn processes_on(
-        &self,
-        of: &FleetSource,
-        nodes: &[NodeId],
-    ) -> Result<Vec<(NodeId, Result<NodeProcesses, Failure>)>, Failure> {
+    fn processes_on(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Vec<(NodeId, ListedNode)>, Failure> {
         let logins = self.logins_of(of, nodes)?;
         let listed = list_processes(nodes, &mut self.transports(&logins)?);
         let failure =
             |node: &NodeId, error: remote::RemoteError| error.failure(format!("cannot list the processes of {node}"));
-        let mut listed: BTreeMap<NodeId, Result<NodeProcesses, Failure>> =
+        let mut listed: BTreeMap<NodeId, ListedNode> =
             listed.into_iter().map(|(node, result)| (node.clone(), result.map_err(|e| failure(&node, e)))).collect();
         let of_node = |node: &NodeId| (node.clone(), listed.remove(node).unwrap_or_else(|| Err(not_listed(node))));
         Ok(nodes.iter().map(of_node).collect())
@@ -198,12 +197,15 @@ fn nodes_of(plan: &KillPlan) -> Box<dyn Iterator<Item = &NodeId> + '_> {
     }
 }
 
+/// The result of a plan on a node, and its text.
+type EndedPlan = (ActionEnd, String);
+
 /// The results of several plans, node by node. A node may be in more than one plan.
 #[derive(Default)]
 struct Results {
     order: Vec<String>,
     /// For each subject: the text of the plan in progress, and the results of ended plans.
-    of: BTreeMap<String, (Option<String>, Vec<(ActionEnd, String)>)>,
+    of: BTreeMap<String, (Option<String>, Vec<EndedPlan>)>,
     /// The number of plans of each subject that have not ended.
     open: BTreeMap<String, usize>,
 }
