@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rundir::{Alert, AlertKind, ErrorCode, Failure, RunId, SCHEMA, now_s};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -18,6 +18,9 @@ use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
 /// The most characters that Discord accepts.
 const DISCORD_CHARACTERS: usize = 2000;
+/// The hint of an error of TLS.
+const CERTIFICATES: &str =
+    "check the address; a certificate of a company must be among those of the system (or SSL_CERT_FILE)";
 /// The interval at which a program is checked for its end.
 const CHECK: Duration = Duration::from_millis(20);
 
@@ -178,14 +181,13 @@ impl Target {
             ureq::Error::Timeout(_) => retry(format!("no answer within {}", units::duration(limit.as_secs_f64()))),
             ureq::Error::HostNotFound => retry("the name of the host is not known".into()),
             ureq::Error::ConnectionFailed => retry("the connection failed".into()),
+            // rustls reports a certificate that it refuses in this way.
+            ureq::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+                SendError::lasting(error.to_string(), CERTIFICATES)
+            }
             ureq::Error::Io(error) => retry(error.to_string()),
-            ureq::Error::Tls(why) => {
-                SendError::lasting(format!("TLS: {why}"), "check the address and the certificates")
-            }
-            ureq::Error::Rustls(error) => {
-                let fix = "check the address; a certificate of a company must be among those of the system";
-                SendError::lasting(format!("TLS: {error}"), fix)
-            }
+            ureq::Error::Tls(why) => SendError::lasting(format!("TLS: {why}"), CERTIFICATES),
+            ureq::Error::Rustls(error) => SendError::lasting(format!("TLS: {error}"), CERTIFICATES),
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
                 SendError::lasting("the address is not valid", format!("copy the whole address of {}", self.name()))
             }
