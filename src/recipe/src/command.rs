@@ -97,6 +97,20 @@ pub enum OtherTrainer {
     TttVideoDit,
 }
 
+impl OtherTrainer {
+    /// Returns the name of the training system; `None` for any other program.
+    pub fn name(self) -> Option<&'static str> {
+        Some(match self {
+            Self::None => return None,
+            Self::OpenSora => "Open-Sora",
+            Self::Finetrainers => "finetrainers",
+            Self::CogvideoxFactory => "cogvideox-factory",
+            Self::VideoxFun => "VideoX-Fun",
+            Self::TttVideoDit => "ttt-video-dit",
+        })
+    }
+}
+
 /// The names of placeholders.
 pub(crate) struct Placeholders;
 

@@ -87,6 +87,13 @@ fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }
 
+/// Returns the comment at the beginning of a file, without its `#`, up to its first empty line. Lines that a sentence was wrapped to are joined.
+pub fn first_comment(text: &str) -> String {
+    let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).skip_while(|line| line.is_empty());
+    let comment = lines.map_while(|line| line.strip_prefix('#')).map(|line| line.trim_start_matches('#').trim());
+    comment.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
 /// Formats a line of a file, without the file's name if the error is about that file.
 pub(crate) fn place(path: &Utf8Path, line: usize, about: &Utf8Path) -> String {
     if path == about { format!("line {line}") } else { format!("{path}:{line}") }
@@ -147,6 +154,14 @@ mod tests {
         assert_eq!(file.line("train.steps.deeper"), 4);
         assert_eq!(file.place("base", "y.toml".into()), "x.toml:1");
         assert_eq!(file.place("train.steps", "x.toml".into()), "line 4");
+    }
+
+    #[test]
+    fn the_first_comment_ends_before_the_settings_and_before_an_empty_line() {
+        assert_eq!(first_comment("\n# A model,\n# two stages.\n#\n#   vidtui launch x\n"), "A model, two stages.");
+        assert_eq!(first_comment("## Title\nname = 'x' # not this\n# nor this\n"), "Title");
+        assert_eq!(first_comment("name = 'x'\n# too late\n"), "");
+        assert_eq!(first_comment(""), "");
     }
 
     #[test]

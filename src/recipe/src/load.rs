@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use camino::{Utf8Path, Utf8PathBuf};
+use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::file::{File, absolute, place};
@@ -23,7 +24,7 @@ pub struct Resolved {
 }
 
 /// The origin of a value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// The default.
     Default,
@@ -87,25 +88,11 @@ impl Origin {
 /// When a file is missing or not TOML, a key is unknown or missing, a value is not valid, or a rule between keys does not
 /// hold. The error names the file and line, or the flag.
 pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
-    let what = format!("cannot use recipe {path}");
-    let mut values = Values { path, what, set: BTreeMap::new() };
-    for file in chain(path)?.iter().rev() {
-        values.overlay_file(file)?;
-    }
+    let mut settings = Settings::read(path)?;
     for set in sets {
-        values.overlay_flag(set)?;
+        settings.overlay_flag(set, &|path| absolute(Utf8Path::new(path)).into_string())?;
     }
-    let stem = path.file_stem().unwrap_or_default();
-    let name: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let resolved = values.finish(&name)?;
-    match check::first_broken(&resolved.recipe) {
-        None => Ok(resolved),
-        Some(broken) => {
-            let places: Vec<_> = broken.keys.iter().map(|key| resolved.origins[*key].place(key, path)).collect();
-            let why = format!("{} ({})", broken.why, places.join(", "));
-            Err(broken_rule(format!("cannot use recipe {path}"), broken, why))
-        }
-    }
+    settings.resolve()
 }
 
 /// Makes the error of a rule that does not hold.
@@ -139,7 +126,7 @@ impl Recipe {
 /// Reads a recipe that vidtui wrote. Unknown keys come from a newer version and are ignored.
 fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
     let name = table.get("name").and_then(Value::as_str).unwrap_or("without a name");
-    let mut values = Values { path: "".into(), what: format!("cannot use recipe {name}"), set: BTreeMap::new() };
+    let mut values = Settings { path: "".into(), what: format!("cannot use recipe {name}"), set: BTreeMap::new() };
     for key in SCHEMA {
         let value = match key.parts() {
             ("", name) => table.get(name),
@@ -148,7 +135,7 @@ fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
         if let Some(value) = value {
             let value = value::accept(key, value)
                 .map_err(|bad| values.invalid(key, format!("{}: {}", key.path, bad.why), bad.fix))?;
-            values.set.insert(key.path, (value, Origin::Default));
+            values.set.insert(key.path.to_owned(), (value, Origin::Default));
         }
     }
     let what = values.what.clone();
@@ -160,6 +147,14 @@ fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
             Err(broken_rule(what, broken, why))
         }
     }
+}
+
+/// Returns the files of a recipe: the file itself, the file it builds on with `base = "…"`, and so on.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub fn recipe_files(path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, RecipeError> {
+    Ok(chain(path)?.into_iter().map(|file| file.path).collect())
 }
 
 /// Reads the file, the file it builds on, and so on.
@@ -209,16 +204,96 @@ fn base_of(recipe: &Utf8Path, file: &File) -> Result<Option<(Utf8PathBuf, String
     }
 }
 
-/// The values set so far; later ones override earlier ones.
-struct Values<'a> {
+/// The values that files and flags set, without defaults. Keys may be missing and rules may be broken: the user can still set
+/// other values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
     /// The file that the user named.
-    path: &'a Utf8Path,
+    path: Utf8PathBuf,
     /// The first part of every error.
     what: String,
-    set: BTreeMap<&'static str, (Value, Origin)>,
+    /// The values with their origins, by key. Later ones replaced earlier ones.
+    set: BTreeMap<String, (Value, Origin)>,
 }
 
-impl Values<'_> {
+/// A key with its value, for display.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SettingRow {
+    /// The key, such as `optimizer.lr`.
+    pub key: &'static str,
+    /// The value as in a file; `None` if it must be set and is not.
+    pub value: Option<String>,
+    /// The origin of the value.
+    pub origin: Origin,
+}
+
+impl Settings {
+    /// Reads the file of a recipe and the files that it builds on.
+    ///
+    /// # Errors
+    /// When a file is missing or not TOML, a key is unknown, or a value is not valid.
+    pub fn read(path: &Utf8Path) -> Result<Self, RecipeError> {
+        let what = format!("cannot use recipe {path}");
+        let mut settings = Self { path: path.to_owned(), what, set: BTreeMap::new() };
+        for file in chain(path)?.iter().rev() {
+            settings.overlay_file(file)?;
+        }
+        Ok(settings)
+    }
+
+    /// Returns the settings with the value of one more `--set` flag. A relative path stays relative, so nothing is read.
+    ///
+    /// # Errors
+    /// When the flag is not `section.key=value`, the key is unknown, or the value is not valid.
+    pub fn with_flag(&self, set: &str) -> Result<Self, RecipeError> {
+        let mut settings = self.clone();
+        settings.overlay_flag(set, &|path| path.to_owned())?;
+        Ok(settings)
+    }
+
+    /// Fills in the defaults and checks every rule.
+    ///
+    /// # Errors
+    /// When a key is missing or does not apply to the task, or a rule between keys does not hold. The error names the file
+    /// and line, or the flag.
+    pub fn resolve(&self) -> Result<Resolved, RecipeError> {
+        let stem = self.path.file_stem().unwrap_or_default();
+        let name: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let resolved = self.clone().finish(&name)?;
+        match check::first_broken(&resolved.recipe) {
+            None => Ok(resolved),
+            Some(broken) => {
+                let place = |key: &&str| resolved.origins[*key].place(key, &self.path);
+                let places: Vec<_> = broken.keys.iter().map(place).collect();
+                let why = format!("{} ({})", broken.why, places.join(", "));
+                Err(broken_rule(self.what.clone(), broken, why))
+            }
+        }
+    }
+
+    /// Returns the keys that the recipe's trainer reads for its task.
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
+        let (task, trainer) = (self.task(), self.trainer());
+        SCHEMA.iter().filter(move |key| key.is_for(task, trainer))
+    }
+
+    /// Returns every key that the recipe's trainer reads, with its value or default.
+    pub fn rows(&self) -> Vec<SettingRow> {
+        let row = |key: &'static Key| {
+            let default = || key.default.map(|default| default.value());
+            let (value, origin) = match self.set.get(key.path) {
+                Some((value, origin)) => (Some(value.clone()), origin.clone()),
+                None => (default(), Origin::Default),
+            };
+            SettingRow { key: key.path, value: value.as_ref().map(value::shown), origin }
+        };
+        let is_replaced = |key: &&Key| {
+            let other = key.alternative().and_then(|other| self.set.get(other));
+            other.is_some_and(|(value, _)| is_given(value)) && !self.set.contains_key(key.path)
+        };
+        self.keys().filter(|key| key.default.is_some() || !is_replaced(key)).map(row).collect()
+    }
+
     fn error(&self, kind: RecipeErrorKind, why: String, fix: String) -> RecipeError {
         RecipeError::new(kind, self.what.clone(), why, fix)
     }
@@ -244,7 +319,7 @@ impl Values<'_> {
         // In the order of the file, so that the first mistake is reported first.
         entries.sort_by_key(|(path, _)| file.line(path));
         for (path, value) in entries {
-            let place = file.place(&path, self.path);
+            let place = file.place(&path, &self.path);
             let (Some(key), Some(value)) = (Key::find(&path), value) else {
                 return Err(self.unknown(&place, &path));
             };
@@ -257,7 +332,8 @@ impl Values<'_> {
         Ok(())
     }
 
-    fn overlay_flag(&mut self, set: &str) -> Result<(), RecipeError> {
+    /// Applies a flag. `full` completes a path.
+    fn overlay_flag(&mut self, set: &str, full: &dyn Fn(&str) -> String) -> Result<(), RecipeError> {
         let Some((path, text)) = set.split_once('=').map(|(path, text)| (path.trim(), text.trim())) else {
             return Err(self.error(
                 RecipeErrorKind::Flag,
@@ -277,7 +353,7 @@ impl Values<'_> {
         };
         let mut value =
             value::parse(key, text).map_err(|bad| self.invalid(key, format!("{place}: {}", bad.why), bad.fix))?;
-        value::resolve_paths(key.kind, &mut value, &|path| absolute(Utf8Path::new(path)).into_string());
+        value::resolve_paths(key.kind, &mut value, full);
         self.insert(key, value, Origin::Flag(set.to_owned()));
         Ok(())
     }
@@ -297,7 +373,7 @@ impl Values<'_> {
             }
             (_, value) => value,
         };
-        self.set.insert(key.path, (value, origin));
+        self.set.insert(key.path.to_owned(), (value, origin));
     }
 
     /// Returns the kind of trainer that the recipe is for.
@@ -319,7 +395,7 @@ impl Values<'_> {
     fn check_keys(&self, task: Task, trainer: TrainerKind) -> Result<(), RecipeError> {
         let foreign = SCHEMA.iter().find(|key| !key.is_for(task, trainer) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };
-        let place = self.set[key.path].1.place(key.path, self.path);
+        let place = self.set[key.path].1.place(key.path, &self.path);
         Err(match trainer {
             TrainerKind::Embedded if !key.tasks().is_empty() => {
                 let tasks: Vec<_> = key.tasks().iter().map(|task| format!("task = \"{}\"", task.name())).collect();
@@ -476,6 +552,28 @@ mod tests {
         assert_eq!(resolved.recipe.train.steps, 7);
         assert_eq!(resolved.recipe.optimizer.beta2, 0.95);
         assert_eq!(origin("optimizer.beta2"), "default");
+    }
+
+    #[test]
+    fn settings_with_a_missing_key_list_their_values_and_are_complete_with_a_flag() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap().join("own.toml");
+        let text = std::fs::read_to_string(Utf8Path::new(CONFIGS).join("valid/minimal.toml")).unwrap();
+        std::fs::write(&path, text.replace("index =", "# index =")).unwrap();
+        let settings = Settings::read(&path).unwrap();
+        assert_eq!(settings.resolve().unwrap_err().kind, RecipeErrorKind::MissingKey);
+        let row = |settings: &Settings, key: &str| settings.rows().into_iter().find(|row| row.key == key).unwrap();
+        assert_eq!(row(&settings, "data.index").value, None);
+        assert_eq!(row(&settings, "optimizer.beta2").origin, Origin::Default);
+        assert_eq!(settings.with_flag("data.indx=/data").unwrap_err().keys, ["data.indx"]);
+
+        let settings = settings.with_flag("data.index=clips").unwrap();
+        assert_eq!(settings.resolve().unwrap().recipe.data.index, "clips");
+        assert_eq!(row(&settings, "data.index").value.as_deref(), Some("\"clips\""));
+        let broken = settings.with_flag("train.grad_accum=3").unwrap().resolve().unwrap_err();
+        assert_eq!(broken.kind, RecipeErrorKind::Mesh);
+        let text = serde_json::to_string(&settings).unwrap();
+        assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);
     }
 
     #[test]

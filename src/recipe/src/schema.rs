@@ -1,5 +1,6 @@
 //! The table of a recipe's keys: path, type, default and meaning.
 
+use crate::train::TRAINABLE;
 use crate::{BucketRule, Task, TrainerKind};
 
 /// One key of a recipe: its type, default and meaning.
@@ -57,6 +58,18 @@ pub enum Kind {
     ListOf(&'static [&'static str]),
     /// A table of strings. Bases, files and flags each add their names to it.
     Variables,
+}
+
+impl Kind {
+    /// Returns the words that a value may be; empty if there are too many to list.
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Kind::OneOf(words) => words,
+            Kind::Bool => &["true", "false"],
+            Kind::Trainable => &TRAINABLE,
+            _ => &[],
+        }
+    }
 }
 
 /// The range of a number.

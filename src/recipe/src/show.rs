@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::value::shown;
-use crate::{Resolved, SCHEMA};
+use crate::{Key, Resolved, SCHEMA, SettingRow};
 
 impl Resolved {
     /// Returns the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
@@ -28,6 +28,16 @@ impl Resolved {
             .expect("writing to a string cannot fail");
         }
         text
+    }
+
+    /// Returns every key that the recipe's trainer reads, with its value and origin.
+    pub fn rows(&self) -> Vec<SettingRow> {
+        let keys = SCHEMA.iter().filter(|key| key.is_for(self.recipe.task, self.recipe.trainer));
+        let row = |key: &Key| {
+            let (value, origin) = (shown(self.value(key.path)?), self.origins.get(key.path)?.clone());
+            Some(SettingRow { key: key.path, value: Some(value), origin })
+        };
+        keys.filter_map(row).collect()
     }
 
     /// Returns the value of a key such as `optimizer.lr`.
