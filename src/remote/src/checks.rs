@@ -16,6 +16,8 @@ mod nodes;
 mod offload;
 mod slurm;
 
+use std::sync::{Mutex, PoisonError};
+
 use cluster::NodeId;
 use plan::LaunchPlan;
 use rundir::{ErrorCode, Failure, Login};
@@ -26,13 +28,15 @@ pub(crate) use files::secrets;
 pub use inputs::LaunchInputs;
 
 /// Runs every check of a launch and starts nothing. First checks the inputs; if they pass, plans the launch and checks
-/// the plan.
+/// the plan. `progress` receives the checks that are known so far, after the inputs and after the reply of each node.
 pub fn run_checks(
     inputs: LaunchInputs<'_>,
     plan: impl FnOnce() -> Result<LaunchPlan, Failure>,
     connect: impl FnOnce(&[Login]) -> Result<Vec<Box<dyn Transport>>, Failure>,
+    progress: &(dyn Fn(&[Check]) + Sync),
 ) -> Vec<Check> {
     let mut checks = inputs::checks(inputs);
+    progress(&checks);
     if !checks.iter().all(Check::is_passed) {
         let status = CheckStatus::Unknown("the checks above".into());
         checks.push(Check { id: CheckId::DiskAndRunFolder, node: None, status });
@@ -49,7 +53,14 @@ pub fn run_checks(
         Ok(mut transports) => {
             // The inputs have been checked already.
             let is_new = |check: &Check| check.node.is_some() || checks.iter().all(|done| done.id != check.id);
-            let of_plan: Vec<Check> = check_launch(&plan, &mut transports).into_iter().filter(is_new).collect();
+            let known = Mutex::new(checks.clone());
+            let on_reply = |check: Check| {
+                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                known.push(check);
+                progress(&known);
+            };
+            let of_plan = check_plan(&plan, &mut transports, &on_reply);
+            let of_plan: Vec<Check> = of_plan.into_iter().filter(is_new).collect();
             checks.extend(of_plan);
             let command = plan.summary.iter().find(|(name, _)| plan.is_command() && name == "command");
             checks.extend(command.map(|(_, line)| Check::new(CheckId::Starts, None, Ok(line.clone()))));
@@ -63,6 +74,15 @@ pub fn run_checks(
 ///
 /// It does not check that the data set fits the recipe; `dataset::Table::open` does.
 pub fn check_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) -> Vec<Check> {
+    check_plan(plan, transports, &|_| {})
+}
+
+/// Runs every check of a launch plan. `on_reply` receives whether a node answers as soon as that is known.
+fn check_plan(
+    plan: &LaunchPlan,
+    transports: &mut [Box<dyn Transport>],
+    on_reply: &(dyn Fn(Check) + Sync),
+) -> Vec<Check> {
     let what = cannot(plan);
     let mut checks = files::checks(&what, plan);
     if let (Some(script), Some(asked)) = (&plan.job_script, &plan.attempt.slurm) {
@@ -77,15 +97,20 @@ pub fn check_launch(plan: &LaunchPlan, transports: &mut [Box<dyn Transport>]) ->
         checks.extend(command::checks(&what, plan, transports));
         checks.extend(command::ffmpeg(&what, plan, transports));
     } else {
-        checks.extend(check_nodes(&what, plan, transports));
+        checks.extend(check_nodes(&what, plan, transports, on_reply));
     }
     check::waive(&mut checks, plan);
     checks
 }
 
-/// Runs the checks of every node of a plan.
-pub(crate) fn check_nodes<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
-    let mut checks = nodes::checks(what, plan, shells);
+/// Runs the checks of every node of a plan. `on_reply` receives whether a node answers as soon as that is known.
+pub(crate) fn check_nodes<S: Shell + ?Sized>(
+    what: &str,
+    plan: &LaunchPlan,
+    shells: &mut [Box<S>],
+    on_reply: &(dyn Fn(Check) + Sync),
+) -> Vec<Check> {
+    let mut checks = nodes::checks(what, plan, shells, on_reply);
     checks.extend(command::checks(what, plan, shells));
     checks.extend(command::ffmpeg(what, plan, shells));
     check::waive(&mut checks, plan);

@@ -40,7 +40,7 @@ pub fn check_job_nodes(plan: &LaunchPlan) -> Vec<Check> {
         // An error here means that /proc of this machine is unreadable, which fails everything else too.
         steps.extend(Step::new(launch.node.clone()).map(Box::new));
     }
-    let mut checks = check_nodes(&cannot_begin(plan), plan, &mut steps);
+    let mut checks = check_nodes(&cannot_begin(plan), plan, &mut steps, &|_| {});
     checks.iter_mut().filter(|check| check.id == CheckId::Node).for_each(Check::waive);
     checks
 }

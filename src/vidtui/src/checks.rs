@@ -27,7 +27,7 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
         program: workspace::program(recipe.trainer),
     };
     let plan = || workspace.plan_launch(options).map_err(CommandError::into_failure);
-    merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins)))
+    merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins), &|_| {}))
 }
 
 /// Returns a check as JSON.

@@ -23,9 +23,8 @@ pub(super) fn checks(
 ) -> Vec<NodeCheck> {
     let facts = &answer.facts;
     let fail = |code, why: String, fix: &str| Err(Failure::new(code, what, format!("node {node}: {why}"), fix));
-    let reachable = Ok(format!("answers in {:.0} ms", answer.round_trip.as_secs_f64() * 1e3));
     let mut checks = vec![
-        (CheckId::Node, reachable),
+        (CheckId::Node, Ok(reachable(answer))),
         (CheckId::Clock, clock(answer, majority, &fail)),
         (CheckId::Trainer, trainer(plan, facts, &fail)),
     ];
@@ -58,6 +57,11 @@ pub(super) fn checks(
     }
     checks.extend(gpus::checks(plan, node, facts, majority.why_gpus(node), &fail));
     checks
+}
+
+/// Returns how fast a node answers.
+pub(super) fn reachable(answer: &NodeAnswer) -> String {
+    format!("answers in {:.0} ms", answer.round_trip.as_secs_f64() * 1e3)
 }
 
 fn clock(answer: &NodeAnswer, majority: &Majority<'_>, fail: Fail<'_>) -> CheckResult {

@@ -36,13 +36,24 @@ struct Reply {
     answer: Result<NodeAnswer, RemoteError>,
 }
 
-/// Runs the checks of every node of a plan. All of the nodes share the folder of runs.
-pub(super) fn checks<S: Shell + ?Sized>(what: &str, plan: &LaunchPlan, shells: &mut [Box<S>]) -> Vec<Check> {
+/// Runs the checks of every node of a plan. All of the nodes share the folder of runs. `on_reply` receives whether a node
+/// answers as soon as that is known.
+pub(super) fn checks<S: Shell + ?Sized>(
+    what: &str,
+    plan: &LaunchPlan,
+    shells: &mut [Box<S>],
+    on_reply: &(dyn Fn(Check) + Sync),
+) -> Vec<Check> {
     let marker = Marker::new(plan);
     let replies = {
         let script = script(plan, &marker);
         let nodes = plan.nodes.iter().map(|launch| (launch.node.clone(), launch.node.clone())).collect();
-        on_nodes(nodes, shells, |node, shell| Reply { node, answer: query(shell, &script) })
+        on_nodes(nodes, shells, |node, shell| {
+            let answer = query(shell, &script);
+            let result = answer.as_ref().map(node::reachable).map_err(|error| error.failure(what));
+            on_reply(Check::new(CheckId::Node, Some(&node), result));
+            Reply { node, answer }
+        })
     };
     let answers: Vec<_> = replies.iter().filter_map(|reply| Some((&reply.node, reply.answer.as_ref().ok()?))).collect();
     let majority = Majority::of(plan, &answers);
