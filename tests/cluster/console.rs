@@ -77,6 +77,24 @@ fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_no_run() 
 }
 
 #[test]
+fn a_recipe_is_launched_from_the_form_on_the_nodes_that_are_chosen_in_it() {
+    let Some(site) = TestSite::without_trainer(3) else { return };
+    let recipe = own(&site, 2, 12, ":");
+    let mut console = open(&site);
+    console.shows(&["No runs yet"]).press("5").press("l").shows(&["vidtui launch"]).press(&recipe).press(ENTER);
+    console.shows(&["Start own?", "[x] node01", "[x] node02", "[x] node03", "idle"]);
+    console.press("\t").press("j").press(" ").shows(&["[ ] node02"]);
+    console.press("s").press("checkpoint.interval=7").press(ENTER).shows(&["override", "Start own?"]);
+    console.press(ENTER).shows(&["12/12", "finished"]).press("q");
+    assert_eq!(console.ended(), 0);
+    let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));
+    let nodes: Vec<String> =
+        run.read_attempt(1).unwrap().placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
+    assert_eq!(nodes, ["node01", "node03"]);
+    assert_eq!(run.read_run().unwrap().recipe().unwrap().checkpoint.interval, 7);
+}
+
+#[test]
 fn a_console_that_is_killed_and_opened_again_shows_a_lost_node_and_resumes_with_one_key_to_the_same_losses() {
     let Some(site) = TestSite::without_trainer(2) else { return };
     let recipe = own(&site, 2, STEPS, "sleep 0.5");

@@ -18,8 +18,8 @@ fn a_stage_is_launched_watched_stopped_resumed_with_one_key_and_exported() {
     let site = TestSite::new();
     let mut console = site.console((80, 24), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Small: short, then long", "short", "long"]);
-    // The dialog shows the plan before the launch.
-    console.press(ENTER).shows(&["Start short?", "2 on"]);
+    // The form shows the plan before the launch.
+    console.press(ENTER).shows(&["Start short?", "2 ranks"]);
     console.press(ENTER).shows(&["small-short", "running", "Gradient norm"]);
     let run = site.runs()[0].clone();
     console.meanwhile("step 25", || site.has_reached(run.name(), 25));
@@ -204,10 +204,10 @@ fn a_launch_with_a_missing_file_shows_the_cause_and_starts_nothing() {
     let site = TestSite::new();
     std::fs::remove_file(site.root.join("data/short.latent.safetensors")).unwrap();
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER).shows(&["Start short?"]).press(ENTER);
-    console.shows(&["short.latent.safetensors"]);
+    console.shows(&["No runs yet"]).press("2").shows(&["Small"]).press(ENTER);
+    console.shows(&["✗ data", "short.latent.safetensors"]).press(ENTER).shows(&["annot start"]);
     assert!(site.runs().is_empty());
-    console.press(ENTER).shows(&["Small"]);
+    console.press(ESC).shows(&["Small"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Requests to the shell: one-shot effects and long-lived watches, both plain data.
 
 use crate::action_plan::{ActionPlan, ActionRequest};
+use crate::draft::LaunchDraft;
 use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
 use camino::Utf8PathBuf;
@@ -12,17 +13,6 @@ use rundir::RunId;
 /// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Plan the start of a curriculum's stage; answered by `JobMsg::LaunchPlanned` or `Failed`.
-    PlanLaunch {
-        /// The job that receives the answer.
-        job: JobId,
-        /// The curriculum's file.
-        curriculum: Utf8PathBuf,
-        /// The stage's name.
-        stage: String,
-        /// The run whose newest checkpoint has the weights; `None` if the stage has its own start.
-        from: Option<RunId>,
-    },
     /// Plan a resume.
     PlanResume {
         /// The job that receives the answer.
@@ -135,8 +125,20 @@ pub enum Effect {
         /// The arguments of `vidtui data encode`, as typed.
         arguments: String,
     },
-    /// Plan the launch of a recipe; answered by `LaunchPlanned` or `Failed`.
-    PlanRecipe {
+    /// Execute the plan of a launch form as shown, unless its files have changed since; answered by `Outcome::Launched` or
+    /// `Failed`.
+    LaunchDraft {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The draft that was planned.
+        draft: Box<LaunchDraft>,
+        /// The state of the files that the plan was made from.
+        files: u64,
+        /// The plan that was shown.
+        plan: Box<LaunchPlan>,
+    },
+    /// Read the arguments of a launch; answered by `LaunchRead` or `Failed`.
+    ReadLaunch {
         /// The job that receives the answer.
         job: JobId,
         /// The arguments of `vidtui launch`, as typed.
@@ -252,6 +254,10 @@ pub enum Watch {
     Curricula,
     /// The alerts of all runs: `Msg::Alerts` at once, then whenever something changes.
     Alerts,
+    /// The recipes: `Msg::Recipes` at once, then whenever something changes.
+    Recipes,
+    /// The plan and the checks of a launch: `Msg::Draft` repeatedly, again whenever one of its files changes.
+    Draft(Box<LaunchDraft>),
     /// Nodes: `Msg::Nodes` at once and whenever the list changes, then `Msg::Node` for each node repeatedly.
     Nodes(FleetSource),
     /// The output of nvidia-smi on a node: `NodeMsg::Smi` every few seconds.

@@ -265,6 +265,67 @@ pub fn curricula() -> Vec<CurriculumView> {
     }]
 }
 
+fn recipe_view(path: &str, about: &str, facts: Result<RecipeFacts, Failure>) -> RecipeView {
+    RecipeView { path: format!("/home/ada/vidtui/configs/{path}").into(), about: about.into(), bases: 0, facts }
+}
+
+/// Recipes of three folders: a base, trained models, a command, and one with a mistake.
+pub fn recipes() -> Vec<RecipeView> {
+    let model = |name: &str, kind: &str, params, ranks| {
+        Ok(RecipeFacts {
+            name: name.into(),
+            kind: kind.into(),
+            command: None,
+            params: Some(params),
+            seq_len: Some(17_776),
+            length: "20000 steps of 8 samples".into(),
+            mesh: format!("dp_replicate 1 × dp_shard {ranks} = {ranks} ranks"),
+            ranks,
+        })
+    };
+    let command = Ok(RecipeFacts {
+        name: "finetrainers".into(),
+        kind: "finetrainers".into(),
+        command: Some("torchrun '--nnodes={nnodes}' train.py --parallel_backend ptd --model_name cogvideox".into()),
+        params: None,
+        seq_len: None,
+        length: "3000 steps".into(),
+        mesh: "dp_replicate 8 × dp_shard 1 = 8 ranks".into(),
+        ranks: 8,
+    });
+    let missing = Failure::new(
+        rundir::ErrorCode::InvalidRecipe,
+        "cannot use recipe configs/cogvideox/base.toml",
+        "keys are not set: model.num_layers, model.num_heads",
+        "set model.num_layers (number of transformer blocks), or build on a recipe that sets it: base = \"…\"",
+    );
+    let wrong = Failure::new(
+        rundir::ErrorCode::InvalidRecipe,
+        "cannot use recipe configs/mine.toml",
+        "line 7: there is no key train.step",
+        "did you mean train.steps? (steps of the optimizer)",
+    );
+    let of_5b = "LoRA of CogVideoX-5B, text to video, on one GPU. The values are those of cogvideox-factory's script.";
+    vec![
+        recipe_view("cogvideox/5b-lora.toml", of_5b, model("cogvideox-5b-lora", "LoRA", 5_632_000_000, 1)),
+        recipe_view(
+            "cogvideox/5b.toml",
+            "CogVideoX-5B, text to video.",
+            model("cogvideox-5b", "train", 5_570_283_072, 8),
+        ),
+        RecipeView {
+            bases: 9,
+            ..recipe_view("cogvideox/base.toml", "Settings that all recipes of this folder share.", Err(missing))
+        },
+        recipe_view("mine/mine.toml", "", Err(wrong)),
+        recipe_view(
+            "others/finetrainers.toml",
+            "finetrainers: LoRA of CogVideoX-5B with FSDP over all ranks.",
+            command,
+        ),
+    ]
+}
+
 fn run(id: RunId, stage: &str) -> Run {
     Run {
         schema: 1,
@@ -427,6 +488,7 @@ impl Ui {
             runs_dir: "/home/ada/vidtui/runs".into(),
             export_dir: "/home/ada/vidtui".into(),
             nodes_from: "hostfile gpus.txt".into(),
+            launch: draft::LaunchDraft::default(),
             has_desktop: false,
             open: None,
         };

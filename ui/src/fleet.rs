@@ -3,6 +3,7 @@
 //! A sample is summarized when it arrives. Sorting and totals use the summaries, so that a thousand nodes cost little
 //! more than ten.
 
+use camino::Utf8PathBuf;
 use cluster::fault::{Fault, FaultSeverity, faults};
 use cluster::probe::{CpuTicks, Frame};
 use cluster::slurm::SlurmNode;
@@ -19,6 +20,8 @@ pub enum FleetSource {
     Given,
     /// The nodes of the newest attempt of a run.
     Run(RunId),
+    /// All nodes of a hostfile.
+    Hostfile(Utf8PathBuf),
 }
 
 /// Values kept per GPU: ten minutes at one every two seconds.

@@ -12,6 +12,8 @@ pub enum Intent {
         /// The stage's name.
         stage: String,
     },
+    /// Read the typed arguments of a launch, then open its form.
+    ReadLaunch,
     /// Plan a resume and perform it; ask for confirmation only when there are warnings.
     PlanResume(RunId),
     /// Find the processes that a kill would signal, then ask for confirmation.
@@ -73,6 +75,7 @@ impl Intent {
             Self::Launch { run, .. } | Self::PlanResumeFrom { run, .. } => run == wanted,
             Self::Act { runs, .. } => runs.contains(wanted),
             Self::PlanStage { .. }
+            | Self::ReadLaunch
             | Self::PlanAction { .. }
             | Self::Pin { .. }
             | Self::Stacks(_)
@@ -89,6 +92,7 @@ impl Intent {
         let short = crate::run_state::short_id;
         match self {
             Self::PlanStage { stage } => format!("preparing {stage}"),
+            Self::ReadLaunch => "reading the arguments".to_owned(),
             Self::PlanResume(run) => format!("preparing to resume {}", short(run)),
             Self::PlanResumeFrom { run, step } => {
                 format!("preparing to resume {} from step {}", short(run), units::grouped(*step))

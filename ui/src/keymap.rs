@@ -16,6 +16,7 @@ pub enum Action {
     NodesOfRun,
     ShowConvert,
     ShowAlerts,
+    ShowRecipes,
     Back,
     // movement in lists and text
     Up,
@@ -65,6 +66,20 @@ pub enum Action {
     // stages
     StartStage,
     LaunchRecipe,
+    LaunchForm,
+    // launch form
+    SetKey,
+    EditKey,
+    UnsetKey,
+    Defaults,
+    TargetNext,
+    TargetPrevious,
+    Ranks,
+    Fit,
+    Weights,
+    Push,
+    Waive,
+    CheckAgain,
     // convert
     Edit,
     OptionNext,
@@ -101,6 +116,7 @@ pub enum Action {
     DeleteAfter,
     DeleteWord,
     DeleteToStart,
+    Complete,
     // dialogs
     Accept,
     Cancel,
@@ -129,6 +145,8 @@ pub enum Context {
     Runs,
     Run,
     Stages,
+    Recipes,
+    Launch,
     Logs,
     Samples,
     Nodes,
@@ -148,10 +166,12 @@ pub enum Context {
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Runs,
         Self::Run,
         Self::Stages,
+        Self::Recipes,
+        Self::Launch,
         Self::Logs,
         Self::Samples,
         Self::Nodes,
@@ -175,6 +195,8 @@ impl Context {
             Self::Runs => "Runs",
             Self::Run => "Run",
             Self::Stages => "Stages",
+            Self::Recipes => "Recipes",
+            Self::Launch => "Launch form",
             Self::Logs => "Logs",
             Self::Samples => "Samples",
             Self::Nodes => "Nodes",
@@ -199,6 +221,8 @@ impl Context {
             Self::Runs => RUNS,
             Self::Run => RUN,
             Self::Stages => STAGES,
+            Self::Recipes => RECIPES,
+            Self::Launch => FORM,
             Self::Logs => LOGS,
             Self::Samples => SAMPLES,
             Self::Nodes => NODES,
@@ -223,6 +247,8 @@ impl Context {
             Self::Runs
             | Self::Run
             | Self::Stages
+            | Self::Recipes
+            | Self::Launch
             | Self::Logs
             | Self::Samples
             | Self::Nodes
@@ -318,6 +344,7 @@ const SCREENS: &[Binding] = &[
     bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
     bind(&[Key::ch('4')], Action::ShowConvert, "", "Convert weights"),
     bind(&[Key::ch('a')], Action::ShowAlerts, "", "List the alerts of all runs"),
+    bind(&[Key::ch('5')], Action::ShowRecipes, "", "List the recipes"),
     bind(&[Key::ctrl('z')], Action::Suspend, "", "Suspend the console; fg resumes it"),
 ];
 
@@ -406,6 +433,43 @@ const STAGES: &[Binding] = with_motion![
         "launch recipe",
         "Launch a recipe: type the arguments of vidtui launch"
     ),
+];
+
+const RECIPES: &[Binding] = with_motion![
+    bind(
+        &[ENTER],
+        Action::LaunchForm,
+        "launch",
+        "Launch the selected recipe; shows its settings, checks and plan first"
+    ),
+    bind(&[Key::ch('l')], Action::LaunchRecipe, "other", "Launch any recipe: type the arguments of vidtui launch"),
+    bind(&[ESC], Action::Back, "back", "Go back to the runs"),
+];
+
+const FORM: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Accept, "start", "Start the run as shown, when all checks have passed"),
+    bind(&[Key::ch('s')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
+    bind(&[Key::ch('t')], Action::TargetNext, "target", "Next target: this machine, a hostfile, a Slurm file"),
+    bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out"),
+    bind(&[Key::ch('w')], Action::Waive, "waive", "Start without the selected check, or with it again"),
+    bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs"),
+    bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: settings, target, checks, plan"),
+    bind(
+        &[Key::ch('f')],
+        Action::Fit,
+        "fit",
+        "Fit the mesh to the ranks of the target, or keep it; the batch stays the same"
+    ),
+    bind(&[Key::ch('e')], Action::EditKey, "edit", "Override the selected key"),
+    bind(&[Key::ch('x')], Action::UnsetKey, "unset", "Remove the override of the selected key"),
+    bind(&[ESC], Action::Back, "back", "Forget the launch; nothing is started"),
+    bind(&[Key::ch('n')], Action::Ranks, "ranks", "Change the number of ranks on this machine"),
+    bind(&[Key::ch('i')], Action::Weights, "weights", "Choose the weights to start from: a checkpoint, or a run"),
+    bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
+    bind(&[Key::ch('d')], Action::Defaults, "", "Show the keys with their default too, or hide them"),
+    bind(&[Key::ch('T')], Action::TargetPrevious, "", "Previous target"),
+    bind(&[Key::ch('p')], Action::Push, "", "Copy the trainer to the nodes where it is missing or differs, or not"),
+    bind(&[Key::ch('R')], Action::CheckAgain, "", "Plan and check again"),
 ];
 
 const CONVERT: &[Binding] = with_motion![
@@ -529,13 +593,12 @@ const CHECKPOINTS: &[Binding] = with_motion![
     bind(&[ESC, Key::ch('q'), Key::ch('c')], Action::Cancel, "close", "Close the list"),
 ];
 
-const FAILURE: &[Binding] = with_motion![
-    bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "Close the message"),
-    bind(&[Key::ch('c')], Action::Convert, "", "Convert the weights that the stage needs"),
-];
+const FAILURE: &[Binding] =
+    with_motion![bind(&[ENTER, ESC, Key::ch('q')], Action::Cancel, "close", "Close the message")];
 
 const INPUT: &[Binding] = &[
     bind(&[ENTER], Action::Accept, "apply", "Apply the text"),
+    bind(&[Key::code(KeyCode::Tab)], Action::Complete, "complete", "Complete the key or the value"),
     bind(&[ESC], Action::Cancel, "cancel", "Close the input; a filter or a search is cleared"),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move the cursor right"),

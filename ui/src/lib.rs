@@ -11,6 +11,8 @@
 mod action_plan;
 pub mod advice;
 pub mod charts;
+mod completion;
+pub mod draft;
 mod effect;
 pub mod event_text;
 pub mod fleet;
@@ -45,7 +47,8 @@ pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
-    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
+    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
+    StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

@@ -3,6 +3,7 @@
 mod convert_screen;
 mod dialogs;
 mod input;
+mod launch_form;
 mod logs_screen;
 mod processes_screen;
 mod run_screen;
@@ -14,17 +15,19 @@ pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, ResultsDialog,
 };
 pub use input::{Input, Purpose};
+pub use launch_form::{FormPanel, LaunchForm};
 pub(crate) use logs_screen::{LineKind, LogLine};
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
-pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RunsScreen, Screen, StagesScreen};
+pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
 
+use crate::draft::LaunchDraft;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
-use crate::msg::{AlertRow, CurriculumView, RunList, RunRow, Size, StageView};
+use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -48,6 +51,8 @@ pub struct Setup {
     pub export_dir: Utf8PathBuf,
     /// The source of the watched nodes, for display: a hostfile, or this machine.
     pub nodes_from: String,
+    /// The launch that the options before the command describe; it has no recipe yet.
+    pub launch: LaunchDraft,
     /// Whether files can be opened by the programs of a desktop.
     pub has_desktop: bool,
     /// The run to open at the start.
@@ -85,6 +90,8 @@ pub struct Model {
     pub export_dir: Utf8PathBuf,
     /// The source of the nodes when they are not those of a run, for display.
     pub nodes_from: String,
+    /// A launch without a recipe, with the target that the console was started with.
+    pub launch: LaunchDraft,
     /// Whether files can be opened by the programs of a desktop.
     pub has_desktop: bool,
     /// All runs, newest first; `None` while they load.
@@ -93,6 +100,8 @@ pub struct Model {
     pub curricula: Option<Vec<CurriculumView>>,
     /// The alerts of all runs, newest first; `None` while they load.
     pub alerts: Option<Vec<AlertRow>>,
+    /// All recipes; `None` while they load.
+    pub recipes: Option<Vec<RecipeView>>,
     /// The screen that is shown.
     pub screen: Screen,
     /// State of the Runs screen.
@@ -101,6 +110,10 @@ pub struct Model {
     pub run: Option<RunScreen>,
     /// State of the Stages screen.
     pub stages: StagesScreen,
+    /// State of the Recipes screen.
+    pub recipes_screen: RecipesScreen,
+    /// The open launch form; kept while another screen is shown.
+    pub form: Option<LaunchForm>,
     /// The open log.
     pub logs: Option<LogsScreen>,
     /// The watched nodes.
@@ -142,14 +155,18 @@ impl Model {
             runs_dir: setup.runs_dir,
             export_dir: setup.export_dir,
             nodes_from: setup.nodes_from,
+            launch: setup.launch,
             has_desktop: setup.has_desktop,
             runs: None,
             curricula: None,
             alerts: None,
+            recipes: None,
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
             run: setup.open.map(RunScreen::new),
             stages: StagesScreen::default(),
+            recipes_screen: RecipesScreen::default(),
+            form: None,
             logs: None,
             fleet: Fleet::default(),
             nodes: NodesScreen::default(),
@@ -207,9 +224,7 @@ impl Model {
         match self.screen {
             Screen::Runs => self.selected_run(),
             Screen::Run | Screen::Logs | Screen::Samples => self.run.as_ref().and_then(|open| self.row(&open.id)),
-            Screen::Stages | Screen::Nodes | Screen::Node | Screen::Processes | Screen::Convert | Screen::Alerts => {
-                None
-            }
+            _ => None,
         }
     }
 
@@ -273,6 +288,7 @@ impl Model {
         match &self.fleet.of {
             FleetSource::Given => self.nodes_from.clone(),
             FleetSource::Run(run) => run.to_string(),
+            FleetSource::Hostfile(path) => format!("hostfile {path}"),
         }
     }
 
@@ -318,7 +334,7 @@ impl Model {
         // Ages change every second while a run is active, and every 20 seconds otherwise.
         let period = if !self.jobs.is_empty() || self.rows().iter().any(active) { 1.0 } else { 20.0 };
         self.dirty |= (before / period).floor() != (now / period).floor();
-        if matches!(self.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
+        if matches!(self.screen, Screen::Nodes | Screen::Node | Screen::Processes | Screen::Launch) {
             // Nodes send frames all the time. They are drawn once per tick, so that rows do not jump and the cost is fixed.
             self.dirty = true;
         }
@@ -333,6 +349,8 @@ pub fn keymap(model: &Model) -> Context {
         (None, None, Screen::Runs) => Context::Runs,
         (None, None, Screen::Run) => Context::Run,
         (None, None, Screen::Stages) => Context::Stages,
+        (None, None, Screen::Recipes) => Context::Recipes,
+        (None, None, Screen::Launch) => Context::Launch,
         (None, None, Screen::Logs) => Context::Logs,
         (None, None, Screen::Samples) => Context::Samples,
         (None, None, Screen::Nodes) => Context::Nodes,

@@ -1,6 +1,7 @@
 //! The messages that the model reacts to, as data. One queue orders them.
 
 use crate::action_plan::{ActionPlan, ActionResult};
+use crate::draft::{DraftMsg, LaunchDraft};
 use crate::fleet::{FleetSource, ListedNode};
 use camino::Utf8PathBuf;
 use cluster::NodeId;
@@ -105,6 +106,15 @@ pub enum Msg {
     Alerts(Vec<AlertRow>),
     /// All curricula (answers [`Watch::Curricula`](crate::Watch::Curricula)).
     Curricula(Vec<CurriculumView>),
+    /// All recipes (answers [`Watch::Recipes`](crate::Watch::Recipes)).
+    Recipes(Vec<RecipeView>),
+    /// An update of the launch form (answers [`Watch::Draft`](crate::Watch::Draft)).
+    Draft {
+        /// The draft that it answers.
+        draft: Box<LaunchDraft>,
+        /// The update.
+        what: DraftMsg,
+    },
     /// An update of one run (answers [`Watch::Run`](crate::Watch::Run) and [`Watch::Log`](crate::Watch::Log)).
     Run {
         /// The run.
@@ -373,6 +383,47 @@ impl StageView {
     }
 }
 
+/// A recipe file as the Recipes screen shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecipeView {
+    /// Absolute path of the file.
+    pub path: Utf8PathBuf,
+    /// Its first comment.
+    pub about: String,
+    /// The number of recipes that build on it.
+    pub bases: usize,
+    /// The facts about it, or why it cannot be launched.
+    pub facts: Result<RecipeFacts, Failure>,
+}
+
+impl RecipeView {
+    /// Returns whether it only has settings that other recipes share, and cannot be launched by itself.
+    pub fn is_base(&self) -> bool {
+        self.bases > 0 && self.facts.is_err()
+    }
+}
+
+/// The facts about a recipe that can be launched.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecipeFacts {
+    /// The name that its runs get.
+    pub name: String,
+    /// What its ranks do: the task, or the training system that its command starts.
+    pub kind: String,
+    /// The command that trains instead of the embedded trainer. Its model is unknown then.
+    pub command: Option<String>,
+    /// Number of parameters of the model; `None` if it has none of its own.
+    pub params: Option<u64>,
+    /// Tokens per sample, text included; `None` if the model is unknown.
+    pub seq_len: Option<usize>,
+    /// Length, and samples per step: `240 steps of 4 samples`; empty for an encode and for samples.
+    pub length: String,
+    /// The mesh, in words.
+    pub mesh: String,
+    /// Ranks of the mesh.
+    pub ranks: usize,
+}
+
 /// The options of a weight conversion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConvertOptions {
@@ -482,8 +533,10 @@ pub enum JobMsg {
     Progress(String),
     /// A short line about what the job waits for before it retries; it can be cancelled.
     Waiting(String),
-    /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch), `PlanResume` and `PlanNext`.
+    /// Answers [`Effect::PlanResume`](crate::Effect::PlanResume), `PlanNext`, `PlanEncode` and `PlanSample`.
     LaunchPlanned(Box<LaunchPlan>),
+    /// Answers [`Effect::ReadLaunch`](crate::Effect::ReadLaunch): the typed arguments.
+    LaunchRead(Box<LaunchDraft>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
     KillPlanned(Box<RunKill>),
     /// Answers [`Effect::PlanAction`](crate::Effect::PlanAction).
@@ -498,14 +551,6 @@ pub enum JobMsg {
         done: u64,
         /// Bytes to write.
         total: u64,
-    },
-    /// Answers [`Effect::PlanLaunch`](crate::Effect::PlanLaunch) when the weights that the stage starts from must be
-    /// converted first.
-    ConvertFirst {
-        /// Why the stage cannot start.
-        failure: Failure,
-        /// The options of the conversion.
-        options: Box<ConvertOptions>,
     },
     /// The job succeeded.
     Done(Outcome),

@@ -10,7 +10,9 @@ use crate::model::{
 };
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
-use crate::screens::{alerts, convert, logs, node, nodes, processes, run, runs, samples, stages};
+use crate::screens::{
+    alerts, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
+};
 use recipe::Task;
 use rundir::RunId;
 
@@ -41,13 +43,19 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
         _ => model.dirty = true,
     }
     match msg {
-        Msg::Key(key) => return on_key(model, key),
+        Msg::Key(key) => {
+            let effects = on_key(model, key);
+            launch_form::keep_nodes(model);
+            return effects;
+        }
+        Msg::Draft { draft, what } => return launch_form::on_draft(model, &draft, what),
         Msg::Paste(text) => paste(model, &text),
         Msg::Resize(size) => {
             model.size = size;
             runs::keep_selection(model);
             stages::keep_selection(model);
             alerts::keep_selection(model);
+            recipes::keep_selection(model);
             nodes::keep_selection(model);
             processes::keep_selection(model);
         }
@@ -56,10 +64,15 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             model.curricula = Some(curricula);
             stages::keep_selection(model);
         }
+        Msg::Recipes(views) => {
+            model.recipes = Some(views);
+            recipes::keep_selection(model);
+        }
         Msg::Run { run, what } => on_run(model, &run, what),
         Msg::Nodes { of, nodes } if of == model.fleet.of => {
             model.fleet.list(nodes);
             nodes::renew(model);
+            launch_form::nodes_listed(model);
         }
         Msg::Node { node, what: NodeMsg::Smi(output) } => node::on_smi(model, &node, output),
         Msg::Node { node, what: NodeMsg::Processes(listed) } => processes::on_listed(model, node, listed),
@@ -103,6 +116,10 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             Modal::Help(dialog) => help::on_action(model, dialog, action),
         };
     }
+    if action == Action::Complete {
+        launch_form::complete(model);
+        return Vec::new();
+    }
     if let Some(input) = &mut model.input {
         if input.edit(action) {
             typed(model);
@@ -121,11 +138,14 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         },
         Action::ShowConvert => model.screen = Screen::Convert,
         Action::ShowAlerts => alerts::open(model),
+        Action::ShowRecipes => model.screen = Screen::Recipes,
         _ => {
             return match model.screen {
                 Screen::Runs => runs::on_action(model, action),
                 Screen::Run => run::on_action(model, action),
                 Screen::Stages => stages::on_action(model, action),
+                Screen::Recipes => recipes::on_action(model, action),
+                Screen::Launch => launch_form::on_action(model, action),
                 Screen::Logs => logs::on_action(model, action),
                 Screen::Samples => samples::on_action(model, action),
                 Screen::Nodes => nodes::on_action(model, action),
@@ -170,6 +190,10 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     {
         return convert::typed(model, input.purpose, &input.text);
     }
+    if action != Action::Cancel && input.purpose.is_of_form() {
+        launch_form::typed(model, input);
+        return Vec::new();
+    }
     match input.purpose {
         Purpose::Encode => model.encode_arguments.clone_from(&input.text),
         Purpose::Launch => model.launch_arguments.clone_from(&input.text),
@@ -178,7 +202,7 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     if action != Action::Cancel && !input.text.trim().is_empty() {
         match input.purpose {
             Purpose::Encode => return runs::encode(model, input.text),
-            Purpose::Launch => return stages::launch(model, input.text),
+            Purpose::Launch => return stages::launch_typed(model, input.text),
             Purpose::Prompt => return samples::sample(model, input.text),
             _ => {}
         }
@@ -241,6 +265,10 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
             let resumes = continues && !plan.is_new_run();
             model.modal = Some(Modal::Launch(LaunchDialog { plan, resumes, scroll: 0 }));
         }
+        (JobMsg::LaunchRead(draft), _) => {
+            model.launch_arguments.clear();
+            launch_form::open(model, *draft);
+        }
         (JobMsg::KillPlanned(plan), _) => {
             model.modal = Some(Modal::Kill(KillDialog { plan, yes: false, scroll: 0 }));
         }
@@ -248,11 +276,11 @@ fn on_job(model: &mut Model, job: JobId, what: JobMsg) -> Vec<Effect> {
         (JobMsg::Done(Outcome::Acted(results)), Intent::Act { what, .. }) => results::ended(model, job, what, results),
         (JobMsg::ConvertPlanned(preview), _) => convert::planned(model, job, Ok(preview)),
         (JobMsg::Failed(failure), Intent::PlanConvert) => convert::planned(model, job, Err(failure)),
-        (JobMsg::ConvertFirst { failure, options }, _) => {
-            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: Some(options), scroll: 0 }));
-        }
-        (JobMsg::Failed(failure), _) => {
-            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }))
+        (JobMsg::Failed(failure), intent) => {
+            if let Intent::Launch { run, .. } = &intent {
+                launch_form::ended(model, run, false);
+            }
+            model.modal = Some(Modal::Failure(FailureDialog { failure, scroll: 0 }));
         }
         (JobMsg::Done(outcome), intent) => done(model, outcome, &intent),
         (JobMsg::Progress(_) | JobMsg::Waiting(_) | JobMsg::Converting { .. } | JobMsg::Results(_), _) => {}
@@ -264,6 +292,7 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
     match outcome {
         Outcome::Launched(run) => {
             model.notify(format!("{} is starting", short_id(&run)));
+            launch_form::ended(model, &run, true);
             let fresh = matches!(intent, Intent::Launch { fresh: true, .. });
             // An open log stays on the screen.
             if fresh && model.screen != Screen::Logs {

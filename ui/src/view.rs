@@ -6,7 +6,7 @@ use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
 use crate::run_state::short_id;
-use crate::screens::{alerts, convert, logs, node, nodes, processes, run, runs, samples, stages};
+use crate::screens::{alerts, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages};
 use crate::text;
 use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
@@ -43,6 +43,8 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Runs => runs::view(model, buf, areas.body),
         Screen::Run => run::view(model, buf, areas.body),
         Screen::Stages => stages::view(model, buf, areas.body),
+        Screen::Recipes => recipes::view(model, buf, areas.body),
+        Screen::Launch => launch_view::view(model, buf, areas.body),
         Screen::Logs => logs::view(model, buf, areas.body),
         Screen::Samples => samples::view(model, buf, areas.body),
         Screen::Nodes => nodes::view(model, buf, areas.body),
@@ -73,11 +75,13 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     };
     let mut left = vec![Span::styled("vidtui", theme.strong)];
     let nodes = matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes);
-    let elsewhere = nodes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
+    let recipes = matches!(model.screen, Screen::Recipes | Screen::Launch);
+    let elsewhere = nodes || recipes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
     left.extend(tab("1", "Runs", !elsewhere));
     left.extend(tab("2", "Stages", model.screen == Screen::Stages));
     left.extend(tab("3", "Nodes", nodes));
     left.extend(tab("4", "Convert", model.screen == Screen::Convert));
+    left.extend(tab("5", "Recipes", recipes));
     let open = alerts::open_alerts(model);
     if model.screen == Screen::Alerts {
         left.extend(tab("a", "Alerts", true));
@@ -93,6 +97,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
         }
         (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
         (Screen::Nodes | Screen::Node | Screen::Processes, _) => model.nodes_source(),
+        (Screen::Launch, _) => model.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone()),
         _ => model.runs_dir.to_string(),
     };
     let place = if room >= 12 { text::fit_end(&place, room, model.symbols.ellipsis) } else { String::new() };
@@ -102,7 +107,8 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
 /// Returns the notice line: the text input, a running job, or the latest notice.
 fn notice(model: &Model) -> Option<Line<'static>> {
     let theme = &model.theme;
-    if let Some(input) = &model.input {
+    // The form draws its own fields.
+    if let Some(input) = model.input.as_ref().filter(|input| !input.purpose.is_of_form()) {
         return Some(input_line(model, input));
     }
     // A warning is shown before a running job, and any notice before a waiting job, because the wait may take days.
@@ -122,9 +128,13 @@ fn notice(model: &Model) -> Option<Line<'static>> {
 
 /// Returns the line of a text input. A long text loses its beginning, and the end of what follows the cursor.
 fn input_line(model: &Model, input: &Input) -> Line<'static> {
+    edited(model, input, input.purpose.title(), usize::from(layout::areas(model.size).notice.width))
+}
+
+/// Returns the text of an input with its cursor, behind a title, in at most `width` cells.
+pub(crate) fn edited(model: &Model, input: &Input, title: &'static str, width: usize) -> Line<'static> {
     let (theme, ellipsis) = (&model.theme, model.symbols.ellipsis);
-    let title = input.purpose.title();
-    let room = usize::from(layout::areas(model.size).notice.width).saturating_sub(title.len() + 1);
+    let room = width.saturating_sub(title.len() + 1);
     let (before, after) = input.parts();
     let room_after = (room / 3).max(room.saturating_sub(text::width(before)));
     let after = text::fit(after, room_after, ellipsis);

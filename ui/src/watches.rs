@@ -1,6 +1,7 @@
 //! The streams that the shell should run now.
 
 use crate::effect::Watch;
+use crate::fleet::FleetSource;
 use crate::model::{Model, Screen};
 use crate::msg::Size;
 use crate::screens::{run, samples};
@@ -13,6 +14,14 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+    }
+    if model.screen == Screen::Recipes {
+        wanted.insert(Watch::Recipes);
+    }
+    if let (Screen::Launch, Some(form)) = (model.screen, &model.form) {
+        wanted.insert(Watch::Draft(Box::new(form.draft.clone())));
+        let path = form.draft.target.hostfile();
+        wanted.extend(path.map(|path| Watch::Nodes(FleetSource::Hostfile(path.to_owned()))));
     }
     if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
         wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });

@@ -79,6 +79,10 @@ pub struct NodesArgs {
     /// Continues even if this check fails (repeatable)
     #[arg(long, value_name = "CHECK", value_parser = waivable)]
     pub waive: Vec<String>,
+    /// Whether they replace the flags before the command even if all are absent. The launch form shows what it starts, so nothing is
+    /// added to it
+    #[arg(skip)]
+    pub replaces: bool,
 }
 
 /// Reads the name of a check that can be waived.
@@ -129,7 +133,7 @@ impl Args {
             _ => false,
         };
         let shows = launches || matches!(command, Command::Nodes(_) | Command::Smi(_));
-        let NodesArgs { hostfile, slurm, include, exclude, push, waive } = &self.nodes;
+        let NodesArgs { hostfile, slurm, include, exclude, push, waive, replaces: _ } = &self.nodes;
         let given = [
             ("--open", self.open.is_some(), CONSOLE),
             ("--record", self.record.is_some(), CONSOLE),

@@ -3,13 +3,24 @@
 use crate::adapter_file;
 use crate::command_error::CommandError;
 use crate::workspace::{self, LaunchOptions, Workspace};
+use cluster::NodeId;
+use plan::LaunchPlan;
 use recipe::TrainerKind;
-use remote::{Check, CheckStatus, LaunchInputs, merge_passed, run_checks};
+use remote::{Check, CheckId, CheckStatus, LaunchInputs, merge_passed, run_checks};
 use rundir::Failure;
 use serde_json::{Value, json};
+use ui::draft::{PreflightResult, PreflightRow};
 
-/// Runs every check of a launch and starts nothing.
-pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
+/// Runs every check of a launch and starts nothing. Checks that several nodes pass are merged.
+///
+/// * `on_plan` — receives the plan, if the inputs allow one.
+/// * `progress` — receives the checks that are known so far, not merged.
+pub fn all(
+    workspace: &Workspace,
+    options: &LaunchOptions<'_>,
+    on_plan: &dyn Fn(&LaunchPlan),
+    progress: &(dyn Fn(&[Check]) + Sync),
+) -> Vec<Check> {
     let recipe = &options.subject.resolved().recipe;
     let inputs = LaunchInputs {
         recipe,
@@ -26,8 +37,47 @@ pub fn all(workspace: &Workspace, options: &LaunchOptions<'_>) -> Vec<Check> {
         }),
         program: workspace::program(recipe.trainer),
     };
-    let plan = || workspace.plan_launch(options).map_err(CommandError::into_failure);
-    merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins), &|_| {}))
+    let plan = || {
+        let plan = workspace.plan_launch(options).map_err(CommandError::into_failure)?;
+        on_plan(&plan);
+        Ok(plan)
+    };
+    merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins), progress))
+}
+
+/// Returns checks as the launch form shows them. Those that several nodes pass are merged.
+///
+/// * `nodes` — the nodes of the plan. Those without an answer are pending, unless the checks are complete.
+pub fn preflight(checks: &[Check], nodes: &[NodeId], is_complete: bool) -> Vec<PreflightRow> {
+    let row = |check: &Check| PreflightRow {
+        name: check.id.name().to_owned(),
+        node: check.node.clone(),
+        result: match &check.status {
+            CheckStatus::Passed(detail) => PreflightResult::Passed(detail.clone()),
+            CheckStatus::Failed(failure) => PreflightResult::Failed(failure.clone()),
+            CheckStatus::Waived(failure) => PreflightResult::Waived(failure.clone()),
+            CheckStatus::Unknown(needs) => PreflightResult::Unknown(needs.clone()),
+        },
+        is_waivable: is_waivable(check),
+    };
+    let mut rows: Vec<PreflightRow> = merge_passed(checks).iter().map(row).collect();
+    if !is_complete {
+        let pending = |node: &NodeId| PreflightRow {
+            name: CheckId::Node.name().to_owned(),
+            node: Some(node.clone()),
+            result: PreflightResult::Pending,
+            is_waivable: false,
+        };
+        let answered = |node: &&NodeId| !checks.iter().any(|check| check.node.as_ref() == Some(node));
+        rows.extend(nodes.iter().filter(answered).map(pending));
+    }
+    rows
+}
+
+/// Returns whether a launch can go on without a check. There is no plan without its inputs.
+fn is_waivable(check: &Check) -> bool {
+    let is_input = check.node.is_none() && matches!(check.id, CheckId::Data | CheckId::Weights | CheckId::Trainer);
+    !is_input && CheckId::waivable().any(|id| id == check.id)
 }
 
 /// Returns a check as JSON.

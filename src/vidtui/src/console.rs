@@ -15,7 +15,7 @@ use crate::record::{Header, RecordedMsg, Recorder};
 use crate::signals;
 use crate::terminal::{self, Colours, Screen};
 use crate::watches::Watcher;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, draft_of};
 use alerts::{OscForm, Settings, Target};
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -72,6 +72,7 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         runs_dir: workspace.runs.clone(),
         export_dir: workspace.here.clone(),
         nodes_from: workspace.nodes_from(),
+        launch: draft_of(&workspace.nodes, None),
         has_desktop: appearance::has_desktop(),
         open: run,
     };

@@ -7,18 +7,15 @@ use crate::commands::{encode, launch, sample};
 use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
-use crate::workspace::{
-    self, Fitting, Init, KillCallbacks, LaunchOptions, Subject, Workspace, report_in_words, stacks_in_words,
-};
+use crate::workspace::{Fitting, KillCallbacks, Workspace, report_in_words, stacks_in_words};
 use alerts::{Limits, test_alert};
 use plan::KillHow;
-use recipe::StageStart;
 use rundir::{Failure, Mute, now_s};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use ui::{ConvertOptions, Effect, JobId, JobMsg, Msg, Outcome};
+use ui::{Effect, JobId, JobMsg, Msg, Outcome};
 use units::short_size;
 use weights::{Doing, WriteProgress};
 
@@ -58,14 +55,13 @@ impl Runner {
         }
         let is_read_only = matches!(
             effect,
-            Effect::PlanLaunch { .. }
-                | Effect::PlanResume { .. }
+            Effect::PlanResume { .. }
                 | Effect::PlanNext { .. }
                 | Effect::PlanKill { .. }
                 | Effect::PlanAction { .. }
                 | Effect::PlanConvert { .. }
                 | Effect::PlanEncode { .. }
-                | Effect::PlanRecipe { .. }
+                | Effect::ReadLaunch { .. }
                 | Effect::PlanSample { .. }
         );
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
@@ -97,8 +93,7 @@ impl Runner {
 
 fn job_of(effect: &Effect) -> Option<JobId> {
     match effect {
-        Effect::PlanLaunch { job, .. }
-        | Effect::PlanResume { job, .. }
+        Effect::PlanResume { job, .. }
         | Effect::PlanNext { job, .. }
         | Effect::PlanKill { job, .. }
         | Effect::PlanAction { job, .. }
@@ -111,7 +106,8 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Export { job, .. }
         | Effect::PlanConvert { job, .. }
         | Effect::PlanEncode { job, .. }
-        | Effect::PlanRecipe { job, .. }
+        | Effect::ReadLaunch { job, .. }
+        | Effect::LaunchDraft { job, .. }
         | Effect::PlanSample { job, .. }
         | Effect::MuteAlerts { job, .. }
         | Effect::TestAlerts { job }
@@ -134,23 +130,6 @@ fn run(
 ) -> Result<JobMsg, CommandError> {
     let progress: &(dyn Fn(String) + Sync) = &|line| send(JobMsg::Progress(line));
     Ok(match effect {
-        Effect::PlanLaunch { curriculum, stage, from, .. } => {
-            let curriculum = workspace::curriculum(&curriculum, &[])?;
-            workspace::named_stage(&curriculum, &stage)?;
-            let mut subject = Subject::Stage(Box::new(curriculum), stage);
-            let fitted = at.fit(subject.resolved_mut(), Fitting::ToNodes, &at.nodes)?;
-            let init = from.as_ref().map_or(Init::ByStage, Init::Run);
-            let options = LaunchOptions { subject: &subject, ranks: None, nodes: &at.nodes, name: None, init, fitted };
-            match at.plan_launch(&options) {
-                Ok(plan) => JobMsg::LaunchPlanned(Box::new(plan)),
-                Err(refusal) => match conversion_for(&options) {
-                    Some(options) => {
-                        JobMsg::ConvertFirst { failure: refusal.into_failure(), options: Box::new(options) }
-                    }
-                    None => return Err(refusal),
-                },
-            }
-        }
         Effect::PlanConvert { options, .. } => JobMsg::ConvertPlanned(Box::new(conversions::preview(&options)?)),
         Effect::Convert { preview, .. } => {
             let moved = |progress: WriteProgress| {
@@ -170,7 +149,7 @@ fn run(
         Effect::PlanEncode { arguments, .. } => {
             JobMsg::LaunchPlanned(Box::new(encode::plan_typed(at, &arguments, &|line| progress(line))?))
         }
-        Effect::PlanRecipe { arguments, .. } => JobMsg::LaunchPlanned(Box::new(launch::plan_typed(at, &arguments)?)),
+        Effect::ReadLaunch { arguments, .. } => JobMsg::LaunchRead(Box::new(launch::read_typed(at, &arguments)?)),
         Effect::PlanSample { run, prompt, .. } => {
             JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }
@@ -191,6 +170,12 @@ fn run(
             JobMsg::Done(Outcome::Pinned { step, is_pinned })
         }
         Effect::PlanKill { run, .. } => JobMsg::KillPlanned(Box::new(at.plan_kill(&at.dir(&run), KillHow::Kill)?)),
+        Effect::LaunchDraft { draft, files, plan, .. } => {
+            at.check_draft_files(&draft, files)?;
+            progress("checking data and disk".into());
+            at.launch(&plan, progress)?;
+            JobMsg::Done(Outcome::Launched(plan.run.id.clone()))
+        }
         Effect::Launch { plan, .. } => {
             progress("checking data and disk".into());
             at.launch(&plan, progress)?;
@@ -254,13 +239,4 @@ fn run(
             unreachable!("start lets only jobs through")
         }
     })
-}
-
-/// Returns the conversion that lets a stage start, if its weights have a format that can be converted.
-fn conversion_for(options: &LaunchOptions<'_>) -> Option<ConvertOptions> {
-    let (_, stage) = options.subject.stage()?;
-    match &stage.start {
-        StageStart::Path(path) => conversions::that_helps(path, options.subject.resolved().recipe.model.layer),
-        StageStart::Random | StageStart::Previous => None,
-    }
 }

@@ -1,4 +1,4 @@
-//! The lists of runs and curricula for the screen, cached until their files change.
+//! The lists of runs, curricula and recipes for the screen, cached until their files change.
 //!
 //! The console lists every second or two, and a folder can hold hundreds of old runs. An ended run costs only a few `stat`
 //! calls; a run that has not ended is read.
@@ -6,12 +6,13 @@
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
+use recipe::{Recipe, RecipeErrorKind, Task, TrainerKind};
 use rundir::{Failure, RunDir};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
-use ui::{CurriculumView, RunList, RunRow, RunStatus};
+use ui::{CurriculumView, RecipeFacts, RecipeView, RunList, RunRow, RunStatus};
 
 /// Modification time and size of a file. `None` if the file does not exist.
 pub type FileStamp = Option<(SystemTime, u64)>;
@@ -177,6 +178,78 @@ impl CurriculumLister {
             self.files = files;
         }
         self.views.clone()
+    }
+}
+
+/// Lists the recipes repeatedly.
+#[derive(Default)]
+pub struct RecipeLister {
+    files: BTreeMap<Utf8PathBuf, FileStamp>,
+    views: Vec<RecipeView>,
+}
+
+impl RecipeLister {
+    /// Returns the current recipes: each TOML file in the folder or in one of its folders, except curricula.
+    pub fn list(&mut self, configs: &Utf8Path) -> Vec<RecipeView> {
+        // The files that recipes build on have canonical paths too.
+        let files = toml_files(&configs.canonicalize_utf8().unwrap_or_else(|_| configs.to_owned()));
+        if files != self.files {
+            let recipes: Vec<&Utf8PathBuf> =
+                files.keys().filter(|file| file.file_name() != Some("curriculum.toml")).collect();
+            let bases: Vec<Utf8PathBuf> = recipes.iter().flat_map(|file| bases_of(file)).collect();
+            let builds_on = |file: &Utf8Path| bases.iter().filter(|base| *base == file).count();
+            self.views = recipes.iter().map(|file| recipe_view(file, builds_on(file))).collect();
+            self.files = files;
+        }
+        self.views.clone()
+    }
+}
+
+/// Returns the files that a recipe builds on.
+fn bases_of(file: &Utf8Path) -> Vec<Utf8PathBuf> {
+    recipe::recipe_files(file).unwrap_or_default().into_iter().skip(1).collect()
+}
+
+fn recipe_view(path: &Utf8Path, builds_on_it: usize) -> RecipeView {
+    let about = std::fs::read_to_string(path).map(|text| recipe::first_comment(&text)).unwrap_or_default();
+    let loaded = recipe::load(path, &[]);
+    // The recipes that build on a base set what it lacks. Any other mistake is theirs too.
+    let lacks = [RecipeErrorKind::MissingKey, RecipeErrorKind::BrokenRule, RecipeErrorKind::Mesh];
+    let is_base = loaded.as_ref().map_or_else(|error| lacks.contains(&error.kind), |_| true);
+    RecipeView {
+        path: path.to_owned(),
+        about,
+        bases: if is_base { builds_on_it } else { 0 },
+        facts: loaded.map(|resolved| recipe_facts(&resolved.recipe)).map_err(Failure::from),
+    }
+}
+
+fn recipe_facts(recipe: &Recipe) -> RecipeFacts {
+    let is_command = recipe.trainer == TrainerKind::Command;
+    let has_model = !is_command && recipe.task != Task::Encode;
+    let kind = match recipe.task {
+        _ if is_command => recipe.command.trainer.name().unwrap_or("command"),
+        Task::Train if recipe.lora.rank > 0 => "LoRA",
+        task => task.name(),
+    };
+    let length = match recipe.train.epochs {
+        0 => units::counted(recipe.train.steps as usize, "step"),
+        epochs => units::counted(epochs as usize, "epoch"),
+    };
+    let batch = units::counted(recipe.train.global_batch, "sample");
+    RecipeFacts {
+        name: recipe.name.clone(),
+        kind: kind.to_owned(),
+        command: is_command.then(|| plan::command_line(&recipe.command.run)),
+        params: has_model.then(|| recipe.cost().params),
+        seq_len: has_model.then(|| recipe.model.seq_len()),
+        length: match recipe.task {
+            _ if is_command => length,
+            Task::Train => format!("{length} of {batch}"),
+            Task::Encode | Task::Sample => String::new(),
+        },
+        mesh: recipe.mesh.to_string(),
+        ranks: recipe.mesh.world(),
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::time::Instant;
+use ui::draft::LaunchDraft;
 use ui::{Msg, Setup, Size};
 
 /// The first line: the version and the setup of the session.
@@ -26,6 +27,9 @@ pub struct Header {
     pub export_dir: Utf8PathBuf,
     /// The source of the nodes when no run is selected, as text.
     pub nodes_from: String,
+    /// The launch that the options before the command describe.
+    #[serde(default)]
+    pub launch: LaunchDraft,
     /// The run that the console opened with.
     pub open: Option<RunId>,
 }
@@ -41,6 +45,7 @@ impl Header {
             runs_dir: self.runs_dir.clone(),
             export_dir: self.export_dir.clone(),
             nodes_from: self.nodes_from.clone(),
+            launch: self.launch.clone(),
             has_desktop: false,
             open: self.open.clone(),
         }
@@ -83,6 +88,7 @@ impl Recorder {
             runs_dir: setup.runs_dir.clone(),
             export_dir: setup.export_dir.clone(),
             nodes_from: setup.nodes_from.clone(),
+            launch: setup.launch.clone(),
             open: setup.open.clone(),
         })?;
         Ok(recorder)

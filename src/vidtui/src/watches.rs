@@ -4,7 +4,7 @@
 //! file system, NFS included.
 
 use crate::inbox::Inbox;
-use crate::listings::{self, CachedRun, CurriculumLister, RunLister};
+use crate::listings::{self, CachedRun, CurriculumLister, RecipeLister, RunLister};
 use crate::pictures::Terminal;
 use crate::queue::{Item, Sender, StopFlag};
 use crate::workspace::Workspace;
@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
+mod draft_stream;
 mod node_streams;
 
 /// How often a growing file is read.
@@ -99,6 +100,8 @@ impl Stream {
             Watch::Runs => self.runs(),
             Watch::Curricula => self.curricula(),
             Watch::Alerts => self.alerts(),
+            Watch::Recipes => self.recipes(),
+            Watch::Draft(draft) => self.draft(&draft),
             Watch::Nodes(of) => self.nodes(&of),
             Watch::Smi { of, node } => self.smi(&of, &node),
             Watch::Processes { of, nodes } => self.processes(&of, &nodes),
@@ -128,6 +131,11 @@ impl Stream {
         };
         let row = |state: AlertState| AlertRow { bell: wants(&state, "bell"), osc: wants(&state, "osc"), state };
         self.repeat(ALERTS, || inbox.poll(&self.workspace.runs).into_iter().map(&row).collect::<Vec<_>>(), Msg::Alerts)
+    }
+
+    fn recipes(&self) -> Result<std::convert::Infallible, Ended> {
+        let mut recipes = RecipeLister::default();
+        self.repeat(CURRICULA, || recipes.list(&self.workspace.configs), Msg::Recipes)
     }
 
     /// Reads a value repeatedly and sends it when it changes.

@@ -13,6 +13,7 @@ use std::time::Duration;
 mod actions;
 mod checkpoints;
 mod context;
+mod draft;
 mod heal;
 mod kill;
 mod launch;
@@ -26,6 +27,7 @@ mod target;
 mod weights;
 
 pub use context::program;
+pub use draft::{DraftFiles, DraftLaunch, draft_of, hashed};
 pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};

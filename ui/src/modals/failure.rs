@@ -4,22 +4,19 @@ use crate::effect::Effect;
 use crate::keymap::{Action, Context};
 use crate::modals::scrolls;
 use crate::model::{FailureDialog, Modal, Model};
-use crate::screens::convert;
 use crate::widgets::{capitalized, dialog, hint};
 use crate::{text, widgets};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
-use ratatui_core::text::{Line, Span};
+use ratatui_core::text::Line;
 
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.
 pub fn on_action(model: &mut Model, mut dialog: FailureDialog, action: Action) -> Vec<Effect> {
     let lines = dialog.lines(model).len();
     scrolls(model, &mut dialog.scroll, lines, action);
-    match (action, dialog.convert.take()) {
-        (Action::Convert, Some(options)) => return convert::open_with(model, *options),
-        (Action::Cancel, _) => {}
-        (_, convert) => model.modal = Some(Modal::Failure(FailureDialog { convert, ..dialog })),
+    if action != Action::Cancel {
+        model.modal = Some(Modal::Failure(dialog));
     }
     Vec::new()
 }
@@ -47,12 +44,7 @@ impl FailureDialog {
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let title = capitalized(&self.failure.what);
-        let mut footer = Vec::new();
-        if self.convert.is_some() {
-            footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Convert), "convert the weights"));
-            footer.push(Span::raw("   "));
-        }
-        footer.extend(hint(model, &Context::FailureDialog.key_of(Action::Cancel), "close"));
+        let footer = hint(model, &Context::FailureDialog.key_of(Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }
 }

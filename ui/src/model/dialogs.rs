@@ -2,7 +2,7 @@
 
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::keymap::Context;
-use crate::msg::{ConvertOptions, JobId};
+use crate::msg::JobId;
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
 
@@ -100,8 +100,6 @@ pub struct CheckpointsDialog {
 pub struct FailureDialog {
     /// The error.
     pub failure: Failure,
-    /// The conversion that would solve it.
-    pub convert: Option<Box<ConvertOptions>>,
     /// First visible line.
     pub scroll: usize,
 }

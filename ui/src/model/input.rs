@@ -34,6 +34,12 @@ pub enum Purpose {
     Launch,
     /// The prompt of a video.
     Prompt,
+    /// An overridden key of the launch form.
+    Override,
+    /// The number of ranks of the launch form.
+    Ranks,
+    /// The initial weights of the launch form.
+    Weights,
 }
 
 impl Purpose {
@@ -49,6 +55,9 @@ impl Purpose {
             Self::Encode => "vidtui data encode ",
             Self::Launch => "vidtui launch ",
             Self::Prompt => "Prompt: ",
+            Self::Override => "Override: ",
+            Self::Ranks => "Ranks: ",
+            Self::Weights => "Weights: ",
         }
     }
 
@@ -58,6 +67,9 @@ impl Purpose {
             Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
             Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
+            Self::Override => "train.steps=100",
+            Self::Ranks => "as many as the mesh has",
+            Self::Weights => "PATH or RUN; without any, the source in the stage, else random",
             _ => "",
         }
     }
@@ -70,6 +82,11 @@ impl Purpose {
     /// Returns whether Enter shows the plan of a run.
     pub fn plans(self) -> bool {
         matches!(self, Self::Encode | Self::Launch | Self::Prompt)
+    }
+
+    /// Returns whether it is a field of the launch form.
+    pub fn is_of_form(self) -> bool {
+        matches!(self, Self::Override | Self::Ranks | Self::Weights)
     }
 }
 

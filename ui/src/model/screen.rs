@@ -1,6 +1,7 @@
 //! The screens, and what those with a list or one node keep: selection, filter, order and scroll position.
 
 use crate::fleet::Sort;
+use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
 use std::collections::BTreeSet;
@@ -12,6 +13,8 @@ pub enum Screen {
     Runs,
     Run,
     Stages,
+    Recipes,
+    Launch,
     Logs,
     Samples,
     Nodes,
@@ -39,6 +42,15 @@ pub struct RunsScreen {
 pub struct StagesScreen {
     /// The selected stage, counted over all curricula.
     pub selected: usize,
+    /// First visible row of the list.
+    pub top: usize,
+}
+
+/// State of the Recipes screen.
+#[derive(Debug, Clone, Default)]
+pub struct RecipesScreen {
+    /// The selected recipe; `None` for the first one.
+    pub selected: Option<Utf8PathBuf>,
     /// First visible row of the list.
     pub top: usize,
 }

@@ -2,11 +2,14 @@
 
 pub mod alerts;
 pub mod convert;
+pub mod launch;
+pub mod launch_view;
 pub mod logs;
 pub mod node;
 pub mod node_table;
 pub mod nodes;
 pub mod processes;
+pub mod recipes;
 pub mod run;
 pub mod run_panels;
 pub mod runs;

@@ -1,5 +1,6 @@
 //! The Stages screen: the stages of each curriculum, their changes and the source of their weights.
 
+use crate::draft::{Fit, LaunchDraft};
 use crate::effect::Effect;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
@@ -7,6 +8,7 @@ use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
 use crate::run_state::{StateKind, short_id};
+use crate::screens::launch;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -160,17 +162,13 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Plans the launch whose arguments were typed.
-pub fn launch(model: &mut Model, arguments: String) -> Vec<Effect> {
-    let job = model.jobs.start(Intent::PlanStage { stage: "the launch".to_owned() });
-    vec![Effect::PlanRecipe { job, arguments }]
+/// Opens the form of the launch whose arguments were typed.
+pub fn launch_typed(model: &mut Model, arguments: String) -> Vec<Effect> {
+    let job = model.jobs.start(Intent::ReadLaunch);
+    vec![Effect::ReadLaunch { job, arguments }]
 }
 
 fn start(model: &mut Model) -> Vec<Effect> {
-    if model.jobs.planning_stage() {
-        model.warn("A stage is already being prepared");
-        return Vec::new();
-    }
     let Some((curriculum, stage)) = selected(model) else {
         model.warn("There is no stage to start");
         return Vec::new();
@@ -183,15 +181,20 @@ fn start(model: &mut Model) -> Vec<Effect> {
                 format!("it starts from the weights of stage {}, which has no complete checkpoint", before.name),
                 format!("start stage {} first and wait until it finishes", before.name),
             );
-            model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }));
+            model.modal = Some(Modal::Failure(FailureDialog { failure, scroll: 0 }));
             return Vec::new();
         }
         Weights::Run(row, _) => Some(row.run.clone()),
         Weights::Random | Weights::File(_) => None,
     };
-    let (curriculum, stage) = (curriculum.path.clone(), stage.name.clone());
-    let job = model.jobs.start(Intent::PlanStage { stage: stage.clone() });
-    vec![Effect::PlanLaunch { job, curriculum, stage, from }]
+    let draft = LaunchDraft {
+        recipe: format!("{}:{}", curriculum.path, stage.name),
+        init: from.map(|run| run.to_string()),
+        fit: Fit::ToTarget,
+        ..model.launch.clone()
+    };
+    launch::open(model, draft);
+    Vec::new()
 }
 
 fn areas(model: &Model, rows: usize) -> (Rect, Rect) {

@@ -29,7 +29,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwpduN[]/?1234oaOt=_vb \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwpduNtTiR[]/?12345oaO=_vb \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -100,6 +100,21 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![any::<String>(), "[a-z ./\u{1b}\\[m長]{0,300}"]
 }
 
+/// An answer to the draft that [`Ui::on_form`] opens.
+fn any_answer() -> impl Strategy<Value = Msg> {
+    use super::launch_form::*;
+    let what = prop_oneof![
+        Just(read(&[])),
+        any_text().prop_map(|path| read(&[&path])),
+        Just(targets()),
+        any_text().prop_map(|warning| planned(launch_plan(vec![warning]))),
+        any::<bool>().prop_map(some_failed),
+        any_text().prop_map(|why| draft::DraftMsg::Refused(rundir::Failure { why, ..failure() })),
+        (1usize..9, any_text()).prop_map(|(ranks, text)| draft::DraftMsg::Fitted { ranks, changes: Some(text) }),
+    ];
+    what.prop_map(|what| Msg::Draft { draft: Box::new(form_draft()), what })
+}
+
 fn any_msg() -> impl Strategy<Value = Msg> {
     let log = (0usize..3, 1u32..3, any::<bool>(), prop::collection::vec(any_text(), 0..30)).prop_map(
         |(rank, attempt, from_start, lines)| {
@@ -144,7 +159,6 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             JobMsg::ConvertPlanned(preview)
         }),
         (any::<u64>(), any::<u64>()).prop_map(|(done, total)| JobMsg::Converting { done, total }),
-        Just(JobMsg::ConvertFirst { failure: failure(), options: Box::new(convert_preview().options) }),
         any_text().prop_map(|why| JobMsg::Failed(rundir::Failure { why, ..failure() })),
         Just(JobMsg::Done(Outcome::Launched(stage_2()))),
     ];
@@ -189,8 +203,10 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         1 => any_text().prop_map(|what| Msg::Alerts(vec![super::alerts::alert("3f9c20aa", 1.0, rundir::AlertKind::Failed, &what)])),
         1 => Just(Msg::Runs(Err(failure()))),
         1 => Just(Msg::Curricula(curricula())),
+        1 => any_text().prop_map(|about| Msg::Recipes(vec![RecipeView { about, ..recipes().remove(1) }, recipes().remove(3)])),
         1 => Just(Msg::Curricula(vec![CurriculumView { stages: Err(failure()), ..curricula().remove(0) }])),
         6 => run.prop_map(|what| Msg::Run { run: stage_1(), what }),
+        4 => any_answer(),
         2 => (1u64..20, job).prop_map(|(job, what)| Msg::Job { job: JobId(job), what }),
     ]
 }
@@ -200,7 +216,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..5,
+        start in 0..6,
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec((0u16..=200, 0u16..=60), 3),
         ascii in any::<bool>(),
@@ -216,6 +232,7 @@ proptest! {
                 ui
             }
             2 => Ui::on_logs(vec!["one line".into(); 60]),
+            5 => super::launch_form::on_form(),
             _ => Ui::with_runs(many_runs().rows),
         };
         if ascii {
@@ -240,6 +257,10 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     let mut stages = Ui::with_runs(many_runs().rows);
     stages.press("2");
     uis.push(stages);
+    let mut listed = Ui::with_runs(vec![]);
+    listed.send(Msg::Recipes(recipes()));
+    listed.press("5 j j j");
+    uis.push(listed);
     let plans = [
         JobMsg::LaunchPlanned(launch_plan(vec!["careful".into()])),
         JobMsg::KillPlanned(kill_plan()),
@@ -258,6 +279,12 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     let mut help = Ui::on_run(running(83));
     help.press("?");
     uis.push(help);
+    for keys in ["Tab", "Tab Tab", "Tab Tab Tab", "s t r"] {
+        let mut form = super::launch_form::with_nodes();
+        super::launch_form::answer(&mut form, super::launch_form::some_failed(true));
+        form.press(keys);
+        uis.push(form);
+    }
     for mut ui in uis {
         // A terminal without a size yet reports 0 × 0.
         for width in 0..45 {

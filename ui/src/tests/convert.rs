@@ -121,19 +121,6 @@ fn after_a_failed_conversion_another_can_start() {
 }
 
 #[test]
-fn the_error_about_weights_to_convert_opens_the_convert_screen() {
-    let mut ui = Ui::with_runs(vec![]);
-    let effects = ui.press("2 Enter");
-    let [Effect::PlanLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
-    let options = convert_preview().options;
-    ui.answer(job, JobMsg::ConvertFirst { failure: failure(), options: Box::new(options.clone()) });
-    let effects = ui.press("c");
-    assert_eq!((ui.model.screen, &ui.model.convert.options), (Screen::Convert, &options));
-    assert!(matches!(&effects[..], [Effect::PlanConvert { options: previewed, .. }] if *previewed == options));
-    assert!(ui.model.modal.is_none());
-}
-
-#[test]
 fn the_end_of_a_typed_path_is_always_visible() {
     let mut ui = Ui::new();
     ui.press("4 Enter");

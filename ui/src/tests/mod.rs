@@ -7,6 +7,7 @@ mod charts;
 mod convert;
 mod encode;
 mod keys;
+mod launch_form;
 mod logs;
 mod nodes;
 mod samples;

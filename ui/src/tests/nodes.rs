@@ -34,7 +34,7 @@ fn rows(power: u64, last: &str) -> String {
     (0..3).map(row).collect::<String>() + last + "\n#exit 0\n"
 }
 
-fn busy(number: u64) -> Frame {
+pub(super) fn busy(number: u64) -> Frame {
     let apps = "#apps\nGPU-0, 4100, vidtui-train, 70200\nGPU-1, 4101, python3, 70200\n\n#exit 0\n#processes\n\
                 4100 ada 3700 /opt/vidtui/vidtui-train rank --run-dir /runs/x\n4101 grace 90 python3 train.py\n\
                 #environment\n/proc/4100/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2\n/proc/4100/environ:RANK=12\n";
@@ -60,11 +60,11 @@ fn mig() -> Frame {
     )
 }
 
-fn no_gpus(number: u64) -> Frame {
+pub(super) fn no_gpus(number: u64) -> Frame {
     frame(number, "sh: 1: nvidia-smi: not found\n\n#exit 127\n", "")
 }
 
-fn away() -> Failure {
+pub(super) fn away() -> Failure {
     Failure::new(
         rundir::ErrorCode::NodeUnreachable,
         "cannot watch node gpu005",

@@ -137,21 +137,6 @@ fn convert_that_is_done() {
 }
 
 #[test]
-fn weights_that_must_be_converted_first() {
-    let mut ui = Ui::with_runs(vec![]);
-    let effects = ui.press("2 Enter");
-    let [Effect::PlanLaunch { job, .. }] = effects[..] else { panic!("{effects:?}") };
-    let failure = rundir::Failure::new(
-        rundir::ErrorCode::UnsupportedModel,
-        "cannot start from /home/ada/models/CogVideoX-5b",
-        "it is a diffusers pipeline, not a checkpoint",
-        "convert it: vidtui convert /home/ada/models/CogVideoX-5b OUT --to internal",
-    );
-    ui.answer(job, JobMsg::ConvertFirst { failure, options: Box::new(convert_preview().options) });
-    picture("convert_first", ui);
-}
-
-#[test]
 fn runs_while_filtering() {
     let mut ui = Ui::with_runs(many_runs().rows);
     ui.press("/");
@@ -421,6 +406,25 @@ fn logs_loading() {
 }
 
 #[test]
+fn recipes_of_every_kind() {
+    let mut ui = Ui::with_runs(vec![]);
+    ui.press("5");
+    picture("recipes_loading", ui);
+    for (name, keys) in
+        [("recipes", "5"), ("recipes_base", "5 j j"), ("recipes_broken", "5 j j j"), ("recipes_command", "5 G")]
+    {
+        let mut ui = Ui::with_runs(vec![]);
+        ui.send(Msg::Recipes(recipes()));
+        ui.press(keys);
+        picture(name, ui);
+    }
+    let mut ui = Ui::with_runs(vec![]);
+    ui.send(Msg::Recipes(vec![]));
+    ui.press("5");
+    picture("recipes_none", ui);
+}
+
+#[test]
 fn launch_dialog() {
     let mut ui = Ui::with_runs(vec![finished()]);
     ui.press("2");
@@ -453,7 +457,7 @@ fn failure_of_a_job() {
         "attempt 2 exists already: another console on devbox resumed it 3 s ago",
         "watch that attempt here, or stop it first",
     );
-    ui.model.modal = Some(Modal::Failure(FailureDialog { failure, convert: None, scroll: 0 }));
+    ui.model.modal = Some(Modal::Failure(FailureDialog { failure, scroll: 0 }));
     picture("failure", ui);
 }
 

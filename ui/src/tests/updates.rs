@@ -160,9 +160,10 @@ fn a_stage_starts_from_the_newest_finished_run_of_the_stage_before() {
     let unfinished = RunRow { created_s: NOW, ..row(id("2026-11-20T0358-demo-2s-new1"), "2s", RunState::Stopped, 97) };
     let mut ui = Ui::with_runs(vec![unfinished, finished()]);
     ui.press("2 G");
-    let effects = ui.press("Enter");
-    let [Effect::PlanLaunch { stage, from, curriculum, .. }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((stage.as_str(), from.as_ref(), curriculum), ("4s", Some(&stage_1()), &curriculum_path()));
+    ui.press("Enter");
+    let draft = &ui.model.form.as_ref().unwrap().draft;
+    assert_eq!(draft.recipe, format!("{}:4s", curriculum_path()));
+    assert_eq!(draft.init.as_deref(), Some(stage_1().as_str()));
 }
 
 #[test]
@@ -178,9 +179,8 @@ fn a_stage_without_weights_is_refused_and_names_the_stage_before_it() {
 #[test]
 fn new_run_selects_the_stage_after_the_finished_one() {
     let mut ui = Ui::with_runs(vec![finished()]);
-    ui.press("n");
-    let effects = ui.press("Enter");
-    assert!(matches!(&effects[..], [Effect::PlanLaunch { stage, .. }] if stage == "4s"), "{effects:?}");
+    ui.press("n Enter");
+    assert!(ui.model.form.unwrap().draft.recipe.ends_with(":4s"));
 }
 
 #[test]
@@ -354,6 +354,10 @@ fn messages_survive_a_recording() {
         Msg::Runs(Ok(many_runs())),
         Msg::Runs(Err(failure())),
         Msg::Curricula(curricula()),
+        Msg::Recipes(recipes()),
+        Msg::Draft { draft: Box::default(), what: super::launch_form::read(&[]) },
+        Msg::Draft { draft: Box::default(), what: super::launch_form::planned(launch_plan(vec![])) },
+        Msg::Draft { draft: Box::default(), what: super::launch_form::some_failed(true) },
         Msg::Run { run: stage_1(), what: RunMsg::Metrics(vec![sample(1, 3)]) },
         Msg::Run { run: stage_1(), what: RunMsg::Events(events()) },
         Msg::Run { run: stage_1(), what: RunMsg::State(status(running(3))) },
@@ -403,14 +407,32 @@ fn arguments_of_a_launch_are_typed_on_the_stages_screen_and_kept_for_correction(
     ui.press("Backspace");
     ui.type_in("latest");
     let effects = ui.press("Enter");
-    let [Effect::PlanRecipe { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::ReadLaunch { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(arguments, "mine.toml --init latest");
     ui.answer(*job, JobMsg::Failed(rundir::Failure::new(rundir::ErrorCode::NotFound, "a", "b", "c")));
     ui.press("Enter l Home Delete");
     ui.type_in("w");
     insta::assert_snapshot!("launch_input_again_80x24", ui.screen());
     let effects = ui.press("Enter");
-    assert!(matches!(&effects[..], [Effect::PlanRecipe { arguments, .. }] if arguments == "wine.toml --init latest"));
+    let [Effect::ReadLaunch { job, arguments }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(arguments, "wine.toml --init latest");
+    let draft = draft::LaunchDraft { recipe: "wine.toml".into(), init: Some("latest".into()), ..Default::default() };
+    ui.answer(*job, JobMsg::LaunchRead(Box::new(draft.clone())));
+    assert!(watches(&ui.model).contains(&Watch::Draft(Box::new(draft))));
+    ui.press("Esc l");
+    assert_eq!(ui.model.input.as_ref().unwrap().text, "", "only a mistake is kept");
+}
+
+#[test]
+fn the_selection_stays_on_its_recipe_when_others_appear() {
+    let mut ui = Ui::with_runs(vec![]);
+    assert!(!watches(&ui.model).contains(&Watch::Recipes));
+    ui.press("5");
+    assert!(watches(&ui.model).contains(&Watch::Recipes));
+    ui.send(Msg::Recipes(recipes().split_off(3)));
+    ui.press("j");
+    ui.send(Msg::Recipes(recipes()));
+    assert_eq!(screens::recipes::selected(&ui.model).unwrap().path, recipes()[4].path);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The key bar in the last row: the keys that work now, from the key tables.
 
 use crate::advice;
+use crate::draft::LaunchTarget;
 use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding};
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{alerts, convert, samples, stages};
+use crate::screens::{alerts, convert, launch, samples, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -62,6 +63,7 @@ fn label(model: &Model, binding: &Binding) -> &'static str {
     match binding.action {
         Action::Enlarge if model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
         Action::Play if model.run.as_ref().is_some_and(|run| run.samples.paused) => "play",
+        Action::Accept if is_input(model, |purpose| purpose == Purpose::Launch) => "open the form",
         Action::Accept if is_input(model, Purpose::plans) => "show the plan",
         Action::Cancel if is_input(model, Purpose::is_live) => "clear",
         _ => binding.label,
@@ -104,6 +106,16 @@ fn useful(model: &Model, binding: &Binding) -> bool {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
         Action::StartStage => stages::can_start(model),
+        Action::Complete => is_input(model, |purpose| purpose == Purpose::Override),
+        Action::UnsetKey => model.form.as_ref().is_some_and(|form| !form.draft.sets.is_empty()),
+        Action::Toggle => launch::listed(model).len() > 1,
+        Action::TargetNext => model.form.as_ref().is_some_and(|form| form.targets.len() > 1),
+        Action::Waive => model.form.as_ref().is_some_and(|form| form.checks.iter().any(launch::can_waive)),
+        Action::Convert if model.screen == Screen::Launch => {
+            model.form.as_ref().is_some_and(|form| form.convert.is_some())
+        }
+        Action::Ranks => model.form.as_ref().is_some_and(|form| matches!(form.draft.target, LaunchTarget::Local(_))),
+        Action::FocusNext if model.screen == Screen::Launch => true,
         Action::DeleteWord | Action::DeleteToStart => is_input(model, Purpose::plans),
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),

@@ -25,7 +25,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let init = init.as_deref().into();
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
-    let checks = checks::all(workspace, &options);
+    let checks = checks::all(workspace, &options, &|_| {}, &|_| {});
     // Only the command itself can predict its cost.
     let own = recipe.trainer == TrainerKind::Embedded && recipe.task != Task::Encode;
     let encode = crate::dataset::encode_facts(recipe);

@@ -11,16 +11,17 @@ use crate::workspace::{LaunchOptions, Workspace};
 use plan::{LaunchPlan, ResumeKind, ResumeOptions};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value, json};
+use ui::draft::LaunchDraft;
 
 /// Starts a run.
 pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), CommandError> {
     execute(workspace, &plan(workspace, args)?, &args.then, Map::new())
 }
 
-/// Plans a run. `line` has the arguments of `vidtui launch`.
-pub fn plan_typed(workspace: &Workspace, line: &str) -> Result<LaunchPlan, CommandError> {
+/// Reads typed arguments of `vidtui launch` for the launch form.
+pub fn read_typed(workspace: &Workspace, line: &str) -> Result<LaunchDraft, CommandError> {
     let example = "configs/cogvideox/5b-lora.toml --init weights --set data.index=data";
-    plan(workspace, &typed(line, "launch", example)?)
+    Ok(workspace.draft(typed(line, "launch", example)?))
 }
 
 fn plan(workspace: &Workspace, args: &LaunchArgs) -> Result<LaunchPlan, CommandError> {

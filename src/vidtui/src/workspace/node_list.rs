@@ -27,6 +27,10 @@ impl Workspace {
     pub fn nodes_of(&self, of: &FleetSource) -> Result<Vec<(ListedNode, Login)>, Failure> {
         match of {
             FleetSource::Given => self.nodes_given(&self.nodes).map_err(CommandError::into_failure),
+            FleetSource::Hostfile(path) => {
+                let nodes = NodesArgs { hostfile: Some(path.clone()), ..NodesArgs::default() };
+                self.nodes_given(&nodes).map_err(CommandError::into_failure)
+            }
             FleetSource::Run(run) => self.nodes_of_run(&self.dir(run)),
         }
     }

@@ -1,0 +1,112 @@
+//! The launch form: any recipe is launched from the console, with its settings, its target and its checks on the screen.
+
+use crate::pty::{ENTER, ESC, Pty};
+use crate::test_site::TestSite;
+
+const SIZE: (u16, u16) = (110, 34);
+const TAB: &str = "\t";
+/// Deletes the text of an input.
+const CLEAR: &str = "\x15";
+
+/// Opens the form of the recipe `short` from the list of recipes.
+fn form(site: &TestSite) -> Pty {
+    let console = site.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]).press("5").shows(&["small", "long", "short"]).press("j").press(ENTER);
+    console.shows(&["Start small-short?", "On this machine", "passed"]);
+    console
+}
+
+/// Types a text into the field that a key opens.
+fn enter(console: &Pty, key: &str, text: &str) {
+    console.press(key).shows(&["▏"]).press(CLEAR).press(text).press(ENTER);
+}
+
+#[test]
+fn a_plain_recipe_is_launched_with_an_override_from_the_list_of_recipes() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let console = form(&site);
+    console.press("s").press("train.st").press(TAB).shows(&["train.steps="]).press("2").press(ENTER);
+    console.shows(&["override", "Start small-short?"]).press(ENTER).shows(&["finished"]);
+    let run = site.runs()[0].read_run().unwrap();
+    assert_eq!(run.recipe().unwrap().train.steps, 2);
+    assert_eq!(run.stage, None);
+}
+
+#[test]
+fn wrong_input_is_refused_in_place_and_starts_nothing() {
+    let site = TestSite::new();
+    let console = form(&site);
+    // A mistyped key, a value of the wrong type, a number of ranks that is none.
+    for (key, text, shown) in
+        [("s", "train.step=3", "did you mean"), ("s", "train.steps=ten", "hint"), ("n", "two", "hint")]
+    {
+        enter(&console, key, text);
+        console.shows(&[shown, "▏"]).press(ESC).shows_no("▏");
+    }
+    // Only the checks can find that these weights do not exist.
+    enter(&console, "i", "no/such/weights");
+    console.shows(&["✗ weights", "no/such/weights"]).press(ENTER).shows(&["annot start"]);
+    enter(&console, "i", "");
+    console.shows(&["Start small-short?"]);
+    // More ranks than the mesh has.
+    enter(&console, "n", "3");
+    console.shows(&["✗ mesh"]).press(ENTER).shows(&["annot start"]);
+    console.press(ESC).shows(&["configs/small"]);
+    enter(&console, "l", "none.toml");
+    console.shows(&["Launch none", "No such file"]).press(ENTER);
+    enter_is_refused(&site, &console);
+}
+
+/// Waits until the console has handled Enter, which started nothing.
+fn enter_is_refused(site: &TestSite, console: &Pty) {
+    console.press("?").shows(&["Keys"]).press(ESC).shows_no("Keys");
+    assert!(site.runs().is_empty());
+}
+
+#[test]
+fn an_override_that_contradicts_the_mesh_is_explained_and_can_be_removed() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let console = form(&site);
+    console.press("s").press("mesh.dp_shard=3").shows(&["hint: "]).press(ENTER).shows_no("▏");
+    console.shows(&["global_batch", "hint: "]).press(ENTER);
+    enter_is_refused(&site, &console);
+    console.press("x").shows(&["Start small-short?"]);
+    enter(&console, "s", "train.steps=1");
+    console.shows(&["override"]).press(ENTER).shows(&["finished"]);
+}
+
+#[test]
+fn a_hostfile_that_changes_while_the_form_is_open_is_planned_again() {
+    let site = TestSite::new();
+    // No server listens on this port.
+    let hostfile = |slots: usize| site.write("hostfiles/nodes.txt", &format!("127.0.0.1:port=1 slots={slots}\n"));
+    hostfile(2);
+    let console = form(&site);
+    console.press("t").shows(&["On hostfile hostfiles/nodes.txt", "[x] 127.0.0.1", "2 slots", "✗ node"]);
+    console.press(ENTER).shows(&["annot start"]);
+    hostfile(1);
+    console.shows(&["nodes.txt changed", "1 slot ", "✗ mesh"]);
+    console.press("f").shows(&["fitted to the ranks", "✗ node"]);
+    site.write("hostfiles/nodes.txt", "gpu01 slots=many\n");
+    console.shows(&["line 1", "many"]).press(ENTER);
+    enter_is_refused(&site, &console);
+    // The recipe changes too.
+    console.press("T").shows(&["On this machine", "Start small-short?"]);
+    let recipe = std::fs::read_to_string(site.root.join("configs/small/short.toml")).unwrap();
+    site.write("configs/small/short.toml", &recipe.replace("steps = 6000", "steps = 41"));
+    console.shows(&["short.toml changed", "41"]);
+}
+
+#[test]
+fn the_typed_arguments_of_a_launch_fill_in_the_form() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    let console = site.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]).press("2").shows(&["Small"]);
+    let line = "configs/small:short --set train.steps=2 --local 2 --name mine";
+    enter(&console, "l", line);
+    console.shows(&["Start short?", "override", "2 ranks"]).press(TAB).press(TAB).press(TAB).press("G");
+    console.shows(&["vidtui launch configs/small:short", "'train.steps=2'", "--name mine"]);
+    console.press(ENTER).shows(&["finished"]);
+    let run = site.runs()[0].read_run().unwrap();
+    assert_eq!((run.name.as_str(), run.stage.as_deref()), ("mine", Some("short")));
+}

@@ -1,0 +1,239 @@
+//! The launch form: the draft, and what the shell has answered to it.
+
+use crate::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
+use crate::model::Screen;
+use crate::msg::ConvertOptions;
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use plan::LaunchPlan;
+use recipe::{Origin, RecipeError, Resolved, SettingRow, Settings};
+use rundir::Failure;
+
+/// State of the launch form.
+#[derive(Debug, Clone)]
+pub struct LaunchForm {
+    /// The launch as it is described now. Answers to another draft are ignored.
+    pub draft: LaunchDraft,
+    /// The screen to go back to.
+    pub from: Screen,
+    /// What the files of the recipe set; `None` while they are read.
+    pub settings: Option<Result<Box<Settings>, Failure>>,
+    /// Every key with its value.
+    pub rows: Vec<SettingRow>,
+    /// Why the recipe cannot be used as it is.
+    pub broken: Option<RecipeError>,
+    /// The number of ranks that the mesh was fitted to, and the changes.
+    pub fitted: Option<(usize, Option<String>)>,
+    /// The other targets that can be chosen.
+    pub targets: Vec<LaunchTarget>,
+    /// The files that have changed while the form is open.
+    pub changed: Vec<Utf8PathBuf>,
+    /// The plan that a start executes, with the state of the files that it was made from.
+    pub plan: Option<(Box<LaunchPlan>, u64)>,
+    /// Why the launch cannot be planned.
+    pub refused: Option<Failure>,
+    /// The checks of the plan. Those of the plan before are shown until there are new ones.
+    pub checks: Vec<PreflightRow>,
+    /// Whether the checks are complete.
+    pub is_checked: bool,
+    /// The conversion that makes the weights usable.
+    pub convert: Option<Box<ConvertOptions>>,
+    /// Whether the run starts when all checks have passed.
+    pub is_armed: bool,
+    /// The panel that keys apply to.
+    pub focus: FormPanel,
+    /// Whether keys with their default are shown.
+    pub with_defaults: bool,
+    /// The selected key.
+    pub key: Option<&'static str>,
+    /// The position of the selected node.
+    pub node: usize,
+    /// The selected check and its node; `None` for the first one that failed.
+    pub check: Option<(String, Option<NodeId>)>,
+    /// First visible line of the plan.
+    pub plan_top: usize,
+}
+
+/// A panel of the launch form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FormPanel {
+    /// The keys of the recipe with their values and origins.
+    Settings,
+    /// The target and its nodes.
+    Target,
+    /// The checks before the start.
+    Checks,
+    /// The plan.
+    Plan,
+}
+
+impl FormPanel {
+    /// All panels, in the order of the Tab key.
+    pub const ALL: [Self; 4] = [Self::Settings, Self::Target, Self::Checks, Self::Plan];
+
+    /// Returns the panel `by` places further.
+    pub fn turned(self, by: isize) -> Self {
+        let at = Self::ALL.iter().position(|panel| *panel == self).unwrap_or(0) as isize;
+        Self::ALL[(at + by).rem_euclid(Self::ALL.len() as isize) as usize]
+    }
+}
+
+impl LaunchForm {
+    /// Opens the form.
+    pub fn new(draft: LaunchDraft, from: Screen) -> Self {
+        Self {
+            draft,
+            from,
+            settings: None,
+            rows: Vec::new(),
+            broken: None,
+            fitted: None,
+            targets: Vec::new(),
+            changed: Vec::new(),
+            plan: None,
+            refused: None,
+            checks: Vec::new(),
+            is_checked: false,
+            convert: None,
+            is_armed: false,
+            focus: FormPanel::Settings,
+            with_defaults: false,
+            key: None,
+            node: 0,
+            check: None,
+            plan_top: 0,
+        }
+    }
+
+    /// Changes the draft. What was planned and checked for the draft before does not apply any more.
+    pub fn change(&mut self, change: impl FnOnce(&mut LaunchDraft)) {
+        let before = self.draft.clone();
+        change(&mut self.draft);
+        if self.draft != before {
+            self.forget_plan();
+            self.changed.clear();
+            self.fitted = None;
+            self.renew_rows();
+        }
+    }
+
+    fn forget_plan(&mut self) {
+        (self.plan, self.refused, self.convert) = (None, None, None);
+        (self.is_checked, self.is_armed) = (false, false);
+    }
+
+    /// Applies an answer of the shell.
+    pub fn take_in(&mut self, what: DraftMsg) {
+        match what {
+            DraftMsg::Read { changed, settings } => {
+                // The first answer to a draft is no change.
+                let is_armed = self.is_armed && changed.is_empty();
+                self.forget_plan();
+                self.is_armed = is_armed;
+                for file in changed {
+                    if !self.changed.contains(&file) {
+                        self.changed.push(file);
+                    }
+                }
+                (self.settings, self.fitted) = (Some(settings), None);
+                self.renew_rows();
+            }
+            DraftMsg::Targets(targets) => self.targets = targets,
+            DraftMsg::Fitted { ranks, changes } => {
+                self.fitted = Some((ranks, changes));
+                self.renew_rows();
+            }
+            DraftMsg::Refused(failure) => {
+                (self.refused, self.is_armed, self.is_checked) = (Some(failure), false, true);
+                self.checks.clear();
+            }
+            DraftMsg::Planned { plan, files } => self.plan = Some((plan, files)),
+            DraftMsg::Checked { checks, is_complete, convert } => {
+                (self.checks, self.is_checked, self.convert) = (checks, is_complete, convert);
+                let has_failed = self.failed().next().is_some();
+                self.is_armed &= !has_failed;
+            }
+        }
+    }
+
+    /// Returns the settings with the overrides.
+    pub fn overridden(&self) -> Option<Result<Settings, RecipeError>> {
+        let settings = self.settings.as_ref()?.as_ref().ok()?;
+        let with = |settings: Settings, set: &String| settings.with_flag(set);
+        Some(self.draft.sets.iter().try_fold((**settings).clone(), with))
+    }
+
+    /// Returns what one more override makes of the recipe: the settings, or why the text is no override; and whether the
+    /// recipe can be used with it.
+    pub fn tried(&self, set: &str) -> Option<Result<Result<Resolved, RecipeError>, RecipeError>> {
+        let settings = self.settings.as_ref()?.as_ref().ok()?;
+        let mut draft = self.draft.clone();
+        draft.set(set);
+        let with = |settings: Settings, set: &String| settings.with_flag(set);
+        Some(draft.sets.iter().try_fold((**settings).clone(), with).map(|settings| settings.resolve()))
+    }
+
+    /// Computes the values of all keys again.
+    fn renew_rows(&mut self) {
+        let (rows, broken) = match self.overridden() {
+            None => (Vec::new(), None),
+            Some(Err(error)) => (std::mem::take(&mut self.rows), Some(error)),
+            Some(Ok(settings)) => match settings.resolve() {
+                Err(error) => (settings.rows(), Some(error)),
+                Ok(mut resolved) => {
+                    if let Some((ranks, _)) = &self.fitted {
+                        // The shell reports a mesh that cannot be fitted.
+                        let _ = resolved.fit(*ranks);
+                    }
+                    (resolved.rows(), None)
+                }
+            },
+        };
+        (self.rows, self.broken) = (rows, broken);
+    }
+
+    /// Returns the rows that are shown: missing keys first, then overrides, then the others in the order of the schema.
+    pub fn shown_rows(&self) -> Vec<&SettingRow> {
+        let is_shown = |row: &&SettingRow| self.with_defaults || row.origin != Origin::Default || row.value.is_none();
+        let mut rows: Vec<&SettingRow> = self.rows.iter().filter(is_shown).collect();
+        let is_own = |row: &SettingRow| matches!(row.origin, Origin::Flag(_) | Origin::Fit(_));
+        rows.sort_by_key(|row| (row.value.is_some(), !is_own(row)));
+        rows
+    }
+
+    /// Returns the position of the selected key among the rows that are shown.
+    pub fn key_position(&self) -> usize {
+        let chosen = self.key;
+        self.shown_rows().iter().position(|row| Some(row.key) == chosen).unwrap_or(0)
+    }
+
+    /// Returns the checks that refuse the launch.
+    pub fn failed(&self) -> impl Iterator<Item = &PreflightRow> {
+        self.checks.iter().filter(|row| matches!(row.result, PreflightResult::Failed(_)))
+    }
+
+    /// Returns the position of the selected check.
+    pub fn check_position(&self) -> usize {
+        let chosen = self.check.as_ref();
+        let is_chosen = |row: &PreflightRow| chosen.is_some_and(|(name, node)| row.name == *name && row.node == *node);
+        let failed = || self.checks.iter().position(|row| matches!(row.result, PreflightResult::Failed(_)));
+        self.checks.iter().position(is_chosen).or_else(failed).unwrap_or(0)
+    }
+
+    /// Returns the number of ranks of the plan.
+    pub fn ranks(&self) -> Option<usize> {
+        self.plan.as_ref().map(|(plan, _)| plan.attempt.mesh.world())
+    }
+
+    /// Returns the name of what is launched: the stage, or the name of the run; before there is a plan, the file.
+    pub fn title(&self) -> String {
+        if let Some((plan, _)) = &self.plan {
+            return plan.run.stage.clone().unwrap_or_else(|| plan.run.name.clone());
+        }
+        let recipe = &self.draft.recipe;
+        match recipe.rsplit_once(':') {
+            Some((_, stage)) if !recipe.ends_with(".toml") => stage.to_owned(),
+            _ => Utf8Path::new(recipe).file_stem().unwrap_or(recipe).to_owned(),
+        }
+    }
+}

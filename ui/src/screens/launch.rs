@@ -1,0 +1,380 @@
+//! The launch form: changes of the draft, and the start of the plan that is shown.
+
+use crate::completion;
+use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
+use crate::effect::Effect;
+use crate::fleet::FleetSource;
+use crate::jobs::Intent;
+use crate::keymap::Action;
+use crate::layout;
+use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};
+use crate::screens::{convert, launch_view};
+use cluster::NodeId;
+use recipe::{RecipeError, RecipeErrorKind};
+
+/// Opens the form. A form of the same recipe that is still open keeps its settings.
+pub fn open(model: &mut Model, draft: LaunchDraft) {
+    let is_open = model.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
+    if !is_open {
+        let from = if model.screen == Screen::Launch { Screen::Recipes } else { model.screen };
+        model.form = Some(LaunchForm::new(draft, from));
+    }
+    model.screen = Screen::Launch;
+    keep_nodes(model);
+}
+
+/// Opens the form with the target that the console was started with.
+pub fn open_recipe(model: &mut Model, recipe: String) {
+    let draft = LaunchDraft { recipe, ..model.launch.clone() };
+    open(model, draft);
+}
+
+/// Watches the nodes of the form's hostfile while the form is shown.
+pub fn keep_nodes(model: &mut Model) {
+    let Some(form) = model.form.as_ref().filter(|_| model.screen == Screen::Launch) else { return };
+    let Some(path) = form.draft.target.hostfile() else { return };
+    let of = FleetSource::Hostfile(path.to_owned());
+    if model.fleet.of != of {
+        model.fleet.turn_to(of);
+        model.nodes = NodesScreen { sort: model.nodes.sort, ..NodesScreen::default() };
+        model.node = None;
+    }
+}
+
+/// Applies an answer of the shell to a draft. A run that waits for its checks starts when all have passed.
+pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<Effect> {
+    let Some(form) = model.form.as_mut().filter(|form| form.draft == *draft) else { return Vec::new() };
+    let was_armed = form.is_armed;
+    form.take_in(what);
+    match (form.is_armed, form.is_checked && form.plan.is_some()) {
+        (true, true) => return start(model),
+        // The user sees why the run does not start.
+        (false, _) if was_armed && (form.refused.is_some() || form.failed().next().is_some()) => return accept(model),
+        (false, _) if was_armed => model.warn("A file has changed. Look at the new plan, then start it."),
+        _ => {}
+    }
+    Vec::new()
+}
+
+/// Removes excluded nodes that the hostfile no longer lists from the draft.
+pub fn nodes_listed(model: &mut Model) {
+    let listed = listed(model);
+    let Some(form) = &mut model.form else { return };
+    if form.draft.target.hostfile().is_some() && !listed.is_empty() {
+        form.change(|draft| _ = draft.target.forget_unlisted(&listed));
+    }
+}
+
+/// Returns the nodes of the form's hostfile.
+pub fn listed(model: &Model) -> Vec<NodeId> {
+    let path = model.form.as_ref().and_then(|form| form.draft.target.hostfile());
+    match (&model.fleet.of, path) {
+        (FleetSource::Hostfile(of), Some(path)) if of == path => {
+            model.fleet.nodes().iter().map(|view| view.node.id.clone()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Handles an action.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let Some(form) = &mut model.form else {
+        model.screen = Screen::Recipes;
+        return Vec::new();
+    };
+    match action {
+        Action::Accept => return accept(model),
+        Action::Back if form.is_armed => form.is_armed = false,
+        Action::Back => {
+            model.screen = form.from;
+            model.form = None;
+        }
+        Action::FocusNext => form.focus = form.focus.turned(1),
+        Action::FocusPrevious => form.focus = form.focus.turned(-1),
+        Action::SetKey => model.input = Some(Input::new(Purpose::Override, "")),
+        Action::EditKey => edit_key(model),
+        Action::UnsetKey => unset_key(model),
+        Action::Defaults => form.with_defaults = !form.with_defaults,
+        Action::TargetNext => turn_target(form, 1),
+        Action::TargetPrevious => turn_target(form, -1),
+        Action::Ranks => edit_ranks(model),
+        Action::Toggle => toggle_node(model),
+        Action::Fit => fit(form),
+        Action::Weights => {
+            let init = form.draft.init.clone().unwrap_or_default();
+            model.input = Some(Input::new(Purpose::Weights, init));
+        }
+        Action::Push => push(model),
+        Action::Waive => waive(model),
+        Action::CheckAgain => form.change(|draft| draft.round += 1),
+        Action::Convert => {
+            return match form.convert.take() {
+                Some(options) => convert::open_with(model, *options),
+                None => {
+                    model.warn("No weights have to be converted");
+                    Vec::new()
+                }
+            };
+        }
+        action => moved(model, action),
+    }
+    keep_nodes(model);
+    Vec::new()
+}
+
+fn moved(model: &mut Model, action: Action) {
+    let listed = listed(model).len();
+    let page = launch_view::page(model);
+    let lines = launch_view::plan_lines(model).len();
+    let Some(form) = &mut model.form else { return };
+    let go = |at: usize, count: usize| layout::moved(action, at, page, count.saturating_sub(1));
+    match form.focus {
+        FormPanel::Settings => {
+            let to = go(form.key_position(), form.shown_rows().len());
+            let key = to.and_then(|to| form.shown_rows().get(to).map(|row| row.key));
+            form.key = key.or(form.key);
+        }
+        FormPanel::Target => form.node = go(form.node, listed).unwrap_or(form.node),
+        FormPanel::Checks => {
+            let to = go(form.check_position(), form.checks.len());
+            let row = to.and_then(|to| form.checks.get(to)).map(|row| (row.name.clone(), row.node.clone()));
+            form.check = row.or(form.check.take());
+        }
+        FormPanel::Plan => {
+            let last = lines.saturating_sub(page);
+            form.plan_top = layout::moved(action, form.plan_top, page, last).unwrap_or(form.plan_top);
+        }
+    }
+}
+
+/// Starts the run as shown, or says why that is not possible.
+fn accept(model: &mut Model) -> Vec<Effect> {
+    let Some(form) = &mut model.form else { return Vec::new() };
+    let failed: Vec<String> = form.failed().map(|row| row.name.clone()).collect();
+    let why = if let Some(failure) = &form.refused {
+        Some(format!("{}: {}", failure.what, failure.why))
+    } else if let Some(error) = &form.broken {
+        Some(format!("{}: {}", error.what, error.why))
+    } else if let Some(first) = failed.first() {
+        let more = if failed.len() > 1 { format!(" and {} more", failed.len() - 1) } else { String::new() };
+        Some(format!("cannot start: check '{first}'{more} failed; each shows a hint"))
+    } else {
+        None
+    };
+    if let Some(why) = why {
+        form.is_armed = false;
+        model.warn(crate::widgets::capitalized(&why));
+        return Vec::new();
+    }
+    if !form.is_checked || form.plan.is_none() {
+        form.is_armed = true;
+        model.notify("The run starts when all checks have passed");
+        return Vec::new();
+    }
+    start(model)
+}
+
+fn start(model: &mut Model) -> Vec<Effect> {
+    let Some(form) = &mut model.form else { return Vec::new() };
+    form.is_armed = false;
+    let Some((plan, files)) = form.plan.clone() else { return Vec::new() };
+    let draft = Box::new(form.draft.clone());
+    let run = plan.run.id.clone();
+    if model.jobs.busy_with(&run).is_some() {
+        return Vec::new();
+    }
+    let job = model.jobs.start(Intent::Launch { run, fresh: true });
+    vec![Effect::LaunchDraft { job, draft, files, plan }]
+}
+
+/// Forgets the form when its run has started; after a failure, plans again, because the run may have left files.
+pub fn ended(model: &mut Model, run: &rundir::RunId, has_started: bool) {
+    let Some(form) = &mut model.form else { return };
+    if form.plan.as_ref().is_none_or(|(plan, _)| plan.run.id != *run) {
+        return;
+    }
+    if has_started {
+        model.form = None;
+    } else {
+        form.change(|draft| draft.round += 1);
+    }
+}
+
+fn edit_key(model: &mut Model) {
+    let Some(form) = &model.form else { return };
+    let rows = form.shown_rows();
+    let Some(row) = rows.get(form.key_position()) else {
+        model.warn("No key is selected");
+        return;
+    };
+    let text = format!("{}={}", row.key, row.value.as_deref().unwrap_or_default());
+    model.input = Some(Input::new(Purpose::Override, text));
+}
+
+fn unset_key(model: &mut Model) {
+    let Some(form) = &mut model.form else { return };
+    let key = form.shown_rows().get(form.key_position()).map(|row| row.key);
+    let is_set = |key: &&str| form.draft.sets.iter().any(|set| crate::draft::key_of(set) == *key);
+    match (key.filter(is_set), form.draft.sets.last().cloned()) {
+        (Some(key), _) => form.change(|draft| draft.unset(key)),
+        // An override that is wrong has no row of its own.
+        (None, Some(last)) if form.broken.is_some() => form.change(|draft| draft.unset(crate::draft::key_of(&last))),
+        _ => model.warn("This key has no override"),
+    }
+}
+
+fn turn_target(form: &mut LaunchForm, by: isize) {
+    let now = &form.draft.target;
+    let mut all = vec![now.clone()];
+    all.extend(form.targets.iter().filter(|target| !target.is_alike(now)).cloned());
+    // In the order of the list, so that the key goes round.
+    all.sort_by_key(|target| form.targets.iter().position(|other| other.is_alike(target)));
+    let at = all.iter().position(|target| target == now).unwrap_or(0) as isize;
+    let next = all[(at + by).rem_euclid(all.len() as isize) as usize].clone();
+    form.node = 0;
+    form.change(|draft| draft.target = next);
+}
+
+fn edit_ranks(model: &mut Model) {
+    let Some(form) = &model.form else { return };
+    match form.draft.target {
+        LaunchTarget::Local(ranks) => {
+            let ranks = ranks.map(|ranks| ranks.to_string()).unwrap_or_default();
+            model.input = Some(Input::new(Purpose::Ranks, ranks));
+        }
+        LaunchTarget::Hostfile { .. } => model.warn("A hostfile gives the number of ranks: its slots"),
+        LaunchTarget::Slurm(_) => model.warn("The Slurm file gives the number of ranks: nodes and gpus_per_node"),
+    }
+}
+
+fn toggle_node(model: &mut Model) {
+    let listed = listed(model);
+    let Some(form) = &mut model.form else { return };
+    let at = form.node.min(listed.len().saturating_sub(1));
+    match listed.get(at).filter(|_| form.focus == FormPanel::Target) {
+        Some(node)
+            if form.draft.target.uses(node) && listed.iter().filter(|n| form.draft.target.uses(n)).count() == 1 =>
+        {
+            model.warn("The launch needs at least one node");
+        }
+        Some(node) => form.change(|draft| draft.target.toggle(node, &listed)),
+        None if form.draft.target.hostfile().is_none() => {
+            model.warn("Only the nodes of a hostfile can be chosen one by one");
+        }
+        None => form.focus = FormPanel::Target,
+    }
+}
+
+fn fit(form: &mut LaunchForm) {
+    let fit = if form.draft.fit == Fit::Off { Fit::ToTarget } else { Fit::Off };
+    form.change(|draft| draft.fit = fit);
+}
+
+fn push(model: &mut Model) {
+    let Some(form) = &mut model.form else { return };
+    if form.draft.target.hostfile().is_none() {
+        model.warn("The trainer is copied to the nodes of a hostfile only");
+        return;
+    }
+    form.change(|draft| draft.push = !draft.push);
+}
+
+fn waive(model: &mut Model) {
+    let Some(form) = &mut model.form else { return };
+    let Some(row) = form.checks.get(form.check_position()).cloned() else { return };
+    form.focus = FormPanel::Checks;
+    match row.result {
+        PreflightResult::Failed(_) if !row.is_waivable => {
+            model.warn(format!("The launch needs check '{}' and cannot waive it", row.name));
+        }
+        PreflightResult::Failed(_) | PreflightResult::Waived(_) => {
+            form.check = Some((row.name.clone(), row.node.clone()));
+            form.change(|draft| draft.toggle_waived(&row.name));
+        }
+        _ => model.warn("Only a check that failed can be waived"),
+    }
+}
+
+/// Returns whether a check is waived, or failed and can be waived.
+pub fn can_waive(row: &PreflightRow) -> bool {
+    match row.result {
+        PreflightResult::Failed(_) => row.is_waivable,
+        PreflightResult::Waived(_) => true,
+        _ => false,
+    }
+}
+
+/// Completes the override that is being typed.
+pub fn complete(model: &mut Model) {
+    let settings = model.form.as_ref().and_then(|form| form.settings.as_ref()?.as_ref().ok());
+    if let (Some(settings), Some(input)) = (settings, model.input.as_mut())
+        && input.purpose == Purpose::Override
+    {
+        let found = completion::candidates(settings, &input.text);
+        *input = Input::new(Purpose::Override, completion::complete(&input.text, &found));
+    }
+}
+
+/// Why a text cannot be entered into a field, with the hint.
+pub struct Wrong {
+    /// The reason.
+    pub why: String,
+    /// The hint.
+    pub fix: String,
+}
+
+impl Wrong {
+    fn of(error: RecipeError) -> Self {
+        Self { why: error.why, fix: error.fix }
+    }
+}
+
+/// Returns why a text cannot be entered.
+pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
+    match purpose {
+        Purpose::Override if !text.trim().is_empty() => {
+            let is_complete = text.contains('=');
+            let set = if is_complete { text.to_owned() } else { format!("{}=", text.trim()) };
+            match form.tried(&set)? {
+                Err(error) if is_complete || error.kind == RecipeErrorKind::UnknownKey => Some(Wrong::of(error)),
+                // Other rules may hold again after another override.
+                Ok(Err(error)) if matches!(error.kind, RecipeErrorKind::WrongTask | RecipeErrorKind::WrongTrainer) => {
+                    Some(Wrong::of(error))
+                }
+                _ if is_complete => None,
+                _ => Some(Wrong {
+                    why: format!("{} has no value", text.trim()),
+                    fix: format!("write {}=VALUE", text.trim()),
+                }),
+            }
+        }
+        Purpose::Ranks if !text.trim().is_empty() => match text.trim().parse::<usize>() {
+            Ok(1..=65_536) => None,
+            _ => Some(Wrong {
+                why: format!("\"{}\" is not a number of ranks", text.trim()),
+                fix: "write a whole number from 1 to 65536, or nothing for the mesh of the recipe".into(),
+            }),
+        },
+        _ => None,
+    }
+}
+
+/// Applies a typed field. A wrong text stays open for correction.
+pub fn typed(model: &mut Model, input: Input) {
+    let Some(form) = &mut model.form else { return };
+    if wrong(form, input.purpose, &input.text).is_some() {
+        model.input = Some(input);
+        return;
+    }
+    let text = input.text.trim();
+    match input.purpose {
+        Purpose::Override if !text.is_empty() => {
+            form.change(|draft| draft.set(text));
+            form.key = recipe::Key::find(crate::draft::key_of(text)).map(|key| key.path).or(form.key);
+            form.focus = FormPanel::Settings;
+        }
+        Purpose::Ranks => form.change(|draft| draft.target = LaunchTarget::Local(text.parse().ok())),
+        Purpose::Weights => form.change(|draft| draft.init = Some(text.to_owned()).filter(|text| !text.is_empty())),
+        _ => {}
+    }
+}

@@ -1,0 +1,250 @@
+//! The Recipes screen: every recipe below the folder of configurations, with what it trains and how large it is.
+
+use crate::effect::Effect;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{Input, Model, Purpose, Screen};
+use crate::msg::{RecipeFacts, RecipeView};
+use crate::run_state::StateKind;
+use crate::screens::launch;
+use crate::text;
+use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines, write_split};
+use camino::Utf8Path;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use units::counted;
+
+/// Rows of the part below the list.
+const DETAILS: u16 = 9;
+
+/// A row of the list.
+enum RecipesRow<'a> {
+    Folder(&'a Utf8Path),
+    Recipe(&'a RecipeView),
+    Air,
+}
+
+fn rows(model: &Model) -> Vec<RecipesRow<'_>> {
+    let mut rows = Vec::new();
+    let mut folder = None;
+    for recipe in model.recipes.iter().flatten() {
+        let of = recipe.path.parent().unwrap_or(Utf8Path::new(""));
+        if folder.replace(of) != Some(of) {
+            if !rows.is_empty() {
+                rows.push(RecipesRow::Air);
+            }
+            rows.push(RecipesRow::Folder(of));
+        }
+        rows.push(RecipesRow::Recipe(recipe));
+    }
+    rows
+}
+
+fn recipes(model: &Model) -> &[RecipeView] {
+    model.recipes.as_deref().unwrap_or_default()
+}
+
+fn position(model: &Model) -> usize {
+    let chosen = model.recipes_screen.selected.as_ref();
+    chosen.and_then(|path| recipes(model).iter().position(|recipe| recipe.path == *path)).unwrap_or(0)
+}
+
+/// Returns the selected recipe.
+pub fn selected(model: &Model) -> Option<&RecipeView> {
+    recipes(model).get(position(model))
+}
+
+/// Scrolls to the selected recipe.
+pub fn keep_selection(model: &mut Model) {
+    let rows = rows(model);
+    let is_selected = |row: &RecipesRow<'_>| match row {
+        RecipesRow::Recipe(recipe) => selected(model).is_some_and(|chosen| chosen.path == recipe.path),
+        RecipesRow::Folder(_) | RecipesRow::Air => false,
+    };
+    let at = rows.iter().position(is_selected).unwrap_or(0);
+    let visible = usize::from(areas(model, rows.len()).0.height);
+    // With the first recipe of a folder, the name of the folder is visible too.
+    let is_first = at > 0 && matches!(rows[at - 1], RecipesRow::Folder(_));
+    let top = layout::scrolled(model.recipes_screen.top, at, visible);
+    let top = if is_first { top.min(at - 1) } else { top };
+    model.recipes_screen.top = top.min(rows.len().saturating_sub(visible.max(1)));
+}
+
+/// Handles an action.
+pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
+    let page = usize::from(areas(model, rows(model).len()).0.height.saturating_sub(2)).max(1);
+    let last = recipes(model).len().saturating_sub(1);
+    if let Some(to) = layout::moved(action, position(model), page, last) {
+        model.recipes_screen.selected = recipes(model).get(to).map(|recipe| recipe.path.clone());
+        keep_selection(model);
+        return Vec::new();
+    }
+    match action {
+        Action::LaunchForm => match selected(model).map(|recipe| recipe.path.to_string()) {
+            Some(path) => launch::open_recipe(model, path),
+            None => model.warn("There is no recipe to launch"),
+        },
+        Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
+        Action::Back => model.screen = Screen::Runs,
+        _ => {}
+    }
+    Vec::new()
+}
+
+fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
+    let rows = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(1);
+    layout::list_and_details(layout::areas(model.size).body, rows, DETAILS)
+}
+
+/// Draws the screen.
+pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
+    let faint = model.theme.faint;
+    let Some(all) = &model.recipes else {
+        write_centered(model, buf, body, vec![Line::styled("Loading recipes…", faint)]);
+        return;
+    };
+    if all.is_empty() {
+        let mut lines = vec![Line::styled("No recipe found", model.theme.strong)];
+        let text = "A recipe is a TOML file that describes what to train; see configs/demo/2s.toml. \
+                    Start vidtui in a folder that contains configs/, or name another folder with --configs.";
+        lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
+        lines.push(Line::default());
+        lines.push(Line::from(hint(model, &Context::Recipes.key_of(Action::LaunchRecipe), "launch a recipe by path")));
+        write_centered(model, buf, body, lines);
+        return;
+    }
+    let rows = rows(model);
+    let (list, below) = areas(model, rows.len());
+    let columns = Columns::of(all, list.width);
+    for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
+        let area = Rect { y, height: 1, ..list };
+        match row {
+            RecipesRow::Air => {}
+            RecipesRow::Folder(folder) => {
+                let name = folder.file_name().unwrap_or(folder.as_str()).to_owned();
+                let path = text::fit_end(folder.as_str(), usize::from(list.width) / 2, model.symbols.ellipsis);
+                let title = Line::styled(name, model.theme.strong);
+                write_split(model, buf, area, title, Line::styled(path, faint));
+            }
+            RecipesRow::Recipe(recipe) => write(model, buf, area, line(model, recipe, &columns)),
+        }
+    }
+    if let Some(recipe) = selected(model) {
+        let shown = rows.iter().skip(model.recipes_screen.top + usize::from(list.height));
+        let unseen = shown.filter(|row| matches!(row, RecipesRow::Recipe(_))).count();
+        details(model, buf, below, recipe, unseen);
+    }
+}
+
+/// The widths of the columns.
+struct Columns {
+    name: usize,
+    kind: usize,
+}
+
+impl Columns {
+    fn of(all: &[RecipeView], width: u16) -> Self {
+        let kinds = all.iter().filter_map(|recipe| recipe.facts.as_ref().ok()).map(|facts| facts.kind.as_str());
+        Self {
+            name: all.iter().map(stem).map(text::width).max().unwrap_or(0).clamp(6, 24),
+            kind: kinds.map(text::width).max().unwrap_or(0).clamp(5, if width < 100 { 11 } else { 18 }),
+        }
+    }
+}
+
+fn stem(recipe: &RecipeView) -> &str {
+    recipe.path.file_stem().unwrap_or(recipe.path.as_str())
+}
+
+fn padded(text: &str, width: usize, ellipsis: &str) -> String {
+    let text = text::fit(text, width, ellipsis);
+    let pad = " ".repeat(width.saturating_sub(text::width(&text)) + 2);
+    text + &pad
+}
+
+fn line(model: &Model, recipe: &RecipeView, columns: &Columns) -> Line<'static> {
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let is_chosen = selected(model).is_some_and(|chosen| chosen.path == recipe.path);
+    let pointer = if is_chosen { format!("{} ", symbols.pointer) } else { "  ".to_owned() };
+    let style = match &recipe.facts {
+        _ if recipe.is_base() => theme.faint,
+        _ if is_chosen => theme.strong,
+        _ => Style::new(),
+    };
+    let mut spans = vec![
+        Span::styled(pointer, theme.accent),
+        Span::styled(padded(stem(recipe), columns.name, symbols.ellipsis), style),
+    ];
+    match &recipe.facts {
+        Ok(facts) => {
+            let params = facts.params.map_or_else(|| symbols.none.to_owned(), units::count);
+            let ranks = counted(facts.ranks, "rank");
+            spans.push(Span::styled(padded(&facts.kind, columns.kind, symbols.ellipsis), style));
+            spans.push(Span::styled(format!("{params:>6}  {ranks:>9}  "), style));
+            spans.push(Span::styled(recipe.about.clone(), theme.faint));
+        }
+        Err(_) if recipe.is_base() => {
+            let text = format!("base of {}", counted(recipe.bases, "recipe"));
+            spans.push(Span::styled(text, theme.faint));
+        }
+        Err(failure) => {
+            let mark = symbols.states[StateKind::Failed as usize];
+            spans.push(Span::styled(format!("{mark} {}", failure.why), theme.bad));
+        }
+    }
+    Line::from(spans)
+}
+
+/// Draws the details of a recipe below the list; `unseen` recipes of the list are hidden.
+fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, unseen: usize) {
+    let (theme, symbols) = (&model.theme, &model.symbols);
+    let more = match unseen {
+        0 => Vec::new(),
+        n => vec![Span::styled(format!("{} {} below", symbols.ellipsis, counted(n, "recipe")), theme.faint)],
+    };
+    let below = panel(model, buf, area, stem(recipe), more, false);
+    let width = usize::from(below.width);
+    let mut lines: Vec<Line<'static>> = Vec::new();
+    match &recipe.facts {
+        Ok(facts) => {
+            let dot = format!(" {} ", symbols.separator);
+            let facts_line = facts_in_words(facts).join(&dot);
+            lines.extend(text::wrap(&facts_line, width).into_iter().map(|line| Line::styled(line, theme.faint)));
+            if let Some(command) = &facts.command {
+                let command = text::fit(&text::clean(command), width.saturating_sub(9), symbols.ellipsis);
+                lines.push(Line::from(vec![Span::styled("Command  ", theme.faint), Span::raw(command)]));
+            }
+        }
+        Err(_) if recipe.is_base() => {
+            let text = "Settings that other recipes share. It cannot be launched by itself.";
+            lines.push(Line::styled(text, theme.faint));
+        }
+        Err(failure) => lines.extend(failure_lines(model, failure, width)),
+    }
+    if !recipe.about.is_empty() {
+        lines.push(Line::default());
+        lines.extend(text::wrap(&text::clean(&recipe.about), width).into_iter().map(Line::from));
+    }
+    if !recipe.is_base() {
+        lines.push(Line::default());
+        lines.push(Line::from(hint(
+            model,
+            &Context::Recipes.key_of(Action::LaunchForm),
+            "launch it (shows the plan first)",
+        )));
+    }
+    write_lines(model, buf, below, lines);
+}
+
+fn facts_in_words(facts: &RecipeFacts) -> Vec<String> {
+    let known = [
+        Some(format!("runs are named {}", facts.name)),
+        facts.params.map(|params| format!("{} parameters", units::count(params))),
+        facts.seq_len.map(|tokens| format!("{} tokens", units::grouped(tokens as u64))),
+        Some(facts.length.clone()).filter(|length| !length.is_empty()),
+        Some(facts.mesh.clone()),
+    ];
+    known.into_iter().flatten().collect()
+}
