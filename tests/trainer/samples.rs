@@ -420,7 +420,8 @@ fn an_attempt_makes_the_missing_samples_of_the_last_one_and_keeps_the_others() {
     let after = run.dir.list_samples().unwrap();
     assert_eq!(after[0], before[0], "the whole sample is kept");
     assert!(after[1].t > before[1].t && after[1].weights_xxh3 == before[1].weights_xxh3, "the other one is made again");
-    assert!(videos(&run) == bytes);
+    assert_eq!(after.len(), 4, "the last step has samples too");
+    assert!(videos(&run).starts_with(&bytes));
     assert_eq!(latest(&run.dir).unwrap().step, 3);
 }
 
