@@ -100,7 +100,7 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![any::<String>(), "[a-z ./\u{1b}\\[m長]{0,300}"]
 }
 
-/// An answer to the draft that [`Ui::on_form`] opens.
+/// Returns an answer to the draft of the form.
 fn any_answer() -> impl Strategy<Value = Msg> {
     use super::launch_form::*;
     let what = prop_oneof![
