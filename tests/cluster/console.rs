@@ -85,7 +85,7 @@ fn a_recipe_is_launched_from_the_form_on_the_nodes_that_are_chosen_in_it() {
     console.shows(&["Start own?", "[x] node01", "[x] node02", "[x] node03", "idle"]);
     console.press("\t").press("j").press(" ").shows(&["[ ] node02"]);
     console.press("s").press("checkpoint.interval=7").press(ENTER).shows(&["override", "Start own?"]);
-    console.press(ENTER).shows(&["12/12", "finished"]).press("q");
+    console.press(ENTER).shows(&["step 12 of 12", "finished"]).press("q");
     assert_eq!(console.ended(), 0);
     let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));
     let nodes: Vec<String> =
