@@ -491,7 +491,7 @@ pub fn plan_lines(model: &Model) -> Vec<Line<'static>> {
 fn plan_lines_of(model: &Model, form: &LaunchForm, width: usize) -> Vec<Line<'static>> {
     let theme = &model.theme;
     let Some((plan, _)) = &form.plan else {
-        let text = if form.refused.is_some() { "There is no plan" } else { "Planning…" };
+        let text = if form.is_checked { "There is no plan" } else { "Planning…" };
         return vec![Line::styled(text, theme.faint)];
     };
     let mut rows = plan.summary.clone();
