@@ -91,7 +91,9 @@ fn a_run_is_resumed_from_an_older_checkpoint_with_fresh_data() {
 #[test]
 fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     let site = TestSite::new().with("FAKE_STEP_MS", "10");
-    let run = site.succeeds(&["launch", "configs/small:short"]);
+    // It does not finish before the stop, and no checkpoint is removed as old.
+    let longer = ["--set", "train.steps=100000", "--set", "checkpoint.keep_last=0"];
+    let run = site.succeeds(&[&["launch", "configs/small:short"], &longer[..]].concat());
     let run = run.trim();
     let delete = |step: &str| ["checkpoints", run, "delete", step, "--yes"].map(str::to_owned);
     let error = |args: [String; 5]| site.error(&args.each_ref().map(String::as_str)).1;
