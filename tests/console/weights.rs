@@ -187,6 +187,6 @@ fn a_stage_that_starts_from_a_diffusers_model_offers_to_convert_it() {
     site.write("configs/theirs/curriculum.toml", &stages);
     let console = site.console((100, 40), &[], &[]);
     console.shows(&["No runs yet"]).press("2").shows(&["Theirs", "begin"]);
-    console.press("G").press(ENTER).shows(&["c convert the weights"]);
+    console.press("G").press(ENTER).shows(&["✗ weights", "c convert"]);
     console.press("c").shows(&["Convert weights", "theirs-internal", "convert as shown"]);
 }

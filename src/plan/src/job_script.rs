@@ -93,7 +93,7 @@ nodes=({attempts}/"$attempt"/launch/*.sh)
 nodes=("${{nodes[@]##*/}}")
 list=$(IFS=,; echo "${{nodes[*]%.sh}}")
 
-srun --nodes="${{#nodes[@]}}" --nodelist="$list" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
+srun --nodes="${{#nodes[@]}}" -w "$list" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
   bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
 # A signal interrupts `wait` but not the ranks.
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
