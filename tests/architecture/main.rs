@@ -26,7 +26,10 @@ fn read(path: &Path) -> String {
 }
 
 fn cargo(args: &[&str]) -> String {
-    let out = Command::new(env!("CARGO")).args(args).current_dir(root()).output().unwrap();
+    let mut command = Command::new(env!("CARGO"));
+    // With it, each crate would seem to depend on what all of them need.
+    command.env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
+    let out = command.args(args).current_dir(root()).output().unwrap();
     assert!(out.status.success(), "cargo {args:?}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8(out.stdout).unwrap()
 }
@@ -133,6 +136,25 @@ fn only_c10d_and_kernels_contain_c_or_cpp() {
         });
     }
     assert!(misplaced.is_empty(), "{misplaced:?}");
+}
+
+#[test]
+fn code_blocks_in_doc_comments_are_text() {
+    // Rust examples would be programs of their own, which take rustdoc longer to find than to run. They belong into tests.
+    let root = root();
+    let mut tested = Vec::new();
+    for part in ["src", "ui"] {
+        walk(&root.join(part), &["rs"], &mut |path| {
+            let fence = |line: &str| {
+                let line = line.trim_start();
+                let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+                text.trim().strip_prefix("```").map(str::to_owned)
+            };
+            let fences: Vec<String> = read(path).lines().filter_map(fence).collect();
+            tested.extend(fences.iter().step_by(2).any(|language| language != "text").then(|| path.to_owned()));
+        });
+    }
+    assert!(tested.is_empty(), "`cargo xtask test` runs no documentation tests; write ```text or a test: {tested:?}");
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn a_console_whose_clock_jumps_by_hours_shows_the_right_state_and_ends_no_run() 
         assert!((now_s() - true_s - by_s).abs() < 600.0, "the clock did not jump by {jump}");
         let seen = samples(&run).len();
         site.until("it makes more steps, and its nodes send samples", || samples(&run).len() > seen + 24);
-        console.shows(&["running"]).shows_no("stalled").shows_no("crashed").shows_no("lost");
+        console.shows(&["running"]).shows_no("stalled").shows_no("crashed").shows_no("was lost");
     }
     console.press("q");
     assert_eq!(console.ended(), 0);

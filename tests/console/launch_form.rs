@@ -82,7 +82,8 @@ fn a_hostfile_that_changes_while_the_form_is_open_is_planned_again() {
     let hostfile = |slots: usize| site.write("hostfiles/nodes.txt", &format!("127.0.0.1:port=1 slots={slots}\n"));
     hostfile(2);
     let console = form(&site);
-    console.press("t").shows(&["On hostfile hostfiles/nodes.txt", "[x] 127.0.0.1", "2 slots", "✗ node"]);
+    console.press("t").shows(&["Where to run", "hostfiles/nodes.txt"]).press("j").press(ENTER);
+    console.shows(&["On hostfile hostfiles/nodes.txt", "[x] 127.0.0.1", "2 slots", "✗ node"]);
     console.press(ENTER).shows(&["annot start"]);
     hostfile(1);
     console.shows(&["nodes.txt changed", "1 slot ", "✗ mesh"]);
@@ -91,7 +92,7 @@ fn a_hostfile_that_changes_while_the_form_is_open_is_planned_again() {
     console.shows(&["line 1", "many"]).press(ENTER);
     enter_is_refused(&site, &console);
     // The recipe changes too.
-    console.press("T").shows(&["On this machine", "Start small-short?"]);
+    console.press("t").press("g").press(ENTER).shows(&["On this machine", "Start small-short?"]);
     let recipe = std::fs::read_to_string(site.root.join("configs/small/short.toml")).unwrap();
     site.write("configs/small/short.toml", &recipe.replace("steps = 6000", "steps = 41"));
     console.shows(&["short.toml changed", "41"]);

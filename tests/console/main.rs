@@ -12,6 +12,7 @@ mod encodes;
 mod fake_trainer;
 mod heal;
 mod hub;
+mod interop;
 mod launch_form;
 mod nodes_and_smi;
 mod other_trainers;

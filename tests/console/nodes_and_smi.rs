@@ -13,21 +13,28 @@ fn vidtui(rig: &Rig, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-#[test]
-fn the_console_shows_nodes_processes_and_a_fault() {
-    let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
-    let site = TestSite::new();
+/// Opens the console on the nodes of the rig.
+fn console(rig: &Rig, site: &TestSite, size: (u16, u16)) -> Pty {
     let hostfile = rig.hostfile();
     let mut words = rig.prefix();
     words.extend([VIDTUI, "--hostfile", hostfile.as_str()].map(str::to_owned));
     let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
-    let mut console = Pty::start((100, 30), &words[0], &args, &[], &site.root);
+    Pty::start(size, &words[0], &args, &[], &site.root)
+}
+
+/// Starts a process that looks like a rank of a run.
+const RANK: &str =
+    "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
+
+#[test]
+fn the_console_shows_nodes_processes_and_a_fault() {
+    let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
+    let site = TestSite::new();
+    let mut console = console(&rig, &site, (100, 30));
     console.shows(&["No runs yet"]).press("3").shows(&["3 nodes", "3 up", "6 GPUs", "node03"]);
     rig.verb("smi node02 nodriver").unwrap();
     console.shows(&["1 fault", "the NVIDIA driv"]);
-    let rank =
-        "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
-    assert!(rig.command_on("node01", "sh").args(["-c", rank]).status().unwrap().success());
+    assert!(rig.command_on("node01", "sh").args(["-c", RANK]).status().unwrap().success());
     console.press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
     console.press("t").shows(&["NVIDIA-SMI"]);
     rig.verb("reset node03").unwrap();
@@ -41,16 +48,10 @@ fn the_console_shows_nodes_processes_and_a_fault() {
 fn a_kill_on_marked_nodes_is_verified_on_each_and_an_unreachable_one_is_unknown() {
     let Some(rig) = Options::new(3).gpus(2).up_or_skip() else { return };
     let site = TestSite::new();
-    let hostfile = rig.hostfile();
-    let mut words = rig.prefix();
-    words.extend([VIDTUI, "--hostfile", hostfile.as_str()].map(str::to_owned));
-    let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
-    let console = Pty::start((100, 40), &words[0], &args, &[], &site.root);
+    let console = console(&rig, &site, (100, 40));
     console.shows(&["No runs yet"]).press("3").shows(&["3 up"]);
-    let rank =
-        "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
     for node in ["node01", "node02", "node03"] {
-        assert!(rig.command_on(node, "sh").args(["-c", rank]).status().unwrap().success());
+        assert!(rig.command_on(node, "sh").args(["-c", RANK]).status().unwrap().success());
     }
     rig.verb("reset node02").unwrap();
     console.shows(&["1 unreachable"]).press("   ").shows(&["3 marked"]).press("p");

@@ -242,6 +242,7 @@ impl Scene {
             libtorch: String::new(),
             start: start.clone(),
             lineage: None,
+            imported: None,
             recipe,
         })
         .unwrap();

@@ -276,6 +276,8 @@ pub enum Watch {
     },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
     Run(RunId),
+    /// The metrics and the recipe of a run that is compared: `RunMsg::Opened` first, then recipe, metrics and samples of nodes.
+    Compared(RunId),
     /// The video of a sample as cells: one `RunMsg::Clip`.
     Clip {
         /// The run.

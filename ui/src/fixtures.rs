@@ -172,6 +172,17 @@ pub fn many_runs() -> RunList {
     }
 }
 
+/// Three runs to compare: one trains, one is stopped, one was resumed and has finished.
+pub fn compared_runs() -> Vec<RunRow> {
+    let at = |minutes: f64, row: RunRow| RunRow { created_s: NOW - 60.0 * minutes, ..row };
+    let other = |tail: &str, state, step| row(id(&format!("2026-11-19T2210-demo-2s-{tail}")), "2s", state, step);
+    vec![
+        at(5.0, running(83)),
+        at(9.0, other("lr3e4", RunState::Stopped, 60)),
+        at(14.0, other("4s", RunState::Finished, 120)),
+    ]
+}
+
 pub fn attempt(number: u32, start_step: u64) -> Attempt {
     Attempt {
         schema: 1,
@@ -340,6 +351,7 @@ fn run(id: RunId, stage: &str) -> Run {
         libtorch: "2.11.0".into(),
         start: StartFrom::Random,
         lineage: None,
+        imported: None,
         recipe: Default::default(),
     }
 }
@@ -511,6 +523,47 @@ impl Ui {
         ui.run_msg(RunMsg::Metrics((1..=steps).map(|step| sample(1, step)).collect()));
         ui.run_msg(RunMsg::Events(events()));
         ui.run_msg(RunMsg::Checkpoints(if steps >= 80 { vec![checkpoint(80, 203.0)] } else { vec![] }));
+        ui
+    }
+
+    /// The Compare screen of the runs of [`compared_runs`], one of them resumed, with their recipes.
+    pub fn on_compare() -> Self {
+        let mut ui = Self::with_runs(compared_runs());
+        ui.press("Space Space Space c");
+        let recipe = |lr: &str, data: &str, frames: &str| {
+            let keys = [
+                ("model.latent_frames", frames),
+                ("data.index", data),
+                ("optimizer.lr", lr),
+                ("optimizer.kind", "\"adamw\""),
+                ("train.steps", "240"),
+            ];
+            RunMsg::Recipe(keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec())
+        };
+        let data = ["\"/home/ada/data/2s/index.jsonl\"", "\"/home/ada/data/4s/index.jsonl\""];
+        let recipes = [recipe("1e-4", data[0], "13"), recipe("3e-4", data[0], "13"), recipe("1e-4", data[1], "25")];
+        let runs: Vec<RunId> = compared_runs().into_iter().map(|row| row.run).collect();
+        for (number, recipe) in recipes.into_iter().enumerate() {
+            let other = |attempt, step| {
+                let usual = sample(attempt, step);
+                let scale = 1.0 + 0.4 * number as f64;
+                let loss = usual.loss.map(|loss| loss * scale);
+                MetricSample {
+                    loss,
+                    step_s: usual.step_s * scale,
+                    t: NOW - 300.0 + step as f64 * scale,
+                    tokens_per_s: 900.0,
+                    ..usual
+                }
+            };
+            let mut samples: Vec<MetricSample> = (1..=[83, 60, 97][number]).map(|step| other(1, step)).collect();
+            if number == 2 {
+                samples.extend((81..=120).map(|step| MetricSample { t: NOW + step as f64, ..other(2, step) }));
+            }
+            for what in [RunMsg::Opened, recipe, RunMsg::Metrics(samples)] {
+                ui.send(Msg::Run { run: runs[number].clone(), what });
+            }
+        }
         ui
     }
 

@@ -24,7 +24,7 @@ pub enum FleetSource {
     Hostfile(Utf8PathBuf),
 }
 
-/// Values kept per GPU: ten minutes at one every two seconds.
+/// Values kept per GPU and node: ten minutes at one every two seconds.
 pub const KEPT: usize = 300;
 /// The age in seconds from which a node's newest sample suggests a hang. Samples arrive every two seconds.
 const LATE_S: f64 = 10.0;
@@ -76,7 +76,22 @@ pub struct NodeView {
     pub summary: NodeSummary,
     /// Recent power of each GPU, oldest first; CPU utilization in a node without GPUs.
     pub traces: Vec<VecDeque<f32>>,
+    /// Recent means of the node, oldest first.
+    pub moments: VecDeque<Moment>,
     cpu: Option<CpuTicks>,
+}
+
+/// The means of a node at one time. A value that was not reported is NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Moment {
+    /// When, Unix seconds.
+    pub t: f64,
+    /// Mean power per GPU.
+    pub power_w: f32,
+    /// Mean GPU utilization; that of the CPU in a node without GPUs.
+    pub util_pct: f32,
+    /// GPU memory in use, as a share; node memory in a node without GPUs.
+    pub mem_share: f32,
 }
 
 /// Whether a node can be reached.
@@ -371,6 +386,7 @@ impl NodeView {
             faults: Vec::new(),
             summary: NodeSummary::default(),
             traces: Vec::new(),
+            moments: VecDeque::new(),
             cpu: None,
         }
     }
@@ -382,6 +398,19 @@ impl NodeView {
         self.frame_s = Some(now);
         self.faults = faults(&frame);
         self.summary = NodeSummary::of(&frame, cpu_pct);
+        let summary = &self.summary;
+        let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+        let memory = self.memory_mib().filter(|(_, total)| *total > 0);
+        let moment = Moment {
+            t: now,
+            power_w: number(summary.power_w_mean),
+            util_pct: number(summary.util_pct_mean.or(summary.cpu_pct)),
+            mem_share: number(memory.map(|(used, total)| used as f64 / total as f64)),
+        };
+        if self.moments.len() == KEPT {
+            self.moments.pop_front();
+        }
+        self.moments.push_back(moment);
         let mut add = |at: usize, value: Option<f64>| {
             if self.traces.len() <= at {
                 self.traces.resize_with(at + 1, VecDeque::new);

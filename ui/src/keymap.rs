@@ -10,6 +10,7 @@ pub enum Action {
     Quit,
     Suspend,
     Help,
+    Palette,
     ShowRuns,
     ShowStages,
     ShowNodes,
@@ -36,6 +37,7 @@ pub enum Action {
     Logs,
     Filter,
     CopyPath,
+    Compare,
     // charts
     FocusNext,
     FocusPrevious,
@@ -48,6 +50,9 @@ pub enum Action {
     LogY,
     Smooth,
     ToggleX,
+    MetricNext,
+    MetricPrevious,
+    Recipes,
     ExportSvg,
     ExportPng,
     Checkpoints,
@@ -72,8 +77,7 @@ pub enum Action {
     EditKey,
     UnsetKey,
     Defaults,
-    TargetNext,
-    TargetPrevious,
+    Targets,
     Ranks,
     Fit,
     Weights,
@@ -101,6 +105,7 @@ pub enum Action {
     RankNext,
     RankPrevious,
     // nodes
+    HeatMap,
     Sort,
     ReverseSort,
     Mark,
@@ -144,6 +149,7 @@ pub struct Binding {
 pub enum Context {
     Runs,
     Run,
+    Compare,
     Stages,
     Recipes,
     Launch,
@@ -155,20 +161,23 @@ pub enum Context {
     Convert,
     Alerts,
     Help,
+    Palette,
     LaunchDialog,
     KillDialog,
     ActionDialog,
     ResultsDialog,
     CheckpointsDialog,
+    TargetsDialog,
     FailureDialog,
     Input,
 }
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::Runs,
         Self::Run,
+        Self::Compare,
         Self::Stages,
         Self::Recipes,
         Self::Launch,
@@ -184,7 +193,9 @@ impl Context {
         Self::ActionDialog,
         Self::ResultsDialog,
         Self::CheckpointsDialog,
+        Self::TargetsDialog,
         Self::FailureDialog,
+        Self::Palette,
         Self::Input,
         Self::Help,
     ];
@@ -194,6 +205,7 @@ impl Context {
         match self {
             Self::Runs => "Runs",
             Self::Run => "Run",
+            Self::Compare => "Compare",
             Self::Stages => "Stages",
             Self::Recipes => "Recipes",
             Self::Launch => "Launch form",
@@ -205,11 +217,13 @@ impl Context {
             Self::Convert => "Convert",
             Self::Alerts => "Alerts",
             Self::Help => "Help",
+            Self::Palette => "Actions",
             Self::LaunchDialog => "Launch dialog",
             Self::KillDialog => "Kill dialog",
             Self::ActionDialog => "Plan dialog",
             Self::ResultsDialog => "Results dialog",
             Self::CheckpointsDialog => "Checkpoints dialog",
+            Self::TargetsDialog => "Targets dialog",
             Self::FailureDialog => "Error dialog",
             Self::Input => "Text input",
         }
@@ -220,6 +234,7 @@ impl Context {
         match self {
             Self::Runs => RUNS,
             Self::Run => RUN,
+            Self::Compare => COMPARE,
             Self::Stages => STAGES,
             Self::Recipes => RECIPES,
             Self::Launch => FORM,
@@ -231,11 +246,13 @@ impl Context {
             Self::Convert => CONVERT,
             Self::Alerts => ALERTS,
             Self::Help => HELP,
+            Self::Palette => PALETTE,
             Self::LaunchDialog => LAUNCH,
             Self::KillDialog => KILL,
             Self::ActionDialog => ACTION,
             Self::ResultsDialog => RESULTS,
             Self::CheckpointsDialog => CHECKPOINTS,
+            Self::TargetsDialog => TARGETS,
             Self::FailureDialog => FAILURE,
             Self::Input => INPUT,
         }
@@ -246,6 +263,7 @@ impl Context {
         match self {
             Self::Runs
             | Self::Run
+            | Self::Compare
             | Self::Stages
             | Self::Recipes
             | Self::Launch
@@ -339,6 +357,7 @@ const ALWAYS: &[Binding] = &[
 const SCREENS: &[Binding] = &[
     bind(&[Key::ch('?')], Action::Help, "help", "Show all keys"),
     bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "Close the console; runs continue"),
+    bind(&[Key::ch(':')], Action::Palette, "", "List every action with its key; type to filter, Enter executes"),
     bind(&[Key::ch('1')], Action::ShowRuns, "", "List all runs"),
     bind(&[Key::ch('2')], Action::ShowStages, "", "List the stages"),
     bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
@@ -365,6 +384,7 @@ const RUNS: &[Binding] = with_motion![
     ),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
     bind(&[Key::ch(' ')], Action::Mark, "mark", "Mark the run; resume, stop and kill then apply to all marked runs"),
+    bind(&[Key::ch('c')], Action::Compare, "compare", "Compare the metrics and recipes of the marked runs"),
     bind(&[Key::ch('y')], Action::CopyPath, "", "Copy the path of the run's folder"),
     bind(&[ESC], Action::Back, "", "Clear the marks, or the filter"),
 ];
@@ -423,6 +443,42 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Go to the bottom"),
 ];
 
+const COMPARE: &[Binding] = &[
+    bind(&[Key::code(KeyCode::Tab), Key::ch(']')], Action::MetricNext, "metric", "Compare the next metric"),
+    bind(&[Key::code(KeyCode::BackTab), Key::ch('[')], Action::MetricPrevious, "", "Compare the metric before"),
+    bind(&[Key::ch('x')], Action::ToggleX, "align", "Align the runs by steps, by time or by tokens"),
+    bind(&[Key::ch('d')], Action::Recipes, "recipes", "Show the keys in which the recipes differ, or the charts"),
+    bind(&[ESC], Action::Back, "back", "Go back to the runs; they stay marked"),
+    bind(
+        &[Key::code(KeyCode::Right)],
+        Action::CursorRight,
+        "cursor",
+        "Move the cursor right; the legend shows each run's value there",
+    ),
+    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
+    bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
+    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),
+    bind(&[Key::ch('-'), Key::ch('_')], Action::ZoomOut, "", "Zoom out"),
+    bind(&[Key::ch('0')], Action::ResetView, "reset", "Show everything and follow the newest samples"),
+    bind(
+        &[Key::code(KeyCode::PageUp), Key::ctrl('u')],
+        Action::PageUp,
+        "",
+        "Scroll the charts left, or the recipes up",
+    ),
+    bind(
+        &[Key::code(KeyCode::PageDown), Key::ctrl('d')],
+        Action::PageDown,
+        "",
+        "Scroll the charts right, or the recipes down",
+    ),
+    bind(&[Key::code(KeyCode::Down), Key::ch('j')], Action::Down, "", "Scroll the recipes down"),
+    bind(&[Key::code(KeyCode::Up), Key::ch('k')], Action::Up, "", "Scroll the recipes up"),
+    bind(&[Key::ch('g'), Key::code(KeyCode::Home)], Action::Top, "", "Go to the first sample or key"),
+    bind(&[Key::ch('G'), Key::code(KeyCode::End)], Action::Bottom, "", "Go to the newest sample or the last key"),
+];
+
 const STAGES: &[Binding] = with_motion![
     bind(&[ENTER], Action::StartStage, "start", "Start the selected stage; shows the plan first"),
     bind(&[Key::ch('o')], Action::Open, "open run", "Open the newest run of the selected stage"),
@@ -442,14 +498,15 @@ const RECIPES: &[Binding] = with_motion![
         "launch",
         "Launch the selected recipe; shows its settings, checks and plan first"
     ),
+    bind(&[Key::ch('/')], Action::Filter, "filter", "Filter recipes by folder, name or description"),
     bind(&[Key::ch('l')], Action::LaunchRecipe, "other", "Launch any recipe: type the arguments of vidtui launch"),
-    bind(&[ESC], Action::Back, "back", "Go back to the runs"),
+    bind(&[ESC], Action::Back, "back", "Clear the filter, or go back to the runs"),
 ];
 
 const FORM: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "start", "Start the run as shown, when all checks have passed"),
     bind(&[Key::ch('s')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
-    bind(&[Key::ch('t')], Action::TargetNext, "target", "Next target: this machine, a hostfile, a Slurm file"),
+    bind(&[Key::ch('t')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file"),
     bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out"),
     bind(&[Key::ch('w')], Action::Waive, "waive", "Start without the selected check, or with it again"),
     bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs"),
@@ -467,7 +524,6 @@ const FORM: &[Binding] = with_motion![
     bind(&[Key::ch('i')], Action::Weights, "weights", "Choose the weights to start from: a checkpoint, or a run"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[Key::ch('d')], Action::Defaults, "", "Show the keys with their default too, or hide them"),
-    bind(&[Key::ch('T')], Action::TargetPrevious, "", "Previous target"),
     bind(&[Key::ch('p')], Action::Push, "", "Copy the trainer to the nodes where it is missing or differs, or not"),
     bind(&[Key::ch('R')], Action::CheckAgain, "", "Plan and check again"),
 ];
@@ -527,6 +583,14 @@ const NODES: &[Binding] = with_motion![
     ),
     bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
     bind(&[Key::ch('K')], Action::Kill, "kill all", "Kill all your training on the marked nodes; shows the plan first"),
+    bind(
+        &[Key::ch('m')],
+        Action::HeatMap,
+        "heat map",
+        "Show a heat map of all GPUs: power, utilization, memory, temperature; then the list"
+    ),
+    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move right in the heat map"),
+    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move left in the heat map"),
     bind(&[Key::ch('o')], Action::Sort, "sort", "Change the order: faults, power, utilization, memory, …"),
     bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order"),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault"),
@@ -551,6 +615,17 @@ const PROCESSES: &[Binding] = with_motion![
 
 const HELP: &[Binding] =
     with_motion![bind(&[ESC, Key::ch('?'), Key::ch('q'), ENTER], Action::Cancel, "close", "Close the help")];
+
+const PALETTE: &[Binding] = &[
+    bind(&[ENTER], Action::Accept, "execute", "Execute the selected action"),
+    bind(&[Key::code(KeyCode::Down), Key::code(KeyCode::Tab)], Action::Down, "", "Select the next action"),
+    bind(&[Key::code(KeyCode::Up), Key::code(KeyCode::BackTab)], Action::Up, "", "Select the action before"),
+    bind(&[Key::code(KeyCode::PageDown)], Action::PageDown, "", "Page down"),
+    bind(&[Key::code(KeyCode::PageUp)], Action::PageUp, "", "Page up"),
+    bind(&[Key::code(KeyCode::Backspace)], Action::DeleteBefore, "", "Delete the last character of the filter"),
+    bind(&[Key::ctrl('u')], Action::DeleteToStart, "", "Delete the filter"),
+    bind(&[ESC], Action::Cancel, "close", "Close the list; nothing is executed"),
+];
 
 const LAUNCH: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "start", "Start the run as shown"),
@@ -591,6 +666,11 @@ const CHECKPOINTS: &[Binding] = with_motion![
     bind(&[Key::ch('p')], Action::Pin, "pin", "Pin it, so that it stays when old checkpoints are removed; or unpin it"),
     bind(&[Key::ch('d'), Key::code(KeyCode::Delete)], Action::Delete, "delete", "Delete it; asks first"),
     bind(&[ESC, Key::ch('q'), Key::ch('c')], Action::Cancel, "close", "Close the list"),
+];
+
+const TARGETS: &[Binding] = with_motion![
+    bind(&[ENTER], Action::Accept, "choose", "Run on the selected target"),
+    bind(&[ESC, Key::ch('q'), Key::ch('t')], Action::Cancel, "cancel", "Keep the target"),
 ];
 
 const FAILURE: &[Binding] =

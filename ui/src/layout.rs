@@ -64,6 +64,10 @@ pub struct RunContent {
     pub nodes: bool,
     /// Whether it has a validation loss.
     pub validation: bool,
+    /// Whether its GPUs report their utilization.
+    pub utilization: bool,
+    /// Whether the terminal has room for lanes below the large chart, and for more panels beside it.
+    pub large: bool,
     /// Whether it has made videos, and there is room for one beside its charts.
     pub videos: bool,
 }
@@ -71,8 +75,7 @@ pub struct RunContent {
 impl RunContent {
     /// Returns the panels in the order of the Tab key.
     pub fn panels(self) -> Vec<Panel> {
-        let nodes = [Chart::Power, Chart::NodeMemory].map(Panel::Chart).into_iter().filter(|_| self.nodes);
-        let main = [self.main()].into_iter().chain(nodes.filter(|panel| !self.side().contains(panel)));
+        let main = [self.main()].into_iter().chain(self.lanes());
         let beside = (self.videos && self.task == Task::Train).then_some(Panel::Samples);
         let all = self.top().into_iter().chain(main).chain(beside).chain(self.side()).chain(self.foot());
         all.chain([Panel::Events]).collect()
@@ -92,9 +95,30 @@ impl RunContent {
         }
     }
 
+    /// Returns the panels below the large one, on the same x axis.
+    fn lanes(self) -> Vec<Panel> {
+        let large = self.has_lanes();
+        let of_nodes =
+            [(Chart::Power, true), (Chart::Utilization, large && self.utilization), (Chart::NodeMemory, true)];
+        let nodes =
+            of_nodes.into_iter().filter(|(_, shown)| self.nodes && *shown).map(|(chart, _)| Panel::Chart(chart));
+        let side = self.side();
+        let steps = large.then_some(Panel::Chart(Chart::StepTime));
+        nodes.filter(|panel| !side.contains(panel)).chain(steps).collect()
+    }
+
+    /// Returns whether the lanes have marks and share the labels of their x axis.
+    fn has_lanes(self) -> bool {
+        self.large && self.task == Task::Train
+    }
+
     /// The panels of the right column, which scrolls if they do not all fit.
     fn side(self) -> Vec<Panel> {
         let charts: &[Chart] = match self.task {
+            // The step time is among the lanes.
+            Task::Train if self.large => {
+                &[Chart::LearningRate, Chart::GradNorm, Chart::Memory, Chart::Mfu, Chart::WeightNorm]
+            }
             Task::Train => {
                 &[Chart::LearningRate, Chart::GradNorm, Chart::StepTime, Chart::Memory, Chart::WeightNorm, Chart::Mfu]
             }
@@ -120,6 +144,13 @@ impl RunContent {
 /// The maximum number of panels in the right column, besides the samples and the checkpoints.
 const SHOWN_OF_SIDE: usize = 4;
 
+/// The largest number of panels beside the charts where there is room for lanes.
+const SHOWN_OF_LARGE_SIDE: usize = 6;
+/// Rows of the events below the lanes.
+const EVENTS_BELOW_LANES: u16 = 8;
+/// Rows of the marks above the lanes: a heading and the marks.
+const MARKS: u16 = 2;
+
 /// Rows of the table of an encode: a heading, the names of the columns, and four stages.
 const PIPELINE_ROWS: u16 = 6;
 
@@ -130,6 +161,12 @@ pub struct RunAreas {
     pub state: Rect,
     /// Advice on the state and the next keys.
     pub advice: Rect,
+    /// Throughput and utilization.
+    pub facts: Rect,
+    /// The marks of events above the lanes.
+    pub marks: Rect,
+    /// The charts that have the labels of an x axis which others share. Empty if none is shared.
+    pub x_labels: Vec<Panel>,
     /// The visible panels.
     pub panels: Vec<(Panel, Rect)>,
 }
@@ -137,6 +174,7 @@ pub struct RunAreas {
 /// Splits the body of the run screen. `advice` is the preferred height of the advice.
 pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content: RunContent) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
+    let (facts, rest) = cut_top(rest, u16::from(content.has_lanes()));
     let most = match rest.height {
         0..4 => 0,
         4..10 => 1,
@@ -146,19 +184,22 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content:
     };
     let (advice, rest) = cut_top(rest, advice.min(most));
     let (_, rest) = cut_top(rest, u16::from(rest.height >= 17));
-    let panels = if rest.height == 0 {
-        Vec::new()
-    } else if enlarged || rest.width < 60 || rest.height < 15 {
-        vec![(focus, rest)]
+    let none = Rect { height: 0, ..rest };
+    let mut areas = RunAreas { state, advice, facts, marks: none, x_labels: Vec::new(), panels: Vec::new() };
+    if rest.height == 0 {
+        return areas;
+    }
+    if enlarged || rest.width < 60 || rest.height < 15 {
+        areas.panels = vec![(focus, rest)];
     } else {
-        grid(rest, focus, content)
-    };
-    RunAreas { state, advice, panels }
+        grid(&mut areas, rest, focus, content);
+    }
+    areas
 }
 
 /// Places the large panel, the node charts and the events on the left, and the other panels on the right. The right column
 /// scrolls to the focused panel.
-fn grid(area: Rect, focus: Panel, content: RunContent) -> Vec<(Panel, Rect)> {
+fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
     const GAP: u16 = 3;
     // Tall terminals have a blank row between panels, and more rows of checkpoints.
     let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
@@ -167,12 +208,20 @@ fn grid(area: Rect, focus: Panel, content: RunContent) -> Vec<(Panel, Rect)> {
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
-    let (main, events) = cut_top(left, area.height - (area.height / 3).max(5));
+    let has_lanes = content.has_lanes() && area.height >= 30;
+    let events = if has_lanes { EVENTS_BELOW_LANES } else { (area.height / 3).max(5) };
+    let (main, events) = cut_top(left, area.height - events);
     let main = Rect { height: main.height - air, ..main };
     let side = content.side();
     let nodes = content.nodes && !side.contains(&Panel::Chart(Chart::Power));
     let mut panels: Vec<(Panel, Rect)> = content.top().map(|panel| (panel, top)).into_iter().collect();
-    panels.extend(under_the_main(content.main(), main, air, focus, nodes));
+    if has_lanes {
+        let lanes = content.lanes();
+        areas.x_labels.extend(lanes.last());
+        areas.marks = under_a_large_main(&mut panels, content.main(), main, &lanes);
+    } else {
+        panels.extend(under_the_main(content.main(), main, air, focus, nodes));
+    }
     let mut rest = right;
     if content.task == Task::Train && content.videos {
         let (top, below) = cut_top(rest, area.height * 2 / 5);
@@ -182,19 +231,56 @@ fn grid(area: Rect, focus: Panel, content: RunContent) -> Vec<(Panel, Rect)> {
     let foot = content.foot();
     let foot_height = if foot.is_some() { checkpoints } else { 0 };
     let charts = rest.height.saturating_sub(foot_height);
-    let least = if air > 0 { 6 } else { 3 };
-    let shown = usize::from(charts / least).clamp(1, SHOWN_OF_SIDE).min(side.len());
-    let chart_height = (charts / shown as u16).saturating_sub(air);
+    let (least, most) = match (has_lanes, air) {
+        (true, _) => (5, SHOWN_OF_LARGE_SIDE),
+        (false, 0) => (3, SHOWN_OF_SIDE),
+        (false, _) => (6, SHOWN_OF_SIDE),
+    };
+    let air = if has_lanes { 0 } else { air };
+    let shown = usize::from(charts / least).clamp(1, most).min(side.len());
     let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
     let first = (focused + 1).saturating_sub(shown);
-    for panel in &side[first..first + shown] {
-        let (top, below) = cut_top(rest, chart_height);
+    let visible = &side[first..first + shown];
+    // Learning rates change slowly: half the height of another chart is enough.
+    let weight = |panel: &Panel| if has_lanes && *panel == Panel::Chart(Chart::LearningRate) { 1 } else { 2 };
+    let mut weights: u16 = visible.iter().map(weight).sum();
+    let mut charts = charts;
+    for panel in visible {
+        let height = charts * weight(panel) / weights.max(1);
+        weights -= weight(panel);
+        charts -= height;
+        let (top, below) = cut_top(rest, height.saturating_sub(air));
         panels.push((*panel, top));
-        rest = cut_top(below, air).1;
+        rest = cut_top(below, air.min(height)).1;
+    }
+    if has_lanes {
+        areas.x_labels.extend(visible.iter().rev().find(|panel| matches!(panel, Panel::Chart(_))));
     }
     panels.extend(foot.map(|foot| (foot, rest)));
     panels.push((Panel::Events, events));
-    panels
+    areas.panels = panels;
+}
+
+/// Places the marks and all lanes below the large panel, and returns the area of the marks.
+fn under_a_large_main(panels: &mut Vec<(Panel, Rect)>, main: Panel, area: Rect, lanes: &[Panel]) -> Rect {
+    let area = Rect { height: area.height - 1, ..area };
+    let count = lanes.len() as u16;
+    let each = (area.height / 2 / count).clamp(4, 9);
+    // The last lane has the labels of the x axis.
+    let (top, mut rest) = cut_top(area, area.height - each * count - 1);
+    let (top, marks) = cut_top(top, top.height - MARKS);
+    panels.push((main, top));
+    for (number, lane) in (1..).zip(lanes) {
+        let (chart, below) = cut_top(rest, each + u16::from(number == count));
+        panels.push((*lane, chart));
+        rest = below;
+    }
+    marks
+}
+
+/// Returns whether the body of the screen has room for lanes below the large chart.
+pub fn has_room_for_lanes(body: Rect) -> bool {
+    body.width >= 156 && body.height >= 42
 }
 
 /// Returns whether the body of the screen has room for a picture beside the charts of a training run.
@@ -280,9 +366,10 @@ mod tests {
         fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
-            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, videos };
+            let large = has_room_for_lanes(areas.body);
+            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, utilization: nodes, large, videos };
             let run = run_areas(areas.body, advice, Panel::Events, false, content);
-            let mut parts = vec![areas.header, areas.keys, run.state, run.advice];
+            let mut parts = vec![areas.header, areas.keys, run.state, run.facts, run.advice, run.marks];
             parts.extend(run.panels.iter().map(|(_, area)| *area));
             parts.retain(|part| part.area() > 0);
             for (i, part) in parts.iter().enumerate() {

@@ -17,6 +17,7 @@ mod effect;
 pub mod event_text;
 pub mod fleet;
 pub mod goodput_text;
+pub mod gpu_value;
 pub mod jobs;
 mod keymap;
 pub mod layout;

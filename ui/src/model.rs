@@ -1,5 +1,6 @@
 //! The state of the console. Plain data: no handles, no clock, no open files.
 
+mod compare_screen;
 mod convert_screen;
 mod dialogs;
 mod input;
@@ -9,10 +10,13 @@ mod processes_screen;
 mod run_screen;
 mod samples_screen;
 mod screen;
+mod viewport;
 
+pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED};
 pub use convert_screen::{ConvertScreen, Preview, Work};
 pub use dialogs::{
-    ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, ResultsDialog,
+    ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,
+    ResultsDialog, TargetsDialog,
 };
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
@@ -22,11 +26,13 @@ pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
+pub use viewport::Viewport;
 
 use crate::draft::LaunchDraft;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::keymap::Context;
+use crate::layout;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
@@ -108,6 +114,8 @@ pub struct Model {
     pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
     pub run: Option<RunScreen>,
+    /// The open comparison of runs.
+    pub compare: Option<CompareScreen>,
     /// State of the Stages screen.
     pub stages: StagesScreen,
     /// State of the Recipes screen.
@@ -164,6 +172,7 @@ impl Model {
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
             run: setup.open.map(RunScreen::new),
+            compare: None,
             stages: StagesScreen::default(),
             recipes_screen: RecipesScreen::default(),
             form: None,
@@ -303,7 +312,9 @@ impl Model {
     /// Opens a run's screen. A run that is already open keeps its data.
     pub(crate) fn open_run(&mut self, run: RunId) {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
-            self.run = Some(RunScreen::new(run.clone()));
+            // A large chart has room for the raw line behind the moving average.
+            let smoothing = layout::has_room_for_lanes(layout::areas(self.size).body).then_some(0);
+            self.run = Some(RunScreen { smoothing, ..RunScreen::new(run.clone()) });
         }
         self.runs_screen.selected = Some(run);
         self.logs = None;
@@ -348,6 +359,7 @@ pub fn keymap(model: &Model) -> Context {
         (None, Some(_), _) => Context::Input,
         (None, None, Screen::Runs) => Context::Runs,
         (None, None, Screen::Run) => Context::Run,
+        (None, None, Screen::Compare) => Context::Compare,
         (None, None, Screen::Stages) => Context::Stages,
         (None, None, Screen::Recipes) => Context::Recipes,
         (None, None, Screen::Launch) => Context::Launch,
@@ -363,7 +375,9 @@ pub fn keymap(model: &Model) -> Context {
 
 /// Returns the text to print after the console closes: which runs continue, and how to reopen it.
 pub fn closing_message(model: &Model) -> Option<String> {
-    let active: Vec<&RunRow> = model.rows().iter().filter(|row| StateKind::of(&row.state).is_active()).collect();
+    // The stream of the open run is newer than the list: a run that was just resumed is active only there.
+    let newest = model.rows().iter().filter_map(|row| model.row(&row.run));
+    let active: Vec<&RunRow> = newest.filter(|row| StateKind::of(&row.state).is_active()).collect();
     let first = active.first()?;
     let what = match active.len() {
         1 => {

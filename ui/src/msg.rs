@@ -265,6 +265,8 @@ pub enum RunMsg {
     Metrics(Vec<MetricSample>),
     /// Lines of the event files, in time order.
     Events(Vec<Event>),
+    /// The keys of its recipe with their values, in the order of a recipe.
+    Recipe(Vec<(String, String)>),
     /// Samples of all nodes of the run taken together, oldest first.
     #[serde(alias = "Moments")]
     NodePoints(Vec<NodePoint>),

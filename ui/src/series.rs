@@ -3,13 +3,17 @@
 //! The cost of adding a sample and of drawing a chart does not grow with the number of samples: the pyramid returns the
 //! extremes of any range in a few dozen operations. No sample is dropped, so that zooming in ends at single samples.
 
+mod axis;
+
+pub use axis::Axis;
+
 use crate::rank_times::RankTimes;
 use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
 
-/// With more ranks than this, only the highest and lowest memory are kept.
+/// With more ranks than this, only the mean, the highest and the lowest memory are kept.
 pub const MAX_RANK_LINES: usize = 8;
 
 /// Weights of the moving averages, lightest first.
@@ -27,8 +31,10 @@ pub enum Track {
     Memory(usize),
     /// Memory of the rank that uses most.
     MemoryHighest,
-    /// Memory of the rank that uses least.
+    /// Memory of the rank that uses least, if there are several.
     MemoryLowest,
+    /// Mean memory of the ranks.
+    MemoryMean,
     /// A metric that nodes sample, by its index in [`METRICS`].
     Nodes(usize, Statistic),
 }
@@ -44,7 +50,7 @@ pub enum Statistic {
 
 impl Track {
     const RANKS: usize = METRICS.len();
-    const NODES: usize = Self::RANKS + MAX_RANK_LINES + 2;
+    const NODES: usize = Self::RANKS + MAX_RANK_LINES + 3;
     const COUNT: usize = Self::NODES + 3 * METRICS.len();
 
     /// Returns the track of a metric, or its mean if nodes sample the metric.
@@ -65,6 +71,7 @@ impl Track {
             Self::Memory(rank) => Self::RANKS + rank.min(MAX_RANK_LINES - 1),
             Self::MemoryHighest => Self::RANKS + MAX_RANK_LINES,
             Self::MemoryLowest => Self::RANKS + MAX_RANK_LINES + 1,
+            Self::MemoryMean => Self::RANKS + MAX_RANK_LINES + 2,
             Self::Nodes(metric, statistic) => Self::NODES + 3 * metric + statistic as usize,
         }
     }
@@ -149,6 +156,22 @@ impl Column {
     pub fn any_not_finite(&self, low: usize, high: usize) -> bool {
         let at = self.not_finite.partition_point(|i| *i < low);
         self.not_finite.get(at).is_some_and(|i| *i < high)
+    }
+
+    /// Returns the last index below `end` that has a finite value, in logarithmic time.
+    pub fn last_finite(&self, end: usize) -> Option<usize> {
+        let end = end.min(self.values.len());
+        let (mut low, mut high) = (0, end);
+        // Invariant: no value at `high` or above is finite.
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.extent(middle, high).is_empty() {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        high.checked_sub(1)
     }
 
     /// Returns the extremes of `low..high`, in logarithmic time.
@@ -240,6 +263,8 @@ pub struct Segment {
     steps: Vec<u64>,
     /// Unix seconds, never decreasing: a clock that was set back must not break the binary search.
     times: Vec<f64>,
+    /// Tokens trained on so far, never decreasing; zero if the run does not log them.
+    tokens: Vec<f64>,
     attempts: Vec<u32>,
     columns: Vec<Column>,
     smoothed: Vec<[Column; SMOOTHING.len()]>,
@@ -250,6 +275,7 @@ impl Default for Segment {
         Self {
             steps: Vec::new(),
             times: Vec::new(),
+            tokens: Vec::new(),
             attempts: Vec::new(),
             columns: vec![Column::default(); Track::COUNT],
             smoothed: vec![Default::default(); METRICS.len()],
@@ -285,7 +311,8 @@ impl Segment {
 
     /// Returns the moving average of a track, if it is kept; `level` is an index into [`SMOOTHING`].
     pub fn smoothed(&self, track: Track, level: usize) -> Option<&Column> {
-        self.smoothed.get(track.index()).and_then(|levels| levels.get(level))
+        let column = self.smoothed.get(track.index()).and_then(|levels| levels.get(level));
+        column.filter(|column| !column.is_empty())
     }
 
     /// Returns the first index whose step is at least `step`.
@@ -298,8 +325,23 @@ impl Segment {
         self.times.partition_point(|t| *t < time)
     }
 
+    /// Returns the tokens that were trained on up to a sample.
+    pub fn tokens(&self, index: usize) -> f64 {
+        self.tokens[index]
+    }
+
+    /// Returns the first index at which `tokens` or more were trained on.
+    pub fn at_tokens(&self, tokens: f64) -> usize {
+        self.tokens.partition_point(|t| *t < tokens)
+    }
+
     fn push(&mut self, sample: &MetricSample) {
         let index = self.len();
+        // Not every step is logged. The steps since the sample before took as many tokens as this one.
+        let steps = sample.step.saturating_sub(self.steps.last().copied().unwrap_or(0)) as f64;
+        let tokens = sample.tokens_per_s * sample.step_s * steps;
+        let tokens = if tokens.is_finite() { tokens.max(0.0) } else { 0.0 };
+        self.tokens.push(self.tokens.last().copied().unwrap_or(0.0) + tokens);
         self.steps.push(sample.step);
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
         self.attempts.push(sample.attempt);
@@ -314,9 +356,11 @@ impl Segment {
         for rank in 0..MAX_RANK_LINES {
             add(Track::Memory(rank), NewValue::if_measured(memory.get(rank).copied().filter(|_| !wide)));
         }
-        let extreme = |pick: fn(f64, f64) -> f64| memory.iter().copied().reduce(pick).filter(|_| wide);
+        let extreme = |pick: fn(f64, f64) -> f64| memory.iter().copied().reduce(pick);
         add(Track::MemoryHighest, NewValue::if_measured(extreme(f64::max)));
-        add(Track::MemoryLowest, NewValue::if_measured(extreme(f64::min)));
+        add(Track::MemoryLowest, NewValue::if_measured(extreme(f64::min).filter(|_| memory.len() > 1)));
+        let mean = memory.iter().sum::<f64>() / memory.len() as f64;
+        add(Track::MemoryMean, NewValue::if_measured(Some(mean).filter(|_| !memory.is_empty())));
         for (metric, _) in drawn().filter(|(_, of)| of.line.is_some_and(|line| line.smoothed)) {
             for (level, weight) in SMOOTHING.into_iter().enumerate() {
                 let average = next_average(&self.columns[metric], &self.smoothed[metric][level], index, weight);
@@ -328,6 +372,7 @@ impl Segment {
     fn push_node_point(&mut self, moment: &NodePoint) {
         let index = self.len();
         self.steps.push(0);
+        self.tokens.push(0.0);
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
         self.attempts.push(0);
         for (metric, of) in drawn() {
@@ -349,6 +394,7 @@ impl Segment {
         Self {
             steps: self.steps.split_off(at),
             times: self.times.split_off(at),
+            tokens: self.tokens.split_off(at),
             attempts: self.attempts.split_off(at),
             columns: self.columns.iter_mut().map(|column| column.split_off(at)).collect(),
             smoothed: self.smoothed.iter_mut().map(|levels| levels.each_mut().map(|c| c.split_off(at))).collect(),
@@ -421,40 +467,27 @@ impl Series {
         self.nodes.push_node_point(moment);
     }
 
-    /// Returns the samples of the nodes. They have no steps; [`Self::step_at`] returns the step of a time.
+    /// Returns the samples of the nodes. They have no steps; [`Self::x_at`] returns the step of a time.
     pub fn nodes(&self) -> &Segment {
         &self.nodes
     }
 
-    /// Returns when a step finished, Unix seconds, interpolated between steps; infinity after the last step.
-    pub fn time_at(&self, step: f64) -> f64 {
-        let live = &self.live;
-        let at = live.at_step(step);
-        match (at.checked_sub(1), live.steps.get(at)) {
-            (_, None) => f64::INFINITY,
-            (None, Some(_)) => live.times[0],
-            (Some(before), Some(_)) => {
-                let (low, high) = (live.steps[before] as f64, live.steps[at] as f64);
-                let share = (step - low) / (high - low);
-                live.times[before] + share * (live.times[at] - live.times[before])
-            }
-        }
+    /// Returns the samples of a track: those of the nodes, or the effective ones of the steps.
+    pub fn of_track(&self, track: Track) -> &Segment {
+        if track.is_of_nodes() { &self.nodes } else { &self.live }
     }
 
-    /// Returns the step at a time, interpolated between steps.
-    pub fn step_at(&self, time: f64) -> f64 {
-        let live = &self.live;
-        let at = live.at_time(time);
-        match (at.checked_sub(1), live.times.get(at)) {
-            (_, None) => live.steps.last().map_or(0.0, |step| *step as f64),
-            (None, Some(_)) => live.steps[0] as f64,
-            (Some(before), Some(_)) => {
-                let (low, high) = (live.times[before], live.times[at]);
-                let share = if high > low { (time - low) / (high - low) } else { 0.0 };
-                let (from, to) = (live.steps[before] as f64, live.steps[at] as f64);
-                from + share * (to - from)
-            }
-        }
+    /// Returns the mean rate of tokens in the newest steps, if the run logs tokens.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        /// Samples that the mean is over.
+        const NEWEST: usize = 10;
+        let (live, step_s) = (&self.live, self.live.column(Track::of("step_s")));
+        let last = live.len().checked_sub(1)?;
+        let first = last.saturating_sub(NEWEST);
+        let seconds = |at: usize| (live.step(at) - live.step(at - 1)) as f64 * f64::from(step_s.get(at));
+        let seconds: f64 = (first + 1..=last).map(seconds).filter(|seconds| seconds.is_finite()).sum();
+        let tokens = live.tokens(last) - live.tokens(first);
+        (tokens > 0.0 && seconds > 0.0).then(|| tokens / seconds)
     }
 
     /// Returns the busy times of ranks in the newest effective steps.
@@ -531,11 +564,24 @@ mod tests {
     }
 
     #[test]
+    fn tokens_add_up_over_steps_that_are_not_logged_and_over_a_resume() {
+        let mut series = Series::default();
+        let logged = |attempt, step| MetricSample { tokens_per_s: 50.0, step_s: 2.0, ..sample(attempt, step) };
+        [10, 20, 30].into_iter().for_each(|step| series.push(&logged(1, step)));
+        series.push(&logged(2, 25));
+        let tokens = |piece: &Segment| (0..piece.len()).map(|i| piece.tokens(i)).collect::<Vec<_>>();
+        assert_eq!(tokens(series.live()), [1000.0, 2000.0, 2500.0]);
+        assert_eq!(tokens(&series.superseded()[0]), [3000.0]);
+        assert_eq!(series.range(Axis::Tokens), Some((1000.0, 3000.0)));
+        assert_eq!(series.nearest(Axis::Tokens, 1900.0), Some(1));
+    }
+
+    #[test]
     fn a_track_without_values_takes_no_space() {
         let mut series = Series::default();
         series.push(&sample(1, 1));
         assert!(series.live().column(Track::of("lr_ttt")).is_empty());
-        assert!(series.live().column(Track::MemoryHighest).is_empty());
+        assert!(series.live().column(Track::Memory(2)).is_empty());
     }
 
     proptest! {
@@ -555,6 +601,8 @@ mod tests {
                 prop_assert_eq!(column.extent(low, low + len), slow);
                 let gap = values.iter().skip(low).take(len).any(|v| v.is_nan());
                 prop_assert_eq!(column.any_not_finite(low, low + len), gap);
+                let last = values.iter().take(len).rposition(|v| !v.is_nan());
+                prop_assert_eq!(column.last_finite(len), last);
             }
         }
     }

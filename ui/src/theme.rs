@@ -19,8 +19,10 @@ pub struct Theme {
     pub bad: Style,
     /// A search match.
     pub matched: Style,
+    /// The colours of values from low to high. Green and red are left to states.
+    pub ramp: [Style; 4],
     /// The colours of chart lines, in order.
-    pub lines: [Style; 4],
+    pub lines: [Style; 8],
 }
 
 impl Theme {
@@ -36,7 +38,8 @@ impl Theme {
             warn: bold,
             bad: bold,
             matched: plain.add_modifier(Modifier::REVERSED),
-            lines: [plain; 4],
+            ramp: [plain; 4],
+            lines: [plain; 8],
         }
     }
 
@@ -44,7 +47,17 @@ impl Theme {
     pub const fn ansi16() -> Self {
         Self::colored(
             [Color::Cyan, Color::DarkGray, Color::Green, Color::Yellow, Color::Red],
-            [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green],
+            [Color::Blue, Color::LightBlue, Color::Cyan, Color::LightCyan],
+            [
+                Color::Cyan,
+                Color::Yellow,
+                Color::Magenta,
+                Color::Green,
+                Color::LightBlue,
+                Color::LightRed,
+                Color::Blue,
+                Color::LightMagenta,
+            ],
         )
     }
 
@@ -59,11 +72,21 @@ impl Theme {
                 Color::Rgb(214, 146, 22),
                 Color::Rgb(222, 82, 74),
             ],
-            [Color::Rgb(64, 156, 220), Color::Rgb(222, 146, 22), Color::Rgb(190, 112, 170), Color::Rgb(38, 166, 120)],
+            [Color::Rgb(112, 96, 176), Color::Rgb(64, 124, 206), Color::Rgb(44, 160, 190), Color::Rgb(122, 190, 208)],
+            [
+                Color::Rgb(64, 156, 220),
+                Color::Rgb(222, 146, 22),
+                Color::Rgb(190, 112, 170),
+                Color::Rgb(38, 166, 120),
+                Color::Rgb(118, 196, 232),
+                Color::Rgb(206, 96, 50),
+                Color::Rgb(132, 124, 214),
+                Color::Rgb(166, 156, 40),
+            ],
         )
     }
 
-    const fn colored([accent, faint, good, warn, bad]: [Color; 5], lines: [Color; 4]) -> Self {
+    const fn colored([accent, faint, good, warn, bad]: [Color; 5], ramp: [Color; 4], lines: [Color; 8]) -> Self {
         let plain = Style::new();
         Self {
             accent: plain.fg(accent).add_modifier(Modifier::BOLD),
@@ -73,7 +96,17 @@ impl Theme {
             warn: plain.fg(warn),
             bad: plain.fg(bad).add_modifier(Modifier::BOLD),
             matched: plain.add_modifier(Modifier::REVERSED),
-            lines: [plain.fg(lines[0]), plain.fg(lines[1]), plain.fg(lines[2]), plain.fg(lines[3])],
+            ramp: [plain.fg(ramp[0]), plain.fg(ramp[1]), plain.fg(ramp[2]), plain.fg(ramp[3])],
+            lines: [
+                plain.fg(lines[0]),
+                plain.fg(lines[1]),
+                plain.fg(lines[2]),
+                plain.fg(lines[3]),
+                plain.fg(lines[4]),
+                plain.fg(lines[5]),
+                plain.fg(lines[6]),
+                plain.fg(lines[7]),
+            ],
         }
     }
 }

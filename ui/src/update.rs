@@ -4,14 +4,14 @@ use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::Action;
-use crate::modals::{action, checkpoints, failure, help, kill, launch, results};
+use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
 };
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{
-    alerts, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
+    alerts, compare, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
 };
 use recipe::Task;
 use rundir::RunId;
@@ -85,6 +85,12 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     let context = keymap(model);
     let Some(action) = context.action(key) else {
+        if let (Some(Modal::Palette(dialog)), KeyCode::Char(c), false, false) =
+            (&mut model.modal, key.code, key.ctrl, key.alt)
+        {
+            dialog.typed(c);
+            return Vec::new();
+        }
         if let (Some(input), None) = (&mut model.input, &model.modal)
             && let KeyCode::Char(c) = key.code
             && !key.ctrl
@@ -105,6 +111,12 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         Action::Suspend => return vec![Effect::Suspend],
         _ => {}
     }
+    if let (Some(Modal::Palette(dialog)), Action::Accept) = (&model.modal, action) {
+        // The same as a press of the key on the screen.
+        let chosen = dialog.chosen();
+        model.modal = None;
+        return chosen.map_or_else(Vec::new, |key| on_key(model, key));
+    }
     if let Some(modal) = model.modal.take() {
         return match modal {
             Modal::Launch(dialog) => launch::on_action(model, dialog, action),
@@ -112,8 +124,10 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             Modal::Action(dialog) => action::on_action(model, dialog, action),
             Modal::Results(dialog) => results::on_action(model, dialog, action),
             Modal::Checkpoints(dialog) => checkpoints::on_action(model, dialog, action),
+            Modal::Targets(dialog) => targets::on_action(model, dialog, action),
             Modal::Failure(dialog) => failure::on_action(model, dialog, action),
             Modal::Help(dialog) => help::on_action(model, dialog, action),
+            Modal::Palette(dialog) => palette::on_action(model, dialog, action),
         };
     }
     if action == Action::Complete {
@@ -129,6 +143,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     }
     match action {
         Action::Help => model.modal = Some(Modal::Help(HelpDialog { context, scroll: 0 })),
+        Action::Palette => palette::open(model, context),
         Action::ShowRuns => model.screen = Screen::Runs,
         Action::ShowStages => stages::open(model),
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
@@ -143,6 +158,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
             return match model.screen {
                 Screen::Runs => runs::on_action(model, action),
                 Screen::Run => run::on_action(model, action),
+                Screen::Compare => compare::on_action(model, action),
                 Screen::Stages => stages::on_action(model, action),
                 Screen::Recipes => recipes::on_action(model, action),
                 Screen::Launch => launch_form::on_action(model, action),
@@ -176,6 +192,7 @@ fn typed(model: &mut Model) {
     let text = input.text.clone();
     match input.purpose {
         Purpose::Filter => runs::set_filter(model, text),
+        Purpose::RecipeFilter => recipes::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
         // Other text takes effect when Enter ends the input.
@@ -210,6 +227,7 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
     if action == Action::Cancel {
         match input.purpose {
             Purpose::Filter => runs::set_filter(model, String::new()),
+            Purpose::RecipeFilter => recipes::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
             _ => {}
@@ -219,6 +237,10 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
 }
 
 fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
+    if let (Screen::Compare, Some(open)) = (model.screen, &mut model.compare) {
+        open.take_in(run, what);
+        return;
+    }
     let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
     match what {
         RunMsg::Log(chunk) => {

@@ -6,7 +6,9 @@ use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
 use crate::run_state::short_id;
-use crate::screens::{alerts, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages};
+use crate::screens::{
+    alerts, compare, convert, launch_view, logs, node, nodes, processes, recipes, run, runs, samples, stages,
+};
 use crate::text;
 use crate::widgets::key_bar;
 use crate::widgets::{write, write_split};
@@ -42,6 +44,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
     match model.screen {
         Screen::Runs => runs::view(model, buf, areas.body),
         Screen::Run => run::view(model, buf, areas.body),
+        Screen::Compare => compare::view(model, buf, areas.body),
         Screen::Stages => stages::view(model, buf, areas.body),
         Screen::Recipes => recipes::view(model, buf, areas.body),
         Screen::Launch => launch_view::view(model, buf, areas.body),
@@ -97,6 +100,7 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
         }
         (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) => run.id.to_string(),
         (Screen::Nodes | Screen::Node | Screen::Processes, _) => model.nodes_source(),
+        (Screen::Compare, _) => model.compare.as_ref().map_or_else(String::new, compare::title),
         (Screen::Launch, _) => model.form.as_ref().map_or_else(String::new, |form| form.draft.recipe.clone()),
         _ => model.runs_dir.to_string(),
     };

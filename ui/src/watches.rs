@@ -23,6 +23,9 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
         let path = form.draft.target.hostfile();
         wanted.extend(path.map(|path| Watch::Nodes(FleetSource::Hostfile(path.to_owned()))));
     }
+    if let (Screen::Compare, Some(open)) = (model.screen, &model.compare) {
+        wanted.extend(open.runs.iter().map(|run| Watch::Compared(run.id.clone())));
+    }
     if let (Screen::Node, Some(open)) = (model.screen, model.node.as_ref().filter(|open| open.raw)) {
         wanted.insert(Watch::Smi { of: model.fleet.of.clone(), node: open.id.clone() });
     }

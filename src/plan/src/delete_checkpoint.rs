@@ -31,13 +31,13 @@ pub struct DeleteRequest<'a> {
 pub struct CheckpointUse {
     /// The run.
     pub run: RunId,
-    /// What the checkpoint is for the run.
+    /// How the run uses the checkpoint.
     pub of: UseOf,
     /// Whether the run may have processes, or may be resumed by a program.
     pub is_active: bool,
 }
 
-/// What a checkpoint is for another run.
+/// How another run uses a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UseOf {
     /// The weights that the run started from.

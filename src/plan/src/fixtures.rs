@@ -103,7 +103,7 @@ pub fn recipe() -> Recipe {
         },
         memory: recipe::MemorySettings::default(),
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
-        log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
+        log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0, tensorboard: false, prometheus: "".into() },
         run: RunSettings::default(),
     }
 }

@@ -197,6 +197,7 @@ impl NewRun<'_> {
                 libtorch: cx.trainer.libtorch.clone(),
                 start: self.origin.start.clone(),
                 lineage: self.origin.lineage,
+                imported: None,
                 recipe: recipe.to_table(),
             },
             recipe,

@@ -75,6 +75,7 @@ pub fn last_ranks(run: &Run, last: Option<&Attempt>) -> usize {
 /// When the run is or may be alive, is finished, has no checkpoint of the chosen step, or does not fit the target.
 pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {}", request.run.id);
+    request.run.refuse_if_imported(&what)?;
     let replaces = refuse_if_alive(&what, request, cx.now_s)?;
     next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
 }
@@ -85,6 +86,7 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
 /// As [`resume`]; or a permanent stop is requested.
 pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, cx: Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {} after its failure", request.run.id);
+    request.run.refuse_if_imported(&what)?;
     if request.facts.stops_for_good {
         let fix = format!("continue it: `vidtui resume {}`", request.run.id);
         return Err(Failure::new(ErrorCode::RunNotRunning, what, "a stop was requested", fix));

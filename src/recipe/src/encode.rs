@@ -254,7 +254,20 @@ mod tests {
         let sections: Vec<_> = table.keys().collect();
         assert_eq!(
             sections,
-            ["condition", "data", "encode", "encoders", "env", "mesh", "name", "run", "task", "train", "trainer"]
+            [
+                "condition",
+                "data",
+                "encode",
+                "encoders",
+                "env",
+                "log",
+                "mesh",
+                "name",
+                "run",
+                "task",
+                "train",
+                "trainer"
+            ]
         );
         assert_eq!(table["train"].as_table().unwrap().keys().collect::<Vec<_>>(), ["device", "threads"]);
         assert_eq!(Recipe::from_table(&table), Ok(recipe));

@@ -645,7 +645,7 @@ mod tests {
             (Some("/hf"), Some("eth1"), Some("1"))
         );
         let sections: Vec<_> = table.keys().collect();
-        assert_eq!(sections, ["checkpoint", "command", "env", "mesh", "name", "train", "trainer"]);
+        assert_eq!(sections, ["checkpoint", "command", "env", "log", "mesh", "name", "train", "trainer"]);
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Key {
             TrainerKind::Embedded => self.tasks().contains(&task),
             TrainerKind::Command => {
                 ["name", "trainer", "train.steps", "train.grad_accum", "checkpoint.interval"].contains(&self.path)
+                    || EXPORTS.contains(&self.path)
                     || ["command", "env", "mesh"].contains(&self.parts().0)
             }
         }
@@ -141,6 +142,7 @@ impl Key {
             "encode" => &[Task::Encode],
             _ if BUCKETS.contains(&self.path) => &[Task::Train, Task::Encode],
             "encoders" => &Task::ALL,
+            _ if EXPORTS.contains(&self.path) => &Task::ALL,
             _ if ["lora.dropout", "lora.from"].contains(&self.path) => &[Task::Train],
             _ if self.path == "sample.lora" => &[Task::Sample],
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
@@ -199,6 +201,8 @@ const SCHEDULES: Kind = Kind::OneOf(&[
     "one_cycle_three_phase",
     "bump",
 ]);
+/// The keys that the supervisor reads, so that they do not depend on the trainer.
+const EXPORTS: [&str; 2] = ["log.tensorboard", "log.prometheus"];
 /// The keys of buckets.
 const BUCKETS: [&str; 2] = ["data.bucket_rule", "data.buckets"];
 /// The largest count.
@@ -396,6 +400,8 @@ pub static SCHEMA: &[Key] = &[
     optional("log.interval", int(1, MANY), DefaultValue::Int(1), "steps between lines of metrics"),
     optional("log.peak_tflops", NOT_NEGATIVE, DefaultValue::Float(0.0), "peak of one device in the recipe's dtype, in TFLOP/s, for MFU: 989 for an H100 or H200, 312 for an A100; 0: no MFU"),
     optional("log.spike", NOT_NEGATIVE, DefaultValue::Float(10.0), "reports a loss spike when the loss exceeds the recent median by this many times the usual spread; 0: never"),
+    optional("log.tensorboard", Kind::Bool, DefaultValue::Bool(false), "also writes TensorBoard's event files to tensorboard/ in the run directory: metrics, recipe, samples"),
+    optional("log.prometheus", Kind::OptionalPath, DefaultValue::Str(""), "folder of node_exporter's textfile collector on the first node, to which the newest metrics are written as a .prom file; default: none"),
 
     optional("sample.prompts", Kind::Words, DefaultValue::EmptyList, "prompts, each with flags of its own as in musubi-tuner: \"a rabbit --w 720 --h 480 --f 49 --d 42 --s 50 --g 6 --i IMAGE\"; || separates the texts of segments"),
     optional("sample.every", int(0, MANY), DefaultValue::Int(0), "optimizer steps between the samples and validation losses of a training run, which also follow the last step; 0: none"),

@@ -3,7 +3,27 @@
 use std::fmt::Write;
 
 use crate::value::shown;
-use crate::{Key, Resolved, SCHEMA, SettingRow};
+use crate::{Key, Resolved, SCHEMA, SettingRow, Task, TrainerKind};
+
+/// Returns the keys of a resolved recipe, such as that of a run, with their values as text, in the order of [`SCHEMA`]. A key that
+/// the recipe lacks, because it is older than the key, has its default.
+pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
+    let word = |key: &str| recipe.get(key).and_then(toml::Value::as_str);
+    let task = Task::ALL.into_iter().find(|task| Some(task.name()) == word("task")).unwrap_or_default();
+    let trainer = match word("trainer") {
+        Some("command") => TrainerKind::Command,
+        _ => TrainerKind::Embedded,
+    };
+    let keys = SCHEMA.iter().filter(|key| key.path != "name" && key.is_for(task, trainer));
+    keys.filter_map(|key| {
+        let (section, name) = key.parts();
+        let table = if section.is_empty() { Some(recipe) } else { recipe.get(section).and_then(toml::Value::as_table) };
+        let value = table.and_then(|table| table.get(name)).cloned();
+        let value = value.or_else(|| key.default.map(|default| default.value()))?;
+        Some((key.path, shown(&value)))
+    })
+    .collect()
+}
 
 impl Resolved {
     /// Returns the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
@@ -63,6 +83,22 @@ mod tests {
         let folder = resolved.recipe.data.index.parent().unwrap().as_str();
         let text = resolved.show(true).replace(folder, "/configs").replace("../../tests/fixtures/configs", "configs");
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn the_settings_of_an_old_recipe_have_defaults_and_those_of_a_command_are_its_own() {
+        let resolved = load(Utf8Path::new(LONG), &[]).unwrap();
+        let mut old = resolved.table.clone();
+        old.get_mut("train").and_then(toml::Value::as_table_mut).unwrap().remove("remat");
+        old.remove("ema");
+        let mut rows: Vec<_> = resolved.rows().into_iter().map(|row| (row.key, row.value.unwrap())).collect();
+        rows.retain(|(key, _)| *key != "name");
+        let keys = |rows: &[(&'static str, String)]| rows.iter().map(|(key, _)| *key).collect::<Vec<_>>();
+        assert_eq!(super::shown_settings(&resolved.table), rows);
+        assert_eq!(keys(&super::shown_settings(&old)), keys(&rows));
+        let command: toml::Table = toml::from_str("trainer = \"command\"\n[model]\nnum_layers = 4\n").unwrap();
+        let settings = super::shown_settings(&command);
+        assert!(settings.iter().all(|(key, _)| !key.starts_with("model.")), "{settings:?}");
     }
 
     #[test]

@@ -451,6 +451,10 @@ pub struct Log {
     pub peak_tflops: f64,
     /// A loss that exceeds the recent median by this many times the usual spread is reported as a spike; 0: never.
     pub spike: f64,
+    /// Whether TensorBoard's event files are written too.
+    pub tensorboard: bool,
+    /// The folder of node_exporter's textfile collector, to which the newest metrics are written; empty: none.
+    pub prometheus: Utf8PathBuf,
 }
 
 impl Log {

@@ -47,7 +47,7 @@ pub use processes::{list_processes, own_ancestry};
 pub use slurm::{SlurmQueue, job_details};
 pub use ssh::{OnStreamEvent, Ssh, SshOptions, Stream, StreamEvent};
 pub use stacks::{NodeStacks, collect_stacks};
-pub use trainer::{find_trainer, own_program, trainer_path};
+pub use trainer::{TrainerFinder, own_program, trainer_path};
 pub use transport::{
     Process, ProcessRole, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport,
 };

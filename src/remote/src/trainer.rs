@@ -4,8 +4,9 @@ use std::env;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -25,12 +26,57 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 const WHAT: &str = "cannot find the trainer";
 
-/// Finds the trainer and reads its version: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
-///
-/// # Errors
-/// When it is in none of these locations, or does not run.
-pub fn find_trainer() -> Result<TrainerBinary, Failure> {
-    probe(&trainer_path()?)
+/// Finds the trainer. Its version and hash are read again only when its file has changed: loading libtorch takes a quarter of
+/// a second of CPU time.
+#[derive(Debug, Default)]
+pub struct TrainerFinder {
+    known: Mutex<Option<(FileVersion, TrainerBinary)>>,
+}
+
+/// The path of a file, with the metadata that change when it is replaced or written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FileVersion {
+    path: Utf8PathBuf,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(path: &Utf8Path) -> io::Result<Self> {
+        let meta = path.metadata()?;
+        Ok(Self {
+            path: path.to_owned(),
+            inode: meta.ino(),
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+}
+
+impl TrainerFinder {
+    /// Finds the trainer and reads its version: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
+    ///
+    /// # Errors
+    /// When it is in none of these locations, or does not run.
+    pub fn find(&self) -> Result<TrainerBinary, Failure> {
+        self.read(&trainer_path()?)
+    }
+
+    fn read(&self, path: &Utf8Path) -> Result<TrainerBinary, Failure> {
+        let version = FileVersion::of(path).ok();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(version), Some((known, binary))) = (&version, &*known)
+            && version == known
+        {
+            return Ok(binary.clone());
+        }
+        let binary = probe(path)?;
+        *known = version.map(|version| (version, binary.clone()));
+        Ok(binary)
+    }
 }
 
 /// Returns this program as the trainer binary: it supervises runs whose trainer is a command of the user's.
@@ -49,7 +95,7 @@ pub fn own_program(version: &str) -> Result<TrainerBinary, Failure> {
     Ok(TrainerBinary { path, version: version.to_owned(), tch, libtorch, cuda: false, sha256 })
 }
 
-/// Finds the trainer in the locations of [`find_trainer`], without running it.
+/// Finds the trainer in the locations of [`TrainerFinder::find`], without running it.
 ///
 /// # Errors
 /// When it is in none of them.
@@ -226,6 +272,33 @@ mod tests {
         fs::write(root.join("empty"), "").unwrap();
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(sha256(&root.join("empty")).unwrap(), empty);
+    }
+
+    #[test]
+    fn a_trainer_is_read_again_only_after_its_file_has_changed() {
+        let (_temp, root) = folder();
+        let runs = root.join("runs");
+        let text = |version: &str| {
+            let document = format!(r#"{{"version": "{version}", "tch": "", "libtorch": "", "cuda": false}}"#);
+            format!("#!/bin/sh\necho >> {runs}\necho '{document}'\n")
+        };
+        let path = script(&root, &text("0.1.0"));
+        let finder = TrainerFinder::default();
+        // Another test may start a process while the script is open for writing.
+        let read = || {
+            let result = (0..100).find_map(|_| {
+                finder.read(&path).ok().or_else(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    None
+                })
+            });
+            result.expect("the script runs")
+        };
+        let (first, second) = (read(), read());
+        assert_eq!(first, second);
+        assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 1);
+        script(&root, &text("0.2.0 "));
+        assert_eq!(read().version, "0.2.0 ");
     }
 
     #[test]

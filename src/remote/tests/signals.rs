@@ -260,11 +260,12 @@ fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
 fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
     let here = this_node().unwrap().node;
     let elsewhere = NodeId::new("ml-64-003").unwrap();
+    // Tests that run beside this one look for workers of attempt 1.
     let workers = [
-        worker(RUN, 1, &here, "own"),
-        worker(RUN, 2, &here, "other-attempt"),
-        worker(RUN, 1, &elsewhere, "other-node"),
-        worker("2026-11-20T0340-other-k7f2", 1, &here, "other-run"),
+        worker(RUN, 7, &here, "own"),
+        worker(RUN, 8, &here, "other-attempt"),
+        worker(RUN, 7, &elsewhere, "other-node"),
+        worker("2026-11-20T0340-other-k7f2", 7, &here, "other-run"),
     ];
     let mut leader = Leader::start(&format!("{} touch ready; wait", workers.concat()));
     // Here `setsid` leads no group, so it does not fork and keeps its process id.
@@ -272,7 +273,7 @@ fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
     let (own, others) = (pid("own"), ["other-attempt", "other-node", "other-run"].map(pid));
     let is_worker = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().starts_with(b"sleep");
     until(|| [&[own], &others[..]].concat().into_iter().all(is_worker));
-    let target = leader.target();
+    let target = NodeKill { attempt: 7, ..leader.target() };
     leader.child.kill().unwrap();
     leader.child.wait().unwrap();
 

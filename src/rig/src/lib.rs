@@ -5,7 +5,7 @@
 //! this crate starts and ends the scripts. When the [`Rig`] is dropped, or its process dies, even by `kill -9`, the
 //! standard input of the scripts closes and the kernel removes the rig.
 //!
-//! ```no_run
+//! ```text
 //! let Some(rig) = rig::Options::new(4).up_or_skip() else { return };
 //! rig.verb("poweroff node03").unwrap();
 //! let vidtui = rig.command("vidtui").arg("nodes").arg("--hostfile").arg(rig.hostfile()).output();

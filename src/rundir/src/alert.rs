@@ -106,7 +106,7 @@ pub struct Alert {
     /// The last finished step.
     #[serde(default)]
     pub step: Option<u64>,
-    /// What happened.
+    /// The event in one sentence.
     pub what: String,
     /// The reason; may be empty.
     #[serde(default)]
@@ -154,7 +154,7 @@ pub struct Mute {
     /// The end of a snooze, Unix seconds; `None` if the alert is acknowledged.
     #[serde(default)]
     pub until_s: Option<f64>,
-    /// Who did it.
+    /// The user who acknowledged or snoozed the alert.
     #[serde(default)]
     pub by: String,
 }
@@ -202,7 +202,7 @@ impl AlertState {
     }
 }
 
-/// Who writes a file of alerts. Each file has one kind of writer.
+/// The program that writes a file of alerts. Each file has one kind of writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AlertWriter {
     /// The supervisor of the first node.

@@ -75,6 +75,8 @@ pub enum ErrorCode {
     RunNotRunning,
     /// A run has done all its steps.
     RunFinished,
+    /// A run was imported from the log of another tool, so it cannot be resumed or signalled.
+    RunImported,
     /// Two consoles started the same attempt.
     AttemptConflict,
 

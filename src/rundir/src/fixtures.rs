@@ -50,6 +50,7 @@ pub fn run() -> Run {
         libtorch: "2.11.0".into(),
         start: StartFrom::Random,
         lineage: None,
+        imported: None,
         recipe: recipe::load(recipe.into(), &[]).unwrap().table,
     }
 }

@@ -25,6 +25,7 @@ use cluster::NodeId;
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
 /// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it
 /// │   └── logs/0001-rank-00000.log
+/// ├── tensorboard/                     event files for TensorBoard, if log.tensorboard is true; by the first node's supervisor
 /// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
 /// └── checkpoints/step-00000500/       complete once it has a manifest.toml; kept while it has the file pinned
 /// ```
@@ -88,6 +89,11 @@ impl RunDir {
     /// Returns the file whose number of steps all ranks profile from the next step on; rank 0 removes it.
     pub fn profile_file(&self) -> Utf8PathBuf {
         self.root.join("profile")
+    }
+
+    /// Returns the folder of TensorBoard's event files.
+    pub fn tensorboard(&self) -> Utf8PathBuf {
+        self.root.join("tensorboard")
     }
 
     /// Returns the file that a healer locks ([`crate::Healer`]).
@@ -299,6 +305,7 @@ mod tests {
             run.save_file(),
             run.sample_file(),
             run.profile_file(),
+            run.tensorboard(),
             run.alerts_file(AlertWriter::Supervisor),
             run.attempt_toml(1),
             run.alert_channels(1),
@@ -325,6 +332,7 @@ mod tests {
                 "save",
                 "sample",
                 "profile",
+                "tensorboard",
                 "alerts/supervisor.jsonl",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/alert-channels.json",

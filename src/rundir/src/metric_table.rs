@@ -82,10 +82,12 @@ pub enum Chart {
     Memory,
     /// Norm of the trained weights.
     WeightNorm,
-    /// Model FLOP utilisation.
+    /// Model FLOP utilization.
     Mfu,
-    /// GPU power; CPU utilisation if no node reports GPU power.
+    /// GPU power; CPU utilization if no node reports GPU power.
     Power,
+    /// GPU utilization.
+    Utilization,
     /// Items per second of each stage of an encode.
     ItemRate,
     /// Items that wait for a stage of an encode.
@@ -127,6 +129,7 @@ impl Chart {
             Self::FailedItems => ("failed", "Failed items", Unit::Count),
             Self::Power if has_gpu_power => ("power", "GPU power", Unit::Watts),
             Self::Power => ("power", "CPU", Unit::Share),
+            Self::Utilization => ("utilization", "GPU utilization", Unit::Share),
             Self::NodeMemory if has_gpu_power => ("node-memory", "GPU memory", Unit::Gib),
             Self::NodeMemory => ("node-memory", "Node memory", Unit::Gib),
         };
@@ -142,7 +145,7 @@ impl Chart {
 
 /// Every metric, in the order of the columns of a table.
 pub const METRICS: &[Metric] = &[
-    step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss))
+    step("loss", "loss", Unit::Plain, Reduction::BatchMean, |s| finite_or_nan(s, s.loss).filter(|_| !s.has_no_loss))
         .drawn(Chart::Loss, 'l', "loss")
         .smoothed(),
     step("grad_norm", "gradient norm", Unit::Plain, Reduction::Norm, |s| match s.is_from_log {
@@ -250,6 +253,11 @@ pub const METRICS: &[Metric] = &[
     per_rank("rank_step_s", "step time per rank", Unit::Seconds, |s| &s.step_s_by_rank),
     per_rank("rank_busy_s", "step time per rank without waiting", Unit::Seconds, |s| &s.busy_s_by_rank),
     nodes("power", "GPU power", Unit::Watts, "power_w", |p| p.power_w).drawn(Chart::Power, 'm', "mean"),
+    nodes("utilization", "GPU utilization", Unit::Share, "utilization_share", |p| p.util_pct.map(share)).drawn(
+        Chart::Utilization,
+        'm',
+        "mean",
+    ),
     nodes("memory", "GPU memory, or node memory", Unit::Gib, "memory_gib", |p| p.gpu_mem_gib.or(p.mem_gib)).drawn(
         Chart::NodeMemory,
         'm',
@@ -298,9 +306,12 @@ impl Metric {
     }
 }
 
-/// On disk, a value that is not finite is `null`. A run that does not train has none.
+/// On disk, a value that is not finite is `null`. A run that does not train has none. The log of another trainer may begin at step 0.
 fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
-    value.or(Some(f64::NAN)).filter(|_| sample.is_training())
+    match value {
+        Some(_) if sample.is_from_log => value,
+        _ => value.or(Some(f64::NAN)).filter(|_| sample.is_training()),
+    }
 }
 
 /// Returns `None` for a zero that means "no value": in samples from another trainer's log, and in runs that do not

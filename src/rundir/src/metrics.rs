@@ -3,6 +3,7 @@
 use crate::lines::{LogLine, json_line};
 use crate::{ItemsSample, SCHEMA};
 use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
 
 /// The metrics of a logged step. Names end in their unit.
 ///
@@ -102,6 +103,12 @@ pub struct MetricSample {
     /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
     #[serde(default, rename = "adapted", skip_serializing_if = "std::ops::Not::not")]
     pub is_from_log: bool,
+    /// Whether the log of an imported run has no loss of this step, so that `loss` is not logged rather than not finite.
+    #[serde(default, rename = "no_loss", skip_serializing_if = "std::ops::Not::not")]
+    pub has_no_loss: bool,
+    /// The series of an imported run that the table of metrics lacks, by their own names; `None` if not finite.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other: BTreeMap<String, Option<f64>>,
 }
 
 /// The times in a line of `metrics.jsonl`, without the rest of the line.
@@ -183,6 +190,8 @@ impl Default for MetricSample {
             validation_loss_by_level: Vec::new(),
             sampling: None,
             is_from_log: false,
+            has_no_loss: false,
+            other: BTreeMap::new(),
         }
     }
 }
@@ -275,6 +284,8 @@ mod tests {
                 validation_loss_by_level: Vec::new(),
                 sampling: None,
                 is_from_log: !finite,
+                has_no_loss: ttt,
+                other: if ttt { [("a/b".into(), Some(usual[4])), ("c".into(), None)].into() } else { BTreeMap::new() },
             };
             let line = serde_json::to_string(&sample).unwrap();
             let read = MetricSample::parse(line.as_bytes()).unwrap();

@@ -37,7 +37,7 @@ pub struct QueueEntry {
     /// The entry whose run has the weights that this run starts from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
-    /// What has happened to it.
+    /// The state of the entry.
     pub state: QueueState,
 }
 

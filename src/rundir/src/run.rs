@@ -1,10 +1,11 @@
 //! `run.toml`: the resolved recipe of a run. A launch writes it once.
 
 use crate::files::{Versioned, read_toml, write_toml};
-use crate::{Error, RunDir, RunId, SCHEMA};
+use crate::{Error, ErrorCode, Failure, RunDir, RunId, SCHEMA};
 use camino::Utf8PathBuf;
 use recipe::{Recipe, Task};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// `run.toml`: everything that stays the same over all attempts of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,6 +41,9 @@ pub struct Run {
     /// The run that trained those weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
+    /// The log that the run was imported from. It was not trained here: it has no processes, checkpoints or nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<Imported>,
     /// The resolved recipe with every key; [`Run::recipe`] checks it.
     pub recipe: toml::Table,
 }
@@ -48,6 +52,18 @@ impl Versioned for Run {
     fn version(&self) -> u32 {
         self.schema
     }
+}
+
+/// The log of another tool that a run was imported from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imported {
+    /// The file or folder.
+    pub from: Utf8PathBuf,
+    /// The tool: `TensorBoard` or `W&B`.
+    pub tool: String,
+    /// The settings in the log: a name and its value as JSON.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub config: BTreeMap<String, String>,
 }
 
 /// The parent of a run: the run of the stage before.
@@ -104,8 +120,26 @@ impl Run {
         !self.task().ranks_depend_on_each_other()
     }
 
+    /// Checks that the run was started here, so that it can be resumed or signalled.
+    ///
+    /// * `what` — what cannot be done otherwise.
+    ///
+    /// # Errors
+    /// `RunImported`.
+    pub fn refuse_if_imported(&self, what: impl Into<String>) -> Result<(), Failure> {
+        let Some(Imported { from, tool, .. }) = &self.imported else { return Ok(()) };
+        let why = format!(
+            "the run was imported from the {tool} log {from}: it has metrics only, no processes or checkpoints"
+        );
+        let fix = "start a run of your own: `vidtui launch RECIPE`";
+        Err(Failure::new(ErrorCode::RunImported, what, why, fix))
+    }
+
     /// Returns whether its steps are not logged: a command trains, and no adapter reads the command's log.
     pub fn is_stepless(&self) -> bool {
+        if self.imported.is_some() {
+            return false;
+        }
         let adapter = self.recipe.get("command").and_then(|command| command.get("adapter")?.as_str());
         self.is_command() && adapter.is_none_or(|adapter| adapter == "none")
     }
@@ -146,7 +180,6 @@ impl RunDir {
 mod tests {
     use super::*;
     use crate::fixtures::{run, run_id, temp};
-    use crate::{ErrorCode, Failure};
 
     #[test]
     fn a_run_is_read_as_it_was_written() {
@@ -157,6 +190,18 @@ mod tests {
             dir.write_run(&written).unwrap();
             assert_eq!(dir.read_run().unwrap(), written);
         }
+    }
+
+    #[test]
+    fn only_an_imported_run_is_refused_and_it_has_steps() {
+        assert_eq!(run().refuse_if_imported("cannot resume"), Ok(()));
+        let mut imported = run();
+        imported.imported = Some(Imported { from: "/logs/old".into(), tool: "W&B".into(), config: BTreeMap::new() });
+        imported.recipe.insert("trainer".into(), toml::Value::String("command".into()));
+        assert!(!imported.is_stepless());
+        let failure = imported.refuse_if_imported("cannot resume").unwrap_err();
+        assert_eq!(failure.code, ErrorCode::RunImported);
+        assert!(failure.why.contains("/logs/old"), "{failure}");
     }
 
     #[test]

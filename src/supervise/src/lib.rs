@@ -17,6 +17,7 @@ mod alerting;
 mod decide;
 mod event_loop;
 mod events;
+mod exporting;
 mod follow;
 mod handshake;
 mod job;
@@ -49,6 +50,7 @@ use self::alerting::Alerting;
 use self::decide::{Dependence, Event, Peers, Rendezvous, State, Waits, killed};
 use self::event_loop::{Outside, start_ranks};
 use self::events::Events;
+use self::exporting::Exporting;
 use self::handshake::Secret;
 use self::job::Job;
 pub use self::job::{STORE_VARIABLE, threads};
@@ -87,9 +89,14 @@ pub fn supervise(
     // A process that already leads a group, such as a shell's job, cannot start a session. Its group serves as well.
     let _ = nix::unistd::setsid();
     let alerting = Alerting::start(&job, Limits::default());
+    let exporting = Exporting::start(&job);
     let exit = run_attempt(&job, trainer).inspect_err(|failure| record_failure(&job.run, attempt, &node, failure));
+    exporting.iter().for_each(Exporting::request_end);
     if let Some(alerting) = alerting {
         alerting.end();
+    }
+    if let Some(exporting) = exporting {
+        exporting.wait();
     }
     let exit = exit?;
     match exit.reason {

@@ -165,6 +165,7 @@ fn meta() -> Run {
         libtorch: String::new(),
         start: StartFrom::Random,
         lineage: None,
+        imported: None,
         recipe: recipe::load(path.into(), &[]).unwrap().table,
     }
 }

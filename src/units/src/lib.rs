@@ -126,7 +126,7 @@ pub fn short_size(n: u64) -> String {
 
 /// Formats a large count in a unit of thousands: `999`, `51.8 M`.
 pub fn count(n: u64) -> String {
-    const UNITS: [&str; 4] = ["k", "M", "G", "T"];
+    const UNITS: [&str; 4] = ["k", "M", "B", "T"];
     if n < 10_000 {
         return n.to_string();
     }

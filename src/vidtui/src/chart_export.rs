@@ -113,8 +113,7 @@ pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
             "wait for the first step, or choose other steps with --from and --to",
         ));
     }
-    let height = HEADER + PANEL.1 * chart.panels.len() as u32;
-    let size = (PANEL.0, height);
+    let size = size(chart);
     let bytes = match to.extension() {
         Some("svg") => svg(chart, size),
         Some("png") => png(chart, size),
@@ -125,6 +124,26 @@ pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
     }
     .map_err(|error| cannot(ErrorCode::Internal, format!("drawing failed: {error}"), "export a .csv table instead"))?;
     rundir::write_atomic(to, &bytes).map_err(Failure::from)
+}
+
+/// Draws a chart as SVG, to be a part of a page. Without a title, it has no header.
+///
+/// # Errors
+/// When drawing fails.
+pub fn to_svg(chart: &Chart) -> Result<String, Failure> {
+    let drawn = svg(chart, size(chart)).map_err(|error| error.to_string());
+    drawn
+        .and_then(|bytes| String::from_utf8(bytes).map_err(|error| error.to_string()))
+        .map_err(|why| Failure::new(ErrorCode::Internal, "cannot draw a chart", why, "export a .csv table instead"))
+}
+
+/// Returns the pixels of a picture.
+fn size(chart: &Chart) -> (u32, u32) {
+    (PANEL.0, header_height(chart) + PANEL.1 * chart.panels.len() as u32)
+}
+
+fn header_height(chart: &Chart) -> u32 {
+    if chart.title.is_empty() { 0 } else { HEADER }
 }
 
 type Drawn<T = ()> = Result<T, Box<dyn Error>>;
@@ -160,7 +179,7 @@ where
 {
     install_font();
     area.fill(&WHITE)?;
-    let (header, panels) = area.split_vertically(HEADER);
+    let (header, panels) = area.split_vertically(header_height(chart));
     header.draw(&Text::new(chart.title.clone(), (28, 20), (FONT, 26).into_font().color(&INK)))?;
     header.draw(&Text::new(chart.subtitle.clone(), (28, 56), (FONT, 17).into_font().color(&FAINT)))?;
     let x = Axis { range: x_range(chart), unit: chart.x_unit, scale: Scale::Linear };

@@ -2,7 +2,7 @@
 
 use crate::adapter_file;
 use crate::command_error::CommandError;
-use crate::workspace::{self, LaunchOptions, Workspace};
+use crate::workspace::{LaunchOptions, Workspace};
 use cluster::NodeId;
 use plan::LaunchPlan;
 use recipe::TrainerKind;
@@ -35,7 +35,7 @@ pub fn all(
             adapter_file::check(recipe, weights.is_some())?;
             Ok(weights)
         }),
-        program: workspace::program(recipe.trainer),
+        program: workspace.trainer(recipe.trainer),
     };
     let plan = || {
         let plan = workspace.plan_launch(options).map_err(CommandError::into_failure)?;

@@ -7,6 +7,8 @@ use rundir::{
     Reduction, RunDir, Spread, Tail,
 };
 use runstate::RunSummary;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use ui::{ChartSpec, XAxis};
 use units::Unit;
@@ -85,27 +87,63 @@ impl From<&ChartSpec> for View {
     }
 }
 
-/// Metrics that share one pair of axes, each with its label in the legend.
+/// A column of a table, or a line of a chart.
+#[derive(Debug, Clone)]
+pub enum Column {
+    /// A metric of the table.
+    Metric(&'static Metric),
+    /// A series of an imported run, by its own name.
+    Other(String),
+}
+
+impl Column {
+    /// Finds a series that one of some imported runs has, or a metric, by its name.
+    pub fn named(name: &str, has_series: impl Fn(&str) -> bool) -> Result<Self, CommandError> {
+        // A series has the name of a metric only if the run lacks the metric.
+        if has_series(name) { Ok(Self::Other(name.to_owned())) } else { metric(name).map(Self::Metric) }
+    }
+
+    /// Returns all columns of a table: the metrics, and the series of an imported run that they lack.
+    pub fn all(measured: &Measured) -> Vec<Self> {
+        let others = measured.others();
+        let metrics =
+            METRICS.iter().filter(|metric| !others.contains(metric.name)).map(Self::Metric).collect::<Vec<_>>();
+        metrics.into_iter().chain(others.into_iter().map(Self::Other)).collect()
+    }
+}
+
+impl Measured {
+    /// Returns the names of the series that the table of metrics lacks.
+    pub fn others(&self) -> BTreeSet<String> {
+        self.history.effective().iter().flat_map(|sample| sample.other.keys().cloned()).collect()
+    }
+}
+
+/// Columns that share one pair of axes, each with its label in the legend.
 pub struct Group {
-    label: &'static str,
+    label: String,
     unit: Unit,
-    metrics: Vec<(&'static Metric, &'static str)>,
+    columns: Vec<(Column, String)>,
 }
 
 impl Group {
-    /// One metric alone.
-    pub fn of_metric(metric: &'static Metric) -> Self {
-        Self { label: metric.label, unit: metric.unit, metrics: vec![(metric, metric.name)] }
+    /// One column alone.
+    pub fn of_column(column: Column) -> Self {
+        let (label, unit, name) = match &column {
+            Column::Metric(metric) => (metric.label, metric.unit, metric.name),
+            Column::Other(name) => (name.as_str(), Unit::Plain, name.as_str()),
+        };
+        Self { label: label.to_owned(), unit, columns: vec![(column.clone(), name.to_owned())] }
     }
 
     /// Returns the title.
-    pub fn label(&self) -> &'static str {
-        self.label
+    pub fn label(&self) -> &str {
+        &self.label
     }
 
-    /// Returns whether a run has logged a finite value of one of the metrics.
+    /// Returns whether a run has logged a finite value of one of the columns.
     pub fn has_values(&self, measured: &Measured) -> bool {
-        let curves = self.metrics.iter().flat_map(|(metric, label)| curves(metric, label, measured, XAxis::Time));
+        let curves = self.columns.iter().flat_map(|(column, label)| curves(column, label, measured, XAxis::Time));
         curves.flat_map(|curve| curve.points).any(|(_, value)| value.is_some())
     }
 
@@ -114,7 +152,8 @@ impl Group {
         let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
         let ChartInfo { title, unit, .. } = chart.info(has_power);
         let label = |metric: &Metric| metric.line.map_or(metric.label, |line| line.label);
-        Self { label: title, unit, metrics: chart.metrics(has_power).map(|metric| (metric, label(metric))).collect() }
+        let columns = chart.metrics(has_power).map(|metric| (Column::Metric(metric), label(metric).to_owned()));
+        Self { label: title.to_owned(), unit, columns: columns.collect() }
     }
 }
 
@@ -135,8 +174,8 @@ pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Meas
 
 fn panel(group: &Group, view: View, measured: &Measured) -> Panel {
     let mut drawn = Vec::new();
-    for (metric, label) in &group.metrics {
-        for curve in curves(metric, label, measured, view.x) {
+    for (column, label) in &group.columns {
+        for curve in curves(column, label, measured, view.x) {
             match view.smoothing.filter(|_| curve.weight == Weight::Full) {
                 Some(weight) => {
                     let smooth = smoothed(&curve, weight);
@@ -152,12 +191,12 @@ fn panel(group: &Group, view: View, measured: &Measured) -> Panel {
         drawn.iter_mut().for_each(|curve| curve.points.retain(|(x, _)| (from..=to).contains(x)));
     }
     let scale = if view.log_y { Scale::Log } else { Scale::Linear };
-    Panel { label: group.label.into(), unit: group.unit, scale, curves: drawn }
+    Panel { label: group.label.clone(), unit: group.unit, scale, curves: drawn }
 }
 
 /// Writes the steps of the window as a table in the format of RFC 4180, with a header line. A missing value is an empty
 /// cell, and steps that a later attempt repeated are left out.
-pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>) -> String {
+pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) -> String {
     let in_window =
         |sample: &&MetricSample| window.is_none_or(|(from, to)| (from..=to).contains(&(sample.step as f64)));
     let samples: Vec<&MetricSample> = measured.history.effective().iter().filter(in_window).collect();
@@ -166,10 +205,18 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
     // Only runs whose steps are items have those columns.
     let has_items = samples.iter().any(|sample| sample.items.is_some());
-    let is_shown = |metric: &&&Metric| has_items || !matches!(metric.source, MetricSource::Step(_, Reduction::Sum));
-    let metrics: Vec<&Metric> = metrics.iter().filter(is_shown).copied().collect();
+    let is_of_items = |metric: &Metric| matches!(metric.source, MetricSource::Step(_, Reduction::Sum));
+    let is_shown = |column: &&Column| has_items || !matches!(column, Column::Metric(metric) if is_of_items(metric));
+    let columns: Vec<&Column> = columns.iter().filter(is_shown).collect();
     let mut text = String::from("attempt,step,t");
-    for metric in &metrics {
+    for column in &columns {
+        let metric = match column {
+            Column::Metric(metric) => metric,
+            Column::Other(name) => {
+                text.extend([",", &quoted(name)]);
+                continue;
+            }
+        };
         match metric.source {
             MetricSource::Step(..) => text.extend([",", metric.name]),
             MetricSource::Nodes { column, value } if is_measured(value) => {
@@ -185,7 +232,14 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     for sample in &samples {
         // Writing to a String cannot fail.
         let _ = write!(text, "{},{},{:.3}", sample.attempt, sample.step, sample.t);
-        for metric in &metrics {
+        for column in &columns {
+            let metric = match column {
+                Column::Metric(metric) => metric,
+                Column::Other(name) => {
+                    cell(&mut text, sample.other.get(name).copied().flatten());
+                    continue;
+                }
+            };
             match metric.source {
                 MetricSource::Step(value, _) => cell(&mut text, value(sample)),
                 MetricSource::Nodes { value, .. } if is_measured(value) => {
@@ -205,6 +259,14 @@ pub fn csv(measured: &Measured, metrics: &[&Metric], window: Option<(f64, f64)>)
     text
 }
 
+/// Returns the name of a column as RFC 4180 writes it.
+fn quoted(name: &str) -> Cow<'_, str> {
+    match name.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", name.replace('"', "\"\"")).into(),
+        false => name.into(),
+    }
+}
+
 fn cell(text: &mut String, value: Option<f64>) {
     text.push(',');
     if let Some(value) = value.filter(|value| value.is_finite()) {
@@ -213,7 +275,7 @@ fn cell(text: &mut String, value: Option<f64>) {
 }
 
 /// Returns a metric's curves: one, or one per rank, and the steps that later attempts repeated.
-fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec<Curve> {
+fn curves(column: &Column, label: &str, measured: &Measured, axis: XAxis) -> Vec<Curve> {
     let history = &measured.history;
     let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
     let x = |sample: &MetricSample| match axis {
@@ -221,11 +283,20 @@ fn curves(metric: &Metric, label: &str, measured: &Measured, axis: XAxis) -> Vec
         XAxis::Time => sample.t - start_s,
     };
     let point = |sample: &MetricSample, value: Option<f64>| (x(sample), value.filter(|value| value.is_finite()));
+    let metric = match column {
+        Column::Metric(metric) => metric,
+        Column::Other(name) => {
+            let logged = history.effective().iter().filter_map(|sample| Some(point(sample, *sample.other.get(name)?)));
+            return vec![Curve { label: label.into(), points: logged.collect(), weight: Weight::Full }];
+        }
+    };
     match metric.source {
         MetricSource::Step(value, _) => {
-            let counted: Vec<_> = history.effective().iter().map(|sample| point(sample, value(sample))).collect();
+            // Steps in which it was not measured are left out: only a value that is not finite is a gap.
+            let measured = history.effective().iter().filter_map(|sample| Some(point(sample, Some(value(sample)?))));
+            let counted: Vec<_> = measured.collect();
             // A metric that this run never logs, such as the learning rate of TTT layers, has no curve.
-            if history.effective().iter().all(|sample| value(sample).is_none()) {
+            if counted.is_empty() {
                 return Vec::new();
             }
             let mut curves = replaced(history, value, &point);
@@ -286,12 +357,18 @@ fn replaced(
     point: &dyn Fn(&MetricSample, Option<f64>) -> Point,
 ) -> Vec<Curve> {
     let of_attempt = |samples: &[MetricSample]| {
-        let mut points: Vec<_> = samples.iter().map(|sample| point(sample, value(sample))).collect();
+        let mut points: Vec<_> =
+            samples.iter().filter_map(|sample| Some(point(sample, Some(value(sample)?)))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let label = format!("attempt {}, repeated later", samples.first().map_or(0, |sample| sample.attempt));
         Curve { label, points, weight: Weight::Superseded }
     };
-    history.superseded().chunk_by(|a, b| a.attempt == b.attempt).map(of_attempt).collect()
+    history
+        .superseded()
+        .chunk_by(|a, b| a.attempt == b.attempt)
+        .map(of_attempt)
+        .filter(|curve| !curve.points.is_empty())
+        .collect()
 }
 
 /// Returns the exponential moving average with bias correction, as TensorBoard draws it. Gaps are skipped.
@@ -336,6 +413,10 @@ mod tests {
         }
     }
 
+    fn named(name: &str) -> Column {
+        Column::named(name, |name| name == "clip, score").unwrap()
+    }
+
     fn history(samples: impl IntoIterator<Item = MetricSample>) -> Measured {
         let mut history = History::new();
         history.extend(samples);
@@ -348,8 +429,8 @@ mod tests {
         let point = |t: f64| NodePoint { t, power_w: spread(600.0 + t), ..NodePoint::default() };
         let points = vec![point(0.5), point(1.5), point(2.5), point(90.0)];
         let measured = Measured { node_points: points, ..history((1..=3).map(|step| sample(1, step, Some(0.5)))) };
-        let power = metric("power").unwrap();
-        let text = csv(&measured, &[power, metric("cpu").unwrap()], None);
+        let power = &named("power");
+        let text = csv(&measured, &[power.clone(), named("cpu")], None);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "attempt,step,t,power_w_mean,power_w_min,power_w_max");
         assert_eq!(lines[3], "1,3,3.000,602.5,592.5,612.5");
@@ -366,7 +447,7 @@ mod tests {
     #[test]
     fn a_table_has_a_column_per_rank_and_an_empty_cell_for_a_missing_loss() {
         let history = history([sample(1, 1, Some(0.5)), sample(1, 2, None)]);
-        let metrics = [metric("loss").unwrap(), metric("mem_gib").unwrap()];
+        let metrics = [named("loss"), named("mem_gib")];
         let text = csv(&history, &metrics, None);
         assert_eq!(
             text,
@@ -375,11 +456,33 @@ mod tests {
     }
 
     #[test]
+    fn a_step_without_a_validation_loss_is_no_gap_and_a_loss_that_is_not_finite_is_one() {
+        let validated = |step, validation_loss| MetricSample { validation_loss, ..sample(1, step, None) };
+        let history = history([validated(1, Some(0.5)), validated(2, None), validated(3, Some(0.25))]);
+        let drawn = curves(&named("validation_loss"), "validation", &history, XAxis::Step);
+        assert_eq!(drawn[0].points, [(1.0, Some(0.5)), (3.0, Some(0.25))]);
+        assert_eq!(curves(&named("loss"), "loss", &history, XAxis::Step)[0].points[1], (2.0, None));
+    }
+
+    #[test]
+    fn a_series_of_an_imported_run_has_a_column_and_a_curve_by_its_own_name() {
+        let other = |value| [("clip, score".to_owned(), value)].into();
+        let imported = |step, value| MetricSample { other: other(value), has_no_loss: true, ..sample(1, step, None) };
+        let history = history([imported(1, Some(0.5)), sample(1, 2, Some(1.0)), imported(3, None)]);
+        let text = csv(&history, &[named("loss"), named("clip, score")], None);
+        assert_eq!(text, "attempt,step,t,loss,\"clip, score\"\r\n1,1,1.000,,0.5\r\n1,2,2.000,1,\r\n1,3,3.000,,\r\n");
+        let drawn = curves(&named("clip, score"), "clip, score", &history, XAxis::Step);
+        assert_eq!(drawn[0].points, [(1.0, Some(0.5)), (3.0, None)]);
+        assert!(Column::all(&history).iter().any(|column| matches!(column, Column::Other(_))));
+        assert!(Column::named("clip", |_| false).is_err());
+    }
+
+    #[test]
     fn the_repeated_steps_of_a_resumed_run_are_a_separate_curve() {
         let first = (1..=5).map(|step| sample(1, step, Some(1.0)));
         let second = (4..=6).map(|step| sample(2, step, Some(2.0)));
         let history = history(first.chain(second));
-        let curves = curves(metric("loss").unwrap(), "loss", &history, XAxis::Step);
+        let curves = curves(&named("loss"), "loss", &history, XAxis::Step);
         let [old, new] = &curves[..] else { panic!("{} curves", curves.len()) };
         assert_eq!((old.weight, old.points.len()), (Weight::Superseded, 2));
         assert_eq!((new.weight, new.points.len()), (Weight::Full, 6));
@@ -403,7 +506,7 @@ mod tests {
         let measured = history((1..=9).map(|step| sample(1, step, Some(if step < 5 { 4.0 } else { 1.0 }))));
         let smoothed = |window| {
             let view = View { window, smoothing: Some(0.5), ..View::default() };
-            let panel = panel(&Group::of_metric(metric("loss").unwrap()), view, &measured);
+            let panel = panel(&Group::of_column(named("loss")), view, &measured);
             let [raw, smooth] = &panel.curves[..] else { panic!("{} curves", panel.curves.len()) };
             assert_eq!((raw.weight, smooth.weight), (Weight::Raw, Weight::Full));
             smooth.points.clone()

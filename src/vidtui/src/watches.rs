@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
+mod compared_stream;
 mod draft_stream;
 mod node_streams;
 
@@ -106,6 +107,7 @@ impl Stream {
             Watch::Smi { of, node } => self.smi(&of, &node),
             Watch::Processes { of, nodes } => self.processes(&of, &nodes),
             Watch::Run(run) => self.one_run(&run),
+            Watch::Compared(run) => self.compared(&run),
             Watch::Log { run, node, rank } => self.log(&run, &node, rank),
             Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size),
             Watch::Frames { run, every_ms } => self.frames(&run, every_ms),

@@ -6,7 +6,7 @@ use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use crate::node_samples::NodeSamples;
 use camino::{Utf8Path, Utf8PathBuf};
-use remote::{Connections, SshOptions, Transport};
+use remote::{Connections, SshOptions, TrainerFinder, Transport};
 use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
 use std::time::Duration;
 
@@ -26,7 +26,6 @@ mod subject;
 mod target;
 mod weights;
 
-pub use context::program;
 pub use draft::{DraftFiles, DraftLaunch, draft_of, hashed};
 pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
@@ -47,6 +46,8 @@ pub struct Workspace {
     pub nodes: NodesArgs,
     /// The connections to nodes and to Slurm.
     pub connections: Connections,
+    /// The trainer on this machine.
+    trainer: TrainerFinder,
     /// The GPU samples of the nodes of watched runs.
     pub samples: NodeSamples,
     /// The number of simulated nodes, if they replace the real ones.
@@ -81,6 +82,7 @@ impl Workspace {
             here,
             nodes,
             connections,
+            trainer: TrainerFinder::default(),
             samples: NodeSamples::default(),
             simulate: None,
             patience,

@@ -1,4 +1,7 @@
-//! `cargo xtask check-cuda`: compiles and links the trainer for GPUs. The machine does not need a GPU.
+//! `cargo xtask check-cuda`: compiles the CUDA kernels, and compiles and links the trainer for GPUs. The machine does not need
+//! a GPU.
+
+mod kernels;
 
 use camino::Utf8Path;
 
@@ -13,10 +16,16 @@ const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libc10_cuda.so"];
 
 /// Runs the command. It builds into its own target folder, so that the trainer for CPUs is kept.
 pub fn run(args: &[String]) -> Result<()> {
-    if let [first, ..] = args {
-        return Err(Failure::request("cannot check", format!("{first:?} is not known"), "give no arguments"));
+    let only_kernels = args == ["--kernels"];
+    if let ([first, ..], false) = (args, only_kernels) {
+        let fix = "give no arguments, or --kernels";
+        return Err(Failure::request("cannot check", format!("{first:?} is not known"), fix));
     }
     system::require(&[system::COMPILER, system::VENV])?;
+    kernels::check()?;
+    if only_kernels {
+        return Ok(());
+    }
     let libtorch = packages_with_cuda()?.join("torch");
     let target = root().join("target/cuda");
     let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);

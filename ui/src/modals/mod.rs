@@ -6,7 +6,9 @@ pub mod failure;
 pub mod help;
 pub mod kill;
 pub mod launch;
+pub mod palette;
 pub mod results;
+pub mod targets;
 
 use crate::keymap::Action;
 use crate::layout;
@@ -22,8 +24,10 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
         Modal::Action(dialog) => dialog.view(model, buf),
         Modal::Results(dialog) => dialog.view(model, buf),
         Modal::Checkpoints(dialog) => dialog.view(model, buf),
+        Modal::Targets(dialog) => dialog.view(model, buf),
         Modal::Failure(dialog) => dialog.view(model, buf),
         Modal::Help(dialog) => dialog.view(model, buf),
+        Modal::Palette(dialog) => dialog.view(model, buf),
     }
 }
 

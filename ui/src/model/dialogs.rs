@@ -19,10 +19,14 @@ pub enum Modal {
     Results(ResultsDialog),
     /// Lists the checkpoints of the open run.
     Checkpoints(CheckpointsDialog),
+    /// Lists the machines that a launch can run on.
+    Targets(TargetsDialog),
     /// Shows an error.
     Failure(FailureDialog),
     /// Lists all keys.
     Help(HelpDialog),
+    /// Lists the actions of a screen, to execute one.
+    Palette(PaletteDialog),
 }
 
 impl Modal {
@@ -34,8 +38,10 @@ impl Modal {
             Self::Action(_) => Context::ActionDialog,
             Self::Results(_) => Context::ResultsDialog,
             Self::Checkpoints(_) => Context::CheckpointsDialog,
+            Self::Targets(_) => Context::TargetsDialog,
             Self::Failure(_) => Context::FailureDialog,
             Self::Help(_) => Context::Help,
+            Self::Palette(_) => Context::Palette,
         }
     }
 }
@@ -95,6 +101,15 @@ pub struct CheckpointsDialog {
     pub top: usize,
 }
 
+/// The dialog of the machines that a launch can run on.
+#[derive(Debug, Clone, Default)]
+pub struct TargetsDialog {
+    /// The position of the selected target.
+    pub selected: usize,
+    /// First visible target.
+    pub top: usize,
+}
+
 /// The failure dialog.
 #[derive(Debug, Clone)]
 pub struct FailureDialog {
@@ -111,4 +126,15 @@ pub struct HelpDialog {
     pub context: Context,
     /// First visible line.
     pub scroll: usize,
+}
+
+/// The list of the actions of a screen.
+#[derive(Debug, Clone)]
+pub struct PaletteDialog {
+    /// The screen.
+    pub context: Context,
+    /// The words that an action must contain.
+    pub filter: String,
+    /// The selected action, among those that pass the filter.
+    pub selected: usize,
 }

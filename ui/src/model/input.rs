@@ -18,6 +18,8 @@ pub struct Input {
 pub enum Purpose {
     /// Filters the list of runs.
     Filter,
+    /// Filters the list of recipes.
+    RecipeFilter,
     /// Filters the list of nodes.
     NodeFilter,
     /// Searches a log.
@@ -47,6 +49,7 @@ impl Purpose {
     pub fn title(self) -> &'static str {
         match self {
             Self::Filter => "Filter runs: ",
+            Self::RecipeFilter => "Filter recipes: ",
             Self::NodeFilter => "Filter nodes: ",
             Self::Search => "Search: ",
             Self::ConvertSource => "Source: ",
@@ -76,7 +79,7 @@ impl Purpose {
 
     /// Returns whether the text takes effect while it is typed.
     pub fn is_live(self) -> bool {
-        matches!(self, Self::Filter | Self::NodeFilter | Self::Search)
+        matches!(self, Self::Filter | Self::RecipeFilter | Self::NodeFilter | Self::Search)
     }
 
     /// Returns whether Enter shows the plan of a run.

@@ -37,12 +37,15 @@ impl ProcessesScreen {
         self.nodes.iter().filter_map(|node| self.listed.get(node)?.as_ref().ok())
     }
 
-    /// Returns the processes that are shown, node by node.
+    /// Returns the processes that are shown, node by node: first those that belong to no run, then each run with its ranks
+    /// before its other processes.
     pub fn rows(&self) -> Vec<(&NodeId, &ListedProcess)> {
         let mut rows = Vec::new();
         for node in self.answered() {
             let shown = |process: &&ListedProcess| self.scope != KillScope::Own || process.uid == node.uid;
-            rows.extend(node.processes.iter().filter(shown).map(|process| (&node.node, process)));
+            let mut shown: Vec<&ListedProcess> = node.processes.iter().filter(shown).collect();
+            shown.sort_by_key(|process| (&process.run, process.rank.is_none(), process.rank, process.pid));
+            rows.extend(shown.into_iter().map(|process| (&node.node, process)));
         }
         rows
     }

@@ -1,6 +1,7 @@
 //! The screens, and what those with a list or one node keep: selection, filter, order and scroll position.
 
 use crate::fleet::Sort;
+use crate::gpu_value::GpuValue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
@@ -12,6 +13,7 @@ use std::collections::BTreeSet;
 pub enum Screen {
     Runs,
     Run,
+    Compare,
     Stages,
     Recipes,
     Launch,
@@ -33,7 +35,7 @@ pub struct RunsScreen {
     pub top: usize,
     /// The filter; empty shows all runs.
     pub filter: String,
-    /// The marked runs, to which resume, stop and kill apply.
+    /// The marked runs, to which resume, stop, kill and compare apply.
     pub marked: BTreeSet<RunId>,
 }
 
@@ -49,6 +51,8 @@ pub struct StagesScreen {
 /// State of the Recipes screen.
 #[derive(Debug, Clone, Default)]
 pub struct RecipesScreen {
+    /// The filter that the user typed.
+    pub filter: String,
     /// The selected recipe; `None` for the first one.
     pub selected: Option<Utf8PathBuf>,
     /// First visible row of the list.
@@ -66,6 +70,8 @@ pub struct NodesScreen {
     pub filter: String,
     /// The marked nodes, to which the list of processes and kill apply.
     pub marked: BTreeSet<NodeId>,
+    /// The quantity of the heat map; `None` shows the table.
+    pub heat: Option<GpuValue>,
     /// The sort order.
     pub sort: Sort,
     /// Whether the order is reversed.

@@ -7,6 +7,7 @@ use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::layout;
+use crate::modals::targets;
 use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};
 use crate::screens::{convert, launch_view};
 use cluster::NodeId;
@@ -95,8 +96,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::EditKey => edit_key(model),
         Action::UnsetKey => unset_key(model),
         Action::Defaults => form.with_defaults = !form.with_defaults,
-        Action::TargetNext => turn_target(form, 1),
-        Action::TargetPrevious => turn_target(form, -1),
+        Action::Targets => targets::open(model),
         Action::Ranks => edit_ranks(model),
         Action::Toggle => toggle_node(model),
         Action::Fit => fit(form),
@@ -221,18 +221,6 @@ fn unset_key(model: &mut Model) {
         (None, Some(last)) if form.broken.is_some() => form.change(|draft| draft.unset(crate::draft::key_of(&last))),
         _ => model.warn("This key has no override"),
     }
-}
-
-fn turn_target(form: &mut LaunchForm, by: isize) {
-    let now = &form.draft.target;
-    let mut all = vec![now.clone()];
-    all.extend(form.targets.iter().filter(|target| !target.is_alike(now)).cloned());
-    // In the order of the list, so that the key goes round.
-    all.sort_by_key(|target| form.targets.iter().position(|other| other.is_alike(target)));
-    let at = all.iter().position(|target| target == now).unwrap_or(0) as isize;
-    let next = all[(at + by).rem_euclid(all.len() as isize) as usize].clone();
-    form.node = 0;
-    form.change(|draft| draft.target = next);
 }
 
 fn edit_ranks(model: &mut Model) {

@@ -251,7 +251,7 @@ fn target(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         LaunchTarget::Slurm(path) => format!("On Slurm: {path}"),
     };
     let others = form.targets.iter().filter(|target| !target.is_alike(&form.draft.target)).count();
-    let key = Context::Launch.key_of(Action::TargetNext);
+    let key = Context::Launch.key_of(Action::Targets);
     let value = if others > 0 { hint(model, &key, &counted(others, "other target")) } else { Vec::new() };
     let inner = heading(model, buf, area, form, FormPanel::Target, &title, value);
     match &form.draft.target {

@@ -6,8 +6,8 @@ use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::short_id;
 use crate::text;
+use cluster::NodeId;
 use cluster::fault::{Fault, FaultSeverity};
-use cluster::{GpuSample, NodeId};
 use health::{Finding, Rule};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
@@ -103,20 +103,6 @@ pub fn unreachable(now: f64, view: &NodeView) -> String {
         Link::Unreachable { since_s, .. } => format!("unreachable {}", units::short_duration(now - since_s)),
         _ => String::new(),
     }
-}
-
-/// Returns one bar per GPU: its power relative to its limit.
-pub fn power_bars(model: &Model, gpus: &[GpuSample]) -> String {
-    let levels = &model.symbols.levels;
-    let bar = |gpu: &GpuSample| match (gpu.power_w.value(), gpu.power_limit_w.value()) {
-        (Some(power), Some(limit)) if limit > 0.0 => {
-            let at = (power / limit * levels.len() as f64).clamp(0.0, levels.len() as f64 - 1.0);
-            levels[at as usize]
-        }
-        (Some(_), _) => levels[0],
-        (None, _) => model.symbols.not_finite,
-    };
-    gpus.iter().take(16).map(bar).collect()
 }
 
 /// Returns a fault with its hint, in one line if both fit.

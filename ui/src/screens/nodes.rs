@@ -2,12 +2,14 @@
 
 use crate::effect::Effect;
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
+use crate::gpu_value::GpuValue;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
 use crate::run_state::short_id;
+use crate::screens::node_heat::{self, HeatGrid};
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
-use crate::screens::{node, processes};
+use crate::screens::{node, node_history, processes};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
@@ -19,6 +21,10 @@ use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 6;
+/// Rows of the history of the selected node.
+const HISTORY: u16 = 9;
+/// The least height of the body with a history.
+const HISTORY_FROM: u16 = 36;
 
 /// Opens the screen with the nodes of a source.
 pub fn open(model: &mut Model, of: FleetSource) {
@@ -44,6 +50,7 @@ pub fn renew(model: &mut Model) {
 
 /// Scrolls to the selected node.
 pub fn keep_selection(model: &mut Model) {
+    // The heat map shows the page of the selected node.
     let rows = usize::from(areas(model).table.height.saturating_sub(1));
     let top = layout::scrolled(model.nodes.top, model.node_position(), rows);
     // No empty rows below while there are nodes above.
@@ -60,9 +67,16 @@ pub fn set_filter(model: &mut Model, filter: String) {
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let at = model.node_position();
-    let page = usize::from(areas(model).table.height.saturating_sub(2)).max(1);
+    let areas = areas(model);
+    let page = usize::from(areas.table.height.saturating_sub(2)).max(1);
     let last = model.nodes.order.len().saturating_sub(1);
-    if let Some(target) = layout::moved(action, at, page, last) {
+    let column = model.nodes.heat.map(|_| HeatGrid::new(model, areas.table).rows);
+    let beside = match (action, column) {
+        (Action::CursorLeft, Some(column)) => at.checked_sub(column),
+        (Action::CursorRight, Some(column)) => Some((at + column).min(last)),
+        _ => None,
+    };
+    if let Some(target) = layout::moved(action, at, page, last).or(beside) {
         let target = model.nodes.order.get(target).and_then(|at| model.fleet.nodes().get(*at));
         model.nodes.selected = target.map(|view| view.node.id.clone());
         keep_selection(model);
@@ -72,6 +86,12 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Open => node::open(model),
         Action::Filter => {
             model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
+        }
+        Action::HeatMap => {
+            model.nodes.heat = match model.nodes.heat {
+                None => Some(GpuValue::Power),
+                Some(value) => value.next(),
+            };
         }
         Action::Sort => {
             model.nodes.sort = model.nodes.sort.next();
@@ -109,15 +129,21 @@ struct NodesAreas {
     summary: Rect,
     table: Rect,
     details: Rect,
+    history: Rect,
 }
 
 fn areas(model: &Model) -> NodesAreas {
     let body = layout::areas(model.size).body;
     let (summary, rest) = layout::cut_top(body, u16::from(body.height >= 5));
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
+    let history = if body.height >= HISTORY_FROM { HISTORY } else { 0 };
+    let (rest, history) = layout::cut_top(rest, rest.height - history);
     let rows = u16::try_from(model.nodes.order.len()).unwrap_or(u16::MAX).saturating_add(2);
-    let (table, details) = layout::list_and_details(rest, rows, DETAILS);
-    NodesAreas { summary, table, details }
+    let (table, details) = match model.nodes.heat {
+        Some(_) => node_heat::area(rest, DETAILS),
+        None => layout::list_and_details(rest, rows, DETAILS),
+    };
+    NodesAreas { summary, table, details, history }
 }
 
 /// Draws the screen.
@@ -142,9 +168,13 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
-    table(model, buf, areas.table);
+    match model.nodes.heat {
+        Some(value) => node_heat::view(model, buf, areas.table, value),
+        None => table(model, buf, areas.table),
+    }
     if let Some(view) = model.selected_node() {
         details(model, buf, areas.details, view);
+        node_history::view(model, view, buf, areas.history);
     }
 }
 
@@ -269,10 +299,14 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             line.push(Span::styled(padded(column, *width, &cell), style));
         }
         if bars {
-            let bars = node_table::power_bars(model, view.gpus());
-            let fill = " ".repeat(widest.saturating_sub(text::width(&bars)));
-            let ink = if condition == NodeHealth::Unreachable { faint } else { model.theme.lines[0] };
-            line.extend([Span::raw(" ".repeat(GAP)), Span::styled(bars + &fill, ink)]);
+            let gpus = view.gpus().iter().take(widest);
+            let fill = " ".repeat(widest.saturating_sub(gpus.len()));
+            line.push(Span::raw(" ".repeat(GAP)));
+            line.extend(gpus.map(|gpu| {
+                let (bar, ink) = node_heat::cell(model, GpuValue::Power, gpu);
+                Span::styled(bar, if condition == NodeHealth::Unreachable { faint } else { ink })
+            }));
+            line.push(Span::raw(fill));
         }
         if note >= 6
             && let Some((note_text, style)) = note_of(model, view, condition)

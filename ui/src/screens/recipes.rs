@@ -29,7 +29,7 @@ enum RecipesRow<'a> {
 fn rows(model: &Model) -> Vec<RecipesRow<'_>> {
     let mut rows = Vec::new();
     let mut folder = None;
-    for recipe in model.recipes.iter().flatten() {
+    for recipe in recipes(model) {
         let of = recipe.path.parent().unwrap_or(Utf8Path::new(""));
         if folder.replace(of) != Some(of) {
             if !rows.is_empty() {
@@ -42,8 +42,22 @@ fn rows(model: &Model) -> Vec<RecipesRow<'_>> {
     rows
 }
 
-fn recipes(model: &Model) -> &[RecipeView] {
-    model.recipes.as_deref().unwrap_or_default()
+/// Returns the recipes that pass the filter.
+fn recipes(model: &Model) -> Vec<&RecipeView> {
+    let wanted = model.recipes_screen.filter.to_lowercase();
+    let passes = |recipe: &&RecipeView| {
+        let folder = recipe.path.parent().and_then(Utf8Path::file_name).unwrap_or_default();
+        let kind = recipe.facts.as_ref().map_or("", |facts| facts.kind.as_str());
+        format!("{folder}/{} {kind} {}", stem(recipe), recipe.about).to_lowercase().contains(&wanted)
+    };
+    model.recipes.iter().flatten().filter(passes).collect()
+}
+
+/// Sets the filter.
+pub fn set_filter(model: &mut Model, filter: String) {
+    model.recipes_screen.filter = filter;
+    model.recipes_screen.top = 0;
+    keep_selection(model);
 }
 
 fn position(model: &Model) -> usize {
@@ -53,7 +67,7 @@ fn position(model: &Model) -> usize {
 
 /// Returns the selected recipe.
 pub fn selected(model: &Model) -> Option<&RecipeView> {
-    recipes(model).get(position(model))
+    recipes(model).get(position(model)).copied()
 }
 
 /// Scrolls to the selected recipe.
@@ -87,6 +101,10 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             None => model.warn("There is no recipe to launch"),
         },
         Action::LaunchRecipe => model.input = Some(Input::new(Purpose::Launch, model.launch_arguments.as_str())),
+        Action::Filter => {
+            model.input = Some(Input::new(Purpose::RecipeFilter, model.recipes_screen.filter.clone()));
+        }
+        Action::Back if !model.recipes_screen.filter.is_empty() => set_filter(model, String::new()),
         Action::Back => model.screen = Screen::Runs,
         _ => {}
     }
@@ -116,6 +134,12 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         return;
     }
     let rows = rows(model);
+    if rows.is_empty() {
+        let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
+        let clear = hint(model, &Context::Recipes.key_of(Action::Back), "show all recipes");
+        write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
+        return;
+    }
     let (list, below) = areas(model, rows.len());
     let columns = Columns::of(all, list.width);
     for (y, row) in (list.top()..list.bottom()).zip(rows.iter().skip(model.recipes_screen.top)) {
@@ -200,9 +224,13 @@ fn line(model: &Model, recipe: &RecipeView, columns: &Columns) -> Line<'static> 
 /// Draws the details of a recipe below the list; `unseen` recipes of the list are hidden.
 fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, unseen: usize) {
     let (theme, symbols) = (&model.theme, &model.symbols);
-    let more = match unseen {
-        0 => Vec::new(),
-        n => vec![Span::styled(format!("{} {} below", symbols.ellipsis, counted(n, "recipe")), theme.faint)],
+    let filter = &model.recipes_screen.filter;
+    let filter = (!filter.is_empty()).then(|| format!("filter \"{filter}\""));
+    let unseen = (unseen > 0).then(|| format!("{} {} below", symbols.ellipsis, counted(unseen, "recipe")));
+    let more: Vec<String> = filter.into_iter().chain(unseen).collect();
+    let more = match more.is_empty() {
+        true => Vec::new(),
+        false => vec![Span::styled(more.join(&format!(" {} ", symbols.separator)), theme.faint)],
     };
     let below = panel(model, buf, area, stem(recipe), more, false);
     let width = usize::from(below.width);

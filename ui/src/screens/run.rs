@@ -2,6 +2,7 @@
 
 use crate::advice;
 use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
+use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas, RunContent};
@@ -10,14 +11,15 @@ use crate::model::{Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{run_panels, samples, stages};
-use crate::series::SMOOTHING;
+use crate::screens::{run_marks, run_panels, samples, stages};
+use crate::series::{SMOOTHING, Track};
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use rundir::Chart;
+use units::Unit;
 
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
@@ -59,10 +61,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::PageUp => run.pan(false),
         Action::PageDown => run.pan(true),
         Action::Top => {
-            run.cursor = Some(run.full_range().0);
-            run.end = run.cursor;
+            run.view.put_at_start(run.full_range());
         }
-        Action::Bottom => (run.cursor, run.end) = (None, None),
+        Action::Bottom => run.view.put_cursor(None, run.full_range()),
         Action::Up | Action::Down => {}
         Action::ZoomIn => run.zoom(0.5),
         Action::ZoomOut => run.zoom(2.0),
@@ -113,12 +114,15 @@ fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
 
 /// Returns what decides which panels a run has.
 pub fn content(model: &Model, run: &RunScreen) -> RunContent {
+    let body = layout::areas(model.size).body;
     let has_videos = run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty());
     RunContent {
         task: model.row(&run.id).map_or_else(Default::default, |row| row.task),
         nodes: !run.series.nodes().is_empty(),
         validation: run_panels::is_measured(run, Chart::ValidationLoss),
-        videos: has_videos && layout::has_room_for_video(layout::areas(model.size).body),
+        utilization: run_panels::is_measured(run, Chart::Utilization),
+        large: layout::has_room_for_lanes(body),
+        videos: has_videos && layout::has_room_for_video(body),
     }
 }
 
@@ -154,7 +158,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
         title,
         chart,
         x: run.x,
-        window: run.span.map(|_| run.window()),
+        window: run.view.span.map(|_| run.window()),
         log_y: run.log_y.contains(&chart),
         smoothing: run.smoothing.map(|level| SMOOTHING[level]),
         format,
@@ -196,9 +200,33 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
     let advice = advice_lines(model, run, usize::from(areas.advice.width));
     write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
+    write(model, buf, areas.facts, facts_line(model, run));
+    run_marks::view(model, run, buf, areas.marks);
     for (panel, area) in &areas.panels {
-        run_panels::view(model, run, *panel, buf, *area);
+        let x_labels_from = match areas.x_labels.contains(panel) {
+            _ if areas.x_labels.is_empty() => 6,
+            true => 4,
+            false => u16::MAX,
+        };
+        run_panels::view(model, run, *panel, buf, *area, x_labels_from);
     }
+}
+
+/// Returns throughput, utilization and goodput, as far as they are known.
+fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
+    let live = run.series.live();
+    let mfu = live.column(Track::of("mfu"));
+    let mfu = mfu.last_finite(live.len()).map(|at| units::value(f64::from(mfu.get(at)), Unit::Share));
+    let tokens = run.series.tokens_per_s().map(|rate| format!("{}/s", units::count(rate as u64)));
+    let goodput = run.goodput.as_ref().and_then(goodput_text::share);
+    let mut spans = Vec::new();
+    for (name, value) in [("MFU", mfu), ("tokens", tokens), ("goodput", goodput)] {
+        let Some(value) = value else { continue };
+        let gap = if spans.is_empty() { "" } else { "   " };
+        spans.push(Span::styled(format!("{gap}{name} "), model.theme.faint));
+        spans.push(Span::styled(value, model.theme.strong));
+    }
+    Line::from(spans)
 }
 
 /// Returns state, name, step, progress, time left and time per step, as far as they fit.

@@ -1,6 +1,6 @@
 //! The panels of the Run screen: charts with their values, ranks, checkpoints and events.
 
-use crate::charts;
+use crate::charts::{self, Curve};
 use crate::effect::XAxis;
 use crate::event_text::{self, Severity};
 use crate::goodput_text;
@@ -10,7 +10,7 @@ use crate::model::RunScreen;
 use crate::rank_times::LEVELS;
 use crate::run_state::StateKind;
 use crate::screens::samples;
-use crate::series::{SMOOTHING, Track};
+use crate::series::{SMOOTHING, Segment, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
@@ -35,31 +35,36 @@ pub fn info(run: &RunScreen, chart: Chart) -> ChartInfo {
 
 /// Returns whether a metric of a chart was measured.
 pub fn is_measured(run: &RunScreen, chart: Chart) -> bool {
-    let mut tracks = chart.metrics(has_power(run)).flat_map(charts::lines).map(|(track, ..)| track);
-    tracks.any(|track| !run.series.live().column(track).is_empty())
+    let mut curves = chart.metrics(has_power(run)).flat_map(|metric| charts::curves(metric, false));
+    curves.any(|curve| !run.series.of_track(curve.track).column(curve.track).is_empty())
 }
 
 /// Returns the lines of a chart that were measured.
-fn lines(model: &Model, run: &RunScreen, chart: Chart) -> Vec<ChartLine> {
+fn lines<'a>(model: &Model, run: &'a RunScreen, chart: Chart) -> Vec<ChartLine<'a>> {
     let (live, nodes) = (run.series.live(), run.series.nodes());
     let superseded = run.series.superseded();
-    let candidates = chart.metrics(has_power(run)).flat_map(charts::lines);
-    candidates
-        .filter(|(track, ..)| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(*track).is_empty()))
-        .enumerate()
-        .map(|(i, (track, mark, label))| ChartLine {
-            track,
-            label,
-            mark,
-            style: model.theme.lines[i % model.theme.lines.len()],
-        })
-        .collect()
+    let has_values = |track: Track| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(track).is_empty());
+    // A small panel has no room for a line per rank.
+    let each_rank = run.enlarged_chart() == Some(chart) && has_values(Track::Memory(0));
+    let curves = chart.metrics(has_power(run)).flat_map(|metric| charts::curves(metric, each_rank));
+    let mut lines: Vec<ChartLine<'a>> = Vec::new();
+    for Curve { track, band, mark, label } in curves.filter(|curve| has_values(curve.track)) {
+        let same = |line: &&mut ChartLine<'_>| charts::coincide(&run.series, line.track, track);
+        if let Some(same) = lines.iter_mut().find(same) {
+            same.label = format!("{}, {label}", same.label);
+            continue;
+        }
+        let style = model.theme.lines[lines.len() % model.theme.lines.len()];
+        let band = band.filter(|(lowest, _)| has_values(*lowest));
+        lines.push(ChartLine { series: &run.series, track, band, label, mark, style });
+    }
+    lines
 }
 
-/// Draws a panel.
-pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area: Rect) {
+/// Draws a panel. A chart of `x_labels_from` rows or more has labels on its x axis.
+pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area: Rect, x_labels_from: u16) {
     match panel {
-        Panel::Chart(chart) => chart_panel(model, run, chart, buf, area),
+        Panel::Chart(chart) => chart_panel(model, run, chart, buf, area, x_labels_from),
         Panel::Ranks => ranks(model, run, buf, area),
         Panel::Pipeline => pipeline(model, run, buf, area),
         Panel::Samples => samples::panel(model, run, buf, area),
@@ -85,7 +90,7 @@ fn no_step(run: &RunScreen) -> &'static str {
     }
 }
 
-fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect) {
+fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect, x_labels_from: u16) {
     let focused = run.focus == Panel::Chart(chart);
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, chart);
@@ -108,17 +113,17 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         (below, Rect { height: 0, ..below })
     };
     LineChart {
-        series: &run.series,
         lines: &lines,
         unit: info(run, chart).unit,
-        x: run.x,
+        x: run.x.into(),
         step_word: step_word(run),
         window: run.window(),
         log_y: run.log_y.contains(&chart),
         smoothing: run.smoothing,
         // Charts in one column align their x axes.
         aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
-        cursor: run.cursor,
+        x_labels_from,
+        cursor: run.view.cursor,
         symbols: model.symbols,
         theme: model.theme,
     }
@@ -126,17 +131,35 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
     write(model, buf, legend, read_out(model, run, chart, &lines));
 }
 
-/// Returns the value of a line at the cursor; `None` where it was not measured.
-fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Option<String> {
-    if line.track.is_of_nodes() {
-        let nodes = run.series.nodes();
-        let last = nodes.len().checked_sub(1)?;
-        // The newest value, unless the cursor is elsewhere.
-        let at = if run.cursor.is_some() { nodes.at_time(run.series.live().time(index)).min(last) } else { last };
-        let value = nodes.column(line.track).get(at);
-        return value.is_finite().then(|| units::value(f64::from(value), unit));
+/// Returns the lowest and the highest value around a line at the cursor: `480–660 W`.
+fn range_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> Option<String> {
+    let (lowest, highest) = line.band?;
+    let (piece, at) = sample_at(run, line, index)?;
+    let [low, high] = [lowest, highest].map(|track| piece.column(track).get(at));
+    (low.is_finite() && high.is_finite()).then(|| {
+        let (low, high) = (units::value(low.into(), unit), units::value(high.into(), unit));
+        // The unit is written once if both have it.
+        let (number, suffix) = low.split_once(' ').unwrap_or((&low, ""));
+        if high.ends_with(suffix) { format!("{number}–{high}") } else { format!("{low}–{high}") }
+    })
+}
+
+/// Returns the sample of a line at the cursor.
+fn sample_at<'a>(run: &'a RunScreen, line: &ChartLine<'_>, index: usize) -> Option<(&'a Segment, usize)> {
+    let piece = run.series.of_track(line.track);
+    if !line.track.is_of_nodes() {
+        return Some((piece, index));
     }
-    let column = run.series.live().column(line.track);
+    let last = piece.len().checked_sub(1)?;
+    // The newest value, unless the cursor is elsewhere.
+    let at = if run.view.cursor.is_some() { piece.at_time(run.series.live().time(index)).min(last) } else { last };
+    Some((piece, at))
+}
+
+/// Returns the value of a line at the cursor; `None` where it was not measured.
+fn value_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> Option<String> {
+    let (piece, index) = sample_at(run, line, index)?;
+    let column = piece.column(line.track);
     let value = column.get(index);
     if value.is_finite() {
         Some(units::value(f64::from(value), unit))
@@ -146,19 +169,25 @@ fn value_at(run: &RunScreen, line: &ChartLine, index: usize, unit: Unit) -> Opti
 }
 
 /// Returns the values for a heading: those of all lines if they fit, or else of the first ones.
-fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine], area: Rect) -> Vec<Span<'static>> {
+fn heading_values(
+    model: &Model,
+    run: &RunScreen,
+    chart: Chart,
+    lines: &[ChartLine<'_>],
+    area: Rect,
+) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
     let room = usize::from(area.width).saturating_sub(text::width(info(run, chart).title) + 6);
     let mut spans = Vec::new();
-    if run.cursor.is_some() && run.focus == Panel::Chart(chart) {
+    if run.view.cursor.is_some() && run.focus == Panel::Chart(chart) {
         spans.push(Span::styled(
             format!("{} {}  ", step_word(run), units::grouped(run.series.live().step(index))),
             model.theme.faint,
         ));
     }
-    let named = |line: &ChartLine, value: &str| text::width(&line.label) + text::width(value) + 3;
+    let named = |line: &ChartLine<'_>, value: &str| text::width(&line.label) + text::width(value) + 3;
     let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, info(run, chart).unit)?)));
-    let values: Vec<(&ChartLine, String)> = values.collect();
+    let values: Vec<(&ChartLine<'_>, String)> = values.collect();
     let used: usize = spans.iter().map(Span::width).sum();
     let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
     for (i, (line, value)) in values.into_iter().enumerate() {
@@ -168,9 +197,14 @@ fn heading_values(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLi
             (_, false) => format!("{} ", line.mark),
         };
         let gap = if i > 0 { "  " } else { "" };
-        let item = [Span::styled(format!("{gap}{mark}"), line.style), Span::styled(value, model.theme.strong)];
-        let used: usize = spans.iter().chain(&item).map(Span::width).sum();
-        if used > room {
+        let range = range_at(run, line, index, info(run, chart).unit);
+        let mark = if range.is_some() { format!("{} ", line.label) } else { mark };
+        let mut item = vec![Span::styled(format!("{gap}{mark}"), line.style), Span::styled(value, model.theme.strong)];
+        item.extend(range.map(|range| Span::styled(format!("  {range}"), model.theme.faint)));
+        let used = |item: &[Span<'_>]| spans.iter().chain(item).map(Span::width).sum::<usize>();
+        // The range is less important than the value.
+        item.truncate(if used(&item) > room { 2 } else { 3 });
+        if used(&item) > room {
             break;
         }
         spans.extend(item);
@@ -187,7 +221,7 @@ fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> 
     if let Some(level) = run.smoothing {
         settings.push(format!("smoothed over {:.0}", 1.0 / (1.0 - SMOOTHING[level])));
     }
-    if run.span.is_some() {
+    if run.view.span.is_some() {
         let share = (run.window().1 - run.window().0) / (run.full_range().1 - run.full_range().0);
         settings.push(format!("zoomed to {:.0} %", (share * 100.0).max(1.0)));
     }
@@ -195,7 +229,7 @@ fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> 
 }
 
 /// Returns the line under an enlarged chart: the position of the cursor and every value there.
-fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -> Line<'static> {
+fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine<'_>]) -> Line<'static> {
     let Some(index) = run.cursor_index() else { return Line::default() };
     let live = run.series.live();
     let elapsed = live.time(index) - run.series.started_s().unwrap_or(0.0);
@@ -212,6 +246,9 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine]) -
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
         spans.push(Span::styled(format!("   {mark}{} ", line.label), line.style));
         spans.push(Span::styled(value, model.theme.strong));
+        if let Some(range) = range_at(run, line, index, info(run, chart).unit) {
+            spans.push(Span::styled(format!(" ({range})"), model.theme.faint));
+        }
         let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
         if let Some(average) = average.filter(|average| average.is_finite()) {
             spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), info(run, chart).unit))));
@@ -229,7 +266,7 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let slowest = row.map(|row| {
         let (rank, over) = row.slowest();
         let how = if over < LEVELS[0] { "no slow rank".to_owned() } else { format!("rank {rank} {}", more(over)) };
-        let step = if run.cursor.is_some() && focused {
+        let step = if run.view.cursor.is_some() && focused {
             format!("step {}  ", units::grouped(row.step))
         } else {
             String::new()
@@ -254,7 +291,7 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
             if live.is_empty() { (0.0, 1.0) } else { (live.step(step(low)) as f64, live.step(step(high)) as f64) }
         }
     };
-    let cursor = run.cursor.and(row).map(|row| row.step as f64);
+    let cursor = run.view.cursor.and(row).map(|row| row.step as f64);
     HeatMap { times, window: range, cursor, symbols: model.symbols, theme: model.theme }.render(plot, buf);
     let mut words = vec![Span::styled(format!("{} normal", model.symbols.shades[0]), model.theme.faint)];
     for (level, over) in LEVELS.iter().enumerate() {

@@ -9,7 +9,7 @@ use crate::model::{Input, Model, Purpose};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::stages;
+use crate::screens::{compare, stages};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
@@ -66,6 +66,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 return on_action(model, Action::Down);
             }
         }
+        Action::Compare => compare::open(model),
         Action::Resume | Action::Stop | Action::Kill if !model.runs_screen.marked.is_empty() => {
             return run_actions::act_on_marked(model, action);
         }

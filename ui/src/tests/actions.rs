@@ -173,12 +173,12 @@ fn kill_on_processes_is_about_the_marked_ones_or_else_the_selected_one() {
         }
         other => panic!("{other:?}"),
     };
-    let (job, request) = requested(ui.press("j K"));
+    let (job, request) = requested(ui.press("j j K"));
     assert_eq!(pids(request), [4177]);
     assert!(ui.press("K").is_empty(), "one plan at a time");
     ui.answer(job, JobMsg::Failed(failure()));
     let (_, request) = requested(ui.press("Esc g Space j Space K"));
-    assert_eq!(pids(request), [4100, 5200]);
+    assert_eq!(pids(request), [4177, 5200]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]);
     prop_oneof![
         3 => named.prop_map(|name| Msg::Key(key(name))),
-        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwpduNtTiR[]/?12345oaO=_vb \u{301}長".chars().collect::<Vec<_>>())
+        4 => prop::sample::select("rsnlKyczxXeELS+-0gGjkfwpduNtTiR[]/?12345oaO=_vbm: \u{301}長".chars().collect::<Vec<_>>())
             .prop_map(|c| Msg::Key(Key::ch(c))),
         1 => any::<char>().prop_map(|c| Msg::Key(Key::ch(c))),
     ]
@@ -143,6 +143,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         }),
         1 => Just(RunMsg::NextFrame),
         1 => Just(RunMsg::Lost(failure())),
+        1 => prop::collection::vec((any_text(), any_text()), 0..6).prop_map(RunMsg::Recipe),
     ];
     let job = prop_oneof![
         any_text().prop_map(JobMsg::Progress),
@@ -216,7 +217,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..6,
+        start in 0..7,
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec((0u16..=200, 0u16..=60), 3),
         ascii in any::<bool>(),
@@ -229,10 +230,12 @@ proptest! {
                 ui.press("3");
                 let nodes = (0..5).map(|i| Node { id: NodeId::new(format!("n{i}")).unwrap(), slots: 1 }.into()).collect();
                 ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(nodes) });
+                ui.press("m");
                 ui
             }
             2 => Ui::on_logs(vec!["one line".into(); 60]),
             5 => super::launch_form::on_form(),
+            6 => Ui::on_compare(),
             _ => Ui::with_runs(many_runs().rows),
         };
         if ascii {
@@ -276,6 +279,9 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
     let mut checkpoints = Ui::on_run(running(83));
     checkpoints.press("c");
     uis.push(checkpoints);
+    let mut palette = Ui::on_run(running(83));
+    palette.press(": Down");
+    uis.push(palette);
     let mut help = Ui::on_run(running(83));
     help.press("?");
     uis.push(help);
@@ -285,6 +291,10 @@ fn every_screen_and_dialog_draws_at_every_small_size() {
         form.press(keys);
         uis.push(form);
     }
+    uis.push(Ui::on_compare());
+    let mut recipes = Ui::on_compare();
+    recipes.press("d");
+    uis.push(recipes);
     for mut ui in uis {
         // A terminal without a size yet reports 0 × 0.
         for width in 0..45 {

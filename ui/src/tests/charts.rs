@@ -1,8 +1,7 @@
 //! The chart widget and the charts of the Run screen.
 
-use crate::effect::XAxis;
 use crate::fixtures::*;
-use crate::series::{Series, Statistic, Track};
+use crate::series::{Axis, Series, Statistic, Track};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::*;
 use ratatui_core::buffer::Buffer;
@@ -12,18 +11,19 @@ use rundir::MetricSample;
 use units::Unit;
 
 fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
-    let lines = [ChartLine { track: Track::of("loss"), label: "loss".into(), mark: 'l', style: Style::new() }];
+    let (track, style) = (Track::of("loss"), Style::new());
+    let lines = [ChartLine { series, track, band: None, label: "loss".into(), mark: 'l', style }];
     let last = series.live().len().checked_sub(1).map_or(1, |i| series.live().step(i));
     let mut chart = LineChart {
-        series,
         lines: &lines,
         unit: Unit::Plain,
-        x: XAxis::Step,
+        x: Axis::Step,
         step_word: "step",
         window: (1.0, last.max(2) as f64),
         log_y: false,
         smoothing: None,
         aligned: None,
+        x_labels_from: 6,
         cursor: None,
         symbols,
         theme: Theme::no_color(),
@@ -108,7 +108,7 @@ fn zooming_in_keeps_the_newest_step_and_the_cursor_visible() {
     ui.press("PgUp Left Left +");
     let run = ui.model.run.as_ref().unwrap();
     let (low, high) = run.window();
-    let cursor = run.cursor.unwrap();
+    let cursor = run.view.cursor.unwrap();
     assert!(low <= cursor && cursor <= high, "{low} {cursor} {high}");
     ui.press("0");
     assert_eq!(ui.model.run.as_ref().unwrap().window(), (1.0, 83.0));
@@ -136,6 +136,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
         let busy = (8..28).contains(&i);
         rundir::NodePoint {
             t,
+            util_pct: spread(if busy { 90.0 } else { 0.0 }).filter(|_| gpus),
             power_w: spread(if busy { 620.0 + f64::from(i) } else { 90.0 }).filter(|_| gpus),
             gpu_mem_gib: spread(if busy { 62.0 } else { 1.0 }).filter(|_| gpus),
             cpu_pct: spread(if busy { 80.0 } else { 2.0 }),
@@ -190,7 +191,7 @@ fn the_time_axis_covers_the_samples_of_nodes_too() {
     assert!(low < -20.0 && high > 150.0, "from the start-up to after the last step: {low} to {high}");
     let series = &run.series;
     // Unix times in an f64 are exact to about 1e-7 s.
-    assert!((series.step_at(series.time_at(40.5)) - 40.5).abs() < 1e-5);
+    assert!((series.x_at(Axis::Step, series.time_at(Axis::Step, 40.5)) - 40.5).abs() < 1e-5);
 }
 
 #[test]
@@ -201,4 +202,48 @@ fn node_panels_are_skipped_without_samples() {
     ui.run_msg(RunMsg::NodePoints(points(true)));
     ui.press("Shift-Tab");
     assert_eq!(ui.model.run.as_ref().unwrap().focus, layout::Panel::Chart(rundir::Chart::NodeMemory));
+}
+
+#[test]
+fn learning_rates_that_are_equal_share_a_line() {
+    let with_ttt = |scale: f64| {
+        let mut ui = Ui::on_run(running(0));
+        let sample = |step| {
+            let usual = sample(1, step);
+            MetricSample { lr_ttt: Some(usual.lr * scale), ..usual }
+        };
+        ui.run_msg(RunMsg::Metrics((1..=83).map(sample).collect()));
+        ui.resize(160, 48);
+        ui.screen()
+    };
+    assert!(!with_ttt(1.0).contains("TTT layers") && with_ttt(10.0).contains("TTT layers"));
+}
+
+#[test]
+fn a_large_screen_marks_checkpoints_resumes_samples_and_lost_nodes() {
+    let mut ui = Ui::on_run(running(83));
+    let lost = rundir::Failure::new(rundir::ErrorCode::NodeLost, "node gpu03 was lost", "no heartbeat for 30 s", "");
+    let kinds = [
+        rundir::EventKind::Failed { failure: lost },
+        rundir::EventKind::Resumed { from_step: 40, of_run: stage_1() },
+        rundir::EventKind::SampleSaved { path: "/x/0.mp4".into(), seconds: 3.0 },
+    ];
+    ui.run_msg(RunMsg::Events((0..).zip(kinds).map(|(n, kind)| event(200.0, Some(41 + 9 * n), kind)).collect()));
+    ui.run_msg(RunMsg::NodePoints(points(true)));
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    let marks = screen.lines().skip_while(|line| !line.contains("Marks")).nth(1).unwrap();
+    let marks: String = marks.chars().take(90).filter(|c| !c.is_whitespace()).collect();
+    assert_eq!(marks, "xrvc");
+}
+
+#[test]
+fn a_run_that_opens_on_a_large_screen_is_smoothed() {
+    let opened = |width, height| {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        ui.resize(width, height);
+        ui.press("Enter");
+        ui.model.run.as_ref().unwrap().smoothing
+    };
+    assert_eq!((opened(80, 24), opened(160, 48)), (None, Some(0)));
 }

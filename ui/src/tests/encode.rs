@@ -122,6 +122,7 @@ fn power(second: u64) -> NodePoint {
         gpu_mem_gib: spread(31.0),
         cpu_pct: spread(70.0),
         mem_gib: spread(40.0),
+        ..NodePoint::default()
     }
 }
 

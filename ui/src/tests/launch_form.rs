@@ -107,7 +107,7 @@ fn with_plan() -> Ui {
 /// The form on a hostfile with three nodes, of which one is busy and one cannot be reached.
 pub(super) fn with_nodes() -> Ui {
     let mut ui = with_plan();
-    ui.press("t");
+    ui.press("t j Enter");
     let of = FleetSource::Hostfile("hostfiles/gpus.txt".into());
     let nodes = ["gpu01", "gpu02", "gpu03"].map(|name| Node { id: named(name), slots: 8 }.into());
     ui.send(Msg::Nodes { of, nodes: Ok(nodes.to_vec()) });
@@ -313,7 +313,7 @@ fn wrong_text_of_each_field_stays_open_and_changes_nothing() {
 }
 
 #[test]
-fn the_target_goes_round_and_nodes_are_chosen_with_space() {
+fn the_target_is_chosen_from_a_list_and_nodes_with_space() {
     let mut ui = with_nodes();
     assert!(watches(&ui.model).contains(&Watch::Nodes(FleetSource::Hostfile("hostfiles/gpus.txt".into()))));
     ui.press("Tab j Space");
@@ -330,13 +330,17 @@ fn the_target_goes_round_and_nodes_are_chosen_with_space() {
     let nodes = ["gpu01", "gpu03"].map(|name| Node { id: named(name), slots: 8 }.into());
     ui.send(Msg::Nodes { of: FleetSource::Hostfile("hostfiles/gpus.txt".into()), nodes: Ok(nodes.to_vec()) });
     assert_eq!(exclude(&ui).as_deref(), Some("gpu03"));
-    ui.press("t");
+    ui.press("t j Esc");
+    assert_eq!(exclude(&ui).as_deref(), Some("gpu03"), "a cancelled choice keeps the target and its nodes");
+    ui.press("t Enter");
+    assert_eq!(exclude(&ui).as_deref(), Some("gpu03"), "the target that it has keeps its nodes");
+    ui.press("t j Enter");
     assert_eq!(draft(&ui).target, LaunchTarget::Slurm("hostfiles/slurm.toml".into()));
     ui.press("n");
     assert!(ui.model.input.is_none() && is_warned(&ui));
-    ui.press("t");
+    ui.press("t g Enter");
     assert_eq!(draft(&ui).target, LaunchTarget::Local(None));
-    ui.press("T T");
+    ui.press("t j Enter");
     assert_eq!(draft(&ui).target.file().unwrap(), "hostfiles/gpus.txt");
 }
 
@@ -393,6 +397,10 @@ fn form_pictures() {
     answer(&mut ui, all_passed());
     ui.press("d");
     picture("form_defaults", ui);
+
+    let mut ui = with_nodes();
+    ui.press("t j");
+    picture("form_targets", ui);
 
     let mut ui = with_nodes();
     answer(&mut ui, some_failed(false));

@@ -329,3 +329,85 @@ fn findings_about_a_node_are_shown_with_it() {
     ui.press("Enter");
     insta::assert_snapshot!("node_with_a_finding_160x48", ui.screen());
 }
+
+/// Nodes with eight GPUs each, of which one draws little power and one node cannot be reached.
+fn many(count: usize) -> Ui {
+    let gpu = |node: usize, gpu: usize| {
+        let power = if (node, gpu) == (7, 3) { 210 } else { 610 + (node * 7 + gpu * 13) % 60 };
+        let temp = 55 + (node + gpu) % 9;
+        format!(
+            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power}.0, 700.00, 70210, 81559, 100, {temp}, 1980, 0, 0x0, Disabled\n"
+        )
+    };
+    let names: Vec<String> = (0..count).map(|node| format!("gpu{node:03}")).collect();
+    let sample = |node: usize| {
+        let rows: String = (0..8).map(|at| gpu(node, at)).collect();
+        vec![frame(1, &format!("{rows}\n#exit 0\n"), "")]
+    };
+    let nodes: Vec<(&str, Vec<Frame>)> = names.iter().enumerate().map(|(n, name)| (name.as_str(), sample(n))).collect();
+    let mut ui = with(&nodes);
+    ui.send(Msg::Node { node: named("gpu009"), what: NodeMsg::Down(away()) });
+    ui.send(Msg::Tick(NOW + 2.0));
+    ui
+}
+
+#[test]
+fn a_heat_map_shows_every_gpu_of_128_nodes() {
+    let mut ui = many(128);
+    ui.press("m");
+    super::screens::picture("heat_map", ui);
+}
+
+#[test]
+fn one_key_cycles_the_heat_map() {
+    let mut ui = many(12);
+    let shown = |ui: &Ui| ui.model.nodes.heat.map(|value| value.word());
+    let mut words = Vec::new();
+    for _ in 0..5 {
+        ui.press("m");
+        words.push(shown(&ui));
+    }
+    assert_eq!(words, [Some("power"), Some("utilization"), Some("memory"), Some("temperature"), None]);
+}
+
+#[test]
+fn a_gpu_far_from_the_others_is_an_outlier_and_noise_is_not() {
+    use crate::gpu_value::{GpuSpread, GpuValue};
+    let ui = many(12);
+    let nodes = ui.model.fleet.nodes();
+    let outliers = |value: GpuValue| {
+        let spread = GpuSpread::of(value, nodes).unwrap();
+        let gpus = nodes.iter().flat_map(|view| view.gpus().iter().map(move |gpu| (view.node.id.to_string(), gpu)));
+        gpus.filter(|(_, gpu)| spread.is_outlier(gpu)).map(|(node, gpu)| (node, gpu.index)).collect::<Vec<_>>()
+    };
+    assert_eq!(outliers(GpuValue::Power), [("gpu007".to_owned(), 3)]);
+    assert_eq!(outliers(GpuValue::Temperature), []);
+    assert_eq!(GpuSpread::of(GpuValue::Power, &[]), None);
+}
+
+#[test]
+fn the_selection_moves_over_the_columns_of_the_heat_map() {
+    let mut ui = many(128);
+    ui.resize(160, 48);
+    let selected = |ui: &Ui| ui.model.selected_node().unwrap().node.id.to_string();
+    ui.press("m Right");
+    let beside = selected(&ui);
+    assert_ne!(beside, "gpu000");
+    ui.press("Left");
+    assert_eq!(selected(&ui), "gpu000");
+    ui.press("Left j");
+    assert_eq!(selected(&ui), "gpu001");
+    ui.press("G");
+    assert!(ui.screen().contains("gpu127"));
+}
+
+#[test]
+fn a_selected_node_has_a_history_where_there_is_room() {
+    let mut ui = mixed();
+    ui.resize(160, 48);
+    let moments = &ui.model.selected_node().unwrap().moments;
+    assert_eq!((moments.len(), moments.back().unwrap().power_w), (90, 690.5));
+    assert!(ui.screen().contains("Mean GPU power"));
+    ui.resize(80, 24);
+    assert!(!ui.screen().contains("Mean GPU power"));
+}

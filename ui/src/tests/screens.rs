@@ -410,9 +410,14 @@ fn recipes_of_every_kind() {
     let mut ui = Ui::with_runs(vec![]);
     ui.press("5");
     picture("recipes_loading", ui);
-    for (name, keys) in
-        [("recipes", "5"), ("recipes_base", "5 j j"), ("recipes_broken", "5 j j j"), ("recipes_command", "5 G")]
-    {
+    for (name, keys) in [
+        ("recipes", "5"),
+        ("recipes_base", "5 j j"),
+        ("recipes_broken", "5 j j j"),
+        ("recipes_command", "5 G"),
+        ("recipes_filtered", "5 / l o r a Enter"),
+        ("recipes_unmatched", "5 / z z Enter"),
+    ] {
         let mut ui = Ui::with_runs(vec![]);
         ui.send(Msg::Recipes(recipes()));
         ui.press(keys);

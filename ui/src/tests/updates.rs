@@ -248,6 +248,10 @@ fn quitting_leaves_runs_alone_and_lists_them() {
         insta::assert_snapshot!("closing_message_with_one_running_run", closing_message(&ui.model).unwrap());
     }
     assert_eq!(closing_message(&Ui::with_runs(vec![finished()]).model), None);
+    // The open run was resumed after the list was read.
+    let mut ui = Ui::on_run(finished());
+    ui.run_msg(RunMsg::State(status(RunRow { run: finished().run, ..running(83) })));
+    assert!(closing_message(&ui.model).is_some());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::draft::LaunchTarget;
 use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding};
+use crate::modals::targets;
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
@@ -105,11 +106,12 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::NextStage => {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
+        Action::Compare => model.runs_screen.marked.len() > 1,
         Action::StartStage => stages::can_start(model),
         Action::Complete => is_input(model, |purpose| purpose == Purpose::Override),
         Action::UnsetKey => model.form.as_ref().is_some_and(|form| !form.draft.sets.is_empty()),
         Action::Toggle => launch::listed(model).len() > 1,
-        Action::TargetNext => model.form.as_ref().is_some_and(|form| form.targets.len() > 1),
+        Action::Targets => model.form.as_ref().is_some_and(|form| targets::targets(form).len() > 1),
         Action::Waive => model.form.as_ref().is_some_and(|form| form.checks.iter().any(launch::can_waive)),
         Action::Convert if model.screen == Screen::Launch => {
             model.form.as_ref().is_some_and(|form| form.convert.is_some())
@@ -131,6 +133,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::Down => model.run.as_ref().is_some_and(|run| run.samples.prompts().len() > 1),
         Action::Open | Action::Logs => run_actions::check(model, binding.action).is_ok(),
         Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
+        Action::Filter if model.screen == Screen::Recipes => model.recipes.as_ref().is_some_and(|all| all.len() > 1),
+        Action::HeatMap => model.fleet.has_gpus(),
         Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
         Action::ReverseSort => model.nodes.sort != Sort::Listed,
         Action::NodesOfRun => model.target().is_some(),
@@ -142,6 +146,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         }
         Action::ExportSvg => {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
+        }
+        action if model.screen == Screen::Compare && is_chart_action(action) => {
+            model.compare.as_ref().is_some_and(|open| !open.recipes_only)
         }
         action if is_chart_action(action) => enlarged.is_some(),
         _ => true,

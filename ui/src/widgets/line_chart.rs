@@ -1,10 +1,9 @@
-//! Lines over steps or time, in braille dots (two by four per cell), drawn from a [`Series`] pyramid.
+//! Lines over steps, time or tokens, in braille dots (two by four per cell), drawn from a [`Series`] pyramid.
 //!
 //! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The cost
 //! depends only on the width of the chart.
 
-use crate::effect::XAxis;
-use crate::series::{Column, Extent, Segment, Series, Track};
+use crate::series::{Axis, Column, Extent, Segment, Series, Track};
 use crate::theme::{Symbols, Theme};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -13,9 +12,13 @@ use units::Unit;
 
 /// One line of a chart.
 #[derive(Debug, Clone)]
-pub struct ChartLine {
+pub struct ChartLine<'a> {
+    /// The metrics of its run.
+    pub series: &'a Series,
     /// The track it draws.
     pub track: Track,
+    /// The lowest and the highest value around it, drawn as dots behind the line.
+    pub band: Option<(Track, Track)>,
     /// Its name in the legend.
     pub label: String,
     /// The letter at its end, so that lines can be distinguished without colour.
@@ -27,14 +30,12 @@ pub struct ChartLine {
 /// A line chart.
 #[derive(Debug, Clone)]
 pub struct LineChart<'a> {
-    /// The metrics.
-    pub series: &'a Series,
-    /// The lines, first one on top.
-    pub lines: &'a [ChartLine],
+    /// The lines, of one run or several; the first one on top.
+    pub lines: &'a [ChartLine<'a>],
     /// The unit of the y axis.
     pub unit: Unit,
     /// The quantity on the x axis.
-    pub x: XAxis,
+    pub x: Axis,
     /// The name of a step on the x axis.
     pub step_word: &'static str,
     /// Visible part of the x axis.
@@ -46,6 +47,8 @@ pub struct LineChart<'a> {
     /// Minimum width of the y axis labels, so that charts in one column align their x axes; it also reserves room for end
     /// marks. `None` for a single chart.
     pub aligned: Option<u16>,
+    /// The least height of a chart whose x axis has labels. Of charts on a shared axis, only the last one has them.
+    pub x_labels_from: u16,
     /// Position of the cursor.
     pub cursor: Option<f64>,
     /// Glyphs.
@@ -54,7 +57,7 @@ pub struct LineChart<'a> {
     pub theme: Theme,
 }
 
-impl LineChart<'_> {
+impl<'a> LineChart<'a> {
     /// Draws the chart into an area. An area that is too small stays empty.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
@@ -62,9 +65,10 @@ impl LineChart<'_> {
             return;
         }
         let Some(scale) = self.scale() else { return };
-        let x_rows = u16::from(area.height >= 6);
+        let x_rows = u16::from(area.height >= self.x_labels_from);
         let plot_height = area.height - x_rows;
-        let ticks = units::ticks(scale.low, scale.high, usize::from(plot_height / 3).clamp(2, 6), self.unit, scale.log);
+        let ticks =
+            units::ticks(scale.low, scale.high, usize::from(plot_height / 3).clamp(2, 10), self.unit, scale.log);
         let gutter = ticks.marks.iter().map(|(_, label)| units_width(label)).max().unwrap_or(0) + 1;
         let gutter = gutter.max(self.aligned.unwrap_or(0));
         let marks_width = if self.lines.len() > 1 || self.aligned.is_some() { 2 } else { 0 };
@@ -88,46 +92,24 @@ impl LineChart<'_> {
         }
     }
 
-    fn origin(&self) -> f64 {
-        self.series.started_s().unwrap_or(0.0)
-    }
-
-    /// Returns the first sample of a segment at `x` or right of it.
-    fn index_at(&self, piece: &Segment, x: f64) -> usize {
-        match self.x {
-            XAxis::Step if self.is_of_nodes(piece) => piece.at_time(self.series.time_at(x)),
-            XAxis::Step => piece.at_step(x),
-            XAxis::Time => piece.at_time(x + self.origin()),
-        }
-    }
-
-    fn x_of(&self, piece: &Segment, index: usize) -> f64 {
-        match self.x {
-            XAxis::Step if self.is_of_nodes(piece) => self.series.step_at(piece.time(index)),
-            XAxis::Step => piece.step(index) as f64,
-            XAxis::Time => piece.time(index) - self.origin(),
-        }
-    }
-
-    fn is_of_nodes(&self, piece: &Segment) -> bool {
-        std::ptr::eq(piece, self.series.nodes())
-    }
-
-    fn pieces(&self) -> impl Iterator<Item = (&Segment, bool)> {
-        let of_nodes = self.lines.first().is_some_and(|line| line.track.is_of_nodes());
-        let superseded = self.series.superseded().iter().filter(move |_| !of_nodes).map(|piece| (piece, true));
-        let newest = if of_nodes { self.series.nodes() } else { self.series.live() };
-        superseded.chain(std::iter::once((newest, false)))
+    /// Returns the samples of a line, and whether they are superseded.
+    fn pieces(line: &ChartLine<'a>) -> impl Iterator<Item = (&'a Segment, bool)> {
+        let superseded = if line.track.is_of_nodes() { &[] } else { line.series.superseded() };
+        let newest = (line.series.of_track(line.track), false);
+        superseded.iter().map(|piece| (piece, true)).chain([newest]).filter(|(piece, _)| !piece.is_empty())
     }
 
     /// Returns the y range of the visible values, if there are any.
     fn scale(&self) -> Option<Scale> {
         let mut extent = Extent::EMPTY;
-        for (piece, _) in self.pieces() {
-            let low = self.index_at(piece, self.window.0);
-            let high = self.index_at(piece, self.window.1.next_up());
-            for line in self.lines {
-                extent = extent.union(piece.column(line.track).extent(low, high));
+        for line in self.lines {
+            for (piece, _) in Self::pieces(line) {
+                let low = line.series.index_at(self.x, piece, self.window.0);
+                let high = line.series.index_at(self.x, piece, self.window.1.next_up());
+                let band = line.band.into_iter().flat_map(|(lowest, highest)| [lowest, highest]);
+                for track in band.chain([line.track]) {
+                    extent = extent.union(piece.column(track).extent(low, high));
+                }
             }
         }
         if extent.is_empty() {
@@ -175,8 +157,9 @@ impl LineChart<'_> {
     fn x_axis(&self, buf: &mut Buffer, plot: Rect, area: Rect) {
         let (low, high) = self.window;
         let (unit, word) = match self.x {
-            XAxis::Step => (Unit::Step, self.step_word),
-            XAxis::Time => (Unit::Elapsed, "time"),
+            Axis::Step => (Unit::Step, self.step_word),
+            Axis::Time => (Unit::Elapsed, "time"),
+            Axis::Tokens => (Unit::Count, "tokens"),
         };
         let y = plot.bottom();
         let mut end = area.right();
@@ -211,26 +194,38 @@ impl LineChart<'_> {
         let mut dots = Dots::new(plot, self.symbols.braille);
         let mut ends = Vec::new();
         let mut gaps = Vec::new();
-        for (piece, superseded) in self.pieces().filter(|(piece, _)| !piece.is_empty()) {
-            let bounds = self.bounds(piece, dots.width);
-            // Last to first, so that the first line lies on top where they cross.
+        let mut bounds = (std::ptr::null(), Vec::new());
+        // Faint lines first, below the others. The first line is drawn last, on top.
+        for layer in [Layer::Superseded, Layer::Raw, Layer::Lines] {
             for (number, line) in self.lines.iter().enumerate().rev() {
-                let column = piece.column(line.track);
-                let average = self.smoothing.and_then(|level| piece.smoothed(line.track, level));
-                let (ink, texture) = match (superseded, average) {
-                    (true, _) => (self.theme.faint, Texture::Dotted),
-                    (false, Some(_)) => (self.theme.faint, Texture::Solid),
-                    (false, None) => (line.style, Texture::Solid),
-                };
-                let mut end = self.trace(&mut dots, piece, column, &bounds, scale, ink, texture);
-                if let (false, Some(average)) = (superseded, average) {
-                    end = self.trace(&mut dots, piece, average, &bounds, scale, line.style, Texture::Solid);
+                for (piece, superseded) in Self::pieces(line) {
+                    let average = self.smoothing.and_then(|level| piece.smoothed(line.track, level));
+                    let average = average.filter(|_| !superseded);
+                    if let (Layer::Raw, Some(band)) = (layer, line.band) {
+                        let bounds = &self.bounds(line.series, piece, dots.width);
+                        self.band(&mut dots, &Trace { series: line.series, piece, bounds }, band, scale);
+                    }
+                    let raw = piece.column(line.track);
+                    let (column, ink, texture) = match (layer, average) {
+                        (Layer::Superseded, _) if superseded => (raw, self.theme.faint, Texture::Dotted),
+                        (Layer::Raw, Some(_)) => (raw, self.theme.faint, Texture::Solid),
+                        (Layer::Lines, _) if !superseded => (average.unwrap_or(raw), line.style, Texture::Solid),
+                        _ => continue,
+                    };
+                    // Most lines of a chart share their samples.
+                    if !std::ptr::eq(bounds.0, piece) {
+                        bounds = (std::ptr::from_ref(piece), self.bounds(line.series, piece, dots.width));
+                    }
+                    let trace = Trace { series: line.series, piece, bounds: &bounds.1 };
+                    let end = self.trace(&mut dots, &trace, column, scale, ink, texture);
+                    if let (Layer::Lines, Some(end)) = (layer, end) {
+                        ends.push((number, end));
+                    }
+                    if layer != Layer::Raw {
+                        let missing = |c: &usize| raw.any_not_finite(bounds.1[*c], bounds.1[*c + 1]);
+                        gaps.extend((0..dots.width).filter(missing).map(|c| c / dots.across));
+                    }
                 }
-                if let (false, Some(end)) = (superseded, end) {
-                    ends.push((number, end));
-                }
-                let missing = |c: &usize| column.any_not_finite(bounds[*c], bounds[*c + 1]);
-                gaps.extend((0..dots.width).filter(missing).map(|c| c / dots.across));
             }
         }
         dots.flush(buf, plot);
@@ -240,29 +235,48 @@ impl LineChart<'_> {
         ends
     }
 
-    /// Returns the index of the first sample of each dot column, and one more at the end.
-    fn bounds(&self, piece: &Segment, width: usize) -> Vec<usize> {
-        let (low, high) = self.window;
-        let column = (high - low) / (width - 1) as f64;
-        (0..=width).map(|c| self.index_at(piece, low + (c as f64 - 0.5) * column)).collect()
+    /// Draws the range between two tracks as dots.
+    fn band(&self, dots: &mut Dots, samples: &Trace<'_>, (lowest, highest): (Track, Track), scale: &Scale) {
+        let bottom = (dots.height - 1) as f64;
+        let [lowest, highest] = [lowest, highest].map(|track| samples.piece.column(track));
+        let mut range = None;
+        for c in 0..dots.width {
+            let (from, to) = (samples.bounds[c], samples.bounds[c + 1]);
+            if from < to {
+                let (low, high) = (lowest.extent(from, to).min, highest.extent(from, to).max);
+                range = (low <= high).then_some((scale.row(high.into(), bottom), scale.row(low.into(), bottom)));
+            } else if to >= samples.piece.len() {
+                break;
+            }
+            // Between two samples, the range of the first one goes on.
+            if let Some((top, low)) = range {
+                dots.vertical(c, top, low, self.theme.faint, Texture::Dotted);
+            }
+        }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "private; the arguments are the loop variables of its only caller")]
+    /// Returns the index of the first sample of each dot column, and one more at the end.
+    fn bounds(&self, series: &Series, piece: &Segment, width: usize) -> Vec<usize> {
+        let (low, high) = self.window;
+        let column = (high - low) / (width - 1) as f64;
+        (0..=width).map(|c| series.index_at(self.x, piece, low + (c as f64 - 0.5) * column)).collect()
+    }
+
     fn trace(
         &self,
         dots: &mut Dots,
-        piece: &Segment,
+        samples: &Trace<'_>,
         column: &Column,
-        bounds: &[usize],
         scale: &Scale,
         ink: Style,
         texture: Texture,
     ) -> Option<u16> {
+        let Trace { series, piece, bounds } = *samples;
         let (low, high) = self.window;
         let bottom = (dots.height - 1) as f64;
         let row = |value: f32| scale.row(f64::from(value), bottom);
         let rightmost = (dots.width - 1) as f64;
-        let across = |index: usize| (self.x_of(piece, index) - low) / (high - low) * rightmost;
+        let across = |index: usize| (series.x_of(self.x, piece, index) - low) / (high - low) * rightmost;
         // The line from the sample left of the window enters at the edge.
         let mut previous = bounds[0].checked_sub(1);
         let mut end = None;
@@ -313,6 +327,26 @@ impl LineChart<'_> {
             }
         }
     }
+}
+
+/// The layers of a chart, the lowest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layer {
+    /// The samples of earlier attempts, dotted.
+    Superseded,
+    /// The values behind a moving average, faint.
+    Raw,
+    /// The lines.
+    Lines,
+}
+
+/// The samples of a line that are drawn together.
+#[derive(Clone, Copy)]
+struct Trace<'a> {
+    series: &'a Series,
+    piece: &'a Segment,
+    /// The index of the first sample of each dot column, and one more at the end.
+    bounds: &'a [usize],
 }
 
 fn units_width(label: &str) -> u16 {

@@ -1,5 +1,6 @@
 //! Drawing functions that several screens share.
 
+pub mod bar_chart;
 pub mod dialog;
 pub mod heat_map;
 pub mod key_bar;

@@ -37,7 +37,7 @@ struct Block {
     has_more: bool,
 }
 
-/// What the blocks mean for a node.
+/// The Host blocks that apply to a node.
 #[derive(Debug, PartialEq, Eq)]
 struct Effect {
     /// The blocks that match it, without those that only set `HostName`.

@@ -21,9 +21,9 @@ pub struct GoodputReader {
 }
 
 impl GoodputReader {
-    /// Makes a reader. Returns none for a run that does not train.
+    /// Makes a reader. Returns none for a run that does not train, or was imported.
     pub fn new(dir: &RunDir, run: &Run) -> Option<Self> {
-        (run.task() == Task::Train).then(|| Self {
+        (run.task() == Task::Train && run.imported.is_none()).then(|| Self {
             dir: dir.clone(),
             is_stepless: run.is_stepless(),
             lines: Tail::new(dir.metrics()),

@@ -216,7 +216,7 @@ impl Trace {
             remat,
             memory: recipe::MemorySettings::default(),
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
-            log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0 },
+            log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0, tensorboard: false, prometheus: "".into() },
             run: RunSettings::default(),
         }
     }

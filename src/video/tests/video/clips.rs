@@ -142,12 +142,13 @@ pub fn program(name: &str, script: &str) -> Utf8PathBuf {
     })
 }
 
-/// Returns the programs with an ffmpeg that hangs; it is killed when it is silent for half a second.
+/// Returns the programs with an ffmpeg that hangs; it is killed after two seconds without output.
 pub fn with_hanging_ffmpeg(name: &str, script: &str) -> Programs {
     let mut programs = with_ffmpeg(name, script);
     // Read version and filters with the real program first.
     programs.check().unwrap();
-    programs.silent_limit = Duration::from_millis(500);
+    // A shell takes a second to start on a busy machine.
+    programs.silent_limit = Duration::from_secs(2);
     programs
 }
 

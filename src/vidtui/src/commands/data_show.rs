@@ -45,8 +45,8 @@ fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, args: &DataShowArgs) -> Res
             "give the folder of the VAE that encoded the data set: --vae CogVideoX-5b/vae",
         ));
     }
-    let trainer = remote::find_trainer()?;
-    let mut command = Command::new(&trainer.path);
+    let trainer = remote::trainer_path()?;
+    let mut command = Command::new(&trainer);
     command.args(["data", "decode", data.as_str(), id, out.as_str(), "--vae", vae.as_str()]);
     let tensor = args.tensor.as_deref().map(|tensor| ["--tensor", tensor]);
     command.args(tensor.iter().flatten());
@@ -56,14 +56,13 @@ fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, args: &DataShowArgs) -> Res
             format!("cannot decode '{id}'"),
             why,
             format!(
-                "run it by hand: {} data decode {data} '{id}' {out} --vae {vae} {}",
-                trainer.path,
+                "run it by hand: {trainer} data decode {data} '{id}' {out} --vae {vae} {}",
                 tensor.unwrap_or_default().join(" ")
             ),
         )
     };
     let status = command.status().map_err(|error| failed(error.to_string()))?;
-    if status.success() { Ok(()) } else { Err(failed(format!("{} ended with {status}", trainer.path))) }
+    if status.success() { Ok(()) } else { Err(failed(format!("{trainer} ended with {status}"))) }
 }
 
 fn shown(data: &Utf8Path, summary: &Summary) -> String {

@@ -4,15 +4,16 @@ use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
-use crate::curves::{self, Group, Measured, View};
+use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
 use crate::workspace::Workspace;
 use recipe::Task;
-use rundir::{Chart, ErrorCode, Failure, METRICS, Metric, RunDir};
+use rundir::{Chart, ErrorCode, Failure, RunDir};
+use std::collections::BTreeSet;
 use ui::XAxis;
 
 /// The default charts of a picture.
-fn overview(task: Task) -> &'static [Chart] {
+pub fn overview(task: Task) -> &'static [Chart] {
     match task {
         Task::Train => &[Chart::Loss, Chart::LearningRate, Chart::GradNorm, Chart::StepTime],
         Task::Encode => &[Chart::ItemRate, Chart::Queue, Chart::ItemBytes, Chart::FailedItems],
@@ -39,10 +40,10 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         return Err(cannot(why.into(), "leave them out, or end the file name in .svg or .png"));
     }
     let view = view(args)?;
-    let named: Vec<&Metric> = args.metric.iter().map(|name| curves::metric(name)).collect::<Result<_, _>>()?;
+    let named = named(workspace, args)?;
     let groups = |measured: &Measured| -> Vec<Group> {
         let charts = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), measured));
-        charts.chain(named.iter().copied().map(Group::of_metric)).collect()
+        charts.chain(named.iter().cloned().map(Group::of_column)).collect()
     };
     // After a training run was sampled, `latest` is still the run with the loss.
     let has_all = |dir: &RunDir| {
@@ -55,14 +56,14 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
     let measured = curves::read(&summary.dir)?;
     let mut groups = groups(&measured);
     if !groups.is_empty() && !groups.iter().any(|group| group.has_values(&measured)) {
-        let names: Vec<&str> = groups.iter().map(Group::label).collect();
+        let names: Vec<&str> = groups.iter().map(|group| group.label()).collect();
         let what = format!("cannot export {} of {}", names.join(", "), summary.run.id);
         let fix = "choose a run that has values, see `vidtui runs`; without --chart and --metric, the charts of the run are written";
         return Err(Failure::new(ErrorCode::NotFound, what, "the run has logged no values of it", fix).into());
     }
     if is_table {
-        let metrics = if named.is_empty() { METRICS.iter().collect() } else { named };
-        rundir::write_atomic(to, curves::csv(&measured, &metrics, view.window).as_bytes())?;
+        let columns = if named.is_empty() { Column::all(&measured) } else { named };
+        rundir::write_atomic(to, curves::csv(&measured, &columns, view.window).as_bytes())?;
     } else {
         if groups.is_empty() {
             let charts = overview(summary.run.task()).iter();
@@ -71,6 +72,17 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         chart_export::write(&curves::chart(&groups, view, &summary, &measured), to)?;
     }
     output::line(to.as_str())
+}
+
+/// Returns the columns that the arguments name. Those of an imported run are in its lines only.
+fn named(workspace: &Workspace, args: &ExportArgs) -> Result<Vec<Column>, CommandError> {
+    let mut others = BTreeSet::new();
+    if !args.metric.is_empty()
+        && let Ok(dir) = workspace.find(&args.run)
+    {
+        others = curves::read(&dir)?.others();
+    }
+    args.metric.iter().map(|name| Column::named(name, |name| others.contains(name))).collect()
 }
 
 fn view(args: &ExportArgs) -> Result<View, CommandError> {

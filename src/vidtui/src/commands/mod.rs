@@ -14,6 +14,7 @@ mod export;
 mod fetch;
 mod fit_memory;
 mod heal;
+mod import;
 mod inspect;
 mod job;
 mod kill;
@@ -27,6 +28,7 @@ mod profile;
 mod queue;
 mod recipe;
 mod replay;
+mod report;
 mod runs;
 pub mod sample;
 mod stacks;
@@ -55,9 +57,8 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
     }
     // A command can wait for slow nodes. The screen cannot: it would look frozen.
     let patience = if args.command.is_some() { Duration::from_secs(5) } else { Duration::from_millis(300) };
-    let workspace = Workspace::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
-    let simulate = if let Some(Command::Nodes(nodes)) = &args.command { nodes.simulate } else { args.simulate };
-    let workspace = Workspace { simulate, ..workspace };
+    let mut workspace = Workspace::new(&args.runs, &args.configs, args.nodes.clone(), patience)?;
+    workspace.simulate = if let Some(Command::Nodes(nodes)) = &args.command { nodes.simulate } else { args.simulate };
     let Some(command) = &args.command else {
         return console::open(workspace, args.open.as_deref(), args.record.as_deref());
     };
@@ -83,6 +84,8 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Stop(args) => stop::stop(&workspace, args),
         Command::Kill(args) => kill::kill(&workspace, args),
         Command::Export(args) => export::run(&workspace, args),
+        Command::Report(args) => report::run(&workspace, args),
+        Command::Import(args) => import::run(&workspace, args),
         Command::Data(DataCommand::Check(args)) => data_check::run(&workspace, args),
         Command::Data(DataCommand::Import(args)) => data::import(args),
         Command::Data(DataCommand::Show(args)) => data_show::run(args),

@@ -11,6 +11,7 @@ use rundir::{ErrorCode, Failure};
 pub fn run(workspace: &Workspace, args: &ProfileArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let (summary, _) = workspace.summary(&dir)?;
+    summary.run.refuse_if_imported(format!("cannot profile {}", summary.run.id))?;
     let refuse = |code, why: &str, fix: &str| {
         Err(CommandError::from(Failure::new(code, format!("cannot profile {}", summary.run.id), why, fix)))
     };

@@ -1,6 +1,6 @@
 //! `vidtui status`: the state of a run.
 
-use crate::args::RunArgs;
+use crate::args::StatusArgs;
 use crate::command_error::CommandError;
 use crate::documents::RunDocument;
 use crate::output;
@@ -15,8 +15,11 @@ use ui::goodput_text;
 use ui::run_state::StateKind;
 
 /// Shows one run: state, progress, loss, checkpoint.
-pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
+pub fn run(workspace: &Workspace, args: &StatusArgs) -> Result<(), CommandError> {
     let (summary, known) = workspace.summary(&workspace.find(&args.run)?)?;
+    if args.oneline {
+        return output::line(&one_line(&summary));
+    }
     let findings = workspace.findings(&summary, &known);
     let goodput = workspace.goodput(&summary)?;
     if args.output.json {
@@ -26,7 +29,7 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
 }
 
 /// Returns the names and values that are printed.
-fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, now: f64) -> Vec<(String, String)> {
+pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
     if let Some(failure) = summary.failure() {
@@ -67,8 +70,12 @@ fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, 
         facts.extend(stages.map(|(name, stage)| (name, stage_in_words(&stage))));
     }
     if let Some(sample) = summary.last.as_ref().filter(|sample| sample.is_training()) {
-        facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
-        facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
+        if !sample.has_no_loss {
+            facts.push(("loss", sample.loss.map_or("not a finite number".into(), units::number)));
+        }
+        if !sample.is_from_log || sample.step_s > 0.0 {
+            facts.push(("step time", units::value(sample.step_s, units::Unit::Seconds)));
+        }
         if let Some(most) = sample.mem_peak_gib_by_rank.iter().copied().reduce(f64::max) {
             facts.push(("memory", format!("peak {} in a rank", units::value(most, units::Unit::Gib))));
         }
@@ -78,7 +85,9 @@ fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, 
         let losses = goodput_text::losses(goodput);
         facts.extend(Some(("", format!("lost: {losses}"))).filter(|_| !losses.is_empty()));
     }
-    if let Some(attempt) = &summary.attempt {
+    if let Some(imported) = &run.imported {
+        facts.push(("imported", format!("from {}, by {}", imported.from, imported.tool)));
+    } else if let Some(attempt) = &summary.attempt {
         let nodes: Vec<String> = attempt.placement.by_node().into_iter().map(|(node, _)| node.to_string()).collect();
         let why = match attempt.why {
             AttemptWhy::Launch => "launched",
@@ -95,7 +104,7 @@ fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, 
         Some(c) => format!("step {}, {}, {}", c.step, units::short_size(c.bytes), units::ago(now, c.saved_s)),
         None => "none yet".into(),
     };
-    if run.task() == Task::Train {
+    if run.task() == Task::Train && run.imported.is_none() {
         facts.push(("checkpoint", checkpoint));
     }
     if let Some(healer) = summary.dir.healer() {
@@ -103,6 +112,20 @@ fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, 
     }
     facts.push(("folder", summary.dir.root.to_string()));
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Returns state, steps, loss and time left in one line, always in this order. A part that is not known is `-`.
+fn one_line(summary: &RunSummary) -> String {
+    let loss = summary.last.as_ref().filter(|last| last.is_training() && !last.has_no_loss);
+    let loss = loss.map(|last| last.loss.map_or("nan".into(), units::number));
+    let absent = || "-".to_owned();
+    [
+        StateKind::of(&summary.state).word().to_owned(),
+        Some(summary.progress().short()).filter(|done| !done.is_empty()).unwrap_or_else(absent),
+        format!("loss {}", loss.unwrap_or_else(absent)),
+        format!("eta {}", summary.eta_s.map(units::short_duration).unwrap_or_else(absent)),
+    ]
+    .join("  ")
 }
 
 /// Returns the progress of a stage: `1,204 done, 3 failed, 3.4 GB, 12 waiting, 8,645 left at 37/s: 4 min`.

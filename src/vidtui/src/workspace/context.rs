@@ -34,11 +34,19 @@ impl Workspace {
             by: self.user(),
             runs_root: self.runs.clone(),
             git_commit: git_commit(&self.here),
-            trainer: program(trainer)?,
+            trainer: self.trainer(trainer)?,
             program: own_file()?,
             target,
             options: StartOptions { waived: waive, push, data_files, steps: None, encode, warnings },
         })
+    }
+
+    /// Returns the program that supervises the ranks: the trainer, or this program if the recipe trains with a command.
+    pub fn trainer(&self, kind: TrainerKind) -> Result<plan::TrainerBinary, Failure> {
+        match kind {
+            TrainerKind::Embedded => self.trainer.find(),
+            TrainerKind::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
+        }
     }
 
     /// Returns the user and this machine: `ada@devbox`.
@@ -46,14 +54,6 @@ impl Workspace {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.map_or_else(|| Uid::effective().to_string(), |user| user.name);
         format!("{user}@{}", self.connections.this_node().node)
-    }
-}
-
-/// Returns the program that supervises the ranks: the trainer, or this program if the recipe trains with a command.
-pub fn program(trainer: TrainerKind) -> Result<plan::TrainerBinary, Failure> {
-    match trainer {
-        TrainerKind::Embedded => remote::find_trainer(),
-        TrainerKind::Command => remote::own_program(env!("CARGO_PKG_VERSION")),
     }
 }
 

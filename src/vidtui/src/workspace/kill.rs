@@ -21,6 +21,7 @@ impl Workspace {
     /// Plans which processes of a run to signal; signals none.
     pub fn plan_kill(&self, dir: &RunDir, how: KillHow) -> Result<RunKill, Failure> {
         let run = dir.read_run()?;
+        run.refuse_if_imported(format!("cannot {} {}", how.verb(), run.id))?;
         let attempt = dir.latest_attempt()?;
         let job = attempt.as_ref().and_then(|attempt| self.connections.job_status(attempt, self.patience));
         // Slurm finds the processes of a job itself.

@@ -8,7 +8,9 @@ use rundir::{ErrorCode, Failure, RunDir};
 impl Workspace {
     /// Writes the stacks of the processes of a run into the folder of the run.
     pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
-        let run = dir.read_run()?.id;
+        let run = dir.read_run()?;
+        run.refuse_if_imported(format!("cannot collect the stacks of {}", run.id))?;
+        let run = run.id;
         let attempt = dir.latest_attempt()?;
         let mut files = Vec::new();
         for (node, _) in attempt.iter().flat_map(|attempt| attempt.placement.by_node()) {

@@ -97,6 +97,7 @@ fn run_of_halves(folder: &Utf8Path) -> Utf8PathBuf {
         libtorch: "2".into(),
         start: StartFrom::Random,
         lineage: None,
+        imported: None,
         recipe: recipe.to_table(),
     })
     .unwrap();

@@ -76,19 +76,39 @@ fn packages(python: &Utf8Path) -> Result<Utf8PathBuf> {
 
 /// Returns the `bin` folder of a virtual environment with [`PACKAGES`]. Creates the environment if needed.
 pub fn environment() -> Result<Utf8PathBuf> {
-    let dir = cache_dir()?.join("bench-python");
+    environment_of("bench-python", &PACKAGES, "5 GB")
+}
+
+/// The CUDA compiler. `nvidia-cuda-nvcc` accepts any version of `nvidia-nvvm`, but a newer one writes PTX that its assembler
+/// rejects; so all are pinned.
+const NVCC_PACKAGES: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+];
+
+/// Returns the path of a CUDA compiler in an environment of its own, which does not contain PyTorch.
+pub fn nvcc() -> Result<Utf8PathBuf> {
+    let bin = environment_of("nvcc-python", &NVCC_PACKAGES, "250 MB")?;
+    Ok(packages(&bin.join("python"))?.join("nvidia/cu13/bin/nvcc"))
+}
+
+fn environment_of(name: &str, packages: &[&str], size: &str) -> Result<Utf8PathBuf> {
+    let dir = cache_dir()?.join(name);
     let (bin, done) = (dir.join("bin"), dir.join("complete"));
-    let wanted = PACKAGES.join(" ");
+    let wanted = packages.join(" ");
     if fs::read_to_string(&done).is_ok_and(|have| have == wanted) {
         return Ok(bin);
     }
-    println!("installing {wanted} into {dir} (5 GB, once)");
+    println!("installing {wanted} into {dir} ({size}, once)");
     run(
         &mut command("python3", ["-m", "venv", "--clear", dir.as_str()]),
         "install Python's venv (Debian: apt-get install python3-venv)",
     )?;
     let mut install = command(bin.join("python"), ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    run(install.args(PACKAGES), "check that the Python package index can be reached and the disk has 10 GB free")?;
+    run(install.args(packages), "check that the Python package index can be reached and the disk has 10 GB free")?;
     fs::write(&done, wanted).map_err(|e| Failure::new(format!("cannot write {done}"), e, "check the disk"))?;
     Ok(bin)
 }

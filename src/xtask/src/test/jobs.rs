@@ -86,9 +86,6 @@ pub fn plan(binaries: &[Binary], filters: &[String]) -> Result<Vec<Job>> {
             None => jobs.push(binary.whole(filters)),
         }
     }
-    let mut doc = cargo(["test", "--release", "--workspace", "--doc", "--quiet"]);
-    doc.args(filters.first()).args(["--", "--show-output"]);
-    jobs.push(Job { name: "documentation".into(), load: CORE, command: doc });
     Ok(jobs)
 }
 

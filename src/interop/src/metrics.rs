@@ -1,0 +1,168 @@
+//! Lines of `metrics.jsonl` from the log of another tool.
+//!
+//! A series whose name is known becomes a metric of the table. All others are kept by their own names.
+
+use crate::{Log, Point};
+use rundir::MetricSample;
+use std::collections::BTreeMap;
+
+type Set = fn(&mut MetricSample, f64);
+
+/// The metrics that a series can become: the name of the metric, the names of series in other trainers in the order in which they are
+/// preferred, and the field. The name of the metric itself is preferred to all of them.
+const METRICS: [(&str, &[&str], Set); 17] = [
+    ("loss", &["train/loss", "train_loss", "training/loss", "loss/train", "train/train_loss"], |s, v| s.loss = Some(v)),
+    ("grad_norm", &["train/grad_norm", "train/grad-norm", "gradient_norm", "optim/grad_norm"], |s, v| {
+        s.grad_norm = Some(v)
+    }),
+    ("weight_norm", &[], |s, v| s.weight_norm = Some(v)),
+    ("lr", &["train/lr", "learning_rate", "train/learning_rate", "train_lr", "optim/lr"], |s, v| s.lr = v),
+    ("lr_ttt", &[], |s, v| s.lr_ttt = Some(v)),
+    ("step_s", &["step_time", "train/step_time"], |s, v| s.step_s = v),
+    ("data_s", &[], |s, v| s.data_s = v),
+    ("forward_s", &[], |s, v| s.forward_s = v),
+    ("backward_s", &[], |s, v| s.backward_s = v),
+    ("optimizer_s", &[], |s, v| s.optimizer_s = v),
+    ("checkpoint_s", &[], |s, v| s.checkpoint_s = v),
+    ("samples_per_s", &[], |s, v| s.samples_per_s = v),
+    ("tokens_per_s", &[], |s, v| s.tokens_per_s = v),
+    ("epoch", &["train/epoch"], |s, v| s.epoch = Some(v)),
+    ("tflops", &[], |s, v| s.tflops = v),
+    // A share. Values above 1 are per cent, as nanoGPT logs them.
+    ("mfu", &[], |s, v| s.mfu = Some(if v > 1.0 { v / 100.0 } else { v })),
+    (
+        "validation_loss",
+        &["val/loss", "val_loss", "eval/loss", "eval_loss", "valid/loss", "validation/loss"],
+        |s, v| {
+            s.validation_loss = Some(v);
+        },
+    ),
+];
+
+/// The steps of a log as metrics.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mapped {
+    /// The steps in ascending order, each once.
+    pub samples: Vec<MetricSample>,
+    /// The metrics, each with the series that it was read from.
+    pub metrics: BTreeMap<&'static str, String>,
+    /// The series that are kept by their own names.
+    pub others: Vec<String>,
+}
+
+/// Makes lines of metrics from a log. A value that is not finite becomes a gap. Charts mark the gap if it is the loss.
+pub fn map_metrics(log: &Log) -> Mapped {
+    let (mut metrics, mut of_series) = (BTreeMap::new(), BTreeMap::new());
+    for (name, aliases, set) in METRICS {
+        let mut names = std::iter::once(name).chain(aliases.iter().copied());
+        if let Some(tag) = names.find(|tag| !log.points(tag).is_empty()) {
+            metrics.insert(name, tag.to_owned());
+            of_series.insert(tag, set);
+        }
+    }
+    let series: Vec<(&str, &[Point], Option<Set>)> =
+        log.series().map(|(tag, points)| (tag, points, of_series.get(tag).copied())).collect();
+    let mut values: Vec<(u64, usize, &Point)> = Vec::with_capacity(log.len());
+    for (at, (_, points, _)) in series.iter().enumerate() {
+        values.extend(points.iter().map(|point| (point.step, at, point)));
+    }
+    values.sort_unstable_by_key(|(step, at, _)| (*step, *at));
+    let loss = metrics.get("loss").map(String::as_str);
+    let of_step = |values: &[(u64, usize, &Point)]| {
+        let mut sample = MetricSample { step: values[0].0, is_from_log: true, has_no_loss: true, ..Default::default() };
+        for (_, at, point) in values {
+            let (tag, _, set) = series[*at];
+            if point.t.is_finite() {
+                sample.t = sample.t.max(point.t);
+            }
+            // Metrics are stored as f32.
+            let value = Some(point.value).filter(|value| (*value as f32).is_finite());
+            match (set, value) {
+                (Some(set), Some(value)) => set(&mut sample, value),
+                (Some(_), None) => {}
+                (None, value) => drop(sample.other.insert(tag.to_owned(), value)),
+            }
+            sample.has_no_loss &= Some(tag) != loss;
+        }
+        sample
+    };
+    let samples = values.chunk_by(|(a, ..), (b, ..)| a == b).map(of_step).collect();
+    let others = series.iter().filter(|(.., set)| set.is_none()).map(|(tag, ..)| (*tag).to_owned()).collect();
+    Mapped { samples, metrics, others }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(values: &[(&str, u64, f64)]) -> Log {
+        let mut log = Log::default();
+        values.iter().for_each(|(tag, step, value)| {
+            log.push(tag, Point { step: *step, t: 1000.0 + *step as f64, value: *value })
+        });
+        log
+    }
+
+    fn value(metric: &str, sample: &MetricSample) -> Option<f64> {
+        let (_, metric) = rundir::find_metric(metric).unwrap();
+        let rundir::MetricSource::Step(value, _) = metric.source else { panic!("{} is of a step", metric.name) };
+        value(sample)
+    }
+
+    #[test]
+    fn known_series_are_metrics_and_all_others_keep_their_names() {
+        let log = log(&[
+            ("train/loss", 0, 2.0),
+            ("train/loss", 10, 1.0),
+            ("train/lr", 10, 1e-4),
+            ("clip/score", 10, 0.25),
+            ("clip/score", 15, f64::INFINITY),
+            ("val/loss", 15, 0.5),
+            ("loss", 20, 9.0),
+        ]);
+        let mapped = map_metrics(&log);
+        assert_eq!(mapped.metrics["loss"], "loss", "its own name is preferred");
+        assert_eq!(mapped.others, ["train/loss", "clip/score"]);
+        assert_eq!(mapped.samples.iter().map(|sample| sample.step).collect::<Vec<_>>(), [0, 10, 15, 20]);
+        assert_eq!(mapped.samples[2].other["clip/score"], None);
+        assert_eq!(mapped.samples[1].other["clip/score"], Some(0.25));
+        assert_eq!((mapped.samples[1].lr, mapped.samples[2].validation_loss), (1e-4, Some(0.5)));
+    }
+
+    #[test]
+    fn a_step_without_a_loss_is_no_step_whose_loss_is_not_finite() {
+        let log = log(&[("train/loss", 0, 2.0), ("train/loss", 1, f64::NAN), ("val/loss", 2, 0.5)]);
+        let samples = map_metrics(&log).samples;
+        let losses: Vec<_> = samples.iter().map(|sample| value("loss", sample)).collect();
+        assert_eq!((losses[0], losses[2]), (Some(2.0), None));
+        assert!(losses[1].unwrap().is_nan());
+        assert_eq!(value("validation_loss", &samples[2]), Some(0.5));
+    }
+
+    #[test]
+    fn values_that_a_line_cannot_hold_are_gaps() {
+        let mut log = log(&[("train/loss", 1, 2.0), ("train/lr", 1, 1e300), ("score", 1, f64::NEG_INFINITY)]);
+        log.push("train/loss", Point { step: 2, t: f64::INFINITY, value: 1.0 });
+        let samples = map_metrics(&log).samples;
+        let lines = samples.iter().map(|sample| serde_json::to_string(sample).unwrap());
+        let read: Vec<MetricSample> = lines.map(|line| serde_json::from_str(&line).unwrap()).collect();
+        assert_eq!((read[0].lr, read[0].other["score"], read[1].t), (0.0, None, 0.0));
+    }
+
+    #[test]
+    fn a_utilization_above_one_is_in_per_cent() {
+        let mfu = |logged| map_metrics(&log(&[("mfu", 3, logged)])).samples[0].mfu;
+        assert_eq!((mfu(35.0), mfu(0.35)), (Some(0.35), Some(0.35)));
+    }
+
+    #[test]
+    fn every_metric_is_one_of_the_table_and_its_own_series_is_read_again() {
+        for (name, aliases, _) in METRICS {
+            for tag in std::iter::once(&name).chain(aliases) {
+                let mapped = map_metrics(&log(&[(tag, 3, 0.5)]));
+                assert_eq!(value(name, &mapped.samples[0]), Some(0.5), "{tag}");
+                assert!(mapped.others.is_empty());
+            }
+        }
+    }
+}

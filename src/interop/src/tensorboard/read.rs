@@ -1,0 +1,76 @@
+//! Reads the event files of a run.
+
+use super::event::{decode, scalars};
+use super::record::{Next, Records};
+use crate::{Log, Point};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Error;
+use std::fs::File;
+use std::io::{self, BufReader};
+
+/// Bytes that are read at once.
+const BUFFER: usize = 1 << 20;
+
+/// Returns the event files of a folder in the order in which they were begun.
+///
+/// # Errors
+/// When the folder cannot be listed.
+pub fn event_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
+    let mut files = Vec::new();
+    // Names that are not UTF-8 are not TensorBoard's.
+    for entry in folder.read_dir_utf8()?.flatten() {
+        // The profiler's files hold no scalars.
+        let is_events = entry.file_name().contains("tfevents") && !entry.file_name().ends_with(".profile-empty");
+        if is_events && entry.path().is_file() {
+            files.push(entry.into_path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Reads all scalars in the event files of a folder.
+///
+/// # Errors
+/// When the folder or a file cannot be read.
+pub fn read_folder(folder: &Utf8Path) -> Result<Log, Error> {
+    let files = event_files(folder).map_err(|error| Error::io("list", folder, error))?;
+    read_files(&files)
+}
+
+/// Reads all scalars in some event files of one run.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn read_files(files: &[Utf8PathBuf]) -> Result<Log, Error> {
+    let mut log = Log::default();
+    for path in files {
+        read_into(&mut log, path).map_err(|error| Error::io("read", path, error))?;
+    }
+    Ok(log)
+}
+
+fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut records = Records::new(BufReader::with_capacity(BUFFER, file), len);
+    loop {
+        let event = match records.next()? {
+            Next::Record(data) => decode(data),
+            Next::End => return Ok(()),
+            Next::WrongChecksum(at) => {
+                log.warnings
+                    .push(format!("{path}: wrong checksum at byte {at} of {len}; the events after it are not read"));
+                return Ok(());
+            }
+        };
+        // A step below zero has no place in a chart of steps.
+        let step = u64::try_from(event.step).unwrap_or(0);
+        if event.is_start {
+            log.restart_at(step);
+        }
+        for (tag, value) in scalars(event.summary) {
+            log.push(tag, Point { step, t: event.wall_time, value });
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! W&B's offline runs: `wandb/offline-run-<time>_<id>/run-<id>.wandb`, a log of `Record` messages in LevelDB's framing.
+//!
+//! Source of the field numbers: `wandb/proto/wandb_internal.proto`.
+
+mod blocks;
+
+use crate::wire::{Fields, Value};
+use crate::{Log, Point};
+use blocks::{Blocks, Next};
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::Error;
+use std::fs::File;
+use std::io;
+
+/// Returns the logs in a folder of a run: a file `run-<id>.wandb`.
+///
+/// # Errors
+/// When the folder cannot be listed.
+pub fn run_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
+    let mut files = Vec::new();
+    // Names that are not UTF-8 are not W&B's.
+    for entry in folder.read_dir_utf8()?.flatten() {
+        let path = entry.into_path();
+        if path.extension() == Some("wandb") && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Reads the history of a run: its numbers by key, nested keys joined with dots as W&B shows them.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn read_file(path: &Utf8Path) -> Result<Log, Error> {
+    read(path).map_err(|error| Error::io("read", path, error))
+}
+
+fn read(path: &Utf8Path) -> io::Result<Log> {
+    let mut log = Log::default();
+    let mut blocks = Blocks::open(File::open(path)?)?;
+    let mut read = Reader::default();
+    loop {
+        match blocks.next()? {
+            Next::Record(record) => read.record(&mut log, record),
+            Next::End => return Ok(log),
+            Next::Damaged { at, why } => {
+                log.warnings.push(format!("{path}: {why} at byte {at}; the records after it are not read"));
+                return Ok(log);
+            }
+        }
+    }
+}
+
+/// The values that a history record may omit.
+#[derive(Default)]
+struct Reader {
+    started_s: f64,
+    next_step: u64,
+}
+
+impl Reader {
+    fn record(&mut self, log: &mut Log, record: &[u8]) {
+        for (field, value) in Fields::new(record) {
+            match field {
+                2 => self.history(log, value.bytes()),
+                5 => config(log, value.bytes()),
+                17 => self.run(log, value.bytes()),
+                _ => {}
+            }
+        }
+    }
+
+    fn run(&mut self, log: &mut Log, run: &[u8]) {
+        for (field, value) in Fields::new(run) {
+            match (field, value) {
+                (1, id) if log.name.is_none() => log.name = id.text().map(str::to_owned),
+                (4, value) => config(log, value.bytes()),
+                (8, name) => {
+                    log.name = name.text().filter(|name| !name.is_empty()).map(str::to_owned).or(log.name.take())
+                }
+                (17, start) => {
+                    let part = |number| Fields::new(start.bytes()).find(|(field, _)| *field == number);
+                    let [seconds, nanos] = [1, 2].map(|number| part(number).map_or(0, |(_, value)| value.int()));
+                    self.started_s = seconds as f64 + nanos as f64 / 1e9;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn history(&mut self, log: &mut Log, history: &[u8]) {
+        let items = || Fields::new(history).filter(|(field, _)| *field == 1).map(|(_, item)| Item::read(item.bytes()));
+        let internal = |name: &str| items().find(|item| item.key == name).and_then(|item| item.value);
+        let step = Fields::new(history).find(|(field, _)| *field == 2).map(|(_, step)| step.bytes());
+        // A number of zero is not written.
+        let step =
+            step.map(|step| Fields::new(step).find(|(field, _)| *field == 1).map_or(0, |(_, num)| num.int() as i64));
+        let step = step.map(|step| u64::try_from(step).unwrap_or(0));
+        let step = step.or_else(|| internal("_step").map(|step| step as u64)).unwrap_or(self.next_step);
+        self.next_step = step.saturating_add(1);
+        let t = internal("_timestamp").or_else(|| internal("_runtime").map(|s| self.started_s + s));
+        let t = t.unwrap_or(self.started_s);
+        // Keys with an underscore are W&B's own.
+        for item in items().filter(|item| !item.key.starts_with('_')) {
+            if let Some(value) = item.value {
+                log.push(&item.key, Point { step, t, value });
+            }
+        }
+    }
+}
+
+/// One value of a step.
+struct Item {
+    key: String,
+    /// The value, if it is a number.
+    value: Option<f64>,
+}
+
+impl Item {
+    fn read(item: &[u8]) -> Self {
+        let (mut key, mut value) = (String::new(), None);
+        for (field, content) in Fields::new(item) {
+            match (field, content) {
+                (1, text) if key.is_empty() => key = text.text().unwrap_or_default().to_owned(),
+                (2, text) => {
+                    if !key.is_empty() {
+                        key.push('.');
+                    }
+                    key.push_str(text.text().unwrap_or_default());
+                }
+                // A number of its own type, from 0.31 on. An `sint64` is zigzag-coded.
+                (5, Value::Varint(zigzag)) => value = Some(((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64)) as f64),
+                (6, number) => value = number.float(),
+                (16, json) => value = json.text().and_then(number),
+                _ => {}
+            }
+        }
+        Self { key, value }
+    }
+}
+
+/// Reads a JSON number, with the names that Python's `json` gives to numbers that are not finite.
+fn number(json: &str) -> Option<f64> {
+    match json.trim_matches('"') {
+        "NaN" => Some(f64::NAN),
+        "Infinity" => Some(f64::INFINITY),
+        "-Infinity" => Some(f64::NEG_INFINITY),
+        _ if json.starts_with(|first: char| first == '-' || first.is_ascii_digit()) => json.parse().ok(),
+        _ => None,
+    }
+}
+
+fn config(log: &mut Log, config: &[u8]) {
+    for (_, item) in Fields::new(config).filter(|(field, _)| *field == 1) {
+        let item = item.bytes();
+        let Item { key, .. } = Item::read(item);
+        let json = Fields::new(item).find(|(field, _)| *field == 16).and_then(|(_, json)| json.text());
+        if let Some(json) = json.filter(|_| !key.starts_with('_')) {
+            log.config.insert(key, json.to_owned());
+        }
+    }
+}

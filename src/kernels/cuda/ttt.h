@@ -1,0 +1,32 @@
+// The C interface of the TTT scan on GPUs: plain pointers and a stream, so that nvcc compiles no PyTorch header.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ttt_sizes.h"
+
+namespace ttt {
+
+enum class Kind { Mlp, Linear };
+
+// Whether the kernels exist for these sizes, and the GPU has enough shared memory for them.
+bool supports(Kind kind, int width, int mini_batch, int device);
+
+// Numbers in the saved states of all sequences.
+int64_t saved_size(Kind kind, int width, const Shape& shape);
+
+// Sizes of the backward pass's memory for chunks of `groups` groups: bytes of `kept`, and numbers of `norm` and `carried`.
+struct WorkspaceSize {
+  int64_t kept, norm, carried;
+};
+WorkspaceSize workspace_size(Kind kind, int width, const Shape& shape, int groups);
+
+// `saved` is null if no backward pass follows.
+cudaError_t forward(Kind kind, int width, const Shape& shape, const Inputs& in, bf16* out, float* saved, cudaStream_t stream);
+
+// Computes all gradients, in chunks of `groups` groups.
+cudaError_t backward(Kind kind, int width, const Shape& shape, const Inputs& in, const bf16* grad_out, const Workspace& work,
+                     int groups, const Grads& grads, cudaStream_t stream);
+
+}  // namespace ttt

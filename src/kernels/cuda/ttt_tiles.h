@@ -1,0 +1,219 @@
+// Products of tiles, and LayerNorm of a tile's rows: what the kernels of the TTT scan have in common.
+
+#pragma once
+
+#include "ttt_sizes.h"
+
+namespace ttt {
+
+// A lane's place in a 16×8 accumulator: rows g and g + 8, columns c and c + 1.
+struct Lane {
+  int thread, warp, lane, g, c;
+
+  __device__ Lane() : thread(threadIdx.x), warp(thread / 32), lane(thread % 32), g(lane / 4), c(lane % 4 * 2) {}
+};
+
+__device__ __forceinline__ float low(uint32_t v) {
+  union { uint32_t u; float f; } x;
+  x.u = v << 16;
+  return x.f;
+}
+__device__ __forceinline__ float high(uint32_t v) {
+  union { uint32_t u; float f; } x;
+  x.u = v & 0xffff0000u;
+  return x.f;
+}
+__device__ __forceinline__ float half_of(uint32_t v, int i) { return i ? high(v) : low(v); }
+__device__ __forceinline__ uint32_t& word(bf16* p) { return *reinterpret_cast<uint32_t*>(p); }
+__device__ __forceinline__ uint32_t word(const bf16* p) { return *reinterpret_cast<const uint32_t*>(p); }
+
+// Sums over the four lanes of a row, and over the eight rows of a column.
+__device__ __forceinline__ float sum_of_row(float v) {
+  v += __shfl_xor_sync(~0u, v, 1);
+  return v + __shfl_xor_sync(~0u, v, 2);
+}
+__device__ __forceinline__ float sum_of_column(float v) {
+  v += __shfl_xor_sync(~0u, v, 4);
+  v += __shfl_xor_sync(~0u, v, 8);
+  return v + __shfl_xor_sync(~0u, v, 16);
+}
+
+// Row addresses for ldmatrix of a 16×16 tile: matrices down the first column, then down the second; or along the first
+// row, then along the second.
+__device__ __forceinline__ const bf16* down(const bf16* x, int pitch, int row, int column, int lane) {
+  return x + (row + lane % 16) * pitch + column + lane / 16 * 8;
+}
+__device__ __forceinline__ const bf16* along(const bf16* x, int pitch, int row, int column, int lane) {
+  return x + (row + lane % 8 + lane / 16 * 8) * pitch + column + lane / 8 % 2 * 8;
+}
+
+// Starts to copy a matrix of `rows` × kColumns into rows `pitch` apart.
+template <int kColumns>
+__device__ __forceinline__ void fetch(bf16* to, int pitch, const bf16* from, int rows, int thread, int threads) {
+  constexpr int kPieces = kColumns / 8;
+  for (int i = thread; i < rows * kPieces; i += threads) {
+    gpu::copy16(to + i / kPieces * pitch + i % kPieces * 8, from + i * 8);
+  }
+}
+
+template <class S>
+using Weights = float[S::kRowTiles][S::kColumnTiles][4];
+
+// Rows of a tile times a whole image: z[16, F] += A[16, U] · image[U, F].
+template <class S>
+__device__ __forceinline__ void add_product(float (&z)[S::kColumnTiles][4], const bf16* a_rows, int pitch, int row,
+                                            const bf16* image, int lane) {
+#pragma unroll 4
+  for (int k = 0; k < S::U / 16; ++k) {
+    uint32_t a[4];
+    gpu::load_matrices(a, down(a_rows, pitch, row, k * 16, lane));
+#pragma unroll
+    for (int n = 0; n < S::F / 16; ++n) {
+      uint32_t b[4];
+      gpu::load_transposed(b, down(image, S::P, k * 16, n * 16, lane));
+      gpu::mma(z[2 * n], a, b[0], b[1]);
+      gpu::mma(z[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// Rows of a tile times this warp's weights: z[16, R] += A[16, F] · Wᵀ. The accumulators of W, rounded, are the second
+// factor as they are.
+template <class S>
+__device__ __forceinline__ void add_own_product(float (&z)[S::kUnitTiles][4], const bf16* a_rows, int row,
+                                                const Weights<S>& w, int lane) {
+#pragma unroll
+  for (int k = 0; k < S::F / 16; ++k) {
+    uint32_t a[4];
+    gpu::load_matrices(a, down(a_rows, S::P, row, k * 16, lane));
+#pragma unroll
+    for (int j = 0; j < S::kUnitTiles; ++j) {
+      const auto& first = w[j / 2][2 * k];
+      const auto& second = w[j / 2][2 * k + 1];
+      const int i = j % 2 * 2;
+      gpu::mma(z[j], a, gpu::pack(first[i], first[i + 1]), gpu::pack(second[i], second[i + 1]));
+    }
+  }
+}
+
+// The same with the weights' rows in an image: z[16, R] += A[16, F] · image[unit…, F]ᵀ.
+template <class S>
+__device__ __forceinline__ void add_image_product(float (&z)[S::kUnitTiles][4], const bf16* a_rows, int row,
+                                                  const bf16* image, int unit, int lane) {
+#pragma unroll
+  for (int k = 0; k < S::F / 16; ++k) {
+    uint32_t a[4];
+    gpu::load_matrices(a, down(a_rows, S::P, row, k * 16, lane));
+#pragma unroll
+    for (int j = 0; j < S::kUnitTiles; j += 2) {
+      uint32_t b[4];
+      gpu::load_matrices(b, along(image, S::P, unit + j * 8, k * 16, lane));
+      gpu::mma(z[j], a, b[0], b[1]);
+      gpu::mma(z[j + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// w[R, F] += aᵀ · B[16, F] for rows `row`… of B, with aᵀ as fragments.
+template <class S>
+__device__ __forceinline__ void add_update(Weights<S>& w, const uint32_t (&a)[S::kRowTiles][4], const bf16* b_rows,
+                                           int row, int lane) {
+#pragma unroll
+  for (int n = 0; n < S::F / 16; ++n) {
+    uint32_t b[4];
+    gpu::load_transposed(b, down(b_rows, S::P, row, n * 16, lane));
+#pragma unroll
+    for (int m = 0; m < S::kRowTiles; ++m) {
+      gpu::mma(w[m][2 * n], a[m], b[0], b[1]);
+      gpu::mma(w[m][2 * n + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+// Loads aᵀ for `add_update`: rows `row`… and this warp's columns of A.
+template <class S>
+__device__ __forceinline__ void load_factor(uint32_t (&a)[S::kRowTiles][4], const bf16* a_rows, int pitch, int row,
+                                            int unit, int lane) {
+#pragma unroll
+  for (int m = 0; m < S::kRowTiles; ++m) {
+    gpu::load_transposed(a[m], along(a_rows, pitch, row, unit + m * 16, lane));
+  }
+}
+
+// Calls f(accumulator, row, column) for each accumulator of this warp's weights; rows are units of the whole layer.
+template <class S, class Body>
+__device__ __forceinline__ void each_weight(Weights<S>& w, const Lane& l, Body f) {
+#pragma unroll
+  for (int m = 0; m < S::kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) f(w[m][n][i], l.warp * S::R + m * 16 + l.g + i / 2 * 8, n * 8 + l.c + i % 2);
+}
+
+// Writes the column sums of z over the 16 rows of this warp's tile.
+template <class S>
+__device__ __forceinline__ void sum_columns(float* to, const float (&z)[S::kColumnTiles][4], const Lane& l) {
+#pragma unroll
+  for (int n = 0; n < S::kColumnTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = sum_of_column(z[n][i] + z[n][2 + i]);
+      if (l.g == 0) to[n * 8 + l.c + i] = sum;
+    }
+}
+
+// Writes this warp's weights, rounded, into rows of an image.
+template <class S>
+__device__ __forceinline__ void write_image(bf16* image, int pitch, const Weights<S>& w, const Lane& l) {
+#pragma unroll
+  for (int m = 0; m < S::kRowTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        word(image + (l.warp * S::R + m * 16 + l.g + h * 8) * pitch + n * 8 + l.c) =
+            gpu::pack(w[m][n][2 * h], w[m][n][2 * h + 1]);
+      }
+}
+
+// Normalises rows g and g + 8 of a tile; inverse[h] is 1/σ of row g + 8h.
+template <class S>
+__device__ __forceinline__ void normalize(float (&z)[S::kColumnTiles][4], float (&inverse)[2], float eps) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float mean = 0, square = 0;
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n) mean += z[n][2 * h] + z[n][2 * h + 1];
+    mean = sum_of_row(mean) / S::F;
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& v = z[n][2 * h + i];
+        v -= mean;
+        square += v * v;
+      }
+    inverse[h] = rsqrtf(sum_of_row(square) / S::F + eps);
+#pragma unroll
+    for (int n = 0; n < S::kColumnTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) z[n][2 * h + i] *= inverse[h];
+  }
+}
+
+// gelu(z) with its first two derivatives.
+struct Gelu {
+  float value, slope, curve;
+
+  __device__ explicit Gelu(float z) {
+    constexpr float kLinear = 0.7978845608028654f, kCubic = 0.044715f;  // √(2/π)
+    const float square = z * z, t = gpu::tanh_fast(kLinear * z * (1 + kCubic * square)), sech = 1 - t * t;
+    const float inner = kLinear * (1 + 3 * kCubic * square);
+    value = 0.5f * z * (1 + t);
+    slope = 0.5f * (1 + t) + 0.5f * z * sech * inner;
+    curve = sech * inner - z * t * sech * inner * inner + 3 * kLinear * kCubic * square * sech;
+  }
+};
+
+}  // namespace ttt

@@ -1,0 +1,57 @@
+//! Converts a video to an animated GIF, for programs that show pictures only.
+
+use camino::Utf8Path;
+use rundir::{ErrorCode, Failure};
+
+use crate::child::{self, Run};
+use crate::failures::{self, Complaints};
+use crate::programs::Programs;
+
+/// The rate of the GIF. Browsers show frames of less than 0.02 s slower.
+const FPS: u32 = 8;
+/// The most bytes of a GIF: about half a minute at this size.
+const MAX_BYTES: usize = 32 << 20;
+
+/// An animated GIF.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gif {
+    /// The file.
+    pub bytes: Vec<u8>,
+    /// Pixels per row.
+    pub width: u16,
+    /// Rows of pixels.
+    pub height: u16,
+}
+
+impl Programs {
+    /// Converts a video to an animated GIF of 8 frames per second, at most `max_width` pixels wide, that repeats forever.
+    ///
+    /// # Errors
+    /// `ProgramMissing`; `NoAnswer`; `CommandFailed` if ffmpeg cannot read the file or the GIF is larger than 32 MiB.
+    pub fn gif(&self, video: &Utf8Path, max_width: u32) -> Result<Gif, Failure> {
+        let mut command = self.ffmpeg_command();
+        self.limit_threads(&mut command);
+        // The best palette of 256 colours for this video.
+        let filter = format!(
+            "fps={FPS},scale='min({max_width},iw)':-2:flags=lanczos,split[a][b];[a]palettegen[p];[b][p]paletteuse"
+        );
+        command
+            .arg("-i")
+            .arg(format!("file:{video}"))
+            .args(["-an", "-vf", &filter, "-loop", "0", "-f", "gif", "pipe:1"]);
+        let run = Run { limit: self.silent_limit, cancel: &self.cancel, max_bytes: MAX_BYTES, capacity: 0 };
+        let mut complaints = Complaints::default();
+        let done = child::run(command, &run, None, &mut |line| complaints.add(line))
+            .map_err(|stop| failures::stopped(&self.ffmpeg, stop))?;
+        let size = |at: usize| Some(u16::from_le_bytes(done.bytes.get(at..at + 2)?.try_into().ok()?));
+        match (done.status.success(), size(6).zip(size(8))) {
+            (true, Some((width, height))) => Ok(Gif { width, height, bytes: done.bytes }),
+            _ => Err(Failure::new(
+                ErrorCode::CommandFailed,
+                format!("cannot convert {video} to a GIF"),
+                format!("ffmpeg: {}", complaints.shown()),
+                "check that the video can be played",
+            )),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! `vidtui report`: one HTML page about a run that needs no other file.
+//!
+//! It has no script and loads nothing. Every text of the run is escaped.
+
+use crate::args::ReportArgs;
+use crate::chart_export;
+use crate::command_error::CommandError;
+use crate::commands::{report_latest, status};
+use crate::curves::{self, Column, Group, Measured, View};
+use crate::output;
+use crate::workspace::Workspace;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use camino::Utf8PathBuf;
+use rundir::{Chart, Error, ErrorCode, Event, Failure, METRICS, SampleSidecar, now_s, read_events};
+use runstate::RunSummary;
+use std::fmt::Write;
+use std::fs;
+
+/// The most events of a page. A page of all events of a long run is slow to open.
+const EVENTS: usize = 500;
+
+/// Writes the page.
+pub fn run(workspace: &Workspace, args: &ReportArgs) -> Result<(), CommandError> {
+    let dir = workspace.find(&args.run)?;
+    report_latest(workspace, &args.run, &dir.root);
+    let (summary, facts) = workspace.summary(&dir)?;
+    let to = args.out.clone().unwrap_or_else(|| Utf8PathBuf::from(format!("{}.html", summary.run.id)));
+    if to.extension() != Some("html") {
+        let why = "the file name does not end in .html";
+        let what = format!("cannot write the report to {to}");
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, "end it in .html")));
+    }
+    let findings = workspace.findings(&summary, &facts);
+    let goodput = workspace.goodput(&summary)?;
+    let shown = status::facts(&summary, &findings, goodput.as_ref(), now_s());
+    let page = page(&summary, &shown, args.embed)?;
+    rundir::write_atomic(&to, page.as_bytes())?;
+    output::line(to.as_str())
+}
+
+fn page(summary: &RunSummary, facts: &[(String, String)], embed: u64) -> Result<String, Failure> {
+    let run = &summary.run;
+    let mut page = Page::new(&format!("{} ({})", run.name, run.id));
+    page.table(&facts.iter().map(|(name, value)| vec![name.clone(), value.clone()]).collect::<Vec<_>>());
+    charts(&mut page, summary)?;
+    samples(&mut page, summary, embed)?;
+    attempts(&mut page, summary)?;
+    events(&mut page, &read_events(&summary.dir)?);
+    page.heading("Environment");
+    page.table(&environment(summary));
+    if let Some(imported) = run.imported.as_ref().filter(|imported| !imported.config.is_empty()) {
+        page.heading("Settings in the log");
+        page.table(&imported.config.iter().map(|(name, value)| vec![name.clone(), value.clone()]).collect::<Vec<_>>());
+    }
+    if run.imported.is_none() {
+        page.heading("Recipe");
+        page.pre(&run.recipe.to_string());
+    }
+    Ok(page.finish())
+}
+
+/// Adds every chart of the console that has values, and the series of an imported run.
+fn charts(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
+    let measured = curves::read(&summary.dir)?;
+    let mut charts: Vec<Chart> = Vec::new();
+    for chart in METRICS.iter().filter_map(|metric| metric.line.map(|line| line.chart)) {
+        if !charts.contains(&chart) {
+            charts.push(chart);
+        }
+    }
+    let mut groups: Vec<Group> = charts.into_iter().map(|chart| Group::of_chart(chart, &measured)).collect();
+    groups.extend(measured.others().into_iter().map(|name| Group::of_column(Column::Other(name))));
+    groups.retain(|group| group.has_values(&measured));
+    page.heading("Charts");
+    if groups.is_empty() {
+        page.paragraph("No step was logged.");
+    }
+    groups.iter().try_for_each(|group| chart(page, group, summary, &measured))
+}
+
+fn chart(page: &mut Page, group: &Group, summary: &RunSummary, measured: &Measured) -> Result<(), Failure> {
+    let drawn = curves::chart(std::slice::from_ref(group), View::default(), summary, measured);
+    let svg = chart_export::to_svg(&chart_export::Chart { title: String::new(), subtitle: String::new(), ..drawn })?;
+    page.figure(&svg, group.label());
+    Ok(())
+}
+
+/// Adds the videos: those of the newest steps as data of the page, the others as links.
+fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Failure> {
+    let samples = summary.dir.list_samples()?;
+    if samples.is_empty() {
+        return Ok(());
+    }
+    page.heading("Samples");
+    let mut left = embed;
+    for SampleSidecar { step, index, prompt, seed, .. } in samples.iter().rev() {
+        let path = summary.dir.sample_video(*step, *index);
+        let caption = format!("step {}, seed {seed}: {prompt}", units::grouped(*step));
+        let size = fs::metadata(&path).map(|file| file.len());
+        match size {
+            Ok(size) if size <= left => {
+                left -= size;
+                let bytes = fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+                page.video(&bytes, &caption);
+            }
+            Ok(_) => page
+                .link(&fs::canonicalize(&path).map_or(path.to_string(), |path| path.display().to_string()), &caption),
+            Err(_) => page.paragraph(&format!("{caption} (the video was removed)")),
+        }
+    }
+    Ok(())
+}
+
+/// Adds the attempts, each with its end.
+fn attempts(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
+    if summary.run.imported.is_some() {
+        return Ok(());
+    }
+    let dir = &summary.dir;
+    let mut rows = vec![["attempt", "started", "from step", "ranks", "nodes", "end"].map(str::to_owned).to_vec()];
+    for number in dir.attempt_numbers()? {
+        let attempt = match dir.read_attempt(number) {
+            Err(error) if error.is_not_found() => continue,
+            read => read?,
+        };
+        let nodes: Vec<String> = attempt.placement.by_node().iter().map(|(node, _)| node.to_string()).collect();
+        let mut ends = Vec::new();
+        for (node, _) in attempt.placement.by_node() {
+            match dir.read_exit(node, number)? {
+                None => ends.push(format!("{node}: no end is recorded")),
+                Some(exit) => {
+                    let failure = exit.failure.as_ref().filter(|_| !exit.is_consequence());
+                    ends.extend(failure.map(|failure| format!("{node}: {failure}")));
+                }
+            }
+        }
+        rows.push(vec![
+            number.to_string(),
+            time(attempt.started_s),
+            units::grouped(attempt.start_step),
+            attempt.mesh.world().to_string(),
+            nodes.join(", "),
+            if ends.is_empty() { "no failure".into() } else { ends.join("\n") },
+        ]);
+    }
+    page.heading("Attempts and failures");
+    page.table(&rows);
+    Ok(())
+}
+
+fn events(page: &mut Page, events: &[Event]) {
+    page.heading("Events");
+    let hidden = events.len().saturating_sub(EVENTS);
+    if hidden > 0 {
+        page.paragraph(&format!(
+            "The newest {EVENTS}; {} before them are in events.jsonl.",
+            units::grouped(hidden as u64)
+        ));
+    }
+    let row = |event: &Event| {
+        let by = event.rank.map(|rank| format!("rank {rank}")).or(event.node.as_ref().map(ToString::to_string));
+        let step = event.step.map(units::grouped).unwrap_or_default();
+        vec![time(event.t), step, by.unwrap_or_default(), ui::event_text::describe(event).0]
+    };
+    page.table(&events[hidden..].iter().map(row).collect::<Vec<_>>());
+}
+
+fn environment(summary: &RunSummary) -> Vec<Vec<String>> {
+    let run = &summary.run;
+    let mut rows = vec![("created", time(run.created_s))];
+    rows.extend(run.git_commit.clone().map(|commit| ("git commit", commit)));
+    let given = |name, value: &str| Some((name, value.to_owned())).filter(|(_, value)| !value.is_empty());
+    rows.extend(given("trainer", &run.trainer_version));
+    rows.extend(run.trainer_sha256.clone().map(|hash| ("SHA-256 of the trainer", hash)));
+    rows.extend(given("libtorch", &run.libtorch));
+    rows.push(("report by vidtui", env!("CARGO_PKG_VERSION").into()));
+    rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
+}
+
+/// Returns a time in UTC.
+fn time(t: f64) -> String {
+    let time = jiff::Timestamp::from_second(t as i64).unwrap_or_default();
+    time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+/// A page that is being written. Its functions escape their text.
+struct Page(String);
+
+impl Page {
+    fn new(title: &str) -> Self {
+        let title = escaped(title);
+        Self(format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; media-src data:; img-src data:\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+        ))
+    }
+
+    fn add(&mut self, html: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = self.0.write_fmt(html);
+    }
+
+    fn heading(&mut self, text: &str) {
+        self.add(format_args!("<h2>{}</h2>\n", escaped(text)));
+    }
+
+    fn paragraph(&mut self, text: &str) {
+        self.add(format_args!("<p>{}</p>\n", escaped(text)));
+    }
+
+    fn pre(&mut self, text: &str) {
+        self.add(format_args!("<pre>{}</pre>\n", escaped(text)));
+    }
+
+    fn table(&mut self, rows: &[Vec<String>]) {
+        self.add(format_args!("<div class=\"wide\"><table>\n"));
+        for row in rows {
+            let cells: String = row.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect();
+            self.add(format_args!("<tr>{cells}</tr>\n"));
+        }
+        self.add(format_args!("</table></div>\n"));
+    }
+
+    /// Adds a drawing of plotters, which escapes its texts.
+    fn figure(&mut self, svg: &str, label: &str) {
+        self.add(format_args!("<figure><figcaption>{}</figcaption>\n{svg}</figure>\n", escaped(label)));
+    }
+
+    fn video(&mut self, mp4: &[u8], caption: &str) {
+        let data = STANDARD.encode(mp4);
+        self.add(format_args!(
+            "<figure class=\"sample\"><video controls loop muted src=\"data:video/mp4;base64,{data}\"></video><figcaption>{}</figcaption></figure>\n",
+            escaped(caption)
+        ));
+    }
+
+    fn link(&mut self, path: &str, caption: &str) {
+        let url: String = path.bytes().map(url_byte).collect();
+        self.add(format_args!("<p><a href=\"file://{url}\">{}</a></p>\n", escaped(caption)));
+    }
+
+    fn finish(self) -> String {
+        self.0 + "</body>\n</html>\n"
+    }
+}
+
+/// Returns text for an element or for an attribute in double quotes.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
+}
+
+/// Returns a byte of the path of an URL (RFC 3986, section 2).
+fn url_byte(byte: u8) -> String {
+    match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    }
+}
+
+/// Charts are drawn on white, so that a dark page inverts them and keeps their hues.
+const STYLE: &str = "\
+:root { color-scheme: light dark; --ink: #222b38; --faint: #6b7585; --line: #e4e8ee; --page: #ffffff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dfe5ee; --faint: #98a2b3; --line: #313947; --page: #14181f; }
+  svg { filter: invert(0.92) hue-rotate(180deg); }
+}
+body { max-width: 1200px; margin: 2em auto; padding: 0 1em; font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); }
+h1 { font-size: 1.5em; overflow-wrap: anywhere; } h2 { font-size: 1.15em; margin-top: 2em; }
+table { border-collapse: collapse; } td { padding: .25em 1em .25em 0; vertical-align: top; border-bottom: 1px solid var(--line); white-space: pre-wrap; overflow-wrap: anywhere; }
+td:first-child { color: var(--faint); white-space: nowrap; } .wide { overflow-x: auto; }
+pre { overflow-x: auto; padding: 1em; border: 1px solid var(--line); }
+figure { margin: 1em 0; } figcaption { color: var(--faint); } svg { width: 100%; height: auto; }
+.sample { display: inline-block; width: 31%; min-width: 260px; margin: 0 1% 1em 0; vertical-align: top; } video { width: 100%; }
+";

@@ -1,0 +1,43 @@
+//! The stream of a run that is compared with others: its recipe, metrics and samples of nodes.
+
+use super::{Ended, LIST, NodeFiles, SAMPLES, Stream};
+use recipe::shown_settings;
+use rundir::{MetricSample, RunId, Tail};
+use std::convert::Infallible;
+use ui::{Msg, RunMsg};
+
+impl Stream {
+    /// Reads the files of a run as they grow. The state of the run is in the list of runs.
+    pub(super) fn compared(&self, run: &RunId) -> Result<Infallible, Ended> {
+        let dir = self.workspace.dir(run);
+        let send = |what| self.send(Msg::Run { run: run.clone(), what });
+        send(RunMsg::Opened)?;
+        match dir.read_run() {
+            Ok(run) => {
+                let settings = shown_settings(&run.recipe).into_iter();
+                send(RunMsg::Recipe(settings.map(|(key, value)| (key.to_owned(), value)).collect()))?;
+            }
+            Err(error) => send(RunMsg::Lost(error.into()))?,
+        }
+        let mut metrics = Tail::<MetricSample>::new(dir.metrics());
+        let mut nodes = NodeFiles::default();
+        loop {
+            for points in nodes.poll(&dir).chunks(SAMPLES) {
+                send(RunMsg::NodePoints(points.to_vec()))?;
+            }
+            while let Some(batch) = self.or_lost(run, metrics.poll())? {
+                if batch.restarted {
+                    send(RunMsg::Opened)?;
+                    nodes = NodeFiles::default();
+                }
+                for samples in batch.items.chunks(SAMPLES) {
+                    send(RunMsg::Metrics(samples.to_vec()))?;
+                }
+                if !batch.more {
+                    break;
+                }
+            }
+            self.pause(LIST)?;
+        }
+    }
+}

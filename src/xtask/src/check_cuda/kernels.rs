@@ -1,0 +1,121 @@
+//! Compiles the CUDA kernels and compares their registers and spilled bytes with the recorded numbers.
+//!
+//! A kernel that spills its state to memory computes the right numbers, many times slower. No test on a CPU shows that, so the
+//! registers and spilled bytes of each kernel are in a file, and a change of them is a change of that file.
+
+use std::fmt::Write;
+use std::fs;
+
+use crate::bench::python;
+use crate::failure::{Failure, Result};
+use crate::process::{command, output};
+use crate::workspace::root;
+
+/// The compiled targets. The last one is PTX, which the driver compiles for newer GPUs.
+const TARGETS: [&str; 4] = [
+    "arch=compute_80,code=sm_80",
+    "arch=compute_90,code=sm_90",
+    "arch=compute_100,code=sm_100",
+    "arch=compute_90,code=compute_90",
+];
+
+/// With this environment variable, the file is written instead of compared.
+const UPDATE: &str = "UPDATE_KERNEL_RESOURCES";
+
+/// Compiles `src/kernels/cuda/ttt.cu` and compares its resources with `resources.txt` beside it.
+pub fn check() -> Result<()> {
+    let (nvcc, folder, target) = (python::nvcc()?, root().join("src/kernels/cuda"), root().join("target/cuda"));
+    fs::create_dir_all(&target).map_err(|e| Failure::new(format!("cannot create {target}"), e, "check the disk"))?;
+    println!("compiling the CUDA kernels for {} targets (a minute)", TARGETS.len());
+    let mut compile = command(nvcc, ["-std=c++17", "-O3", "--threads", "2", "-Xptxas", "-v", "-c"]);
+    compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
+    compile.arg(folder.join("ttt.cu")).arg("-o").arg(target.join("ttt.o"));
+    let log = output(&mut compile, "see the compiler's errors above")?;
+    let found = resources(&String::from_utf8_lossy(&log.stderr));
+    let file = folder.join("resources.txt");
+    if std::env::var_os(UPDATE).is_some() {
+        return fs::write(&file, found).map_err(|e| Failure::new(format!("cannot write {file}"), e, "check the disk"));
+    }
+    let recorded =
+        fs::read_to_string(&file).map_err(|e| Failure::new(format!("cannot read {file}"), e, "check it out"))?;
+    match differences(&recorded, &found) {
+        None => {
+            println!("registers and spilled bytes equal {file}: {} lines", found.lines().count());
+            Ok(())
+        }
+        Some(lines) => Err(Failure::new(
+            "the CUDA kernels need other registers than recorded",
+            format!("these lines of {file} change:\n{lines}"),
+            format!("if that is intended, run `{UPDATE}=1 cargo xtask check-cuda --kernels` and commit the file"),
+        )),
+    }
+}
+
+/// Returns a sorted line per kernel and target from the report of `ptxas -v`.
+fn resources(log: &str) -> String {
+    let mut lines = Vec::new();
+    let (mut kernel, mut spills) = (String::new(), 0);
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let (name, target) = rest.split_once("' for '").unwrap_or((rest, ""));
+            kernel = format!("{} {}", kernel_name(name), target.trim_end_matches('\''));
+        } else if let Some((before, _)) = line.split_once(" bytes spill stores") {
+            spills = before.rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        } else if let Some((_, rest)) = line.split_once(": Used ") {
+            let registers = rest.split(' ').next().unwrap_or("?");
+            lines.push(format!("{kernel}: {registers} registers, {spills} bytes spilled"));
+        }
+    }
+    lines.sort();
+    lines.into_iter().fold(String::new(), |mut text, line| {
+        let _ = writeln!(text, "{line}");
+        text
+    })
+}
+
+/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`.
+fn kernel_name(mangled: &str) -> String {
+    let Some((_, sizes)) = mangled.split_once("SizesILi") else { return mangled.to_owned() };
+    let width: String = sizes.chars().take_while(char::is_ascii_digit).collect();
+    let kind = if sizes[width.len()..].starts_with("ELb1") { "mlp" } else { "linear" };
+    let names =
+        [("ForwardResults", "forward"), ("ReplayResults", "replay"), ("ttt_chain", "chain"), ("ttt_keys", "keys")];
+    let name = names.into_iter().find(|(part, _)| mangled.contains(part)).map_or(mangled, |(_, name)| name);
+    format!("{name} {kind} {width}")
+}
+
+/// Returns the lines that are in one text only, or `None` if the texts are equal.
+fn differences(recorded: &str, found: &str) -> Option<String> {
+    let missing = recorded.lines().filter(|line| !found.lines().any(|f| f == *line)).map(|line| format!("- {line}"));
+    let new = found.lines().filter(|line| !recorded.lines().any(|r| r == *line)).map(|line| format!("+ {line}"));
+    let lines: Vec<_> = missing.chain(new).collect();
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEvNS_5ShapeE' for 'sm_90'
+ptxas info    : Function properties for _ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEvNS_5ShapeE
+    160 bytes stack frame, 160 bytes spill stores, 208 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 160 bytes cumulative stack size
+ptxas info    : Compiling entry function '_ZN3ttt8ttt_scanINS_5SizesILi16ELb0EEENS_14ForwardResultsEEEvNS_5ShapeE' for 'sm_80'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 96 registers, used 1 barriers, 472 bytes cmem[0]";
+
+    #[test]
+    fn the_report_of_ptxas_gives_a_line_per_kernel_and_target() {
+        let want = "chain mlp 64 sm_90: 255 registers, 160 bytes spilled\n\
+                    forward linear 16 sm_80: 96 registers, 0 bytes spilled\n";
+        assert_eq!(resources(LOG), want);
+    }
+
+    #[test]
+    fn a_changed_a_missing_and_a_new_kernel_are_differences() {
+        assert_eq!(differences("a: 1\nb: 2\n", "a: 1\nb: 2\n"), None);
+        assert_eq!(differences("a: 1\nb: 2\n", "a: 3\nc: 2\n").as_deref(), Some("- a: 1\n- b: 2\n+ a: 3\n+ c: 2"));
+    }
+}

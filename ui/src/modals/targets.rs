@@ -1,0 +1,99 @@
+//! The dialog that chooses the machines of a launch: this machine, a hostfile or a Slurm file.
+
+use crate::draft::LaunchTarget;
+use crate::effect::Effect;
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{LaunchForm, Modal, Model, TargetsDialog};
+use crate::screens::launch;
+use crate::text;
+use crate::widgets::{dialog, hint};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+
+/// Opens the dialog with the target of the launch form selected.
+pub fn open(model: &mut Model) {
+    let Some(form) = &model.form else { return };
+    let selected = targets(form).iter().position(|target| *target == form.draft.target).unwrap_or(0);
+    let top = layout::scrolled(0, selected, room(model));
+    model.modal = Some(Modal::Targets(TargetsDialog { selected, top }));
+}
+
+/// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
+/// closes.
+pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -> Vec<Effect> {
+    let rows = room(model);
+    let Some(form) = &mut model.form else { return Vec::new() };
+    let targets = targets(form);
+    let last = targets.len().saturating_sub(1);
+    if let Some(to) = layout::moved(action, dialog.selected.min(last), rows, last) {
+        dialog.selected = to;
+        dialog.top = layout::scrolled(dialog.top, to, rows);
+    }
+    match (action, targets.get(dialog.selected)) {
+        (Action::Cancel, _) => {}
+        (Action::Accept, Some(target)) => {
+            if !target.is_alike(&form.draft.target) {
+                form.node = 0;
+            }
+            form.change(|draft| draft.target = target.clone());
+            launch::keep_nodes(model);
+        }
+        _ => model.modal = Some(Modal::Targets(dialog)),
+    }
+    Vec::new()
+}
+
+/// Returns the targets that can be chosen. The target of the form keeps its choice of nodes and ranks.
+pub fn targets(form: &LaunchForm) -> Vec<LaunchTarget> {
+    let now = &form.draft.target;
+    let listed = form.targets.iter();
+    let mut all: Vec<LaunchTarget> =
+        listed.map(|target| if target.is_alike(now) { now.clone() } else { target.clone() }).collect();
+    if !all.contains(now) {
+        all.insert(0, now.clone());
+    }
+    all
+}
+
+/// Returns the number of targets that fit.
+fn room(model: &Model) -> usize {
+    usize::from(model.size.height.saturating_sub(5)).max(1)
+}
+
+impl TargetsDialog {
+    fn lines(&self, model: &Model) -> Vec<Line<'static>> {
+        let Some(form) = &model.form else { return Vec::new() };
+        let (targets, width) = (targets(form), dialog::text_width(model.size));
+        let rows = room(model);
+        let top = self.top.min(targets.len().saturating_sub(rows));
+        let line = |(i, target): (usize, &LaunchTarget)| {
+            let is_selected = i == self.selected;
+            let (kind, path) = match target {
+                LaunchTarget::Local(_) => ("this machine", ""),
+                LaunchTarget::Hostfile { path, .. } => ("hostfile", path.as_str()),
+                LaunchTarget::Slurm(path) => ("Slurm", path.as_str()),
+            };
+            let pointer = if is_selected { model.symbols.pointer } else { " " };
+            let style = if is_selected { model.theme.strong } else { Style::new() };
+            let path = text::fit_end(path, width.saturating_sub(16), model.symbols.ellipsis);
+            Line::from(vec![
+                Span::styled(format!("{pointer} "), model.theme.accent),
+                Span::styled(format!("{kind:<14}"), model.theme.faint),
+                Span::styled(path, style),
+            ])
+        };
+        let shown = targets.iter().enumerate().skip(top).take(rows).map(line);
+        std::iter::once(Line::default()).chain(shown).collect()
+    }
+
+    /// Draws the dialog.
+    pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let key = |action| Context::TargetsDialog.key_of(action);
+        let mut footer = hint(model, &key(Action::Accept), "choose");
+        footer.push(Span::raw("   "));
+        footer.extend(hint(model, &key(Action::Cancel), "cancel"));
+        dialog::draw(model, buf, "Where to run", model.theme.accent, self.lines(model), Line::from(footer), 0);
+    }
+}

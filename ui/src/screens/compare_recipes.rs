@@ -1,0 +1,114 @@
+//! The differences between the recipes of the compared runs: one row per key, one column per run.
+
+use crate::keymap::{Action, Context};
+use crate::layout;
+use crate::model::{CompareScreen, Difference, Model};
+use crate::run_state::short_id;
+use crate::screens::compare::{ink, mark};
+use crate::text;
+use crate::widgets::{panel, write, write_lines};
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use units::counted;
+
+/// The narrowest column of values.
+const LEAST: usize = 8;
+const GAP: usize = 2;
+
+/// Draws the keys whose values differ.
+pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
+    let differences = open.differences();
+    let loading = open.runs.iter().any(|run| run.recipe.is_none() && run.lost.is_none());
+    let value = match differences.len() {
+        0 => Vec::new(),
+        n => vec![Span::styled(format!("{} differ", counted(n, "key")), model.theme.strong)],
+    };
+    let below = panel(model, buf, area, "Recipes", value, false);
+    if differences.is_empty() {
+        let nothing = if loading { "Loading…" } else { "The recipes are equal" };
+        write(model, buf, below, Span::styled(nothing, model.theme.faint));
+        return;
+    }
+    let width = usize::from(below.width);
+    let keys = differences.iter().map(|row| text::width(&row.key)).max().unwrap_or(0);
+    let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
+    // Each column is as wide as its longest value, if all fit; the wider ones give way first.
+    let runs = open.runs.len();
+    let wanted = |run: usize| cells.iter().map(|row| text::width(&row[run])).max().unwrap_or(0).max(LEAST);
+    let mut columns: Vec<usize> = (0..runs).map(wanted).collect();
+    let keys = keys.min((width / 3).max(LEAST));
+    let room = width.saturating_sub(keys + GAP * runs);
+    while columns.iter().sum::<usize>() > room {
+        let widest = columns.iter().copied().max().unwrap_or(0);
+        if widest <= LEAST {
+            break;
+        }
+        columns.iter_mut().filter(|width| **width == widest).for_each(|width| *width -= 1);
+    }
+    let (top, rows) = layout::cut_top(below, 1);
+    let mut heading = vec![Span::styled(padded("key", keys), model.theme.faint)];
+    for (number, (run, width)) in open.runs.iter().zip(&columns).enumerate() {
+        let name = text::fit(&format!("{} {}", mark(number), short_id(&run.id)), *width, model.symbols.ellipsis);
+        heading.push(Span::styled(format!("{:GAP$}{}", "", padded(&name, *width)), ink(model, number)));
+    }
+    write(model, buf, top, Line::from(heading));
+    let visible = usize::from(rows.height);
+    let scroll = open.scroll.min(differences.len().saturating_sub(visible));
+    let line = |(row, cells): (&Difference, &Vec<String>)| {
+        let key = text::fit_end(&row.key, keys, model.symbols.ellipsis);
+        let mut spans = vec![Span::raw(padded(&key, keys))];
+        for (number, (cell, width)) in cells.iter().zip(&columns).enumerate() {
+            // A value that equals that of the first run is no difference.
+            let style = match number {
+                0 => Style::new(),
+                _ if row.values[number] == row.values[0] => model.theme.faint,
+                _ => model.theme.strong,
+            };
+            let cell = text::fit(cell, *width, model.symbols.ellipsis);
+            spans.push(Span::styled(format!("{:GAP$}{}", "", padded(&cell, *width)), style));
+        }
+        Line::from(spans)
+    };
+    let mut lines: Vec<Line<'static>> = differences.iter().zip(&cells).skip(scroll).take(visible).map(line).collect();
+    let hidden = differences.len() - scroll - lines.len();
+    if hidden > 0 && visible > 1 {
+        let down = Context::Compare.key_of(Action::Down);
+        lines.pop();
+        lines.push(Line::styled(
+            format!("{} {} more; {down} scrolls", model.symbols.ellipsis, hidden + 1),
+            model.theme.faint,
+        ));
+    }
+    write_lines(model, buf, rows, lines);
+}
+
+fn padded(text: &str, width: usize) -> String {
+    format!("{text}{}", " ".repeat(width.saturating_sub(text::width(text))))
+}
+
+/// Returns the values of a key for the screen: without quotes, and paths without the folders that all have in common.
+fn cells(model: &Model, row: &Difference) -> Vec<String> {
+    let texts: Vec<Option<&str>> =
+        row.values.iter().map(|value| value.as_deref().map(|v| v.trim_matches('"'))).collect();
+    let known: Vec<&str> = texts.iter().copied().flatten().collect();
+    let common = match known.iter().all(|text| text.starts_with('/')) {
+        true => common_folder(&known),
+        false => 0,
+    };
+    let cell = |text: Option<&str>| match text {
+        None => model.symbols.none.to_owned(),
+        Some("") => "\"\"".to_owned(),
+        Some(text) => text::clean(&text[common..].replace('\n', " ")),
+    };
+    texts.into_iter().map(cell).collect()
+}
+
+/// Returns the length of the folders at the beginning that all paths have in common.
+fn common_folder(paths: &[&str]) -> usize {
+    let Some((first, others)) = paths.split_first() else { return 0 };
+    let common = |other: &&str| first.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+    let length = others.iter().map(common).min().unwrap_or(0);
+    first.as_bytes()[..length].iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)
+}

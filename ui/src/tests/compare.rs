@@ -1,0 +1,149 @@
+//! The Compare screen: alignment, cursor, differences of recipes.
+
+use super::screens::picture;
+use crate::fixtures::*;
+use crate::series::Axis;
+use crate::*;
+use std::collections::BTreeSet;
+
+fn compared(ui: &Ui) -> &model::CompareScreen {
+    ui.model.compare.as_ref().unwrap()
+}
+
+#[test]
+fn compare() {
+    picture("compare", Ui::on_compare());
+}
+
+#[test]
+fn compare_with_a_cursor_and_smoothing() {
+    let mut ui = Ui::on_compare();
+    ui.press("S L x Left Left Left Left");
+    picture("compare_cursor", ui);
+}
+
+#[test]
+fn compare_recipes() {
+    let mut ui = Ui::on_compare();
+    ui.press("d");
+    picture("compare_recipes", ui);
+}
+
+#[test]
+fn compare_loading() {
+    let mut ui = Ui::with_runs(compared_runs());
+    ui.press("Space Space c");
+    picture("compare_loading", ui);
+}
+
+#[test]
+fn compare_with_a_run_that_is_lost() {
+    let mut ui = Ui::on_compare();
+    let run = compared_runs().remove(1).run;
+    ui.send(Msg::Run { run, what: RunMsg::Lost(failure()) });
+    picture("compare_lost", ui);
+}
+
+#[test]
+fn only_two_to_eight_marked_runs_can_be_compared() {
+    let mut ui = Ui::with_runs(compared_runs());
+    ui.press("Space c");
+    assert!(ui.model.screen == model::Screen::Runs && ui.model.notice.as_ref().unwrap().is_warning);
+    let many = (0..9).map(|n| row(id(&format!("2026-11-20T0340-demo-r{n}")), "2s", runstate::RunState::Finished, 9));
+    let mut ui = Ui::with_runs(many.collect());
+    ui.press("Space Space Space Space Space Space Space Space Space c");
+    assert!(ui.model.screen == model::Screen::Runs && ui.model.notice.as_ref().unwrap().is_warning);
+}
+
+#[test]
+fn a_comparison_needs_the_stream_of_each_of_its_runs() {
+    let mut ui = Ui::on_compare();
+    let streams = || compared_runs().into_iter().map(|row| Watch::Compared(row.run)).collect::<BTreeSet<_>>();
+    assert!(watches(&ui.model).is_superset(&streams()));
+    ui.press("Esc");
+    assert!(watches(&ui.model).is_disjoint(&streams()));
+}
+
+#[test]
+fn runs_are_aligned_by_steps_time_and_tokens() {
+    let mut ui = Ui::on_compare();
+    assert_eq!(compared(&ui).full_range(), (1.0, 120.0));
+    ui.press("x");
+    assert_eq!((compared(&ui).x, compared(&ui).full_range().0), (Axis::Time, 0.0));
+    ui.press("x");
+    let (low, high) = compared(&ui).full_range();
+    assert!(compared(&ui).x == Axis::Tokens && low > 0.0 && high > 100_000.0, "{low} to {high}");
+    ui.press("x");
+    assert_eq!(compared(&ui).x, Axis::Step);
+}
+
+#[test]
+fn tokens_are_left_out_where_no_run_logs_them() {
+    let mut ui = Ui::with_runs(compared_runs());
+    ui.press("Space Space c");
+    for row in compared_runs() {
+        ui.send(Msg::Run { run: row.run, what: RunMsg::Metrics((1..9).map(|step| sample(1, step)).collect()) });
+    }
+    ui.press("x x");
+    assert_eq!(compared(&ui).x, Axis::Step);
+}
+
+#[test]
+fn one_cursor_reads_every_run_that_has_a_sample_there() {
+    let mut ui = Ui::on_compare();
+    ui.press("g");
+    let steps = |ui: &Ui| -> Vec<Option<u64>> {
+        let open = compared(ui);
+        let step = |run: &model::ComparedRun| Some(run.series.live().step(open.sample_at_cursor(run)?));
+        open.runs.iter().map(step).collect()
+    };
+    assert_eq!(steps(&ui), [Some(1), Some(1), Some(1)]);
+    ui.press("+ + + Right Right");
+    assert_eq!(steps(&ui), [Some(3), Some(3), Some(3)]);
+    ui.press("0 Left");
+    let ended = steps(&ui);
+    assert!(ended[0].is_none() && ended[1].is_none() && ended[2].is_some_and(|step| step < 120), "{ended:?}");
+    ui.press("G");
+    assert_eq!(steps(&ui), [Some(83), Some(60), Some(120)]);
+}
+
+#[test]
+fn the_next_metric_is_one_that_was_measured() {
+    let mut ui = Ui::on_compare();
+    let mut names = Vec::new();
+    for _ in 0..8 {
+        names.push(compared(&ui).metric().name);
+        ui.press("Tab");
+    }
+    assert_eq!(names, ["loss", "grad_norm", "weight_norm", "lr", "step_s", "data_s", "mfu", "mem_gib"]);
+    assert_eq!(compared(&ui).metric().name, "loss");
+    ui.press("Shift-Tab");
+    assert_eq!(compared(&ui).metric().name, "mem_gib");
+}
+
+#[test]
+fn only_keys_that_differ_are_listed() {
+    let ui = Ui::on_compare();
+    let keys: Vec<String> = compared(&ui).differences().into_iter().map(|row| row.key).collect();
+    assert_eq!(keys, ["model.latent_frames", "data.index", "optimizer.lr"]);
+}
+
+#[test]
+fn a_recipe_that_lacks_a_key_differs_in_it_and_one_that_is_loading_does_not() {
+    let mut ui = Ui::with_runs(compared_runs());
+    ui.press("Space Space Space c");
+    let runs: Vec<_> = compared_runs().into_iter().map(|row| row.run).collect();
+    let recipe = |keys: &[&str]| RunMsg::Recipe(keys.iter().map(|key| (key.to_string(), "1".into())).collect());
+    ui.send(Msg::Run { run: runs[0].clone(), what: recipe(&["train.steps", "train.seed"]) });
+    assert_eq!(compared(&ui).differences(), []);
+    ui.send(Msg::Run { run: runs[1].clone(), what: recipe(&["train.steps"]) });
+    let rows = compared(&ui).differences();
+    assert_eq!((rows.len(), rows[0].values.clone()), (1, vec![Some("1".into()), None, None]));
+}
+
+#[test]
+fn a_comparison_of_the_same_runs_keeps_its_settings() {
+    let mut ui = Ui::on_compare();
+    ui.press("Tab S Esc c");
+    assert_eq!((compared(&ui).metric().name, compared(&ui).smoothing), ("grad_norm", Some(0)));
+}
