@@ -61,7 +61,7 @@ wait_for_sshd() {
         [ ! -s "$RIG/nodes/$1/sshd.pid" ] || return 0
         sleep 0.01
     done
-    echo "node $1 has no sshd after a minute: $(tail -n 1 "$RIG/nodes/$1/node.log")" >&2
+    echo "node $1 has no sshd after a minute: $(tail -qn 1 "$RIG/nodes/$1/node.log" "$RIG/nodes/$1/sshd.log")" >&2
     return 1
 }
 

@@ -61,7 +61,8 @@ verb_contsshd() { ## NODE           continues the SSH server
     inside_on "$1" kill -CONT "$(sshd_pid "$1")"
 }
 verb_killsshd() { ## NODE           kills the SSH server; sessions continue
-    inside_on "$1" kill -KILL "$(sshd_pid "$1")"
+    # A killed process holds its port until its parent, the node's PID 1, has reaped it.
+    inside_on "$1" sh -c 'kill -KILL "$1" && while kill -0 "$1" 2>/dev/null; do sleep 0.01; done' sh "$(sshd_pid "$1")"
 }
 verb_startsshd() { ## NODE          starts the SSH server
     rm -f "$RIG/nodes/$1/sshd.pid"
