@@ -1,9 +1,19 @@
-"""Measures the console in a pseudo-terminal, with Python's standard library only.
+"""Measures consoles in a pseudo-terminal, with Python's standard library only.
 
-usage: console.py IDLE_SECONDS VIDTUI ARGS...
+usage: console.py SCENARIO SECONDS PROGRAM ARGS... [--keys KEYS]
 
-Prints one JSON object: seconds from the program's start to its first frame, to the first frame that shows the run's
-last step, its CPU use while idle as a share of one core, and the CPU of one frame of moving pictures.
+The keys are pressed once the first frame is shown.
+
+Prints one JSON object per scenario:
+
+first   opens the console on a folder with a finished run: seconds to the first frame and to the frame with the run's last
+        step, CPU while idle, and CPU of one frame of a moving picture
+loaded  any program that loads a file: seconds until it is loaded, and its memory
+keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame
+idle    any program, after it has settled: CPU, memory, and the bytes that it writes to the terminal
+growth  memory and open files of a program at a tenth of the time and at the end
+
+CPU is in seconds or as a share of one core. Memory is resident memory in MiB.
 """
 
 import fcntl
@@ -17,74 +27,213 @@ import sys
 import termios
 import time
 
-idle_s, argv = float(sys.argv[1]), sys.argv[2:]
-FPS = 30
-# The last step of the long run, as the console prints it.
+ROWS, COLUMNS = 60, 200
+# The last step of the run of the bench, as the console prints it.
 LAST = [b"100,000", b"100000", b"100 000"]
+FPS = 30
 
 
-def cpu_s(pid):
-    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, argv, rows=ROWS, columns=COLUMNS):
+        self.started, self.seen, self.written = time.perf_counter(), b"", 0
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
+            os.execvp(argv[0], argv)
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def elapsed(self):
+        return time.perf_counter() - self.started
+
+    def pump(self, wait_s):
+        """Reads the output, and answers the query for the cursor position."""
+        if not select.select([self.terminal], [], [], wait_s)[0]:
+            return False
+        piece = os.read(self.terminal, 1 << 16)
+        if b"\x1b[6n" in piece:
+            os.write(self.terminal, b"\x1b[1;1R")
+        self.seen = (self.seen + piece)[-(1 << 20) :]
+        self.written += len(piece)
+        return True
+
+    def pump_for(self, seconds):
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            self.pump(max(0.0, min(0.1, until - time.perf_counter())))
+
+    def wait_for(self, texts, limit_s):
+        """Returns the seconds since the start when one of the texts is on the screen."""
+        while self.elapsed() < limit_s:
+            self.pump(0.05)
+            if any(text in self.seen for text in texts):
+                return self.elapsed()
+        sys.exit(f"{texts} did not appear within {limit_s} s; the program printed {self.seen[-2000:]!r}")
+
+    def processes(self):
+        """Returns the program and its descendants. leet, for example, reads files in another process."""
+        parents = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                parents[int(name)] = int(open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                pass
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def cpu_s(self):
+        """Returns the CPU time of all threads, with the resolution of nanoseconds."""
+        total = 0
+        for pid in self.processes():
+            try:
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    total += int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0])
+            except OSError:
+                pass
+        return total / 1e9
+
+    def own_cpu_s(self):
+        """Returns the CPU time of the program's own threads; cheaper than `cpu_s`."""
+        tasks = os.listdir(f"/proc/{self.pid}/task")
+        return sum(int(open(f"/proc/{self.pid}/task/{task}/schedstat").read().split()[0]) for task in tasks) / 1e9
+
+    def memory_mib(self):
+        pages = sum(int(open(f"/proc/{pid}/statm").read().split()[1]) for pid in self.processes())
+        return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def key_to_frame_s(self, key, limit_s=1.0):
+        """Presses a key. Returns the time to the first output, which is its frame."""
+        while self.pump(0):
+            pass
+        began = time.perf_counter()
+        os.write(self.terminal, key)
+        while time.perf_counter() - began < limit_s:
+            if self.pump(limit_s):
+                return time.perf_counter() - began
+        return limit_s
+
+    def end(self):
+        os.kill(self.pid, signal.SIGTERM)
+        # Pictures fill the terminal's buffer. The program ends only after its last frame is read.
+        os.close(self.terminal)
+        os.waitpid(self.pid, 0)
 
 
-start = time.perf_counter()
-pid, terminal = pty.fork()
-if pid == 0:
-    os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
-    os.execv(argv[0], argv)
-fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 150, 0, 0))
-seen, first, shown = b"", None, None
+def p99(values):
+    return sorted(values)[int(0.99 * (len(values) - 1))] if values else float("nan")
 
 
-def pump(wait_s):
-    """Reads the output, and answers the query for the cursor position."""
-    global seen
-    if not select.select([terminal], [], [], wait_s)[0]:
-        return False
-    piece = os.read(terminal, 65536)
-    if b"\x1b[6n" in piece:
-        os.write(terminal, b"\x1b[1;1R")
-    seen += piece
-    return True
-
-
-try:
-    while shown is None and time.perf_counter() - start < 20:
-        pump(0.05)
-        now = time.perf_counter() - start
-        if first is None and b"help" in seen:
-            first = now
-        if any(last in seen for last in LAST):
-            shown = now
-    if first is None or shown is None:
-        sys.exit(f"the console did not show the run; it printed {seen[-2000:]!r}")
-    settle = time.perf_counter() + 2
-    while time.perf_counter() < settle:
-        pump(0.1)
-    before = cpu_s(pid)
-    until = time.perf_counter() + idle_s
-    while time.perf_counter() < until:
-        pump(0.1)
-    used = (cpu_s(pid) - before) / idle_s
+def first(terminal, seconds):
+    frame, shown = None, None
+    while shown is None and terminal.elapsed() < 20:
+        terminal.pump(0.05)
+        if frame is None and b"help" in terminal.seen:
+            frame = terminal.elapsed()
+        if any(last in terminal.seen for last in LAST):
+            shown = terminal.elapsed()
+    if frame is None or shown is None:
+        sys.exit(f"the console did not show the run; it printed {terminal.seen[-2000:]!r}")
+    terminal.pump_for(2)
+    before = terminal.cpu_s()
+    terminal.pump_for(seconds)
+    idle = (terminal.cpu_s() - before) / seconds
     # The samples of the run: videos of 30 frames a second.
-    os.write(terminal, b"\r")
-    settle = time.perf_counter() + 1
-    while time.perf_counter() < settle:
-        pump(0.1)
-    os.write(terminal, b"v")
-    settle = time.perf_counter() + 4
-    while time.perf_counter() < settle:
-        pump(0.1)
-    before, began, seen = cpu_s(pid), time.perf_counter(), b""
-    while time.perf_counter() - began < idle_s:
-        pump(0.1)
-    moving_s, moving_cpu_s = time.perf_counter() - began, cpu_s(pid) - before
-    if len(seen) < 1 << 20:
+    os.write(terminal.terminal, b"\r")
+    terminal.pump_for(1)
+    os.write(terminal.terminal, b"v")
+    terminal.pump_for(4)
+    before, began, written = terminal.cpu_s(), time.perf_counter(), terminal.written
+    terminal.pump_for(seconds)
+    moving_s, moving_cpu_s = time.perf_counter() - began, terminal.cpu_s() - before
+    if terminal.written - written < 1 << 20:
         sys.exit("the pictures of the sample did not move")
+    return {"first_frame_s": frame, "run_shown_s": shown, "idle_cpu": idle, "frame_cpu_s": moving_cpu_s / (FPS * moving_s)}
+
+
+class Load:
+    """Finds the time at which a program has loaded its files: from then on, it uses less than a tenth of a core for a second."""
+
+    def __init__(self, terminal):
+        self.terminal, self.last, self.looked, self.cpu = terminal, terminal.elapsed(), terminal.elapsed(), terminal.cpu_s()
+
+    def is_over(self):
+        now = self.terminal.elapsed()
+        if now - self.looked >= 0.25:
+            cpu = self.terminal.cpu_s()
+            if cpu - self.cpu > 0.1 * (now - self.looked):
+                self.last = now
+            self.looked, self.cpu = now, cpu
+        return now - self.last > 1
+
+
+def loaded(terminal, seconds):
+    load = Load(terminal)
+    while not load.is_over() and terminal.elapsed() < seconds:
+        terminal.pump(0.05)
+    return {"loaded_s": load.last, "memory_mib": terminal.memory_mib()}
+
+
+def keys(terminal, seconds):
+    """Opens and closes the help while the run loads, because that frame does not depend on the data. Then moves the cursor of the
+    charts, which changes all of them."""
+    terminal.wait_for([b"help"], 20)
+    load, loading, pressed = Load(terminal), [], 0
+    while not load.is_over() and terminal.elapsed() < 120:
+        # Twenty keys in a second take little CPU. Their times do not coincide with those of frames.
+        terminal.pump_for(0.03 + 0.04 * (pressed * 0.618 % 1))
+        answer = terminal.key_to_frame_s(b"?")
+        loading += [answer] if terminal.elapsed() - load.last < 0.3 else []
+        pressed += 1
+    if pressed % 2:
+        os.write(terminal.terminal, b"?")
+    terminal.pump_for(1)
+    answers, frames = [], []
+    os.write(terminal.terminal, b"\x1b[D")
+    terminal.pump_for(0.3)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        before = terminal.own_cpu_s()
+        answers.append(terminal.key_to_frame_s([b"\x1b[D", b"\x1b[C"][len(answers) // 20 % 2]))
+        terminal.pump_for(0.05)
+        frames.append(terminal.own_cpu_s() - before)
+    return {
+        "key_while_loading_s": p99(loading), "keys_while_loading": len(loading), "key_s": p99(answers),
+        "frame_cpu_s": p99(frames), "frames": len(frames),
+    }
+
+
+def idle(terminal, seconds):
+    terminal.pump_for(5)
+    before, written = terminal.cpu_s(), terminal.written
+    terminal.pump_for(seconds)
+    cpu = (terminal.cpu_s() - before) / seconds
+    return {"cpu": cpu, "memory_mib": terminal.memory_mib(), "bytes_per_s": (terminal.written - written) / seconds}
+
+
+def growth(terminal, seconds):
+    terminal.pump_for(seconds / 10)
+    early = terminal.memory_mib(), terminal.descriptors()
+    terminal.pump_for(seconds * 9 / 10)
+    late = terminal.memory_mib(), terminal.descriptors()
+    return {"early_mib": early[0], "late_mib": late[0], "early_files": early[1], "late_files": late[1]}
+
+
+SCENARIOS = {"first": first, "loaded": loaded, "keys": keys, "idle": idle, "growth": growth}
+scenario, limit, command = SCENARIOS[sys.argv[1]], float(sys.argv[2]), sys.argv[3:]
+typed = command[-1] if command[-2:-1] == ["--keys"] else ""
+command = command[:-2] if typed else command
+screen = Terminal(command) if scenario is not first else Terminal(command, 44, 150)
+try:
+    if typed:
+        screen.wait_for([b"help"], 20)
+        os.write(screen.terminal, typed.encode())
+    result = scenario(screen, limit)
 finally:
-    os.kill(pid, signal.SIGTERM)
-    # Pictures fill the terminal's buffer. The console ends only after its last frame is read.
-    os.close(terminal)
-    os.waitpid(pid, 0)
-print(json.dumps({"first_frame_s": first, "run_shown_s": shown, "idle_cpu": used, "frame_cpu_s": moving_cpu_s / (FPS * moving_s)}))
+    screen.end()
+print(json.dumps(result))

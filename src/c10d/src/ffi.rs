@@ -1,6 +1,6 @@
 //! The functions in `cpp/`, and the conversion of their errors.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use torch_sys::C_tensor;
 
@@ -35,6 +35,10 @@ pub struct ScopeHandle {
 pub type Status = *mut c_char;
 
 unsafe extern "C" {
+    // Functions of libc.
+    pub fn fflush(stream: *mut c_void) -> c_int;
+    pub fn _exit(status: c_int) -> !;
+
     pub fn vidtui_c10d_free(text: *mut c_char);
 
     pub fn vidtui_store_tcp(

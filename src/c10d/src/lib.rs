@@ -3,7 +3,7 @@
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
 //! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
 //! ([`cuda`]), tensors whose memory is a file ([`mapped`]),
-//! and libtorch's profiler ([`profile`]).
+//! libtorch's profiler ([`profile`]), and a fast end of the process ([`exit`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions exist too and return an error.
@@ -11,6 +11,7 @@
 //! All `unsafe` code calls the C++ in `cpp/`.
 
 mod error;
+mod exit;
 mod ffi;
 mod group;
 mod pending;
@@ -23,6 +24,7 @@ pub mod ops;
 pub mod profile;
 
 pub use error::Error;
+pub use exit::exit;
 pub use group::{Group, Sent};
 pub use pending::{Pending, Reduce};
 pub use store::Store;

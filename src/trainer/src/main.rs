@@ -43,7 +43,6 @@ use cluster::NodeId;
 use dataset::ImportRequest;
 use rundir::{Failure, RunDir};
 use std::ops::ControlFlow;
-use std::process::ExitCode;
 
 /// The embedded trainer of vidtui. `vidtui launch` starts it on every node; users need not call it.
 #[derive(Parser)]
@@ -122,7 +121,7 @@ enum DataCommand {
     },
 }
 
-fn main() -> ExitCode {
+fn main() {
     let done = match Args::parse().command {
         Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(drop),
         Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
@@ -138,10 +137,10 @@ fn main() -> ExitCode {
         }
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => c10d::exit(0),
         Err(failure) => {
             eprintln!("{failure}");
-            ExitCode::FAILURE
+            c10d::exit(1)
         }
     }
 }

@@ -10,6 +10,7 @@ mod queue;
 mod sample;
 mod weights;
 
+use crate::simulate::Simulation;
 use camino::Utf8PathBuf;
 use clap::{Args as Arguments, Parser, Subcommand};
 
@@ -61,9 +62,10 @@ pub struct Args {
     #[command(flatten)]
     pub nodes: NodesArgs,
 
-    /// Shows N simulated nodes with eight GPUs each, to try the screens without a cluster
+    /// Shows N simulated nodes with eight GPUs each, to try the screens without a cluster. N@SPEED sends their samples
+    /// SPEED times as often
     #[arg(long, value_name = "N")]
-    pub simulate: Option<usize>,
+    pub simulate: Option<Simulation>,
 
     #[command(subcommand)]
     pub command: Option<Command>,

@@ -6,6 +6,7 @@ use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
 use std::fmt::Write;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 /// GPUs per node.
@@ -14,9 +15,37 @@ const GPUS: usize = 8;
 /// The table of nvidia-smi on every simulated node.
 pub const TABLE: &str = "Simulated nodes have no nvidia-smi.\n";
 
-/// Returns the simulated nodes.
-pub fn nodes(count: usize) -> Vec<Node> {
-    (1..=count).map(|i| Node { id: NodeId::from_hostname(&format!("sim{i:04}")), slots: GPUS }).collect()
+/// The interval at which a simulated node sends a frame, as real nodes do.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// The simulated nodes that the user requests: `128`, or `8@100` if they send frames 100 times as often as real nodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Simulation {
+    count: usize,
+    speed: f64,
+}
+
+impl FromStr for Simulation {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (count, speed) = text.split_once('@').unwrap_or((text, "1"));
+        let count = count.parse().map_err(|_| "the number of nodes is not a number")?;
+        let speed = speed.parse().ok().filter(|speed: &f64| (0.01..=1000.0).contains(speed));
+        Ok(Self { count, speed: speed.ok_or("the speed after @ is not a number from 0.01 to 1000")? })
+    }
+}
+
+impl Simulation {
+    /// Returns the number of nodes.
+    pub fn count(self) -> usize {
+        self.count
+    }
+
+    /// Returns the simulated nodes.
+    pub fn nodes(self) -> Vec<Node> {
+        (1..=self.count).map(|i| Node { id: NodeId::from_hostname(&format!("sim{i:04}")), slots: GPUS }).collect()
+    }
 }
 
 /// Simulated nodes, which send their frames one after the other.
@@ -28,10 +57,10 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Makes nodes that each send one frame per `every`, spread over that time.
-    pub fn new(count: usize, every: Duration) -> Self {
-        let nodes = nodes(count).into_iter().map(|node| (node.id, Frames::new(GpuQuery::default()))).collect();
-        Self { nodes, every, began: Instant::now(), sent: 0 }
+    /// Starts the nodes. Their frames are spread over the interval between two frames of a node.
+    pub fn new(simulation: Simulation) -> Self {
+        let nodes = simulation.nodes().into_iter().map(|node| (node.id, Frames::new(GpuQuery::default()))).collect();
+        Self { nodes, every: EVERY.div_f64(simulation.speed), began: Instant::now(), sent: 0 }
     }
 
     /// Returns the time until the next frame, at least 20 ms.
@@ -104,6 +133,15 @@ fn text(node: usize, number: u64, t: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn simulated_nodes_are_given_by_their_number_and_speed() {
+        let read = |text: &str| text.parse().map(|Simulation { count, speed }| (count, speed));
+        assert_eq!((read("128"), read("8@100")), (Ok((128, 1.0)), Ok((8, 100.0))));
+        for text in ["", "x", "8@", "8@0", "8@-1", "8@inf", "-1"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_frame_of_a_simulated_node_is_parsed_like_a_real_one() {

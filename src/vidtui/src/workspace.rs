@@ -5,6 +5,7 @@
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use crate::node_samples::NodeSamples;
+use crate::simulate::Simulation;
 use camino::{Utf8Path, Utf8PathBuf};
 use remote::{Connections, SshOptions, TrainerFinder, Transport};
 use rundir::{ErrorCode, Failure, Login, RunDir, RunId};
@@ -50,8 +51,8 @@ pub struct Workspace {
     trainer: TrainerFinder,
     /// The GPU samples of the nodes of watched runs.
     pub samples: NodeSamples,
-    /// The number of simulated nodes, if they replace the real ones.
-    pub simulate: Option<usize>,
+    /// The simulated nodes, if they replace the real ones.
+    pub simulate: Option<Simulation>,
     /// The time that nodes have to report the processes of a run. The state of a slower node is unknown.
     pub patience: Duration,
 }

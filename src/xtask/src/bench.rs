@@ -11,6 +11,7 @@ mod data;
 mod encoders;
 mod figures;
 mod goodput;
+mod made_run;
 mod optimizer;
 pub mod python;
 mod sample;
@@ -44,22 +45,32 @@ const PARTS: &[(&str, Measure)] = &[
     ("video", video::rows),
     ("checkpoint", checkpoint::rows),
     ("console", console::rows),
+    ("long-runs", console::long_run_rows),
+    ("live", console::live_rows),
     ("scaling", scaling::rows),
     ("cluster", cluster::rows),
     ("goodput", goodput::rows),
 ];
 
-/// Runs the command `bench [PART]…`. Without a part, it measures all parts.
+/// The parts that are measured only if they are named, because they take long.
+const LONG_PARTS: &[(&str, Measure)] = &[("day", console::day_rows)];
+
+/// Runs the command `bench [PART]…`. Without a part, it measures all parts that do not take long.
 pub fn run(args: &[String]) -> Result<()> {
-    if let Some(unknown) = args.iter().find(|arg| !PARTS.iter().any(|(name, _)| name == arg)) {
-        let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+    let all = || PARTS.iter().chain(LONG_PARTS);
+    if let Some(unknown) = args.iter().find(|arg| !all().any(|(name, _)| name == arg)) {
+        let names: Vec<&str> = all().map(|(name, _)| *name).collect();
         let fix = format!("the parts are {}", names.join(", "));
         return Err(Failure::request("cannot bench", format!("there is no part {unknown:?}"), fix));
     }
     build::run(&[])?;
     let mut rows: Vec<Row> = Vec::new();
     let before = load();
-    for (_, measure) in PARTS.iter().filter(|(name, _)| args.is_empty() || args.iter().any(|arg| arg == name)) {
+    let chosen: Vec<Measure> = match args {
+        [] => PARTS.iter().map(|(_, measure)| *measure).collect(),
+        args => all().filter(|(name, _)| args.iter().any(|arg| arg == name)).map(|(_, measure)| *measure).collect(),
+    };
+    for measure in chosen {
         rows.extend(measure()?);
     }
     println!("\nload of the machine: {before} before, {} after (averages of 1, 5 and 15 minutes)", load());

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: installs what the tests need, builds them once and runs them side by side.
 
+mod idle;
 mod jobs;
 mod report;
 mod schedule;
@@ -14,7 +15,7 @@ use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system, system::Need};
 use crate::process::{command, run as run_command};
 use crate::workspace::{release_dir, root};
-use jobs::{Job, Load};
+use jobs::Job;
 use report::Report;
 
 /// The packages that the tests need besides libtorch.
@@ -28,13 +29,13 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     libtorch::ensure(NEEDS)?;
     install_nodes();
-    let mut jobs = jobs::plan(&jobs::build()?, args)?;
+    let mut jobs = jobs::plan(jobs::build()?, args)?;
     let folder = release_dir().with_file_name("xtask-test");
     let mut history = History::read(folder.join("history.json"));
-    history.apply(&mut jobs);
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    history.order(&mut jobs);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut report, began) = (Report::default(), Instant::now());
-    schedule::run(jobs, 100 * cores, &folder, |job| println!("{}", report.add(job)))?;
+    schedule::run(jobs, cores, &folder, |job| println!("{}", report.add(job)))?;
     println!("{}", report.end(began.elapsed()));
     history.write(&report);
     match report.failed {
@@ -45,11 +46,11 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// The duration and CPU time of each job in earlier runs.
+/// The duration of each job in earlier runs.
 struct History {
     file: Utf8PathBuf,
-    /// Seconds of the last run and the highest load of all runs. On a busy machine a job takes longer, and its load is too low.
-    by_job: BTreeMap<String, (f64, Load)>,
+    /// Seconds of the last run.
+    by_job: BTreeMap<String, f64>,
 }
 
 impl History {
@@ -59,22 +60,14 @@ impl History {
         Self { file, by_job: serde_json::from_str(&text).unwrap_or_default() }
     }
 
-    /// Sets the measured loads and puts the longest jobs first, so that none of them runs alone at the end. Unknown jobs come
-    /// before them.
-    fn apply(&self, jobs: &mut [Job]) {
-        for job in jobs.iter_mut() {
-            job.load = self.by_job.get(&job.name).map_or(job.load, |(_, load)| *load);
-        }
-        let seconds = |job: &Job| self.by_job.get(&job.name).map_or(f64::INFINITY, |(seconds, _)| *seconds);
+    /// Puts the longest jobs first, so that none of them runs alone at the end. Unknown jobs come before them.
+    fn order(&self, jobs: &mut [Job]) {
+        let seconds = |job: &Job| self.by_job.get(&job.name).copied().unwrap_or(f64::INFINITY);
         jobs.sort_by(|a, b| seconds(b).total_cmp(&seconds(a)));
     }
 
     fn write(&mut self, report: &Report) {
-        for time in report.times() {
-            let load = jobs::load(time.cpu, time.wall);
-            let known = self.by_job.entry(time.job.clone()).or_insert((0.0, load));
-            *known = (time.wall.as_secs_f64(), known.1.max(load));
-        }
+        self.by_job.extend(report.times().iter().map(|time| (time.job.clone(), time.wall.as_secs_f64())));
         let text = serde_json::to_string_pretty(&self.by_job).expect("a map of names and numbers is JSON");
         // Without the file, the next run only takes longer.
         let _ = fs::write(&self.file, text);
@@ -97,23 +90,18 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_longest_jobs_come_first_with_the_highest_load_that_was_measured() {
+    fn the_longest_jobs_come_first_and_unknown_ones_before_them() {
         let folder = tempfile::tempdir().unwrap();
         let file = Utf8PathBuf::from_path_buf(folder.path().join("history.json")).unwrap();
-        for (wall, cpu) in [(10, 9), (20, 2)] {
-            let mut report = Report::default();
-            for (job, times) in [("long", 2), ("short", 1)] {
-                let [took, cpu] = [wall, cpu].map(|seconds| Duration::from_secs(times * seconds));
-                report.add(schedule::Ended { name: job.into(), took, cpu, status: None, output: String::new() });
-            }
-            History::read(file.clone()).write(&report);
+        let mut report = Report::default();
+        for (job, seconds) in [("short", 1), ("long", 2)] {
+            let (took, cpu) = (Duration::from_secs(seconds), Duration::ZERO);
+            report.add(schedule::Ended { name: job.into(), took, cpu, status: None, output: String::new() });
         }
+        History::read(file.clone()).write(&report);
         let mut jobs =
-            ["short", "new", "long"].map(|name| Job { name: name.into(), load: 50, command: command("true", [""; 0]) });
-        History::read(file).apply(&mut jobs);
-        assert_eq!(
-            jobs.map(|job| (job.name, job.load)),
-            [("new".into(), 50), ("long".into(), 90), ("short".into(), 90)]
-        );
+            ["short", "new", "long"].map(|name| Job { name: name.into(), command: command("true", [""; 0]) });
+        History::read(file).order(&mut jobs);
+        assert_eq!(jobs.map(|job| job.name), ["new", "long", "short"]);
     }
 }

@@ -1,6 +1,7 @@
 //! Arguments of the commands that list nodes and their logs, and stop or kill what runs on them.
 
 use super::{JsonArgs, NodesArgs, ShownNodesArgs};
+use crate::simulate::Simulation;
 use camino::Utf8PathBuf;
 use clap::Args as Arguments;
 
@@ -17,7 +18,7 @@ pub struct NodesCommandArgs {
     pub nodes: ShownNodesArgs,
     /// Shows N simulated nodes with eight GPUs each
     #[arg(long, value_name = "N", conflicts_with_all = ["run", "local", "hostfile", "slurm", "include", "exclude"])]
-    pub simulate: Option<usize>,
+    pub simulate: Option<Simulation>,
     /// Sorts by faults, power, util, memory, temp, processes or name [default: order of the hostfile]
     #[arg(long, value_name = "COLUMN")]
     pub sort: Option<String>,

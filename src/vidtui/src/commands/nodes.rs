@@ -170,15 +170,15 @@ impl<'a> Updates<'a> {
     fn of(workspace: &'a Workspace, listed: Vec<(ListedNode, Login)>) -> Self {
         let (sender, receiver) = mpsc::channel();
         let mut updates = Self { workspace, nodes: Vec::new(), sender, receiver, watching: BTreeMap::new() };
-        if let Some(count) = workspace.simulate {
+        if let Some(simulation) = workspace.simulate {
             let sender = updates.sender.clone();
             std::thread::spawn(move || {
-                let mut nodes = simulate::Nodes::new(count, EVERY);
+                let mut nodes = simulate::Nodes::new(simulation);
                 while nodes.due().into_iter().all(|(node, frame)| sender.send((node, NodeMsg::Frame(frame))).is_ok()) {
                     std::thread::sleep(nodes.pause());
                 }
             });
-            updates.nodes = simulate::nodes(count).into_iter().map(ListedNode::from).collect();
+            updates.nodes = simulation.nodes().into_iter().map(ListedNode::from).collect();
         } else {
             updates.watch(listed);
         }

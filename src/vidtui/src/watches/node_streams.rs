@@ -2,7 +2,7 @@
 
 use super::{Ended, LIST, Stream};
 use crate::queue::Item;
-use crate::simulate;
+use crate::simulate::{self, Simulation};
 use cluster::NodeId;
 use remote::{NodeUpdate, NodeWatch, OnUpdate};
 use rundir::{ErrorCode, Failure, Login};
@@ -24,8 +24,8 @@ const SMI_EVERY: Duration = Duration::from_secs(4);
 impl Stream {
     /// Watches nodes. The list can change: the user edits a hostfile, a run resumes on other nodes, Slurm drains a node.
     pub(super) fn nodes(&self, of: &FleetSource) -> Result<Infallible, Ended> {
-        if let (FleetSource::Given, Some(nodes)) = (of, self.workspace.simulate) {
-            return self.simulated(nodes);
+        if let (FleetSource::Given, Some(simulation)) = (of, self.workspace.simulate) {
+            return self.simulated(simulation);
         }
         let mut sent: Option<Result<Vec<ListedNode>, Failure>> = None;
         let mut watching: BTreeMap<Login, NodeWatch> = BTreeMap::new();
@@ -68,12 +68,12 @@ impl Stream {
         })
     }
 
-    fn simulated(&self, nodes: usize) -> Result<Infallible, Ended> {
+    fn simulated(&self, simulation: Simulation) -> Result<Infallible, Ended> {
         self.send(Msg::Nodes {
             of: FleetSource::Given,
-            nodes: Ok(simulate::nodes(nodes).into_iter().map(ListedNode::from).collect()),
+            nodes: Ok(simulation.nodes().into_iter().map(ListedNode::from).collect()),
         })?;
-        let mut nodes = simulate::Nodes::new(nodes, EVERY);
+        let mut nodes = simulate::Nodes::new(simulation);
         loop {
             self.pause(nodes.pause())?;
             for (node, frame) in nodes.due() {

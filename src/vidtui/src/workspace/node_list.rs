@@ -90,7 +90,7 @@ impl Workspace {
     /// Returns the source of the nodes of [`FleetSource::Given`], in words.
     pub fn nodes_from(&self) -> String {
         match (&self.simulate, &self.nodes) {
-            (Some(nodes), _) => format!("{nodes} simulated nodes"),
+            (Some(simulation), _) => format!("{} simulated nodes", simulation.count()),
             (None, NodesArgs { slurm: Some(path), .. }) => format!("Slurm file {path}"),
             (None, NodesArgs { hostfile: Some(path), .. }) => format!("hostfile {path}"),
             (None, _) => "this machine".into(),

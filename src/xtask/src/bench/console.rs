@@ -1,110 +1,211 @@
-//! Measures the console on a long run: time to its first frame, CPU while it is idle, and CPU per frame of a video.
+//! Measures the console: opening long runs, memory, frames, keys, a live run, many nodes and a simulated day, beside `wandb leet`,
+//! W&B's viewer of runs in a terminal.
 
-use std::fmt::Write;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
 
+use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 
+use super::made_run;
+use super::python::environment_with_viewers;
 use super::table::Row;
 use crate::failure::{Failure, Result};
 use crate::process::{command, output};
 use crate::workspace::{cache_dir, release_dir, root};
 
 const STEPS: u64 = 100_000;
-const ROUNDS: usize = 5;
-const IDLE_S: &str = "10";
+const ROUNDS: usize = 3;
+/// The memory of a console without data, which is not counted per point.
+const BASE_MIB: f64 = 40.0;
 
-/// Measures the console in a pseudo-terminal on a finished run of 100,000 logged steps.
+/// Measures the console in a pseudo-terminal.
 pub fn rows() -> Result<Vec<Row>> {
-    let runs = cache_dir()?.join(format!("bench-runs-{}", std::process::id()));
-    let measured = make_run(&runs).and_then(|()| measure(&runs));
-    // Files left in the cache folder do no harm.
-    let _ = fs::remove_dir_all(&runs);
-    measured
+    in_folder("short", |runs| {
+        made_run::finished(runs, STEPS)?;
+        let mut rounds = Vec::new();
+        for round in 1..=ROUNDS {
+            println!("console on {STEPS} logged steps: round {round} of {ROUNDS}");
+            rounds.push(measure("first", "10", &own(&["--runs", runs.as_str()]))?);
+        }
+        let figure = |key: &str, scale: f64| rounds.iter().map(|round| scale * number(round, key)).collect();
+        Ok(vec![
+            row("first frame of the console, 100,000 steps", "ms", figure("first_frame_s", 1e3), 100.0, ""),
+            row("the run's last step on screen", "ms", figure("run_shown_s", 1e3), 100.0, ""),
+            row("CPU of the idle console", "%", figure("idle_cpu", 100.0), 0.5, ""),
+            row("CPU of a frame, a video of 30 fps in 150 × 44 cells", "ms", figure("frame_cpu_s", 1e3), 4.0, ""),
+        ])
+    })
 }
 
-fn measure(runs: &camino::Utf8Path) -> Result<Vec<Row>> {
-    let script = root().join("tests/bench/console.py");
-    let program = release_dir().join("vidtui");
-    let (mut first, mut shown, mut idle, mut frame) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+/// Measures runs of a million and of ten million points, and leet on a million.
+pub fn long_run_rows() -> Result<Vec<Row>> {
+    let leet = leet(1_000_000)?;
+    let mut rows = opened(1_000_000, 0.5, &leet)?;
+    rows.extend(opened(10_000_000, 5.0, "")?);
+    Ok(rows)
+}
+
+fn opened(points: u64, limit_s: f64, note: &str) -> Result<Vec<Row>> {
+    in_folder("long", |runs| {
+        made_run::with_points(runs, points)?;
+        let argv = own(&["--runs", runs.as_str(), "--open", made_run::ID]);
+        let (mut loaded, mut keys) = (Vec::new(), Vec::new());
+        for round in 1..=ROUNDS {
+            println!("console on {points} points: round {round} of {ROUNDS}");
+            loaded.push(measure("loaded", "60", &argv)?);
+            keys.push(measure("keys", "10", &argv)?);
+        }
+        let figure = |rounds: &[Value], key: &str, scale: f64| -> Vec<f64> {
+            rounds.iter().map(|round| scale * number(round, key)).collect()
+        };
+        let bytes = |mib: f64| (mib - BASE_MIB) * f64::from(1 << 20) / points as f64;
+        let memory: Vec<f64> = figure(&loaded, "memory_mib", 1.0);
+        let used = format!("{:.0} MiB resident; {BASE_MIB} MiB of them are not counted", memory[0]);
+        let m = points / 1_000_000;
+        Ok(vec![
+            row(&format!("open a run of {m} M points"), "s", figure(&loaded, "loaded_s", 1.0), limit_s, note),
+            row(&format!("memory per point, {m} M points"), "B", memory.into_iter().map(bytes).collect(), 24.0, &used),
+            row(
+                &format!("key to frame while {m} M points load, p99"),
+                "ms",
+                figure(&keys, "key_while_loading_s", 1e3),
+                16.0,
+                "",
+            ),
+            row(&format!("key to frame, {m} M points, p99"), "ms", figure(&keys, "key_s", 1e3), 16.0, ""),
+            row(
+                &format!("CPU of a frame at 200 × 60, {m} M points, p99"),
+                "ms",
+                figure(&keys, "frame_cpu_s", 1e3),
+                2.0,
+                "",
+            ),
+        ])
+    })
+}
+
+/// Returns the time and memory of leet on a run of as many points, as a note.
+fn leet(points: u64) -> Result<String> {
+    let bin = environment_with_viewers()?;
+    in_folder("leet", |folder| {
+        println!("writing a run of {points} points with wandb");
+        let (steps, script) = ((points / made_run::METRICS).to_string(), root().join("tests/bench/wandb_run.py"));
+        output(
+            command(bin.join("python"), [script.as_str(), folder.as_str(), &steps]).env("WANDB_MODE", "offline"),
+            "",
+        )?;
+        let file = wandb_file(folder)?;
+        let leet = [bin.join("wandb").as_str(), "leet", "run", file.as_str()].map(str::to_owned);
+        let said = measure("loaded", "120", &leet)?;
+        let (seconds, memory) = (number(&said, "loaded_s"), number(&said, "memory_mib"));
+        Ok(format!("leet: {seconds:.1} s, {memory:.0} MiB"))
+    })
+}
+
+fn wandb_file(folder: &Utf8Path) -> Result<Utf8PathBuf> {
+    let runs = fs::read_dir(folder.join("wandb")).into_iter().flatten().flatten();
+    let folders = runs.filter_map(|entry| Utf8PathBuf::from_path_buf(entry.path()).ok());
+    let mut files = folders.filter(|path| !path.is_symlink()).filter_map(|path| {
+        let mut files = path.read_dir_utf8().ok()?.flatten();
+        files.find(|file| file.path().extension() == Some("wandb")).map(|file| file.path().to_owned())
+    });
+    files.next().ok_or_else(|| Failure::new("wandb wrote no run", folder, "see its messages above"))
+}
+
+/// Measures the console while a run logs ten metrics ten times a second, and on 128 nodes of eight GPUs.
+pub fn live_rows() -> Result<Vec<Row>> {
+    let (mut live, mut nodes) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        println!("console on {STEPS} logged steps: round {round} of {ROUNDS}");
-        let mut run = command("python3", [script.as_str(), IDLE_S, program.as_str(), "--runs", runs.as_str()]);
-        let printed = output(&mut run, "run it by hand")?.stdout;
-        let said: Value = serde_json::from_slice(&printed).map_err(|e| {
-            Failure::new("the console bench printed no numbers", e, "run tests/bench/console.py by hand")
-        })?;
-        let figure = |key: &str| said[key].as_f64().unwrap_or(f64::NAN);
-        first.push(figure("first_frame_s") * 1e3);
-        shown.push(figure("run_shown_s") * 1e3);
-        idle.push(figure("idle_cpu") * 100.0);
-        frame.push(figure("frame_cpu_s") * 1e3);
+        println!("console on a live run and on 128 nodes: round {round} of {ROUNDS}");
+        live.push(followed()?);
+        nodes.push(in_folder("nodes", |runs| {
+            measure("idle", "30", &own(&["--runs", runs.as_str(), "--simulate", "128", "--keys", "3"]))
+        })?);
     }
-    let row = |what: &str, unit, rounds, at_most| Row { what: what.into(), unit, rounds, at_most, note: String::new() };
+    let figure = |rounds: &[Value], key: &str, scale: f64| -> Vec<f64> {
+        rounds.iter().map(|round| scale * number(round, key)).collect()
+    };
     Ok(vec![
-        row("first frame of the console, 100,000 steps", "ms", first, 100.0),
-        row("the run's last step on screen", "ms", shown, 100.0),
-        row("CPU of the idle console", "%", idle, 0.5),
-        row("CPU of a frame, a video of 30 fps in 150 × 44 cells", "ms", frame, 4.0),
+        row("CPU while following a run, 10 metrics × 10 Hz", "%", figure(&live, "cpu", 100.0), 2.0, ""),
+        row("CPU with 128 nodes × 8 GPUs at 2 s", "%", figure(&nodes, "cpu", 100.0), 3.0, ""),
+        row("memory with 128 nodes × 8 GPUs", "MiB", figure(&nodes, "memory_mib", 1.0), 60.0, ""),
     ])
 }
 
-/// Writes a finished run with many logged steps, based on the frozen run of the tests.
-fn make_run(runs: &camino::Utf8Path) -> Result<()> {
-    let failed = |e| Failure::new(format!("cannot write to {runs}"), e, "check the disk");
-    let dir = runs.join("2026-11-20T0340-long-k7f2");
-    fs::create_dir_all(dir.join("attempts/0001")).map_err(failed)?;
-    let recipe = root().join("tests/bench/cogvideox-52m.toml");
-    let set = format!("train.steps={STEPS}");
-    let mut show = command(release_dir().join("vidtui"), ["recipe", "show", recipe.as_str(), "--set", set.as_str()]);
-    let index = format!("data.index={}", root().join("assets/demo/2s.jsonl"));
-    let shown = output(show.args(["--set", index.as_str()]), "see its message")?.stdout;
-    let recipe = String::from_utf8_lossy(&shown).lines().fold(String::new(), |mut text, line| {
-        let line = line.strip_prefix('[').map_or_else(|| line.to_owned(), |section| format!("[recipe.{section}"));
-        let _ = writeln!(text, "{line}");
-        text
-    });
-    let run = format!(
-        "schema = 1\nid = \"2026-11-20T0340-long-k7f2\"\nname = \"long\"\ncreated_s = 1.7636e9\ntrainer_version = \"0\"\n\
-         libtorch = \"2.11.0\"\n[start]\nkind = \"random\"\n[recipe]\n{recipe}"
-    );
-    fs::write(dir.join("run.toml"), run).map_err(failed)?;
-    let attempt = "schema = 1\nnumber = 1\nwhy = \"launch\"\nby = \"bench\"\nstarted_s = 1.7636e9\nstart_step = 0\n\
-                   [start]\nkind = \"random\"\n[mesh]\ndp_replicate = 1\ndp_shard = 1\n[placement]\n\
-                   ranks = [{ rank = 0, node = \"bench\", local_rank = 0 }]\n";
-    fs::write(dir.join("attempts/0001/attempt.toml"), attempt).map_err(failed)?;
-    let mut metrics = String::new();
-    for step in 1..=STEPS {
-        let t = 1.7636e9 + step as f64;
-        let loss = 1.0 / (1.0 + step as f64 / 9000.0) + 0.05 * (step as f64 * 0.7).sin();
-        let _ = writeln!(
-            metrics,
-            "{{\"v\":1,\"attempt\":1,\"step\":{step},\"t\":{t},\"loss\":{loss},\"grad_norm\":0.08,\"lr\":1e-5,\
-             \"step_s\":0.9{:02},\"data_s\":0.01,\"forward_s\":0.3,\"backward_s\":0.6,\"optimizer_s\":0.02,\
-             \"samples_per_s\":2.0,\"tokens_per_s\":2600.0,\"mem_gib_by_rank\":[1.0,1.01],\
-             \"mem_peak_gib_by_rank\":[1.2,1.21],\"step_s_by_rank\":[0.91,0.92]}}",
-            step % 100
-        );
-    }
-    fs::write(dir.join("metrics.jsonl"), metrics).map_err(failed)?;
-    make_sample(&dir)?;
-    let event = format!("{{\"v\":1,\"t\":1763700001.0,\"attempt\":1,\"step\":{STEPS},\"event\":\"finished\"}}\n");
-    fs::write(dir.join("events.jsonl"), event).map_err(failed)
+/// Measures the console on a run to which a thread appends ten lines per second.
+fn followed() -> Result<Value> {
+    in_folder("live", |runs| {
+        let dir = made_run::begun(runs, STEPS)?;
+        let failed = |error| Failure::new(format!("cannot write to {dir}"), error, "check the disk");
+        let mut file = OpenOptions::new().create(true).append(true).open(dir.join("metrics.jsonl")).map_err(failed)?;
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for step in (1..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+                    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                    // If the disk is full, the console shows no new steps, and the measurement is too good. Other rows fail then.
+                    let _ = writeln!(file, "{}", made_run::line(step, now.as_secs_f64()));
+                    thread::sleep(Duration::from_millis(100));
+                }
+            });
+            let said = measure("idle", "20", &own(&["--runs", runs.as_str(), "--open", made_run::ID]));
+            ended.store(true, Ordering::Relaxed);
+            said
+        })
+    })
 }
 
-/// Writes a sample of the last step: a video of 30 frames a second in which every pixel changes.
-fn make_sample(dir: &camino::Utf8Path) -> Result<()> {
-    let folder = dir.join(format!("samples/step-{STEPS:08}"));
-    let failed = |e| Failure::new(format!("cannot write to {folder}"), e, "check the disk");
-    fs::create_dir_all(&folder).map_err(failed)?;
-    let video = folder.join("000.mp4");
-    let source = "testsrc2=size=720x480:rate=30:duration=4,noise=alls=40:allf=t";
-    let args = ["-v", "error", "-f", "lavfi", "-i", source, "-pix_fmt", "yuv420p", "-y", video.as_str()];
-    output(&mut command("ffmpeg", args), "install ffmpeg")?;
-    let sidecar = format!(
-        "{{\"v\":1,\"step\":{STEPS},\"index\":0,\"prompt\":\"a test pattern\",\"seed\":1,\"width\":720,\"height\":480,\
-         \"frames\":120,\"fps\":30.0,\"sampling_steps\":1,\"scheduler\":\"ddim\",\"guidance\":1.0,\"dtype\":\"float32\",\
-         \"weights\":\"bench\",\"weights_xxh3\":\"0\",\"trainer\":\"0\",\"took_s\":0.0,\"t\":1763700001.0}}"
-    );
-    fs::write(folder.join("000.json"), sidecar).map_err(failed)
+/// Simulates a day of 16 nodes at 100 times the speed. It takes a quarter of an hour.
+pub fn day_rows() -> Result<Vec<Row>> {
+    println!("a simulated day of 16 nodes: 864 s");
+    let said = in_folder("day", |runs| {
+        measure("growth", "864", &own(&["--runs", runs.as_str(), "--simulate", "16@100", "--keys", "3"]))
+    })?;
+    let grown =
+        |what: &str| 100.0 * (number(&said, &format!("late_{what}")) / number(&said, &format!("early_{what}")) - 1.0);
+    let (early, late) = (number(&said, "early_mib"), number(&said, "late_mib"));
+    let note = format!("{early:.1} MiB after a tenth of the day, {late:.1} MiB at its end");
+    Ok(vec![
+        row("growth of memory in a simulated day, 16 nodes", "%", vec![grown("mib")], 5.0, &note),
+        row("growth of open files in a simulated day", "%", vec![grown("files")], 0.0, ""),
+    ])
+}
+
+/// Returns the command line of this console.
+fn own(args: &[&str]) -> Vec<String> {
+    let program = release_dir().join("vidtui");
+    [program.as_str()].iter().chain(args).map(|&word| word.to_owned()).collect()
+}
+
+/// Runs a scenario of `tests/bench/console.py` and returns its figures.
+fn measure(scenario: &str, seconds: &str, argv: &[String]) -> Result<Value> {
+    let script = root().join("tests/bench/console.py");
+    let words = [script.as_str(), scenario, seconds].into_iter().chain(argv.iter().map(String::as_str));
+    let printed = output(&mut command("python3", words), "run it by hand")?.stdout;
+    serde_json::from_slice(&printed).map_err(|error| {
+        Failure::new("the console bench printed no numbers", error, "run tests/bench/console.py by hand")
+    })
+}
+
+fn number(figures: &Value, key: &str) -> f64 {
+    figures[key].as_f64().unwrap_or(f64::NAN)
+}
+
+fn row(what: &str, unit: &'static str, rounds: Vec<f64>, at_most: f64, note: &str) -> Row {
+    Row { what: what.into(), unit, rounds, at_most, note: note.into() }
+}
+
+/// Calls `measure` with a new folder, and removes the folder.
+fn in_folder<T>(name: &str, measure: impl FnOnce(&Utf8Path) -> Result<T>) -> Result<T> {
+    let folder = cache_dir()?.join(format!("bench-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder)
+        .map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk and the permissions"))?;
+    let measured = measure(&folder);
+    // Files left in the cache folder do no harm.
+    let _ = fs::remove_dir_all(&folder);
+    measured
 }

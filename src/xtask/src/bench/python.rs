@@ -79,6 +79,14 @@ pub fn environment() -> Result<Utf8PathBuf> {
     environment_of("bench-python", &PACKAGES, "5 GB")
 }
 
+/// Viewers of runs, with which the console is compared.
+const VIEWERS: [&str; 2] = ["wandb==0.31.0", "tensorboard==2.21.0"];
+
+/// Returns the `bin` folder of an environment with W&B, which contains leet, and TensorBoard.
+pub fn environment_with_viewers() -> Result<Utf8PathBuf> {
+    environment_of("viewers-python", &VIEWERS, "200 MB")
+}
+
 /// The CUDA compiler. `nvidia-cuda-nvcc` accepts any version of `nvidia-nvvm`, but a newer one writes PTX that its assembler
 /// rejects; so all are pinned.
 const NVCC_PACKAGES: [&str; 5] = [

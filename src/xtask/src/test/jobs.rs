@@ -1,7 +1,6 @@
 //! The processes that `cargo xtask test` starts: test binaries, whole or one process per test.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
@@ -9,42 +8,26 @@ use serde_json::Value;
 use crate::failure::{Failure, Result};
 use crate::process::{cargo, command, not_started, output, shown};
 
-/// CPU that a job takes on average, in hundredths of a core.
-pub type Load = u32;
-
-/// One core.
-const CORE: Load = 100;
-
-/// The lowest load of a job. It bounds how many jobs run at the same time: each node of a rig takes memory.
-const LEAST: Load = 20;
-
-/// Returns the load of a job that used so much CPU in that time.
-pub fn load(cpu: Duration, wall: Duration) -> Load {
-    ((100.0 * cpu.as_secs_f64() / wall.as_secs_f64().max(1e-3)).ceil() as Load).max(LEAST)
-}
-
-/// Binaries with long tests: each test is a process of its own, so that tests that wait run beside tests that compute.
-/// The loads are for the first run; later runs use the measured ones.
-const SPLIT: &[(&str, Load)] = &[
-    ("vidtui/cluster", 40),
-    ("trainer/trainer", CORE),
-    ("trainer/vidtui-train", CORE),
-    ("vidtui/console", 50),
-    ("rig/rig", 50),
-    ("remote/nodes", 30),
-    ("remote/watch", 30),
-    ("remote/launches", 50),
-    ("remote/signals", 50),
-    ("c10d/processes", 50),
-    ("supervise", 30),
+/// Binaries with long tests: each test is a process of its own, so that tests that wait run beside tests that compute. Those with
+/// the longest tests come first.
+const SPLIT: &[&str] = &[
+    "vidtui/cluster",
+    "remote/watch",
+    "remote/nodes",
+    "remote/launches",
+    "remote/signals",
+    "vidtui/console",
+    "trainer/vidtui-train",
+    "trainer/trainer",
+    "rig/rig",
+    "c10d/processes",
+    "supervise",
 ];
 
 /// A process that runs one test, or all tests of a binary.
 pub struct Job {
     /// `plan` for a whole binary, `vidtui/cluster life::a_kill_ends_every_process` for one test.
     pub name: String,
-    /// CPU that it takes.
-    pub load: Load,
     /// The program to start.
     pub command: Command,
 }
@@ -78,11 +61,13 @@ pub fn build() -> Result<Vec<Binary>> {
 }
 
 /// Returns the jobs that run all tests whose names contain one of the filters; without filters, all tests.
-pub fn plan(binaries: &[Binary], filters: &[String]) -> Result<Vec<Job>> {
+pub fn plan(mut binaries: Vec<Binary>, filters: &[String]) -> Result<Vec<Job>> {
+    let place = |binary: &Binary| SPLIT.iter().position(|name| *name == binary.name);
+    binaries.sort_by_key(|binary| place(binary).unwrap_or(SPLIT.len()));
     let mut jobs = Vec::new();
-    for binary in binaries {
-        match SPLIT.iter().find(|(name, _)| *name == binary.name) {
-            Some((_, load)) => jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test, *load))),
+    for binary in &binaries {
+        match place(binary) {
+            Some(_) => jobs.extend(binary.list(filters)?.iter().map(|test| binary.one(test))),
             None => jobs.push(binary.whole(filters)),
         }
     }
@@ -117,13 +102,13 @@ impl Binary {
     fn whole(&self, filters: &[String]) -> Job {
         let mut command = self.command();
         command.args(filters).args(["--show-output", "--test-threads=1"]);
-        Job { name: self.name.clone(), load: CORE, command }
+        Job { name: self.name.clone(), command }
     }
 
-    fn one(&self, test: &str, load: Load) -> Job {
+    fn one(&self, test: &str) -> Job {
         let mut command = self.command();
         command.args(["--exact", test, "--show-output"]);
-        Job { name: format!("{} {test}", self.name), load, command }
+        Job { name: format!("{} {test}", self.name), command }
     }
 }
 

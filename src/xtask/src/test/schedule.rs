@@ -1,18 +1,25 @@
-//! Runs jobs side by side, as many as the cores allow.
+//! Runs jobs side by side, as many as keep the CPU busy.
 
 use std::fs::{self, File};
 use std::process::{ExitStatus, Stdio};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 
-use super::jobs::{Job, Load};
+use super::idle::IdleCpu;
+use super::jobs::Job;
 use crate::failure::{Failure, Result};
 
 /// A job that takes longer is killed.
 const LIMIT: Duration = Duration::from_secs(600);
+/// The interval at which idle CPU is measured.
+const MEASURE: Duration = Duration::from_millis(300);
+/// Another job is started if more of a core than this was idle.
+const IDLE_CORES: f64 = 0.3;
+/// The most jobs per core. It bounds memory: each node of a rig takes some.
+const MOST_PER_CORE: usize = 6;
 
 /// A job that has ended.
 pub struct Ended {
@@ -28,31 +35,42 @@ pub struct Ended {
     pub output: String,
 }
 
-/// Runs all jobs. Starts the first job in the list that fits on the free cores. Calls `report` when a job ends, and writes
-/// outputs to files in `logs`.
-pub fn run(jobs: Vec<Job>, cores: Load, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
+/// Runs all jobs, in their order. One job per core always runs, and another one is started whenever a part of a core was
+/// idle, because many tests wait. Calls `report` when a job ends, and writes outputs to files in `logs`.
+pub fn run(jobs: Vec<Job>, cores: usize, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
     fs::create_dir_all(logs)
         .map_err(|e| Failure::new(format!("cannot create {logs}"), e, "check the folder's permissions"))?;
-    let (mut waiting, (send, ended)) = (jobs, channel());
-    let (mut free, mut running) = (cores, 0);
-    while !waiting.is_empty() || running > 0 {
-        while let Some(next) = waiting.iter().position(|job| job.load.min(cores) <= free) {
-            let job = waiting.remove(next);
-            let load = job.load.min(cores);
-            (free, running) = (free - load, running + 1);
-            let log = logs.join(format!("{}.log", job.name.replace(['/', ':', ' '], "-")));
-            start(job, load, log, send.clone());
+    let (mut waiting, (send, ended)) = (jobs.into_iter().peekable(), channel());
+    let (mut running, mut idle, mut measured) = (0, IdleCpu::start(), Instant::now());
+    while waiting.peek().is_some() || running > 0 {
+        let is_idle = measured.elapsed() >= MEASURE && {
+            measured = Instant::now();
+            idle.cores_since_last() > IDLE_CORES
+        };
+        while running < cores || (is_idle && running < MOST_PER_CORE * cores) {
+            let Some(job) = waiting.next() else { break };
+            running += 1;
+            start(job, logs, send.clone());
+            if running > cores {
+                break;
+            }
         }
-        let (load, result) = ended.recv().expect("a sender is alive");
-        (free, running) = (free + load, running - 1);
-        report(result);
+        match ended.recv_timeout(MEASURE) {
+            Ok(result) => {
+                running -= 1;
+                report(result);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("a sender is alive"),
+        }
     }
     Ok(())
 }
 
 /// Runs a job in a thread. Its output goes to a file and not through a pipe, because a process that outlives the job would
 /// keep the pipe open.
-fn start(mut job: Job, load: Load, log: Utf8PathBuf, send: Sender<(Load, Ended)>) {
+fn start(mut job: Job, logs: &Utf8Path, send: Sender<Ended>) {
+    let log = logs.join(format!("{}.log", job.name.replace(['/', ':', ' '], "-")));
     thread::spawn(move || {
         let began = Instant::now();
         let (status, cpu, error) = match wait(&mut job, &log) {
@@ -62,7 +80,7 @@ fn start(mut job: Job, load: Load, log: Utf8PathBuf, send: Sender<(Load, Ended)>
         let printed = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let output = printed.unwrap_or_default() + &error;
         // The receiver lives until all jobs have ended.
-        let _ = send.send((load, Ended { name: job.name, took: began.elapsed(), cpu, status, output }));
+        let _ = send.send(Ended { name: job.name, took: began.elapsed(), cpu, status, output });
     });
 }
 
@@ -101,11 +119,11 @@ mod tests {
     use super::*;
     use crate::process::command;
 
-    fn job(name: &str, load: Load, script: &str) -> Job {
-        Job { name: name.into(), load, command: command("sh", ["-c", script]) }
+    fn job(name: &str, script: &str) -> Job {
+        Job { name: name.into(), command: command("sh", ["-c", script]) }
     }
 
-    fn ended(jobs: Vec<Job>, cores: Load) -> Vec<Ended> {
+    fn ended(jobs: Vec<Job>, cores: usize) -> Vec<Ended> {
         let folder = tempfile::tempdir().unwrap();
         let mut ended = Vec::new();
         run(jobs, cores, Utf8Path::from_path(folder.path()).unwrap(), |job| ended.push(job)).unwrap();
@@ -113,27 +131,27 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_wait_for_each_other_run_at_the_same_time() {
+    fn one_job_per_core_runs_even_on_a_busy_machine() {
         let folder = tempfile::tempdir().unwrap();
         let wait = |own: &str, other: &str| {
             let (own, other) = (folder.path().join(own), folder.path().join(other));
             format!("touch {}; until [ -e {} ]; do sleep 0.01; done", own.display(), other.display())
         };
-        let jobs = vec![job("a", 50, &wait("a", "b")), job("b", 50, &wait("b", "a"))];
-        assert_eq!(ended(jobs, 100).len(), 2);
+        let jobs = vec![job("a", &wait("a", "b")), job("b", &wait("b", "a"))];
+        assert_eq!(ended(jobs, 2).len(), 2);
     }
 
     #[test]
     fn the_cpu_time_of_child_processes_counts() {
         let spins = "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done'; sleep 0.05; true";
-        let ended = ended(vec![job("spins", 100, spins), job("sleeps", 100, "sleep 0.05")], 200);
+        let ended = ended(vec![job("spins", spins), job("sleeps", "sleep 0.05")], 2);
         let cpu = |name: &str| ended.iter().find(|job| job.name == name).unwrap().cpu;
         assert!(cpu("spins") > cpu("sleeps"), "{:?}, {:?}", cpu("spins"), cpu("sleeps"));
     }
 
     #[test]
     fn output_and_exit_status_are_kept() {
-        let ended = ended(vec![job("x", 100, "echo out; echo err >&2; exit 3")], 100);
+        let ended = ended(vec![job("x", "echo out; echo err >&2; exit 3")], 1);
         assert_eq!(ended[0].output, "out\nerr\n");
         assert_eq!(ended[0].status.unwrap().code(), Some(3));
     }

@@ -1,0 +1,52 @@
+//! How much CPU of this machine is idle.
+
+use std::fs;
+use std::time::Instant;
+
+/// Measures idle CPU between two calls, from `/proc/stat`.
+pub struct IdleCpu {
+    last: Option<(Instant, u64)>,
+}
+
+impl IdleCpu {
+    /// Begins to measure.
+    pub fn start() -> Self {
+        Self { last: idle_ticks().map(|ticks| (Instant::now(), ticks)) }
+    }
+
+    /// Returns how many cores were idle on average since the last call; zero where there is no `/proc`.
+    pub fn cores_since_last(&mut self) -> f64 {
+        let now = idle_ticks().map(|ticks| (Instant::now(), ticks));
+        let cores = match (self.last, now) {
+            // The kernel counts in hundredths of a second.
+            (Some((before, old)), Some((now, new))) => {
+                new.saturating_sub(old) as f64 / 100.0 / (now - before).as_secs_f64().max(1e-3)
+            }
+            _ => 0.0,
+        };
+        self.last = now;
+        cores
+    }
+}
+
+fn idle_ticks() -> Option<u64> {
+    read(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// Reads the time that all cores were idle or waited for a disk: fields 4 and 5 of the first line.
+fn read(stat: &str) -> Option<u64> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?;
+    let mut idle = fields.split_whitespace().skip(3).take(2);
+    Some(idle.next()?.parse::<u64>().ok()? + idle.next()?.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_a_disk_counts_as_idle() {
+        assert_eq!(read("cpu  10 1 5 200 30 0 0 0 0 0\ncpu0 10 1 5 200 30\n"), Some(230));
+        assert_eq!(read("intr 1 2 3\n"), None);
+    }
+}
