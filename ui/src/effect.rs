@@ -296,6 +296,13 @@ pub enum Watch {
         /// Milliseconds between two frames.
         every_ms: u32,
     },
+    /// The logs of all ranks of an attempt: `RunMsg::Logs` with `from_start`, then the new lines.
+    Logs {
+        /// The run.
+        run: RunId,
+        /// The attempt; `None` for the newest one.
+        attempt: Option<u32>,
+    },
     /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.
     Log {
         /// The run.

@@ -21,9 +21,11 @@ pub mod gpu_value;
 pub mod jobs;
 mod keymap;
 pub mod layout;
+pub mod log_lines;
 pub mod modals;
 mod model;
 mod msg;
+pub mod rank_set;
 pub mod rank_times;
 pub mod run_actions;
 pub mod run_state;
@@ -48,8 +50,8 @@ pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
-    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
-    StageView, WeightType,
+    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus,
+    Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

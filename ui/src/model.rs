@@ -5,6 +5,7 @@ mod convert_screen;
 mod dialogs;
 mod input;
 mod launch_form;
+mod log_store;
 mod logs_screen;
 mod processes_screen;
 mod run_screen;
@@ -20,7 +21,7 @@ pub use dialogs::{
 };
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
-pub(crate) use logs_screen::{LineKind, LogLine};
+pub(crate) use log_store::LogLine;
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;

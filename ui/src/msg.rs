@@ -293,6 +293,8 @@ pub enum RunMsg {
     NextFrame,
     /// Lines of one rank's log.
     Log(LogChunk),
+    /// Lines of the logs of all ranks.
+    Logs(RankLines),
     /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
     Lost(Failure),
 }
@@ -333,6 +335,21 @@ pub struct LogChunk {
     pub skipped_bytes: u64,
     /// Whole lines without line ends; the model removes escape sequences.
     pub lines: Vec<String>,
+}
+
+/// Lines of the logs of all ranks of an attempt, in one order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankLines {
+    /// The attempt that wrote them.
+    pub attempt: u32,
+    /// Whether this is the first message of a stream; earlier lines are dropped then.
+    pub from_start: bool,
+    /// Whether the lines that were in the files when the stream began have all been sent.
+    pub is_caught_up: bool,
+    /// Bytes before these lines that were not read.
+    pub skipped_bytes: u64,
+    /// The rank and the text of whole lines without line ends; the model removes escape sequences.
+    pub lines: Vec<(usize, String)>,
 }
 
 /// A curriculum file as the Stages screen shows it.

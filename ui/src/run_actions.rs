@@ -7,6 +7,7 @@ use crate::jobs::Intent;
 use crate::keymap::Action;
 use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
+use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
 use plan::ResumeOptions;
 use rundir::RunId;
@@ -94,8 +95,8 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
 
 /// Performs an action on the current run, or shows why it is not possible.
 pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
-    let (run, next) = match check(model, action) {
-        Ok(row) => (row.run.clone(), model.next_stage(row).map(|stage| stage.name.clone())),
+    let (run, state, next) = match check(model, action) {
+        Ok(row) => (row.run.clone(), StateKind::of(&row.state), model.next_stage(row).map(|stage| stage.name.clone())),
         Err(why) => {
             model.warn(why);
             return Vec::new();
@@ -130,8 +131,10 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             Vec::new()
         }
         Action::Logs => {
+            let has_failed = matches!(state, StateKind::Failed | StateKind::Crashed);
             model.open_run(run);
-            model.logs = Some(LogsScreen::default());
+            let logs = if has_failed { LogsScreen::at_error(None, RankSet::default()) } else { LogsScreen::default() };
+            model.logs = Some(logs);
             model.screen = Screen::Logs;
             Vec::new()
         }

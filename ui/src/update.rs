@@ -195,6 +195,7 @@ fn typed(model: &mut Model) {
         Purpose::RecipeFilter => recipes::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
+        Purpose::LogRanks => logs::set_ranks(model, &text),
         // Other text takes effect when Enter ends the input.
         _ => {}
     }
@@ -230,8 +231,12 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::RecipeFilter => recipes::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
+            Purpose::LogRanks => logs::set_ranks(model, ""),
             _ => {}
         }
+    }
+    if input.purpose == Purpose::LogRanks && action != Action::Cancel {
+        logs::check_ranks(model, &input.text);
     }
     Vec::new()
 }
@@ -241,11 +246,17 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
         open.take_in(run, what);
         return;
     }
+    let text_size = logs::text_size(model);
     let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
     match what {
         RunMsg::Log(chunk) => {
             if let Some(logs) = &mut model.logs {
-                logs.add(chunk);
+                logs.add(chunk, model.now);
+            }
+        }
+        RunMsg::Logs(chunk) => {
+            if let Some(logs) = &mut model.logs {
+                logs.add_merged(chunk, model.now, text_size);
             }
         }
         what => open.take_in(what),

@@ -105,7 +105,7 @@ impl RunScreen {
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
             RunMsg::NextFrame => self.samples.frame = self.samples.frame.wrapping_add(1),
             RunMsg::Lost(failure) => self.lost = Some(failure),
-            RunMsg::Log(_) | RunMsg::Recipe(_) => {}
+            RunMsg::Log(_) | RunMsg::Logs(_) | RunMsg::Recipe(_) => {}
         }
     }
 

@@ -418,6 +418,20 @@ fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
     spans
 }
 
+/// Returns the events that are shown, the newest first. The start of a save or an evaluation is shown only until it ends, and a
+/// failure that every node reports is shown once.
+pub fn visible_events(run: &RunScreen) -> Vec<&Event> {
+    let newest = run.events.len().saturating_sub(1);
+    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
+    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
+    let repeated = |i: usize, event: &Event| {
+        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
+        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
+    };
+    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
+    events.map(|(_, event)| event).collect()
+}
+
 fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Events;
     let below = heading(model, buf, area, "Events", goodput(model, run, usize::from(area.width)), focused);
@@ -426,18 +440,11 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
-    // The start of a save or an evaluation is shown only until it ends, and a failure that every node reports is shown once.
-    let newest = run.events.len() - 1;
-    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
-    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
-    let repeated = |i: usize, event: &Event| {
-        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
-        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
-    };
-    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
-    let events = events.map(|(_, event)| event);
-    let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
+    let events = visible_events(run);
+    let selected = if focused { run.scroll.min(events.len().saturating_sub(1)) } else { 0 };
+    let visible = usize::from(below.height);
+    let first = crate::layout::scrolled(0, selected, visible);
+    let shown: Vec<&Event> = events.into_iter().skip(first).take(visible).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
     // Unlike a step, the number of an item is not a position in the history of the run.
@@ -445,8 +452,13 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let steps: Vec<String> =
         shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();
     let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
-    let lines = shown.iter().zip(ages).zip(steps).map(|((event, age), step)| {
+    let lines = shown.iter().zip(ages).zip(steps).enumerate().map(|(at, ((event, age), step))| {
         let (what, severity) = event_text::describe(event);
+        let pointer = match focused {
+            true if first + at == selected => model.symbols.pointer,
+            true => " ",
+            false => "",
+        };
         let style = match severity {
             Severity::Plain => Style::new(),
             Severity::Good => model.theme.good,
@@ -460,6 +472,7 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
             _ => format!("  step {step:>step_width$}"),
         };
         Line::from(vec![
+            Span::styled(pointer, model.theme.accent),
             Span::styled(format!("{age:>age_width$}{step}  "), model.theme.faint),
             Span::styled(format!("{} {}", glyph(model, severity), text::clean(&what)), style),
         ])

@@ -121,6 +121,11 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             RunMsg::Log(LogChunk { rank, attempt, from_start, skipped_bytes: 1 << 20, lines })
         },
     );
+    let logs = (1u32..3, any::<bool>(), any::<bool>(), prop::collection::vec((0usize..70, any_text()), 0..60))
+        .prop_map(|(attempt, from_start, is_caught_up, lines)| {
+            let skipped_bytes = lines.len() as u64 % 3;
+            RunMsg::Logs(RankLines { attempt, from_start, is_caught_up, skipped_bytes, lines })
+        });
     let bad_checkpoint = any_text().prop_map(|why| {
         RunMsg::Checkpoints(vec![checkpoint(80, 1.0), CheckpointEntry::Incomplete { step: 90, dir: "/x".into(), why }])
     });
@@ -131,6 +136,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => any_row().prop_map(|row| RunMsg::State(status(RunRow { run: stage_1(), ..row }))),
         1 => bad_checkpoint,
         2 => log,
+        3 => logs,
         2 => prop::collection::vec((0u64..4, 0usize..3, any_text()), 0..8).prop_map(|all| {
             RunMsg::Samples(all.into_iter().map(|(step, index, prompt)| video_sample(step, index, &prompt)).collect())
         }),
@@ -217,7 +223,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..7,
+        start in 0..8,
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec((0u16..=200, 0u16..=60), 3),
         ascii in any::<bool>(),
@@ -236,6 +242,7 @@ proptest! {
             2 => Ui::on_logs(vec!["one line".into(); 60]),
             5 => super::launch_form::on_form(),
             6 => Ui::on_compare(),
+            7 => Ui::on_merged_logs(running(83), 8, (0..64).map(|rank| (rank, format!("[rank{rank}]: Error: x"))).collect()),
             _ => Ui::with_runs(many_runs().rows),
         };
         if ascii {

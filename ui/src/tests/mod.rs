@@ -10,6 +10,7 @@ mod encode;
 mod keys;
 mod launch_form;
 mod logs;
+mod merged_logs;
 mod nodes;
 mod palette;
 mod samples;

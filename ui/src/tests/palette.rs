@@ -26,7 +26,7 @@ fn every_action_of_a_screen_is_listed_with_its_key() {
 fn typed_words_filter_the_list_and_enter_executes() {
     let mut ui = Ui::on_run(running(83));
     ui.press(":");
-    ui.type_in("Log each");
+    ui.type_in("Logs merged");
     let listed: Vec<Action> = palette(&ui).listed().iter().map(|binding| binding.action).collect();
     assert_eq!(listed, [Action::Logs]);
     ui.press("Enter");

@@ -2,14 +2,13 @@
 
 use crate::advice;
 use crate::draft::LaunchTarget;
-use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding};
 use crate::modals::targets;
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{alerts, convert, launch, samples, stages};
+use crate::screens::{alerts, convert, launch, run, samples, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -62,7 +61,8 @@ fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
 /// Returns what a key does now, in a word or two.
 fn label(model: &Model, binding: &Binding) -> &'static str {
     match binding.action {
-        Action::Enlarge if model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
+        Action::Open if model.screen == Screen::Run && run::event_log(model).is_some() => "log",
+        Action::Open if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
         Action::Play if model.run.as_ref().is_some_and(|run| run.samples.paused) => "play",
         Action::Accept if is_input(model, |purpose| purpose == Purpose::Launch) => "open the form",
         Action::Accept if is_input(model, Purpose::plans) => "show the plan",
@@ -121,7 +121,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::DeleteWord | Action::DeleteToStart => is_input(model, Purpose::plans),
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
-        Action::FocusNext | Action::Enlarge => model.target().is_some(),
+        Action::FocusNext => model.target().is_some(),
+        Action::Open if model.screen == Screen::Run => model.target().is_some(),
         Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
         Action::Prompt => samples::can_sample(model),
         Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, binding.action),
@@ -140,10 +141,13 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::NodesOfRun => model.target().is_some(),
         Action::Filter => model.rows().len() > 1,
         Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
-        Action::RankNext => {
-            crate::watches::watches(model).iter().any(|watch| matches!(watch, Watch::Log { .. }))
+        Action::RankNext => model.run.as_ref().is_some_and(|run| run.places().len() > 1),
+        Action::AllRanks => model.logs.as_ref().is_some_and(|logs| logs.rank.is_some()),
+        Action::LogRanks => {
+            model.logs.as_ref().is_some_and(|logs| logs.rank.is_none())
                 && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
         }
+        Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
         Action::ExportSvg => {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
         }
