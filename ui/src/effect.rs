@@ -9,6 +9,7 @@ use cluster::NodeId;
 use plan::{LaunchPlan, ResumeOptions, RunKill};
 use rundir::Chart;
 use rundir::RunId;
+use serde::{Deserialize, Serialize};
 
 /// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
@@ -227,7 +228,8 @@ pub struct ChartSpec {
 }
 
 /// The quantity on the x axis of the charts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum XAxis {
     /// Optimizer steps.
     #[default]

@@ -497,12 +497,15 @@ impl Ui {
             now: NOW,
             theme: Theme::no_color(),
             symbols: Symbols::unicode(),
+            keys: KeyMap::default(),
             runs_dir: "/home/ada/vidtui/runs".into(),
             export_dir: "/home/ada/vidtui".into(),
             nodes_from: "hostfile gpus.txt".into(),
             launch: draft::LaunchDraft::default(),
             has_desktop: false,
             open: None,
+            session: None,
+            problem: None,
         };
         change(&mut setup);
         Self { model: Model::new(setup) }
@@ -699,6 +702,8 @@ pub fn key(name: &str) -> Key {
         "Space" => KeyCode::Char(' '),
         "Ctrl-C" => return Key::ctrl('c'),
         "Ctrl-Z" => return Key::ctrl('z'),
+        "F1" => KeyCode::F(1),
+        "F9" => KeyCode::F(9),
         one => KeyCode::Char(one.chars().next().unwrap()),
     };
     Key::code(code)

@@ -1,9 +1,11 @@
-//! The key tables that dispatch, the key bar and the help dialog share.
+//! The tables of the default keys, which dispatch, the key bar and the help dialog share. [`KeyMap`](crate::KeyMap) has the
+//! changes of the user.
 
 use crate::msg::{Key, KeyCode};
+use serde::{Deserialize, Serialize};
 
 /// The action of a key. It is named by its meaning, so that changing a key needs no rename.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the help text of its binding describes it")]
 pub enum Action {
     // all screens
@@ -139,7 +141,7 @@ pub enum Action {
 /// One row of a key table.
 #[derive(Debug, Clone, Copy)]
 pub struct Binding {
-    /// The keys; the key bar shows the first one.
+    /// The default keys; the key bar shows the first one.
     pub keys: &'static [Key],
     /// The description of the keys' action.
     pub action: Action,
@@ -150,7 +152,7 @@ pub struct Binding {
 }
 
 /// The screen or dialog that receives key presses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "one per screen and dialog")]
 pub enum Context {
     Runs,
@@ -287,47 +289,6 @@ impl Context {
     /// Iterates over all bindings that work here, those of this context first.
     pub fn all_bindings(self) -> impl Iterator<Item = &'static Binding> {
         self.bindings().iter().chain(self.global())
-    }
-
-    /// Returns the name of an action's first key; empty where the action has no key here.
-    pub fn key_of(self, action: Action) -> String {
-        let binding = self.all_bindings().find(|binding| binding.action == action);
-        binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
-    }
-
-    /// Returns the action of a key in this context.
-    pub fn action(self, key: Key) -> Option<Action> {
-        self.all_bindings().find(|binding| binding.keys.contains(&key)).map(|binding| binding.action)
-    }
-}
-
-impl Key {
-    /// Returns the key's name on the screen.
-    pub fn name(self) -> String {
-        let name = match self.code {
-            KeyCode::Char(' ') => "Space".to_owned(),
-            KeyCode::Char(c) if self.ctrl => c.to_uppercase().to_string(),
-            KeyCode::Char(c) => c.to_string(),
-            KeyCode::Enter => "Enter".to_owned(),
-            KeyCode::Esc => "Esc".to_owned(),
-            KeyCode::Tab => "Tab".to_owned(),
-            KeyCode::BackTab => "Shift-Tab".to_owned(),
-            KeyCode::Backspace => "Backspace".to_owned(),
-            KeyCode::Delete => "Delete".to_owned(),
-            KeyCode::Up => "Up".to_owned(),
-            KeyCode::Down => "Down".to_owned(),
-            KeyCode::Left => "Left".to_owned(),
-            KeyCode::Right => "Right".to_owned(),
-            KeyCode::Home => "Home".to_owned(),
-            KeyCode::End => "End".to_owned(),
-            KeyCode::PageUp => "PgUp".to_owned(),
-            KeyCode::PageDown => "PgDn".to_owned(),
-        };
-        match (self.ctrl, self.alt) {
-            (true, _) => format!("Ctrl-{name}"),
-            (_, true) => format!("Alt-{name}"),
-            _ => name,
-        }
     }
 }
 

@@ -19,6 +19,7 @@ pub mod fleet;
 pub mod goodput_text;
 pub mod gpu_value;
 pub mod jobs;
+mod key_map;
 mod keymap;
 pub mod layout;
 pub mod log_lines;
@@ -46,8 +47,9 @@ mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
 pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use keymap::{Action, Binding, Context};
-pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};
+pub use model::{Input, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
     KeyCode, LogChunk, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus,

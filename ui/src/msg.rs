@@ -51,6 +51,7 @@ pub enum KeyCode {
     End,
     PageUp,
     PageDown,
+    F(u8),
 }
 
 impl Key {

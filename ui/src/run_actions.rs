@@ -4,7 +4,7 @@ use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
@@ -20,10 +20,11 @@ use units::counted;
 /// # Errors
 /// The reason, as a sentence to show.
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
+    let key = |action| model.keys.name(Context::Runs, action);
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
         (None, _) => "Still loading the runs".to_owned(),
         (_, Screen::Run | Screen::Logs | Screen::Samples) => "Still loading this run".to_owned(),
-        _ => "There are no runs yet. Press n to start one.".to_owned(),
+        _ => format!("There are no runs yet. Press {} to start one.", key(Action::NewRun)),
     })?;
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
@@ -34,7 +35,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         (Action::Kill, Some(_), _) => return Ok(row),
         (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
-            return Err(format!("{name}: kill pending for {waited}. Press K to cancel it."));
+            return Err(format!("{name}: kill pending for {waited}. Press {} to cancel it.", key(Action::Kill)));
         }
         (_, _, Some(intent)) => return Err(format!("Already {}", intent.text())),
         _ => {}
@@ -63,9 +64,10 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
             match (next, row.checkpoint_step) {
                 (None, _) if row.stage.is_none() => Err(format!("{name} does not belong to a curriculum")),
                 (None, _) => Err(format!("{name} is the last stage of its curriculum")),
-                _ if kind.is_active() => {
-                    Err(format!("{name} is {word}. Wait until it finishes, or press s to stop it first."))
-                }
+                _ if kind.is_active() => Err(format!(
+                    "{name} is {word}. Wait until it finishes, or press {} to stop it first.",
+                    key(Action::Stop)
+                )),
                 (_, None) => Err(format!("{name} has no complete checkpoint for the next stage")),
                 _ if model.jobs.planning_stage() => Err("A stage is already being prepared".to_owned()),
                 _ => Ok(row),

@@ -84,7 +84,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 
 fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     let context = keymap(model);
-    let Some(action) = context.action(key) else {
+    let Some(action) = model.keys.action(context, key) else {
         if let (Some(Modal::Palette(dialog)), KeyCode::Char(c), false, false) =
             (&mut model.modal, key.code, key.ctrl, key.alt)
         {
@@ -113,7 +113,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     }
     if let (Some(Modal::Palette(dialog)), Action::Accept) = (&model.modal, action) {
         // The same as a press of the key on the screen.
-        let chosen = dialog.chosen();
+        let chosen = dialog.chosen(&model.keys);
         model.modal = None;
         return chosen.map_or_else(Vec::new, |key| on_key(model, key));
     }
@@ -149,7 +149,8 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
         Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
             Some(run) => nodes::open(model, FleetSource::Run(run)),
-            None => model.warn("No run selected. Press 3 to list nodes."),
+            None => model
+                .warn(format!("No run selected. Press {} to list nodes.", model.keys.name(context, Action::ShowNodes))),
         },
         Action::ShowConvert => model.screen = Screen::Convert,
         Action::ShowAlerts => alerts::open(model),

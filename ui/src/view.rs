@@ -80,16 +80,21 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     let nodes = matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes);
     let recipes = matches!(model.screen, Screen::Recipes | Screen::Launch);
     let elsewhere = nodes || recipes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
-    left.extend(tab("1", "Runs", !elsewhere));
-    left.extend(tab("2", "Stages", model.screen == Screen::Stages));
-    left.extend(tab("3", "Nodes", nodes));
-    left.extend(tab("4", "Convert", model.screen == Screen::Convert));
-    left.extend(tab("5", "Recipes", recipes));
+    let key = |action| model.keys.name(Context::Runs, action);
+    left.extend(tab(&key(Action::ShowRuns), "Runs", !elsewhere));
+    left.extend(tab(&key(Action::ShowStages), "Stages", model.screen == Screen::Stages));
+    left.extend(tab(&key(Action::ShowNodes), "Nodes", nodes));
+    left.extend(tab(&key(Action::ShowConvert), "Convert", model.screen == Screen::Convert));
+    left.extend(tab(&key(Action::ShowRecipes), "Recipes", recipes));
+    let to_alerts = key(Action::ShowAlerts);
     let open = alerts::open_alerts(model);
     if model.screen == Screen::Alerts {
-        left.extend(tab("a", "Alerts", true));
+        left.extend(tab(&to_alerts, "Alerts", true));
     } else if open > 0 {
-        left.extend([Span::raw("   "), Span::styled(format!("a {}", units::counted(open, "alert")), theme.warn)]);
+        left.extend([
+            Span::raw("   "),
+            Span::styled(format!("{to_alerts} {}", units::counted(open, "alert")), theme.warn),
+        ]);
     }
     let used: usize = left.iter().map(Span::width).sum();
     let room = usize::from(area.width).saturating_sub(used + 4);
@@ -120,7 +125,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let text = match &job.waiting {
             Some(waiting) => {
-                format!("kill pending: {}; {} cancels it", waiting.text, Context::Run.key_of(Action::Kill))
+                format!("kill pending: {}; {} cancels it", waiting.text, model.keys.name(Context::Run, Action::Kill))
             }
             None => job.progress.clone().unwrap_or_else(|| job.intent.text()),
         };

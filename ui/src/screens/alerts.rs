@@ -149,7 +149,11 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             Line::styled("Runs report here what needs you: failures, stalls, a full disk.", model.theme.faint),
             Line::styled("To get alerts without the console, see docs/alerts.md.", model.theme.faint),
             Line::default(),
-            Line::from(hint(model, &Context::Alerts.key_of(Action::TestAlerts), "send a test alert to all channels")),
+            Line::from(hint(
+                model,
+                &model.keys.name(Context::Alerts, Action::TestAlerts),
+                "send a test alert to all channels",
+            )),
         ];
         write_centered(model, buf, body, lines);
         return;

@@ -25,7 +25,7 @@ const WIDE: u16 = 120;
 pub fn open(model: &mut Model) {
     let marked = &model.runs_screen.marked;
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
-    let mark = Context::Runs.key_of(Action::Mark);
+    let mark = model.keys.name(Context::Runs, Action::Mark);
     match runs.len() {
         0 | 1 => model.warn(format!("Mark two or more runs with {mark} to compare them")),
         2..=MOST_COMPARED => {

@@ -1,7 +1,7 @@
 //! The Logs screen: the logs of all ranks in one order, or of one rank. It can be followed, scrolled, filtered and searched.
 
 use crate::effect::Effect;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::log_lines::Level;
 use crate::model::{Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
@@ -86,7 +86,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             if !logs.find(action == Action::SearchNext, size) {
                 model.warn(match wanted {
                     Some(text) => format!("No match for \"{text}\" in the loaded lines"),
-                    None => "No search text. Press / to search.".to_owned(),
+                    None => {
+                        format!("No search text. Press {} to search.", model.keys.name(Context::Logs, Action::Search))
+                    }
                 });
             }
         }
@@ -101,14 +103,23 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 Level::Error => Level::Plain,
             };
         }
-        Action::LogRanks if logs.rank.is_some() => model.warn("Press m for the logs of all ranks, then choose ranks"),
+        Action::LogRanks if logs.rank.is_some() => {
+            let key = model.keys.name(Context::Logs, Action::AllRanks);
+            model.warn(format!("Press {key} for the logs of all ranks, then choose ranks"));
+        }
         Action::LogRanks => {
             let text = logs.only.to_string();
             model.input = Some(Input::new(Purpose::LogRanks, text));
         }
         Action::Expand => match logs.current {
             Some(line) => logs.toggle(line),
-            None => model.warn("No line is marked. Press e for the first error, / to search, or u for all lines."),
+            None => {
+                let key = |action| model.keys.name(Context::Logs, action);
+                let (error, search, all) = (key(Action::FirstError), key(Action::Search), key(Action::Unfold));
+                model.warn(format!(
+                    "No line is marked. Press {error} for the first error, {search} to search, or {all} for all lines."
+                ));
+            }
         },
         Action::Unfold => {
             logs.is_unfolded = !logs.is_unfolded;
@@ -255,19 +266,21 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
 }
 
 /// Returns why there are no lines on the screen.
-fn nothing(model: &Model, run: &RunScreen, logs: &LogsScreen) -> &'static str {
+fn nothing(model: &Model, run: &RunScreen, logs: &LogsScreen) -> String {
     if !logs.store.is_empty() {
-        return "No line passes the filters. Esc clears them.";
+        let key = model.keys.name(Context::Logs, Action::Back);
+        return format!("No line passes the filters. {key} clears them.");
     }
     let is_active = model.row(&run.id).is_some_and(|row| StateKind::of(&row.state).is_active());
-    match logs.rank {
+    let text = match logs.rank {
         _ if run.status.is_none() || logs.attempt.is_none() && !run.places().is_empty() => "Loading the log…",
         _ if run.places().is_empty() => "No logs: this run was never started",
         Some(_) if is_active => "This rank has not printed anything yet",
         Some(_) => "This rank printed nothing",
         None if is_active => "No rank has printed anything yet",
         None => "No rank printed anything",
-    }
+    };
+    text.to_owned()
 }
 
 /// Returns the ranks of a line as text: `3`, or `0-63 ×64`; on a wide screen with a word.

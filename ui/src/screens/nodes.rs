@@ -164,7 +164,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.summary, summary(model));
     if model.nodes.order.is_empty() {
         let nothing = format!("No node matches \"{}\"", model.nodes.filter);
-        let clear = hint(model, &Context::Nodes.key_of(Action::Back), "show all nodes");
+        let clear = hint(model, &model.keys.name(Context::Nodes, Action::Back), "show all nodes");
         write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -374,7 +374,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     }
     lines.extend(node_table::finding_lines(model, &view.node.id, width));
     let room = usize::from(below.height);
-    let open = hint(model, &Context::Nodes.key_of(Action::Open), "show details");
+    let open = hint(model, &model.keys.name(Context::Nodes, Action::Open), "show details");
     if view.frame.is_some() && lines.len() < room {
         lines.push(Line::from(open));
     }

@@ -153,7 +153,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         } else {
             "No process uses GPUs or belongs to training".to_owned()
         };
-        let all = Line::from(hint(model, &Context::Processes.key_of(Action::AllUsers), "include other users"));
+        let all =
+            Line::from(hint(model, &model.keys.name(Context::Processes, Action::AllUsers), "include other users"));
         let lines = vec![Line::styled(text, model.theme.faint), Line::default(), all];
         let lines = if open.scope == KillScope::Own { lines } else { lines.into_iter().take(1).collect() };
         write_centered(model, buf, Rect { y: area.y, height: body.bottom().saturating_sub(area.y), ..area }, lines);

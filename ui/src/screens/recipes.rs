@@ -129,14 +129,18 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
                     Start vidtui in a folder that contains configs/, or name another folder with --configs.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
         lines.push(Line::default());
-        lines.push(Line::from(hint(model, &Context::Recipes.key_of(Action::LaunchRecipe), "launch a recipe by path")));
+        lines.push(Line::from(hint(
+            model,
+            &model.keys.name(Context::Recipes, Action::LaunchRecipe),
+            "launch a recipe by path",
+        )));
         write_centered(model, buf, body, lines);
         return;
     }
     let rows = rows(model);
     if rows.is_empty() {
         let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
-        let clear = hint(model, &Context::Recipes.key_of(Action::Back), "show all recipes");
+        let clear = hint(model, &model.keys.name(Context::Recipes, Action::Back), "show all recipes");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -259,7 +263,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, uns
         lines.push(Line::default());
         lines.push(Line::from(hint(
             model,
-            &Context::Recipes.key_of(Action::LaunchForm),
+            &model.keys.name(Context::Recipes, Action::LaunchForm),
             "launch it (shows the plan first)",
         )));
     }

@@ -171,7 +171,10 @@ fn chart_columns(model: &Model) -> usize {
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let Some(run) = &model.run else { return Vec::new() };
     let Some(chart) = run.focused_chart() else {
-        model.warn("Only charts can be exported. Press Tab to select one.");
+        model.warn(format!(
+            "Only charts can be exported. Press {} to select one.",
+            model.keys.name(Context::Run, Action::FocusNext)
+        ));
         return Vec::new();
     };
     if run.series.live().is_empty() {

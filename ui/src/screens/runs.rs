@@ -109,7 +109,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let rows = model.visible_runs();
     if rows.is_empty() {
         let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
-        let clear = hint(model, &Context::Runs.key_of(Action::Back), "show all runs");
+        let clear = hint(model, &model.keys.name(Context::Runs, Action::Back), "show all runs");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -129,9 +129,9 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
             model.theme.faint,
         ),
         Line::default(),
-        Line::from(hint(model, &Context::Runs.key_of(Action::NewRun), "choose a stage and start training")),
-        Line::from(hint(model, &Context::Runs.key_of(Action::Encode), "encode videos")),
-        Line::from(hint(model, &Context::Runs.key_of(Action::Help), "show all keys")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::NewRun), "choose a stage and start training")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::Encode), "encode videos")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::Help), "show all keys")),
     ];
     if let Some(failure) = unreadable.first() {
         lines.push(Line::default());

@@ -214,7 +214,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
                     Start vidtui in a folder that contains configs/.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
         lines.push(Line::default());
-        lines.push(Line::from(hint(model, &Context::Stages.key_of(Action::LaunchRecipe), "launch a recipe")));
+        lines.push(Line::from(hint(model, &model.keys.name(Context::Stages, Action::LaunchRecipe), "launch a recipe")));
         write_centered(model, buf, body, lines);
         return;
     }
@@ -344,12 +344,16 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     lines.push(Line::default());
     let mut keys = Vec::new();
     if ready {
-        keys.extend(hint(model, &Context::Stages.key_of(Action::StartStage), &format!("start {}", stage.name)));
+        keys.extend(hint(
+            model,
+            &model.keys.name(Context::Stages, Action::StartStage),
+            &format!("start {}", stage.name),
+        ));
         keys.push(Span::styled(" (shows the plan first)", theme.faint));
     }
     if newest(model, curriculum, stage).is_some() {
         keys.push(Span::raw(if ready { "   " } else { "" }));
-        keys.extend(hint(model, &Context::Stages.key_of(Action::Open), "open the newest run"));
+        keys.extend(hint(model, &model.keys.name(Context::Stages, Action::Open), "open the newest run"));
     }
     if !keys.is_empty() {
         lines.push(Line::from(keys));

@@ -15,4 +15,5 @@ mod nodes;
 mod palette;
 mod samples;
 mod screens;
+mod settings;
 mod updates;

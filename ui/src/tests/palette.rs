@@ -55,7 +55,7 @@ fn without_a_match_enter_only_closes_the_list() {
 fn the_selection_moves_and_the_filter_can_be_corrected() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press(": Down Down");
-    assert_eq!(palette(&ui).chosen(), Some(Context::Runs.bindings()[2].keys[0]));
+    assert_eq!(palette(&ui).chosen(&ui.model.keys), Some(Context::Runs.bindings()[2].keys[0]));
     ui.type_in("qq");
     assert_eq!((palette(&ui).selected, palette(&ui).listed().len()), (0, 0));
     ui.press("Backspace Backspace");

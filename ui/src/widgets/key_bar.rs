@@ -40,17 +40,21 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
 }
 
 /// Returns the key's name in the bar; opposite keys share an item.
-fn bar_key(binding: &Binding) -> String {
+fn bar_key(model: &Model, binding: &Binding) -> String {
+    let name = |action| model.keys.name(keymap(model), action);
+    let own = name(binding.action);
     match binding.action {
-        Action::CursorRight | Action::OptionNext | Action::SampleNext => "Left/Right".to_owned(),
-        Action::Down => "Up/Down".to_owned(),
-        Action::ZoomIn => "+/-".to_owned(),
-        _ => binding.keys.first().map(|key| key.name()).unwrap_or_default(),
+        Action::CursorRight => format!("{}/{own}", name(Action::CursorLeft)),
+        Action::OptionNext => format!("{}/{own}", name(Action::OptionPrevious)),
+        Action::SampleNext => format!("{}/{own}", name(Action::SamplePrevious)),
+        Action::Down => format!("{}/{own}", name(Action::Up)),
+        Action::ZoomIn => format!("{own}/{}", name(Action::ZoomOut)),
+        _ => own,
     }
 }
 
 fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
-    let key = bar_key(binding);
+    let key = bar_key(model, binding);
     vec![
         Span::styled(key, model.theme.accent),
         Span::styled(format!(" {}", label(model, binding)), model.theme.faint),
@@ -76,7 +80,7 @@ fn is_input(model: &Model, is: fn(Purpose) -> bool) -> bool {
 }
 
 fn item_width(model: &Model, binding: &Binding) -> usize {
-    crate::text::width(&bar_key(binding)) + 1 + crate::text::width(label(model, binding)) + 2
+    crate::text::width(&bar_key(model, binding)) + 1 + crate::text::width(label(model, binding)) + 2
 }
 
 /// Returns whether a key is shown in the bar now: it has a label, and its action is possible.
