@@ -25,6 +25,7 @@ pub mod layout;
 pub mod log_lines;
 pub mod modals;
 mod model;
+mod mouse;
 mod msg;
 pub mod rank_set;
 pub mod rank_times;
@@ -52,8 +53,8 @@ pub use keymap::{Action, Binding, Context};
 pub use model::{Input, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
-    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus,
-    Size, StageView, WeightType,
+    KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg,
+    RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use theme::{Symbols, Theme};
 pub use update::update;

@@ -37,6 +37,7 @@ use crate::jobs::Jobs;
 use crate::key_map::KeyMap;
 use crate::keymap::Context;
 use crate::layout;
+use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
@@ -158,6 +159,8 @@ pub struct Model {
     pub modal: Option<Modal>,
     /// Requests to the shell that have no answer yet.
     pub jobs: Jobs,
+    /// The drag over a chart.
+    pub(crate) drag: Option<Drag>,
     /// The latest notice.
     pub notice: Option<Notice>,
     pub(crate) quitting: bool,
@@ -203,6 +206,7 @@ impl Model {
             launch_arguments: String::new(),
             modal,
             jobs: Jobs::default(),
+            drag: None,
             notice: None,
             quitting: false,
             dirty: true,

@@ -71,6 +71,28 @@ impl Key {
     }
 }
 
+/// An event of the mouse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mouse {
+    /// What happened.
+    pub kind: MouseKind,
+    /// The column of the terminal, from 0.
+    pub column: u16,
+    /// The row of the terminal, from 0.
+    pub row: u16,
+}
+
+/// The kind of an event of the mouse; the shell drops all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names explain themselves")]
+pub enum MouseKind {
+    Press,
+    Drag,
+    Release,
+    WheelUp,
+    WheelDown,
+}
+
 /// The terminal's size in cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Size {
@@ -95,6 +117,8 @@ pub struct JobId(pub u64);
 pub enum Msg {
     /// A key was pressed.
     Key(Key),
+    /// The mouse was used: its left button, or its wheel.
+    Mouse(Mouse),
     /// Text was pasted. It goes to an open text input, never to the key bindings.
     Paste(String),
     /// The terminal's size changed.

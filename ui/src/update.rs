@@ -3,11 +3,12 @@
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
 };
+use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{
@@ -45,6 +46,11 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Key(key) => {
             let effects = on_key(model, key);
+            launch_form::keep_nodes(model);
+            return effects;
+        }
+        Msg::Mouse(mouse) => {
+            let effects = on_mouse(model, mouse);
             launch_form::keep_nodes(model);
             return effects;
         }
@@ -101,7 +107,12 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         }
         return Vec::new();
     };
-    // The next key clears a warning.
+    act(model, context, action)
+}
+
+/// Performs an action in the context of the screen or dialog that has the keyboard.
+pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Effect> {
+    // The next action clears a warning.
     model.notice.take_if(|notice| notice.is_warning);
     match action {
         Action::Quit => {

@@ -20,7 +20,7 @@ use crate::watches::Watcher;
 use crate::workspace::{Workspace, draft_of};
 use alerts::{OscForm, Target};
 use camino::Utf8Path;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 use rundir::{ErrorCode, Failure, now_s};
 use signal_hook::consts::{SIGCONT, SIGWINCH};
 use std::io;
@@ -69,6 +69,9 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         Ok(settings) => (settings, None),
         Err(failure) => (Settings::default(), Some(failure)),
     };
+    if settings.mouse {
+        Screen::handle_mouse();
+    }
     let (sender, reader) = queue::queue();
     let mut screen = take_terminal(&sender)?;
     let (width, height) = screen.size().map_err(cannot_open)?;
@@ -318,6 +321,17 @@ fn message_of(event: Event) -> Option<Msg> {
             };
             let held = |modifier| key.modifiers.contains(modifier);
             Some(Msg::Key(ui::Key { code, ctrl: held(KeyModifiers::CONTROL), alt: held(KeyModifiers::ALT) }))
+        }
+        Event::Mouse(mouse) => {
+            let kind = match mouse.kind {
+                MouseEventKind::Down(MouseButton::Left) => ui::MouseKind::Press,
+                MouseEventKind::Drag(MouseButton::Left) => ui::MouseKind::Drag,
+                MouseEventKind::Up(MouseButton::Left) => ui::MouseKind::Release,
+                MouseEventKind::ScrollUp => ui::MouseKind::WheelUp,
+                MouseEventKind::ScrollDown => ui::MouseKind::WheelDown,
+                _ => return None,
+            };
+            Some(Msg::Mouse(ui::Mouse { kind, column: mouse.column, row: mouse.row }))
         }
         _ => None,
     }

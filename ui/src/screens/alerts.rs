@@ -137,6 +137,12 @@ fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
 }
 
+/// Returns the number of alerts from the selected one to the one in a row of the terminal.
+pub fn alerts_until(model: &Model, row: u16) -> Option<isize> {
+    let list = layout::cut_top(list_area(model).0, 1).1;
+    layout::entries_until(list, row, model.alerts_screen.top, position(model), rows(model).len())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     if model.alerts.is_none() {

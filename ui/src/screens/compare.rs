@@ -12,7 +12,7 @@ use crate::text;
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::{panel, state, write, write_lines};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{METRICS, RunId};
@@ -75,8 +75,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::PageDown => open.view.pan(true, open.full_range()),
         Action::Top => open.view.put_at_start(open.full_range()),
         Action::Bottom => open.view.put_cursor(None, open.full_range()),
-        Action::ZoomIn => open.zoom(0.5),
-        Action::ZoomOut => open.zoom(2.0),
+        Action::ZoomIn => open.zoom(0.5, None),
+        Action::ZoomOut => open.zoom(2.0, None),
         Action::ResetView => open.view = Viewport::default(),
         _ => {}
     }
@@ -167,7 +167,6 @@ pub(super) fn ink(model: &Model, number: usize) -> Style {
 }
 
 fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
-    let metric = open.metric();
     let by = match open.x {
         Axis::Step => "by step",
         Axis::Time => "by time since the first step",
@@ -182,19 +181,7 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     }
     let value = vec![Span::styled(settings.join(", "), model.theme.faint)];
     let below = panel(model, buf, area, metric_name(open.metric), value, false);
-    let track = open.track();
-    let lines: Vec<ChartLine<'_>> = open
-        .drawn()
-        .filter(|(_, run)| !run.series.of_track(track).column(track).is_empty())
-        .map(|(number, run)| ChartLine {
-            series: &run.series,
-            track,
-            band: None,
-            label: short_id(&run.id).to_owned(),
-            mark: mark(number),
-            style: ink(model, number),
-        })
-        .collect();
+    let lines = lines(model, open);
     if lines.is_empty() {
         let nothing = if open.runs.iter().all(|run| run.opened || run.lost.is_some()) {
             "No run has logged this metric yet"
@@ -204,9 +191,29 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
+    line_chart(model, open, &lines).render(below, buf);
+}
+
+fn lines<'a>(model: &Model, open: &'a CompareScreen) -> Vec<ChartLine<'a>> {
+    let track = open.track();
+    open.drawn()
+        .filter(|(_, run)| !run.series.of_track(track).column(track).is_empty())
+        .map(|(number, run)| ChartLine {
+            series: &run.series,
+            track,
+            band: None,
+            label: short_id(&run.id).to_owned(),
+            mark: mark(number),
+            style: ink(model, number),
+        })
+        .collect()
+}
+
+fn line_chart<'a>(model: &Model, open: &CompareScreen, lines: &'a [ChartLine<'a>]) -> LineChart<'a> {
+    let dragged = model.drag.and_then(|drag| drag.shown());
     LineChart {
-        lines: &lines,
-        unit: metric.unit,
+        lines,
+        unit: open.metric().unit,
         x: open.x,
         step_word: "step",
         window: open.window(),
@@ -214,11 +221,20 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         smoothing: open.smoothing,
         aligned: None,
         x_labels_from: 6,
-        cursor: open.view.cursor,
+        // The ends of a drag take the place of the cursor.
+        cursor: open.view.cursor.filter(|_| dragged.is_none()),
+        dragged,
         symbols: model.symbols,
         theme: model.theme,
     }
-    .render(below, buf);
+}
+
+/// Returns the area between the axes of the chart, if a position of the terminal is in it.
+pub fn plot_at(model: &Model, at: Position) -> Option<Rect> {
+    let open = model.compare.as_ref()?;
+    let area = areas(model, layout::areas(model.size).body).chart;
+    let lines = lines(model, open);
+    line_chart(model, open, &lines).plot(layout::cut_top(area, 1).1).filter(|plot| plot.contains(at))
 }
 
 /// The width of a column of values.

@@ -217,6 +217,22 @@ fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
     rows
 }
 
+/// Returns the first row of the terminal that shows a line: a note about earlier lines may be above it.
+fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
+    let is_oldest = rows.first().is_some_and(|row| row.number == logs.store.first() && row.part.start == 0);
+    let is_cut = logs.store.first() > 0 || logs.skipped_bytes > 0;
+    area.top() + u16::from(is_oldest && is_cut && area.height > 1 && logs.top.is_some())
+}
+
+/// Returns the line in a row of the terminal.
+pub fn line_at(model: &Model, row: u16) -> Option<u64> {
+    let logs = model.logs.as_ref()?;
+    let parts = parts(model, layout::areas(model.size).body);
+    let rows = rows(logs, text_size(model));
+    let at = row.checked_sub(first_row(logs, &rows, parts.lines))?;
+    (row < parts.lines.bottom()).then(|| rows.get(usize::from(at)).map(|row| row.number)).flatten()
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
@@ -231,19 +247,17 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_centered(model, buf, area, vec![Line::styled(nothing(model, run, logs), faint)]);
         return;
     }
-    let is_oldest = rows[0].number == logs.store.first() && rows[0].part.start == 0;
-    let mut y = area.top();
-    if is_oldest && size.1 > 1 && (logs.store.first() > 0 || logs.skipped_bytes > 0) && logs.top.is_some() {
+    let top = first_row(logs, &rows, area);
+    if top > area.top() {
         let text = match (logs.store.first(), logs.rank) {
             (0, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
             (0, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
             (_, Some(_)) => "earlier lines are only in the file".to_owned(),
             (_, None) => "earlier lines are only in the files".to_owned(),
         };
-        write(model, buf, Rect { y, height: 1, ..area }, Line::styled(format!("… {text}"), faint));
-        y += 1;
+        write(model, buf, area, Line::styled(format!("… {text}"), faint));
     }
-    for (y, row) in (y..area.bottom()).zip(rows) {
+    for (y, row) in (top..area.bottom()).zip(rows) {
         let at = Rect { y, height: 1, ..area };
         if row.line.is_divider {
             let rule = model.symbols.rule.repeat(3);

@@ -146,6 +146,13 @@ fn areas(model: &Model) -> NodesAreas {
     NodesAreas { summary, table, details, history }
 }
 
+/// Returns the number of nodes from the selected one to the one in a row of the terminal; none in the heat map.
+pub fn nodes_until(model: &Model, row: u16) -> Option<isize> {
+    let list = layout::cut_top(areas(model).table, 1).1;
+    let until = layout::entries_until(list, row, model.nodes.top, model.node_position(), model.nodes.order.len());
+    until.filter(|_| model.nodes.heat.is_none())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     match &model.fleet.listed {

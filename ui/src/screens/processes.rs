@@ -141,6 +141,13 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     (summary, table, details)
 }
 
+/// Returns the number of processes from the selected one to the one in a row of the terminal.
+pub fn processes_until(model: &Model, row: u16) -> Option<isize> {
+    let open = model.processes.as_ref()?;
+    let list = layout::cut_top(areas(model).1, 1).1;
+    layout::entries_until(list, row, open.top, open.position(), open.rows().len())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some(open) = &model.processes else { return };

@@ -116,6 +116,15 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows, DETAILS)
 }
 
+/// Returns the number of recipes from the selected one to the one in a row of the terminal.
+pub fn recipes_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = rows(model);
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.recipes_screen.top, 0, rows.len())?;
+    let RecipesRow::Recipe(clicked) = rows.get(at as usize)? else { return None };
+    let clicked = recipes(model).iter().position(|recipe| recipe.path == clicked.path)?;
+    Some(clicked as isize - position(model) as isize)
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;

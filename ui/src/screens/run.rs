@@ -18,7 +18,7 @@ use crate::series::{SMOOTHING, Track};
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use rundir::{Chart, EventKind};
@@ -73,8 +73,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::Bottom => run.view.put_cursor(None, run.full_range()),
         Action::Up | Action::Down => {}
-        Action::ZoomIn => run.zoom(0.5),
-        Action::ZoomOut => run.zoom(2.0),
+        Action::ZoomIn => run.zoom(0.5, None),
+        Action::ZoomOut => run.zoom(2.0, None),
         Action::ResetView => run.reset_view(),
         Action::Smooth => {
             run.smoothing = match run.smoothing {
@@ -234,13 +234,40 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.facts, facts_line(model, run));
     run_marks::view(model, run, buf, areas.marks);
     for (panel, area) in &areas.panels {
-        let x_labels_from = match areas.x_labels.contains(panel) {
-            _ if areas.x_labels.is_empty() => 6,
-            true => 4,
-            false => u16::MAX,
-        };
-        run_panels::view(model, run, *panel, buf, *area, x_labels_from);
+        run_panels::view(model, run, *panel, buf, *area, x_labels_from(&areas, *panel));
     }
+}
+
+/// Returns the least height of a chart whose x axis has labels.
+fn x_labels_from(areas: &RunAreas, panel: Panel) -> u16 {
+    match areas.x_labels.contains(&panel) {
+        _ if areas.x_labels.is_empty() => 6,
+        true => 4,
+        false => u16::MAX,
+    }
+}
+
+/// A panel under the mouse.
+pub struct PanelAt {
+    /// The panel.
+    pub panel: Panel,
+    /// The area between the axes of a chart.
+    pub plot: Option<Rect>,
+    /// The position of an event in the list.
+    pub event: Option<usize>,
+}
+
+/// Returns the panel at a position of the terminal.
+pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
+    let run = model.run.as_ref()?;
+    let areas = screen_areas(model, run);
+    let (panel, area) = *areas.panels.iter().find(|(_, area)| area.contains(at))?;
+    let plot = match panel {
+        Panel::Chart(chart) => run_panels::plot(model, run, chart, area, x_labels_from(&areas, panel)),
+        _ => None,
+    };
+    let event = (panel == Panel::Events).then(|| run_panels::event_at(run, area, at.y)).flatten();
+    Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
 /// Returns throughput, utilization and goodput, as far as they are known.

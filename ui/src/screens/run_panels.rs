@@ -106,14 +106,33 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let has_nodes = !run.series.nodes().is_empty();
-    let (plot, legend) = if enlarged && below.height >= 6 {
+    let (plot, legend) = chart_parts(below, enlarged);
+    line_chart(model, run, chart, &lines, area, x_labels_from).render(plot, buf);
+    write(model, buf, legend, read_out(model, run, chart, &lines));
+}
+
+/// Splits the area below a chart's heading into the chart and the line with its values.
+fn chart_parts(below: Rect, enlarged: bool) -> (Rect, Rect) {
+    if enlarged && below.height >= 6 {
         layout::cut_top(below, below.height - 1)
     } else {
         (below, Rect { height: 0, ..below })
-    };
+    }
+}
+
+fn line_chart<'a>(
+    model: &Model,
+    run: &RunScreen,
+    chart: Chart,
+    lines: &'a [ChartLine<'a>],
+    area: Rect,
+    x_labels_from: u16,
+) -> LineChart<'a> {
+    let enlarged = run.enlarged_chart() == Some(chart);
+    let has_nodes = !run.series.nodes().is_empty();
+    let dragged = model.drag.and_then(|drag| drag.shown());
     LineChart {
-        lines: &lines,
+        lines,
         unit: info(run, chart).unit,
         x: run.x.into(),
         step_word: step_word(run),
@@ -123,12 +142,29 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         // Charts in one column align their x axes.
         aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
         x_labels_from,
-        cursor: run.view.cursor,
+        // The ends of a drag take the place of the cursor.
+        cursor: run.view.cursor.filter(|_| dragged.is_none()),
+        dragged,
         symbols: model.symbols,
         theme: model.theme,
     }
-    .render(plot, buf);
-    write(model, buf, legend, read_out(model, run, chart, &lines));
+}
+
+/// Returns the area between the axes of a chart in the area of its panel.
+pub fn plot(model: &Model, run: &RunScreen, chart: Chart, area: Rect, x_labels_from: u16) -> Option<Rect> {
+    let below = layout::cut_top(area, 1).1;
+    let (place, _) = chart_parts(below, run.enlarged_chart() == Some(chart));
+    let lines = lines(model, run, chart);
+    line_chart(model, run, chart, &lines, area, x_labels_from).plot(place)
+}
+
+/// Returns the position of the event in a row of the terminal, in the list of [`visible_events`].
+pub fn event_at(run: &RunScreen, area: Rect, row: u16) -> Option<usize> {
+    let below = layout::cut_top(area, 1).1;
+    let count = visible_events(run).len();
+    let selected = if run.focus == Panel::Events { run.scroll.min(count.saturating_sub(1)) } else { 0 };
+    let top = layout::scrolled(0, selected, usize::from(below.height));
+    layout::entries_until(below, row, top, 0, count).map(|at| at as usize)
 }
 
 /// Returns the lowest and the highest value around a line at the cursor: `480–660 W`.
@@ -443,7 +479,7 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let events = visible_events(run);
     let selected = if focused { run.scroll.min(events.len().saturating_sub(1)) } else { 0 };
     let visible = usize::from(below.height);
-    let first = crate::layout::scrolled(0, selected, visible);
+    let first = layout::scrolled(0, selected, visible);
     let shown: Vec<&Event> = events.into_iter().skip(first).take(visible).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);

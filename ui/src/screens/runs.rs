@@ -88,6 +88,19 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(body, rows as u16 + 2, DETAILS)
 }
 
+/// Returns the number of runs from the selected one to the one in a row of the terminal.
+pub fn runs_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = model.visible_runs();
+    let (table, _) = list_area(model, rows.len());
+    layout::entries_until(
+        layout::cut_top(table, 1).1,
+        row,
+        model.runs_screen.top,
+        model.run_position(&rows),
+        rows.len(),
+    )
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let list = match &model.runs {

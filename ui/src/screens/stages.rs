@@ -201,6 +201,14 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, DETAILS)
 }
 
+/// Returns the number of stages from the selected one to the one in a row of the terminal.
+pub fn stages_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = rows(model);
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.stages.top, 0, rows.len())?;
+    let StagesRow::Stage(clicked, ..) = rows.get(at as usize)? else { return None };
+    Some(*clicked as isize - model.stages.selected as isize)
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;

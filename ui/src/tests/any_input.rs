@@ -35,6 +35,13 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]
 }
 
+fn any_mouse() -> impl Strategy<Value = Msg> {
+    use MouseKind::*;
+    let kind = prop::sample::select(vec![Press, Press, Drag, Drag, Release, WheelUp, WheelDown]);
+    let place = prop_oneof![4 => (0u16..100, 0u16..40), 1 => (any::<u16>(), any::<u16>())];
+    (kind, place).prop_map(|(kind, (column, row))| Msg::Mouse(Mouse { kind, column, row }))
+}
+
 fn any_state() -> impl Strategy<Value = RunState> {
     prop::sample::select(vec![
         RunState::New,
@@ -201,6 +208,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         (0usize..5, what).prop_map(|(i, what)| Msg::Node { node: NodeId::new(format!("n{i}")).unwrap(), what });
     prop_oneof![
         12 => any_key(),
+        6 => any_mouse(),
         1 => nodes,
         4 => of_node,
         1 => any_text().prop_map(Msg::Paste),

@@ -11,6 +11,7 @@ mod keys;
 mod launch_form;
 mod logs;
 mod merged_logs;
+mod mouse;
 mod nodes;
 mod palette;
 mod samples;

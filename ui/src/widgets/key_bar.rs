@@ -17,15 +17,34 @@ use recipe::Task;
 
 /// Draws the key bar, without keys whose action would be refused.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
+    let mut spans = shown(model, area).into_iter().flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
+    spans.pop();
+    write(model, buf, area, Line::from(spans));
+}
+
+/// Returns the action of the item in a column of the bar.
+pub fn action_at(model: &Model, area: Rect, column: u16) -> Option<Action> {
+    let mut end = usize::from(area.x);
+    let under = |binding: &&Binding| {
+        end += item_width(model, binding);
+        // Two blanks follow an item.
+        usize::from(column) + 2 < end
+    };
+    let found = shown(model, area).into_iter().find(under)?;
+    (column >= area.x).then_some(found.action)
+}
+
+/// Returns the bindings that fit the bar.
+fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
     let context = keymap(model);
-    let mut own: Vec<&Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
+    let mut own: Vec<&'static Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
     if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
         // With an enlarged chart, the chart keys come first.
         own.sort_by_key(|binding| !is_chart_action(binding.action));
     }
     // Stack traces are offered only when the run may hang, and come first then.
     own.sort_by_key(|binding| binding.action != Action::Stacks);
-    let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
+    let last: Vec<&'static Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(model, binding)).sum::<usize>();
     // There is no gap after the last item.
     let mut room = (usize::from(area.width) + 2).saturating_sub(width(&last));
@@ -34,9 +53,8 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
         room = if fits { room - item_width(model, binding) } else { 0 };
         fits
     });
-    let mut spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
-    spans.pop();
-    write(model, buf, area, Line::from(spans));
+    own.extend(last);
+    own
 }
 
 /// Returns the key's name in the bar; opposite keys share an item.

@@ -27,10 +27,11 @@ struct Row {
 /// The file is not valid.
 pub fn run(args: &ConfigArgs) -> Result<(), CommandError> {
     let path = Settings::user_file();
-    let settings = Settings::of_user()?;
     if args.all {
-        return output::text(&file_of(&settings));
+        // Of a file that is not valid, the defaults: they are needed to correct it.
+        return output::text(&file_of(&Settings::of_user().unwrap_or_default()));
     }
+    let settings = Settings::of_user()?;
     let exists = path.as_ref().is_some_and(|path| path.is_file());
     let rows = rows(&settings, Depth::of_terminal());
     if args.output.json {
