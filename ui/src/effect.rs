@@ -4,6 +4,7 @@ use crate::action_plan::{ActionPlan, ActionRequest};
 use crate::draft::LaunchDraft;
 use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
+use crate::series::Axis;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{LaunchPlan, ResumeOptions, RunKill};
@@ -102,6 +103,15 @@ pub enum Effect {
         job: JobId,
         /// The chart to draw.
         chart: ChartSpec,
+        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
+        to: Utf8PathBuf,
+    },
+    /// Draw a comparison of runs into a file.
+    ExportComparison {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The comparison to draw.
+        comparison: ComparisonSpec,
         /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
         to: Utf8PathBuf,
     },
@@ -225,6 +235,23 @@ pub struct ChartSpec {
     pub smoothing: Option<f64>,
     /// The file's format.
     pub format: ImageFormat,
+}
+
+/// A comparison as it is on the screen, for the exporter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ComparisonSpec {
+    /// The runs, in order.
+    pub runs: Vec<RunId>,
+    /// The name of the metric in the table of metrics.
+    pub metric: &'static str,
+    /// The quantity by which the runs are aligned.
+    pub x: Axis,
+    /// Visible part of the x axis in its own unit; `None` for all of it.
+    pub window: Option<(f64, f64)>,
+    /// Logarithmic y axis.
+    pub log_y: bool,
+    /// Weight of the exponential moving average, drawn over the faint raw lines; `None` for the raw lines only.
+    pub smoothing: Option<f64>,
 }
 
 /// The quantity on the x axis of the charts.

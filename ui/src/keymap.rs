@@ -429,6 +429,8 @@ const COMPARE: &[Binding] = &[
         "Move the cursor right; the legend shows each run's value there",
     ),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
+    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
+    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
     bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),

@@ -47,15 +47,16 @@ mod fixtures;
 mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
-pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use keymap::{Action, Binding, Context};
-pub use model::{Input, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
+pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
     KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg,
     RunRow, RunStatus, Size, StageView, WeightType,
 };
+pub use run_state::short_id;
 pub use theme::{Symbols, Theme};
 pub use update::update;
 pub use view::view;

@@ -7,6 +7,7 @@ mod chart_export;
 mod checks;
 mod command_error;
 mod commands;
+mod comparison;
 mod console;
 mod conversions;
 mod curves;

@@ -1,7 +1,8 @@
 //! The Compare screen: one metric of several runs in one chart, a legend with their values, and the differences of their
 //! recipes.
 
-use crate::effect::Effect;
+use crate::effect::{ComparisonSpec, Effect, ImageFormat};
+use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Screen, Viewport};
@@ -78,9 +79,33 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::ZoomIn => open.zoom(0.5, None),
         Action::ZoomOut => open.zoom(2.0, None),
         Action::ResetView => open.view = Viewport::default(),
+        Action::ExportSvg => return export(model, ImageFormat::Svg),
+        Action::ExportPng => return export(model, ImageFormat::Png),
         _ => {}
     }
     Vec::new()
+}
+
+fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
+    let Some(open) = &model.compare else { return Vec::new() };
+    if lines(model, open).is_empty() {
+        model.warn("There is nothing to export: no run has logged this metric yet");
+        return Vec::new();
+    }
+    let comparison = ComparisonSpec {
+        runs: open.runs.iter().map(|run| run.id.clone()).collect(),
+        metric: open.metric().name,
+        x: open.x,
+        window: open.view.span.map(|_| open.window()),
+        log_y: open.log_y.contains(&open.metric),
+        smoothing: open.smoothing.map(|level| SMOOTHING[level]),
+    };
+    // The names of all runs would be too long for the name of a file.
+    let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
+    let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
+    let to = model.export_dir.join(format!("{first}-and-{more}-{}.{extension}", comparison.metric));
+    let job = model.jobs.start(Intent::Export);
+    vec![Effect::ExportComparison { job, comparison, to }]
 }
 
 /// The parts of the screen. A part without room has height 0.

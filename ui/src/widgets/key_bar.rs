@@ -170,6 +170,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
                 && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
         }
         Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
+        Action::ExportSvg if model.screen == Screen::Compare => {
+            model.compare.as_ref().is_some_and(|open| !open.recipes_only)
+        }
         Action::ExportSvg => {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
         }
