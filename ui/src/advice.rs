@@ -182,7 +182,7 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
     let kind = StateKind::of(&row.state);
     let mut steps = Vec::new();
     let mut add = |action: Action, text: String| {
-        let key = context.key_of(action);
+        let key = model.keys.name(context, action);
         if !key.is_empty() {
             steps.push(hint(model, &key, &text));
         }

@@ -4,11 +4,13 @@ use crate::action_plan::{ActionPlan, ActionRequest};
 use crate::draft::LaunchDraft;
 use crate::fleet::FleetSource;
 use crate::msg::{ConvertOptions, ConvertPreview, JobId, Size};
+use crate::series::Axis;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use plan::{LaunchPlan, ResumeOptions, RunKill};
 use rundir::Chart;
 use rundir::RunId;
+use serde::{Deserialize, Serialize};
 
 /// One-shot requests, as data that tests can compare.
 #[derive(Debug, Clone)]
@@ -101,6 +103,15 @@ pub enum Effect {
         job: JobId,
         /// The chart to draw.
         chart: ChartSpec,
+        /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
+        to: Utf8PathBuf,
+    },
+    /// Draw a comparison of runs into a file.
+    ExportComparison {
+        /// The job that receives the answer.
+        job: JobId,
+        /// The comparison to draw.
+        comparison: ComparisonSpec,
         /// The file; its folder is [`Setup::export_dir`](crate::Setup::export_dir).
         to: Utf8PathBuf,
     },
@@ -226,8 +237,26 @@ pub struct ChartSpec {
     pub format: ImageFormat,
 }
 
+/// A comparison as it is on the screen, for the exporter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ComparisonSpec {
+    /// The runs, in order.
+    pub runs: Vec<RunId>,
+    /// The name of the metric in the table of metrics.
+    pub metric: &'static str,
+    /// The quantity by which the runs are aligned.
+    pub x: Axis,
+    /// Visible part of the x axis in its own unit; `None` for all of it.
+    pub window: Option<(f64, f64)>,
+    /// Logarithmic y axis.
+    pub log_y: bool,
+    /// Weight of the exponential moving average, drawn over the faint raw lines; `None` for the raw lines only.
+    pub smoothing: Option<f64>,
+}
+
 /// The quantity on the x axis of the charts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum XAxis {
     /// Optimizer steps.
     #[default]
@@ -295,6 +324,13 @@ pub enum Watch {
         run: RunId,
         /// Milliseconds between two frames.
         every_ms: u32,
+    },
+    /// The logs of all ranks of an attempt: `RunMsg::Logs` with `from_start`, then the new lines.
+    Logs {
+        /// The run.
+        run: RunId,
+        /// The attempt; `None` for the newest one.
+        attempt: Option<u32>,
     },
     /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.
     Log {

@@ -497,12 +497,15 @@ impl Ui {
             now: NOW,
             theme: Theme::no_color(),
             symbols: Symbols::unicode(),
+            keys: KeyMap::default(),
             runs_dir: "/home/ada/vidtui/runs".into(),
             export_dir: "/home/ada/vidtui".into(),
             nodes_from: "hostfile gpus.txt".into(),
             launch: draft::LaunchDraft::default(),
             has_desktop: false,
             open: None,
+            session: None,
+            problem: None,
         };
         change(&mut setup);
         Self { model: Model::new(setup) }
@@ -576,10 +579,10 @@ impl Ui {
         ui
     }
 
-    /// The Logs screen with some lines.
+    /// The Logs screen with some lines of rank 0.
     pub fn on_logs(lines: Vec<String>) -> Self {
         let mut ui = Self::on_run(running(83));
-        ui.press("l");
+        ui.press("l ]");
         ui.log(0, lines);
         ui
     }
@@ -594,6 +597,24 @@ impl Ui {
         ui.model.convert.options = preview.options.clone();
         ui.answer(job, JobMsg::ConvertPlanned(preview));
         ui
+    }
+
+    /// The Logs screen with the merged log of a run on `nodes` nodes of 8 ranks.
+    pub fn on_merged_logs(row: RunRow, nodes: usize, lines: Vec<(usize, String)>) -> Self {
+        let names =
+            (0..nodes).map(|n| Node { id: NodeId::new(format!("node{n:02}")).unwrap(), slots: 8 }).collect::<Vec<_>>();
+        let mut ui = Self::on_run(row.clone());
+        let mut status = status(row);
+        status.attempt = Some(Attempt { placement: Placement::new(&names, nodes * 8).unwrap(), ..attempt(1, 0) });
+        ui.run_msg(RunMsg::State(status));
+        ui.press("l");
+        ui.merged(true, lines);
+        ui
+    }
+
+    pub fn merged(&mut self, from_start: bool, lines: Vec<(usize, String)>) {
+        let lines = RankLines { attempt: 1, from_start, is_caught_up: true, skipped_bytes: 0, lines };
+        self.run_msg(RunMsg::Logs(lines));
     }
 
     pub fn log(&mut self, rank: usize, lines: Vec<String>) {
@@ -681,6 +702,8 @@ pub fn key(name: &str) -> Key {
         "Space" => KeyCode::Char(' '),
         "Ctrl-C" => return Key::ctrl('c'),
         "Ctrl-Z" => return Key::ctrl('z'),
+        "F1" => KeyCode::F(1),
+        "F9" => KeyCode::F(9),
         one => KeyCode::Char(one.chars().next().unwrap()),
     };
     Key::code(code)

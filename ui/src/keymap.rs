@@ -1,9 +1,11 @@
-//! The key tables that dispatch, the key bar and the help dialog share.
+//! The tables of the default keys, which dispatch, the key bar and the help dialog share. [`KeyMap`](crate::KeyMap) has the
+//! changes of the user.
 
 use crate::msg::{Key, KeyCode};
+use serde::{Deserialize, Serialize};
 
 /// The action of a key. It is named by its meaning, so that changing a key needs no rename.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the help text of its binding describes it")]
 pub enum Action {
     // all screens
@@ -104,6 +106,12 @@ pub enum Action {
     SearchPrevious,
     RankNext,
     RankPrevious,
+    AllRanks,
+    LogRanks,
+    NextLevel,
+    FirstError,
+    Expand,
+    Unfold,
     // nodes
     HeatMap,
     Sort,
@@ -133,7 +141,7 @@ pub enum Action {
 /// One row of a key table.
 #[derive(Debug, Clone, Copy)]
 pub struct Binding {
-    /// The keys; the key bar shows the first one.
+    /// The default keys; the key bar shows the first one.
     pub keys: &'static [Key],
     /// The description of the keys' action.
     pub action: Action,
@@ -144,7 +152,7 @@ pub struct Binding {
 }
 
 /// The screen or dialog that receives key presses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "one per screen and dialog")]
 pub enum Context {
     Runs,
@@ -282,47 +290,6 @@ impl Context {
     pub fn all_bindings(self) -> impl Iterator<Item = &'static Binding> {
         self.bindings().iter().chain(self.global())
     }
-
-    /// Returns the name of an action's first key; empty where the action has no key here.
-    pub fn key_of(self, action: Action) -> String {
-        let binding = self.all_bindings().find(|binding| binding.action == action);
-        binding.and_then(|binding| binding.keys.first()).map_or_else(String::new, |key| key.name())
-    }
-
-    /// Returns the action of a key in this context.
-    pub fn action(self, key: Key) -> Option<Action> {
-        self.all_bindings().find(|binding| binding.keys.contains(&key)).map(|binding| binding.action)
-    }
-}
-
-impl Key {
-    /// Returns the key's name on the screen.
-    pub fn name(self) -> String {
-        let name = match self.code {
-            KeyCode::Char(' ') => "Space".to_owned(),
-            KeyCode::Char(c) if self.ctrl => c.to_uppercase().to_string(),
-            KeyCode::Char(c) => c.to_string(),
-            KeyCode::Enter => "Enter".to_owned(),
-            KeyCode::Esc => "Esc".to_owned(),
-            KeyCode::Tab => "Tab".to_owned(),
-            KeyCode::BackTab => "Shift-Tab".to_owned(),
-            KeyCode::Backspace => "Backspace".to_owned(),
-            KeyCode::Delete => "Delete".to_owned(),
-            KeyCode::Up => "Up".to_owned(),
-            KeyCode::Down => "Down".to_owned(),
-            KeyCode::Left => "Left".to_owned(),
-            KeyCode::Right => "Right".to_owned(),
-            KeyCode::Home => "Home".to_owned(),
-            KeyCode::End => "End".to_owned(),
-            KeyCode::PageUp => "PgUp".to_owned(),
-            KeyCode::PageDown => "PgDn".to_owned(),
-        };
-        match (self.ctrl, self.alt) {
-            (true, _) => format!("Ctrl-{name}"),
-            (_, true) => format!("Alt-{name}"),
-            _ => name,
-        }
-    }
 }
 
 const fn bind(keys: &'static [Key], action: Action, label: &'static str, help: &'static str) -> Binding {
@@ -373,7 +340,7 @@ const RUNS: &[Binding] = with_motion![
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
     bind(&[Key::ch('n')], Action::NewRun, "new run", "Choose a stage and start it"),
     bind(&[Key::ch('e')], Action::Encode, "encode", "Encode videos: type the arguments of vidtui data encode"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank"),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter runs by name, stage or state"),
     bind(&[Key::ch('K')], Action::Kill, "kill", "Kill the run's processes; asks for confirmation"),
     bind(
@@ -393,11 +360,17 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('r')], Action::Resume, "resume", "Resume the run; training continues from the newest checkpoint"),
     bind(&[Key::ch('n')], Action::NextStage, "next stage", "Start the next stage from the newest checkpoint"),
     bind(&[Key::ch('s')], Action::Stop, "stop", "Stop the run; training saves a checkpoint first"),
-    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the log of each rank"),
+    bind(&[Key::ch('l')], Action::Logs, "logs", "Show the logs of all ranks, merged, or of one rank"),
     bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made"),
     bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: charts, samples, checkpoints, events"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
-    bind(&[ENTER, Key::ch('z')], Action::Enlarge, "enlarge", "Enlarge the panel, or restore it"),
+    bind(
+        &[ENTER],
+        Action::Open,
+        "enlarge",
+        "Enlarge the panel, or restore it; on a failure in the events, open the log of its rank",
+    ),
+    bind(&[Key::ch('z')], Action::Enlarge, "", "Enlarge the panel, or restore it"),
     bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
     bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
     bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
@@ -456,6 +429,8 @@ const COMPARE: &[Binding] = &[
         "Move the cursor right; the legend shows each run's value there",
     ),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor left"),
+    bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),
+    bind(&[Key::ch('E')], Action::ExportPng, "", "Export the chart as PNG"),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
     bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "zoom", "Zoom in"),
@@ -552,10 +527,21 @@ const LOGS: &[Binding] = with_motion![
     bind(&[Key::ch('/')], Action::Search, "search", "Search with a regular expression"),
     bind(&[Key::ch('n')], Action::SearchNext, "next", "Go to the next match"),
     bind(&[Key::ch('N')], Action::SearchPrevious, "", "Go to the previous match"),
-    bind(&[Key::ch(']')], Action::RankNext, "next rank", "Show the log of the next rank"),
+    bind(&[Key::ch('e')], Action::FirstError, "first error", "Go to the first error"),
+    bind(&[Key::ch('l')], Action::NextLevel, "level", "Show all lines, warnings and errors, or only errors"),
+    bind(&[Key::ch('r')], Action::LogRanks, "ranks", "Show only the lines of some ranks: type 0-3,8"),
+    bind(&[Key::ch(']')], Action::RankNext, "one rank", "Show the log of one rank; then of the next rank"),
     bind(&[Key::ch('[')], Action::RankPrevious, "", "Show the log of the previous rank"),
+    bind(&[Key::ch('m')], Action::AllRanks, "all ranks", "Show the lines of all ranks in one log"),
     bind(&[Key::ch('w')], Action::Wrap, "wrap", "Wrap long lines, or cut them"),
-    bind(&[ESC], Action::Back, "back", "Clear the search, or go back to the run"),
+    bind(
+        &[ENTER],
+        Action::Expand,
+        "",
+        "Show the text of each rank of the marked line, or fold it; a match, the first error or a click marks a line"
+    ),
+    bind(&[Key::ch('u')], Action::Unfold, "", "Show the texts of all ranks of all lines, or fold equal lines"),
+    bind(&[ESC], Action::Back, "back", "Clear the search or the filters, or go back to the run"),
 ];
 
 const SAMPLES: &[Binding] = &[

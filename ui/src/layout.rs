@@ -331,6 +331,14 @@ pub fn centered(size: Size, width: u16, height: u16) -> Rect {
     Rect::new((size.width - width) / 2, (size.height - height) / 2, width, height)
 }
 
+/// Returns the number of entries from the selected one to the one in a row of the terminal. `list` has one row per entry, from
+/// entry `top` on.
+pub fn entries_until(list: Rect, row: u16, top: usize, selected: usize, count: usize) -> Option<isize> {
+    let at = row.checked_sub(list.y).filter(|at| *at < list.height)?;
+    let entry = top + usize::from(at);
+    (entry < count).then(|| entry as isize - selected as isize)
+}
+
 /// Returns the new position in a list or text after a movement action; `None` for other actions.
 pub fn moved(action: Action, at: usize, page: usize, last: usize) -> Option<usize> {
     let to = match action {

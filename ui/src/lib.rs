@@ -19,11 +19,15 @@ pub mod fleet;
 pub mod goodput_text;
 pub mod gpu_value;
 pub mod jobs;
+mod key_map;
 mod keymap;
 pub mod layout;
+pub mod log_lines;
 pub mod modals;
 mod model;
+mod mouse;
 mod msg;
+pub mod rank_set;
 pub mod rank_times;
 pub mod run_actions;
 pub mod run_state;
@@ -43,14 +47,16 @@ mod fixtures;
 mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
-pub use effect::{ChartSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
+pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use keymap::{Action, Binding, Context};
-pub use model::{Input, Model, Notice, Purpose, Screen, Setup, closing_message, keymap};
+pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
-    KeyCode, LogChunk, Msg, NodeMsg, Outcome, RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size,
-    StageView, WeightType,
+    KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg,
+    RunRow, RunStatus, Size, StageView, WeightType,
 };
+pub use run_state::short_id;
 pub use theme::{Symbols, Theme};
 pub use update::update;
 pub use view::view;

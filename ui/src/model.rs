@@ -5,11 +5,13 @@ mod convert_screen;
 mod dialogs;
 mod input;
 mod launch_form;
+mod log_store;
 mod logs_screen;
 mod processes_screen;
 mod run_screen;
 mod samples_screen;
 mod screen;
+mod session;
 mod viewport;
 
 pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED};
@@ -20,19 +22,22 @@ pub use dialogs::{
 };
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
-pub(crate) use logs_screen::{LineKind, LogLine};
+pub(crate) use log_store::LogLine;
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
+pub use session::Session;
 pub use viewport::Viewport;
 
 use crate::draft::LaunchDraft;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
+use crate::key_map::KeyMap;
 use crate::keymap::Context;
 use crate::layout;
+use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
@@ -51,6 +56,8 @@ pub struct Setup {
     pub theme: Theme,
     /// Glyphs the terminal can show.
     pub symbols: Symbols,
+    /// The keys of the user.
+    pub keys: KeyMap,
     /// The runs folder, for display.
     pub runs_dir: Utf8PathBuf,
     /// The folder for exported charts.
@@ -63,6 +70,10 @@ pub struct Setup {
     pub has_desktop: bool,
     /// The run to open at the start.
     pub open: Option<RunId>,
+    /// The last screen of an earlier console, which is opened if no run is.
+    pub session: Option<Session>,
+    /// Why the settings of the user cannot be used. It is shown at the start.
+    pub problem: Option<Failure>,
 }
 
 /// A short message about the latest action, shown for a few seconds.
@@ -90,6 +101,8 @@ pub struct Model {
     pub theme: Theme,
     /// Glyphs.
     pub symbols: Symbols,
+    /// Keys.
+    pub keys: KeyMap,
     /// The runs folder.
     pub runs_dir: Utf8PathBuf,
     /// The folder for exported charts.
@@ -146,6 +159,8 @@ pub struct Model {
     pub modal: Option<Modal>,
     /// Requests to the shell that have no answer yet.
     pub jobs: Jobs,
+    /// The drag over a chart.
+    pub(crate) drag: Option<Drag>,
     /// The latest notice.
     pub notice: Option<Notice>,
     pub(crate) quitting: bool,
@@ -155,11 +170,14 @@ pub struct Model {
 impl Model {
     /// Returns the model of a console that has just opened.
     pub fn new(setup: Setup) -> Self {
-        Self {
+        let session = setup.session.filter(|_| setup.open.is_none());
+        let modal = setup.problem.map(|failure| Modal::Failure(FailureDialog { failure, scroll: 0 }));
+        let mut model = Self {
             now: setup.now,
             size: setup.size,
             theme: setup.theme,
             symbols: setup.symbols,
+            keys: setup.keys,
             runs_dir: setup.runs_dir,
             export_dir: setup.export_dir,
             nodes_from: setup.nodes_from,
@@ -186,12 +204,17 @@ impl Model {
             input: None,
             encode_arguments: String::new(),
             launch_arguments: String::new(),
-            modal: None,
+            modal,
             jobs: Jobs::default(),
+            drag: None,
             notice: None,
             quitting: false,
             dirty: true,
+        };
+        if let Some(session) = session {
+            model.restore(session);
         }
+        model
     }
 
     /// Returns whether the user has quit.

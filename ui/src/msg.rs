@@ -51,6 +51,7 @@ pub enum KeyCode {
     End,
     PageUp,
     PageDown,
+    F(u8),
 }
 
 impl Key {
@@ -68,6 +69,28 @@ impl Key {
     pub const fn ctrl(c: char) -> Self {
         Self { code: KeyCode::Char(c), ctrl: true, alt: false }
     }
+}
+
+/// An event of the mouse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mouse {
+    /// What happened.
+    pub kind: MouseKind,
+    /// The column of the terminal, from 0.
+    pub column: u16,
+    /// The row of the terminal, from 0.
+    pub row: u16,
+}
+
+/// The kind of an event of the mouse; the shell drops all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names explain themselves")]
+pub enum MouseKind {
+    Press,
+    Drag,
+    Release,
+    WheelUp,
+    WheelDown,
 }
 
 /// The terminal's size in cells.
@@ -94,6 +117,8 @@ pub struct JobId(pub u64);
 pub enum Msg {
     /// A key was pressed.
     Key(Key),
+    /// The mouse was used: its left button, or its wheel.
+    Mouse(Mouse),
     /// Text was pasted. It goes to an open text input, never to the key bindings.
     Paste(String),
     /// The terminal's size changed.
@@ -293,6 +318,8 @@ pub enum RunMsg {
     NextFrame,
     /// Lines of one rank's log.
     Log(LogChunk),
+    /// Lines of the logs of all ranks.
+    Logs(RankLines),
     /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
     Lost(Failure),
 }
@@ -333,6 +360,21 @@ pub struct LogChunk {
     pub skipped_bytes: u64,
     /// Whole lines without line ends; the model removes escape sequences.
     pub lines: Vec<String>,
+}
+
+/// Lines of the logs of all ranks of an attempt, in one order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankLines {
+    /// The attempt that wrote them.
+    pub attempt: u32,
+    /// Whether this is the first message of a stream; earlier lines are dropped then.
+    pub from_start: bool,
+    /// Whether the lines that were in the files when the stream began have all been sent.
+    pub is_caught_up: bool,
+    /// Bytes before these lines that were not read.
+    pub skipped_bytes: u64,
+    /// The rank and the text of whole lines without line ends; the model removes escape sequences.
+    pub lines: Vec<(usize, String)>,
 }
 
 /// A curriculum file as the Stages screen shows it.

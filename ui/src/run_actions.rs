@@ -4,9 +4,10 @@ use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
+use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
 use plan::ResumeOptions;
 use rundir::RunId;
@@ -19,10 +20,11 @@ use units::counted;
 /// # Errors
 /// The reason, as a sentence to show.
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
+    let key = |action| model.keys.name(Context::Runs, action);
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
         (None, _) => "Still loading the runs".to_owned(),
         (_, Screen::Run | Screen::Logs | Screen::Samples) => "Still loading this run".to_owned(),
-        _ => "There are no runs yet. Press n to start one.".to_owned(),
+        _ => format!("There are no runs yet. Press {} to start one.", key(Action::NewRun)),
     })?;
     let name = short_id(&row.run);
     let kind = StateKind::of(&row.state);
@@ -33,7 +35,7 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
         (Action::Kill, Some(_), _) => return Ok(row),
         (Action::Resume | Action::Stop, Some((_, waiting)), _) => {
             let waited = units::duration(model.now - waiting.since_s);
-            return Err(format!("{name}: kill pending for {waited}. Press K to cancel it."));
+            return Err(format!("{name}: kill pending for {waited}. Press {} to cancel it.", key(Action::Kill)));
         }
         (_, _, Some(intent)) => return Err(format!("Already {}", intent.text())),
         _ => {}
@@ -62,9 +64,10 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
             match (next, row.checkpoint_step) {
                 (None, _) if row.stage.is_none() => Err(format!("{name} does not belong to a curriculum")),
                 (None, _) => Err(format!("{name} is the last stage of its curriculum")),
-                _ if kind.is_active() => {
-                    Err(format!("{name} is {word}. Wait until it finishes, or press s to stop it first."))
-                }
+                _ if kind.is_active() => Err(format!(
+                    "{name} is {word}. Wait until it finishes, or press {} to stop it first.",
+                    key(Action::Stop)
+                )),
                 (_, None) => Err(format!("{name} has no complete checkpoint for the next stage")),
                 _ if model.jobs.planning_stage() => Err("A stage is already being prepared".to_owned()),
                 _ => Ok(row),
@@ -94,8 +97,8 @@ pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
 
 /// Performs an action on the current run, or shows why it is not possible.
 pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
-    let (run, next) = match check(model, action) {
-        Ok(row) => (row.run.clone(), model.next_stage(row).map(|stage| stage.name.clone())),
+    let (run, state, next) = match check(model, action) {
+        Ok(row) => (row.run.clone(), StateKind::of(&row.state), model.next_stage(row).map(|stage| stage.name.clone())),
         Err(why) => {
             model.warn(why);
             return Vec::new();
@@ -130,8 +133,10 @@ pub fn act(model: &mut Model, action: Action) -> Vec<Effect> {
             Vec::new()
         }
         Action::Logs => {
+            let has_failed = matches!(state, StateKind::Failed | StateKind::Crashed);
             model.open_run(run);
-            model.logs = Some(LogsScreen::default());
+            let logs = if has_failed { LogsScreen::at_error(None, RankSet::default()) } else { LogsScreen::default() };
+            model.logs = Some(logs);
             model.screen = Screen::Logs;
             Vec::new()
         }

@@ -86,6 +86,86 @@ impl Theme {
         )
     }
 
+    /// 24-bit colours for a dark background.
+    pub const fn dark() -> Self {
+        Self::colored(
+            [
+                Color::Rgb(110, 190, 250),
+                Color::Rgb(150, 156, 168),
+                Color::Rgb(80, 210, 150),
+                Color::Rgb(245, 190, 70),
+                Color::Rgb(255, 120, 110),
+            ],
+            [Color::Rgb(150, 132, 224), Color::Rgb(96, 160, 240), Color::Rgb(80, 200, 225), Color::Rgb(170, 230, 240)],
+            [
+                Color::Rgb(110, 190, 250),
+                Color::Rgb(250, 180, 70),
+                Color::Rgb(230, 150, 210),
+                Color::Rgb(80, 210, 150),
+                Color::Rgb(160, 220, 255),
+                Color::Rgb(245, 140, 90),
+                Color::Rgb(175, 165, 250),
+                Color::Rgb(215, 205, 90),
+            ],
+        )
+    }
+
+    /// 24-bit colours for a light background.
+    pub const fn light() -> Self {
+        Self::colored(
+            [
+                Color::Rgb(0, 92, 160),
+                Color::Rgb(96, 100, 110),
+                Color::Rgb(0, 112, 72),
+                Color::Rgb(150, 88, 0),
+                Color::Rgb(184, 30, 30),
+            ],
+            [Color::Rgb(150, 140, 200), Color::Rgb(80, 120, 190), Color::Rgb(0, 100, 150), Color::Rgb(0, 60, 90)],
+            [
+                Color::Rgb(0, 92, 160),
+                Color::Rgb(176, 96, 0),
+                Color::Rgb(150, 60, 130),
+                Color::Rgb(0, 112, 72),
+                Color::Rgb(0, 128, 170),
+                Color::Rgb(176, 64, 20),
+                Color::Rgb(90, 80, 180),
+                Color::Rgb(110, 100, 0),
+            ],
+        )
+    }
+
+    /// The palette of Okabe and Ito (2008), which can be distinguished with the common kinds of colour blindness: success is
+    /// blue and an error is vermilion. Yellow and black are left out, because they vanish on one of the backgrounds.
+    pub const fn colour_blind() -> Self {
+        const SKY: Color = Color::Rgb(86, 180, 233);
+        const ORANGE: Color = Color::Rgb(230, 159, 0);
+        const GREEN: Color = Color::Rgb(0, 158, 115);
+        const BLUE: Color = Color::Rgb(0, 114, 178);
+        const VERMILION: Color = Color::Rgb(213, 94, 0);
+        const PURPLE: Color = Color::Rgb(204, 121, 167);
+        const GREY: Color = Color::Rgb(128, 132, 142);
+        Self::colored(
+            [SKY, GREY, BLUE, ORANGE, VERMILION],
+            [PURPLE, BLUE, SKY, Color::Rgb(170, 215, 242)],
+            [SKY, ORANGE, PURPLE, GREEN, BLUE, VERMILION, GREY, Color::Rgb(150, 150, 60)],
+        )
+    }
+
+    /// Returns the theme with each style changed.
+    pub fn map(self, change: impl Fn(Style) -> Style) -> Self {
+        Self {
+            accent: change(self.accent),
+            faint: change(self.faint),
+            strong: change(self.strong),
+            good: change(self.good),
+            warn: change(self.warn),
+            bad: change(self.bad),
+            matched: change(self.matched),
+            ramp: self.ramp.map(&change),
+            lines: self.lines.map(&change),
+        }
+    }
+
     const fn colored([accent, faint, good, warn, bad]: [Color; 5], ramp: [Color; 4], lines: [Color; 8]) -> Self {
         let plain = Style::new();
         Self {

@@ -3,11 +3,12 @@
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
 };
+use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
 use crate::run_state::short_id;
 use crate::screens::{
@@ -48,6 +49,11 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             launch_form::keep_nodes(model);
             return effects;
         }
+        Msg::Mouse(mouse) => {
+            let effects = on_mouse(model, mouse);
+            launch_form::keep_nodes(model);
+            return effects;
+        }
         Msg::Draft { draft, what } => return launch_form::on_draft(model, &draft, what),
         Msg::Paste(text) => paste(model, &text),
         Msg::Resize(size) => {
@@ -84,7 +90,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 
 fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     let context = keymap(model);
-    let Some(action) = context.action(key) else {
+    let Some(action) = model.keys.action(context, key) else {
         if let (Some(Modal::Palette(dialog)), KeyCode::Char(c), false, false) =
             (&mut model.modal, key.code, key.ctrl, key.alt)
         {
@@ -101,7 +107,12 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         }
         return Vec::new();
     };
-    // The next key clears a warning.
+    act(model, context, action)
+}
+
+/// Performs an action in the context of the screen or dialog that has the keyboard.
+pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Effect> {
+    // The next action clears a warning.
     model.notice.take_if(|notice| notice.is_warning);
     match action {
         Action::Quit => {
@@ -113,7 +124,7 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     }
     if let (Some(Modal::Palette(dialog)), Action::Accept) = (&model.modal, action) {
         // The same as a press of the key on the screen.
-        let chosen = dialog.chosen();
+        let chosen = dialog.chosen(&model.keys);
         model.modal = None;
         return chosen.map_or_else(Vec::new, |key| on_key(model, key));
     }
@@ -149,7 +160,8 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
         Action::NodesOfRun => match model.target().map(|row| row.run.clone()) {
             Some(run) => nodes::open(model, FleetSource::Run(run)),
-            None => model.warn("No run selected. Press 3 to list nodes."),
+            None => model
+                .warn(format!("No run selected. Press {} to list nodes.", model.keys.name(context, Action::ShowNodes))),
         },
         Action::ShowConvert => model.screen = Screen::Convert,
         Action::ShowAlerts => alerts::open(model),
@@ -195,6 +207,7 @@ fn typed(model: &mut Model) {
         Purpose::RecipeFilter => recipes::set_filter(model, text),
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
+        Purpose::LogRanks => logs::set_ranks(model, &text),
         // Other text takes effect when Enter ends the input.
         _ => {}
     }
@@ -230,8 +243,12 @@ fn end_input(model: &mut Model, action: Action) -> Vec<Effect> {
             Purpose::RecipeFilter => recipes::set_filter(model, String::new()),
             Purpose::NodeFilter => nodes::set_filter(model, String::new()),
             Purpose::Search => logs::set_search(model, ""),
+            Purpose::LogRanks => logs::set_ranks(model, ""),
             _ => {}
         }
+    }
+    if input.purpose == Purpose::LogRanks && action != Action::Cancel {
+        logs::check_ranks(model, &input.text);
     }
     Vec::new()
 }
@@ -241,11 +258,17 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
         open.take_in(run, what);
         return;
     }
+    let text_size = logs::text_size(model);
     let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
     match what {
         RunMsg::Log(chunk) => {
             if let Some(logs) = &mut model.logs {
-                logs.add(chunk);
+                logs.add(chunk, model.now);
+            }
+        }
+        RunMsg::Logs(chunk) => {
+            if let Some(logs) = &mut model.logs {
+                logs.add_merged(chunk, model.now, text_size);
             }
         }
         what => open.take_in(what),

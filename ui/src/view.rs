@@ -69,28 +69,49 @@ fn draw(model: &Model, buf: &mut Buffer) {
     }
 }
 
-/// Draws the product name, the screens with their keys, and the open run, folder or hostfile.
-fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
+/// Returns the product name, the screens with their keys and the number of alerts, each with the action of a click on it.
+fn header_items(model: &Model) -> Vec<(Vec<Span<'static>>, Option<Action>)> {
     let theme = &model.theme;
-    let tab = |key: &str, title: &str, here: bool| {
+    let key = |action| model.keys.name(Context::Runs, action);
+    let tab = |action, title: &str, here: bool| {
         let style = if here { theme.accent.add_modifier(Modifier::UNDERLINED) } else { theme.faint };
-        vec![Span::raw("   "), Span::styled(format!("{key} {title}"), style)]
+        (vec![Span::raw("   "), Span::styled(format!("{} {title}", key(action)), style)], Some(action))
     };
-    let mut left = vec![Span::styled("vidtui", theme.strong)];
     let nodes = matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes);
     let recipes = matches!(model.screen, Screen::Recipes | Screen::Launch);
     let elsewhere = nodes || recipes || matches!(model.screen, Screen::Stages | Screen::Convert | Screen::Alerts);
-    left.extend(tab("1", "Runs", !elsewhere));
-    left.extend(tab("2", "Stages", model.screen == Screen::Stages));
-    left.extend(tab("3", "Nodes", nodes));
-    left.extend(tab("4", "Convert", model.screen == Screen::Convert));
-    left.extend(tab("5", "Recipes", recipes));
+    let mut items = vec![
+        (vec![Span::styled("vidtui", theme.strong)], None),
+        tab(Action::ShowRuns, "Runs", !elsewhere),
+        tab(Action::ShowStages, "Stages", model.screen == Screen::Stages),
+        tab(Action::ShowNodes, "Nodes", nodes),
+        tab(Action::ShowConvert, "Convert", model.screen == Screen::Convert),
+        tab(Action::ShowRecipes, "Recipes", recipes),
+    ];
     let open = alerts::open_alerts(model);
     if model.screen == Screen::Alerts {
-        left.extend(tab("a", "Alerts", true));
+        items.push(tab(Action::ShowAlerts, "Alerts", true));
     } else if open > 0 {
-        left.extend([Span::raw("   "), Span::styled(format!("a {}", units::counted(open, "alert")), theme.warn)]);
+        let count = format!("{} {}", key(Action::ShowAlerts), units::counted(open, "alert"));
+        items.push((vec![Span::raw("   "), Span::styled(count, theme.warn)], Some(Action::ShowAlerts)));
     }
+    items
+}
+
+/// Returns the action of a click in a column of the header.
+pub fn header_action(model: &Model, area: ratatui_core::layout::Rect, column: u16) -> Option<Action> {
+    let mut end = usize::from(area.x);
+    let under = |(spans, _): &(Vec<Span<'static>>, Option<Action>)| {
+        end += spans.iter().map(Span::width).sum::<usize>();
+        usize::from(column) < end
+    };
+    header_items(model).into_iter().find(under)?.1
+}
+
+/// Draws the product name, the screens with their keys, and the open run, folder or hostfile.
+fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
+    let theme = &model.theme;
+    let left: Vec<Span<'static>> = header_items(model).into_iter().flat_map(|(spans, _)| spans).collect();
     let used: usize = left.iter().map(Span::width).sum();
     let room = usize::from(area.width).saturating_sub(used + 4);
     let place = match (model.screen, &model.run) {
@@ -120,7 +141,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let text = match &job.waiting {
             Some(waiting) => {
-                format!("kill pending: {}; {} cancels it", waiting.text, Context::Run.key_of(Action::Kill))
+                format!("kill pending: {}; {} cancels it", waiting.text, model.keys.name(Context::Run, Action::Kill))
             }
             None => job.progress.clone().unwrap_or_else(|| job.intent.text()),
         };

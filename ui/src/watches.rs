@@ -41,10 +41,16 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
             wanted.extend(clips.map(|(step, prompt, size)| Watch::Clip { run: open.id.clone(), step, prompt, size }));
             wanted.extend(frame_ms(model).map(|every_ms| Watch::Frames { run: open.id.clone(), every_ms }));
         }
-        if model.screen == Screen::Logs
-            && let Some(place) = model.logs.as_ref().and_then(|logs| logs.place(open))
-        {
-            wanted.insert(Watch::Log { run: open.id.clone(), node: place.node.clone(), rank: place.rank });
+        if let (Screen::Logs, Some(logs)) = (model.screen, &model.logs) {
+            match (logs.rank, logs.place(open)) {
+                (None, _) => {
+                    wanted.insert(Watch::Logs { run: open.id.clone(), attempt: logs.pinned });
+                }
+                (Some(_), Some(place)) => {
+                    wanted.insert(Watch::Log { run: open.id.clone(), node: place.node.clone(), rank: place.rank });
+                }
+                (Some(_), None) => {}
+            }
         }
     }
     wanted

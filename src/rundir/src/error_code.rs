@@ -47,6 +47,8 @@ pub enum ErrorCode {
     InvalidSecrets,
     /// The settings of alerts are not valid.
     InvalidAlerts,
+    /// The settings of the console are not valid.
+    InvalidConfig,
     /// A mesh does not fit its ranks, or a batch does not fit the mesh.
     InvalidMesh,
     /// The curriculum has no such stage, or the stage must be named.

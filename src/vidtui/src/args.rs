@@ -228,6 +228,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Shows the family, size and completeness of weights. With a second path, shows the differences
     Inspect(InspectArgs),
+    /// Shows the settings of the console and their origins: theme, glyphs, mouse, keys
+    Config(ConfigArgs),
     /// Plays a recorded console session
     Replay(ReplayArgs),
     /// Starts and supervises the ranks of one node. A launch runs it on every node
@@ -277,6 +279,7 @@ impl Command {
             Self::Convert(args) => args.output.json,
             Self::Inspect(args) => args.output.json,
             Self::Import(args) => args.output.json,
+            Self::Config(args) => args.output.json,
             Self::Export(_)
             | Self::Report(_)
             | Self::Replay(_)
@@ -293,6 +296,16 @@ pub struct JsonArgs {
     /// Prints one JSON document. Failures are JSON too
     #[arg(long)]
     pub json: bool,
+}
+
+/// `vidtui config`.
+#[derive(Debug, Arguments)]
+pub struct ConfigArgs {
+    /// Prints a file with all settings, to edit: the defaults are comments
+    #[arg(long, conflicts_with = "json")]
+    pub all: bool,
+    #[command(flatten)]
+    pub output: JsonArgs,
 }
 
 /// A run and the output format.

@@ -28,13 +28,16 @@ const FAINT: RGBColor = RGBColor(0x6b, 0x75, 0x85);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xee);
 const BAD: RGBColor = RGBColor(0xd5, 0x2b, 0x1e);
 /// The palette of Okabe and Ito, which is distinguishable with any colour vision. Darkest first, for a white background.
-const PALETTE: [RGBColor; 6] = [
+/// The last two are added for comparisons of eight runs.
+const PALETTE: [RGBColor; 8] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),
     RGBColor(0x00, 0x9e, 0x73),
     RGBColor(0xcc, 0x79, 0xa7),
     RGBColor(0x56, 0xb4, 0xe9),
     RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x33, 0x22, 0x88),
+    RGBColor(0x88, 0x88, 0x22),
 ];
 
 /// A chart to draw.
@@ -225,7 +228,10 @@ where
             Weight::Superseded => PALETTE[3].mix(0.7).stroke_width(1),
         };
         draw_curve(curve, style, &heights, &mut axes)?;
-        legend.push((curve.label.as_str(), style));
+        // The raw values under an average have no entry of their own in a comparison.
+        if !curve.label.is_empty() {
+            legend.push((curve.label.as_str(), style));
+        }
     }
     if legend.len() > 1 { draw_legend(&legend, area) } else { Ok(()) }
 }
@@ -237,12 +243,13 @@ where
 {
     let style = (FONT, 15).into_font().color(&INK);
     let mut right = PANEL.0 as i32 - 36;
+    let gap = if entries.len() > 4 { 40 } else { 56 };
     for (label, line) in entries.iter().rev() {
         let (width, _) = area.estimate_text_size(label, &style)?;
         let left = right - width as i32;
         area.draw(&Text::new(*label, (left, 8), style.clone()))?;
         area.draw(&PathElement::new([(left - 32, 13), (left - 8, 13)], line.stroke_width(line.stroke_width + 1)))?;
-        right = left - 56;
+        right = left - gap;
     }
     Ok(())
 }

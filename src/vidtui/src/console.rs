@@ -10,15 +10,17 @@
 use crate::appearance;
 use crate::command_error::CommandError;
 use crate::effects::Runner;
+use crate::last_screen;
 use crate::queue::{self, Item, Reader, Sender};
 use crate::record::{Header, RecordedMsg, Recorder};
+use crate::settings::Settings;
 use crate::signals;
 use crate::terminal::{self, Colours, Screen};
 use crate::watches::Watcher;
 use crate::workspace::{Workspace, draft_of};
-use alerts::{OscForm, Settings, Target};
+use alerts::{OscForm, Target};
 use camino::Utf8Path;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 use rundir::{ErrorCode, Failure, now_s};
 use signal_hook::consts::{SIGCONT, SIGWINCH};
 use std::io;
@@ -60,21 +62,33 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         )));
     }
     let run = run.map(|run| Ok::<_, CommandError>(workspace.find(run)?.read_run()?.id)).transpose()?;
+    let runs = workspace.runs.clone();
     let workspace = Arc::new(workspace);
+    // A mistake in the settings must not keep a user from the runs: it is shown, and the default settings apply.
+    let (settings, problem) = match Settings::of_user() {
+        Ok(settings) => (settings, None),
+        Err(failure) => (Settings::default(), Some(failure)),
+    };
+    if settings.mouse {
+        Screen::handle_mouse();
+    }
     let (sender, reader) = queue::queue();
     let mut screen = take_terminal(&sender)?;
     let (width, height) = screen.size().map_err(cannot_open)?;
     let setup = Setup {
         size: Size { width, height },
         now: now_s(),
-        theme: appearance::theme(),
-        symbols: appearance::symbols(),
+        theme: appearance::theme(&settings),
+        symbols: appearance::symbols(&settings),
+        keys: settings.keys.clone(),
         runs_dir: workspace.runs.clone(),
         export_dir: workspace.here.clone(),
         nodes_from: workspace.nodes_from(),
         launch: draft_of(&workspace.nodes, None),
         has_desktop: appearance::has_desktop(),
+        session: if settings.restore && run.is_none() { last_screen::read(&workspace.runs) } else { None },
         open: run,
+        problem,
     };
     let recorder = record.map(|file| Recorder::create(file, &setup)).transpose()?;
     read_keys(sender.clone(), |event| message_of(event).map(Item::Msg));
@@ -83,6 +97,9 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
     let mut console = Console { model: Model::new(setup), reader, live: Some(live) };
     let end = console.run(&mut screen);
     drop(screen);
+    if settings.restore {
+        last_screen::write(&runs, console.model.session());
+    }
     drop(console.reader);
     if let Some(live) = console.live {
         live.runner.finish();
@@ -95,7 +112,7 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
 
 /// Returns the form of notifications that the user has set.
 fn osc_form() -> OscForm {
-    let settings = Settings::of_user().ok().flatten().unwrap_or_default();
+    let settings = alerts::Settings::of_user().ok().flatten().unwrap_or_default();
     let mut forms = settings.channels.iter().filter_map(|channel| match channel.to {
         Target::Osc { form } => Some(form),
         _ => None,
@@ -299,10 +316,22 @@ fn message_of(event: Event) -> Option<Msg> {
                 KeyCode::End => ui::KeyCode::End,
                 KeyCode::PageUp => ui::KeyCode::PageUp,
                 KeyCode::PageDown => ui::KeyCode::PageDown,
+                KeyCode::F(number) => ui::KeyCode::F(number),
                 _ => return None,
             };
             let held = |modifier| key.modifiers.contains(modifier);
             Some(Msg::Key(ui::Key { code, ctrl: held(KeyModifiers::CONTROL), alt: held(KeyModifiers::ALT) }))
+        }
+        Event::Mouse(mouse) => {
+            let kind = match mouse.kind {
+                MouseEventKind::Down(MouseButton::Left) => ui::MouseKind::Press,
+                MouseEventKind::Drag(MouseButton::Left) => ui::MouseKind::Drag,
+                MouseEventKind::Up(MouseButton::Left) => ui::MouseKind::Release,
+                MouseEventKind::ScrollUp => ui::MouseKind::WheelUp,
+                MouseEventKind::ScrollDown => ui::MouseKind::WheelDown,
+                _ => return None,
+            };
+            Some(Msg::Mouse(ui::Mouse { kind, column: mouse.column, row: mouse.row }))
         }
         _ => None,
     }

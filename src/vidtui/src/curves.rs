@@ -10,7 +10,8 @@ use runstate::RunSummary;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use ui::{ChartSpec, XAxis};
+use ui::series::Axis;
+use ui::{ChartSpec, ComparisonSpec};
 use units::Unit;
 
 /// All metrics and node samples of a run.
@@ -72,7 +73,7 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct View {
     /// The x axis.
-    pub x: XAxis,
+    pub x: Axis,
     /// The visible part of the x axis, in its own unit.
     pub window: Option<(f64, f64)>,
     /// The weight of the moving average. `None` draws the raw values only.
@@ -83,6 +84,12 @@ pub struct View {
 
 impl From<&ChartSpec> for View {
     fn from(spec: &ChartSpec) -> Self {
+        Self { x: spec.x.into(), window: spec.window, smoothing: spec.smoothing, log_y: spec.log_y }
+    }
+}
+
+impl From<&ComparisonSpec> for View {
+    fn from(spec: &ComparisonSpec) -> Self {
         Self { x: spec.x, window: spec.window, smoothing: spec.smoothing, log_y: spec.log_y }
     }
 }
@@ -143,7 +150,7 @@ impl Group {
 
     /// Returns whether a run has logged a finite value of one of the columns.
     pub fn has_values(&self, measured: &Measured) -> bool {
-        let curves = self.columns.iter().flat_map(|(column, label)| curves(column, label, measured, XAxis::Time));
+        let curves = self.columns.iter().flat_map(|(column, label)| curves(column, label, measured, Axis::Time));
         curves.flat_map(|curve| curve.points).any(|(_, value)| value.is_some())
     }
 
@@ -159,16 +166,22 @@ impl Group {
 
 /// Makes a chart with one panel per group.
 pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Measured) -> Chart {
-    let (x_label, x_unit) = match view.x {
-        XAxis::Step => ("step", Unit::Step),
-        XAxis::Time => ("time since the first step", Unit::Elapsed),
-    };
+    let (x_label, x_unit) = x_axis(view.x);
     Chart {
         title: title(summary),
         subtitle: subtitle(summary, &measured.history),
         x_label: x_label.into(),
         x_unit,
         panels: groups.iter().map(|group| panel(group, view, measured)).collect(),
+    }
+}
+
+/// Returns the label and the unit of an x axis.
+pub(crate) fn x_axis(x: Axis) -> (&'static str, Unit) {
+    match x {
+        Axis::Step => ("step", Unit::Step),
+        Axis::Time => ("time since the first step", Unit::Elapsed),
+        Axis::Tokens => ("tokens", Unit::Count),
     }
 }
 
@@ -275,39 +288,42 @@ fn cell(text: &mut String, value: Option<f64>) {
 }
 
 /// Returns a metric's curves: one, or one per rank, and the steps that later attempts repeated.
-fn curves(column: &Column, label: &str, measured: &Measured, axis: XAxis) -> Vec<Curve> {
+pub(crate) fn curves(column: &Column, label: &str, measured: &Measured, axis: Axis) -> Vec<Curve> {
     let history = &measured.history;
     let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
-    let x = |sample: &MetricSample| match axis {
-        XAxis::Step => sample.step as f64,
-        XAxis::Time => sample.t - start_s,
+    let positions = positions(history.effective(), axis);
+    let position = |at: usize, value: Option<f64>| (positions[at], value.filter(|value| value.is_finite()));
+    let point = |sample: &MetricSample, value: Option<f64>| {
+        let x = if axis == Axis::Time { sample.t - start_s } else { sample.step as f64 };
+        (x, value.filter(|value| value.is_finite()))
     };
-    let point = |sample: &MetricSample, value: Option<f64>| (x(sample), value.filter(|value| value.is_finite()));
+    let effective = || history.effective().iter().enumerate();
     let metric = match column {
         Column::Metric(metric) => metric,
         Column::Other(name) => {
-            let logged = history.effective().iter().filter_map(|sample| Some(point(sample, *sample.other.get(name)?)));
+            let logged = effective().filter_map(|(at, sample)| Some(position(at, *sample.other.get(name)?)));
             return vec![Curve { label: label.into(), points: logged.collect(), weight: Weight::Full }];
         }
     };
     match metric.source {
         MetricSource::Step(value, _) => {
             // Steps in which it was not measured are left out: only a value that is not finite is a gap.
-            let measured = history.effective().iter().filter_map(|sample| Some(point(sample, Some(value(sample)?))));
+            let measured = effective().filter_map(|(at, sample)| Some(position(at, Some(value(sample)?))));
             let counted: Vec<_> = measured.collect();
             // A metric that this run never logs, such as the learning rate of TTT layers, has no curve.
             if counted.is_empty() {
                 return Vec::new();
             }
-            let mut curves = replaced(history, value, &point);
+            // Repeated steps have no position on an axis of tokens: those that count were trained on once.
+            let mut curves = if axis == Axis::Tokens { Vec::new() } else { replaced(history, value, &point) };
             curves.push(Curve { label: label.into(), points: counted, weight: Weight::Full });
             curves
         }
         MetricSource::Nodes { value, .. } => {
             let curve = |label: &str, weight, part: fn(Spread) -> f64| {
                 let x = |point: &NodePoint| match axis {
-                    XAxis::Time => Some(point.t - start_s),
-                    XAxis::Step => step_at(history.effective(), point.t),
+                    Axis::Time => Some(point.t - start_s),
+                    Axis::Step | Axis::Tokens => position_at(history.effective(), &positions, point.t),
                 };
                 // A missing value is a gap in the sampling and not in the run, so no gap is marked.
                 let points =
@@ -327,7 +343,7 @@ fn curves(column: &Column, label: &str, measured: &Measured, axis: XAxis) -> Vec
         MetricSource::PerRank(values) => {
             let ranks = history.effective().iter().map(|sample| values(sample).len()).max().unwrap_or(0);
             let curve = |rank| {
-                let points = history.effective().iter().map(|s| point(s, values(s).get(rank).copied()));
+                let points = effective().map(|(at, sample)| position(at, values(sample).get(rank).copied()));
                 Curve { label: format!("rank {rank}"), points: points.collect(), weight: Weight::Full }
             };
             (0..ranks).map(curve).collect()
@@ -335,12 +351,31 @@ fn curves(column: &Column, label: &str, measured: &Measured, axis: XAxis) -> Vec
     }
 }
 
-/// Returns the step in progress at a time, interpolated between two samples. `None` before the first step and after the last.
-fn step_at(samples: &[MetricSample], t: f64) -> Option<f64> {
+/// Returns the positions of samples on an x axis. Tokens add up over the steps since the sample before, logged or not.
+fn positions(samples: &[MetricSample], axis: Axis) -> Vec<f64> {
+    let start_s = samples.first().map_or(0.0, |sample| sample.t);
+    let (mut total, mut before) = (0.0, None);
+    let position = |sample: &MetricSample| match axis {
+        Axis::Step => sample.step as f64,
+        Axis::Time => sample.t - start_s,
+        Axis::Tokens => {
+            let steps = before.map_or(1, |before| sample.step.saturating_sub(before)) as f64;
+            before = Some(sample.step);
+            let tokens = sample.tokens_per_s * sample.step_s * steps;
+            total += if tokens.is_finite() { tokens.max(0.0) } else { 0.0 };
+            total
+        }
+    };
+    samples.iter().map(position).collect()
+}
+
+/// Returns the position at a time, interpolated between two samples. `None` before the first step and after the last.
+fn position_at(samples: &[MetricSample], positions: &[f64], t: f64) -> Option<f64> {
     let at = samples.partition_point(|sample| sample.t < t);
-    let (before, after) = (samples.get(at.checked_sub(1)?)?, samples.get(at)?);
-    let share = if after.t > before.t { (t - before.t) / (after.t - before.t) } else { 0.0 };
-    Some(before.step as f64 + share * (after.step as f64 - before.step as f64))
+    let before = at.checked_sub(1)?;
+    let (earlier, later) = (samples.get(before)?.t, samples.get(at)?.t);
+    let share = if later > earlier { (t - earlier) / (later - earlier) } else { 0.0 };
+    Some(positions[before] + share * (positions[at] - positions[before]))
 }
 
 /// Returns the node samples nearest to a time, at most ten seconds from it.
@@ -372,7 +407,7 @@ fn replaced(
 }
 
 /// Returns the exponential moving average with bias correction, as TensorBoard draws it. Gaps are skipped.
-fn smoothed(curve: &Curve, weight: f64) -> Curve {
+pub(crate) fn smoothed(curve: &Curve, weight: f64) -> Curve {
     let (mut average, mut total) = (0.0, 0.0);
     let points = curve.points.iter().map(|&(x, value)| {
         let value = value?;
@@ -434,13 +469,13 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "attempt,step,t,power_w_mean,power_w_min,power_w_max");
         assert_eq!(lines[3], "1,3,3.000,602.5,592.5,612.5");
-        let drawn = curves(power, "mean", &measured, XAxis::Step);
+        let drawn = curves(power, "mean", &measured, Axis::Step);
         assert_eq!(
             drawn[2].points,
             [(1.5, Some(601.5)), (2.5, Some(602.5))],
             "interpolated between steps, none after the last step"
         );
-        let drawn = curves(power, "mean", &measured, XAxis::Time);
+        let drawn = curves(power, "mean", &measured, Axis::Time);
         assert_eq!(drawn[0].points[3], (89.0, Some(680.0)), "node samples are drawn with and without steps");
     }
 
@@ -459,9 +494,9 @@ mod tests {
     fn a_step_without_a_validation_loss_is_no_gap_and_a_loss_that_is_not_finite_is_one() {
         let validated = |step, validation_loss| MetricSample { validation_loss, ..sample(1, step, None) };
         let history = history([validated(1, Some(0.5)), validated(2, None), validated(3, Some(0.25))]);
-        let drawn = curves(&named("validation_loss"), "validation", &history, XAxis::Step);
+        let drawn = curves(&named("validation_loss"), "validation", &history, Axis::Step);
         assert_eq!(drawn[0].points, [(1.0, Some(0.5)), (3.0, Some(0.25))]);
-        assert_eq!(curves(&named("loss"), "loss", &history, XAxis::Step)[0].points[1], (2.0, None));
+        assert_eq!(curves(&named("loss"), "loss", &history, Axis::Step)[0].points[1], (2.0, None));
     }
 
     #[test]
@@ -471,7 +506,7 @@ mod tests {
         let history = history([imported(1, Some(0.5)), sample(1, 2, Some(1.0)), imported(3, None)]);
         let text = csv(&history, &[named("loss"), named("clip, score")], None);
         assert_eq!(text, "attempt,step,t,loss,\"clip, score\"\r\n1,1,1.000,,0.5\r\n1,2,2.000,1,\r\n1,3,3.000,,\r\n");
-        let drawn = curves(&named("clip, score"), "clip, score", &history, XAxis::Step);
+        let drawn = curves(&named("clip, score"), "clip, score", &history, Axis::Step);
         assert_eq!(drawn[0].points, [(1.0, Some(0.5)), (3.0, None)]);
         assert!(Column::all(&history).iter().any(|column| matches!(column, Column::Other(_))));
         assert!(Column::named("clip", |_| false).is_err());
@@ -482,7 +517,7 @@ mod tests {
         let first = (1..=5).map(|step| sample(1, step, Some(1.0)));
         let second = (4..=6).map(|step| sample(2, step, Some(2.0)));
         let history = history(first.chain(second));
-        let curves = curves(&named("loss"), "loss", &history, XAxis::Step);
+        let curves = curves(&named("loss"), "loss", &history, Axis::Step);
         let [old, new] = &curves[..] else { panic!("{} curves", curves.len()) };
         assert_eq!((old.weight, old.points.len()), (Weight::Superseded, 2));
         assert_eq!((new.weight, new.points.len()), (Weight::Full, 6));
@@ -520,5 +555,14 @@ mod tests {
     fn a_table_of_a_window_has_the_steps_of_the_window() {
         let text = csv(&history((1..=9).map(|step| sample(1, step, None))), &[], Some((3.0, 4.0)));
         assert_eq!(text, "attempt,step,t\r\n1,3,3.000\r\n1,4,4.000\r\n");
+    }
+
+    #[test]
+    fn tokens_add_up_over_steps_that_are_not_logged() {
+        let at = |step| MetricSample { tokens_per_s: 50.0, step_s: 2.0, ..sample(1, step, Some(0.5)) };
+        assert_eq!(positions(&[at(10), at(20), at(25)], Axis::Tokens), [100.0, 1100.0, 1600.0]);
+        let history = history([at(10), at(20), at(25)]);
+        let drawn = curves(&named("loss"), "loss", &history, Axis::Tokens);
+        assert_eq!(drawn[0].points[2], (1600.0, Some(0.5)));
     }
 }

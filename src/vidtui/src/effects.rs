@@ -4,6 +4,7 @@ use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::alerts::user_settings;
 use crate::commands::{encode, launch, sample};
+use crate::comparison;
 use crate::conversions;
 use crate::curves::{self, View};
 use crate::queue::{Item, Sender};
@@ -104,6 +105,7 @@ fn job_of(effect: &Effect) -> Option<JobId> {
         | Effect::Kill { job, .. }
         | Effect::CollectStacks { job, .. }
         | Effect::Export { job, .. }
+        | Effect::ExportComparison { job, .. }
         | Effect::PlanConvert { job, .. }
         | Effect::PlanEncode { job, .. }
         | Effect::ReadLaunch { job, .. }
@@ -210,6 +212,13 @@ fn run(
             let measured = curves::read(&summary.dir)?;
             let group = curves::Group::of_chart(chart.chart, &measured);
             chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
+            JobMsg::Done(Outcome::Exported(to))
+        }
+        Effect::ExportComparison { comparison, to, .. } => {
+            let read = |run| comparison::read(at, &at.dir(run));
+            let runs = comparison.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            let column = curves::Column::Metric(curves::metric(comparison.metric)?);
+            chart_export::write(&comparison::chart(&[column], View::from(&comparison), &runs), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
         Effect::MuteAlerts { alerts, until_s, .. } => {

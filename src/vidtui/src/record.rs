@@ -4,6 +4,7 @@
 
 use crate::appearance;
 use crate::command_error::CommandError;
+use crate::settings::Settings;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure, RunId};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::time::Instant;
 use ui::draft::LaunchDraft;
-use ui::{Msg, Setup, Size};
+use ui::{KeyMap, Msg, Session, Setup, Size};
 
 /// The first line: the version and the setup of the session.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -32,22 +33,33 @@ pub struct Header {
     pub launch: LaunchDraft,
     /// The run that the console opened with.
     pub open: Option<RunId>,
+    /// The keys of the user who recorded it.
+    #[serde(default)]
+    pub keys: KeyMap,
+    /// The screen that the console opened with, if no run was named.
+    #[serde(default)]
+    pub session: Option<Session>,
 }
 
 impl Header {
     /// Returns the recorded setup with the size and the colours of this terminal.
     pub fn setup(&self, size: Size) -> Setup {
+        // The session is the same with other colours.
+        let settings = Settings::of_user().unwrap_or_default();
         Setup {
             size,
             now: self.now,
-            theme: appearance::theme(),
-            symbols: appearance::symbols(),
+            theme: appearance::theme(&settings),
+            symbols: appearance::symbols(&settings),
+            keys: self.keys.clone(),
             runs_dir: self.runs_dir.clone(),
             export_dir: self.export_dir.clone(),
             nodes_from: self.nodes_from.clone(),
             launch: self.launch.clone(),
             has_desktop: false,
             open: self.open.clone(),
+            session: self.session.clone(),
+            problem: None,
         }
     }
 }
@@ -90,6 +102,8 @@ impl Recorder {
             nodes_from: setup.nodes_from.clone(),
             launch: setup.launch.clone(),
             open: setup.open.clone(),
+            keys: setup.keys.clone(),
+            session: setup.session.clone(),
         })?;
         Ok(recorder)
     }

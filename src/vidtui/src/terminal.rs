@@ -13,7 +13,7 @@ use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{self, Pid};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
-use ratatui::crossterm::style::ResetColor;
+use ratatui::crossterm::style::{Print, ResetColor};
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
@@ -21,6 +21,14 @@ use ratatui::crossterm::{cursor, execute, queue};
 use ratatui::style::Color;
 use ratatui::{Frame, Terminal};
 use rundir::{ErrorCode, Failure};
+
+/// Whether the console handles the mouse. Otherwise the terminal does, which selects text with it.
+static HANDLES_MOUSE: AtomicBool = AtomicBool::new(false);
+
+/// Reports presses, releases and drags of buttons and the wheel, in cells (SGR). Motion without a button is not reported.
+const MOUSE_ON: &str = "\x1b[?1000h\x1b[?1002h\x1b[?1006h";
+/// Ends the reports of the mouse. Harmless if there are none.
+const MOUSE_OFF: &str = "\x1b[?1006l\x1b[?1002l\x1b[?1000l";
 
 /// Whether the console has the terminal now, so that a second call of [`restore`] does nothing.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -51,6 +59,11 @@ impl Screen {
     /// Returns whether standard input and output are a terminal.
     pub fn available() -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal()
+    }
+
+    /// Handles the mouse from the next time that the terminal is taken over.
+    pub fn handle_mouse() {
+        HANDLES_MOUSE.store(true, Ordering::SeqCst);
     }
 
     /// Enters the alternate screen and raw mode.
@@ -216,12 +229,20 @@ pub fn install_panic_hook() {
 fn enter() -> io::Result<()> {
     enable_raw_mode()?;
     TAKEN.store(true, Ordering::SeqCst);
-    let taken = execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste, cursor::Hide, Clear(ClearType::All));
+    let mouse = if HANDLES_MOUSE.load(Ordering::SeqCst) { MOUSE_ON } else { "" };
+    let taken = execute!(
+        io::stdout(),
+        EnterAlternateScreen,
+        EnableBracketedPaste,
+        Print(mouse),
+        cursor::Hide,
+        Clear(ClearType::All)
+    );
     taken.inspect_err(|_| restore())
 }
 
 fn write_leave_sequences(out: &mut impl Write) -> io::Result<()> {
-    queue!(out, DisableBracketedPaste, ResetColor, LeaveAlternateScreen, cursor::Show)?;
+    queue!(out, Print(MOUSE_OFF), DisableBracketedPaste, ResetColor, LeaveAlternateScreen, cursor::Show)?;
     out.flush()
 }
 
@@ -261,11 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn leaving_restores_cursor_main_screen_and_plain_paste() {
+    fn leaving_restores_cursor_main_screen_mouse_and_plain_paste() {
         let mut out = Vec::new();
         write_leave_sequences(&mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
-        for sequence in ["\x1b[?2004l", "\x1b[?1049l", "\x1b[?25h"] {
+        for sequence in ["\x1b[?1000l", "\x1b[?1002l", "\x1b[?1006l", "\x1b[?2004l", "\x1b[?1049l", "\x1b[?25h"] {
             assert!(out.contains(sequence), "{sequence:?} is missing in {out:?}");
         }
     }

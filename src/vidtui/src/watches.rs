@@ -23,6 +23,7 @@ use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
 mod compared_stream;
 mod draft_stream;
+mod log_stream;
 mod node_streams;
 
 /// How often a growing file is read.
@@ -109,6 +110,7 @@ impl Stream {
             Watch::Run(run) => self.one_run(&run),
             Watch::Compared(run) => self.compared(&run),
             Watch::Log { run, node, rank } => self.log(&run, &node, rank),
+            Watch::Logs { run, attempt } => self.logs(&run, attempt),
             Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size),
             Watch::Frames { run, every_ms } => self.frames(&run, every_ms),
         };

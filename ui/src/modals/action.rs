@@ -57,7 +57,7 @@ impl ActionDialog {
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let key = |action| Context::ActionDialog.key_of(action);
+        let key = |action| model.keys.name(Context::ActionDialog, action);
         let mut footer = Vec::new();
         if self.plan.is_possible() {
             footer.extend(hint(model, &key(Action::Accept), self.plan.verb()));

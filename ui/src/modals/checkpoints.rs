@@ -149,7 +149,7 @@ impl CheckpointsDialog {
                 let binding = Context::CheckpointsDialog.bindings().iter().find(|binding| binding.action == *action);
                 spans.extend(hint(
                     model,
-                    &Context::CheckpointsDialog.key_of(*action),
+                    &model.keys.name(Context::CheckpointsDialog, *action),
                     binding.map_or("", |binding| binding.label),
                 ));
                 spans.push(Span::raw("   "));
@@ -166,7 +166,7 @@ impl CheckpointsDialog {
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let name = model.run.as_ref().map_or("", |run| short_id(&run.id));
         let title = format!("Checkpoints of {name}");
-        let footer = hint(model, &Context::CheckpointsDialog.key_of(Action::Cancel), "close");
+        let footer = hint(model, &model.keys.name(Context::CheckpointsDialog, Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.accent, self.lines(model), Line::from(footer), 0);
     }
 }

@@ -44,7 +44,7 @@ impl FailureDialog {
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
         let title = capitalized(&self.failure.what);
-        let footer = hint(model, &Context::FailureDialog.key_of(Action::Cancel), "close");
+        let footer = hint(model, &model.keys.name(Context::FailureDialog, Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }
 }

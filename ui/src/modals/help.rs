@@ -24,29 +24,31 @@ impl HelpDialog {
     /// Returns the help text: keys of this screen, keys of all screens, then keys of the other screens.
     pub fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
-        let mut sections =
-            vec![(self.context.title(), self.context.bindings()), ("All screens", self.context.global())];
+        let mut sections = vec![
+            (self.context, self.context.title(), self.context.bindings()),
+            (self.context, "All screens", self.context.global()),
+        ];
         let others = Context::ALL.into_iter().filter(|context| *context != self.context);
-        sections.extend(others.map(|context| (context.title(), context.bindings())));
+        sections.extend(others.map(|context| (context, context.title(), context.bindings())));
         let mut lines = Vec::new();
-        for (title, bindings) in sections {
+        for (context, title, bindings) in sections {
             lines.push(Line::default());
             lines.push(Line::styled(title, model.theme.strong));
-            lines.extend(bindings.iter().flat_map(|binding| row(model, binding, width)));
+            lines.extend(bindings.iter().flat_map(|binding| row(model, context, binding, width)));
         }
         lines
     }
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let footer = hint(model, &Context::Help.key_of(Action::Cancel), "close");
+        let footer = hint(model, &model.keys.name(Context::Help, Action::Cancel), "close");
         dialog::draw(model, buf, "Keys", model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
     }
 }
 
-fn row(model: &Model, binding: &Binding, width: usize) -> Vec<Line<'static>> {
+fn row(model: &Model, context: Context, binding: &Binding, width: usize) -> Vec<Line<'static>> {
     const KEYS: usize = 16;
-    let names: Vec<String> = binding.keys.iter().map(|key| key.name()).collect();
+    let names: Vec<String> = model.keys.keys(context, binding).iter().map(|key| key.name()).collect();
     let keys = text::fit(&names.join(" "), KEYS, model.symbols.ellipsis);
     let pad = " ".repeat(KEYS - text::width(&keys) + 1);
     let help = text::wrap(binding.help, width.saturating_sub(KEYS + 1));

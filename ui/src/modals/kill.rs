@@ -62,7 +62,7 @@ impl KillDialog {
             }
             _ => String::new(),
         };
-        let stop = Context::Run.key_of(Action::Stop);
+        let stop = model.keys.name(Context::Run, Action::Stop);
         let task = row.map_or(Task::Train, |row| row.task);
         let instead = match &self.plan.job {
             Some(job) if job.is_waiting => {
@@ -120,8 +120,8 @@ impl KillDialog {
             let pointer = if is { model.symbols.pointer } else { " " };
             Span::styled(format!("{pointer} {text} "), style)
         };
-        let no = Context::KillDialog.key_of(Action::No);
-        let yes = Context::KillDialog.key_of(Action::Yes);
+        let no = model.keys.name(Context::KillDialog, Action::No);
+        let yes = model.keys.name(Context::KillDialog, Action::Yes);
         let mut footer = vec![
             marked(&format!("No ({no})"), !self.yes),
             Span::raw("   "),

@@ -86,9 +86,9 @@ impl LaunchDialog {
             let what = self.plan.run.stage.as_ref().unwrap_or(&self.plan.run.name);
             (format!("Start {what}?"), "start")
         };
-        let mut footer = hint(model, &Context::LaunchDialog.key_of(Action::Accept), verb);
+        let mut footer = hint(model, &model.keys.name(Context::LaunchDialog, Action::Accept), verb);
         footer.push(Span::raw("   "));
-        footer.extend(hint(model, &Context::LaunchDialog.key_of(Action::Cancel), "cancel"));
+        footer.extend(hint(model, &model.keys.name(Context::LaunchDialog, Action::Cancel), "cancel"));
         dialog::draw(model, buf, &title, model.theme.accent, self.lines(model), Line::from(footer), self.scroll);
     }
 }

@@ -1,6 +1,7 @@
 //! The list of the actions of a screen with their keys, filtered as the user types. Enter executes the selected one.
 
 use crate::effect::Effect;
+use crate::key_map::KeyMap;
 use crate::keymap::{Action, Binding, Context};
 use crate::layout;
 use crate::model::{Modal, Model, PaletteDialog};
@@ -57,8 +58,8 @@ impl PaletteDialog {
     }
 
     /// Returns the first key of the selected action.
-    pub fn chosen(&self) -> Option<Key> {
-        self.listed().get(self.selected).and_then(|binding| binding.keys.first()).copied()
+    pub fn chosen(&self, keys: &KeyMap) -> Option<Key> {
+        self.listed().get(self.selected).and_then(|binding| keys.keys(self.context, binding).first()).copied()
     }
 
     /// Returns the actions that contain every word of the filter, in the order of the help.
@@ -89,7 +90,7 @@ impl PaletteDialog {
         for (at, binding) in listed.iter().enumerate().skip(first).take(visible) {
             let is_chosen = at == self.selected;
             let pointer = if is_chosen { model.symbols.pointer } else { " " };
-            let key = binding.keys.first().map_or_else(String::new, |key| key.name());
+            let key = model.keys.keys(self.context, binding).first().map_or_else(String::new, |key| key.name());
             let help = text::fit(binding.help, width.saturating_sub(KEYS + 3), model.symbols.ellipsis);
             lines.push(Line::from(vec![
                 Span::styled(format!("{pointer} {key:<KEYS$} "), theme.accent),
@@ -99,9 +100,9 @@ impl PaletteDialog {
         if listed.is_empty() {
             lines.push(Line::styled("No action contains these words", theme.faint));
         }
-        let mut footer = hint(model, &Context::Palette.key_of(Action::Accept), "execute");
+        let mut footer = hint(model, &model.keys.name(Context::Palette, Action::Accept), "execute");
         footer.push(Span::raw("   "));
-        footer.extend(hint(model, &Context::Palette.key_of(Action::Cancel), "close"));
+        footer.extend(hint(model, &model.keys.name(Context::Palette, Action::Cancel), "close"));
         let title = format!("Actions of {}", self.context.title());
         dialog::draw(model, buf, &title, theme.accent, lines, Line::from(footer), 0);
     }

@@ -89,7 +89,7 @@ impl ResultsDialog {
         };
         let title = format!("{}: {what}", capitalized(&self.title));
         let does = if self.has_ended { "close" } else { "close; the work continues" };
-        let footer = hint(model, &Context::ResultsDialog.key_of(Action::Cancel), does);
+        let footer = hint(model, &model.keys.name(Context::ResultsDialog, Action::Cancel), does);
         dialog::draw(model, buf, &title, edge, self.lines(model), Line::from(footer), self.scroll);
     }
 }

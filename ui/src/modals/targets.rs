@@ -90,7 +90,7 @@ impl TargetsDialog {
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let key = |action| Context::TargetsDialog.key_of(action);
+        let key = |action| model.keys.name(Context::TargetsDialog, action);
         let mut footer = hint(model, &key(Action::Accept), "choose");
         footer.push(Span::raw("   "));
         footer.extend(hint(model, &key(Action::Cancel), "cancel"));

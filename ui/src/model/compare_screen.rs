@@ -183,12 +183,25 @@ impl CompareScreen {
         self.view.put_cursor(to, full);
     }
 
-    pub(crate) fn zoom(&mut self, factor: f64) {
+    /// Zooms by a factor, around a position on the x axis or the cursor.
+    pub(crate) fn zoom(&mut self, factor: f64, around: Option<f64>) {
+        if let Some(least) = self.least_span() {
+            self.view.zoom(factor, least, self.full_range(), around);
+        }
+    }
+
+    /// Shows a range of the x axis.
+    pub(crate) fn show(&mut self, range: (f64, f64)) {
+        if let Some(least) = self.least_span() {
+            self.view.show(range, least, self.full_range());
+        }
+    }
+
+    /// Returns the narrowest window; `None` without samples.
+    fn least_span(&self) -> Option<f64> {
         let (first, last) = self.full_range();
         let most = self.drawn().map(|(_, run)| run.series.live().len()).max().unwrap_or(0);
-        if most > 0 {
-            self.view.zoom(factor, (last - first) / most as f64 * MIN_SPAN, (first, last));
-        }
+        (most > 0).then(|| (last - first) / most as f64 * MIN_SPAN)
     }
 
     /// Returns the keys whose values differ, in the order of a recipe. A recipe that is not read yet is left out.

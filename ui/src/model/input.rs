@@ -24,6 +24,8 @@ pub enum Purpose {
     NodeFilter,
     /// Searches a log.
     Search,
+    /// Chooses the ranks of a log.
+    LogRanks,
     /// The source of a conversion.
     ConvertSource,
     /// The target of a conversion.
@@ -52,6 +54,7 @@ impl Purpose {
             Self::RecipeFilter => "Filter recipes: ",
             Self::NodeFilter => "Filter nodes: ",
             Self::Search => "Search: ",
+            Self::LogRanks => "Ranks: ",
             Self::ConvertSource => "Source: ",
             Self::ConvertTarget => "New folder: ",
             Self::ConvertMerge => "LoRA adapter: ",
@@ -71,6 +74,7 @@ impl Purpose {
             Self::Launch => "RECIPE --init WEIGHTS --set data.index=DATA",
             Self::Prompt => "TEXT --d SEED --s STEPS --g GUIDANCE",
             Self::Override => "train.steps=100",
+            Self::LogRanks => "0-3,8; without any, all ranks",
             Self::Ranks => "as many as the mesh has",
             Self::Weights => "PATH or RUN; without any, the source in the stage, else random",
             _ => "",
@@ -79,7 +83,7 @@ impl Purpose {
 
     /// Returns whether the text takes effect while it is typed.
     pub fn is_live(self) -> bool {
-        matches!(self, Self::Filter | Self::RecipeFilter | Self::NodeFilter | Self::Search)
+        matches!(self, Self::Filter | Self::RecipeFilter | Self::NodeFilter | Self::Search | Self::LogRanks)
     }
 
     /// Returns whether Enter shows the plan of a run.

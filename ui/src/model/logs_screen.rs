@@ -1,47 +1,45 @@
-//! An open log: its lines, the visible part, and the search.
+//! An open log: its lines, the visible part, the filters and the search.
 
+use crate::log_lines::Level;
+use crate::model::log_store::{LogLine, LogStore};
 use crate::model::run_screen::RunScreen;
-use crate::msg::LogChunk;
+use crate::msg::{LogChunk, RankLines};
+use crate::rank_set::RankSet;
 use crate::text;
 use cluster::RankPlace;
 use regex::Regex;
-use std::collections::VecDeque;
-
-/// The maximum number of lines that are kept; older lines are only in the file.
-const MAX_LINES: usize = 5000;
+use std::collections::BTreeSet;
 
 /// The maximum number of bytes of a line that are kept, so that one very long line does not slow down drawing.
 const MAX_LINE: usize = 4096;
 
-/// An open log.
+/// An open log: of one rank, or of all ranks in one order.
 #[derive(Debug, Clone)]
 pub struct LogsScreen {
-    /// Position among the run's ranks.
-    pub rank: usize,
-    pub(crate) lines: VecDeque<LogLine>,
-    /// Number of the first kept line since the stream began.
-    pub(crate) first: u64,
+    /// Position among the run's ranks; `None` for the merged log.
+    pub rank: Option<usize>,
+    /// The attempt to show; `None` for the newest one.
+    pub pinned: Option<u32>,
+    pub(crate) store: LogStore,
     pub(crate) attempt: Option<u32>,
     pub(crate) skipped_bytes: u64,
     /// The line, and the row in it, at the top of the screen; `None` to follow the newest lines.
     pub(crate) top: Option<(u64, usize)>,
     pub(crate) wrap: bool,
+    /// The line that the user went to: a match, an error or a clicked line.
+    pub(crate) current: Option<u64>,
+    /// The lowest level that is shown.
+    pub level: Level,
+    /// The ranks whose lines are shown; all if it is empty.
+    pub only: RankSet,
+    /// Whether each folded line is shown with the texts of its ranks.
+    pub(crate) is_unfolded: bool,
+    /// The lines for which it is the other way round.
+    pub(crate) toggled: BTreeSet<u64>,
+    /// Whether to go to the first error of the shown ranks, or otherwise to their last line, when the log has been read.
+    pub(crate) seeks: bool,
     /// The search.
     pub search: Option<Search>,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct LogLine {
-    pub(crate) text: String,
-    pub(crate) kind: LineKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum LineKind {
-    Plain,
-    Bad,
-    /// A divider between two attempts; not part of the file.
-    Divider,
 }
 
 /// A search in a log.
@@ -50,77 +48,118 @@ pub struct Search {
     /// The search text.
     pub text: String,
     pub(crate) regex: Option<Regex>,
-    /// Line of the current match.
-    pub(crate) at: Option<u64>,
 }
 
 impl Default for LogsScreen {
     fn default() -> Self {
         Self {
-            rank: 0,
-            lines: VecDeque::new(),
-            first: 0,
+            rank: None,
+            pinned: None,
+            store: LogStore::default(),
             attempt: None,
             skipped_bytes: 0,
             top: None,
             wrap: true,
+            current: None,
+            level: Level::Plain,
+            only: RankSet::default(),
+            is_unfolded: false,
+            toggled: BTreeSet::new(),
+            seeks: false,
             search: None,
         }
     }
 }
 
 impl LogsScreen {
+    /// Returns the merged log of an attempt, of some ranks if any are given, which goes to their first error.
+    pub fn at_error(attempt: Option<u32>, only: RankSet) -> Self {
+        Self { pinned: attempt, only, seeks: true, ..Self::default() }
+    }
+
     /// Returns the placement of the shown rank, once it has loaded.
     pub fn place<'a>(&self, run: &'a RunScreen) -> Option<&'a RankPlace> {
-        run.places().get(self.rank)
+        run.places().get(self.rank?)
     }
 
     /// Adds lines of the shown rank. Lines of another rank come from a stream that is being stopped, and are ignored.
-    pub fn add(&mut self, chunk: LogChunk) {
-        if chunk.rank != self.rank {
+    pub fn add(&mut self, chunk: LogChunk, now: f64) {
+        if self.rank != Some(chunk.rank) {
             return;
         }
-        if chunk.from_start {
-            self.lines.clear();
-            (self.first, self.top, self.attempt) = (0, None, None);
-            self.skipped_bytes = chunk.skipped_bytes;
-        }
-        if self.attempt.is_some_and(|attempt| attempt != chunk.attempt) {
-            self.push(LogLine { text: format!("attempt {}", chunk.attempt), kind: LineKind::Divider });
-        }
-        self.attempt = Some(chunk.attempt);
+        self.begin(chunk.attempt, chunk.from_start, chunk.skipped_bytes);
         for line in chunk.lines {
-            let mut text = text::clean(&line);
-            if text.len() > MAX_LINE {
-                text.truncate((0..=MAX_LINE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
-                text.push('…');
+            self.store.add(chunk.rank, cut(&line), now, false);
+        }
+    }
+
+    /// Adds lines of all ranks, and goes to the first error if that was requested. `size` is that of the text.
+    pub fn add_merged(&mut self, chunk: RankLines, now: f64, size: (usize, usize)) {
+        if self.rank.is_some() || self.pinned.is_some_and(|attempt| attempt != chunk.attempt) {
+            return;
+        }
+        self.begin(chunk.attempt, chunk.from_start, chunk.skipped_bytes);
+        if chunk.skipped_bytes > 0 && !chunk.from_start {
+            self.store.divide(format!("{} are only in the files", units::short_size(chunk.skipped_bytes)));
+        }
+        for (rank, line) in chunk.lines {
+            self.store.add(rank, cut(&line), now, true);
+        }
+        if self.seeks && chunk.is_caught_up {
+            self.seeks = false;
+            if let Some(line) = self.first_error() {
+                self.go_to(line, size);
             }
-            let kind = if looks_bad(&text) { LineKind::Bad } else { LineKind::Plain };
-            self.push(LogLine { text, kind });
         }
     }
 
-    pub(crate) fn push(&mut self, line: LogLine) {
-        self.lines.push_back(line);
-        if self.lines.len() > MAX_LINES {
-            self.lines.pop_front();
-            self.first += 1;
+    fn begin(&mut self, attempt: u32, from_start: bool, skipped_bytes: u64) {
+        if from_start {
+            self.store = LogStore::default();
+            (self.top, self.attempt, self.current) = (None, None, None);
+            self.toggled.clear();
+            self.skipped_bytes = skipped_bytes;
         }
+        if self.attempt.is_some_and(|before| before != attempt) {
+            self.store.divide(format!("attempt {attempt}"));
+        }
+        self.attempt = Some(attempt);
     }
 
-    pub(crate) fn end(&self) -> u64 {
-        self.first + self.lines.len() as u64
+    /// Returns the line of the first error of the shown ranks: the cause of the run's failure if it is among them.
+    pub(crate) fn first_error(&self) -> Option<u64> {
+        let first = self.store.first_error.as_ref();
+        let of_all =
+            first.map(|first| first.line).filter(|line| self.store.line(*line).is_some_and(|at| self.passes(at)));
+        let is_bad =
+            |number: &u64| self.store.line(*number).is_some_and(|line| line.level == Level::Error && self.passes(line));
+        of_all.or_else(|| (self.store.first()..self.store.end()).find(is_bad))
     }
 
-    pub(crate) fn line(&self, number: u64) -> Option<&LogLine> {
-        self.lines.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    /// Returns whether a line passes the filters.
+    pub(crate) fn passes(&self, line: &LogLine) -> bool {
+        if line.is_divider {
+            return self.level == Level::Plain;
+        }
+        line.level >= self.level && (self.only.is_empty() || line.ranks.intersects(&self.only))
+    }
+
+    /// Returns the texts of a line that are shown, with the ranks that printed them.
+    pub(crate) fn texts<'a>(&self, number: u64, line: &'a LogLine) -> Vec<(RankSet, &'a str)> {
+        line.texts(&self.only, self.is_unfolded == self.toggled.contains(&number))
+    }
+
+    /// Shows the texts of all ranks of a line, or folds them.
+    pub(crate) fn toggle(&mut self, number: u64) {
+        if !self.toggled.remove(&number) {
+            self.toggled.insert(number);
+        }
     }
 
     pub(crate) fn rows_of(&self, number: u64, width: usize) -> usize {
-        match self.line(number) {
-            Some(line) if self.wrap => text::rows(&line.text, width).count(),
-            _ => 1,
-        }
+        let Some(line) = self.store.line(number).filter(|line| self.passes(line)) else { return 0 };
+        let texts = self.texts(number, line);
+        if self.wrap { texts.iter().map(|(_, text)| text::rows(text, width).count()).sum() } else { texts.len() }
     }
 
     /// Returns the position `rows` rows above another, or the beginning.
@@ -130,8 +169,8 @@ impl LogsScreen {
                 return (line, row - rows);
             }
             rows -= row;
-            if line <= self.first {
-                return (self.first, 0);
+            if line <= self.store.first() {
+                return (self.store.first(), 0);
             }
             line -= 1;
             row = self.rows_of(line, width);
@@ -141,7 +180,7 @@ impl LogsScreen {
 
     /// Returns the position `rows` rows below another, or the end.
     pub(crate) fn below(&self, (mut line, mut row): (u64, usize), mut rows: usize, width: usize) -> (u64, usize) {
-        while line < self.end() {
+        while line < self.store.end() {
             let left = self.rows_of(line, width) - row;
             if rows < left {
                 return (line, row + rows);
@@ -149,12 +188,12 @@ impl LogsScreen {
             rows -= left;
             (line, row) = (line + 1, 0);
         }
-        (self.end(), 0)
+        (self.store.end(), 0)
     }
 
     /// Returns the position at the top of the screen when the newest lines are shown.
     pub(crate) fn bottom_top(&self, size: (usize, usize)) -> (u64, usize) {
-        self.above((self.end(), 0), size.1, size.0)
+        self.above((self.store.end(), 0), size.1, size.0)
     }
 
     /// Returns the position at the top of the screen.
@@ -162,7 +201,7 @@ impl LogsScreen {
         let newest = self.bottom_top(size);
         // The wanted line may have been dropped meanwhile.
         let wanted = self.top.map(|(line, row)| {
-            let line = line.max(self.first);
+            let line = line.max(self.store.first());
             (line, row.min(self.rows_of(line, size.0).saturating_sub(1)))
         });
         wanted.filter(|top| *top < newest).unwrap_or(newest)
@@ -179,44 +218,47 @@ impl LogsScreen {
         self.top = (top < self.bottom_top(size)).then_some(top);
     }
 
-    /// Goes to the next matching line, from the current match or the top of the screen; wraps around.
-    pub(crate) fn find(&mut self, forward: bool, size: (usize, usize)) -> bool {
-        let from = self.shown_top(size).0;
-        let Some(search) = &self.search else { return false };
-        let Some(regex) = &search.regex else { return false };
-        let count = self.lines.len();
-        let start = search.at.unwrap_or(if forward { from.wrapping_sub(1) } else { from });
-        let start = start.wrapping_sub(self.first) as usize;
-        let found = (1..=count).find_map(|offset| {
-            let index = if forward {
-                start.wrapping_add(offset) % count
-            } else {
-                start.wrapping_add(count).wrapping_sub(offset) % count
-            };
-            regex.is_match(&self.lines[index].text).then_some(index)
-        });
-        let Some(index) = found else { return false };
-        let line = self.first + index as u64;
-        // The match is placed a third down the screen, below its context.
+    /// Puts a line a third down the screen, below its context, and marks it.
+    pub(crate) fn go_to(&mut self, line: u64, size: (usize, usize)) {
         let top = self.above((line, 0), size.1 / 3, size.0);
         self.top = (top < self.bottom_top(size)).then_some(top);
-        if let Some(search) = &mut self.search {
-            search.at = Some(line);
-        }
+        self.current = Some(line);
+    }
+
+    /// Goes to the next matching line, from the current line or the top of the screen; wraps around.
+    pub(crate) fn find(&mut self, forward: bool, size: (usize, usize)) -> bool {
+        let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return false };
+        let (first, end) = (self.store.first(), self.store.end());
+        let from = self.current.filter(|line| (first..end).contains(line));
+        let matches = |number: &u64| {
+            let line = self.store.line(*number).filter(|line| self.passes(line));
+            line.is_some_and(|line| self.texts(*number, line).iter().any(|(_, text)| regex.is_match(text)))
+        };
+        let found = if forward {
+            let start = from.map_or_else(|| self.shown_top(size).0, |line| line + 1);
+            (start..end).chain(first..start).find(matches)
+        } else {
+            let start = from.unwrap_or_else(|| self.shown_top(size).0);
+            (first..start).rev().chain((start..end).rev()).find(matches)
+        };
+        let Some(line) = found else { return false };
+        self.go_to(line, size);
         true
     }
 
-    pub(crate) fn show_rank(&mut self, rank: usize) {
-        *self = Self { rank, wrap: self.wrap, search: self.search.take(), ..Self::default() };
-        if let Some(search) = &mut self.search {
-            search.at = None;
-        }
+    /// Shows the log of one rank, or the merged one.
+    pub(crate) fn show(&mut self, rank: Option<usize>) {
+        let (search, level) = (self.search.take(), self.level);
+        *self = Self { rank, wrap: self.wrap, search, level, ..Self::default() };
     }
 }
 
-/// Returns whether a line looks like an error; such lines are coloured.
-fn looks_bad(text: &str) -> bool {
-    const SIGNS: [&str; 5] = ["error", "panicked", "failed", "out of memory", "fatal"];
-    let lower = text.to_ascii_lowercase();
-    SIGNS.iter().any(|sign| lower.contains(sign))
+/// Returns a line as it is kept: without control characters, and not too long.
+fn cut(line: &str) -> String {
+    let mut text = text::clean(line);
+    if text.len() > MAX_LINE {
+        text.truncate((0..=MAX_LINE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+        text.push('…');
+    }
+    text
 }

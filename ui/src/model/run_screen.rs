@@ -105,7 +105,7 @@ impl RunScreen {
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
             RunMsg::NextFrame => self.samples.frame = self.samples.frame.wrapping_add(1),
             RunMsg::Lost(failure) => self.lost = Some(failure),
-            RunMsg::Log(_) | RunMsg::Recipe(_) => {}
+            RunMsg::Log(_) | RunMsg::Logs(_) | RunMsg::Recipe(_) => {}
         }
     }
 
@@ -164,12 +164,34 @@ impl RunScreen {
         self.view.pan(right, self.full_range());
     }
 
-    pub(crate) fn zoom(&mut self, factor: f64) {
+    /// Zooms by a factor, around a position on the x axis or the cursor.
+    pub(crate) fn zoom(&mut self, factor: f64, around: Option<f64>) {
+        if let Some(least) = self.least_span() {
+            self.view.zoom(factor, least, self.full_range(), around);
+        }
+    }
+
+    /// Shows a range of the x axis.
+    pub(crate) fn show(&mut self, range: (f64, f64)) {
+        if let Some(least) = self.least_span() {
+            self.view.show(range, least, self.full_range());
+        }
+    }
+
+    /// Puts the cursor on the sample that is nearest to a position on the x axis.
+    pub(crate) fn put_cursor_at(&mut self, x: f64) {
+        let (axis, live) = (Axis::from(self.x), self.series.live());
+        if let Some(nearest) = self.series.nearest(axis, x) {
+            let to = (nearest + 1 < live.len()).then(|| self.series.x_of(axis, live, nearest));
+            self.view.put_cursor(to, self.full_range());
+        }
+    }
+
+    /// Returns the narrowest window; `None` without samples.
+    fn least_span(&self) -> Option<f64> {
         let (first, last) = self.full_range();
         let samples = self.series.live().len();
-        if samples > 0 {
-            self.view.zoom(factor, (last - first) / samples as f64 * MIN_SPAN, (first, last));
-        }
+        (samples > 0).then(|| (last - first) / samples as f64 * MIN_SPAN)
     }
 
     pub(crate) fn reset_view(&mut self) {

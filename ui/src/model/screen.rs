@@ -5,12 +5,15 @@ use crate::gpu_value::GpuValue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{Failure, RunId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The screen that fills the terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "one per file in screens/")]
 pub enum Screen {
+    #[default]
     Runs,
     Run,
     Compare,

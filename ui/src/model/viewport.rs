@@ -51,8 +51,21 @@ impl Viewport {
         self.cursor = self.cursor.map(|x| x.clamp(end - (high - low), end.min(last)));
     }
 
-    /// Changes the width of the window by a factor, to no less than `least`.
-    pub(crate) fn zoom(&mut self, factor: f64, least: f64, full: (f64, f64)) {
+    /// Shows a range of at least `least`.
+    pub(crate) fn show(&mut self, (from, to): (f64, f64), least: f64, full: (f64, f64)) {
+        let (low, high) = (from.min(to).max(full.0), from.max(to).min(full.1));
+        let span = (high - low).max(least);
+        if span >= full.1 - full.0 {
+            (self.span, self.end) = (None, None);
+            return;
+        }
+        self.span = Some(span);
+        self.end = (low + span < full.1).then_some(low + span);
+    }
+
+    /// Changes the width of the window by a factor, to no less than `least`. A position keeps its place on the screen: `around`,
+    /// or the cursor.
+    pub(crate) fn zoom(&mut self, factor: f64, least: f64, full: (f64, f64), around: Option<f64>) {
         let (first, last) = full;
         let (low, high) = self.window(full);
         let span = ((high - low) * factor).max(least);
@@ -61,8 +74,7 @@ impl Viewport {
             return;
         }
         self.span = Some(span);
-        if let Some(x) = self.cursor {
-            // The cursor keeps its position on the screen.
+        if let Some(x) = around.or(self.cursor) {
             let share = ((x - low) / (high - low)).clamp(0.0, 1.0);
             let end = x + (1.0 - share) * span;
             self.end = (end < last).then_some(end);

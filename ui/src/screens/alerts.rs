@@ -137,6 +137,12 @@ fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
 }
 
+/// Returns the number of alerts from the selected one to the one in a row of the terminal.
+pub fn alerts_until(model: &Model, row: u16) -> Option<isize> {
+    let list = layout::cut_top(list_area(model).0, 1).1;
+    layout::entries_until(list, row, model.alerts_screen.top, position(model), rows(model).len())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     if model.alerts.is_none() {
@@ -149,7 +155,11 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             Line::styled("Runs report here what needs you: failures, stalls, a full disk.", model.theme.faint),
             Line::styled("To get alerts without the console, see docs/alerts.md.", model.theme.faint),
             Line::default(),
-            Line::from(hint(model, &Context::Alerts.key_of(Action::TestAlerts), "send a test alert to all channels")),
+            Line::from(hint(
+                model,
+                &model.keys.name(Context::Alerts, Action::TestAlerts),
+                "send a test alert to all channels",
+            )),
         ];
         write_centered(model, buf, body, lines);
         return;

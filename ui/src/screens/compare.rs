@@ -1,7 +1,8 @@
 //! The Compare screen: one metric of several runs in one chart, a legend with their values, and the differences of their
 //! recipes.
 
-use crate::effect::Effect;
+use crate::effect::{ComparisonSpec, Effect, ImageFormat};
+use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Screen, Viewport};
@@ -12,7 +13,7 @@ use crate::text;
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::{panel, state, write, write_lines};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{METRICS, RunId};
@@ -25,7 +26,7 @@ const WIDE: u16 = 120;
 pub fn open(model: &mut Model) {
     let marked = &model.runs_screen.marked;
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
-    let mark = Context::Runs.key_of(Action::Mark);
+    let mark = model.keys.name(Context::Runs, Action::Mark);
     match runs.len() {
         0 | 1 => model.warn(format!("Mark two or more runs with {mark} to compare them")),
         2..=MOST_COMPARED => {
@@ -75,12 +76,36 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::PageDown => open.view.pan(true, open.full_range()),
         Action::Top => open.view.put_at_start(open.full_range()),
         Action::Bottom => open.view.put_cursor(None, open.full_range()),
-        Action::ZoomIn => open.zoom(0.5),
-        Action::ZoomOut => open.zoom(2.0),
+        Action::ZoomIn => open.zoom(0.5, None),
+        Action::ZoomOut => open.zoom(2.0, None),
         Action::ResetView => open.view = Viewport::default(),
+        Action::ExportSvg => return export(model, ImageFormat::Svg),
+        Action::ExportPng => return export(model, ImageFormat::Png),
         _ => {}
     }
     Vec::new()
+}
+
+fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
+    let Some(open) = &model.compare else { return Vec::new() };
+    if lines(model, open).is_empty() {
+        model.warn("There is nothing to export: no run has logged this metric yet");
+        return Vec::new();
+    }
+    let comparison = ComparisonSpec {
+        runs: open.runs.iter().map(|run| run.id.clone()).collect(),
+        metric: open.metric().name,
+        x: open.x,
+        window: open.view.span.map(|_| open.window()),
+        log_y: open.log_y.contains(&open.metric),
+        smoothing: open.smoothing.map(|level| SMOOTHING[level]),
+    };
+    // The names of all runs would be too long for the name of a file.
+    let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
+    let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
+    let to = model.export_dir.join(format!("{first}-and-{more}-{}.{extension}", comparison.metric));
+    let job = model.jobs.start(Intent::Export);
+    vec![Effect::ExportComparison { job, comparison, to }]
 }
 
 /// The parts of the screen. A part without room has height 0.
@@ -167,7 +192,6 @@ pub(super) fn ink(model: &Model, number: usize) -> Style {
 }
 
 fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
-    let metric = open.metric();
     let by = match open.x {
         Axis::Step => "by step",
         Axis::Time => "by time since the first step",
@@ -182,19 +206,7 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     }
     let value = vec![Span::styled(settings.join(", "), model.theme.faint)];
     let below = panel(model, buf, area, metric_name(open.metric), value, false);
-    let track = open.track();
-    let lines: Vec<ChartLine<'_>> = open
-        .drawn()
-        .filter(|(_, run)| !run.series.of_track(track).column(track).is_empty())
-        .map(|(number, run)| ChartLine {
-            series: &run.series,
-            track,
-            band: None,
-            label: short_id(&run.id).to_owned(),
-            mark: mark(number),
-            style: ink(model, number),
-        })
-        .collect();
+    let lines = lines(model, open);
     if lines.is_empty() {
         let nothing = if open.runs.iter().all(|run| run.opened || run.lost.is_some()) {
             "No run has logged this metric yet"
@@ -204,9 +216,29 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
+    line_chart(model, open, &lines).render(below, buf);
+}
+
+fn lines<'a>(model: &Model, open: &'a CompareScreen) -> Vec<ChartLine<'a>> {
+    let track = open.track();
+    open.drawn()
+        .filter(|(_, run)| !run.series.of_track(track).column(track).is_empty())
+        .map(|(number, run)| ChartLine {
+            series: &run.series,
+            track,
+            band: None,
+            label: short_id(&run.id).to_owned(),
+            mark: mark(number),
+            style: ink(model, number),
+        })
+        .collect()
+}
+
+fn line_chart<'a>(model: &Model, open: &CompareScreen, lines: &'a [ChartLine<'a>]) -> LineChart<'a> {
+    let dragged = model.drag.and_then(|drag| drag.shown());
     LineChart {
-        lines: &lines,
-        unit: metric.unit,
+        lines,
+        unit: open.metric().unit,
         x: open.x,
         step_word: "step",
         window: open.window(),
@@ -214,11 +246,20 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         smoothing: open.smoothing,
         aligned: None,
         x_labels_from: 6,
-        cursor: open.view.cursor,
+        // The ends of a drag take the place of the cursor.
+        cursor: open.view.cursor.filter(|_| dragged.is_none()),
+        dragged,
         symbols: model.symbols,
         theme: model.theme,
     }
-    .render(below, buf);
+}
+
+/// Returns the area between the axes of the chart, if a position of the terminal is in it.
+pub fn plot_at(model: &Model, at: Position) -> Option<Rect> {
+    let open = model.compare.as_ref()?;
+    let area = areas(model, layout::areas(model.size).body).chart;
+    let lines = lines(model, open);
+    line_chart(model, open, &lines).plot(layout::cut_top(area, 1).1).filter(|plot| plot.contains(at))
 }
 
 /// The width of a column of values.

@@ -74,7 +74,7 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let mut lines: Vec<Line<'static>> = differences.iter().zip(&cells).skip(scroll).take(visible).map(line).collect();
     let hidden = differences.len() - scroll - lines.len();
     if hidden > 0 && visible > 1 {
-        let down = Context::Compare.key_of(Action::Down);
+        let down = model.keys.name(Context::Compare, Action::Down);
         lines.pop();
         lines.push(Line::styled(
             format!("{} {} more; {down} scrolls", model.symbols.ellipsis, hidden + 1),

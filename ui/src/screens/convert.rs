@@ -225,7 +225,10 @@ fn replace(model: &mut Model) -> Vec<Effect> {
 
 fn start(model: &mut Model) -> Vec<Effect> {
     if model.convert.work.is_some() {
-        model.warn("A conversion is running. Wait for it, or press X to cancel it.");
+        model.warn(format!(
+            "A conversion is running. Wait for it, or press {} to cancel it.",
+            model.keys.name(Context::Convert, Action::CancelWork)
+        ));
         return Vec::new();
     }
     let preview = match &model.convert.preview {
@@ -290,7 +293,7 @@ pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
     write_lines(model, buf, area, lines.into_iter().skip(scroll));
     if more && left > 0 && area.height > 1 {
         let last = Rect { y: area.bottom() - 1, height: 1, ..area };
-        let key = Context::Convert.key_of(Action::PageDown);
+        let key = model.keys.name(Context::Convert, Action::PageDown);
         let text = format!("{} {} more lines: {key}", model.symbols.ellipsis, left + 1);
         for x in last.left()..last.right() {
             if let Some(cell) = buf.cell_mut((x, last.y)) {
@@ -360,7 +363,7 @@ fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
     }
     let mut second = vec![Span::raw(format!("{facts}   "))];
     if !work.stopping {
-        second.extend(hint(model, &Context::Convert.key_of(Action::CancelWork), "cancel"));
+        second.extend(hint(model, &model.keys.name(Context::Convert, Action::CancelWork), "cancel"));
     }
     vec![
         Line::from(vec![
@@ -394,7 +397,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             lines.extend(failure_lines(model, failure, width));
             let mut line = Vec::new();
             if preview.in_the_way {
-                line.extend(hint(model, &Context::Convert.key_of(Action::Replace), "replace it"));
+                line.extend(hint(model, &model.keys.name(Context::Convert, Action::Replace), "replace it"));
                 line.push(Span::raw("   "));
             }
             line.push(Span::styled(preview.command.clone(), theme.faint));
@@ -404,10 +407,10 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
             if preview.in_the_way {
                 lines.push(Line::styled("Replaces the existing conversion in that folder.", theme.warn));
             }
-            let mut line = hint(model, &Context::Convert.key_of(Action::Convert), "convert as shown");
+            let mut line = hint(model, &model.keys.name(Context::Convert, Action::Convert), "convert as shown");
             if preview.in_the_way {
                 line.push(Span::raw("   "));
-                line.extend(hint(model, &Context::Convert.key_of(Action::Replace), "do not replace"));
+                line.extend(hint(model, &model.keys.name(Context::Convert, Action::Replace), "do not replace"));
             }
             line.push(Span::styled(format!("   {}", preview.command), theme.faint));
             lines.push(Line::from(line));

@@ -151,7 +151,7 @@ fn settings(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
     let hidden = form.rows.len() - form.shown_rows().len();
     let mut value = Vec::new();
     if hidden > 0 || form.with_defaults {
-        let key = Context::Launch.key_of(Action::Defaults);
+        let key = model.keys.name(Context::Launch, Action::Defaults);
         let text = if form.with_defaults { "hides".to_owned() } else { format!("shows {hidden}") };
         value.extend(hint(model, &key, &format!("{text} defaults")));
     }
@@ -251,7 +251,7 @@ fn target(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         LaunchTarget::Slurm(path) => format!("On Slurm: {path}"),
     };
     let others = form.targets.iter().filter(|target| !target.is_alike(&form.draft.target)).count();
-    let key = Context::Launch.key_of(Action::Targets);
+    let key = model.keys.name(Context::Launch, Action::Targets);
     let value = if others > 0 { hint(model, &key, &counted(others, "other target")) } else { Vec::new() };
     let inner = heading(model, buf, area, form, FormPanel::Target, &title, value);
     match &form.draft.target {
@@ -262,7 +262,7 @@ fn target(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
                 (None, None) => "the ranks of the mesh".to_owned(),
             };
             let mut spans = vec![Span::raw(format!("  {ranks}   "))];
-            spans.extend(hint(model, &Context::Launch.key_of(Action::Ranks), "changes it"));
+            spans.extend(hint(model, &model.keys.name(Context::Launch, Action::Ranks), "changes it"));
             write(model, buf, inner, Line::from(spans));
         }
         LaunchTarget::Slurm(_) => {
@@ -475,7 +475,7 @@ fn check_lines(
     if is_chosen && row.is_waivable {
         let mut spans = vec![Span::raw(" ".repeat(indent))];
         let text = format!("starts the run without the check '{}'", row.name);
-        spans.extend(hint(model, &Context::Launch.key_of(Action::Waive), &text));
+        spans.extend(hint(model, &model.keys.name(Context::Launch, Action::Waive), &text));
         lines.push(Line::from(spans));
     }
     lines

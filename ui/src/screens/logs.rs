@@ -1,26 +1,33 @@
-//! The Logs screen: the log of one rank, which can be followed, scrolled and searched.
+//! The Logs screen: the logs of all ranks in one order, or of one rank. It can be followed, scrolled, filtered and searched.
 
 use crate::effect::Effect;
-use crate::keymap::Action;
+use crate::keymap::{Action, Context};
 use crate::layout;
-use crate::model::{Input, LineKind, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
+use crate::log_lines::Level;
+use crate::model::{Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
+use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
 use crate::text;
 use crate::widgets::{write, write_centered, write_split};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
-use ratatui_core::style::Style;
+use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::{Line, Span};
 use regex::RegexBuilder;
+use std::ops::Range;
 use units::counted;
 
 /// Memory limit of a compiled search expression, so that a typo cannot freeze the screen.
 const MAX_REGEX: usize = 1 << 20;
 
+/// The columns from which the ranks before a line are introduced by a word.
+const WIDE: u16 = 110;
+
 /// Searches for the text typed so far; an empty text ends the search.
 pub fn set_search(model: &mut Model, text: &str) {
     let size = text_size(model);
     let Some(logs) = &mut model.logs else { return };
+    logs.current = None;
     if text.is_empty() {
         logs.search = None;
         return;
@@ -32,8 +39,27 @@ pub fn set_search(model: &mut Model, text: &str) {
     };
     // An incomplete expression, such as "(", is searched literally.
     let regex = build(text).or_else(|_| build(&regex::escape(text))).ok();
-    logs.search = Some(Search { text: text.to_owned(), regex, at: None });
+    logs.search = Some(Search { text: text.to_owned(), regex });
     logs.find(true, size);
+}
+
+/// Shows only the lines of the ranks typed so far. A text that is not a list of ranks changes nothing yet.
+pub fn set_ranks(model: &mut Model, text: &str) {
+    if let (Some(logs), Ok(ranks)) = (&mut model.logs, RankSet::parse(text)) {
+        logs.only = ranks;
+    }
+}
+
+/// Warns about a list of ranks that cannot be read, or that has no rank of the run.
+pub fn check_ranks(model: &mut Model, text: &str) {
+    let last = model.run.as_ref().map_or(0, |run| run.places().len()).saturating_sub(1);
+    match RankSet::parse(text) {
+        Err(part) => model.warn(format!("\"{part}\" is not a rank or a range. Write ranks as 0-3,8")),
+        Ok(ranks) if !ranks.is_empty() && ranks.iter().next().is_some_and(|first| first > last) => {
+            model.warn(format!("This run has ranks 0 to {last}"));
+        }
+        Ok(_) => {}
+    }
 }
 
 /// Handles an action.
@@ -60,16 +86,58 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             if !logs.find(action == Action::SearchNext, size) {
                 model.warn(match wanted {
                     Some(text) => format!("No match for \"{text}\" in the loaded lines"),
-                    None => "No search text. Press / to search.".to_owned(),
+                    None => {
+                        format!("No search text. Press {} to search.", model.keys.name(Context::Logs, Action::Search))
+                    }
                 });
             }
         }
+        Action::FirstError => match logs.first_error() {
+            Some(line) => logs.go_to(line, size),
+            None => model.warn("No error in the loaded lines"),
+        },
+        Action::NextLevel => {
+            logs.level = match logs.level {
+                Level::Plain => Level::Warning,
+                Level::Warning => Level::Error,
+                Level::Error => Level::Plain,
+            };
+        }
+        Action::LogRanks if logs.rank.is_some() => {
+            let key = model.keys.name(Context::Logs, Action::AllRanks);
+            model.warn(format!("Press {key} for the logs of all ranks, then choose ranks"));
+        }
+        Action::LogRanks => {
+            let text = logs.only.to_string();
+            model.input = Some(Input::new(Purpose::LogRanks, text));
+        }
+        Action::Expand => match logs.current {
+            Some(line) => logs.toggle(line),
+            None => {
+                let key = |action| model.keys.name(Context::Logs, action);
+                let (error, search, all) = (key(Action::FirstError), key(Action::Search), key(Action::Unfold));
+                model.warn(format!(
+                    "No line is marked. Press {error} for the first error, {search} to search, or {all} for all lines."
+                ));
+            }
+        },
+        Action::Unfold => {
+            logs.is_unfolded = !logs.is_unfolded;
+            logs.toggled.clear();
+        }
         Action::RankNext | Action::RankPrevious if ranks > 1 => {
-            let step = if action == Action::RankNext { 1 } else { ranks - 1 };
-            logs.show_rank((logs.rank + step) % ranks);
+            // The merged log comes before rank 0.
+            let at = logs.rank.map_or(0, |rank| rank + 1);
+            let step = if action == Action::RankNext { 1 } else { ranks };
+            logs.show(((at + step) % (ranks + 1)).checked_sub(1));
         }
         Action::RankNext | Action::RankPrevious => model.warn("This run has no other rank"),
+        Action::AllRanks if logs.rank.is_some() => logs.show(None),
         Action::Back if logs.search.is_some() => logs.search = None,
+        Action::Back if logs.level != Level::Plain || !logs.only.is_empty() => {
+            logs.level = Level::Plain;
+            logs.only = RankSet::default();
+        }
         Action::Back => {
             model.logs = None;
             model.screen = Screen::Run;
@@ -79,124 +147,266 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
+/// The parts of the screen.
+struct Parts {
+    heading: Rect,
+    /// The first error.
+    error: Rect,
+    /// The lines with their ranks.
+    lines: Rect,
+    /// Columns for the ranks before each line; 0 if there is only one rank.
+    label: u16,
+}
+
+fn parts(model: &Model, body: Rect) -> Parts {
+    let (heading, rest) = layout::cut_top(body, 1);
+    let logs = model.logs.as_ref();
+    let has_error = logs.is_some_and(|logs| logs.rank.is_none() && logs.store.first_error.is_some());
+    let (error, lines) = layout::cut_top(rest, u16::from(has_error && rest.height > 4));
+    let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
+    let last = ranks.saturating_sub(1).to_string().len();
+    let label = match logs {
+        Some(logs) if logs.rank.is_none() && ranks > 1 => {
+            // The mark of the current line, "0-63 ×64" of all ranks, and more for lists, which are longer.
+            let all = 2 + last + 2 + ranks.to_string().len();
+            let more = if body.width >= WIDE { "ranks ".len() + last + 4 } else { last };
+            ((1 + all + more + 1) as u16).min(body.width / 3)
+        }
+        _ => 0,
+    };
+    Parts { heading, error, lines, label }
+}
+
 /// Returns width and height of the text.
-fn text_size(model: &Model) -> (usize, usize) {
-    let (_, text) = layout::cut_top(layout::areas(model.size).body, 1);
-    (usize::from(text.width).max(1), usize::from(text.height))
+pub fn text_size(model: &Model) -> (usize, usize) {
+    let parts = parts(model, layout::areas(model.size).body);
+    (usize::from(parts.lines.width - parts.label).max(1), usize::from(parts.lines.height))
+}
+
+/// One row of the screen: a part of a text of a line.
+struct Row<'a> {
+    number: u64,
+    line: &'a LogLine,
+    /// Whether it is the first row of the line.
+    is_first: bool,
+    ranks: RankSet,
+    text: &'a str,
+    part: Range<usize>,
+}
+
+/// Returns the rows from the top of the screen.
+fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
+    let (mut number, mut skipped) = logs.shown_top(size);
+    let mut rows = Vec::new();
+    while let (Some(line), true) = (logs.store.line(number), rows.len() < size.1) {
+        let texts = if logs.passes(line) { logs.texts(number, line) } else { Vec::new() };
+        let mut all = Vec::new();
+        for (ranks, text) in texts {
+            let whole = [0..text.len()];
+            let parts = if logs.wrap { text::rows(text, size.0).collect() } else { Vec::from(whole) };
+            let is_first = all.is_empty();
+            all.extend(parts.into_iter().map(|part| {
+                let is_first = is_first && part.start == 0;
+                Row { number, line, is_first, ranks: ranks.clone(), text, part }
+            }));
+        }
+        rows.extend(all.into_iter().skip(skipped));
+        (number, skipped) = (number + 1, 0);
+    }
+    rows.truncate(size.1);
+    rows
+}
+
+/// Returns the first row of the terminal that shows a line: a note about earlier lines may be above it.
+fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
+    let is_oldest = rows.first().is_some_and(|row| row.number == logs.store.first() && row.part.start == 0);
+    let is_cut = logs.store.first() > 0 || logs.skipped_bytes > 0;
+    area.top() + u16::from(is_oldest && is_cut && area.height > 1 && logs.top.is_some())
+}
+
+/// Returns the line in a row of the terminal.
+pub fn line_at(model: &Model, row: u16) -> Option<u64> {
+    let logs = model.logs.as_ref()?;
+    let parts = parts(model, layout::areas(model.size).body);
+    let rows = rows(logs, text_size(model));
+    let at = row.checked_sub(first_row(logs, &rows, parts.lines))?;
+    (row < parts.lines.bottom()).then(|| rows.get(usize::from(at)).map(|row| row.number)).flatten()
 }
 
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let (Some(run), Some(logs)) = (&model.run, &model.logs) else { return };
-    let (head, area) = layout::cut_top(body, 1);
-    heading(model, run, logs, buf, head);
+    let parts = parts(model, body);
+    heading(model, run, logs, buf, parts.heading);
+    first_error(model, logs, buf, parts.error);
     let faint = model.theme.faint;
-    if logs.lines.is_empty() {
-        let text = if run.status.is_none() || logs.attempt.is_none() && !run.places().is_empty() {
-            "Loading the log…"
-        } else if run.places().is_empty() {
-            "No logs: this run was never started"
-        } else if model.row(&run.id).is_some_and(|row| StateKind::of(&row.state).is_active()) {
-            "This rank has not printed anything yet"
-        } else {
-            "This rank printed nothing"
-        };
-        write_centered(model, buf, area, vec![Line::styled(text, faint)]);
+    let area = parts.lines;
+    let size = (usize::from(area.width - parts.label).max(1), usize::from(area.height));
+    let rows = rows(logs, size);
+    if rows.is_empty() {
+        write_centered(model, buf, area, vec![Line::styled(nothing(model, run, logs), faint)]);
         return;
     }
-    let width = usize::from(area.width).max(1);
-    let size = (width, usize::from(area.height));
-    let (mut number, mut row) = logs.shown_top(size);
-    let mut y = area.top();
-    if number == logs.first
-        && row == 0
-        && size.1 > 0
-        && (logs.first > 0 || logs.skipped_bytes > 0)
-        && logs.top.is_some()
-    {
-        let text = if logs.first > 0 || logs.skipped_bytes == 0 {
-            "earlier lines are only in the file".to_owned()
-        } else {
-            format!("the first {} are only in the file", units::short_size(logs.skipped_bytes))
+    let top = first_row(logs, &rows, area);
+    if top > area.top() {
+        let text = match (logs.store.first(), logs.rank) {
+            (0, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
+            (0, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
+            (_, Some(_)) => "earlier lines are only in the file".to_owned(),
+            (_, None) => "earlier lines are only in the files".to_owned(),
         };
-        write(model, buf, Rect { y, height: 1, ..area }, Line::styled(format!("… {text}"), faint));
-        y += 1;
+        write(model, buf, area, Line::styled(format!("… {text}"), faint));
     }
-    while let (Some(line), true) = (logs.line(number), y < area.bottom()) {
-        if line.kind == LineKind::Divider {
+    for (y, row) in (top..area.bottom()).zip(rows) {
+        let at = Rect { y, height: 1, ..area };
+        if row.line.is_divider {
             let rule = model.symbols.rule.repeat(3);
+            write(model, buf, at, Line::styled(format!("{rule} {} {rule}", row.text), faint));
+            continue;
+        }
+        let is_current = logs.current == Some(row.number);
+        let (label, rest) =
+            (Rect { width: parts.label, ..at }, Rect { x: at.x + parts.label, width: at.width - parts.label, ..at });
+        if row.part.start == 0 && parts.label > 1 {
             write(
                 model,
                 buf,
-                Rect { y, height: 1, ..area },
-                Line::styled(format!("{rule} {} {rule}", line.text), faint),
+                label,
+                label_of(model, &row.ranks, is_current && row.is_first, parts.label, body.width >= WIDE),
             );
-            y += 1;
-        } else if logs.wrap {
-            for range in text::rows(&line.text, width).skip(row) {
-                if y < area.bottom() {
-                    write(model, buf, Rect { y, height: 1, ..area }, styled(model, logs, number, line, range));
-                    y += 1;
-                }
-            }
-        } else {
-            write(model, buf, Rect { y, height: 1, ..area }, styled(model, logs, number, line, 0..line.text.len()));
-            y += 1;
         }
-        (number, row) = (number + 1, 0);
+        write(model, buf, rest, styled(model, logs, &row, is_current));
     }
 }
 
+/// Returns why there are no lines on the screen.
+fn nothing(model: &Model, run: &RunScreen, logs: &LogsScreen) -> String {
+    if !logs.store.is_empty() {
+        let key = model.keys.name(Context::Logs, Action::Back);
+        return format!("No line passes the filters. {key} clears them.");
+    }
+    let is_active = model.row(&run.id).is_some_and(|row| StateKind::of(&row.state).is_active());
+    let text = match logs.rank {
+        _ if run.status.is_none() || logs.attempt.is_none() && !run.places().is_empty() => "Loading the log…",
+        _ if run.places().is_empty() => "No logs: this run was never started",
+        Some(_) if is_active => "This rank has not printed anything yet",
+        Some(_) => "This rank printed nothing",
+        None if is_active => "No rank has printed anything yet",
+        None => "No rank printed anything",
+    };
+    text.to_owned()
+}
+
+/// Returns the ranks of a line as text: `3`, or `0-63 ×64`; on a wide screen with a word.
+fn label_of(model: &Model, ranks: &RankSet, is_current: bool, width: u16, is_wide: bool) -> Line<'static> {
+    let word = match ranks.count() {
+        _ if !is_wide => "",
+        1 => "rank ",
+        _ => "ranks ",
+    };
+    let times = if model.symbols.braille { "×" } else { "x" };
+    let count = if ranks.count() > 1 { format!(" {times}{}", ranks.count()) } else { String::new() };
+    let room = usize::from(width).saturating_sub(2 + text::width(word) + text::width(&count));
+    let mut list = ranks.to_string();
+    if list.len() > room {
+        // Whole ranges only.
+        let cut = text::fit(&list, room, model.symbols.ellipsis);
+        let end = cut.rfind(',').or_else(|| list.find(',')).unwrap_or(list.len());
+        list = text::fit(&format!("{}{}", &list[..end], model.symbols.ellipsis), room, model.symbols.ellipsis);
+    }
+    let style = match ranks.single() {
+        Some(rank) => model.theme.lines[rank % model.theme.lines.len()],
+        None => model.theme.strong,
+    };
+    let pointer = if is_current { model.symbols.pointer } else { " " };
+    Line::from(vec![
+        Span::styled(pointer, model.theme.accent),
+        Span::styled(format!("{word}{list}"), style),
+        Span::styled(count, model.theme.faint),
+    ])
+}
+
 /// Returns a part of a line with its matches marked.
-fn styled(
-    model: &Model,
-    logs: &LogsScreen,
-    number: u64,
-    line: &LogLine,
-    part: std::ops::Range<usize>,
-) -> Line<'static> {
-    let base = if line.kind == LineKind::Bad { model.theme.bad } else { Style::new() };
-    let Some(search) = &logs.search else { return Line::styled(line.text[part].to_owned(), base) };
-    let current = search.at == Some(number);
-    let matched = if current { model.theme.matched.patch(model.theme.accent) } else { model.theme.matched };
+fn styled(model: &Model, logs: &LogsScreen, row: &Row<'_>, is_current: bool) -> Line<'static> {
+    let base = match row.line.level {
+        Level::Error => model.theme.bad,
+        Level::Warning => model.theme.warn,
+        Level::Plain => Style::new(),
+    };
+    // Without colours, errors and warnings are not both bold.
+    let base = if base == model.theme.bad { base } else { base.remove_modifier(Modifier::BOLD) };
+    let (text, part) = (row.text, row.part.clone());
+    let Some(search) = &logs.search else { return Line::styled(text[part].to_owned(), base) };
+    let matched = if is_current { model.theme.matched.patch(model.theme.accent) } else { model.theme.matched };
     let mut spans = Vec::new();
     let mut at = part.start;
-    for found in search.regex.iter().flat_map(|regex| regex.find_iter(&line.text)) {
+    for found in search.regex.iter().flat_map(|regex| regex.find_iter(text)) {
         let (start, end) = (found.start().clamp(at, part.end), found.end().clamp(at, part.end));
         if start < end {
-            spans.push(Span::styled(line.text[at..start].to_owned(), base));
-            spans.push(Span::styled(line.text[start..end].to_owned(), matched));
+            spans.push(Span::styled(text[at..start].to_owned(), base));
+            spans.push(Span::styled(text[start..end].to_owned(), matched));
             at = end;
         }
     }
-    spans.push(Span::styled(line.text[at..part.end].to_owned(), base));
+    spans.push(Span::styled(text[at..part.end].to_owned(), base));
     Line::from(spans)
 }
 
 fn heading(model: &Model, run: &RunScreen, logs: &LogsScreen, buf: &mut Buffer, area: Rect) {
     let theme = &model.theme;
+    let ranks = run.places().len();
     let mut left = vec![Span::styled(short_id(&run.id).to_owned(), theme.strong), Span::raw("  ")];
-    match logs.place(run) {
-        Some(place) => {
-            left.push(Span::raw(format!("rank {} of {}", place.rank, run.places().len())));
-            // During a search, the matches are more important than the node of the rank.
-            if logs.search.is_none() {
-                left.push(Span::styled(format!(" on {}", place.node), theme.faint));
-                left.extend(logs.attempt.map(|attempt| Span::styled(format!(", attempt {attempt}"), theme.faint)));
-            }
+    match (logs.rank, logs.place(run)) {
+        (None, _) if !logs.only.is_empty() => {
+            let word = if logs.only.single().is_some() { "rank" } else { "ranks" };
+            left.push(Span::styled(format!("{word} {} of {ranks}", logs.only), theme.accent));
         }
-        None => left.push(Span::styled(format!("rank {}", logs.rank), theme.faint)),
+        (None, _) if ranks > 1 => left.push(Span::raw(format!("all {ranks} ranks"))),
+        (None, _) => left.push(Span::raw(counted(ranks, "rank"))),
+        (Some(_), Some(place)) => left.push(Span::raw(format!("rank {} of {ranks}", place.rank))),
+        (Some(rank), None) => left.push(Span::styled(format!("rank {rank}"), theme.faint)),
+    }
+    match logs.level {
+        Level::Plain => {}
+        Level::Warning => left.push(Span::styled(", warnings and errors", theme.accent)),
+        Level::Error => left.push(Span::styled(", only errors", theme.accent)),
+    }
+    // During a search, the matches are more important than the node of the rank.
+    if logs.search.is_none() {
+        left.extend(logs.place(run).map(|place| Span::styled(format!(" on {}", place.node), theme.faint)));
+        left.extend(logs.attempt.map(|attempt| Span::styled(format!(", attempt {attempt}"), theme.faint)));
     }
     let mut right = Vec::new();
     if let Some(search) = &logs.search {
-        let count = search.regex.iter().flat_map(|regex| logs.lines.iter().filter(|l| regex.is_match(&l.text))).count();
+        let shown = |line: &&LogLine| logs.passes(line);
+        let matches = |regex: &regex::Regex, line: &LogLine| {
+            regex.is_match(&line.text) || line.variants.iter().any(|(_, text)| regex.is_match(text))
+        };
+        let count = |regex| logs.store.iter().filter(shown).filter(|line| matches(regex, line)).count();
+        let count = search.regex.as_ref().map_or(0, count);
         right.push(Span::raw(format!("\"{}\" in {}  ", search.text, counted(count, "line"))));
     }
     right.push(match logs.top {
         None => Span::styled("following", theme.good),
         Some((line, _)) => {
-            Span::styled(format!("line {} of {}", units::grouped(line + 1), units::grouped(logs.end())), theme.warn)
+            let end = units::grouped(logs.store.end());
+            Span::styled(format!("line {} of {end}", units::grouped(line + 1)), theme.warn)
         }
     });
     write_split(model, buf, area, Line::from(left), Line::from(right));
+}
+
+/// Draws the first error and the rank that printed it.
+fn first_error(model: &Model, logs: &LogsScreen, buf: &mut Buffer, area: Rect) {
+    let Some(first) = logs.store.first_error.as_ref().filter(|_| area.height > 0) else { return };
+    let ranks = logs.store.line(first.line).map_or(RankSet::one(first.rank), |line| line.ranks.clone());
+    let who = match ranks.single() {
+        Some(rank) => format!("rank {rank}"),
+        None => format!("ranks {ranks}"),
+    };
+    let line = vec![
+        Span::styled(format!("First error, {who}: "), model.theme.strong),
+        Span::styled(first.text.clone(), model.theme.bad),
+    ];
+    write(model, buf, area, Line::from(line));
 }

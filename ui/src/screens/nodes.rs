@@ -146,6 +146,13 @@ fn areas(model: &Model) -> NodesAreas {
     NodesAreas { summary, table, details, history }
 }
 
+/// Returns the number of nodes from the selected one to the one in a row of the terminal; none in the heat map.
+pub fn nodes_until(model: &Model, row: u16) -> Option<isize> {
+    let list = layout::cut_top(areas(model).table, 1).1;
+    let until = layout::entries_until(list, row, model.nodes.top, model.node_position(), model.nodes.order.len());
+    until.filter(|_| model.nodes.heat.is_none())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     match &model.fleet.listed {
@@ -164,7 +171,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.summary, summary(model));
     if model.nodes.order.is_empty() {
         let nothing = format!("No node matches \"{}\"", model.nodes.filter);
-        let clear = hint(model, &Context::Nodes.key_of(Action::Back), "show all nodes");
+        let clear = hint(model, &model.keys.name(Context::Nodes, Action::Back), "show all nodes");
         write_centered(model, buf, areas.table, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -374,7 +381,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, view: &NodeView) {
     }
     lines.extend(node_table::finding_lines(model, &view.node.id, width));
     let room = usize::from(below.height);
-    let open = hint(model, &Context::Nodes.key_of(Action::Open), "show details");
+    let open = hint(model, &model.keys.name(Context::Nodes, Action::Open), "show details");
     if view.frame.is_some() && lines.len() < room {
         lines.push(Line::from(open));
     }

@@ -141,6 +141,13 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     (summary, table, details)
 }
 
+/// Returns the number of processes from the selected one to the one in a row of the terminal.
+pub fn processes_until(model: &Model, row: u16) -> Option<isize> {
+    let open = model.processes.as_ref()?;
+    let list = layout::cut_top(areas(model).1, 1).1;
+    layout::entries_until(list, row, open.top, open.position(), open.rows().len())
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some(open) = &model.processes else { return };
@@ -153,7 +160,8 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         } else {
             "No process uses GPUs or belongs to training".to_owned()
         };
-        let all = Line::from(hint(model, &Context::Processes.key_of(Action::AllUsers), "include other users"));
+        let all =
+            Line::from(hint(model, &model.keys.name(Context::Processes, Action::AllUsers), "include other users"));
         let lines = vec![Line::styled(text, model.theme.faint), Line::default(), all];
         let lines = if open.scope == KillScope::Own { lines } else { lines.into_iter().take(1).collect() };
         write_centered(model, buf, Rect { y: area.y, height: body.bottom().saturating_sub(area.y), ..area }, lines);

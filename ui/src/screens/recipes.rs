@@ -116,6 +116,15 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows, DETAILS)
 }
 
+/// Returns the number of recipes from the selected one to the one in a row of the terminal.
+pub fn recipes_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = rows(model);
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.recipes_screen.top, 0, rows.len())?;
+    let RecipesRow::Recipe(clicked) = rows.get(at as usize)? else { return None };
+    let clicked = recipes(model).iter().position(|recipe| recipe.path == clicked.path)?;
+    Some(clicked as isize - position(model) as isize)
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;
@@ -129,14 +138,18 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
                     Start vidtui in a folder that contains configs/, or name another folder with --configs.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
         lines.push(Line::default());
-        lines.push(Line::from(hint(model, &Context::Recipes.key_of(Action::LaunchRecipe), "launch a recipe by path")));
+        lines.push(Line::from(hint(
+            model,
+            &model.keys.name(Context::Recipes, Action::LaunchRecipe),
+            "launch a recipe by path",
+        )));
         write_centered(model, buf, body, lines);
         return;
     }
     let rows = rows(model);
     if rows.is_empty() {
         let nothing = format!("No recipe matches \"{}\"", model.recipes_screen.filter);
-        let clear = hint(model, &Context::Recipes.key_of(Action::Back), "show all recipes");
+        let clear = hint(model, &model.keys.name(Context::Recipes, Action::Back), "show all recipes");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -259,7 +272,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, uns
         lines.push(Line::default());
         lines.push(Line::from(hint(
             model,
-            &Context::Recipes.key_of(Action::LaunchForm),
+            &model.keys.name(Context::Recipes, Action::LaunchForm),
             "launch it (shows the plan first)",
         )));
     }

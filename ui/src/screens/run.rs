@@ -2,23 +2,26 @@
 
 use crate::advice;
 use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
+use crate::event_text::{self, Severity};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::modals::checkpoints;
-use crate::model::{Model, RunScreen, Screen};
+use crate::model::{LogsScreen, Model, RunScreen, Screen};
 use crate::msg::RunRow;
+use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
 use crate::screens::{run_marks, run_panels, samples, stages};
 use crate::series::{SMOOTHING, Track};
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
+use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::Chart;
+use rundir::{Chart, EventKind};
 use units::Unit;
 
 /// Handles an action.
@@ -30,17 +33,22 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let columns = chart_columns(model);
     let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
+    let event_log = event_log(model);
     let Some(run) = &mut model.run else { return Vec::new() };
     let list = matches!(run.focus, Panel::Checkpoints | Panel::Events);
     let longest = match run.focus {
-        Panel::Events => run.events.len(),
+        Panel::Events => run_panels::visible_events(run).len(),
         _ => run.checkpoints.as_ref().map_or(0, Vec::len),
     };
     let last = longest.saturating_sub(1);
     match action {
         Action::FocusNext | Action::FocusPrevious => focus_by(run, &panels, action == Action::FocusNext),
-        Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
-        Action::Enlarge => run.enlarged = !run.enlarged,
+        Action::Open if let Some(logs) = event_log => {
+            model.logs = Some(logs);
+            model.screen = Screen::Logs;
+        }
+        Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
+        Action::Open | Action::Enlarge => run.enlarged = !run.enlarged,
         Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
         Action::Samples => samples::open(model),
         Action::Prompt => samples::open_prompt(model),
@@ -65,8 +73,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         }
         Action::Bottom => run.view.put_cursor(None, run.full_range()),
         Action::Up | Action::Down => {}
-        Action::ZoomIn => run.zoom(0.5),
-        Action::ZoomOut => run.zoom(2.0),
+        Action::ZoomIn => run.zoom(0.5, None),
+        Action::ZoomOut => run.zoom(2.0, None),
         Action::ResetView => run.reset_view(),
         Action::Smooth => {
             run.smoothing = match run.smoothing {
@@ -103,6 +111,26 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 /// Returns whether the open run is an encode. Its next stage is any that trains on its data set.
 fn is_encode(model: &Model) -> bool {
     model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
+}
+
+/// Returns the log that the selected event leads to: that of the rank or the node that failed.
+pub fn event_log(model: &Model) -> Option<LogsScreen> {
+    let run = model.run.as_ref().filter(|run| run.focus == Panel::Events)?;
+    let events = run_panels::visible_events(run);
+    let event = events.get(run.scroll.min(events.len().saturating_sub(1)))?;
+    let on_node =
+        |node: &NodeId| run.places().iter().filter(|place| place.node == *node).map(|place| place.rank).collect();
+    let ranks: RankSet = match (&event.kind, event.rank, &event.node) {
+        (EventKind::RankDied { rank, .. }, ..) => RankSet::one(*rank),
+        (EventKind::NodeLost { node, .. }, ..) => on_node(node),
+        (EventKind::Failed { .. }, None, None) => RankSet::default(),
+        _ if !matches!(event_text::describe(event).1, Severity::Warn | Severity::Bad) => return None,
+        (_, Some(rank), _) => RankSet::one(rank),
+        (_, None, Some(node)) => on_node(node),
+        (_, None, None) => return None,
+    };
+    let newest = run.status.as_ref().and_then(|status| status.attempt.as_ref()).map(|attempt| attempt.number);
+    Some(LogsScreen::at_error((newest != Some(event.attempt)).then_some(event.attempt), ranks))
 }
 
 fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
@@ -143,7 +171,10 @@ fn chart_columns(model: &Model) -> usize {
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let Some(run) = &model.run else { return Vec::new() };
     let Some(chart) = run.focused_chart() else {
-        model.warn("Only charts can be exported. Press Tab to select one.");
+        model.warn(format!(
+            "Only charts can be exported. Press {} to select one.",
+            model.keys.name(Context::Run, Action::FocusNext)
+        ));
         return Vec::new();
     };
     if run.series.live().is_empty() {
@@ -203,13 +234,40 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.facts, facts_line(model, run));
     run_marks::view(model, run, buf, areas.marks);
     for (panel, area) in &areas.panels {
-        let x_labels_from = match areas.x_labels.contains(panel) {
-            _ if areas.x_labels.is_empty() => 6,
-            true => 4,
-            false => u16::MAX,
-        };
-        run_panels::view(model, run, *panel, buf, *area, x_labels_from);
+        run_panels::view(model, run, *panel, buf, *area, x_labels_from(&areas, *panel));
     }
+}
+
+/// Returns the least height of a chart whose x axis has labels.
+fn x_labels_from(areas: &RunAreas, panel: Panel) -> u16 {
+    match areas.x_labels.contains(&panel) {
+        _ if areas.x_labels.is_empty() => 6,
+        true => 4,
+        false => u16::MAX,
+    }
+}
+
+/// A panel under the mouse.
+pub struct PanelAt {
+    /// The panel.
+    pub panel: Panel,
+    /// The area between the axes of a chart.
+    pub plot: Option<Rect>,
+    /// The position of an event in the list.
+    pub event: Option<usize>,
+}
+
+/// Returns the panel at a position of the terminal.
+pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
+    let run = model.run.as_ref()?;
+    let areas = screen_areas(model, run);
+    let (panel, area) = *areas.panels.iter().find(|(_, area)| area.contains(at))?;
+    let plot = match panel {
+        Panel::Chart(chart) => run_panels::plot(model, run, chart, area, x_labels_from(&areas, panel)),
+        _ => None,
+    };
+    let event = (panel == Panel::Events).then(|| run_panels::event_at(run, area, at.y)).flatten();
+    Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
 /// Returns throughput, utilization and goodput, as far as they are known.

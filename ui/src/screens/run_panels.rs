@@ -106,14 +106,33 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let has_nodes = !run.series.nodes().is_empty();
-    let (plot, legend) = if enlarged && below.height >= 6 {
+    let (plot, legend) = chart_parts(below, enlarged);
+    line_chart(model, run, chart, &lines, area, x_labels_from).render(plot, buf);
+    write(model, buf, legend, read_out(model, run, chart, &lines));
+}
+
+/// Splits the area below a chart's heading into the chart and the line with its values.
+fn chart_parts(below: Rect, enlarged: bool) -> (Rect, Rect) {
+    if enlarged && below.height >= 6 {
         layout::cut_top(below, below.height - 1)
     } else {
         (below, Rect { height: 0, ..below })
-    };
+    }
+}
+
+fn line_chart<'a>(
+    model: &Model,
+    run: &RunScreen,
+    chart: Chart,
+    lines: &'a [ChartLine<'a>],
+    area: Rect,
+    x_labels_from: u16,
+) -> LineChart<'a> {
+    let enlarged = run.enlarged_chart() == Some(chart);
+    let has_nodes = !run.series.nodes().is_empty();
+    let dragged = model.drag.and_then(|drag| drag.shown());
     LineChart {
-        lines: &lines,
+        lines,
         unit: info(run, chart).unit,
         x: run.x.into(),
         step_word: step_word(run),
@@ -123,12 +142,29 @@ fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, a
         // Charts in one column align their x axes.
         aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
         x_labels_from,
-        cursor: run.view.cursor,
+        // The ends of a drag take the place of the cursor.
+        cursor: run.view.cursor.filter(|_| dragged.is_none()),
+        dragged,
         symbols: model.symbols,
         theme: model.theme,
     }
-    .render(plot, buf);
-    write(model, buf, legend, read_out(model, run, chart, &lines));
+}
+
+/// Returns the area between the axes of a chart in the area of its panel.
+pub fn plot(model: &Model, run: &RunScreen, chart: Chart, area: Rect, x_labels_from: u16) -> Option<Rect> {
+    let below = layout::cut_top(area, 1).1;
+    let (place, _) = chart_parts(below, run.enlarged_chart() == Some(chart));
+    let lines = lines(model, run, chart);
+    line_chart(model, run, chart, &lines, area, x_labels_from).plot(place)
+}
+
+/// Returns the position of the event in a row of the terminal, in the list of [`visible_events`].
+pub fn event_at(run: &RunScreen, area: Rect, row: u16) -> Option<usize> {
+    let below = layout::cut_top(area, 1).1;
+    let count = visible_events(run).len();
+    let selected = if run.focus == Panel::Events { run.scroll.min(count.saturating_sub(1)) } else { 0 };
+    let top = layout::scrolled(0, selected, usize::from(below.height));
+    layout::entries_until(below, row, top, 0, count).map(|at| at as usize)
 }
 
 /// Returns the lowest and the highest value around a line at the cursor: `480–660 W`.
@@ -418,6 +454,20 @@ fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
     spans
 }
 
+/// Returns the events that are shown, the newest first. The start of a save or an evaluation is shown only until it ends, and a
+/// failure that every node reports is shown once.
+pub fn visible_events(run: &RunScreen) -> Vec<&Event> {
+    let newest = run.events.len().saturating_sub(1);
+    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
+    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
+    let repeated = |i: usize, event: &Event| {
+        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
+        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
+    };
+    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
+    events.map(|(_, event)| event).collect()
+}
+
 fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Events;
     let below = heading(model, buf, area, "Events", goodput(model, run, usize::from(area.width)), focused);
@@ -426,18 +476,11 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let scroll = if focused { run.scroll.min(run.events.len() - 1) } else { 0 };
-    // The start of a save or an evaluation is shown only until it ends, and a failure that every node reports is shown once.
-    let newest = run.events.len() - 1;
-    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
-    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
-    let repeated = |i: usize, event: &Event| {
-        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
-        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
-    };
-    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
-    let events = events.map(|(_, event)| event);
-    let shown: Vec<&Event> = events.skip(scroll).take(usize::from(below.height)).collect();
+    let events = visible_events(run);
+    let selected = if focused { run.scroll.min(events.len().saturating_sub(1)) } else { 0 };
+    let visible = usize::from(below.height);
+    let first = layout::scrolled(0, selected, visible);
+    let shown: Vec<&Event> = events.into_iter().skip(first).take(visible).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
     // Unlike a step, the number of an item is not a position in the history of the run.
@@ -445,8 +488,13 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let steps: Vec<String> =
         shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();
     let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
-    let lines = shown.iter().zip(ages).zip(steps).map(|((event, age), step)| {
+    let lines = shown.iter().zip(ages).zip(steps).enumerate().map(|(at, ((event, age), step))| {
         let (what, severity) = event_text::describe(event);
+        let pointer = match focused {
+            true if first + at == selected => model.symbols.pointer,
+            true => " ",
+            false => "",
+        };
         let style = match severity {
             Severity::Plain => Style::new(),
             Severity::Good => model.theme.good,
@@ -460,6 +508,7 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
             _ => format!("  step {step:>step_width$}"),
         };
         Line::from(vec![
+            Span::styled(pointer, model.theme.accent),
             Span::styled(format!("{age:>age_width$}{step}  "), model.theme.faint),
             Span::styled(format!("{} {}", glyph(model, severity), text::clean(&what)), style),
         ])

@@ -88,6 +88,19 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(body, rows as u16 + 2, DETAILS)
 }
 
+/// Returns the number of runs from the selected one to the one in a row of the terminal.
+pub fn runs_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = model.visible_runs();
+    let (table, _) = list_area(model, rows.len());
+    layout::entries_until(
+        layout::cut_top(table, 1).1,
+        row,
+        model.runs_screen.top,
+        model.run_position(&rows),
+        rows.len(),
+    )
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let list = match &model.runs {
@@ -109,7 +122,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let rows = model.visible_runs();
     if rows.is_empty() {
         let nothing = format!("No run matches \"{}\"", model.runs_screen.filter);
-        let clear = hint(model, &Context::Runs.key_of(Action::Back), "show all runs");
+        let clear = hint(model, &model.keys.name(Context::Runs, Action::Back), "show all runs");
         write_centered(model, buf, body, vec![Line::from(nothing), Line::default(), Line::from(clear)]);
         return;
     }
@@ -129,9 +142,9 @@ fn empty(model: &Model, buf: &mut Buffer, body: Rect, unreadable: &[rundir::Fail
             model.theme.faint,
         ),
         Line::default(),
-        Line::from(hint(model, &Context::Runs.key_of(Action::NewRun), "choose a stage and start training")),
-        Line::from(hint(model, &Context::Runs.key_of(Action::Encode), "encode videos")),
-        Line::from(hint(model, &Context::Runs.key_of(Action::Help), "show all keys")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::NewRun), "choose a stage and start training")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::Encode), "encode videos")),
+        Line::from(hint(model, &model.keys.name(Context::Runs, Action::Help), "show all keys")),
     ];
     if let Some(failure) = unreadable.first() {
         lines.push(Line::default());

@@ -212,7 +212,7 @@ fn nothing(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {
         lines.extend(wrapped(how.to_owned()));
     }
     if can_sample(model) {
-        let key = Context::Samples.key_of(Action::Prompt);
+        let key = model.keys.name(Context::Samples, Action::Prompt);
         lines.push(Line::from(hint(model, &key, "make a video of a prompt, in a run of its own")));
     }
     lines

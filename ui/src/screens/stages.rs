@@ -201,6 +201,14 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, DETAILS)
 }
 
+/// Returns the number of stages from the selected one to the one in a row of the terminal.
+pub fn stages_until(model: &Model, row: u16) -> Option<isize> {
+    let rows = rows(model);
+    let at = layout::entries_until(areas(model, rows.len()).0, row, model.stages.top, 0, rows.len())?;
+    let StagesRow::Stage(clicked, ..) = rows.get(at as usize)? else { return None };
+    Some(*clicked as isize - model.stages.selected as isize)
+}
+
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let faint = model.theme.faint;
@@ -214,7 +222,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
                     Start vidtui in a folder that contains configs/.";
         lines.extend(text::wrap(text, usize::from(body.width.min(60))).into_iter().map(Line::from));
         lines.push(Line::default());
-        lines.push(Line::from(hint(model, &Context::Stages.key_of(Action::LaunchRecipe), "launch a recipe")));
+        lines.push(Line::from(hint(model, &model.keys.name(Context::Stages, Action::LaunchRecipe), "launch a recipe")));
         write_centered(model, buf, body, lines);
         return;
     }
@@ -344,12 +352,16 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     lines.push(Line::default());
     let mut keys = Vec::new();
     if ready {
-        keys.extend(hint(model, &Context::Stages.key_of(Action::StartStage), &format!("start {}", stage.name)));
+        keys.extend(hint(
+            model,
+            &model.keys.name(Context::Stages, Action::StartStage),
+            &format!("start {}", stage.name),
+        ));
         keys.push(Span::styled(" (shows the plan first)", theme.faint));
     }
     if newest(model, curriculum, stage).is_some() {
         keys.push(Span::raw(if ready { "   " } else { "" }));
-        keys.extend(hint(model, &Context::Stages.key_of(Action::Open), "open the newest run"));
+        keys.extend(hint(model, &model.keys.name(Context::Stages, Action::Open), "open the newest run"));
     }
     if !keys.is_empty() {
         lines.push(Line::from(keys));

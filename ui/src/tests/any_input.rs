@@ -9,6 +9,7 @@ use cluster::probe::Frames;
 use cluster::{Node, NodeId};
 use plan::{ListedProcess, NodeProcesses};
 use proptest::prelude::*;
+use ratatui_core::style::Color;
 use rundir::CheckpointEntry;
 use runstate::{Goodput, RunState};
 
@@ -35,6 +36,13 @@ fn any_key() -> impl Strategy<Value = Msg> {
     ]
 }
 
+fn any_mouse() -> impl Strategy<Value = Msg> {
+    use MouseKind::*;
+    let kind = prop::sample::select(vec![Press, Press, Drag, Drag, Release, WheelUp, WheelDown]);
+    let place = prop_oneof![4 => (0u16..100, 0u16..40), 1 => (any::<u16>(), any::<u16>())];
+    (kind, place).prop_map(|(kind, (column, row))| Msg::Mouse(Mouse { kind, column, row }))
+}
+
 fn any_state() -> impl Strategy<Value = RunState> {
     prop::sample::select(vec![
         RunState::New,
@@ -59,9 +67,24 @@ fn any_number() -> impl Strategy<Value = f64> {
     ]
 }
 
+/// Steps with gaps of a million and more.
+fn any_step() -> impl Strategy<Value = u64> {
+    prop_oneof![4 => 0u64..200, 2 => (0u64..5, 0u64..200).prop_map(|(millions, step)| millions * 1_000_000 + step), 1 => Just(u64::MAX)]
+}
+
+fn any_size() -> impl Strategy<Value = (u16, u16)> {
+    prop_oneof![4 => (1u16..=300, 1u16..=100), 2 => (1u16..=80, 1u16..=24), 1 => (0u16..=12, 0u16..=6)]
+}
+
+/// Any theme; no colour that a theme does not have may be drawn.
+fn any_theme() -> impl Strategy<Value = Theme> {
+    let themes =
+        [Theme::no_color(), Theme::ansi16(), Theme::truecolor(), Theme::dark(), Theme::light(), Theme::colour_blind()];
+    prop::sample::select(themes.to_vec())
+}
+
 fn any_metrics() -> impl Strategy<Value = RunMsg> {
-    let one =
-        (1u32..4, prop_oneof![0u64..200, Just(u64::MAX)], any_number(), prop::option::of(any_number()), 0usize..12);
+    let one = (1u32..4, any_step(), any_number(), prop::option::of(any_number()), 0usize..12);
     prop::collection::vec(one, 0..60).prop_map(|samples| {
         let make = |(attempt, step, number, loss, ranks): (u32, u64, f64, Option<f64>, usize)| rundir::MetricSample {
             loss,
@@ -121,6 +144,11 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             RunMsg::Log(LogChunk { rank, attempt, from_start, skipped_bytes: 1 << 20, lines })
         },
     );
+    let logs = (1u32..3, any::<bool>(), any::<bool>(), prop::collection::vec((0usize..70, any_text()), 0..60))
+        .prop_map(|(attempt, from_start, is_caught_up, lines)| {
+            let skipped_bytes = lines.len() as u64 % 3;
+            RunMsg::Logs(RankLines { attempt, from_start, is_caught_up, skipped_bytes, lines })
+        });
     let bad_checkpoint = any_text().prop_map(|why| {
         RunMsg::Checkpoints(vec![checkpoint(80, 1.0), CheckpointEntry::Incomplete { step: 90, dir: "/x".into(), why }])
     });
@@ -131,6 +159,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => any_row().prop_map(|row| RunMsg::State(status(RunRow { run: stage_1(), ..row }))),
         1 => bad_checkpoint,
         2 => log,
+        3 => logs,
         2 => prop::collection::vec((0u64..4, 0usize..3, any_text()), 0..8).prop_map(|all| {
             RunMsg::Samples(all.into_iter().map(|(step, index, prompt)| video_sample(step, index, &prompt)).collect())
         }),
@@ -195,10 +224,11 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         (0usize..5, what).prop_map(|(i, what)| Msg::Node { node: NodeId::new(format!("n{i}")).unwrap(), what });
     prop_oneof![
         12 => any_key(),
+        6 => any_mouse(),
         1 => nodes,
         4 => of_node,
         1 => any_text().prop_map(Msg::Paste),
-        2 => (0u16..=200, 0u16..=60).prop_map(|(width, height)| Msg::Resize(Size { width, height })),
+        2 => any_size().prop_map(|(width, height)| Msg::Resize(Size { width, height })),
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
         2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
         1 => any_text().prop_map(|what| Msg::Alerts(vec![super::alerts::alert("3f9c20aa", 1.0, rundir::AlertKind::Failed, &what)])),
@@ -217,9 +247,10 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..7,
+        start in 0..8,
         msgs in prop::collection::vec(any_msg(), 1..40),
-        sizes in prop::collection::vec((0u16..=200, 0u16..=60), 3),
+        sizes in prop::collection::vec(any_size(), 3),
+        theme in any_theme(),
         ascii in any::<bool>(),
     ) {
         let mut ui = match start {
@@ -236,19 +267,26 @@ proptest! {
             2 => Ui::on_logs(vec!["one line".into(); 60]),
             5 => super::launch_form::on_form(),
             6 => Ui::on_compare(),
+            7 => Ui::on_merged_logs(running(83), 8, (0..64).map(|rank| (rank, format!("[rank{rank}]: Error: x"))).collect()),
             _ => Ui::with_runs(many_runs().rows),
         };
         if ascii {
             ui.model.symbols = Symbols::ascii();
         }
+        ui.model.theme = theme;
         for msg in msgs {
             ui.send(msg);
             watches(&ui.model);
         }
-        for (width, height) in sizes.into_iter().chain([(0, 0), (1, 1), (40, 10), (80, 24)]) {
+        for (width, height) in sizes.into_iter().chain([(0, 0), (1, 1), (40, 10), (80, 24), (300, 100)]) {
             ui.resize(width, height);
             let screen = ui.screen();
             prop_assert!(!ascii || screen.is_ascii());
+            if theme == Theme::no_color() {
+                let terminal = ui.terminal();
+                let cells = &terminal.backend().buffer().content;
+                prop_assert!(cells.iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset));
+            }
         }
     }
 }

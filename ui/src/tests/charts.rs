@@ -25,6 +25,7 @@ fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_
         aligned: None,
         x_labels_from: 6,
         cursor: None,
+        dragged: None,
         symbols,
         theme: Theme::no_color(),
     };

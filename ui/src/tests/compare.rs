@@ -147,3 +147,18 @@ fn a_comparison_of_the_same_runs_keeps_its_settings() {
     ui.press("Tab S Esc c");
     assert_eq!((compared(&ui).metric().name, compared(&ui).smoothing), ("grad_norm", Some(0)));
 }
+
+#[test]
+fn a_comparison_is_exported_as_it_is_on_the_screen() {
+    let mut ui = Ui::on_compare();
+    let effects = ui.press("Tab x S L E");
+    let [Effect::ExportComparison { comparison, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    let runs: Vec<rundir::RunId> = compared_runs().into_iter().map(|row| row.run).collect();
+    let ComparisonSpec { x, window, log_y, smoothing, .. } = comparison.clone();
+    assert_eq!((&comparison.runs, x, window, log_y), (&runs, series::Axis::Time, None, true));
+    assert!(smoothing.is_some() && comparison.metric != "loss");
+    assert_eq!(to.as_str(), format!("/home/ada/vidtui/demo-2s-k7f2-and-2-{}.png", comparison.metric));
+    let mut empty = Ui::with_runs(compared_runs());
+    assert!(empty.press("Space Space c e").is_empty());
+    assert!(empty.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
+}

@@ -41,9 +41,9 @@ fn no_action_is_bound_twice_on_one_screen() {
 #[test]
 fn every_dialog_can_be_closed_and_every_screen_quit() {
     for context in Context::ALL {
-        assert_eq!(context.action(Key::ctrl('c')), Some(Action::Quit), "{context:?}");
-        assert_eq!(context.action(Key::ctrl('z')), Some(Action::Suspend), "{context:?}");
-        assert!(context.action(Key::code(KeyCode::Esc)).is_some(), "{context:?}");
+        assert_eq!(KeyMap::default().action(context, Key::ctrl('c')), Some(Action::Quit), "{context:?}");
+        assert_eq!(KeyMap::default().action(context, Key::ctrl('z')), Some(Action::Suspend), "{context:?}");
+        assert!(KeyMap::default().action(context, Key::code(KeyCode::Esc)).is_some(), "{context:?}");
     }
 }
 

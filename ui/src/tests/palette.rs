@@ -26,7 +26,7 @@ fn every_action_of_a_screen_is_listed_with_its_key() {
 fn typed_words_filter_the_list_and_enter_executes() {
     let mut ui = Ui::on_run(running(83));
     ui.press(":");
-    ui.type_in("Log each");
+    ui.type_in("Logs merged");
     let listed: Vec<Action> = palette(&ui).listed().iter().map(|binding| binding.action).collect();
     assert_eq!(listed, [Action::Logs]);
     ui.press("Enter");
@@ -55,7 +55,7 @@ fn without_a_match_enter_only_closes_the_list() {
 fn the_selection_moves_and_the_filter_can_be_corrected() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press(": Down Down");
-    assert_eq!(palette(&ui).chosen(), Some(Context::Runs.bindings()[2].keys[0]));
+    assert_eq!(palette(&ui).chosen(&ui.model.keys), Some(Context::Runs.bindings()[2].keys[0]));
     ui.type_in("qq");
     assert_eq!((palette(&ui).selected, palette(&ui).listed().len()), (0, 0));
     ui.press("Backspace Backspace");

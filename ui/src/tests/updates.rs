@@ -188,8 +188,8 @@ fn leaving_the_log_screen_stops_the_log_stream() {
     let mut ui = Ui::on_run(running(83));
     let quiet = watches(&ui.model);
     ui.press("l");
-    let log = Watch::Log { run: stage_1(), node: node(), rank: 0 };
-    assert!(watches(&ui.model).contains(&log));
+    let logs = Watch::Logs { run: stage_1(), attempt: None };
+    assert!(watches(&ui.model).contains(&logs));
     ui.press("Esc");
     assert_eq!(watches(&ui.model), quiet);
 }

@@ -75,7 +75,7 @@ pub fn draw(
     let scroll = scroll.min(lines.len() - visible);
     let mut bottom = format!("{bottom_left}{}{bottom_right}", horizontal.repeat(inner));
     if more {
-        let key = keymap(model).key_of(Action::Down);
+        let key = model.keys.name(keymap(model), Action::Down);
         let hint = format!(" lines {}-{} of {}: {key} ", scroll + 1, scroll + visible, lines.len());
         if hint.len() + 4 <= inner {
             let fill = horizontal.repeat(inner - hint.len() - 2);

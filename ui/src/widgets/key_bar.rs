@@ -2,14 +2,13 @@
 
 use crate::advice;
 use crate::draft::LaunchTarget;
-use crate::effect::Watch;
 use crate::fleet::Sort;
 use crate::keymap::{Action, Binding};
 use crate::modals::targets;
 use crate::model::{Model, Purpose, Screen, keymap};
 use crate::run_actions;
 use crate::run_state::StateKind;
-use crate::screens::{alerts, convert, launch, samples, stages};
+use crate::screens::{alerts, convert, launch, run, samples, stages};
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -18,15 +17,34 @@ use recipe::Task;
 
 /// Draws the key bar, without keys whose action would be refused.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
+    let mut spans = shown(model, area).into_iter().flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
+    spans.pop();
+    write(model, buf, area, Line::from(spans));
+}
+
+/// Returns the action of the item in a column of the bar.
+pub fn action_at(model: &Model, area: Rect, column: u16) -> Option<Action> {
+    let mut end = usize::from(area.x);
+    let under = |binding: &&Binding| {
+        end += item_width(model, binding);
+        // Two blanks follow an item.
+        usize::from(column) + 2 < end
+    };
+    let found = shown(model, area).into_iter().find(under)?;
+    (column >= area.x).then_some(found.action)
+}
+
+/// Returns the bindings that fit the bar.
+fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
     let context = keymap(model);
-    let mut own: Vec<&Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
+    let mut own: Vec<&'static Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
     if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
         // With an enlarged chart, the chart keys come first.
         own.sort_by_key(|binding| !is_chart_action(binding.action));
     }
     // Stack traces are offered only when the run may hang, and come first then.
     own.sort_by_key(|binding| binding.action != Action::Stacks);
-    let last: Vec<&Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
+    let last: Vec<&'static Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(model, binding)).sum::<usize>();
     // There is no gap after the last item.
     let mut room = (usize::from(area.width) + 2).saturating_sub(width(&last));
@@ -35,23 +53,26 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
         room = if fits { room - item_width(model, binding) } else { 0 };
         fits
     });
-    let mut spans = own.iter().chain(&last).flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
-    spans.pop();
-    write(model, buf, area, Line::from(spans));
+    own.extend(last);
+    own
 }
 
 /// Returns the key's name in the bar; opposite keys share an item.
-fn bar_key(binding: &Binding) -> String {
+fn bar_key(model: &Model, binding: &Binding) -> String {
+    let name = |action| model.keys.name(keymap(model), action);
+    let own = name(binding.action);
     match binding.action {
-        Action::CursorRight | Action::OptionNext | Action::SampleNext => "Left/Right".to_owned(),
-        Action::Down => "Up/Down".to_owned(),
-        Action::ZoomIn => "+/-".to_owned(),
-        _ => binding.keys.first().map(|key| key.name()).unwrap_or_default(),
+        Action::CursorRight => format!("{}/{own}", name(Action::CursorLeft)),
+        Action::OptionNext => format!("{}/{own}", name(Action::OptionPrevious)),
+        Action::SampleNext => format!("{}/{own}", name(Action::SamplePrevious)),
+        Action::Down => format!("{}/{own}", name(Action::Up)),
+        Action::ZoomIn => format!("{own}/{}", name(Action::ZoomOut)),
+        _ => own,
     }
 }
 
 fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
-    let key = bar_key(binding);
+    let key = bar_key(model, binding);
     vec![
         Span::styled(key, model.theme.accent),
         Span::styled(format!(" {}", label(model, binding)), model.theme.faint),
@@ -62,7 +83,8 @@ fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
 /// Returns what a key does now, in a word or two.
 fn label(model: &Model, binding: &Binding) -> &'static str {
     match binding.action {
-        Action::Enlarge if model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
+        Action::Open if model.screen == Screen::Run && run::event_log(model).is_some() => "log",
+        Action::Open if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged) => "restore",
         Action::Play if model.run.as_ref().is_some_and(|run| run.samples.paused) => "play",
         Action::Accept if is_input(model, |purpose| purpose == Purpose::Launch) => "open the form",
         Action::Accept if is_input(model, Purpose::plans) => "show the plan",
@@ -76,7 +98,7 @@ fn is_input(model: &Model, is: fn(Purpose) -> bool) -> bool {
 }
 
 fn item_width(model: &Model, binding: &Binding) -> usize {
-    crate::text::width(&bar_key(binding)) + 1 + crate::text::width(label(model, binding)) + 2
+    crate::text::width(&bar_key(model, binding)) + 1 + crate::text::width(label(model, binding)) + 2
 }
 
 /// Returns whether a key is shown in the bar now: it has a label, and its action is possible.
@@ -121,7 +143,8 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::DeleteWord | Action::DeleteToStart => is_input(model, Purpose::plans),
         Action::Convert => convert::can_start(model),
         Action::CancelWork => model.convert.work.is_some(),
-        Action::FocusNext | Action::Enlarge => model.target().is_some(),
+        Action::FocusNext => model.target().is_some(),
+        Action::Open if model.screen == Screen::Run => model.target().is_some(),
         Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
         Action::Prompt => samples::can_sample(model),
         Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, binding.action),
@@ -140,9 +163,15 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::NodesOfRun => model.target().is_some(),
         Action::Filter => model.rows().len() > 1,
         Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
-        Action::RankNext => {
-            crate::watches::watches(model).iter().any(|watch| matches!(watch, Watch::Log { .. }))
+        Action::RankNext => model.run.as_ref().is_some_and(|run| run.places().len() > 1),
+        Action::AllRanks => model.logs.as_ref().is_some_and(|logs| logs.rank.is_some()),
+        Action::LogRanks => {
+            model.logs.as_ref().is_some_and(|logs| logs.rank.is_none())
                 && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
+        }
+        Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
+        Action::ExportSvg if model.screen == Screen::Compare => {
+            model.compare.as_ref().is_some_and(|open| !open.recipes_only)
         }
         Action::ExportSvg => {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())

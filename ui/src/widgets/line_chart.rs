@@ -51,20 +51,58 @@ pub struct LineChart<'a> {
     pub x_labels_from: u16,
     /// Position of the cursor.
     pub cursor: Option<f64>,
+    /// The ends of the range that the user drags over.
+    pub dragged: Option<(f64, f64)>,
     /// Glyphs.
     pub symbols: Symbols,
     /// Colours.
     pub theme: Theme,
 }
 
+/// The parts of a chart.
+struct Parts {
+    plot: Rect,
+    scale: Scale,
+    ticks: units::Ticks,
+    /// Columns of the labels of the y axis, and the axis.
+    gutter: u16,
+}
+
+/// Returns the position on the x axis of a column of the terminal. `plot` is the area between the axes.
+pub fn position_at(plot: Rect, window: (f64, f64), column: u16) -> f64 {
+    let share = f64::from(column.saturating_sub(plot.x)) / f64::from(plot.width.saturating_sub(1).max(1));
+    window.0 + share.clamp(0.0, 1.0) * (window.1 - window.0)
+}
+
 impl<'a> LineChart<'a> {
     /// Draws the chart into an area. An area that is too small stays empty.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
-        if area.width < 4 || area.height < 2 {
-            return;
+        let Some(Parts { plot, scale, ticks, gutter }) = self.parts(area) else { return };
+        self.y_axis(buf, plot, area.x, gutter, &scale, &ticks);
+        if plot.height < area.height {
+            self.x_axis(buf, plot, area);
         }
-        let Some(scale) = self.scale() else { return };
+        self.vertical(buf, plot, self.cursor, self.theme.faint);
+        for end in self.dragged.into_iter().flat_map(|(from, to)| [from, to]) {
+            self.vertical(buf, plot, Some(end), self.theme.accent);
+        }
+        let mut ends = self.plot_lines(buf, plot, &scale);
+        if self.lines.len() > 1 {
+            self.end_marks(buf, plot, &mut ends);
+        }
+    }
+
+    /// Returns the area between the axes, where a column is a position on the x axis.
+    pub fn plot(&self, area: Rect) -> Option<Rect> {
+        self.parts(area).map(|parts| parts.plot)
+    }
+
+    fn parts(&self, area: Rect) -> Option<Parts> {
+        if area.width < 4 || area.height < 2 {
+            return None;
+        }
+        let scale = self.scale()?;
         let x_rows = u16::from(area.height >= self.x_labels_from);
         let plot_height = area.height - x_rows;
         let ticks =
@@ -78,18 +116,7 @@ impl<'a> LineChart<'a> {
             width: area.width.saturating_sub(gutter + marks_width),
             height: plot_height,
         };
-        if plot.width < 2 {
-            return;
-        }
-        self.y_axis(buf, plot, area.x, gutter, &scale, &ticks);
-        if x_rows == 1 {
-            self.x_axis(buf, plot, area);
-        }
-        self.cursor_line(buf, plot);
-        let mut ends = self.plot_lines(buf, plot, &scale);
-        if self.lines.len() > 1 {
-            self.end_marks(buf, plot, &mut ends);
-        }
+        (plot.width >= 2).then_some(Parts { plot, scale, ticks, gutter })
     }
 
     /// Returns the samples of a line, and whether they are superseded.
@@ -180,12 +207,13 @@ impl<'a> LineChart<'a> {
         }
     }
 
-    fn cursor_line(&self, buf: &mut Buffer, plot: Rect) {
+    /// Draws a vertical line at a position on the x axis.
+    fn vertical(&self, buf: &mut Buffer, plot: Rect, x: Option<f64>, style: Style) {
         let (low, high) = self.window;
-        let Some(x) = self.cursor.filter(|x| *x >= low && *x <= high) else { return };
+        let Some(x) = x.filter(|x| *x >= low && *x <= high) else { return };
         let column = plot.x + ((x - low) / (high - low) * f64::from(plot.width - 1)).round() as u16;
         for y in plot.top()..plot.bottom() {
-            put(buf, column, y, self.symbols.cursor, self.theme.faint);
+            put(buf, column, y, self.symbols.cursor, style);
         }
     }
 

@@ -17,6 +17,9 @@ pub struct ExportArgs {
     /// Draws or tabulates a metric (repeatable) [default: the main charts of the run in a picture, all metrics in a table]
     #[arg(long, value_name = "METRIC")]
     pub metric: Vec<String>,
+    /// Draws this run in the same chart, to compare it (repeatable, at most 7) [default metric: loss]
+    #[arg(long, value_name = "RUN", conflicts_with = "chart")]
+    pub with: Vec<String>,
     /// Unit of the x axis [default: step]
     #[arg(long, value_enum)]
     pub x: Option<XArg>,
@@ -98,13 +101,16 @@ pub enum XArg {
     Step,
     /// Seconds since the first step
     Time,
+    /// Tokens that were trained on
+    Tokens,
 }
 
-impl From<XArg> for ui::XAxis {
+impl From<XArg> for ui::series::Axis {
     fn from(arg: XArg) -> Self {
         match arg {
             XArg::Step => Self::Step,
             XArg::Time => Self::Time,
+            XArg::Tokens => Self::Tokens,
         }
     }
 }

@@ -4,13 +4,15 @@ use crate::args::ExportArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::report_latest;
+use crate::comparison;
 use crate::curves::{self, Column, Group, Measured, View};
 use crate::output;
 use crate::workspace::Workspace;
 use recipe::Task;
 use rundir::{Chart, ErrorCode, Failure, RunDir};
 use std::collections::BTreeSet;
-use ui::XAxis;
+use ui::MOST_COMPARED;
+use ui::series::Axis;
 
 /// The default charts of a picture.
 pub fn overview(task: Task) -> &'static [Chart] {
@@ -40,6 +42,12 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         return Err(cannot(why.into(), "leave them out, or end the file name in .svg or .png"));
     }
     let view = view(args)?;
+    if !args.with.is_empty() {
+        if is_table {
+            return Err(cannot("a table has one run".into(), "leave out --with, or end the file name in .svg or .png"));
+        }
+        return compare(workspace, args, view);
+    }
     let named = named(workspace, args)?;
     let groups = |measured: &Measured| -> Vec<Group> {
         let charts = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), measured));
@@ -74,6 +82,25 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
     output::line(to.as_str())
 }
 
+/// Writes the curves of several runs as one picture.
+fn compare(workspace: &Workspace, args: &ExportArgs, view: View) -> Result<(), CommandError> {
+    if args.with.len() >= MOST_COMPARED {
+        let why = format!("{} runs are named; at most {MOST_COMPARED} can be compared", args.with.len() + 1);
+        let what = format!("cannot export to {}", args.out);
+        let fix = "leave out some of --with";
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
+    }
+    let names = [&args.run].into_iter().chain(&args.with);
+    let read = |name: &String| comparison::read(workspace, &workspace.find(name)?);
+    let runs = names.map(read).collect::<Result<Vec<_>, _>>()?;
+    let has = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
+    let loss = [Chart::Loss.info(true).name.to_owned()];
+    let metrics = if args.metric.is_empty() { &loss[..] } else { &args.metric[..] };
+    let columns = metrics.iter().map(|name| Column::named(name, has)).collect::<Result<Vec<_>, _>>()?;
+    chart_export::write(&comparison::chart(&columns, view, &runs), &args.out)?;
+    output::line(args.out.as_str())
+}
+
 /// Returns the columns that the arguments name. Those of an imported run are in its lines only.
 fn named(workspace: &Workspace, args: &ExportArgs) -> Result<Vec<Column>, CommandError> {
     let mut others = BTreeSet::new();
@@ -99,7 +126,7 @@ fn view(args: &ExportArgs) -> Result<View, CommandError> {
         return invalid(what, "the weight must be at least 0 and less than 1", "for example: --smooth 0.9");
     }
     Ok(View {
-        x: args.x.map_or(XAxis::Step, Into::into),
+        x: args.x.map_or(Axis::Step, Into::into),
         window: (args.from.is_some() || args.to.is_some()).then_some((from, to)),
         smoothing: args.smooth,
         log_y: args.log,

@@ -4,6 +4,7 @@ pub mod alerts;
 mod check;
 mod checkpoints;
 mod completions;
+mod config;
 mod convert;
 mod data;
 mod data_buckets;
@@ -98,6 +99,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
         Command::Replay(args) => return replay::run(args),
         Command::Supervise(args) => supervise::run(args),
         Command::Job(command) => job::run(&workspace, command),
+        Command::Config(args) => config::run(args),
         Command::Completions { shell } => completions::run(*shell),
     }?;
     Ok(End::Quit)

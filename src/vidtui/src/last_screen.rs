@@ -1,0 +1,49 @@
+//! The last screen of a console, for the next one on the same folder of runs.
+//!
+//! It is kept apart from the settings, in the state folder of the user, in one file for each folder of runs. A file that
+//! cannot be read is ignored: the console then opens on the list of runs.
+
+use crate::settings::user_folder;
+use camino::{Utf8Path, Utf8PathBuf};
+use rundir::{RunDir, xxh3_hex};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use ui::Session;
+
+/// The version of the file. A file of another version is ignored.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    /// The folder of runs, for users who read the file.
+    runs: Utf8PathBuf,
+    session: Session,
+}
+
+/// Reads the last screen on a folder of runs. A run that was removed since is left out.
+pub fn read(runs: &Utf8Path) -> Option<Session> {
+    let file: File = serde_json::from_slice(&fs::read(path_of(runs)?).ok()?).ok()?;
+    let mut session = Some(file).filter(|file| file.version == VERSION)?.session;
+    session.run = session.run.filter(|run| RunDir::of(runs, run).root.is_dir());
+    Some(session)
+}
+
+/// Writes the last screen. The next console opens as usual if it cannot be written.
+pub fn write(runs: &Utf8Path, session: Session) {
+    let Some(path) = path_of(runs) else { return };
+    let file = File { version: VERSION, runs: runs.to_owned(), session };
+    let Ok(bytes) = serde_json::to_vec_pretty(&file) else { return };
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = fs::create_dir_all(path.parent().unwrap_or(Utf8Path::new("/")))
+        .and_then(|()| fs::write(&temporary, bytes))
+        .and_then(|()| fs::rename(&temporary, &path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+}
+
+fn path_of(runs: &Utf8Path) -> Option<Utf8PathBuf> {
+    let name = xxh3_hex(runs.as_str().as_bytes());
+    Some(user_folder("XDG_STATE_HOME", ".local/state")?.join(format!("vidtui/screens/{name}.json")))
+}

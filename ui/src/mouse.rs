@@ -1,0 +1,195 @@
+//! The mouse: a click selects, a click on the selected entry opens it, the wheel scrolls or zooms, a drag over a chart zooms.
+//!
+//! Areas come from the functions that lay out the screen. Dialogs are answered by keys only, so that a stray click starts, ends
+//! or deletes nothing.
+
+use crate::effect::Effect;
+use crate::keymap::Action;
+use crate::layout::{self, Panel};
+use crate::model::{Model, Screen, keymap};
+use crate::msg::{Key, KeyCode, Mouse, MouseKind};
+use crate::screens::{alerts, compare, logs, nodes, processes, recipes, run, runs, stages};
+use crate::update::act;
+use crate::view::header_action;
+use crate::widgets::{key_bar, line_chart};
+use ratatui_core::layout::{Position, Rect};
+
+/// Rows that one notch of the wheel scrolls.
+const NOTCH: usize = 3;
+
+/// The change of a chart's visible range by one notch of the wheel.
+const ZOOM: f64 = 0.8;
+
+/// A drag over a chart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drag {
+    /// The area between the axes of the chart.
+    plot: Rect,
+    /// The visible range when the drag began.
+    window: (f64, f64),
+    /// The range between its ends on the x axis.
+    range: (f64, f64),
+    /// The columns of its ends.
+    columns: (u16, u16),
+}
+
+impl Drag {
+    /// Returns the range to show; `None` for a click, which may move a little on some terminals.
+    pub fn shown(&self) -> Option<(f64, f64)> {
+        (self.columns.0.abs_diff(self.columns.1) >= 2).then_some(self.range)
+    }
+}
+
+/// Handles an event of the mouse.
+pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
+    let at = Position { x: mouse.column, y: mouse.row };
+    match mouse.kind {
+        MouseKind::WheelUp => wheel(model, at, Action::Up),
+        MouseKind::WheelDown => wheel(model, at, Action::Down),
+        // The text input and the dialogs have the keyboard.
+        _ if model.modal.is_some() || model.input.is_some() => {
+            model.drag = None;
+            Vec::new()
+        }
+        MouseKind::Press => press(model, at),
+        MouseKind::Drag => {
+            if let Some(drag) = &mut model.drag {
+                drag.columns.1 = at.x.clamp(drag.plot.left(), drag.plot.right().saturating_sub(1));
+                drag.range.1 = line_chart::position_at(drag.plot, drag.window, drag.columns.1);
+            }
+            Vec::new()
+        }
+        MouseKind::Release => {
+            if let Some(range) = model.drag.take().and_then(|drag| drag.shown()) {
+                match (model.screen, &mut model.run, &mut model.compare) {
+                    (Screen::Run, Some(run), _) => run.show(range),
+                    (Screen::Compare, _, Some(open)) => open.show(range),
+                    _ => {}
+                }
+            }
+            Vec::new()
+        }
+    }
+}
+
+fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
+    let factor = if direction == Action::Up { ZOOM } else { 1.0 / ZOOM };
+    if model.modal.is_none()
+        && let Some((plot, window)) = plot_at(model, at)
+    {
+        let x = Some(line_chart::position_at(plot, window, at.x));
+        match (model.screen, &mut model.run, &mut model.compare) {
+            (Screen::Run, Some(run), _) => run.zoom(factor, x),
+            (_, _, Some(open)) => open.zoom(factor, x),
+            _ => {}
+        }
+        return Vec::new();
+    }
+    if model.modal.is_none() && model.input.is_some() {
+        return Vec::new();
+    }
+    if let (None, Screen::Run) = (&model.modal, model.screen) {
+        // The list under the pointer scrolls.
+        let panel = run::panel_at(model, at).map(|under| under.panel);
+        if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples))) =
+            (&mut model.run, panel)
+        {
+            focus(run, panel);
+        }
+    }
+    let context = keymap(model);
+    // Only what moves: in some dialogs, other actions have these keys.
+    let moves = context.bindings().iter().any(|binding| binding.action == direction);
+    let notches = if moves { NOTCH } else { 0 };
+    (0..notches).flat_map(|_| act(model, context, direction)).collect()
+}
+
+/// Returns the area between the axes of the chart at a position, and its visible range.
+fn plot_at(model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
+    match (model.screen, &model.run, &model.compare) {
+        (Screen::Run, Some(run), _) => Some((run::panel_at(model, at)?.plot?, run.window())),
+        (Screen::Compare, _, Some(open)) => Some((compare::plot_at(model, at)?, open.window())),
+        _ => None,
+    }
+}
+
+fn press(model: &mut Model, at: Position) -> Vec<Effect> {
+    let areas = layout::areas(model.size);
+    let context = keymap(model);
+    if areas.header.contains(at) {
+        return header_action(model, areas.header, at.x).map_or_else(Vec::new, |action| act(model, context, action));
+    }
+    if areas.keys.contains(at) {
+        let action = key_bar::action_at(model, areas.keys, at.x);
+        return action.map_or_else(Vec::new, |action| act(model, context, action));
+    }
+    if let Some((plot, window)) = plot_at(model, at) {
+        let x = line_chart::position_at(plot, window, at.x);
+        model.drag = Some(Drag { plot, window, range: (x, x), columns: (at.x, at.x) });
+        let panel = run::panel_at(model, at).map(|under| under.panel);
+        match (model.screen, &mut model.run, &mut model.compare) {
+            (Screen::Run, Some(run), _) => {
+                run.put_cursor_at(x);
+                panel.into_iter().for_each(|panel| focus(run, panel));
+            }
+            (_, _, Some(open)) => open.view.put_cursor(Some(x), open.full_range()),
+            _ => {}
+        }
+        return Vec::new();
+    }
+    let until = match model.screen {
+        Screen::Run => return press_panel(model, at),
+        Screen::Logs => {
+            if let (Some(line), Some(logs)) = (logs::line_at(model, at.y), &mut model.logs) {
+                if logs.current == Some(line) {
+                    logs.toggle(line);
+                } else {
+                    // The lines must not move under the pointer.
+                    logs.current = Some(line);
+                }
+            }
+            return Vec::new();
+        }
+        Screen::Runs => runs::runs_until(model, at.y),
+        Screen::Stages => stages::stages_until(model, at.y),
+        Screen::Recipes => recipes::recipes_until(model, at.y),
+        Screen::Nodes => nodes::nodes_until(model, at.y),
+        Screen::Processes => processes::processes_until(model, at.y),
+        Screen::Alerts => alerts::alerts_until(model, at.y),
+        _ => None,
+    };
+    match until {
+        None => Vec::new(),
+        Some(0) => {
+            let enter = context.bindings().iter().find(|binding| binding.keys.contains(&Key::code(KeyCode::Enter)));
+            enter.map_or_else(Vec::new, |binding| act(model, context, binding.action))
+        }
+        Some(entries) => {
+            let direction = if entries < 0 { Action::Up } else { Action::Down };
+            (0..entries.unsigned_abs()).flat_map(|_| act(model, context, direction)).collect()
+        }
+    }
+}
+
+/// Selects a panel of the run screen; a click on the selected one enlarges it, or opens its selected entry.
+fn press_panel(model: &mut Model, at: Position) -> Vec<Effect> {
+    let Some(under) = run::panel_at(model, at) else { return Vec::new() };
+    let context = keymap(model);
+    let Some(run) = &mut model.run else { return Vec::new() };
+    let was_focused = run.focus == under.panel;
+    focus(run, under.panel);
+    match under.event {
+        Some(event) if run.scroll != event => {
+            run.scroll = event;
+            Vec::new()
+        }
+        _ if was_focused => act(model, context, Action::Open),
+        _ => Vec::new(),
+    }
+}
+
+fn focus(run: &mut crate::model::RunScreen, panel: Panel) {
+    if run.focus != panel {
+        (run.focus, run.scroll) = (panel, 0);
+    }
+}

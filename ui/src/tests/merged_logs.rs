@@ -1,0 +1,132 @@
+//! The merged log: folding, filters, the first error, and the way from an event to it.
+
+use crate::fixtures::*;
+use crate::*;
+use cluster::NodeId;
+use rundir::{Cause, EventKind};
+use runstate::RunState;
+
+/// The logs of 64 ranks: they start, rank 17 runs out of memory, and the others lose it.
+fn failed_start() -> Vec<(usize, String)> {
+    let mut lines = Vec::new();
+    let all = |lines: &mut Vec<(usize, String)>, text: &dyn Fn(usize) -> String| {
+        lines.extend((0..64).map(|rank| (rank, text(rank))));
+    };
+    all(&mut lines, &|rank| format!("2026-11-20 04:00:0{} [rank{rank}] connected to node00:29500", rank % 3));
+    all(&mut lines, &|_| "UserWarning: the attention mask is not used".into());
+    lines.extend((1..=12).map(|step| (0, format!("step {step} loss 0.{}", 900 - step * 7))));
+    lines.push((17, "Traceback (most recent call last):".into()));
+    lines.push((17, "  File \"/opt/train.py\", line 214, in <module>".into()));
+    lines.push((17, "    loss.backward()".into()));
+    lines.push((17, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.2 GiB".into()));
+    lines.extend(
+        (0..64)
+            .filter(|rank| *rank != 17)
+            .map(|rank| (rank, format!("[rank{rank}]: RuntimeError: Connection closed by peer [10.0.0.3]:3301"))),
+    );
+    lines
+}
+
+fn failed() -> Ui {
+    Ui::on_merged_logs(row(stage_1(), "2s", RunState::Failed(failure()), 12), 8, failed_start())
+}
+
+#[test]
+fn equal_lines_of_64_ranks_are_one_line_and_the_first_error_is_shown() {
+    let mut ui = failed();
+    insta::assert_snapshot!("merged_log_of_a_failed_run_80x24", ui.screen());
+    ui.resize(160, 48);
+    ui.press("G");
+    insta::assert_snapshot!("merged_log_of_a_failed_run_160x48", ui.screen());
+}
+
+#[test]
+fn the_marked_line_shows_the_text_of_each_rank() {
+    let mut ui = failed();
+    ui.press("/");
+    ui.type_in("connected");
+    ui.press("Enter Enter Esc");
+    insta::assert_snapshot!("merged_log_with_an_unfolded_line_80x24", ui.screen());
+    let rows = ui.screen().matches("connected to").count();
+    ui.press("Enter");
+    assert!(ui.screen().matches("connected to").count() < rows, "folded again: {}", ui.screen());
+}
+
+#[test]
+fn lines_are_filtered_by_level_and_rank() {
+    let mut ui = failed();
+    ui.press("l l");
+    insta::assert_snapshot!("merged_log_of_errors_80x24", ui.screen());
+    ui.press("Esc r");
+    ui.type_in("16-18,40");
+    ui.press("Enter");
+    insta::assert_snapshot!("merged_log_of_four_ranks_80x24", ui.screen());
+    assert!(!ui.screen().contains("step 3 "), "a line of rank 0 alone is hidden");
+    ui.press("r Backspace x Enter");
+    assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
+    ui.press("Esc Esc");
+    assert!(ui.model.logs.as_ref().is_none_or(|logs| logs.only.is_empty()));
+}
+
+#[test]
+fn one_rank_stays_reachable() {
+    let mut ui = failed();
+    let stream = |ui: &Ui| watches(&ui.model).into_iter().find(|w| matches!(w, Watch::Log { .. } | Watch::Logs { .. }));
+    assert_eq!(stream(&ui), Some(Watch::Logs { run: stage_1(), attempt: None }));
+    ui.press("] ]");
+    let node = NodeId::new("node00").unwrap();
+    assert_eq!(stream(&ui), Some(Watch::Log { run: stage_1(), node, rank: 1 }));
+    ui.press("[ [ [");
+    assert!(
+        matches!(stream(&ui), Some(Watch::Log { rank: 63, .. })),
+        "the log before the merged one is the last rank's"
+    );
+    ui.press("m");
+    assert!(matches!(stream(&ui), Some(Watch::Logs { .. })));
+}
+
+#[test]
+fn new_lines_of_all_ranks_are_followed() {
+    let mut ui = Ui::on_merged_logs(running(83), 8, (0..64).map(|rank| (rank, "started".into())).collect());
+    ui.merged(false, (0..40).map(|step| (0, format!("step {step} loss 0.3"))).collect());
+    ui.merged(false, (0..64).map(|rank| (rank, "saving".into())).collect());
+    insta::assert_snapshot!("merged_log_that_is_followed_80x24", ui.screen());
+    ui.model.symbols = Symbols::ascii();
+    assert!(ui.screen().is_ascii());
+}
+
+#[test]
+fn an_event_leads_to_the_line_of_its_rank() {
+    let mut ui = failed();
+    ui.press("Esc");
+    let died = EventKind::RankDied {
+        rank: 17,
+        code: Some(1),
+        signal: None,
+        message: "CUDA out of memory".into(),
+        cause: Cause::Root,
+    };
+    let lost = EventKind::NodeLost { node: NodeId::new("node02").unwrap(), failure: failure() };
+    ui.run_msg(RunMsg::Events(vec![event(20.0, Some(12), died), event(10.0, Some(12), lost)]));
+    // The panel before the first one is that of the events, whose newest event is selected.
+    ui.press("Shift-Tab Down");
+    ui.resize(160, 48);
+    insta::assert_snapshot!("run_with_the_event_of_a_dead_rank_selected_160x48", ui.screen());
+    ui.resize(80, 24);
+    ui.press("Enter");
+    ui.merged(true, failed_start());
+    let logs = ui.model.logs.as_ref().unwrap();
+    let line = logs.store.line(logs.current.unwrap()).unwrap();
+    assert_eq!((logs.only.to_string().as_str(), line.text.starts_with("torch.OutOfMemoryError")), ("17", true));
+    ui.press("Esc Esc Up Enter");
+    assert_eq!(ui.model.logs.as_ref().unwrap().only.to_string(), "16-23");
+}
+
+#[test]
+fn an_event_of_an_earlier_attempt_opens_its_log() {
+    let mut ui = Ui::on_run(running(83));
+    let died = EventKind::RankDied { rank: 1, code: None, signal: Some(9), message: String::new(), cause: Cause::Root };
+    ui.run_msg(RunMsg::Events(vec![rundir::Event { attempt: 7, ..event(20.0, None, died) }]));
+    ui.press("Shift-Tab Enter");
+    assert!(watches(&ui.model).contains(&Watch::Logs { run: stage_1(), attempt: Some(7) }));
+}

@@ -1,0 +1,83 @@
+//! Keys, colours and the last screen, as the user has set them.
+
+use crate::fixtures::*;
+use crate::model::Modal;
+use crate::*;
+
+fn with_keys(changes: &[(Option<Context>, Action, &str)]) -> KeyMap {
+    let mut keys = KeyMap::default();
+    for (context, action, key) in changes {
+        keys.change(KeyChange { context: *context, action: *action, keys: vec![Key::parse(key).unwrap()] }).unwrap();
+    }
+    keys.check().unwrap();
+    keys
+}
+
+#[test]
+fn changed_keys_work_and_are_shown_by_the_bar_the_help_and_the_list_of_actions() {
+    let mut ui = Ui::with_runs(vec![running(83)]);
+    ui.model.keys = with_keys(&[
+        (Some(Context::Runs), Action::Stop, "F9"),
+        (None, Action::ShowNodes, "M"),
+        (None, Action::Help, "F1"),
+    ]);
+    insta::assert_snapshot!("runs_with_changed_keys_80x24", ui.screen());
+    assert!(matches!(ui.press("F9")[..], [Effect::Stop { .. }]));
+    assert!(ui.press("s").is_empty());
+    ui.press("F1 j j j j");
+    insta::assert_snapshot!("help_with_changed_keys_80x24", ui.screen());
+    ui.press("Esc :");
+    ui.type_in("save");
+    insta::assert_snapshot!("palette_with_changed_keys_80x24", ui.screen());
+    ui.press("Esc M");
+    assert_eq!(ui.model.screen, Screen::Nodes);
+}
+
+#[test]
+fn the_last_screen_is_opened_again() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("x S l");
+    let session = ui.model.session();
+    assert_eq!((session.screen, session.run.clone()), (Screen::Logs, Some(stage_1())));
+    let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
+    assert_eq!(again.model.session(), session);
+    assert!(watches(&again.model).contains(&Watch::Logs { run: stage_1(), attempt: None }));
+}
+
+#[test]
+fn every_screen_can_be_opened_again_or_is_replaced_by_one_that_can() {
+    for (keys, screen) in [("c", Screen::Run), ("3", Screen::Nodes), ("2", Screen::Stages), ("a", Screen::Alerts)] {
+        let mut ui = Ui::on_run(running(83));
+        ui.press(keys);
+        let again = Ui::with_setup(|setup| setup.session = Some(ui.model.session()));
+        assert_eq!(again.model.screen, screen);
+    }
+    let compared = Ui::on_compare().model.session();
+    assert_eq!(Ui::with_setup(|setup| setup.session = Some(compared)).model.screen, Screen::Runs);
+    // Written by another version.
+    let odd = Session { screen: Screen::Logs, run: None, smoothing: Some(99), ..Session::default() };
+    assert_eq!(Ui::with_setup(|setup| setup.session = Some(odd)).model.screen, Screen::Runs);
+}
+
+#[test]
+fn a_run_that_is_named_at_the_start_replaces_the_last_screen() {
+    let ui = Ui::with_setup(|setup| {
+        setup.session = Some(Session { screen: Screen::Nodes, ..Session::default() });
+        setup.open = Some(stage_2());
+    });
+    assert_eq!((ui.model.screen, ui.model.run.as_ref().unwrap().id.clone()), (Screen::Run, stage_2()));
+}
+
+#[test]
+fn settings_that_cannot_be_used_are_shown_at_the_start() {
+    let problem = rundir::Failure::new(
+        rundir::ErrorCode::InvalidConfig,
+        "cannot use /home/ada/.config/vidtui/config.toml",
+        "line 7: in run, s is the key of stop and of logs",
+        "choose another key for one of them; until then, the default settings apply",
+    );
+    let mut ui = Ui::with_setup(|setup| setup.problem = Some(problem));
+    insta::assert_snapshot!("settings_that_cannot_be_used_80x24", ui.screen());
+    ui.press("Enter");
+    assert!(!matches!(ui.model.modal, Some(Modal::Failure(_))));
+}
