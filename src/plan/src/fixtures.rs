@@ -73,6 +73,8 @@ pub fn recipe() -> Recipe {
             device: Device::Auto,
             threads: 0,
             max_bad_steps: 10,
+            collective_timeout_s: 0,
+            drift_check: 100,
         },
         lora: recipe::Lora::default(),
         condition: recipe::Conditioning::default(),

@@ -72,6 +72,7 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["ema.decay", "sample.ema"], samples_have_an_average),
     (&["optimizer.kind", "optimizer.lr", "optimizer.lr_ttt", "model.layer", "optimizer.groups"], prodigy_has_one_rate),
     (&["optimizer.kind", "optimizer.beta1_low"], only_adamw_cycles_momentum),
+    (&["train.collective_timeout_s"], collectives_have_time),
     (&["train.trainable"], patterns_match),
     (&["train.frozen"], frozen_patterns_match),
     (&["train.trainable", "train.frozen"], something_is_trained),
@@ -400,6 +401,22 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
             }
             None => "change model.latent_height or model.latent_width: no text length fits".into(),
         },
+    })
+}
+
+/// The shortest timeout of a collective: a busy node may pause a rank for seconds.
+const SHORTEST_TIMEOUT_S: u64 = 5;
+
+fn collectives_have_time(recipe: &Recipe) -> Result<(), Advice> {
+    let seconds = recipe.train.collective_timeout_s;
+    if seconds == 0 || seconds >= SHORTEST_TIMEOUT_S {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "train.collective_timeout_s {seconds} is shorter than {SHORTEST_TIMEOUT_S} s, for which a busy node may pause a rank"
+        ),
+        fix: "set train.collective_timeout_s to several times the longest step, or to 0 to derive it".into(),
     })
 }
 

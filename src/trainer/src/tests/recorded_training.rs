@@ -191,6 +191,8 @@ impl Trace {
                 device: recipe::Device::Cpu,
                 threads: 1,
                 max_bad_steps: 1,
+                collective_timeout_s: 0,
+                drift_check: 0,
             },
             lora: recipe::Lora::default(),
             condition: recipe::Conditioning::default(),
