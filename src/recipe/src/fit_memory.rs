@@ -9,11 +9,6 @@ use serde::Serialize;
 use std::collections::HashMap;
 use units::size;
 
-/// The memory of a process that [`RankMemory`] does not count: on a GPU, the CUDA context and the fragmentation of libtorch's
-/// allocator; on the CPU, the libraries.
-const OVERHEAD_GPU: u64 = 3 << 29;
-const OVERHEAD_CPU: u64 = 1 << 29;
-
 /// Changes of a recipe with which a rank fits into a limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MemoryFit {
@@ -36,7 +31,7 @@ impl Recipe {
     }
 
     fn peak_of(&self, memory: &RankMemory) -> u64 {
-        memory.total() + if self.expects_gpus() { OVERHEAD_GPU } else { OVERHEAD_CPU }
+        memory.total() + self.overhead_of(memory).total()
     }
 
     /// Returns at most `most` combinations of changes with which a rank needs at most `limit` bytes, the fastest first. No
@@ -263,7 +258,7 @@ impl Search {
             let fit = MemoryFit {
                 sets: chosen.iter().flat_map(|choice| choice.sets.iter().cloned()).collect(),
                 changes: chosen.iter().map(|choice| choice.words).collect(),
-                peak: self.recipe.peak_of(&memory),
+                peak: recipe.peak_of(&memory),
                 memory,
                 time: time_s / *as_is.get_or_insert(time_s),
             };
