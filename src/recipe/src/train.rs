@@ -126,6 +126,8 @@ pub struct Train {
     pub threads: usize,
     /// Consecutive steps with a non-finite loss or gradient after which the run stops; each is skipped.
     pub max_bad_steps: u64,
+    /// The scan of TTT layers on GPUs.
+    pub ttt_scan: TttScan,
     /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
@@ -376,6 +378,16 @@ impl ComputeDtype {
     }
 }
 
+/// The implementation of the scan of TTT layers on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TttScan {
+    /// libtorch's operators, mini-batch by mini-batch.
+    Operators,
+    /// The CUDA kernel, in bfloat16.
+    Kernel,
+}
+
 /// The device of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -419,6 +431,8 @@ pub struct Remat {
     pub group: usize,
     /// Keeps the attention output of each block: more memory, and no recomputation of attention.
     pub keep_attention: bool,
+    /// Keeps the outputs and inner states of the scans of TTT layers: more memory, and no recomputation of the scans.
+    pub keep_scan: bool,
     /// Mini-batches of a TTT layer between saved inner states.
     pub scan_group: usize,
     /// Shards the saved inputs over the ranks of a TP group: less memory, and a gather for each in the backward pass.
@@ -521,6 +535,29 @@ mod tests {
         assert_eq!([None, Some(0.1), Some(30.0), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 5.0, 10.0, 30.0]);
         train.collective_timeout_s = 60;
         assert_eq!([None, Some(0.1), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn the_kernel_of_the_scan_is_refused_where_it_cannot_run() {
+        let load = |sets: &[&str]| {
+            let own = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
+            let sets: Vec<String> = own.iter().chain(sets).map(|set| (*set).to_owned()).collect();
+            load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets)
+        };
+        assert_eq!(load(&[]).unwrap().recipe.train.ttt_scan, TttScan::Kernel);
+        let refused: [&[&str]; 5] = [
+            &["train.device=cpu"],
+            &["train.dtype=float32"],
+            &["model.ttt_mini_batch=8"],
+            &["model.head_dim=128"],
+            &["model.ttt_mini_batch=32", "model.head_dim=80"],
+        ];
+        for sets in refused {
+            let error = load(sets).unwrap_err();
+            assert_eq!(error.kind, crate::RecipeErrorKind::BrokenRule, "{sets:?}");
+            assert!(error.keys.iter().any(|key| key == "train.ttt_scan"), "{error}");
+        }
+        assert!(load(&["model.layer=none", "train.device=cpu"]).is_ok(), "without TTT layers it is not used");
     }
 
     #[test]

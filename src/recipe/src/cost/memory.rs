@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, OffloadStore, OptimizerKind, Recipe};
+use crate::{Device, EmaDevice, Layer, OffloadStore, OptimizerKind, Recipe, TttScan};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -96,7 +96,7 @@ impl RankMemory {
         let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
         let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
         let state: u64 = units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum();
-        let Kept { inputs, input, attention } = Kept::of(recipe, blocks);
+        let Kept { inputs, input, attention, scans } = Kept::of(recipe, blocks);
         let (samples, offload) = (recipe.micro_batch(), &recipe.memory);
         // One input is in use and another is being fetched.
         let inputs_here = if offload.activation_offload { inputs.min(2 * input) } else { inputs };
@@ -113,11 +113,11 @@ impl RankMemory {
             optimizer: state - state_away,
             ema: if on_node { 0 } else { average },
             ema_on_node: if on_node { average } else { 0 },
-            kept: samples * (inputs_here + attention),
+            kept: samples * (inputs_here + attention + scans),
             gathered: in_hand,
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
             scan_states: samples * blocks.chunks(recipe.group()).map(states_of).max().unwrap_or(0),
-            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block),
+            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
             update: update(recipe, units, share),
             saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
             offloaded: Offloaded {
@@ -192,6 +192,8 @@ struct Kept {
     input: u64,
     /// With `remat.keep_attention`, the attention output and the float32 log-sum-exp of each block.
     attention: u64,
+    /// With `remat.keep_scan`, the outputs and the inner states of the TTT scans of each block.
+    scans: u64,
 }
 
 impl Kept {
@@ -201,10 +203,12 @@ impl Kept {
         let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
         let inputs = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute);
         let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
+        let scans = |block: &BlockCost| block.scanned * compute + block.states;
         Kept {
             input: inputs.clone().max().unwrap_or(0),
             inputs: inputs.sum(),
             attention: if recipe.remat.keep_attention { recomputed.iter().map(attention).sum() } else { 0 },
+            scans: if recipe.remat.keep_scan { recomputed.iter().map(scans).sum() } else { 0 },
         }
     }
 }
@@ -236,6 +240,12 @@ fn page_locked(bytes: u64) -> u64 {
     if bytes == 0 { 0 } else { bytes.next_power_of_two() }
 }
 
+/// Returns the most memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values.
+fn scan_kernel(recipe: &Recipe) -> u64 {
+    let is_used = recipe.model.layer != Layer::None && recipe.train.ttt_scan == TttScan::Kernel;
+    if is_used { 1 << 30 } else { 0 }
+}
+
 fn states_of(blocks: &[BlockCost]) -> u64 {
     blocks.iter().map(|block| block.states).sum()
 }
@@ -261,7 +271,7 @@ fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{load, param_specs};
+    use crate::{Flops, load, param_specs};
 
     fn recipe(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
@@ -379,6 +389,23 @@ mod tests {
         assert_eq!(without % (64 * 128 * 2), 0);
         let samples = without / (64 * 128 * 2);
         assert_eq!(with - without, samples * 64 * (128 * 2 + 2 * 4));
+    }
+
+    #[test]
+    fn keeping_scans_costs_their_outputs_and_states_and_saves_a_scan() {
+        let cost = |keep: &str| {
+            let ttt = ["model.layer=ttt_mlp", "model.ttt_mini_batch=16", "model.num_layers=3", keep];
+            let recipe = recipe(&ttt);
+            (recipe.cost(), recipe.blocks()[0], Flops::step(&recipe).ttt_scan)
+        };
+        let (without, block, work) = cost("remat.keep_scan=false");
+        let (with, _, less) = cost("remat.keep_scan=true");
+        // Two directions of 64 tokens of width 128 in bf16. The last of three layers is not recomputed.
+        assert_eq!(block.scanned, 2 * 64 * 128);
+        let samples = 2 * (block.scanned * 2 + block.states);
+        assert_eq!((with.memory.kept - without.memory.kept) % samples, 0);
+        assert!(with.memory.kept > without.memory.kept);
+        assert_eq!((work - less) / block.flops.ttt_scan, 2.0);
     }
 
     #[test]
