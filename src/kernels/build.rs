@@ -1,14 +1,17 @@
 //! Compiles the C++ against the libtorch that torch-sys linked, and lets this crate's tests find it at run time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
+    println!("cargo:rerun-if-changed=cuda");
     // torch-sys sets it, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
-    cc::Build::new()
+    let with_cuda = std::env::var_os("CARGO_FEATURE_CUDA").is_some();
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .pic(true)
@@ -27,9 +30,58 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(["cpp/ttt.cpp", "cpp/autograd.cpp", "cpp/linear.cpp"])
-        .compile("vidtui_kernels");
+        .files(["cpp/ttt.cpp", "cpp/autograd.cpp", "cpp/linear.cpp"]);
+    if with_cuda {
+        let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
+        let roots: Vec<PathBuf> = beside
+            .map(|packages| packages.join("cu13"))
+            .into_iter()
+            .chain(std::env::var_os("CUDA_HOME").map(PathBuf::from))
+            .collect();
+        for include in roots.iter().map(|root| root.join("include")).filter(|include| include.exists()) {
+            build.flag("-isystem").flag(include);
+        }
+        build.file("cpp/scan_cuda.cpp").compile("vidtui_kernels");
+        compile_for_gpus(&roots);
+        println!("cargo:rustc-link-lib=torch_cuda");
+        println!("cargo:rustc-link-lib=c10_cuda");
+    } else {
+        build.file("cpp/no_scan_cuda.cpp").compile("vidtui_kernels");
+    }
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
+}
+
+/// The targets: GPUs from A100 on, and PTX, which the driver compiles for newer ones.
+const TARGETS: [&str; 4] = [
+    "arch=compute_80,code=sm_80",
+    "arch=compute_90,code=sm_90",
+    "arch=compute_100,code=sm_100",
+    "arch=compute_90,code=compute_90",
+];
+
+/// Compiles the CUDA kernels with the nvcc that the variable NVCC names, or that is in one of these CUDA installations. The CUDA runtime
+/// is linked statically, as nvcc does by default.
+fn compile_for_gpus(roots: &[PathBuf]) {
+    println!("cargo:rerun-if-env-changed=NVCC");
+    println!("cargo:rerun-if-env-changed=CUDA_HOME");
+    let found = roots.iter().map(|root| root.join("bin/nvcc")).find(|nvcc| nvcc.exists());
+    let Some(nvcc) = std::env::var_os("NVCC").map(PathBuf::from).or(found) else {
+        panic!("the feature `cuda` needs nvcc: set NVCC to its path, or CUDA_HOME to that of CUDA")
+    };
+    let mut build = cc::Build::new();
+    build.cuda(true).cudart("none").compiler(nvcc).std("c++17").opt_level(3).debug(false).warnings(false);
+    for target in TARGETS {
+        build.flag("-gencode").flag(target);
+    }
+    build.file("cuda/ttt.cu").compile("vidtui_kernels_cuda");
+    let folders = roots.iter().flat_map(|root| [root.join("lib"), root.join("lib64")]);
+    for folder in folders.filter(|folder| folder.join("libcudart_static.a").exists()) {
+        println!("cargo:rustc-link-search=native={}", folder.display());
+    }
+    println!("cargo:rustc-link-lib=static=cudart_static");
+    for system in ["rt", "dl", "pthread"] {
+        println!("cargo:rustc-link-lib={system}");
+    }
 }

@@ -143,6 +143,11 @@ impl Scene {
         self.start(&self.path.join("runs"), name, &[1, 1], sets, StartFrom::Random, env)
     }
 
+    /// Starts a run with variables in the environment of its ranks.
+    pub fn launch_with(&self, env: Env, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
+        self.start(&self.path.join("runs"), name, mesh, sets, StartFrom::Random, env)
+    }
+
     pub fn launch_in(&self, runs: &Utf8Path, name: &str, mesh: &[usize], sets: &[&str]) -> Running {
         self.start(runs, name, mesh, sets, StartFrom::Random, Vec::new())
     }

@@ -12,7 +12,8 @@ mod samples;
 mod saves;
 mod segments;
 
-use harness::{Scene, assert_close, latest, losses};
+use cluster::NodeId;
+use harness::{NODE, Scene, assert_close, latest, losses};
 use rundir::{Checkpoint, ErrorCode, EventKind, MetricSample, RequestSource, StartFrom};
 
 #[test]
@@ -478,4 +479,40 @@ fn the_peak_memory_of_a_step_is_the_forecast() {
         let tolerance = if mesh == [1, 1] { 0.1 } else { 0.2 };
         assert!((measured / foreseen - 1.0).abs() < tolerance, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
+}
+
+#[test]
+fn a_rank_that_hangs_ends_the_others_after_the_timeout_and_is_named() {
+    let scene = Scene::new();
+    let sets = ["train.steps=100000", "checkpoint.interval=0", "train.collective_timeout_s=5"];
+    let mut running = scene.launch("hangs", &[2, 1, 1], &sets);
+    running.wait_for_step(2);
+    running.signal(1, "STOP");
+    running.wait_for("the failure of rank 0", |run| run.failure_code().is_some());
+    running.signal(1, "KILL");
+    let (run, _) = running.wait();
+    assert_eq!(run.failure_code(), Some(ErrorCode::PeerLost));
+    let node = NodeId::new(NODE).unwrap();
+    let records: Vec<_> = [0, 1].iter().filter_map(|&rank| run.dir.read_rank_collectives(&node, 1, rank)).collect();
+    let waits = health::collective_waits(&records);
+    assert!(waits.iter().any(|wait| wait.absent == [1]), "{records:?}");
+    let beat = run.dir.read_heartbeat(&node, 1, 1).unwrap();
+    assert!((beat.rank, beat.v) == (1, rundir::SCHEMA) && beat.phase_t <= beat.t, "{beat:?}");
+}
+
+#[test]
+fn weights_that_differ_end_the_run_with_the_ranks_and_the_tensor() {
+    let scene = Scene::new();
+    let mut sets = vec!["train.steps=100000", "checkpoint.interval=0", "train.drift_check=2"];
+    for mesh in [[2, 1, 1], [1, 1, 2]] {
+        let env = vec![("VIDTUI_CORRUPT", "1:3".to_owned())];
+        let (run, outputs) = scene.launch_with(env, "differs", &mesh, &sets).wait();
+        assert!(outputs.iter().all(|output| !output.status.success()));
+        assert_eq!(run.failure_code(), Some(ErrorCode::WeightsDiffer), "{mesh:?}");
+        // The weight was changed after step 3, and step 4 is the next that is checked.
+        assert_eq!(run.samples().last().unwrap().step, 4);
+        std::fs::remove_dir_all(&run.dir.root).unwrap();
+    }
+    sets.extend(["train.steps=4"]);
+    scene.launch("same", &[2, 1, 2], &sets).finish();
 }

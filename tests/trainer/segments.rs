@@ -45,10 +45,12 @@ fn ttt_layers_over_segments_resume_bit_for_bit() {
 fn ttt_layers_recomputed_in_groups_have_the_same_gradients() {
     let scene = Scene::of_segments();
     let want = losses(&trained(&scene, "one-by-one", &[1, 2], &[]));
-    let plans: [(&str, &[&str]); 4] = [
+    let plans: [(&str, &[&str]); 6] = [
         ("pairs", &["remat.group=2"]),
         ("threes", &["remat.group=3", "remat.keep_attention=false"]),
         ("scan", &["remat.scan_group=1"]),
+        ("kept", &["remat.keep_scan=true"]),
+        ("kept-alone", &["remat.keep_scan=true", "remat.keep_attention=false", "remat.group=2"]),
         ("not-at-all", &["remat.mode=none"]),
     ];
     for (name, plan) in plans {

@@ -12,8 +12,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <sstream>
+#include <vector>
 
 namespace {
 
@@ -44,9 +47,15 @@ char* vidtui_group_nccl(StoreHandle* store, const char* prefix, int rank, int si
     options->group_name = prefix;
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(prefixed, rank, size, options);
+    backend->setGroupUid(prefix);
     backend->eagerConnectSingleDevice(place);
     *out = new GroupHandle{std::move(backend), 0, place};
   });
+}
+
+// Returns libtorch's record of the last collectives of NCCL groups as JSON.
+char* vidtui_collectives_nccl(char** out) {
+  return guarded([&] { *out = copy_text(c10d::dump_nccl_trace_json(true, false).c_str()); });
 }
 
 // Bytes of tensors on a device, now and at their peak.
@@ -119,7 +128,8 @@ char* vidtui_cuda_event_block(EventHandle* event) {
   });
 }
 
-// Returns the state of the caching allocator of a device as JSON: totals, and one object per segment.
+// Returns the state of the caching allocator of a device as JSON: totals, one object per segment, and the
+// sizes of the largest tensors.
 char* vidtui_cuda_snapshot(int device, char** out) {
   return guarded([&] {
     namespace allocator = c10::cuda::CUDACachingAllocator;
@@ -131,16 +141,22 @@ char* vidtui_cuda_snapshot(int device, char** out) {
          << ",\"reserved\":" << stats.reserved_bytes[all].current << ",\"reserved_peak\":" << stats.reserved_bytes[all].peak
          << ",\"failed_allocations\":" << stats.num_ooms << ",\"segments\":[";
     const char* separator = "";
+    std::vector<size_t> tensors;
     for (const auto& segment : allocator::snapshot().segments) {
       if (segment.device != index) continue;
       size_t largest = 0;
       for (const auto& block : segment.blocks) {
         if (!block.allocated && block.size > largest) largest = block.size;
+        if (block.allocated) tensors.push_back(block.size);
       }
       json << separator << "{\"bytes\":" << segment.total_size << ",\"allocated\":" << segment.allocated_size
            << ",\"blocks\":" << segment.blocks.size() << ",\"largest_free\":" << largest << "}";
       separator = ",";
     }
+    constexpr size_t kLargest = 16;
+    std::sort(tensors.begin(), tensors.end(), std::greater<>());
+    json << "],\"largest_tensors\":[";
+    for (size_t i = 0; i < std::min(tensors.size(), kLargest); ++i) json << (i == 0 ? "" : ",") << tensors[i];
     json << "]}";
     *out = copy_text(json.str().c_str());
   });

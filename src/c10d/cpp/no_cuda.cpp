@@ -26,6 +26,10 @@ char* vidtui_group_nccl(StoreHandle*, const char*, int, int, int64_t, int, Group
   return missing();
 }
 
+char* vidtui_collectives_nccl(char**) {
+  return missing();
+}
+
 char* vidtui_cuda_memory(int, int64_t*, int64_t*) {
   return missing();
 }

@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -229,8 +230,20 @@ char* vidtui_group_gloo(StoreHandle* store, const char* prefix, int rank, int si
                                    : c10d::ProcessGroupGloo::createDefaultDevice());
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options);
+    // The name of the group in libtorch's record of collectives.
+    backend->setGroupUid(prefix);
     *out = new GroupHandle{std::move(backend), 0, std::nullopt};
   });
+}
+
+// Sets the timeout of the collectives that start later.
+char* vidtui_group_set_timeout(GroupHandle* group, int64_t timeout_ms) {
+  return guarded([&] { group->backend->setTimeout(Milliseconds(timeout_ms)); });
+}
+
+// Returns libtorch's record of the last collectives of CPU groups as JSON.
+char* vidtui_collectives(char** out) {
+  return guarded([&] { *out = copy_text(c10d::dump_fr_trace_json(true, false).c_str()); });
 }
 
 void vidtui_group_drop(GroupHandle* group) {

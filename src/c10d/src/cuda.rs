@@ -1,6 +1,6 @@
 //! CUDA functions that do not compute tensors: the current device, its memory, asynchronous copies, and events.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use tch::Tensor;
@@ -92,11 +92,8 @@ pub fn memory_snapshot(gpu: usize) -> Result<String> {
     let mut text = std::ptr::null_mut();
     // SAFETY: `text` is where the shim writes a new C string on success.
     check(unsafe { ffi::vidtui_cuda_snapshot(index, &mut text) }, doing)?;
-    // SAFETY: the shim allocated the string with strdup; it is valid until freed below.
-    let json = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
-    // SAFETY: the same pointer, freed once, by the allocator that created it.
-    unsafe { ffi::vidtui_c10d_free(text) };
-    Ok(json)
+    // SAFETY: the shim created the string, which is not used again.
+    Ok(unsafe { ffi::take_text(text) })
 }
 
 /// Returns the bytes of memory that a GPU has.

@@ -84,6 +84,9 @@ unsafe extern "C" {
         device: c_int,
         out: *mut *mut GroupHandle,
     ) -> Status;
+    pub fn vidtui_group_set_timeout(group: *mut GroupHandle, timeout_ms: i64) -> Status;
+    pub fn vidtui_collectives(out: *mut *mut c_char) -> Status;
+    pub fn vidtui_collectives_nccl(out: *mut *mut c_char) -> Status;
     pub fn vidtui_group_drop(group: *mut GroupHandle);
     pub fn vidtui_group_all_reduce(
         group: *mut GroupHandle,
@@ -204,15 +207,25 @@ unsafe extern "C" {
     pub fn vidtui_cuda_event_drop(event: *mut EventHandle);
 }
 
+/// Takes a string that the shim created.
+///
+/// # Safety
+/// The shim created the string, and the caller does not use the pointer again.
+pub unsafe fn take_text(text: *mut c_char) -> String {
+    // SAFETY: the shim allocated the string with strdup; it is valid until freed below.
+    let owned = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: the same pointer, freed once, by the allocator that created it.
+    unsafe { vidtui_c10d_free(text) };
+    owned
+}
+
 /// Turns the shim's status into a result; `doing` completes "cannot …".
 pub fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
     if status.is_null() {
         return Ok(());
     }
-    // SAFETY: a status that is not null is a C string that the shim allocated with strdup; it is valid until freed below.
-    let text = unsafe { CStr::from_ptr(status) }.to_string_lossy().into_owned();
-    // SAFETY: the same pointer, freed once, by the allocator that created it.
-    unsafe { vidtui_c10d_free(status) };
+    // SAFETY: a status that is not null is a string that the shim created, and it is not used again.
+    let text = unsafe { take_text(status) };
     Err(Error::torch(doing(), &text))
 }
 

@@ -135,8 +135,19 @@ impl Group {
         self.size
     }
 
+    /// Sets the timeout of the collectives that start later.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        let Some(network) = &self.network else { return Ok(()) };
+        // SAFETY: the group is alive; only a number is passed.
+        let status = unsafe { ffi::vidtui_group_set_timeout(network.0.as_ptr(), millis(timeout)) };
+        check(status, || format!("set the timeout of the group of {} ranks", self.size))
+    }
+
     /// Returns the bytes that this rank sent since it joined, including those of autograd graphs and backward passes.
-    /// Broadcasts and barriers are not counted, because no training step has them.
+    /// Broadcasts and barriers are not counted: in a training step, one number is broadcast.
     #[must_use]
     pub fn sent(&self) -> Sent {
         let Some(network) = &self.network else { return Sent::default() };

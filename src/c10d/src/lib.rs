@@ -18,6 +18,7 @@ mod pending;
 mod store;
 
 pub mod adamw8;
+pub mod collectives;
 pub mod cuda;
 pub mod mapped;
 pub mod ops;

@@ -200,3 +200,58 @@ fn split_linear_layers_equal_whole_ones_forward_and_backward() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_record_of_collectives_has_those_that_are_complete_and_those_that_wait() -> Result<()> {
+    let name = "a-group-that-only-this-test-has";
+    on_ranks(2, |_, store| {
+        let rank = store.add("next-rank", 1)? as usize - 1;
+        let group = Group::gloo(&store.prefix(name), rank, 2, TIMEOUT, Some("lo"))?;
+        let tensor = Tensor::ones([3], (Kind::Float, Device::Cpu));
+        group.all_reduce(&tensor, Reduce::Sum)?.wait()?;
+        if rank == 0 {
+            let pending = group.all_reduce(&tensor, Reduce::Sum)?;
+            store.get("compared")?;
+            return pending.wait();
+        }
+        // Both ranks are threads of this process, so one record has the collectives of both.
+        let done = |complete| -> Result<Vec<u64>> {
+            let all = c10d::collectives::recent()?.into_iter();
+            let own = all.filter(|one| one.group == name && one.complete == complete);
+            Ok(own
+                .inspect(|one| assert!(one.operation.contains("all_reduce"), "{one:?}"))
+                .map(|one| one.number)
+                .collect())
+        };
+        while done(false)?.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let (complete, waiting) = (done(true)?, done(false)?);
+        store.set("compared", b"")?;
+        group.all_reduce(&tensor, Reduce::Sum)?.wait()?;
+        assert_eq!((complete.len(), waiting.len()), (2, 1));
+        assert!(complete.iter().all(|number| *number < waiting[0]), "{complete:?} {waiting:?}");
+        Ok(())
+    })
+    .map(drop)
+}
+
+#[test]
+fn a_shorter_timeout_ends_the_collectives_that_start_later() -> Result<()> {
+    let ended = on_ranks(2, |_, store| {
+        let rank = store.add("next-rank", 1)? as usize - 1;
+        let group = Group::gloo(&store.prefix("short"), rank, 2, TIMEOUT, Some("lo"))?;
+        group.barrier()?;
+        group.set_timeout(std::time::Duration::from_secs(1))?;
+        if rank == 1 {
+            store.get("timed out")?;
+            return Ok(None);
+        }
+        let pending = group.all_reduce(&Tensor::ones([3], (Kind::Float, Device::Cpu)), Reduce::Sum)?;
+        let ended = pending.wait();
+        store.set("timed out", b"")?;
+        Ok(Some(ended))
+    })?;
+    assert!(ended.into_iter().flatten().all(|ended| matches!(ended, Err(Error::Torch { .. }))));
+    Ok(())
+}

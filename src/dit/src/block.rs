@@ -3,13 +3,11 @@
 //! A block is a function of its input and parameters. The forward pass runs it without an autograd graph. The backward
 //! pass recomputes it with a graph from the saved tensors, and takes the gradients of input and parameters in one call.
 
-use crate::attention::Attention;
 use crate::family::{Family, Tokens};
+use crate::mixers::{Kept, Mixers, Saved};
 use crate::parallel::TensorParallel;
 use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
-use kernels::attention::AttentionOutput;
-use std::collections::VecDeque;
 use tch::{TchError, Tensor};
 
 /// The tensors that the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
@@ -17,8 +15,8 @@ use tch::{TchError, Tensor};
 pub enum ActivationCheckpointing {
     /// Saves the input only: the backward pass recomputes the whole block.
     Full,
-    /// Saves the input and the attention outputs: the backward pass recomputes all but attention.
-    Selective,
+    /// Saves the input and the outputs of some mixers: the backward pass recomputes the rest.
+    Selective(Kept),
     /// Saves the graph: nothing is recomputed. For the last block, whose backward pass comes next.
     None,
 }
@@ -38,7 +36,7 @@ pub(crate) struct Block<'a, F: Family> {
 pub(crate) struct SavedForBackward {
     /// The input streams; `None` when they are recomputed from the input of an earlier block.
     streams: Option<Vec<Tensor>>,
-    attended: VecDeque<AttentionOutput>,
+    mixed: Saved,
     graph: Option<Graph>,
 }
 
@@ -88,16 +86,18 @@ impl<F: Family> Block<'_, F> {
         tp: &dyn TensorParallel,
     ) -> Result<(Vec<Tensor>, SavedForBackward), TchError> {
         if checkpointing == ActivationCheckpointing::None {
-            let graph = self.record(params, streams, Attention::default(), tp)?;
+            let graph = self.record(params, streams, Mixers::default(), tp)?;
             let out = detached(&graph.out);
-            return Ok((out, SavedForBackward { streams: None, attended: VecDeque::new(), graph: Some(graph) }));
+            return Ok((out, SavedForBackward { streams: None, mixed: Saved::default(), graph: Some(graph) }));
         }
         let tokens = Tokens { streams: detached(streams), shared: detached(self.shared) };
-        let selective = checkpointing == ActivationCheckpointing::Selective;
-        let attention = if selective { Attention::saving() } else { Attention::default() };
-        let out = tch::no_grad(|| self.family.block(self.grid, self.number, params, &tokens, &attention, tp))?;
-        let attended = attention.into_saved();
-        Ok((out, SavedForBackward { streams: Some(tokens.streams), attended, graph: None }))
+        let mixers = match checkpointing {
+            ActivationCheckpointing::Selective(kept) => Mixers::saving(kept),
+            _ => Mixers::default(),
+        };
+        let out = tch::no_grad(|| self.family.block(self.grid, self.number, params, &tokens, &mixers, tp))?;
+        let mixed = mixers.into_saved();
+        Ok((out, SavedForBackward { streams: Some(tokens.streams), mixed, graph: None }))
     }
 
     /// Recomputes the block with a graph for [`backward`], and returns its output. `streams` is its input. The output is not valid
@@ -109,7 +109,7 @@ impl<F: Family> Block<'_, F> {
         streams: &[Tensor],
         tp: &dyn TensorParallel,
     ) -> Result<Vec<Tensor>, TchError> {
-        let known = Attention::known(std::mem::take(&mut saved.attended));
+        let known = Mixers::known(std::mem::take(&mut saved.mixed));
         let graph = self.record(params, streams, known, tp)?;
         let out = detached(&graph.out);
         saved.graph = Some(graph);
@@ -121,11 +121,11 @@ impl<F: Family> Block<'_, F> {
         &self,
         params: &UnitParams,
         streams: &[Tensor],
-        attention: Attention,
+        mixers: Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Graph, TchError> {
         let tokens = Tokens::leaves_of(streams, self.shared, self.needs_shared_grads);
-        let out = self.family.block(self.grid, self.number, params, &tokens, &attention, tp)?;
+        let out = self.family.block(self.grid, self.number, params, &tokens, &mixers, tp)?;
         Ok(Graph { tokens, out })
     }
 }

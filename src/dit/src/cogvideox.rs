@@ -7,16 +7,16 @@ pub mod positions;
 pub mod segments;
 pub mod ttt;
 
-use crate::attention::Attention;
 use crate::block::ActivationCheckpointing;
 use crate::family::{Family, Inputs, Tokens};
+use crate::mixers::Mixers;
 use crate::network::Network;
 use crate::parallel::TensorParallel;
 use crate::params::{Slots, UnitParams, unit_specs};
 use block::Block;
 use embed::Embedder;
 use head::Head;
-use recipe::{FsdpUnit, Layer, Model, ParamSpec, Positions, Shape};
+use recipe::{FsdpUnit, Layer, Model, ParamSpec, Positions, Shape, TttScan};
 use segments::{ScanOrder, Segments};
 use tch::{Device, TchError, Tensor};
 
@@ -42,6 +42,18 @@ impl CogVideoX {
             model: model.clone(),
         }
     }
+
+    /// Sets the implementation of the scan of TTT layers on GPUs.
+    #[must_use]
+    pub fn scan_by(mut self, scan: TttScan) -> Self {
+        self.block.scan_by(scan);
+        self
+    }
+}
+
+/// Returns whether this program has the CUDA kernel of a model's scan and a GPU can run it.
+pub fn has_scan_kernel(model: &Model, gpu: usize) -> bool {
+    kernels::ttt::supports(model.layer == Layer::TttMlp, model.head_dim as i64, model.ttt_mini_batch as i64, gpu)
 }
 
 /// The constant tensors for one shape of a batch.
@@ -146,10 +158,10 @@ impl Family for CogVideoX {
         _: usize,
         params: &UnitParams,
         tokens: &Tokens,
-        attention: &Attention,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Vec<Tensor>, TchError> {
-        Ok(vec![self.block.forward(grid, params, &tokens.streams[0], &tokens.shared[0], attention, tp)?])
+        Ok(vec![self.block.forward(grid, params, &tokens.streams[0], &tokens.shared[0], mixers, tp)?])
     }
 
     fn head(&self, grid: &Grid, root: &UnitParams, tokens: &Tokens) -> Tensor {

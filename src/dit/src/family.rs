@@ -11,7 +11,7 @@
 //!
 //! [`crate::network::Network`] chains the gradients of streams and sums those of shared tensors over the blocks.
 
-use crate::attention::Attention;
+use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
 use recipe::{ParamSpec, Shape};
@@ -46,7 +46,7 @@ pub trait Family {
         number: usize,
         params: &UnitParams,
         tokens: &Tokens,
-        attention: &Attention,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Vec<Tensor>, TchError>;
 

@@ -11,7 +11,6 @@
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
 //! column), D model width, H heads, F head width, E width of the time embedding.
 
-pub mod attention;
 pub mod block;
 pub mod cogvideox;
 pub mod conditions;
@@ -19,6 +18,7 @@ pub mod diffusion;
 pub mod dropout;
 pub mod family;
 pub mod masks;
+pub mod mixers;
 pub mod network;
 pub mod objective;
 pub mod parallel;

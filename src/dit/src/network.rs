@@ -6,9 +6,9 @@
 //!
 //! The shape of a batch may differ from call to call: the tensors that depend on it are computed once for each shape, and kept.
 
-use crate::attention::Attention;
 use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward};
 use crate::family::{Family, Inputs, Tokens};
+use crate::mixers::Mixers;
 use crate::parallel::{Alone, TensorParallel};
 use crate::params::{Adapters, SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp_of_used};
@@ -159,8 +159,8 @@ impl<F: Family> Network<F> {
         let mut tokens = self.family.embed(&grid, &root, inputs);
         for i in 0..blocks {
             let params = self.gather(units, i, (i + 1 < blocks).then_some(i + 1))?;
-            let attention = Attention::default();
-            tokens.streams = self.family.block(&grid, i, &params, &tokens, &attention, units.tensor_parallel())?;
+            let mixers = Mixers::default();
+            tokens.streams = self.family.block(&grid, i, &params, &tokens, &mixers, units.tensor_parallel())?;
         }
         Ok(self.family.head(&grid, &root, &tokens))
     }

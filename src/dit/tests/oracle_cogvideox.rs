@@ -9,6 +9,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use dit::block::ActivationCheckpointing;
 use dit::diffusion::NoiseSchedule;
 use dit::family::Inputs;
+use dit::mixers::Kept;
 use dit::network::Network;
 use recipe::Model;
 use serde_json::Value;
@@ -41,7 +42,7 @@ fn follow(folder: &Utf8Path) -> usize {
         dit::cogvideox::positions::rotary_from(&half(cos), &half(&case["in.rope_sin"]), model.text_len as i64)
     });
     let mut compared = 0;
-    for keep in [ActivationCheckpointing::Selective, ActivationCheckpointing::Full] {
+    for keep in [ActivationCheckpointing::Selective(Kept::ATTENTION), ActivationCheckpointing::Full] {
         let network = match &rotary {
             Some(rotary) => Network::with_rotary(&model, keep, 16, Some(rotary.shallow_clone())),
             None => Network::new(&model, keep, 16),

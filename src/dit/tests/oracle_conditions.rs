@@ -12,6 +12,7 @@ use dit::block::ActivationCheckpointing;
 use dit::conditions;
 use dit::diffusion::{NoiseSchedule, Target};
 use dit::family::Inputs;
+use dit::mixers::Kept;
 use dit::network::{ForwardBackward, Network};
 use recipe::{Loss, LossWeighting, Model};
 use serde_json::Value;
@@ -76,7 +77,7 @@ impl Case {
     /// Runs the network on an input and compares its output, the loss of each sample, and every recorded gradient.
     fn step(&self, input: Tensor, target: &Target) {
         let weights = all_weights(&self.transformer);
-        let network = Network::new(&self.model, ActivationCheckpointing::Selective, 16);
+        let network = Network::new(&self.model, ActivationCheckpointing::Selective(Kept::ATTENTION), 16);
         let network = match self.tensors.get("in.ofs") {
             Some(offset) => network.at_offset(offset),
             None => network,

@@ -6,18 +6,18 @@
 mod support;
 
 use camino::{Utf8Path, Utf8PathBuf};
-use dit::attention::Attention;
 use dit::block::ActivationCheckpointing;
 use dit::cogvideox::block::Block;
 use dit::cogvideox::ttt::Ttt;
 use dit::cogvideox::{Grid, Scan, embed, positions};
 use dit::diffusion::NoiseSchedule;
 use dit::family;
+use dit::mixers::{Kept, Mixers};
 use dit::network::{Network, Units};
 use dit::parallel::Alone;
 use dit::params::{SlotGrad, UnitParams, unit_specs};
 use dit::sampler::{Guidance, Prediction, Sampler, Stepped};
-use kernels::ttt::{Inputs, Settings, scan};
+use kernels::ttt::{Inputs, OnGpu, Settings, scan};
 use recipe::{FsdpUnit, Layer, Loss, LrAlignment, Model, Positions};
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -61,7 +61,7 @@ fn operator(path: &Utf8Path) -> usize {
     let recorded = |name: &str| case[name].permute([0, 3, 1, 2, 4]).reshape([samples * heads, batches * b, f]);
     let mut compared = 0;
     for scan_group in [1, 2, 16] {
-        let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6 }, &inputs);
+        let out = scan(Settings { mini_batch: b, scan_group, eps: 1e-6, on_gpu: OnGpu::Operators }, &inputs, None);
         let error = relative(&out, &recorded(&format!("out.{form}")), 0.0);
         assert!(error < 1e-5, "{path}: output differs by {error:e}");
         let scalar = (out * recorded("dy")).sum(Kind::Float);
@@ -168,7 +168,8 @@ fn layer(path: &Utf8Path) -> usize {
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, FsdpUnit::Block(0), named);
         let x = case["x"].detach().set_requires_grad(true);
-        let out = ttt.layer(&Scan::new(&model), &params, &x, &Alone).expect("one rank has no peers");
+        let out =
+            ttt.layer(&Scan::new(&model), &params, &x, &Mixers::default(), &Alone).expect("one rank has no peers");
         let error = relative(&out, &case[&format!("{prefix}.out")], 0.0);
         assert!(error < 1e-5, "{path} {prefix}: output differs by {error:e}");
         let mut wanted = vec![("x".to_owned(), x.shallow_clone())];
@@ -210,20 +211,20 @@ fn sequence_block(path: &Utf8Path) -> usize {
     let mut compared = 0;
     for (prefix, alignment) in semantics(path, &case, "out_vid") {
         let model = model(path, alignment);
-        let (block, grid, attention) = (Block::new(&model, 4), Grid::new(&model), Attention::default());
+        let (block, grid, mixers) = (Block::new(&model, 4), Grid::new(&model), Mixers::default());
         let inner = "layers.0.seq_modeling_block.";
         let named = |name: &str| case.get(&format!("param.{}", name.strip_prefix(inner)?)).map(Tensor::shallow_clone);
         let params = unit(&model, FsdpUnit::Block(0), named);
         let x = Tensor::cat(&[&case["text"], &case["vid"]], 1);
         if let Some(want) = case.get("attn_out_text_then_vid") {
-            let attended = block.attention(&grid, &params, &x, &attention, &Alone).expect("one rank has no peers");
+            let attended = block.attention(&grid, &params, &x, &mixers, &Alone).expect("one rank has no peers");
             let error = relative(&attended, want, 0.0);
             assert!(error < 1e-5, "{path}: attention differs by {error:e}");
             compared += 1;
         } else {
             println!("not compared: {path} has no attn_out_text_then_vid");
         }
-        let mixed = block.mix(&grid, &params, &x, &attention, &Alone).expect("one rank has no peers");
+        let mixed = block.mix(&grid, &params, &x, &mixers, &Alone).expect("one rank has no peers");
         let want = Tensor::cat(&[&case[&format!("{prefix}.out_text")], &case[&format!("{prefix}.out_vid")]], 1);
         let error = relative(&mixed, &want, 0.0);
         assert!(error < 1e-5, "{path} {prefix}: the block differs by {error:e}");
@@ -267,7 +268,7 @@ fn network(path: &Utf8Path) -> usize {
     let case = load(path);
     let mut compared = 0;
     for (prefix, alignment) in semantics(path, &case, "dit_out") {
-        for keep in [ActivationCheckpointing::Selective, ActivationCheckpointing::Full] {
+        for keep in [ActivationCheckpointing::Selective(Kept::ALL), ActivationCheckpointing::Full] {
             let model = model(path, alignment);
             let network = Network::new(&model, keep, 4);
             let mut whole = Whole { model: &model, case: &case, grads: HashMap::new() };

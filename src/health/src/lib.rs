@@ -4,6 +4,7 @@
 //! from missing steps and from [`power`]; this crate explains it. vidtui only shows findings and never acts on them.
 
 mod gpus;
+mod hang;
 mod past;
 mod run;
 mod spikes;
@@ -19,6 +20,7 @@ use runstate::{RunFacts, RunState};
 use serde::{Deserialize, Serialize};
 
 pub use gpus::power;
+pub use hang::{CollectiveWait, collective_waits};
 use past::NodePast;
 pub use spikes::Spikes;
 

@@ -1,6 +1,7 @@
 // The TTT scan and attention as autograd functions.
 
 #include "interface.h"
+#include "scan_cuda.h"
 #include "ttt.h"
 
 #include <ATen/ATen.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
 namespace {
 
@@ -21,7 +23,14 @@ float* room(const Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() 
 Tensor plain(const Tensor& t) { return t.defined() ? t.to(at::kFloat).contiguous() : t; }
 
 // q, k, target, eta, gamma, beta, w1, b1, w2, b2: the order of the operator's tensors throughout this file.
-constexpr size_t kTensors = 10;
+constexpr size_t kTensors = scan_cuda::kTensors;
+
+// The implementation of the scan. The numbers are those of Rust.
+enum class Means : int64_t {
+  Default = 0,     // the kernel on the CPU, ATen's operators elsewhere
+  Operators = 1,   // ATen's operators everywhere
+  CudaKernel = 2,  // the CUDA kernel, on a GPU
+};
 
 TttShape shape_of(const variable_list& x, int64_t mini_batch, int64_t group, double eps) {
   const Tensor &q = x[0], &gamma = x[4], &w1 = x[6];
@@ -29,6 +38,12 @@ TttShape shape_of(const variable_list& x, int64_t mini_batch, int64_t group, dou
   return {q.size(0), gamma.size(0), q.size(1), q.size(2), mlp ? w1.size(2) : 0, mini_batch, group,
           static_cast<float>(eps)};
 }
+
+// The output of a scan and the states for its backward pass, which the forward pass of a block keeps.
+struct SavedScan {
+  Tensor out;
+  variable_list states;
+};
 
 TttInputs inputs_of(const variable_list& x) {
   return {numbers(x[0]), numbers(x[1]), numbers(x[2]), numbers(x[3]), numbers(x[4]),
@@ -191,46 +206,60 @@ struct Scan : torch::autograd::Function<Scan> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& target, const Tensor& eta,
                         const Tensor& gamma, const Tensor& beta, const Tensor& w1, const Tensor& b1,
                         const Maybe& w2, const Maybe& b2, int64_t mini_batch, int64_t group, double eps, bool save,
-                        bool kernel) {
+                        Means means, const SavedScan* known, SavedScan* made) {
     const variable_list came{q, k, target, eta, gamma, beta, w1, b1, w2.value_or(Tensor()), b2.value_or(Tensor())};
     variable_list x;
-    for (const Tensor& t : came) x.push_back(plain(t));
+    for (const Tensor& t : came) x.push_back(means == Means::CudaKernel ? scan_cuda::plain(t, x.size()) : plain(t));
     const TttShape shape = shape_of(x, mini_batch, group, eps);
     Tensor out;
     variable_list states;
-    if (kernel) {
+    variable_list* const saved = save || made != nullptr ? &states : nullptr;
+    if (known != nullptr) {
+      // An alias, because an autograd function must not return its inputs.
+      out = known->out.detach();
+      states = known->states;
+    } else if (means == Means::CudaKernel) {
+      out = scan_cuda::forward(x, shape, saved);
+    } else if (is_cpu_kernel(means, q)) {
       out = at::empty({shape.sequences, shape.length, shape.width}, at::kFloat);
-      if (save) states.push_back(at::empty({shape.sequences, ttt_saved_size(shape)}, at::kFloat));
-      ttt_forward(shape, inputs_of(x), room(out), save ? room(states[0]) : nullptr);
+      if (saved != nullptr) states.push_back(at::empty({shape.sequences, ttt_saved_size(shape)}, at::kFloat));
+      ttt_forward(shape, inputs_of(x), room(out), saved != nullptr ? room(states[0]) : nullptr);
     } else {
-      out = generic::forward(x, shape, save ? &states : nullptr);
+      out = generic::forward(x, shape, saved);
     }
+    out = out.to(q.scalar_type());
+    if (made != nullptr) *made = {out, states};
     if (save) {
       x.insert(x.end(), states.begin(), states.end());
       ctx->save_for_backward(x);
       ctx->saved_data["mini_batch"] = mini_batch;
       ctx->saved_data["group"] = group;
       ctx->saved_data["eps"] = eps;
-      ctx->saved_data["kernel"] = kernel;
+      ctx->saved_data["means"] = static_cast<int64_t>(means);
       at::List<int64_t> kinds;
       for (const Tensor& t : came) kinds.push_back(t.defined() ? static_cast<int64_t>(t.scalar_type()) : -1);
       ctx->saved_data["kinds"] = kinds;
     }
-    return out.to(q.scalar_type());
+    return out;
   }
+
+  static bool is_cpu_kernel(Means means, const Tensor& q) { return means == Means::Default && q.device().is_cpu(); }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
     const variable_list x = ctx->get_saved_variables();
     const TttShape shape = shape_of(x, ctx->saved_data["mini_batch"].toInt(), ctx->saved_data["group"].toInt(),
                                     ctx->saved_data["eps"].toDouble());
-    const Tensor grad_out = plain(grad_outputs[0]);
-    const bool kernel = ctx->saved_data["kernel"].toBool();
-    variable_list g = kernel ? by_kernel(x, shape, grad_out) : generic::backward(x, shape, grad_out);
+    const auto means = static_cast<Means>(ctx->saved_data["means"].toInt());
+    const Tensor grad_out = means == Means::CudaKernel ? grad_outputs[0] : plain(grad_outputs[0]);
+    variable_list g = means == Means::CudaKernel   ? scan_cuda::backward(x, shape, grad_out)
+                      : is_cpu_kernel(means, x[0]) ? by_kernel(x, shape, grad_out)
+                                                   : generic::backward(x, shape, grad_out);
     const auto kinds = ctx->saved_data["kinds"].toIntVector();
     for (size_t i = 0; i < kTensors; ++i) {
       if (g[i].defined()) g[i] = g[i].to(static_cast<at::ScalarType>(kinds[i]));
     }
-    g.resize(kTensors + 5);
+    // The other arguments of the forward pass have no gradients.
+    g.resize(kTensors + 7);
     return g;
   }
 
@@ -245,13 +274,7 @@ struct Scan : torch::autograd::Function<Scan> {
     const TttGrads grads{room(g[0]), room(g[1]), room(g[2]), room(g[3]), room(g[4]),
                          room(g[5]), room(g[6]), room(g[7]), room(g[8]), room(g[9])};
     ttt_backward(shape, inputs_of(x), numbers(x[kTensors]), numbers(grad_out), grads);
-    for (size_t i = 4; i < kTensors; ++i) {
-      if (!g[i].defined()) continue;
-      std::vector<int64_t> size = g[i].sizes().vec();
-      size[0] = shape.heads;
-      size.insert(size.begin(), shape.sequences / shape.heads);
-      g[i] = g[i].view(size).sum(0);
-    }
+    sum_over_samples(g, shape);
     return g;
   }
 };
@@ -326,16 +349,26 @@ struct Attention : torch::autograd::Function<Attention> {
 
 extern "C" {
 
-// `tensors` are the ten tensors of the scan; the last two may be null. The CPU uses the kernel, unless `generic` is set.
-char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int generic,
-                      Tensor** out) {
+// Whether this program has CUDA kernels of the scan and a GPU can run them for these sizes.
+int vidtui_ttt_supports(int mlp, int64_t width, int64_t mini_batch, int device) {
+  return scan_cuda::supports(mlp != 0, width, mini_batch, device) ? 1 : 0;
+}
+
+void vidtui_saved_scan_drop(SavedScan* saved) { delete saved; }
+
+// `tensors` are the ten tensors of the scan; the last two may be null. `known`, unless null, is the result for the same inputs: nothing
+// is computed. Unless `made` is null, the result is also returned there, to be freed with vidtui_saved_scan_drop.
+char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t group, double eps, int means,
+                      const SavedScan* known, SavedScan** made, Tensor** out) {
   return guarded([&] {
     const auto t = [&](size_t i) -> const Tensor& { return *tensors[i]; };
     bool save = false;
     for (size_t i = 0; i < kTensors; ++i) save = save || (tensors[i] != nullptr && t(i).requires_grad());
     save = save && at::GradMode::is_enabled();
+    auto saved = made != nullptr ? std::make_unique<SavedScan>() : nullptr;
     *out = new Tensor(Scan::apply(t(0), t(1), t(2), t(3), t(4), t(5), t(6), t(7), given(tensors[8]), given(tensors[9]),
-                                  mini_batch, group, eps, save, t(0).device().is_cpu() && generic == 0));
+                                  mini_batch, group, eps, save, static_cast<Means>(means), known, saved.get()));
+    if (made != nullptr) *made = saved.release();
   });
 }
 

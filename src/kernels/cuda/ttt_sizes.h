@@ -7,7 +7,8 @@
 
 #pragma once
 
-#include "gpu.h"
+#include <cstddef>
+#include <cstdint>
 
 namespace ttt {
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "gpu.h"
 #include "ttt_sizes.h"
 
 namespace ttt {

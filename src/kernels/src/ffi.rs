@@ -6,6 +6,11 @@ use torch_sys::C_tensor;
 /// nullptr, or an error message to free with `vidtui_kernels_free`.
 pub type Status = *mut c_char;
 
+#[repr(C)]
+pub struct SavedScan {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn vidtui_kernels_free(text: *mut c_char);
     pub fn vidtui_ttt_scan(
@@ -13,9 +18,13 @@ unsafe extern "C" {
         mini_batch: i64,
         group: i64,
         eps: f64,
-        generic: c_int,
+        means: c_int,
+        known: *const SavedScan,
+        made: *mut *mut SavedScan,
         out: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_saved_scan_drop(saved: *mut SavedScan);
+    pub fn vidtui_ttt_supports(mlp: c_int, width: i64, mini_batch: i64, device: c_int) -> c_int;
     pub fn vidtui_attention(
         q: *const C_tensor,
         k: *const C_tensor,

@@ -14,7 +14,8 @@
 //! N sequences (samples × heads, heads innermost), H heads, L tokens, F head width, M hidden width.
 
 use crate::ffi;
-use tch::Tensor;
+use std::ptr::NonNull;
+use tch::{Device, Tensor};
 
 /// Sizes and constants of the loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +26,8 @@ pub struct Settings {
     pub scan_group: i64,
     /// ε of the inner LayerNorm.
     pub eps: f64,
+    /// The implementation on GPUs.
+    pub on_gpu: OnGpu,
 }
 
 /// The inputs of the loop.
@@ -46,29 +49,87 @@ pub struct Inputs<'a> {
     pub second: Option<(&'a Tensor, &'a Tensor)>,
 }
 
+/// The implementation of the loop on GPUs. The CPU has a kernel of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnGpu {
+    /// ATen's operators.
+    Operators,
+    /// The CUDA kernel, which [`supports`] the sizes.
+    Kernel,
+}
+
+/// The output of a loop and the states for its backward pass, both of which the next pass over the same inputs can reuse.
+#[derive(Debug)]
+pub struct ScanOutput(NonNull<ffi::SavedScan>);
+
+// SAFETY: the handle owns tensors, which any thread may use, and has one owner.
+unsafe impl Send for ScanOutput {}
+
+impl Drop for ScanOutput {
+    fn drop(&mut self) {
+        // SAFETY: the C++ created the handle, and this is its only owner.
+        unsafe { ffi::vidtui_saved_scan_drop(self.0.as_ptr()) }
+    }
+}
+
+/// Returns whether this program has a CUDA kernel for these sizes and a GPU can run it.
+pub fn supports(mlp: bool, width: i64, mini_batch: i64, gpu: usize) -> bool {
+    let Ok(device) = i32::try_from(gpu) else { return false };
+    // SAFETY: only numbers are passed.
+    unsafe { ffi::vidtui_ttt_supports(i32::from(mlp), width, mini_batch, device) != 0 }
+}
+
 /// Runs the loop and returns `[N, L, F]` in the dtype of the queries; differentiable in all of its inputs.
 ///
 /// The inner state is always fp32. On the CPU a kernel computes the backward pass: no graph is built, and states are
-/// saved only every [`Settings::scan_group`] mini-batches, and only if autograd is recording. On a GPU the loop consists
-/// of libtorch's operators, which autograd records one group at a time.
+/// saved only every [`Settings::scan_group`] mini-batches, and only if autograd is recording. On a GPU, [`OnGpu::Operators`]
+/// lets autograd record one group at a time, and [`OnGpu::Kernel`] computes in bf16.
+///
+/// If `known` has the result for the same inputs, the forward pass computes nothing, and the gradients are the same.
 ///
 /// # Panics
 /// The shapes do not match, or `L` is not a multiple of the mini-batch. The recipe's check excludes both.
-pub fn scan(settings: Settings, x: &Inputs<'_>) -> Tensor {
-    scan_by(Means::Fastest, settings, x)
+pub fn scan(settings: Settings, x: &Inputs<'_>, known: Option<&ScanOutput>) -> Tensor {
+    run(settings.means(x), settings, x, known, false).0
 }
 
-/// The implementation of the loop.
+/// Runs the loop as [`scan`] does, and also returns what the next pass over the same inputs needs.
+///
+/// # Panics
+/// As [`scan`].
+pub fn scan_and_save(settings: Settings, x: &Inputs<'_>) -> (Tensor, ScanOutput) {
+    let (out, saved) = run(settings.means(x), settings, x, None, true);
+    (out, saved.expect("the C++ returns what it is asked for"))
+}
+
+/// The implementation of the loop. The numbers are those of the C++.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
     /// The kernel on the CPU, ATen's operators elsewhere.
-    Fastest,
+    Default = 0,
     /// ATen's operators everywhere.
     #[cfg(test)]
-    Operators,
+    Operators = 1,
+    /// The CUDA kernel.
+    CudaKernel = 2,
 }
 
-fn scan_by(means: Means, settings: Settings, x: &Inputs<'_>) -> Tensor {
+impl Settings {
+    fn means(&self, x: &Inputs<'_>) -> Means {
+        match (self.on_gpu, x.q.device()) {
+            (OnGpu::Kernel, Device::Cuda(_)) => Means::CudaKernel,
+            _ => Means::Default,
+        }
+    }
+}
+
+fn run(
+    means: Means,
+    settings: Settings,
+    x: &Inputs<'_>,
+    known: Option<&ScanOutput>,
+    saves: bool,
+) -> (Tensor, Option<ScanOutput>) {
     let (n, l, f) = x.q.size3().expect("queries are [N, L, F]");
     let (h, m) = (x.norm.0.size()[0], x.first.0.size()[2]);
     assert!(n % h == 0 && l % settings.mini_batch == 0, "{n} sequences of {h} heads, {l} tokens, {settings:?}");
@@ -91,14 +152,19 @@ fn scan_by(means: Means, settings: Settings, x: &Inputs<'_>) -> Tensor {
         .chain(x.second.map_or([std::ptr::null(); 2], |(w2, b2)| [w2.as_ptr(), b2.as_ptr()]))
         .collect();
     let mut out = std::ptr::null_mut();
-    let generic = i32::from(means != Means::Fastest);
-    let Settings { mini_batch, scan_group, eps } = settings;
+    let mut made = std::ptr::null_mut();
+    let known = known.map_or(std::ptr::null(), |known| known.0.as_ptr().cast_const());
+    let to = if saves { &raw mut made } else { std::ptr::null_mut() };
+    let Settings { mini_batch, scan_group, eps, .. } = settings;
     // SAFETY: the ten pointers are of tensors that outlive the call, or null for the last two, with matching shapes
-    // as checked above; the C++ writes a new tensor on success.
-    let status = unsafe { ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, generic, &mut out) };
+    // as checked above; `known` is null or a handle that outlives the call; the C++ writes a new tensor, and a new handle unless `to` is
+    // null, on success.
+    let status = unsafe {
+        ffi::vidtui_ttt_scan(pointers.as_ptr(), mini_batch, scan_group, eps, means as i32, known, to, &mut out)
+    };
     ffi::expect_done(status, "scan the tokens");
     // SAFETY: the call above created the tensor and transfers ownership to us.
-    unsafe { Tensor::from_ptr(out) }
+    (unsafe { Tensor::from_ptr(out) }, NonNull::new(made).map(ScanOutput))
 }
 
 #[cfg(test)]
@@ -107,10 +173,22 @@ mod tests {
     use tch::{Device, Kind};
 
     /// Returns the output and the gradients of all inputs, for five mini-batches of four tokens, two samples of three heads.
-    fn run(means: Means, mlp: bool, leaves: &[Tensor], pull: &Tensor) -> Vec<Tensor> {
-        let settings = Settings { mini_batch: 4, scan_group: 2, eps: 1e-6 };
+    fn results(means: Means, mlp: bool, leaves: &[Tensor], pull: &Tensor, known: Option<&ScanOutput>) -> Vec<Tensor> {
+        let out = run(means, SETTINGS, &inputs(mlp, leaves), known, false).0;
+        gradients(out, leaves, pull)
+    }
+
+    /// Returns the gradients of the leaves and the output.
+    fn gradients(out: Tensor, leaves: &[Tensor], pull: &Tensor) -> Vec<Tensor> {
+        let wanted: Vec<&Tensor> = leaves.iter().collect();
+        let mut all = Tensor::run_backward(&[(&out * pull).sum(Kind::Float)], &wanted, false, false);
+        all.push(out.detach());
+        all
+    }
+
+    fn inputs(mlp: bool, leaves: &[Tensor]) -> Inputs<'_> {
         let t = |i: usize| &leaves[i];
-        let inputs = Inputs {
+        Inputs {
             q: t(0),
             k: t(1),
             target: t(2),
@@ -118,28 +196,80 @@ mod tests {
             norm: (t(4), t(5)),
             first: (t(6), t(7)),
             second: mlp.then(|| (t(8), t(9))),
-        };
-        let out = scan_by(means, settings, &inputs);
-        let wanted: Vec<&Tensor> = leaves.iter().collect();
-        let mut all = Tensor::run_backward(&[(&out * pull).sum(Kind::Float)], &wanted, false, false);
-        all.push(out.detach());
-        all
+        }
+    }
+
+    const SETTINGS: Settings = Settings { mini_batch: 4, scan_group: 2, eps: 1e-6, on_gpu: OnGpu::Operators };
+
+    /// Returns leaves of random numbers, and the gradient of the output.
+    fn random(mlp: bool) -> (Vec<Tensor>, Tensor) {
+        random_of(mlp, [6, 3, 20, 8])
+    }
+
+    fn random_of(mlp: bool, [n, h, l, f]: [i64; 4]) -> (Vec<Tensor>, Tensor) {
+        tch::manual_seed(3);
+        let m = if mlp { 4 * f } else { f };
+        let mut sizes = vec![vec![n, l, f], vec![n, l, f], vec![n, l, f], vec![n, l], vec![h, f], vec![h, f]];
+        sizes.extend([vec![h, f, m], vec![h, 1, m]]);
+        sizes.extend(mlp.then(|| [vec![h, m, f], vec![h, 1, f]]).into_iter().flatten());
+        let leaf = |size: &Vec<i64>| (Tensor::randn(size, (Kind::Float, Device::Cpu)) * 0.3).set_requires_grad(true);
+        (sizes.iter().map(leaf).collect(), Tensor::randn([n, l, f], (Kind::Float, Device::Cpu)))
+    }
+
+    #[test]
+    fn a_known_result_gives_the_same_bits_without_a_scan() {
+        for (means, mlp) in
+            [Means::Default, Means::Operators].into_iter().flat_map(|means| [(means, false), (means, true)])
+        {
+            let (leaves, pull) = random(mlp);
+            let (out, saved) = tch::no_grad(|| run(means, SETTINGS, &inputs(mlp, &leaves), None, true));
+            let want = results(means, mlp, &leaves, &pull, None);
+            let got = results(means, mlp, &leaves, &pull, saved.as_ref());
+            assert!(!out.requires_grad() && out.equal(want.last().unwrap()));
+            assert!(got.iter().zip(&want).all(|(got, want)| got.equal(want)), "{means:?}, MLP {mlp}");
+        }
+    }
+
+    #[test]
+    fn the_cuda_kernel_gives_the_numbers_of_the_cpu_kernel() {
+        for (mlp, width, mini_batch) in [(true, 64, 64), (true, 16, 16), (false, 64, 16), (false, 32, 64)] {
+            if !supports(mlp, width, mini_batch, 0) {
+                println!(
+                    "skipped: no GPU that has the CUDA kernel for a width of {width} and mini-batches of {mini_batch}"
+                );
+                continue;
+            }
+            let (leaves, pull) = random_of(mlp, [4, 2, 5 * mini_batch, width]);
+            let settings = Settings { mini_batch, on_gpu: OnGpu::Kernel, ..SETTINGS };
+            let there = |t: &Tensor| t.detach().to_device(Device::Cuda(0)).set_requires_grad(true);
+            let on_gpu: Vec<Tensor> = leaves.iter().map(there).collect();
+            // Learning rates of a real layer: at most one over the tokens of a mini-batch.
+            let scale = |leaves: &[Tensor]| tch::no_grad(|| drop(leaves[3].shallow_clone().f_mul_scalar_(0.1)));
+            scale(&leaves);
+            scale(&on_gpu);
+            let want = gradients(scan(settings, &inputs(mlp, &leaves), None), &leaves, &pull);
+            let out = scan(settings, &inputs(mlp, &on_gpu), None);
+            let got = gradients(out, &on_gpu, &pull.to_device(Device::Cuda(0)));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = ((got.to_device(Device::Cpu) - want).norm() / want.norm()).double_value(&[]);
+                // A rounding to bf16 is one part in 256; sums of many of them average out.
+                assert!(error < 0.02, "tensor {i}, MLP {mlp}, width {width}: off by {error:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_build_without_cuda_supports_no_sizes() {
+        // With CUDA, the test needs a GPU to have an answer.
+        assert!(!supports(true, 64, 64, 99) && !supports(true, 8, 64, 0));
     }
 
     #[test]
     fn the_operators_give_the_numbers_of_the_kernel() {
-        tch::manual_seed(3);
-        let (n, h, l, f) = (6, 3, 20, 8);
         for mlp in [false, true] {
-            let m = if mlp { 4 * f } else { f };
-            let mut sizes = vec![vec![n, l, f], vec![n, l, f], vec![n, l, f], vec![n, l], vec![h, f], vec![h, f]];
-            sizes.extend([vec![h, f, m], vec![h, 1, m]]);
-            sizes.extend(mlp.then(|| [vec![h, m, f], vec![h, 1, f]]).into_iter().flatten());
-            let leaf =
-                |size: &Vec<i64>| (Tensor::randn(size, (Kind::Float, Device::Cpu)) * 0.3).set_requires_grad(true);
-            let leaves: Vec<Tensor> = sizes.iter().map(leaf).collect();
-            let pull = Tensor::randn([n, l, f], (Kind::Float, Device::Cpu));
-            let (want, got) = (run(Means::Fastest, mlp, &leaves, &pull), run(Means::Operators, mlp, &leaves, &pull));
+            let (leaves, pull) = random(mlp);
+            let by = |means| results(means, mlp, &leaves, &pull, None);
+            let (want, got) = (by(Means::Default), by(Means::Operators));
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let error = ((got - want).norm() / want.norm()).double_value(&[]);
                 assert!(

@@ -1,6 +1,6 @@
 //! The cost of a recipe as rows of text.
 
-use recipe::{Cost, RankMemory, Recipe, Traffic};
+use recipe::{Cost, Overhead, RankMemory, Recipe, Traffic};
 
 use units::{grouped, size};
 
@@ -37,16 +37,16 @@ pub fn cost_rows(recipe: &Recipe) -> Vec<(String, String)> {
 /// Returns the memory of a step; with buckets, that of the largest one.
 fn memory_row(recipe: &Recipe, cost: &Cost) -> String {
     match recipe.largest_bucket() {
-        None => memory(&cost.memory),
+        None => memory(&cost.memory, recipe.overhead()),
         Some(bucket) => {
             let shape = bucket.latent();
             let batch = recipe.micro_batch_at(shape);
-            format!("bucket {bucket} × {batch}: {}", memory(&recipe.cost_at(shape).memory))
+            format!("bucket {bucket} × {batch}: {}", memory(&recipe.cost_at(shape).memory, recipe.overhead()))
         }
     }
 }
 
-fn memory(memory: &RankMemory) -> String {
+fn memory(memory: &RankMemory, overhead: Overhead) -> String {
     let on_node = match memory.ema_on_node {
         0 => String::new(),
         bytes => format!("; average {} in the memory of the node", size(bytes)),
@@ -55,7 +55,13 @@ fn memory(memory: &RankMemory) -> String {
         0 => String::new(),
         bytes => format!("; {} outside the memory of the device", size(bytes)),
     };
-    format!("{} per rank at the peak: {}{on_node}{away}", size(memory.total()), listed(&memory.parts()))
+    let mut parts = memory.parts();
+    parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let besides = match overhead.context {
+        0 => String::new(),
+        _ => format!("; on a GPU {} more: {}", size(overhead.total()), listed(&overhead.parts())),
+    };
+    format!("{} per rank at the peak: {}{besides}{on_node}{away}", size(memory.total()), listed(&parts))
 }
 
 fn checkpoint(cost: &Cost, recipe: &Recipe) -> String {

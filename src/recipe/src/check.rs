@@ -4,9 +4,10 @@ use crate::buckets::BadBuckets;
 use crate::command::{OF_WEIGHTS, Placeholders};
 use crate::nearest::{by_likeness, nearest};
 use crate::{
-    Buckets, ConditionKind, Device, FrameMode, Key, LATENT_FRAMES, Layer, LrSchedule, NoSuchLayer, OffloadStore,
-    OptimizerKind, OtherTrainer, PIXELS, ParamRole, ParamSpec, Pattern, Positions, Recipe, SEGMENT_FRAMES, Shapes,
-    Task, Trainable, TrainerKind, UseEma, VIDEO_FRAMES, nearest_clip_frames, param_specs,
+    Buckets, ComputeDtype, ConditionKind, Device, FrameMode, Key, LATENT_FRAMES, Layer, LrSchedule, NoSuchLayer,
+    OffloadStore, OptimizerKind, OtherTrainer, PIXELS, ParamRole, ParamSpec, Pattern, Positions, Recipe,
+    SEGMENT_FRAMES, Shapes, Task, Trainable, TrainerKind, TttScan, UseEma, VIDEO_FRAMES, nearest_clip_frames,
+    param_specs,
 };
 
 /// A rule that a recipe breaks.
@@ -72,6 +73,11 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["ema.decay", "sample.ema"], samples_have_an_average),
     (&["optimizer.kind", "optimizer.lr", "optimizer.lr_ttt", "model.layer", "optimizer.groups"], prodigy_has_one_rate),
     (&["optimizer.kind", "optimizer.beta1_low"], only_adamw_cycles_momentum),
+    (&["train.collective_timeout_s"], collectives_have_time),
+    (
+        &["train.ttt_scan", "train.device", "train.dtype", "model.layer", "model.head_dim", "model.ttt_mini_batch"],
+        kernel_fits_the_scan,
+    ),
     (&["train.trainable"], patterns_match),
     (&["train.frozen"], frozen_patterns_match),
     (&["train.trainable", "train.frozen"], something_is_trained),
@@ -400,6 +406,52 @@ fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
             }
             None => "change model.latent_height or model.latent_width: no text length fits".into(),
         },
+    })
+}
+
+/// The CUDA kernel of the scan works on tiles of 16 × 16 numbers in bfloat16; the state of a head fits the registers of one block up to a
+/// width of 64.
+fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
+    const TILE: usize = 16;
+    const MOST: usize = 64;
+    let (train, model) = (&recipe.train, &recipe.model);
+    if train.ttt_scan == TttScan::Operators || model.layer == Layer::None {
+        return Ok(());
+    }
+    let or_operators = "or train.ttt_scan = \"operators\"";
+    let refuse = |why: String, fix: String| Err(Advice { why, fix: format!("{fix}, {or_operators}") });
+    if train.device == Device::Cpu {
+        let why =
+            "train.ttt_scan \"kernel\" is a CUDA kernel, and train.device is \"cpu\", which has a kernel of its own";
+        return refuse(why.into(), "set train.device = \"cuda\"".into());
+    }
+    if train.dtype != ComputeDtype::Bfloat16 {
+        let why = "train.ttt_scan \"kernel\" computes in bfloat16, and train.dtype is \"float32\"";
+        return refuse(why.into(), "set train.dtype = \"bfloat16\"".into());
+    }
+    let sizes = [("model.head_dim", model.head_dim), ("model.ttt_mini_batch", model.ttt_mini_batch)];
+    match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(TILE) || *size > MOST) {
+        None => Ok(()),
+        Some((key, size)) => refuse(
+            format!("train.ttt_scan \"kernel\" needs multiples of {TILE} up to {MOST}, and {key} is {size}"),
+            format!("set {key} = {}", around(size.min(MOST), TILE)),
+        ),
+    }
+}
+
+/// The shortest timeout of a collective: a busy node may pause a rank for seconds.
+const SHORTEST_TIMEOUT_S: u64 = 5;
+
+fn collectives_have_time(recipe: &Recipe) -> Result<(), Advice> {
+    let seconds = recipe.train.collective_timeout_s;
+    if seconds == 0 || seconds >= SHORTEST_TIMEOUT_S {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!(
+            "train.collective_timeout_s {seconds} is shorter than {SHORTEST_TIMEOUT_S} s, for which a busy node may pause a rank"
+        ),
+        fix: "set train.collective_timeout_s to several times the longest step, or to 0 to derive it".into(),
     })
 }
 

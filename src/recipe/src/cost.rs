@@ -7,12 +7,14 @@ mod block;
 mod cogvideox;
 mod flops;
 mod memory;
+mod overhead;
 mod traffic;
 mod transfers;
 
 pub use block::BlockCost;
 pub use flops::Flops;
 pub use memory::{Offloaded, RankMemory};
+pub use overhead::{GPU_SHARE, Overhead};
 pub use traffic::Traffic;
 pub(crate) use transfers::link_s;
 

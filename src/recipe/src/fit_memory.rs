@@ -2,17 +2,12 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, OptimizerKind, RankMemory, Recipe, RecipeError,
-    RecipeErrorKind, RematMode, Task, TrainerKind,
+    ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe, RecipeError,
+    RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
 };
 use serde::Serialize;
 use std::collections::HashMap;
 use units::size;
-
-/// The memory of a process that [`RankMemory`] does not count: on a GPU, the CUDA context and the fragmentation of libtorch's
-/// allocator; on the CPU, the libraries.
-const OVERHEAD_GPU: u64 = 3 << 29;
-const OVERHEAD_CPU: u64 = 1 << 29;
 
 /// Changes of a recipe with which a rank fits into a limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,7 +31,7 @@ impl Recipe {
     }
 
     fn peak_of(&self, memory: &RankMemory) -> u64 {
-        memory.total() + if self.expects_gpus() { OVERHEAD_GPU } else { OVERHEAD_CPU }
+        memory.total() + self.overhead_of(memory).total()
     }
 
     /// Returns at most `most` combinations of changes with which a rank needs at most `limit` bytes, the fastest first. No
@@ -158,6 +153,8 @@ impl Search {
         };
         let attention =
             choice("remat.keep_attention", false, "recompute attention", 0.0, |r| r.remat.keep_attention = false);
+        let scans =
+            choice("remat.keep_scan", false, "recompute the scans of TTT layers", 0.0, |r| r.remat.keep_scan = false);
         let share = r.train.global_batch / r.mesh.data_ranks();
         // The samples of a micro-batch are those of its bucket, if there are buckets.
         let most_parts = if r.data.buckets.is_empty() { share } else { r.train.grad_accum };
@@ -216,6 +213,7 @@ impl Search {
         let settings = vec![
             setting(remat),
             setting(when(r.remat.keep_attention, attention)),
+            setting(when(r.remat.keep_scan && r.model.layer != Layer::None, scans)),
             setting(accumulated),
             setting(shards),
             setting(dtype),
@@ -249,12 +247,13 @@ impl Search {
         let (blocks, specs) = (self.recipe.blocks(), self.recipe.param_specs());
         // Many combinations share these values, which take the most time to compute.
         let mut units: HashMap<&str, UnitSizes> = HashMap::new();
-        let mut flops: HashMap<(bool, usize), f64> = HashMap::new();
+        let mut flops: HashMap<(bool, bool, usize), f64> = HashMap::new();
         let mut as_is = None;
         let fit = |number| {
             let (recipe, chosen, price) = self.combination(&self.recipe, number);
             let sizes = units.entry(recipe.optimizer.kind.name()).or_insert_with(|| UnitSizes::of(&recipe, &specs));
-            let recomputed = (recipe.remat.keep_attention, recipe.remat.blocks_per_input(recipe.model.num_layers));
+            let Remat { keep_attention, keep_scan, .. } = recipe.remat;
+            let recomputed = (keep_attention, keep_scan, recipe.remat.blocks_per_input(recipe.model.num_layers));
             let work = *flops.entry(recomputed).or_insert_with(|| Flops::step(&recipe).total());
             let memory = RankMemory::of(&recipe, sizes, &blocks);
             let samples = recipe.train.global_batch as f64 / recipe.mesh.world() as f64;
@@ -263,7 +262,7 @@ impl Search {
             let fit = MemoryFit {
                 sets: chosen.iter().flat_map(|choice| choice.sets.iter().cloned()).collect(),
                 changes: chosen.iter().map(|choice| choice.words).collect(),
-                peak: self.recipe.peak_of(&memory),
+                peak: recipe.peak_of(&memory),
                 memory,
                 time: time_s / *as_is.get_or_insert(time_s),
             };

@@ -47,7 +47,7 @@ mod value;
 pub use buckets::{Bucket, BucketRule, BucketSpec, Buckets, ClipSize, Misfit};
 pub use command::{Command, OtherTrainer, Per, TrainerKind, fill};
 pub use condition::{ConditionKind, Conditioning, MaskKind};
-pub use cost::{BlockCost, Cost, Flops, Offloaded, RankMemory, Traffic, save_reserve_s};
+pub use cost::{BlockCost, Cost, Flops, GPU_SHARE, Offloaded, Overhead, RankMemory, Traffic, save_reserve_s};
 pub use curriculum::{Change, Curriculum, StageSpec, StageStart};
 pub use ema::{Ema, EmaDevice, EmaWarmup, UseEma};
 pub use encode::{CropMode, Encode, Encoders, FrameMode, LATENT_FRAMES, Task, Tiling, nearest_clip_frames};
@@ -78,5 +78,5 @@ pub use secrets::Secrets;
 pub use show::shown_settings;
 pub use train::{
     CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
-    RematMode, Shapes, Train, Trainable,
+    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
 };

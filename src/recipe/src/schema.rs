@@ -147,7 +147,7 @@ impl Key {
             _ if self.path == "sample.lora" => &[Task::Sample],
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
             "mesh" | "model" | "lora" | "sample" => &[Task::Train, Task::Sample],
-            _ if self.path == "train.dtype" => &[Task::Train, Task::Sample],
+            _ if ["train.dtype", "train.ttt_scan"].contains(&self.path) => &[Task::Train, Task::Sample],
             _ => &[Task::Train],
         }
     }
@@ -312,6 +312,9 @@ pub static SCHEMA: &[Key] = &[
     optional("train.device", Kind::OneOf(&["auto", "cpu", "cuda"]), DefaultValue::Str("auto"), "device of the ranks; auto: one GPU per rank if the trainer finds GPUs, else the CPU"),
     optional("train.threads", int(0, 4096), DefaultValue::Int(0), "CPU threads per rank; 0: the node's cores divided by its ranks"),
     optional("train.max_bad_steps", int(1, MANY), DefaultValue::Int(10), "consecutive steps with a non-finite loss or gradient after which the run stops; each one is skipped"),
+    optional("train.ttt_scan", Kind::OneOf(&["operators", "kernel"]), DefaultValue::Str("operators"), "scan of TTT layers on GPUs; operators: those of libtorch; kernel: a CUDA kernel in bfloat16, not yet run on a GPU; the CPU has a kernel of its own"),
+    optional("train.collective_timeout_s", int(0, 86_400), DefaultValue::Int(0), "seconds that a rank waits for the others in a step before it fails, from the second step of an attempt on; 0: 20 times the longest step, 5 to 30 minutes"),
+    optional("train.drift_check", int(0, MANY), DefaultValue::Int(100), "steps between comparisons of the weights of all replicas and TP ranks, which must have the same bits; a difference ends the run; 0: never"),
 
     optional("lora.rank", int(0, 4096), DefaultValue::Int(0), "rank of the adapters (LoRA) that are trained beside the weights; 0: no adapters"),
     optional("lora.alpha", NOT_NEGATIVE, DefaultValue::Float(0.0), "adapters are scaled by alpha / rank; 0: the rank, which scales by 1"),
@@ -383,6 +386,7 @@ pub static SCHEMA: &[Key] = &[
     optional("remat.mode", Kind::OneOf(&["block", "none"]), DefaultValue::Str("block"), "activation checkpointing; block: blocks are recomputed in the backward pass; none: all activations are kept"),
     optional("remat.group", int(1, 10_000), DefaultValue::Int(1), "blocks that are recomputed together, from one saved input"),
     optional("remat.keep_attention", Kind::Bool, DefaultValue::Bool(true), "keeps attention outputs for the backward pass instead of recomputing them"),
+    optional("remat.keep_scan", Kind::Bool, DefaultValue::Bool(false), "keeps outputs and inner states of the scans of TTT layers for the backward pass instead of recomputing them"),
     optional("remat.scan_group", int(1, 1_000_000), DefaultValue::Int(16), "mini-batches of a TTT layer between saved inner states"),
     optional("remat.shard_inputs", Kind::Bool, DefaultValue::Bool(false), "shards the saved inputs of blocks over the ranks of a TP group"),
 

@@ -1,6 +1,7 @@
 //! The sections `[data]`, `[train]`, `[loss]`, `[remat]`, `[checkpoint]` and `[log]`.
 
 use std::fmt;
+use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use regex::Regex;
@@ -125,6 +126,38 @@ pub struct Train {
     pub threads: usize,
     /// Consecutive steps with a non-finite loss or gradient after which the run stops; each is skipped.
     pub max_bad_steps: u64,
+    /// The scan of TTT layers on GPUs.
+    pub ttt_scan: TttScan,
+    /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
+    pub collective_timeout_s: u64,
+    /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
+    pub drift_check: u64,
+}
+
+/// The time that a rank waits for others outside of steps, and in the first step of an attempt: they load weights, save, or make samples.
+pub const WAIT_OUTSIDE_STEPS: Duration = Duration::from_secs(1800);
+/// The shortest timeout of a step that is derived from the longest step: a file system may stall for minutes.
+const SHORTEST_WAIT: Duration = Duration::from_secs(300);
+/// The longest step is multiplied by this number.
+const STEPS_OF_WAIT: f64 = 20.0;
+
+impl Train {
+    /// Returns the time that a rank waits for the others in a step, given the longest step of the attempt so far on any rank, in seconds.
+    pub fn collective_timeout(&self, longest_step_s: Option<f64>) -> Duration {
+        match (longest_step_s, self.collective_timeout_s) {
+            (None, _) => WAIT_OUTSIDE_STEPS,
+            (Some(longest), 0) => {
+                let wait = Duration::try_from_secs_f64(longest * STEPS_OF_WAIT).unwrap_or(WAIT_OUTSIDE_STEPS);
+                wait.clamp(SHORTEST_WAIT, WAIT_OUTSIDE_STEPS)
+            }
+            (Some(_), seconds) => Duration::from_secs(seconds),
+        }
+    }
+
+    /// Returns whether the weights are compared after `step`.
+    pub fn checks_drift_at(&self, step: u64) -> bool {
+        self.drift_check > 0 && step.is_multiple_of(self.drift_check)
+    }
 }
 
 impl Train {
@@ -345,6 +378,16 @@ impl ComputeDtype {
     }
 }
 
+/// The implementation of the scan of TTT layers on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TttScan {
+    /// libtorch's operators, mini-batch by mini-batch.
+    Operators,
+    /// The CUDA kernel, in bfloat16.
+    Kernel,
+}
+
 /// The device of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -388,6 +431,8 @@ pub struct Remat {
     pub group: usize,
     /// Keeps the attention output of each block: more memory, and no recomputation of attention.
     pub keep_attention: bool,
+    /// Keeps the outputs and inner states of the scans of TTT layers: more memory, and no recomputation of the scans.
+    pub keep_scan: bool,
     /// Mini-batches of a TTT layer between saved inner states.
     pub scan_group: usize,
     /// Shards the saved inputs over the ranks of a TP group: less memory, and a gather for each in the backward pass.
@@ -481,6 +526,50 @@ mod tests {
     fn trained(recipe: &Recipe) -> BTreeSet<String> {
         let specs = param_specs(&recipe.model);
         specs.into_iter().filter(|spec| recipe.train.trains(spec)).map(|spec| spec.name).collect()
+    }
+
+    #[test]
+    fn a_rank_waits_a_multiple_of_the_longest_step_within_bounds() {
+        let mut train = recipe(Trainable::All).train;
+        let minutes = |train: &Train, longest| train.collective_timeout(longest).as_secs_f64() / 60.0;
+        assert_eq!([None, Some(0.1), Some(30.0), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 5.0, 10.0, 30.0]);
+        train.collective_timeout_s = 60;
+        assert_eq!([None, Some(0.1), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn the_kernel_of_the_scan_is_refused_where_it_cannot_run() {
+        let load = |sets: &[&str]| {
+            let own = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
+            let sets: Vec<String> = own.iter().chain(sets).map(|set| (*set).to_owned()).collect();
+            load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets)
+        };
+        assert_eq!(load(&[]).unwrap().recipe.train.ttt_scan, TttScan::Kernel);
+        let refused: [&[&str]; 5] = [
+            &["train.device=cpu"],
+            &["train.dtype=float32"],
+            &["model.ttt_mini_batch=8"],
+            &["model.head_dim=128"],
+            &["model.ttt_mini_batch=32", "model.head_dim=80"],
+        ];
+        for sets in refused {
+            let error = load(sets).unwrap_err();
+            assert_eq!(error.kind, crate::RecipeErrorKind::BrokenRule, "{sets:?}");
+            assert!(error.keys.iter().any(|key| key == "train.ttt_scan"), "{error}");
+        }
+        assert!(load(&["model.layer=none", "train.device=cpu"]).is_ok(), "without TTT layers it is not used");
+    }
+
+    #[test]
+    fn a_timeout_below_five_seconds_is_refused() {
+        let load = |seconds: u64| {
+            let set = format!("train.collective_timeout_s={seconds}");
+            load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[set])
+        };
+        assert!(load(0).is_ok() && load(5).is_ok());
+        let error = load(4).unwrap_err();
+        assert_eq!(error.kind, crate::RecipeErrorKind::BrokenRule);
+        assert!(error.keys.iter().any(|key| key == "train.collective_timeout_s"), "{error}");
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn a_stage_file_sets_only_what_the_stage_changes() {
                 .filter(|(_, origin)| origin.to_string().contains(&format!("/{}.toml:", stage.name)))
                 .map(|(key, _)| key.as_str())
                 .collect();
-            assert!(own.len() <= 12, "{kind}:{}: {own:?}", stage.name);
+            assert!(own.len() <= 13, "{kind}:{}: {own:?}", stage.name);
             assert!(own.iter().all(|key| *key != "model.layer" && *key != "train.global_batch"), "{own:?}");
         }
     }
@@ -124,16 +124,20 @@ fn flops_and_memory_match_the_known_numbers_of_the_reference() {
         let gib = |bytes: f64| bytes / f64::from(1 << 30);
         let tp = recipe.mesh.tp as f64;
         // The longest stages shard the inputs that blocks keep over a TP group.
-        assert_near(gib(cost.memory.kept as f64 * tp / (layers - 1.0)), stream, 0.01, &stage.name);
+        // The last stage keeps them in the memory of the node.
+        let kept = if recipe.memory.activation_offload { cost.memory.offloaded.activations } else { cost.memory.kept };
+        assert_near(gib(kept as f64 * tp / (layers - 1.0)), stream, 0.01, &stage.name);
         assert_near(gib(RankMemory::scan_states(recipe) as f64 * tp / 2.0), states, 0.01, &stage.name);
     }
 }
 
 #[test]
-fn every_stage_fits_the_memory_of_an_h100() {
+fn every_stage_leaves_6_gib_of_the_memory_of_an_h100() {
     for stage in ["ttt-mlp", "ttt-linear"].into_iter().flat_map(|kind| curriculum(kind).stages) {
-        let memory = stage.resolved.recipe.cost().memory;
-        assert!(memory.total() < 81_559 << 20, "{}: {memory:?}", stage.resolved.recipe.name);
+        let recipe = &stage.resolved.recipe;
+        assert!(recipe.train.device != recipe::Device::Cpu, "the plan is that of a GPU");
+        let (peak, parts) = (recipe.peak_memory(), recipe.peak_parts());
+        assert!(peak + (6 << 30) <= 81_559 << 20, "{} needs {peak}: {parts:?}", recipe.name);
     }
 }
 

@@ -22,8 +22,10 @@ const PLAIN: [&str; 10] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets, with another value.
-const HERE: [(&str, &str, Has); 24] = [
+const HERE: [(&str, &str, Has); 26] = [
     ("train.epochs", "3", |r| r.train.steps == 0),
+    ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
+    ("train.drift_check", "3", |r| (1..1000).any(|step| r.train.checks_drift_at(step))),
     ("model.base_frames", "5", |r| r.model.base()[0] != r.model.latent_frames),
     ("model.base_height", "16", |r| r.model.base()[1] != r.model.latent_height),
     ("model.base_width", "16", |r| r.model.base()[2] != r.model.latent_width),

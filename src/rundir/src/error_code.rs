@@ -175,6 +175,8 @@ pub enum ErrorCode {
     RanksKilled,
     /// Loss or gradient is not finite.
     NotFinite,
+    /// Replicas or TP ranks have weights that differ.
+    WeightsDiffer,
     /// A device or a collective failed.
     DeviceFailed,
     /// The supervisor or a rank could not be started.

@@ -23,7 +23,10 @@ use cluster::NodeId;
 /// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
 /// ├── nodes/<node>/                    only that node's supervisor writes here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
-/// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it
+/// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it, as it does the next three
+/// │   ├── 0001-rank-00000.heartbeat.json     its step and phase
+/// │   ├── 0001-rank-00000.collectives.json   the collectives that it waits for, if it is long in one phase
+/// │   ├── 0001-nccl-rank-0             libtorch's own record of collectives, a pickle, if NCCL timed out
 /// │   └── logs/0001-rank-00000.log
 /// ├── tensorboard/                     event files for TensorBoard, if log.tensorboard is true; by the first node's supervisor
 /// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
@@ -161,6 +164,11 @@ impl RunDir {
         self.stacks_dir(attempt, at_s).join(format!("{node}.txt"))
     }
 
+    /// Returns the file beside the stacks with the phases of all ranks and the collectives that they wait for.
+    pub fn stacks_summary(&self, attempt: u32, at_s: f64) -> Utf8PathBuf {
+        self.stacks_dir(attempt, at_s).join("summary.txt")
+    }
+
     /// Returns the batch script of a Slurm job.
     pub fn job_script(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("job.sbatch")
@@ -229,6 +237,21 @@ impl RunDir {
     /// Returns the file in which a rank records its error ([`crate::Failure`]).
     pub fn rank_failure(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.failure.json"))
+    }
+
+    /// Returns the file in which a rank reports its step and phase ([`crate::Heartbeat`]).
+    pub fn heartbeat(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.heartbeat.json"))
+    }
+
+    /// Returns the file in which a rank records the collectives that it waits for ([`crate::RankCollectives`]).
+    pub fn rank_collectives(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.collectives.json"))
+    }
+
+    /// Returns the beginning of the paths of libtorch's own records of NCCL's collectives. libtorch appends the number of the rank.
+    pub fn nccl_dump_prefix(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}-nccl-rank-"))
     }
 
     /// Returns the Chrome trace of a rank, from a step on.
@@ -320,6 +343,10 @@ mod tests {
             run.step_dir(500),
             run.pin_file(500),
             run.trace(&node, 2, 3, 500),
+            run.stacks_summary(1, 1_795_146_012.4),
+            run.heartbeat(&node, 1, 3),
+            run.rank_collectives(&node, 1, 3),
+            run.nccl_dump_prefix(&node, 1),
         ];
         assert_eq!(
             paths.map(inside),
@@ -347,6 +374,10 @@ mod tests {
                 "checkpoints/step-00000500",
                 "checkpoints/step-00000500/pinned",
                 "nodes/ml-1/0002-rank-00003-step-00000500.trace.json",
+                "attempts/0001/stacks/1795146012/summary.txt",
+                "nodes/ml-1/0001-rank-00003.heartbeat.json",
+                "nodes/ml-1/0001-rank-00003.collectives.json",
+                "nodes/ml-1/0001-nccl-rank-",
             ]
         );
         assert_eq!(run.name(), "2026-11-20T0340-demo-2s-k7f2");

@@ -23,6 +23,7 @@ mod files;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 mod healer;
+mod heartbeat;
 mod history;
 mod id;
 mod items;
@@ -60,6 +61,7 @@ pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};
 pub use files::{Versioned, is_exposed, read_toml, write_atomic, write_private, write_toml};
 pub use healer::{Healer, HealerLock};
+pub use heartbeat::{GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};
 pub use id::RunId;
 pub use items::{EncodeStageCount, EncodeStages, ItemCounts, ItemsSample, QueueReady, RankProgress};

@@ -6,16 +6,22 @@ use tch::{Kind, Tensor};
 
 /// Returns the Euclidean norm of the whole gradient. It has the same bits on every rank, and is not finite if any
 /// element is not finite.
+///
+/// The first replica computes it. GPUs may sum the same numbers in another order on another replica, and replicas whose norms differ in
+/// one bit would scale their gradients by different factors and drift apart.
 pub fn grad_norm(fsdp: &Fsdp) -> Result<f64> {
-    norm(fsdp, |shard| shard.grad)
+    let sum = sum_of_squares(fsdp, |shard| shard.grad)?;
+    fsdp.groups().replicate.broadcast(&sum, 0)?.wait()?;
+    Ok(sum.double_value(&[0]).sqrt())
 }
 
-/// Returns the Euclidean norm of all trained weights. It has the same bits on every rank.
+/// Returns the Euclidean norm of all trained weights. It has the same bits on every rank of a replica.
 pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
-    norm(fsdp, |shard| shard.master)
+    Ok(sum_of_squares(fsdp, |shard| shard.master)?.double_value(&[0]).sqrt())
 }
 
-fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64> {
+/// Returns the sum of squares over the ranks of this replica, `[1]`, in fp64.
+fn sum_of_squares(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<Tensor> {
     let mut sum = Tensor::zeros([1], (Kind::Double, fsdp.groups().device));
     fsdp.visit(Access::Read, |shard| {
         for own in fsdp.own(shard.unit, of(&shard)) {
@@ -26,7 +32,7 @@ fn norm(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<f64
     })?;
     fsdp.groups().shard.all_reduce(&sum, Reduce::Sum)?.wait()?;
     fsdp.groups().tp.all_reduce(&sum, Reduce::Sum)?.wait()?;
-    Ok(sum.double_value(&[0]).sqrt())
+    Ok(sum)
 }
 
 /// Returns the factor that scales the gradient so that its norm does not exceed `limit`. A limit of 0 disables

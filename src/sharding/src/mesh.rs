@@ -34,17 +34,28 @@ impl MeshGroups {
         interface: Option<&str>,
     ) -> c10d::Result<Self> {
         let (replicate, shard, tp) = mesh.coords(rank);
+        let [world, of_shard, replicas, of_tp] = group_names(mesh, rank);
         let join = |name: String, rank, size| match device {
             Device::Cuda(gpu) => Group::nccl(&store.prefix(&name), rank, size, timeout, gpu),
             _ => Group::gloo(&store.prefix(&name), rank, size, timeout, interface),
         };
         Ok(MeshGroups {
             device,
-            world: Group::gloo(&store.prefix("world"), rank, mesh.world(), timeout, interface)?,
-            shard: join(format!("shard-of-replica-{replicate}-tp-{tp}"), shard, mesh.dp_shard)?,
-            replicate: join(format!("replicas-of-shard-{shard}-tp-{tp}"), replicate, mesh.dp_replicate)?,
-            tp: join(format!("tp-of-replica-{replicate}-shard-{shard}"), tp, mesh.tp)?,
+            world: Group::gloo(&store.prefix(&world), rank, mesh.world(), timeout, interface)?,
+            shard: join(of_shard, shard, mesh.dp_shard)?,
+            replicate: join(replicas, replicate, mesh.dp_replicate)?,
+            tp: join(of_tp, tp, mesh.tp)?,
         })
+    }
+
+    /// Sets the timeout of all later collectives.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn set_timeout(&self, timeout: Duration) -> c10d::Result<()> {
+        [&self.world, &self.shard, &self.replicate, &self.tp]
+            .into_iter()
+            .try_for_each(|group| group.set_timeout(timeout))
     }
 
     /// Returns the number of this rank's TP group among the groups that work on different samples, and the number of groups.
@@ -67,5 +78,39 @@ impl MeshGroups {
             replicate: Group::alone(),
             tp: Group::alone(),
         }
+    }
+}
+
+/// Returns the names of the groups that a rank joins, in the order of the fields of [`MeshGroups`].
+fn group_names(mesh: Mesh, rank: usize) -> [String; 4] {
+    let (replicate, shard, tp) = mesh.coords(rank);
+    [
+        "world".to_owned(),
+        format!("shard-of-replica-{replicate}-tp-{tp}"),
+        format!("replicas-of-shard-{shard}-tp-{tp}"),
+        format!("tp-of-replica-{replicate}-shard-{shard}"),
+    ]
+}
+
+/// Returns the names of the groups that a rank joins and the ranks in each, without groups of one rank.
+pub fn groups_of(mesh: Mesh, rank: usize) -> Vec<(String, Vec<usize>)> {
+    let names: Vec<[String; 4]> = (0..mesh.world()).map(|rank| group_names(mesh, rank)).collect();
+    let members = |axis: usize| (0..mesh.world()).filter(|&other| names[other][axis] == names[rank][axis]).collect();
+    let all = names[rank].iter().enumerate().map(|(axis, name)| (name.clone(), members(axis)));
+    all.filter(|(_, ranks): &(String, Vec<usize>)| ranks.len() > 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_a_rank_are_those_along_the_axes_of_the_mesh() {
+        let groups = groups_of(Mesh { dp_replicate: 2, dp_shard: 1, tp: 2 }, 3);
+        let ranks: Vec<_> = groups.iter().map(|(name, ranks)| (name.as_str(), ranks.as_slice())).collect();
+        assert_eq!(
+            ranks,
+            [("world", &[0, 1, 2, 3][..]), ("replicas-of-shard-0-tp-1", &[1, 3]), ("tp-of-replica-1-shard-0", &[2, 3])]
+        );
     }
 }

@@ -125,10 +125,36 @@ impl Job {
             let threads = ("OMP_NUM_THREADS", self.threads.to_string());
             variables.extend(Some(threads).filter(|(name, _)| all.iter().all(|(other, _)| other != name)));
         }
+        if !self.is_command() {
+            variables.extend(self.libtorch_variables(&all));
+        }
         all.extend(variables.into_iter().map(|(name, value)| (name.to_owned(), value)));
         all
     }
 }
+
+impl Job {
+    /// Returns libtorch's variables for the ranks of the embedded trainer, without those that the recipe or the user sets.
+    fn libtorch_variables(&self, set: &[(String, String)]) -> Vec<(&'static str, String)> {
+        let is_set = |name: &str| set.iter().any(|(other, _)| other == name) || std::env::var_os(name).is_some();
+        let mut variables = Vec::new();
+        if !is_set(DUMPS) {
+            let prefix = self.run.nccl_dump_prefix(&self.node, self.attempt.number);
+            variables.push((DUMPS, camino::absolute_utf8(&prefix).unwrap_or(prefix).into_string()));
+        }
+        if !ALLOCATOR.into_iter().any(is_set) {
+            variables.push((ALLOCATOR[0], EXPANDABLE.to_owned()));
+        }
+        variables
+    }
+}
+
+/// The variable with the beginning of the paths to which libtorch writes its record of collectives if NCCL times out.
+const DUMPS: &str = "TORCH_FR_DUMP_TEMP_FILE";
+/// The variables with the settings of libtorch's allocator. The second name is the older one, which wins for GPUs.
+const ALLOCATOR: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+/// Segments that grow: memory that was freed in pieces can be used for a larger tensor.
+const EXPANDABLE: &str = "expandable_segments:True";
 
 /// The variable that is set if secrets are passed through standard input.
 const SECRETS_VARIABLE: &str = "VIDTUI_SECRETS";

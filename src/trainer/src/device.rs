@@ -1,7 +1,7 @@
 //! The device of a rank, and the functions that depend on it: uploads and timing.
 
 use c10d::cuda::{self, Event};
-use recipe::Device as Wanted;
+use recipe::{Device as Wanted, Layer, Recipe, TttScan};
 use rundir::{ErrorCode, Failure};
 use std::time::Instant;
 use tch::{Cuda, Device, Tensor};
@@ -51,6 +51,31 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
             "set the slots of the node in the hostfile to its number of GPUs, and check CUDA_VISIBLE_DEVICES",
         )),
         _ => Ok(Device::Cuda(local_rank)),
+    }
+}
+
+/// Checks that a device has the scan of TTT layers that the recipe wants.
+///
+/// # Errors
+/// The recipe wants the CUDA kernel, and the rank is on the CPU, or this program or its GPU has no kernel for the sizes of the model.
+pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
+    if recipe.train.ttt_scan == TttScan::Operators || recipe.model.layer == Layer::None {
+        return Ok(());
+    }
+    let refuse = |code, why: String| {
+        let what = "cannot scan TTT layers: train.ttt_scan is \"kernel\"";
+        Err(Failure::new(code, what, why, "set train.ttt_scan = \"operators\", or train on an A100 or a newer GPU"))
+    };
+    match device {
+        Device::Cuda(gpu) if dit::cogvideox::has_scan_kernel(&recipe.model, gpu) => Ok(()),
+        Device::Cuda(gpu) => refuse(
+            ErrorCode::DeviceFailed,
+            format!("GPU {gpu} has too little shared memory for it, or is older than compute capability 8.0"),
+        ),
+        _ => refuse(
+            ErrorCode::NoGpu,
+            "it is a CUDA kernel, and this rank computes on the CPU, which has a kernel of its own".into(),
+        ),
     }
 }
 
@@ -107,6 +132,14 @@ mod tests {
         assert_eq!(place(Wanted::Cuda, 8), Device::Cuda(3));
         assert_eq!(place(Wanted::Auto, 0), Device::Cpu);
         assert_eq!(place(Wanted::Cpu, 4), Device::Cpu);
+    }
+
+    #[test]
+    fn the_cuda_kernel_of_the_scan_is_refused_on_the_cpu() {
+        let sets = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
+        let check = |sets: &[&str]| check_scan(&crate::tests::support::recipe([1, 1, 1], sets), Device::Cpu);
+        assert_eq!(check(&sets).unwrap_err().code, ErrorCode::NoGpu);
+        assert_eq!((check(&sets[1..]), check(&sets[..1])), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Fault injection: kills this process in the middle of a save, for tests of crash recovery, or makes it train slowly.
 //!
 //! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when the save of that step reaches that phase.
-//! `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one
+//! `VIDTUI_CORRUPT=RANK:STEP` changes a weight of that rank after that step. `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one
 //! read of a static.
 
 use signal_hook::consts::SIGKILL;
@@ -19,6 +19,20 @@ pub fn reached(phase: &str, step: u64) {
         // If SIGKILL cannot be sent, the test fails.
         let _ = signal_hook::low_level::raise(SIGKILL);
     }
+}
+
+/// Names the rank and the step, as `RANK:STEP`.
+const CORRUPT: &str = "VIDTUI_CORRUPT";
+
+static CORRUPTED: LazyLock<Option<(usize, u64)>> = LazyLock::new(|| {
+    let text = std::env::var(CORRUPT).ok()?;
+    let (rank, step) = text.split_once(':')?;
+    Some((rank.parse().ok()?, step.parse().ok()?))
+});
+
+/// Returns whether a test wants the weights of this rank to be changed after `step`.
+pub fn corrupts(rank: usize, step: u64) -> bool {
+    *CORRUPTED == Some((rank, step))
 }
 
 /// The environment variable with the minimum duration of a step in seconds.

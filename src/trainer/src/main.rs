@@ -7,6 +7,7 @@ mod data;
 mod deadline;
 mod decode;
 mod device;
+mod drift;
 mod ema;
 mod encode;
 mod exchange;
@@ -36,6 +37,7 @@ mod tensor_file;
 #[cfg(test)]
 mod tests;
 mod trainer;
+mod watchdog;
 
 use camino::Utf8PathBuf;
 use clap::{Parser, Subcommand};

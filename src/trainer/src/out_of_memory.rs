@@ -7,7 +7,6 @@ use recipe::{MemoryFit, Recipe, Task};
 use rundir::{ErrorCode, Failure, RunDir};
 use serde_json::json;
 use std::any::Any;
-use std::cmp::Reverse;
 use tch::Device;
 use units::size;
 
@@ -75,6 +74,7 @@ impl ExhaustedRank<'_> {
         let limit = memory::limit(self.device, self.ranks_on_node);
         let used = Memory::of(self.device);
         let fits = self.fits(limit);
+        let allocator = self.allocator();
         let snapshot = json!({
             "schema": 1,
             "phase": phase::current().name(),
@@ -84,7 +84,8 @@ impl ExhaustedRank<'_> {
             "peak_gib": used.peak_gib,
             "plan": plan,
             "plan_bytes": self.recipe.peak_memory(),
-            "allocator": self.allocator(),
+            "overhead": self.recipe.overhead(),
+            "allocator": allocator,
             "fits": fits.as_ref().ok(),
         });
         let written =
@@ -93,12 +94,15 @@ impl ExhaustedRank<'_> {
             eprintln!("{error}");
         }
         let limit = limit.map_or(String::new(), |limit| format!(", of at most {}", size(limit)));
-        let mut parts = plan.parts();
-        parts.sort_by_key(|(_, bytes)| Reverse(*bytes));
+        let parts = self.recipe.peak_parts();
         let largest: Vec<String> =
             parts.iter().take(LARGEST).map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+        let tensors = match largest_tensors(&allocator) {
+            tensors if tensors.is_empty() => String::new(),
+            tensors => format!("; its largest tensors are of {}", tensors.join(", ")),
+        };
         let why = format!(
-            "{}; the rank used {:.1} GiB{limit}; its plan is {} at the peak, most of it {}",
+            "{}; the rank used {:.1} GiB{limit}{tensors}; its plan is {} at the peak, most of it {}",
             failure.why,
             used.peak_gib,
             size(self.recipe.peak_memory()),
@@ -125,6 +129,12 @@ impl ExhaustedRank<'_> {
         let text = c10d::cuda::memory_snapshot(gpu).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
+}
+
+/// Returns the sizes of the largest tensors in a snapshot of the allocator.
+fn largest_tensors(allocator: &serde_json::Value) -> Vec<String> {
+    let blocks = allocator.get("largest_tensors").and_then(serde_json::Value::as_array);
+    blocks.into_iter().flatten().filter_map(serde_json::Value::as_u64).take(LARGEST).map(size).collect()
 }
 
 fn proposals(fits: &[MemoryFit]) -> String {
@@ -162,6 +172,13 @@ mod tests {
         assert_eq!(failure("Connection reset by peer"), None);
         let panic = std::panic::catch_unwind(|| panic!("CUDA out of memory. {}", 1)).unwrap_err();
         assert_eq!(of_panic(panic.as_ref()).unwrap().code, ErrorCode::OutOfMemory);
+    }
+
+    #[test]
+    fn the_largest_tensors_are_those_of_the_allocator() {
+        let allocator = json!({ "segments": [], "largest_tensors": [3u64 << 30, 1u64 << 30, 1u64 << 20, 5] });
+        assert_eq!(largest_tensors(&allocator), ["3.0 GiB", "1.0 GiB", "1.0 MiB"]);
+        assert!(largest_tensors(&serde_json::Value::Null).is_empty());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use dit::block::ActivationCheckpointing;
 use dit::cogvideox::CogVideoX;
 use dit::dropout::Dropout;
 use dit::family::Family;
+use dit::mixers::Kept;
 use dit::network::{Network, SavedInputs, Units};
 use dit::parallel::TensorParallel;
 use dit::params::{Adapters, SlotGrad, UnitParams};
@@ -33,14 +34,16 @@ pub fn by_unit(specs: Vec<ParamSpec>) -> Vec<Vec<ParamSpec>> {
 
 /// Builds the network of a recipe.
 pub fn network(recipe: &Recipe) -> Network<CogVideoX> {
-    network_of(CogVideoX::new(&recipe.model, recipe.remat.scan_group), recipe)
+    network_of(CogVideoX::new(&recipe.model, recipe.remat.scan_group).scan_by(recipe.train.ttt_scan), recipe)
 }
 
 /// Builds a network of any family with the activation checkpointing and the adapters of a recipe.
 pub fn network_of<F: Family>(family: F, recipe: &Recipe) -> Network<F> {
     let remat = &recipe.remat;
-    let checkpointing =
-        if remat.keep_attention { ActivationCheckpointing::Selective } else { ActivationCheckpointing::Full };
+    let checkpointing = match (Kept { attention: remat.keep_attention, scans: remat.keep_scan }, Kept::default()) {
+        (kept, none) if kept == none => ActivationCheckpointing::Full,
+        (kept, _) => ActivationCheckpointing::Selective(kept),
+    };
     let inputs = if remat.shard_inputs { SavedInputs::Sharded } else { SavedInputs::Replicated };
     let group = remat.blocks_per_input(family.num_blocks());
     Network::of(family, checkpointing).with_adapters(adapters(recipe)).grouped(group).saving_inputs(inputs)

@@ -21,7 +21,18 @@ pub enum Phase {
     Checkpoint,
 }
 
-static CURRENT: Mutex<Phase> = Mutex::new(Phase::Load);
+/// The step and the phase of this process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Position {
+    /// Complete steps.
+    pub step: u64,
+    /// The phase.
+    pub phase: Phase,
+    /// When it began, Unix seconds; 0 before the first phase.
+    pub since_s: f64,
+}
+
+static CURRENT: Mutex<Position> = Mutex::new(Position { step: 0, phase: Phase::Load, since_s: 0.0 });
 
 thread_local! {
     /// The range of the phase in a trace.
@@ -30,7 +41,9 @@ thread_local! {
 
 /// Enters a phase. A trace that is being recorded shows it as a range.
 pub fn enter(phase: Phase) {
-    *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    let mut position = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    *position = Position { phase, since_s: rundir::now_s(), ..*position };
+    drop(position);
     SCOPE.with_borrow_mut(|scope| {
         // The range before ends first.
         *scope = None;
@@ -43,8 +56,18 @@ pub fn end_range() {
     SCOPE.with_borrow_mut(|scope| *scope = None);
 }
 
+/// Records the number of complete steps.
+pub fn at_step(step: u64) {
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner).step = step;
+}
+
 /// Returns the current phase.
 pub fn current() -> Phase {
+    position().phase
+}
+
+/// Returns the current step and phase.
+pub fn position() -> Position {
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -4,11 +4,12 @@ use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::parallelize::network;
 use crate::trainer::{Finish, Trainer};
+use crate::watchdog::{Reported, Watchdog};
 use crate::{device, encode, interface, out_of_memory, sample};
 use c10d::Store;
 use cluster::NodeId;
 use dit::objective::VPrediction;
-use recipe::{Recipe, Task};
+use recipe::{Recipe, Task, WAIT_OUTSIDE_STEPS};
 use rundir::{Attempt, ErrorCode, EventKind, Failure, Run, RunDir};
 use sharding::mesh::MeshGroups;
 use std::path::PathBuf;
@@ -19,8 +20,6 @@ use tch::Device;
 
 /// The time that a rank waits for the others to start.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
-/// The time limit of a collective. A dead peer is detected at once; this limit is for a peer that hangs.
-const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// The rank's environment: torchrun's variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,11 +54,20 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     let place = RankEnv::read()?;
     let recipe = meta.recipe()?;
     let mesh = attempt.mesh;
+    let reported = node().filter(|_| recipe.task != Task::Encode).map(|node| Reported {
+        run: run.clone(),
+        node,
+        attempt: number,
+        rank: place.rank,
+        mesh,
+    });
+    let watchdog = reported.map(|reported| Watchdog::start(reported, recipe.train.collective_timeout_s));
     let result = caught(|| match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),
         Task::Sample => start(&recipe, &attempt, &place).and_then(|groups| sample::run(run, &meta, attempt, groups)),
         Task::Encode => encode_clips(run, &meta, &recipe, &attempt, &place),
     });
+    drop(watchdog);
     let result = result.map_err(|failure| {
         // A device that could not be chosen has no memory to explain.
         let device = device::choose(recipe.train.device, place.local_rank, place.local_world).ok();
@@ -134,6 +142,7 @@ fn start(recipe: &Recipe, attempt: &Attempt, place: &RankEnv) -> Result<MeshGrou
     attempt.mesh.check_world(place.world)?;
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
+    device::check_scan(recipe, device)?;
     match place.world {
         1 => Ok(MeshGroups::alone_on(device)),
         _ => place.join(attempt, device).map_err(peer_lost),
@@ -162,7 +171,7 @@ impl RankEnv {
         let one_node = self.world == self.local_world;
         let interface =
             if one_node { Some("lo".to_owned()) } else { interface::towards(&self.master_addr, self.master_port) };
-        MeshGroups::join(&store, attempt.mesh, self.rank, device, COLLECTIVE_TIMEOUT, interface.as_deref())
+        MeshGroups::join(&store, attempt.mesh, self.rank, device, WAIT_OUTSIDE_STEPS, interface.as_deref())
     }
 }
 

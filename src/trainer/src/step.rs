@@ -282,6 +282,26 @@ struct RankReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallelize::{network, unit_tables};
+    use crate::tests::support::{Rank, on_ranks, recipe};
+
+    #[test]
+    fn all_replicas_clip_by_the_norm_of_the_first_one() {
+        for mesh in [[2, 1, 1], [2, 2, 1], [2, 1, 2]] {
+            let recipe = recipe(mesh, &["train.global_batch=4"]);
+            let norms = on_ranks(recipe.mesh, |groups| {
+                let first = groups.replicate.rank() == 0;
+                let rank = Rank::new(&recipe, unit_tables(&recipe), network(&recipe).family(), groups);
+                for shard in rank.fsdp.shards() {
+                    // A rounding that differs on the second replica.
+                    let _ = tch::no_grad(|| shard.grad.shallow_clone().fill_(if first { 0.5 } else { 0.5 + 1e-7 }));
+                }
+                let norm = grad_norm(&rank.fsdp).unwrap();
+                (norm, clip_factor(norm, 0.1))
+            });
+            assert!(norms.iter().all(|norm| norm == &norms[0]), "{mesh:?}: {norms:?}");
+        }
+    }
 
     #[test]
     fn every_batch_has_one_timestep_of_each_band_in_changing_order() {

@@ -4,6 +4,7 @@ use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
+use crate::drift;
 use crate::ema::EmaWeights;
 use crate::exchange::{agree, agree_on, device_failed};
 use crate::fault;
@@ -25,7 +26,7 @@ use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::Spikes;
-use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma};
+use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
 use rundir::{
     Attempt, BaseWeights, Checkpoint, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId,
     StartFrom, TrainState, now_s,
@@ -106,6 +107,8 @@ struct Progress {
     sample_s: f64,
     /// Seconds that loading the checkpoint took at the start.
     load_s: f64,
+    /// Seconds of the longest step of this attempt on any rank; `None` before the first one.
+    longest_step_s: Option<f64>,
 }
 
 impl<F: Family, O: Objective> Trainer<F, O> {
@@ -156,6 +159,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             checkpoint_s: 0.0,
             sample_s: 0.0,
             load_s: 0.0,
+            longest_step_s: None,
         };
         let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
         // Only rank 0 checks the time limit.
@@ -371,6 +375,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// A peer is lost, data cannot be read, the gradient stays not finite, or the last save fails.
     pub fn run(mut self) -> Result<Finish, Failure> {
         let (began, interval) = (self.progress.step, self.recipe.checkpoint.interval);
+        phase::at_step(began);
         if began == 0 && self.recipe.sample.every > 0 {
             self.validate_first()?;
         }
@@ -383,6 +388,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             let outcome = self.step(requests)?;
             self.profile(outcome.requests);
             self.check_finite()?;
+            self.check_drift()?;
             if self.pruning.as_ref().is_some_and(JoinHandle::is_finished) {
                 self.finish_pruning();
             }
@@ -510,11 +516,18 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
         let plan = self.data.step(self.progress.samples);
         let done = self.progress.step;
+        let timeout = self.recipe.train.collective_timeout(self.progress.longest_step_s);
+        self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
+        self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;
+        let slowest =
+            outcome.step_s_by_rank.iter().copied().fold(self.progress.longest_step_s.unwrap_or(0.0), f64::max);
+        self.progress.longest_step_s = Some(slowest);
         if let Some(ema) = self.ema.as_mut().filter(|_| outcome.applied) {
             ema.update(&self.fsdp).map_err(device_failed)?;
         }
         self.progress.step += 1;
+        phase::at_step(self.progress.step);
         self.progress.samples += plan.samples();
         fault::pace(start);
         let step_s = start.elapsed().as_secs_f64();
@@ -540,6 +553,20 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             format!("the gradient was not finite in {bad} steps in a row"),
             "resume from an earlier checkpoint with a lower optimizer.lr or a smaller optimizer.clip_norm",
         ))
+    }
+
+    /// Compares the weights of replicas and TP ranks every `train.drift_check` steps.
+    fn check_drift(&mut self) -> Result<(), Failure> {
+        let step = self.progress.step;
+        if fault::corrupts(self.fsdp.groups().world.rank(), step)
+            && let Some(shard) = self.fsdp.shards().next()
+        {
+            let _ = tch::no_grad(|| shard.master.get(0).fill_(0.5));
+        }
+        if !self.recipe.train.checks_drift_at(step) {
+            return Ok(());
+        }
+        drift::check(&self.fsdp, &self.tables, step)
     }
 
     /// Logs a step, on rank 0.

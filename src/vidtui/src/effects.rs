@@ -204,7 +204,7 @@ fn run(
             JobMsg::Done(Outcome::Killed { run: plan.run.clone(), report: report_in_words(&report) })
         }
         Effect::CollectStacks { run, .. } => {
-            let stacks = at.stacks(&at.dir(&run))?;
+            let stacks = at.stacks(&at.dir(&run))?.nodes;
             JobMsg::Done(Outcome::Stacks { run, report: stacks_in_words(&stacks) })
         }
         Effect::Export { chart, to, .. } => {

@@ -32,7 +32,7 @@ pub use heal::record_heal;
 pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_in_words};
 pub use launch_options::{Init, LaunchOptions};
 pub use queue::Turn;
-pub use stacks::stacks_in_words;
+pub use stacks::{CollectedStacks, stacks_in_words};
 pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
 
 /// The folders, nodes and caches that commands and the console work with.

@@ -5,7 +5,7 @@ mod kernels;
 
 use camino::Utf8Path;
 
-use crate::bench::python::packages_with_cuda;
+use crate::bench::python::{nvcc, packages_with_cuda};
 use crate::failure::{Failure, Result};
 use crate::libtorch::system;
 use crate::process::{cargo, command, output, run as run_command};
@@ -29,7 +29,7 @@ pub fn run(args: &[String]) -> Result<()> {
     let libtorch = packages_with_cuda()?.join("torch");
     let target = root().join("target/cuda");
     let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);
-    build.args(["--target-dir", target.as_str()]).env("LIBTORCH", &libtorch);
+    build.args(["--target-dir", target.as_str()]).env("LIBTORCH", &libtorch).env("NVCC", nvcc()?);
     for other in ["LIBTORCH_USE_PYTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_LIB"] {
         build.env_remove(other);
     }

@@ -3,10 +3,10 @@
 use super::Grid;
 use super::positions::rotate;
 use super::ttt::Ttt;
-use crate::attention::Attention;
+use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::{Affine, UnitParams};
-use recipe::{FsdpUnit, Model};
+use recipe::{FsdpUnit, Model, TttScan};
 use tch::{TchError, Tensor};
 
 /// The block of every layer: sizes, and the slots of its parameters in the unit's table.
@@ -56,6 +56,13 @@ impl Block {
         }
     }
 
+    /// Sets the implementation of the scan of TTT layers on GPUs.
+    pub fn scan_by(&mut self, scan: TttScan) {
+        if let Some(ttt) = &mut self.ttt {
+            ttt.scan_by(scan);
+        }
+    }
+
     /// Applies the block to tokens `[B, L, D]`, modulated by the activated time embedding `[B, E]`.
     ///
     /// # Errors
@@ -66,13 +73,13 @@ impl Block {
         p: &UnitParams,
         x_bld: &Tensor,
         act_be: &Tensor,
-        attention: &Attention,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
         let text = grid.text_tokens;
         let modulation = p.affine(self.norm1_linear).linear(act_be);
         let normed = self.modulated_norm(p.affine(self.norm1), x_bld, &modulation, text);
-        let mixed = self.mix(grid, p, &normed, attention, tp)?;
+        let mixed = self.mix(grid, p, &normed, mixers, tp)?;
         let x = gated_add(x_bld, &mixed, &modulation, text);
 
         let modulation = p.affine(self.norm2_linear).linear(act_be);
@@ -95,12 +102,12 @@ impl Block {
         grid: &Grid,
         p: &UnitParams,
         normed: &Tensor,
-        attention: &Attention,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let local = self.attention(grid, p, normed, attention, tp)?;
+        let local = self.attention(grid, p, normed, mixers, tp)?;
         match (&self.ttt, &grid.scan) {
-            (Some(ttt), Some(scan)) => ttt.both_ways(scan, p, &local, tp),
+            (Some(ttt), Some(scan)) => ttt.both_ways(scan, p, &local, mixers, tp),
             _ => Ok(local),
         }
     }
@@ -115,7 +122,7 @@ impl Block {
         grid: &Grid,
         p: &UnitParams,
         normed: &Tensor,
-        attention: &Attention,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
         let normed = tp.copy_to(normed)?;
@@ -134,7 +141,7 @@ impl Block {
         let q = turned(split(normed_heads(self.q, &norms[0], &norms[1])));
         let k = turned(split(normed_heads(self.k, &norms[2], &norms[3])));
         let v = split(heads(self.v));
-        let out = attention.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
+        let out = mixers.scaled_dot_product(&q.transpose(1, 2), &k.transpose(1, 2), &v.transpose(1, 2));
         let merged = out.transpose(1, 2).flatten(2, 3);
         // The projection is linear, so averaging segments before the projection equals averaging after it.
         let merged = grid.segments.as_ref().map_or_else(|| merged.shallow_clone(), |s| s.merge(&merged));

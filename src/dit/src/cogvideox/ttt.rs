@@ -5,10 +5,11 @@
 
 use super::Scan;
 use super::positions::rotate;
+use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
-use kernels::ttt::{Inputs, Settings};
-use recipe::{FsdpUnit, Layer, Model};
+use kernels::ttt::{Inputs, OnGpu, Settings};
+use recipe::{FsdpUnit, Layer, Model, TttScan};
 use tch::{Kind, TchError, Tensor};
 
 /// ε of the inner norm, in both directions, and of the norm before the output projection.
@@ -56,7 +57,12 @@ impl Ttt {
         Some(Ttt {
             head_dim: model.head_dim as i64,
             base_lr: model.ttt_base_lr,
-            settings: Settings { mini_batch: model.ttt_mini_batch as i64, scan_group: scan_group as i64, eps: EPS },
+            settings: Settings {
+                mini_batch: model.ttt_mini_batch as i64,
+                scan_group: scan_group as i64,
+                eps: EPS,
+                on_gpu: OnGpu::Operators,
+            },
             q: slots.affine("ttt.q"),
             k: slots.affine("ttt.k"),
             v: slots.affine("ttt.v"),
@@ -70,6 +76,14 @@ impl Ttt {
         })
     }
 
+    /// Sets the implementation of the scan on GPUs.
+    pub fn scan_by(&mut self, scan: TttScan) {
+        self.settings.on_gpu = match scan {
+            TttScan::Operators => OnGpu::Operators,
+            TttScan::Kernel => OnGpu::Kernel,
+        };
+    }
+
     /// Adds the gated output of the layer in both directions of time to tokens `[B, L, D]`.
     ///
     /// The second direction scans the output of the first, so one call cannot compute both.
@@ -81,10 +95,11 @@ impl Ttt {
         scan: &Scan,
         p: &UnitParams,
         x_bld: &Tensor,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let there = gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, tp)?);
-        let back = scan.order.reversed(&self.layer(scan, p, &scan.order.reversed(&there), tp)?);
+        let there = gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, mixers, tp)?);
+        let back = scan.order.reversed(&self.layer(scan, p, &scan.order.reversed(&there), mixers, tp)?);
         Ok(gated_add(scan, p, self.gates[1], &there, &back))
     }
 
@@ -98,6 +113,7 @@ impl Ttt {
         scan: &Scan,
         p: &UnitParams,
         x_bld: &Tensor,
+        mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
         let x_bld = &tp.copy_to(x_bld)?;
@@ -126,7 +142,7 @@ impl Ttt {
             |x: &Tensor| scan.order.to_scan_order(x).transpose(1, 2).reshape([batch * own_heads, len, self.head_dim]);
         let eta = scan.order.rates(&eta).transpose(1, 2).reshape([batch * own_heads, len]);
         let (first, second) = (p.affine(self.inner1), self.inner2.map(|slot| p.affine(slot)));
-        let out = kernels::ttt::scan(
+        let out = mixers.scan(
             self.settings,
             &Inputs {
                 q: &sequences(&q),

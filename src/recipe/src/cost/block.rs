@@ -14,6 +14,8 @@ pub struct BlockCost {
     pub attended: u64,
     /// The float32 log-sum-exps of attention on one rank of a TP group.
     pub logsumexps: u64,
+    /// Numbers of the outputs of TTT scans on one rank of a TP group.
+    pub scanned: u64,
     /// Numbers that autograd keeps on one rank of a TP group.
     pub graph: f64,
     /// Numbers that the backward pass needs besides.

@@ -29,6 +29,7 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
         flops: block_flops(m),
         input: row,
         attended: attended * (m.dim() / tp) as u64,
+        scanned: if has_ttt { 2 * row / tp as u64 } else { 0 },
         logsumexps: attended * (m.num_heads / tp) as u64,
         graph: (8.0 + ttt_whole + split) * row as f64,
         temporaries: (4.0 + 4.0 / tp as f64) * row as f64,

@@ -28,20 +28,21 @@ pub struct Flops {
 impl Flops {
     /// Counts a step for one sample: forward, recomputation, and twice the forward for gradients.
     ///
-    /// All blocks except those of the last group are recomputed; their attention is recomputed only if its outputs are
-    /// not kept. A TTT layer repeats its scan within its backward pass, from the saved states.
+    /// All blocks except those of the last group are recomputed; their attention and their scans are recomputed only if the
+    /// outputs are not kept. A TTT layer repeats its scan within its backward pass, from the saved states.
     pub fn step(recipe: &Recipe) -> Self {
         let ends = Flops { ends: 3.0 * Flops::forward(&recipe.model).ends, ..Flops::default() };
         let recomputed = recipe.recomputed_blocks();
         recipe.blocks().iter().enumerate().fold(ends, |sum, (number, block)| {
             let recompute = if number < recomputed { 1.0 } else { 0.0 };
             let attention_recompute = if recipe.remat.keep_attention { 0.0 } else { recompute };
+            let scan_recompute = if recipe.remat.keep_scan { 0.0 } else { recompute };
             let once = block.flops;
             sum + Flops {
                 attention: once.attention * (3.0 + attention_recompute),
                 projections: once.projections * (3.0 + recompute),
                 ttt_projections: once.ttt_projections * (3.0 + recompute),
-                ttt_scan: once.ttt_scan * (4.0 + recompute),
+                ttt_scan: once.ttt_scan * (4.0 + scan_recompute),
                 mlp: once.mlp * (3.0 + recompute),
                 modulation: once.modulation * (3.0 + recompute),
                 ends: 0.0,

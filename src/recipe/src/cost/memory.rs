@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, OffloadStore, OptimizerKind, Recipe};
+use crate::{Device, EmaDevice, Layer, OffloadStore, OptimizerKind, Recipe, TttScan};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -28,7 +28,9 @@ pub struct RankMemory {
     pub gathered: u64,
     /// Unsharded float32 gradients that accumulate over micro-batches; 0 with one micro-batch or one shard.
     pub accumulated: u64,
-    /// An estimate of what the backward pass of a group of blocks needs: their graphs, and the gradients of one block's
+    /// The float32 inner states of the TTT layers of a group of blocks, saved for their backward pass.
+    pub scan_states: u64,
+    /// An estimate of what else the backward pass of a group of blocks needs: their graphs, and the gradients of one block's
     /// parameters before they are reduced.
     pub workspace: u64,
     /// The temporaries of the optimizer's update, and what it fetches of one unit. The update follows the backward pass, so that
@@ -53,6 +55,8 @@ pub struct Offloaded {
     pub activations: u64,
     /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
     pub saved: u64,
+    /// The page-locked memory that holds all of them on a node. libtorch's allocator rounds each tensor up to a power of two.
+    pub page_locked: u64,
 }
 
 impl Offloaded {
@@ -63,7 +67,7 @@ impl Offloaded {
 
     /// Returns the bytes that a rank needs in a store. The copy that a save makes of a tensor in a file is in a file too.
     pub fn in_store(&self, store: OffloadStore) -> u64 {
-        self.total() + if store == OffloadStore::File { self.saved } else { 0 }
+        if store == OffloadStore::File { self.total() + self.saved } else { self.page_locked }
     }
 }
 
@@ -92,7 +96,7 @@ impl RankMemory {
         let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
         let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
         let state: u64 = units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum();
-        let Kept { inputs, input, attention } = Kept::of(recipe, blocks);
+        let Kept { inputs, input, attention, scans } = Kept::of(recipe, blocks);
         let (samples, offload) = (recipe.micro_batch(), &recipe.memory);
         // One input is in use and another is being fetched.
         let inputs_here = if offload.activation_offload { inputs.min(2 * input) } else { inputs };
@@ -109,10 +113,11 @@ impl RankMemory {
             optimizer: state - state_away,
             ema: if on_node { 0 } else { average },
             ema_on_node: if on_node { average } else { 0 },
-            kept: samples * (inputs_here + attention),
+            kept: samples * (inputs_here + attention + scans),
             gathered: in_hand,
             accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
-            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block),
+            scan_states: samples * blocks.chunks(recipe.group()).map(states_of).max().unwrap_or(0),
+            workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
             update: update(recipe, units, share),
             saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
             offloaded: Offloaded {
@@ -121,6 +126,23 @@ impl RankMemory {
                 optimizer: state_away,
                 activations: if offload.activation_offload { samples * inputs } else { 0 },
                 saved: swapped(true).map(saved_weights).sum::<u64>() + state_away,
+                page_locked: swapped(true)
+                    .map(|unit| {
+                        let (trained, frozen) = (F32 * share(unit.trained), frozen_bytes * share(unit.frozen));
+                        2 * page_locked(trained) + page_locked(frozen)
+                    })
+                    // The state of a unit has two or four tensors of one size, whose sum is rounded as each of them is.
+                    .chain(
+                        units
+                            .all()
+                            .filter(|_| offload.optimizer_offload)
+                            .map(|unit| page_locked(share(unit.state.sharded))),
+                    )
+                    .chain(offload.activation_offload.then(|| {
+                        let each = page_locked(samples * input);
+                        if input == 0 { 0 } else { inputs.div_ceil(input) * each }
+                    }))
+                    .sum(),
             },
         }
     }
@@ -144,8 +166,8 @@ impl RankMemory {
 
     /// Returns the parts of the peak by name: the state, and the larger of the backward pass and the update. The parts of the smaller
     /// one are 0.
-    pub fn parts(&self) -> [(&'static str, u64); 9] {
-        let backward = self.kept + self.gathered + self.accumulated + self.workspace;
+    pub fn parts(&self) -> [(&'static str, u64); 10] {
+        let backward = self.kept + self.gathered + self.accumulated + self.scan_states + self.workspace;
         let in_backward = |bytes| if backward >= self.update { bytes } else { 0 };
         [
             ("weights", self.weights),
@@ -155,6 +177,7 @@ impl RankMemory {
             ("kept between blocks", in_backward(self.kept)),
             ("gathered blocks", in_backward(self.gathered)),
             ("accumulated gradients", in_backward(self.accumulated)),
+            ("states of TTT scans", in_backward(self.scan_states)),
             ("workspace about", in_backward(self.workspace)),
             ("update", if backward >= self.update { 0 } else { self.update }),
         ]
@@ -169,6 +192,8 @@ struct Kept {
     input: u64,
     /// With `remat.keep_attention`, the attention output and the float32 log-sum-exp of each block.
     attention: u64,
+    /// With `remat.keep_scan`, the outputs and the inner states of the TTT scans of each block.
+    scans: u64,
 }
 
 impl Kept {
@@ -178,10 +203,12 @@ impl Kept {
         let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
         let inputs = recomputed.iter().step_by(recipe.group()).map(|block| block.input / parts * compute);
         let attention = |block: &BlockCost| block.attended * compute + block.logsumexps * F32;
+        let scans = |block: &BlockCost| block.scanned * compute + block.states;
         Kept {
             input: inputs.clone().max().unwrap_or(0),
             inputs: inputs.sum(),
             attention: if recipe.remat.keep_attention { recomputed.iter().map(attention).sum() } else { 0 },
+            scans: if recipe.remat.keep_scan { recomputed.iter().map(scans).sum() } else { 0 },
         }
     }
 }
@@ -208,10 +235,25 @@ fn update(recipe: &Recipe, units: &UnitSizes, share: impl Fn(u64) -> u64) -> u64
     temporaries + swapped + state
 }
 
+/// Returns the size of a tensor of page-locked memory, which libtorch's allocator rounds up to a power of two.
+fn page_locked(bytes: u64) -> u64 {
+    if bytes == 0 { 0 } else { bytes.next_power_of_two() }
+}
+
+/// Returns the most memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values.
+fn scan_kernel(recipe: &Recipe) -> u64 {
+    let is_used = recipe.model.layer != Layer::None && recipe.train.ttt_scan == TttScan::Kernel;
+    if is_used { 1 << 30 } else { 0 }
+}
+
+fn states_of(blocks: &[BlockCost]) -> u64 {
+    blocks.iter().map(|block| block.states).sum()
+}
+
 /// Returns the size of the graphs of the largest group of blocks and of the temporaries of one block's backward pass.
 fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
     let (samples, compute) = (recipe.micro_batch() as f64, recipe.train.dtype.bytes() as f64);
-    let graph = |block: &BlockCost| block.graph * compute + block.states as f64;
+    let graph = |block: &BlockCost| block.graph * compute;
     let graphs = blocks.chunks(recipe.group()).map(|group| group.iter().map(graph).sum()).fold(0.0, f64::max);
     let temporaries = blocks.iter().map(|block| block.temporaries * compute).fold(0.0, f64::max);
     (samples * (graphs + temporaries)) as u64
@@ -229,7 +271,7 @@ fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{load, param_specs};
+    use crate::{Flops, load, param_specs};
 
     fn recipe(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
@@ -316,7 +358,11 @@ mod tests {
         let all = memory(&[]);
         let Offloaded { weights, optimizer, saved, .. } = all.offloaded;
         assert!(saved == weights + optimizer && optimizer > 0);
-        assert_eq!(all.offloaded.in_store(OffloadStore::File), all.offloaded.in_store(OffloadStore::Host) + saved);
+        assert_eq!(all.offloaded.in_store(OffloadStore::File), all.offloaded.total() + saved);
+        // Page-locked memory is rounded up to powers of two, tensor by tensor.
+        assert!(
+            (all.offloaded.total()..2 * all.offloaded.total()).contains(&all.offloaded.in_store(OffloadStore::Host))
+        );
         assert_eq!(all.save_copy(OffloadStore::Host), all.save_copy(OffloadStore::File) + saved);
         // A checkpoint of adapters has no frozen weights.
         let memory = memory(&["train.trainable=lora", "lora.rank=4"]);
@@ -343,6 +389,23 @@ mod tests {
         assert_eq!(without % (64 * 128 * 2), 0);
         let samples = without / (64 * 128 * 2);
         assert_eq!(with - without, samples * 64 * (128 * 2 + 2 * 4));
+    }
+
+    #[test]
+    fn keeping_scans_costs_their_outputs_and_states_and_saves_a_scan() {
+        let cost = |keep: &str| {
+            let ttt = ["model.layer=ttt_mlp", "model.ttt_mini_batch=16", "model.num_layers=3", keep];
+            let recipe = recipe(&ttt);
+            (recipe.cost(), recipe.blocks()[0], Flops::step(&recipe).ttt_scan)
+        };
+        let (without, block, work) = cost("remat.keep_scan=false");
+        let (with, _, less) = cost("remat.keep_scan=true");
+        // Two directions of 64 tokens of width 128 in bf16. The last of three layers is not recomputed.
+        assert_eq!(block.scanned, 2 * 64 * 128);
+        let samples = 2 * (block.scanned * 2 + block.states);
+        assert_eq!((with.memory.kept - without.memory.kept) % samples, 0);
+        assert!(with.memory.kept > without.memory.kept);
+        assert_eq!((work - less) / block.flops.ttt_scan, 2.0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cluster::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, Output, SmiError, read_compute_apps};
 use cluster::{GpuSample, NodeId, Xid, XidAction};
 use plan::LaunchPlan;
+use recipe::{GPU_SHARE, Task};
 use rundir::{ErrorCode, now_s};
 use units::{counted, size};
 
@@ -109,7 +110,7 @@ pub(super) fn checks(
     let mut checks = vec![(CheckId::Gpus, present(&gpus, ranks, required, &leave_out, fail))];
     if !gpus.listed.is_empty() {
         checks.push((CheckId::GpuProcesses, processes(&gpus, &leave_out, fail)));
-        checks.push((CheckId::GpuMemory, memory(&gpus.listed, ranks, &leave_out, fail)));
+        checks.push((CheckId::GpuMemory, memory(plan, &gpus.listed, ranks, &leave_out, fail)));
         checks.push((CheckId::GpuErrors, errors(&gpus, fail)));
     }
     checks
@@ -170,8 +171,9 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     }
 }
 
-/// Checks that the memory of the first GPUs, which ranks will use, is free, except for the driver's share.
-fn memory(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
+/// Checks that the memory of the first GPUs, which ranks will use, is free, except for the driver's share, and that the plan of a rank
+/// fits it.
+fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
     let used: Vec<String> = ours()
@@ -187,8 +189,42 @@ fn memory(gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> 
             ),
         );
     }
+    let least = ours().filter_map(|gpu| gpu.mem_total_mib.value()).min().map(|mib| mib << 20);
+    if let Some((planned, fix)) = least.and_then(|total| too_large(plan, total)) {
+        return fail(ErrorCode::OutOfMemory, planned, &fix);
+    }
     let free = ours().filter_map(memory).map(|(used, total)| total.saturating_sub(used) << 20).min();
     Ok(free.map_or("not reported".into(), |least| format!("{} free", size(least))))
+}
+
+/// The parts of a plan that a failure names.
+const LARGEST: usize = 4;
+
+/// Returns why the planned memory of a rank does not fit a GPU with `total` bytes, and the fix. Only the memory of training with the
+/// embedded trainer is planned.
+fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
+    let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
+    let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
+    let (peak, limit) = (recipe.peak_memory(), (total as f64 * GPU_SHARE) as u64);
+    if peak <= limit {
+        return None;
+    }
+    let parts = recipe.peak_parts();
+    let largest: Vec<String> =
+        parts.iter().take(LARGEST).map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
+    let share = GPU_SHARE * 100.0;
+    let planned = format!(
+        "a rank needs about {}, most of it {}, and may take {} ({share:.0} %) of a GPU of {}",
+        size(peak),
+        largest.join(", "),
+        size(limit),
+        size(total)
+    );
+    let fix = format!(
+        "`vidtui check RECIPE --fit-memory {}GiB` proposes settings; or waive this check: --waive 'GPU memory'",
+        limit >> 30
+    );
+    Some((planned, fix))
 }
 
 /// Checks for errors since the driver was loaded. After some errors, a GPU computes wrong results until it is reset.

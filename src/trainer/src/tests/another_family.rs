@@ -12,9 +12,9 @@ use crate::parallelize::{Sharded, by_unit, network_of};
 use crate::step::Step;
 use crate::tests::support::{Rank, assert_same_losses, on_ranks, random_batch, recipe};
 use camino::Utf8Path;
-use dit::attention::Attention;
 use dit::diffusion::{Noised, Target};
 use dit::family::{Conditions, Family, Inputs, Tokens};
+use dit::mixers::Mixers;
 use dit::network::Units;
 use dit::objective::Objective;
 use dit::parallel::TensorParallel;
@@ -161,14 +161,14 @@ impl Family for Another {
         number: usize,
         params: &UnitParams,
         tokens: &Tokens,
-        attention: &Attention,
+        mixers: &Mixers,
         _: &dyn TensorParallel,
     ) -> Result<Vec<Tensor>, TchError> {
         let layer = |name: &str, x: &Tensor| params.affine(self.slots[number + 1].affine(name)).linear(x);
         let [time, text, made] = &tokens.shared[..] else { panic!("three shared tensors") };
         let heads = |x: &Tensor| x.unflatten(-1, [HEADS, -1]).transpose(1, 2);
         let attention_of = |q: &Tensor, k: &Tensor, v: &Tensor| {
-            attention.scaled_dot_product(&heads(q), &heads(k), &heads(v)).transpose(1, 2).flatten(2, 3)
+            mixers.scaled_dot_product(&heads(q), &heads(k), &heads(v)).transpose(1, 2).flatten(2, 3)
         };
         let modulated = |prefix: &str, x: &Tensor| {
             let [shift, scale, gate]: [Tensor; 3] =
@@ -341,8 +341,8 @@ fn gradients_of_every_parameter_are_those_of_one_graph_over_the_whole_network() 
         let grid = family.grid(inputs.shape(), Device::Cpu);
         let mut tokens = family.embed(&grid, &params[0], &inputs);
         for number in 0..BLOCKS.len() {
-            let (attention, alone) = (Attention::default(), dit::parallel::Alone);
-            tokens.streams = family.block(&grid, number, &params[number + 1], &tokens, &attention, &alone).unwrap();
+            let (mixers, alone) = (Mixers::default(), dit::parallel::Alone);
+            tokens.streams = family.block(&grid, number, &params[number + 1], &tokens, &mixers, &alone).unwrap();
         }
         let output = family.head(&grid, &params[0], &tokens);
         let leaves: Vec<&Tensor> = params.iter().flat_map(|unit| unit.tensors()).collect();

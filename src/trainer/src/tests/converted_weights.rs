@@ -11,6 +11,7 @@ use crate::parallelize::{Sharded, layouts, unit_tables};
 use camino::Utf8Path;
 use dit::block::ActivationCheckpointing;
 use dit::family::Inputs;
+use dit::mixers::Kept;
 use dit::network::{ForwardBackward, Network};
 use recipe::Recipe;
 use rundir::Checkpoint;
@@ -60,7 +61,7 @@ fn forward_backward(
     let loaded = checkpoint::load(&mut sharded, &checkpoint.dir, Restore::Weights).unwrap();
     assert!(matches!(loaded, Loaded::Intact(_)), "{loaded:?}");
     let recorded_tensor = |name: &str| recorded.tensors.contains_key(name).then(|| tensor(recorded, name));
-    let (keep, scan_group) = (ActivationCheckpointing::Selective, recipe.remat.scan_group);
+    let (keep, scan_group) = (ActivationCheckpointing::Selective(Kept::ALL), recipe.remat.scan_group);
     let network = match (recorded_tensor("in.rope_cos"), recorded_tensor("in.rope_sin")) {
         (Some(cos), Some(sin)) => {
             // diffusers repeats each angle for both members of a pair.

@@ -42,10 +42,16 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The mesh of one rank.
 const ALONE: Mesh = Mesh { dp_replicate: 1, dp_shard: 1, tp: 1 };
 
-const BLOCK: Remat =
-    Remat { mode: RematMode::Block, group: 1, keep_attention: true, scan_group: 4, shard_inputs: false };
+const BLOCK: Remat = Remat {
+    mode: RematMode::Block,
+    group: 1,
+    keep_attention: true,
+    keep_scan: true,
+    scan_group: 4,
+    shard_inputs: false,
+};
 const NONE: Remat = Remat { mode: RematMode::None, ..BLOCK };
-const LEAST: Remat = Remat { group: 2, keep_attention: false, scan_group: 1, ..BLOCK };
+const LEAST: Remat = Remat { group: 2, keep_attention: false, keep_scan: false, scan_group: 1, ..BLOCK };
 
 /// Returns a model with defaults for the fields that a recorded run does not set.
 fn any_model() -> Model {
@@ -191,6 +197,9 @@ impl Trace {
                 device: recipe::Device::Cpu,
                 threads: 1,
                 max_bad_steps: 1,
+                ttt_scan: recipe::TttScan::Operators,
+                collective_timeout_s: 0,
+                drift_check: 0,
             },
             lora: recipe::Lora::default(),
             condition: recipe::Conditioning::default(),

@@ -38,6 +38,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
             "mesh": recipe.mesh,
             "grad_accum": recipe.train.grad_accum,
             "cost": own.then(|| recipe.cost()),
+            "overhead": own.then(|| recipe.overhead()),
             "step_flops_of_a_sample": own.then(|| Flops::step(recipe)),
         }))?;
     } else {

@@ -1,14 +1,14 @@
-//! `vidtui stacks`: the stacks of all ranks.
+//! `vidtui stacks`: the stacks and the phases of all ranks, and the collectives that they wait for.
 
 use crate::args::RunArgs;
 use crate::command_error::CommandError;
 use crate::output;
-use crate::workspace::{Workspace, stacks_in_words};
+use crate::workspace::{CollectedStacks, Workspace, stacks_in_words};
 
 /// Writes the stacks of the processes of a run into its folder and prints the path. Signals no process.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
-    let stacks = workspace.stacks(&dir)?;
+    let CollectedStacks { nodes: stacks, ranks } = workspace.stacks(&dir)?;
     if args.output.json {
         let nodes: Vec<_> = stacks
             .iter()
@@ -17,10 +17,22 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
                 Err(failure) => serde_json::json!({ "node": node.node, "failure": failure }),
             })
             .collect();
-        return output::json(&serde_json::json!({ "run": dir.name(), "nodes": nodes }));
+        let beats: Vec<_> = ranks
+            .heartbeats
+            .iter()
+            .map(|(node, beat)| serde_json::json!({ "node": node, "heartbeat": beat }))
+            .collect();
+        return output::json(&serde_json::json!({
+            "run": dir.name(),
+            "nodes": nodes,
+            "ranks": beats,
+            "collectives": ranks.waits,
+            "nccl_dumps": ranks.nccl_dumps,
+        }));
     }
     for failure in stacks.iter().filter_map(|node| node.result.as_ref().err()) {
         eprintln!("{failure}");
     }
-    output::line(&stacks_in_words(&stacks))
+    let summary = ranks.in_words(rundir::now_s());
+    output::line(&format!("{summary}{}", stacks_in_words(&stacks)))
 }

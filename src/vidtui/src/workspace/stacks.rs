@@ -1,13 +1,34 @@
-//! Collects the stacks of the processes of a run.
+//! Collects what the processes of a run do now: their stacks, their phases, and the collectives that they wait for.
 
 use super::Workspace;
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use health::{CollectiveWait, collective_waits};
 use remote::NodeStacks;
-use rundir::{ErrorCode, Failure, RunDir};
+use rundir::{Attempt, ErrorCode, Failure, HEARTBEAT_EVERY_S, Heartbeat, RunDir, now_s, write_atomic};
+
+/// What the processes of a run do.
+pub struct CollectedStacks {
+    /// The stacks of each node.
+    pub nodes: Vec<NodeStacks>,
+    /// The phases and the collectives.
+    pub ranks: RankStates,
+}
+
+/// What the ranks of an attempt do, from the files that they write.
+#[derive(Default)]
+pub struct RankStates {
+    /// The last heartbeat of each rank that has one.
+    pub heartbeats: Vec<(NodeId, Heartbeat)>,
+    /// The collectives in which ranks wait.
+    pub waits: Vec<CollectiveWait>,
+    /// The records that libtorch wrote when NCCL timed out.
+    pub nccl_dumps: Vec<Utf8PathBuf>,
+}
 
 impl Workspace {
-    /// Writes the stacks of the processes of a run into the folder of the run.
-    pub fn stacks(&self, dir: &RunDir) -> Result<Vec<NodeStacks>, Failure> {
+    /// Writes the stacks of the processes of a run, and a summary of what its ranks do, into the folder of the run.
+    pub fn stacks(&self, dir: &RunDir) -> Result<CollectedStacks, Failure> {
         let run = dir.read_run()?;
         run.refuse_if_imported(format!("cannot collect the stacks of {}", run.id))?;
         let run = run.id;
@@ -16,20 +37,80 @@ impl Workspace {
         for (node, _) in attempt.iter().flat_map(|attempt| attempt.placement.by_node()) {
             files.extend(dir.read_pid(node, attempt.as_ref().map_or(0, |attempt| attempt.number))?);
         }
-        let mut nodes = self.transports(&attempt.map_or_else(Vec::new, |attempt| attempt.ssh_logins()))?;
-        let stacks = remote::collect_stacks(&run, dir, rundir::now_s(), &files, &mut nodes)?;
-        match stacks.iter().all(|node| node.result.is_err()) {
-            true => Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
+        let mut nodes = self.transports(&attempt.as_ref().map_or_else(Vec::new, Attempt::ssh_logins))?;
+        let at_s = now_s();
+        let stacks = remote::collect_stacks(&run, dir, at_s, &files, &mut nodes)?;
+        if stacks.iter().all(|node| node.result.is_err()) {
+            return Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
                 Failure::new(
                     ErrorCode::RunNotStarted,
                     format!("cannot collect the stacks of {run}"),
                     "its newest attempt has no nodes",
                     format!("check its state: `vidtui status {run}`"),
                 )
-            })),
-            false => Ok(stacks),
+            }));
+        }
+        let ranks = attempt.as_ref().map_or_else(RankStates::default, |attempt| RankStates::read(dir, attempt));
+        let number = attempt.map_or(0, |attempt| attempt.number);
+        write_atomic(&dir.stacks_summary(number, at_s), ranks.in_words(at_s).as_bytes())?;
+        Ok(CollectedStacks { nodes: stacks, ranks })
+    }
+}
+
+impl RankStates {
+    /// Reads the files of all ranks of an attempt.
+    pub fn read(dir: &RunDir, attempt: &Attempt) -> Self {
+        let places = || attempt.placement.ranks.iter();
+        let heartbeat = |node: &NodeId, rank| dir.read_heartbeat(node, attempt.number, rank);
+        let heartbeats = places()
+            .filter_map(|place| heartbeat(&place.node, place.rank).map(|beat| (place.node.clone(), beat)))
+            .collect();
+        let records: Vec<_> =
+            places().filter_map(|place| dir.read_rank_collectives(&place.node, attempt.number, place.rank)).collect();
+        let nodes = attempt.placement.by_node();
+        Self {
+            heartbeats,
+            waits: collective_waits(&records),
+            nccl_dumps: nodes.iter().flat_map(|(node, _)| dir.nccl_dumps(node, attempt.number)).collect(),
         }
     }
+
+    /// Returns one line per rank, collective and record of libtorch.
+    pub fn in_words(&self, now_s: f64) -> String {
+        let mut lines = Vec::new();
+        for (node, beat) in &self.heartbeats {
+            let (in_phase_s, age_s) = (beat.t - beat.phase_t, now_s - beat.t);
+            // A rank that is stopped writes no heartbeat.
+            let missing = match age_s > 3.0 * HEARTBEAT_EVERY_S {
+                true => format!("; no heartbeat for {age_s:.0} s"),
+                false => String::new(),
+            };
+            lines.push(format!(
+                "rank {} on {node}: in phase {} after step {}, for {in_phase_s:.0} s{missing}",
+                beat.rank, beat.phase, beat.step
+            ));
+        }
+        for wait in &self.waits {
+            let CollectiveWait { group, number, operations, absent } = wait;
+            let inside: Vec<String> =
+                operations.iter().map(|(name, ranks)| format!("{} in {name}", numbered(ranks))).collect();
+            let reason = match (operations.len(), absent.is_empty()) {
+                (1, true) => "all ranks of the group have started it; check the network and the GPUs".to_owned(),
+                (_, true) => "the operations differ, so they never complete".to_owned(),
+                (_, false) => format!("not started by {}", numbered(absent)),
+            };
+            lines.push(format!("group {group}, collective {number}: {}; {reason}", inside.join(", ")));
+        }
+        for dump in &self.nccl_dumps {
+            lines.push(format!("libtorch's record of NCCL's collectives, which torchfrtrace reads: {dump}"));
+        }
+        lines.into_iter().map(|line| line + "\n").collect()
+    }
+}
+
+fn numbered(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }
 
 /// Returns the result of collecting stacks, in one line.
@@ -41,4 +122,31 @@ pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
         stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
     let without = if failed.is_empty() { String::new() } else { format!("; failed on {}", failed.join(", ")) };
     format!("stacks of {processes} are in {folder}{without}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_phases_absent_ranks_and_records() {
+        let beat = |rank, t, phase: &str| Heartbeat { v: 1, rank, t, step: 41, phase: phase.into(), phase_t: 1000.0 };
+        let node = NodeId::new("ml-1").unwrap();
+        let wait = |group: &str, operations: &[(&str, &[usize])], absent: &[usize]| CollectiveWait {
+            group: group.into(),
+            number: 57,
+            operations: operations.iter().map(|(name, ranks)| ((*name).to_owned(), ranks.to_vec())).collect(),
+            absent: absent.to_vec(),
+        };
+        let ranks = RankStates {
+            heartbeats: vec![(node.clone(), beat(0, 1072.0, "backward")), (node, beat(1, 1003.0, "forward"))],
+            waits: vec![
+                wait("tp-of-replica-0-shard-0", &[("nccl:all_reduce", &[0])], &[1]),
+                wait("replicas-of-shard-0-tp-0", &[("nccl:all_reduce", &[0]), ("nccl:_all_gather_base", &[2])], &[]),
+                wait("world", &[("gloo:all_gather", &[0, 1])], &[]),
+            ],
+            nccl_dumps: vec!["runs/r/nodes/ml-1/0001-nccl-rank-0".into()],
+        };
+        insta::assert_snapshot!(ranks.in_words(1074.0));
+    }
 }

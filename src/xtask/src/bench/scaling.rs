@@ -1,7 +1,7 @@
 //! Weak scaling on paper: estimates the 63 s stage on H100s from the formulas of `vidtui check` and assumed rates.
 //!
 //! Nothing is measured. Bytes and operations come from the recipe, rates from the constants below. The rate of the TTT kernel for
-//! GPUs is assumed, because it is not written yet. So the column for this project is named *planned*. The table is written to
+//! GPUs is assumed, because it has not run on one yet. So the column for this project is named *planned*. The table is written to
 //! `docs/scaling.md`.
 
 use std::fmt::Write;
@@ -159,8 +159,8 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
     let mut text = String::from(
         "# The 63 s stage on 256 H100s: an estimate\n\n\
          `cargo xtask bench scaling` writes this page from the formulas of `vidtui check configs/ttt-mlp:63s` and assumed rates. **Nothing here was\n\
-         measured on a GPU.** The column *planned* assumes a fused TTT kernel for GPUs, which is not written yet: today the trainer runs the inner\n\
-         loop of TTT layers on GPUs with ATen's operators, which takes longer. The column ttt-video-dit is counted from its code at the same rates.\n\n\
+         measured on a GPU.** The column *planned* assumes the speed of the CUDA kernel of TTT layers (`train.ttt_scan = \"kernel\"`), which has\n\
+         not run on a GPU yet; ATen's operators, the default, take longer. The column ttt-video-dit is counted from its code at the same rates.\n\n\
          | seconds per step | planned | ttt-video-dit | reason for the difference |\n|---|---:|---:|---|\n",
     );
     type Line = (&'static str, fn(&Seconds) -> f64, &'static str);

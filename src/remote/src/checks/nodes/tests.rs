@@ -199,6 +199,22 @@ fn only_the_gpus_that_ranks_can_use_are_checked() {
     assert_eq!(of(&chosen, "in_sight 0\n"), []);
 }
 
+#[test]
+fn a_plan_above_95_percent_of_a_gpu_fails_the_check() {
+    // The smallest GPU of a node counts; this one has a little more than the CUDA context takes.
+    let with_gpu = |sets: &[&str], mib: u64| {
+        let plan = embedded(&[&["train.device=cuda"], sets].concat());
+        let gpu = format!("gpu 0, GPU-1b77, 00000000:20:00.0, 0, {mib}, 0\ngpu_status 0\n");
+        let failed = failed(&plan, [&[(MISMATCH.0, &gpu)], &[], &[]]);
+        failed.into_iter().filter(|(_, id, _)| *id == CheckId::GpuMemory).collect::<Vec<_>>()
+    };
+    let peak_mib = embedded(&["train.device=cuda"]).run.recipe().unwrap().peak_memory() >> 20;
+    let too_large = [on("node01", CheckId::GpuMemory, ErrorCode::OutOfMemory)];
+    assert_eq!(with_gpu(&[], peak_mib * 100 / 94), []);
+    assert_eq!(with_gpu(&[], peak_mib * 100 / 96), too_large);
+    assert_eq!(with_gpu(&["train.device=cpu"], 64), []);
+}
+
 const LOST_GPU: &str = "gpu Unable to determine the device handle for GPU1: 0000:20:00.0: GPU is lost.  Reboot the system\ngpu_status 15\n";
 
 #[test]

@@ -1,0 +1,103 @@
+//! libtorch's record of the last collectives of this process, its "flight recorder": what each group waits for.
+
+use std::ffi::c_char;
+
+use crate::cuda;
+use crate::ffi::{self, check};
+use crate::{Error, Result};
+
+/// A collective of the record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Collective {
+    /// The name of the group: the prefix of its store, without the last `/`.
+    pub group: String,
+    /// The number of the collective in the group.
+    pub number: u64,
+    /// The operation: `gloo:all_gather`, `nccl:_all_gather_base`.
+    pub operation: String,
+    /// Whether it is complete on this rank.
+    pub complete: bool,
+    /// When this rank started it, nanoseconds since 1970.
+    pub started_ns: u64,
+}
+
+/// Returns the last collectives of all groups of this process, in the order in which they started; at most 2,000 of gloo and as many
+/// of NCCL, or `TORCH_FR_BUFFER_SIZE`. Any thread may call it, also while another waits for a collective.
+///
+/// # Errors
+/// libtorch cannot write the record.
+pub fn recent() -> Result<Vec<Collective>> {
+    let mut all = parse(&text(ffi::vidtui_collectives)?, Backend::Gloo)?;
+    if cuda::is_built() {
+        all.extend(parse(&text(ffi::vidtui_collectives_nccl)?, Backend::Nccl)?);
+    }
+    Ok(all)
+}
+
+/// The library that runs a collective.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Backend {
+    Gloo,
+    Nccl,
+}
+
+const DOING: &str = "read the record of collectives";
+
+fn text(call: unsafe extern "C" fn(*mut *mut c_char) -> ffi::Status) -> Result<String> {
+    let mut text = std::ptr::null_mut();
+    // SAFETY: `text` is where the shim writes a new C string on success.
+    check(unsafe { call(&mut text) }, || DOING.to_owned())?;
+    // SAFETY: the shim created the string, which is not used again.
+    Ok(unsafe { ffi::take_text(text) })
+}
+
+/// Reads libtorch's JSON, version 2.10 of its format.
+fn parse(json: &str, backend: Backend) -> Result<Vec<Collective>> {
+    #[derive(serde::Deserialize)]
+    struct Record {
+        #[serde(default)]
+        entries: Vec<Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        process_group: (String, String),
+        collective_seq_id: u64,
+        profiling_name: String,
+        state: String,
+        retired: bool,
+        time_created_ns: u64,
+    }
+    let record: Record = serde_json::from_str(json).map_err(|error| Error::torch(DOING, &error.to_string()))?;
+    let read = |entry: Entry| Collective {
+        group: entry.process_group.0.trim_end_matches('/').to_owned(),
+        number: entry.collective_seq_id,
+        operation: entry.profiling_name,
+        // gloo has no CUDA events, so its collectives never reach the state. They are retired when they end. NCCL's are also
+        // retired when they time out.
+        complete: entry.state == "completed" || (backend == Backend::Gloo && entry.retired),
+        started_ns: entry.time_created_ns,
+    };
+    Ok(record.entries.into_iter().map(read).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collective_of_nccl_that_timed_out_is_not_complete() {
+        let entry = |state: &str, retired: bool| {
+            format!(
+                r#"{{"entries":[{{"process_group":["tp/",""],"collective_seq_id":7,"profiling_name":"nccl:all_reduce",
+                "state":"{state}","retired":{retired},"time_created_ns":5,"is_p2p":false}}]}}"#
+            )
+        };
+        let complete = |state, retired, backend| parse(&entry(state, retired), backend).unwrap()[0].complete;
+        assert!(complete("completed", true, Backend::Nccl) && !complete("started", true, Backend::Nccl));
+        assert!(complete("scheduled", true, Backend::Gloo) && !complete("scheduled", false, Backend::Gloo));
+        let read = parse(&entry("started", false), Backend::Nccl).unwrap();
+        assert_eq!((read[0].group.as_str(), read[0].number, read[0].started_ns), ("tp", 7, 5));
+        assert_eq!(parse(r#"{"version":"2.10"}"#, Backend::Gloo).unwrap(), []);
+        assert!(parse("not JSON", Backend::Gloo).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! The parts of a block that mix tokens, attentions and TTT scans, whose outputs may be saved by the forward pass and taken by the
+//! backward pass.
+
+use kernels::attention::{AttentionOutput, scaled_dot_product};
+use kernels::ttt::{Inputs, ScanOutput, Settings, scan, scan_and_save};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use tch::Tensor;
+
+/// The kinds of outputs that are saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// Those of attentions.
+    pub attention: bool,
+    /// Those of TTT scans, with their inner states.
+    pub scans: bool,
+}
+
+impl Kept {
+    /// The outputs of attentions alone.
+    pub const ATTENTION: Self = Kept { attention: true, scans: false };
+    /// All outputs.
+    pub const ALL: Self = Kept { attention: true, scans: true };
+}
+
+/// Saved outputs, each kind in the order in which they were computed.
+#[derive(Debug, Default)]
+pub struct Saved {
+    attentions: VecDeque<AttentionOutput>,
+    scans: VecDeque<ScanOutput>,
+}
+
+/// Computes the attentions and TTT scans of a block, in the same order in every pass, or takes their saved outputs.
+#[derive(Debug, Default)]
+pub struct Mixers {
+    known: RefCell<Saved>,
+    kept: Kept,
+    /// The new outputs of the kinds that are saved.
+    made: RefCell<Saved>,
+}
+
+impl Mixers {
+    /// Computes all outputs, and saves some.
+    pub(crate) fn saving(kept: Kept) -> Self {
+        Mixers { kept, ..Mixers::default() }
+    }
+
+    /// Takes saved outputs, and computes those that were not saved.
+    pub(crate) fn known(saved: Saved) -> Self {
+        Mixers { known: RefCell::new(saved), ..Mixers::default() }
+    }
+
+    /// Returns the saved outputs.
+    pub(crate) fn into_saved(self) -> Saved {
+        self.made.into_inner()
+    }
+
+    /// Computes attention without a mask, scale 1/√F, of queries, keys and values `[B, H, L, F]`.
+    pub fn scaled_dot_product(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
+        let known = self.known.borrow_mut().attentions.pop_front();
+        let attended = scaled_dot_product(q, k, v, known.as_ref());
+        let out = attended.out.shallow_clone();
+        if self.kept.attention {
+            self.made.borrow_mut().attentions.push_back(attended);
+        }
+        out
+    }
+
+    /// Runs the scan of a TTT layer, `[N, L, F]`.
+    pub(crate) fn scan(&self, settings: Settings, x: &Inputs<'_>) -> Tensor {
+        let known = self.known.borrow_mut().scans.pop_front();
+        if known.is_some() || !self.kept.scans {
+            return scan(settings, x, known.as_ref());
+        }
+        let (out, saved) = scan_and_save(settings, x);
+        self.made.borrow_mut().scans.push_back(saved);
+        out
+    }
+}

@@ -1,0 +1,91 @@
+//! Finds the ranks that others wait for, from what the ranks record of their collectives.
+
+use std::collections::BTreeMap;
+
+use rundir::{GroupCollectives, RankCollectives};
+use serde::{Deserialize, Serialize};
+
+/// A collective in which ranks wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectiveWait {
+    /// The name of the group.
+    pub group: String,
+    /// The number of the collective in the group.
+    pub number: u64,
+    /// The operation and the ranks that wait in it. There are several if the ranks started different operations, which never complete.
+    pub operations: BTreeMap<String, Vec<usize>>,
+    /// The ranks of the group that have not started it, or recorded nothing.
+    pub absent: Vec<usize>,
+}
+
+/// Returns the first incomplete collective of each group, from the records of the ranks that wrote one, groups with absent ranks first.
+pub fn collective_waits(records: &[RankCollectives]) -> Vec<CollectiveWait> {
+    let mut groups: BTreeMap<&str, Vec<(usize, &GroupCollectives)>> = BTreeMap::new();
+    for record in records {
+        for group in &record.groups {
+            groups.entry(&group.group).or_default().push((record.rank, group));
+        }
+    }
+    let mut waits: Vec<_> = groups.into_iter().filter_map(|(name, ranks)| first_wait(name, &ranks)).collect();
+    waits.sort_by_key(|wait| wait.absent.is_empty());
+    waits
+}
+
+fn first_wait(name: &str, ranks: &[(usize, &GroupCollectives)]) -> Option<CollectiveWait> {
+    let first = |group: &GroupCollectives| group.waiting.iter().map(|waiting| waiting.number).min();
+    let number = ranks.iter().filter_map(|(_, group)| first(group)).min()?;
+    let mut operations: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (rank, group) in ranks {
+        if let Some(waiting) = group.waiting.iter().find(|waiting| waiting.number == number) {
+            operations.entry(waiting.operation.clone()).or_default().push(*rank);
+        }
+    }
+    let has_started = |rank: usize| ranks.iter().any(|(other, group)| *other == rank && group.started >= number);
+    let members = ranks.first().map_or(&[][..], |(_, group)| &group.ranks);
+    let absent = members.iter().copied().filter(|&rank| !has_started(rank)).collect();
+    Some(CollectiveWait { group: name.to_owned(), number, operations, absent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rundir::{SCHEMA, WaitingCollective};
+
+    /// The record of a rank in one group of four: the last collective it started, and those it waits in.
+    fn record(rank: usize, started: u64, waiting: &[(u64, &str)]) -> RankCollectives {
+        let waiting = waiting.iter().map(|&(number, operation)| WaitingCollective {
+            number,
+            operation: operation.to_owned(),
+            started_s: 0.0,
+        });
+        let group =
+            GroupCollectives { group: "tp".into(), ranks: vec![0, 1, 2, 3], started, waiting: waiting.collect() };
+        RankCollectives { v: SCHEMA, rank, t: 0.0, groups: vec![group] }
+    }
+
+    fn wait(operations: &[(&str, &[usize])], absent: &[usize]) -> Vec<CollectiveWait> {
+        let operations = operations.iter().map(|(name, ranks)| ((*name).to_owned(), ranks.to_vec())).collect();
+        vec![CollectiveWait { group: "tp".into(), number: 7, operations, absent: absent.to_vec() }]
+    }
+
+    #[test]
+    fn the_absent_rank_is_the_one_that_did_not_start_the_collective_or_recorded_nothing() {
+        let sum = (7, "all_reduce");
+        // Rank 2 is behind, rank 3 has no record, and rank 1 has passed the collective and waits in a later one.
+        let records = [record(0, 7, &[sum]), record(1, 8, &[(8, "all_gather")]), record(2, 6, &[])];
+        assert_eq!(collective_waits(&records), wait(&[("all_reduce", &[0])], &[2, 3]));
+    }
+
+    #[test]
+    fn ranks_in_different_operations_are_listed_by_operation() {
+        let records =
+            [0, 1, 2, 3].map(|rank| record(rank, 7, &[(7, if rank == 1 { "all_gather" } else { "all_reduce" })]));
+        assert_eq!(collective_waits(&records), wait(&[("all_gather", &[1]), ("all_reduce", &[0, 2, 3])], &[]));
+    }
+
+    #[test]
+    fn without_incomplete_collectives_nothing_waits() {
+        assert_eq!(collective_waits(&[record(0, 7, &[]), record(1, 6, &[])]), []);
+        assert_eq!(collective_waits(&[]), []);
+    }
+}

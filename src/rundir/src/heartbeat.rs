@@ -1,0 +1,149 @@
+//! What a rank does now: its step and phase, and the collectives that it waits for.
+
+use crate::{Error, RunDir, SCHEMA};
+use camino::{Utf8Path, Utf8PathBuf};
+use cluster::NodeId;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// The seconds between the heartbeats of a rank.
+pub const HEARTBEAT_EVERY_S: f64 = 5.0;
+
+/// The step and phase of a rank. A thread of the rank replaces the file every [`HEARTBEAT_EVERY_S`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// The rank.
+    pub rank: usize,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// Complete steps.
+    pub step: u64,
+    /// The phase, such as `backward`.
+    pub phase: String,
+    /// When the phase began, Unix seconds.
+    pub phase_t: f64,
+}
+
+/// The collectives of one rank. The rank replaces the file once a minute while it is in one phase.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankCollectives {
+    /// [`SCHEMA`].
+    pub v: u32,
+    /// The rank.
+    pub rank: usize,
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The groups of the rank.
+    pub groups: Vec<GroupCollectives>,
+}
+
+/// The collectives of one rank in one group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupCollectives {
+    /// The name of the group, such as `tp-of-replica-0-shard-1`.
+    pub group: String,
+    /// The ranks of the group.
+    pub ranks: Vec<usize>,
+    /// The number of the last collective that the rank started; 0 before the first.
+    pub started: u64,
+    /// The collectives that the rank started and that are not complete, in this order.
+    pub waiting: Vec<WaitingCollective>,
+}
+
+/// A collective that a rank started and that is not complete.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WaitingCollective {
+    /// Its number in the group.
+    pub number: u64,
+    /// The operation, such as `nccl:all_reduce`.
+    pub operation: String,
+    /// When the rank started it, Unix seconds.
+    pub started_s: f64,
+}
+
+impl RunDir {
+    /// Reads the heartbeat of a rank. Returns `None` before the first one.
+    pub fn read_heartbeat(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<Heartbeat> {
+        read(&self.heartbeat(node, attempt, rank)).filter(|beat: &Heartbeat| beat.v <= SCHEMA)
+    }
+
+    /// Writes the heartbeat of a rank. The file is not synced: a heartbeat that a crash of the node removes has no use.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_heartbeat(&self, node: &NodeId, attempt: u32, beat: &Heartbeat) -> Result<(), Error> {
+        replace(&self.heartbeat(node, attempt, beat.rank), beat)
+    }
+
+    /// Reads the collectives of a rank, if it recorded them.
+    pub fn read_rank_collectives(&self, node: &NodeId, attempt: u32, rank: usize) -> Option<RankCollectives> {
+        read(&self.rank_collectives(node, attempt, rank)).filter(|record: &RankCollectives| record.v <= SCHEMA)
+    }
+
+    /// Records the collectives of a rank. The file is not synced.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_rank_collectives(&self, node: &NodeId, attempt: u32, record: &RankCollectives) -> Result<(), Error> {
+        replace(&self.rank_collectives(node, attempt, record.rank), record)
+    }
+
+    /// Returns the records that libtorch wrote when NCCL timed out on a node, sorted by name.
+    pub fn nccl_dumps(&self, node: &NodeId, attempt: u32) -> Vec<Utf8PathBuf> {
+        let prefix = self.nccl_dump_prefix(node, attempt);
+        let entries = self.node_dir(node).read_dir_utf8().into_iter().flatten().flatten();
+        let mut dumps: Vec<_> = entries.map(|entry| entry.into_path()).collect();
+        dumps.retain(|path| path.as_str().starts_with(prefix.as_str()));
+        dumps.sort();
+        dumps
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Utf8Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// Replaces a file, so that a reader sees the whole old or the whole new content.
+fn replace<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error> {
+    let text =
+        serde_json::to_vec(value).map_err(|e| Error::malformed(path, format!("the value has no JSON form: {e}")))?;
+    let new = Utf8PathBuf::from(format!("{path}.new"));
+    fs::write(&new, text).and_then(|()| fs::rename(&new, path)).map_err(|error| Error::io("write", path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, temp};
+
+    #[test]
+    fn the_newest_heartbeat_is_read_and_one_of_a_newer_version_is_not() {
+        let (_keep, run) = temp();
+        let node = node("ml-1");
+        fs::create_dir_all(run.node_dir(&node)).unwrap();
+        assert_eq!(run.read_heartbeat(&node, 1, 3), None);
+        let beat = |v, step| Heartbeat { v, rank: 3, t: 2.5, step, phase: "backward".into(), phase_t: 1.5 };
+        for step in [1, 2] {
+            run.write_heartbeat(&node, 1, &beat(SCHEMA, step)).unwrap();
+            assert_eq!(run.read_heartbeat(&node, 1, 3), Some(beat(SCHEMA, step)));
+        }
+        run.write_heartbeat(&node, 1, &beat(SCHEMA + 1, 3)).unwrap();
+        assert_eq!(run.read_heartbeat(&node, 1, 3), None);
+    }
+
+    #[test]
+    fn the_records_of_nccl_are_those_of_the_attempt() {
+        let (_keep, run) = temp();
+        let node = node("ml-1");
+        assert_eq!(run.nccl_dumps(&node, 1), [""; 0]);
+        fs::create_dir_all(run.node_dir(&node)).unwrap();
+        for (attempt, rank) in [(1, 2), (1, 0), (2, 0)] {
+            fs::write(format!("{}{rank}", run.nccl_dump_prefix(&node, attempt)), "").unwrap();
+        }
+        let names: Vec<_> = run.nccl_dumps(&node, 1).iter().map(|path| path.file_name().unwrap().to_owned()).collect();
+        assert_eq!(names, ["0001-nccl-rank-0", "0001-nccl-rank-2"]);
+    }
+}
