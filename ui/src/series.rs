@@ -317,12 +317,12 @@ impl Segment {
 
     /// Returns the first index whose step is at least `step`.
     pub fn at_step(&self, step: f64) -> usize {
-        self.steps.partition_point(|s| (*s as f64) < step)
+        first_at_least(&self.steps, |step| step as f64, step)
     }
 
     /// Returns the first index taken at `time` or later.
     pub fn at_time(&self, time: f64) -> usize {
-        self.times.partition_point(|t| *t < time)
+        first_at_least(&self.times, |time| time, time)
     }
 
     /// Returns the tokens that were trained on up to a sample.
@@ -332,7 +332,7 @@ impl Segment {
 
     /// Returns the first index at which `tokens` or more were trained on.
     pub fn at_tokens(&self, tokens: f64) -> usize {
-        self.tokens.partition_point(|t| *t < tokens)
+        first_at_least(&self.tokens, |tokens| tokens, tokens)
     }
 
     fn push(&mut self, sample: &MetricSample) {
@@ -400,6 +400,37 @@ impl Segment {
             smoothed: self.smoothed.iter_mut().map(|levels| levels.each_mut().map(|c| c.split_off(at))).collect(),
         }
     }
+}
+
+/// Returns the first index of an ascending list whose value is at least `wanted`.
+///
+/// Samples are nearly evenly spaced. So the search begins where a straight line from the first to the last value meets `wanted`, and
+/// doubles its distance from there. In ten million values this takes a few reads instead of 23, and charts search for each column.
+fn first_at_least<T: Copy>(values: &[T], number: impl Fn(T) -> f64, wanted: f64) -> usize {
+    let at = |index: usize| number(values[index]);
+    let Some(end) = values.len().checked_sub(1) else { return 0 };
+    if at(end) < wanted {
+        return values.len();
+    }
+    let (first, last) = (at(0), at(end));
+    let guess = ((wanted - first) / (last - first) * end as f64).clamp(0.0, end as f64) as usize;
+    let mut distance = 1;
+    let (low, high) = if at(guess) < wanted {
+        let mut low = guess + 1;
+        while low + distance <= end && at(low + distance) < wanted {
+            low += distance + 1;
+            distance *= 2;
+        }
+        (low, (low + distance).min(end))
+    } else {
+        let mut high = guess;
+        while high >= distance && at(high - distance) >= wanted {
+            high -= distance;
+            distance *= 2;
+        }
+        (high.saturating_sub(distance), high)
+    };
+    low + values[low..high].partition_point(|value| number(*value) < wanted)
 }
 
 /// Returns the metrics that a chart shows, with their indices.
@@ -585,6 +616,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_search_finds_what_a_binary_search_finds(
+            mut values in proptest::collection::vec(prop_oneof![0u64..20, 0u64..1_000_000], 0..80),
+            wanted in prop_oneof![-2.0..25.0, -10.0..1_000_010.0, Just(f64::NAN), Just(f64::INFINITY), Just(f64::NEG_INFINITY)],
+        ) {
+            values.sort_unstable();
+            let expected = values.partition_point(|value| (*value as f64) < wanted);
+            prop_assert_eq!(first_at_least(&values, |value| value as f64, wanted), expected);
+            for &value in &values {
+                let expected = values.partition_point(|other| *other < value);
+                prop_assert_eq!(first_at_least(&values, |value| value as f64, value as f64), expected);
+            }
+        }
+
         #[test]
         fn the_pyramid_agrees_with_looking_at_every_value(
             values in prop::collection::vec(prop_oneof![9 => -1e3f32..1e3, 1 => Just(f32::NAN)], 0..2000),
