@@ -32,6 +32,8 @@ start = time.perf_counter()
 pid, terminal = pty.fork()
 if pid == 0:
     os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
+    # The default settings, and no screen of an earlier round.
+    os.environ.update(XDG_CONFIG_HOME="/dev/null", XDG_STATE_HOME="/dev/null")
     os.execv(argv[0], argv)
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 150, 0, 0))
 seen, first, shown = b"", None, None
