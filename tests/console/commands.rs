@@ -143,6 +143,9 @@ fn curves_are_exported_as_svg_png_and_csv() {
     assert!(csv.starts_with("attempt,step,t,loss,grad_norm"));
     site.succeeds(&["export", "latest", "--out", "part.csv", "--from", "5", "--to", "9", "--metric", "loss"]);
     assert_eq!(String::from_utf8(read("part.csv")).unwrap().lines().count(), 6);
+    site.succeeds(&["export", "latest", "--with", "latest", "--x", "time", "--out", "compared.svg"]);
+    assert!(String::from_utf8(read("compared.svg")).unwrap().contains("Comparison of 2 runs"));
+    assert_eq!(site.vidtui(&["export", "latest", "--with", "latest", "--out", "x.csv"]).code, 2);
     for wrong in [&["--from", "9", "--to", "5"][..], &["--smooth", "1"], &["--metric", "los"]] {
         assert_eq!(site.vidtui(&[&["export", "latest", "--out", "x.svg"], wrong].concat()).code, 2);
     }

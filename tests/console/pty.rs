@@ -79,6 +79,10 @@ impl Pty {
         for (name, value) in [("TERM", "xterm-256color"), ("COLORTERM", "truecolor"), ("LC_ALL", "C.UTF-8")] {
             command.env(name, value);
         }
+        // Each console has the default settings, and opens on the list of runs.
+        for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
+            command.env(name, "/dev/null");
+        }
         for (name, value) in env {
             command.env(name, value);
         }
@@ -220,6 +224,7 @@ impl Pty {
         assert!(!screen.alternate_screen(), "the alternate screen is still shown");
         assert!(!screen.hide_cursor(), "the cursor is still hidden");
         assert!(!screen.bracketed_paste(), "bracketed paste is still on");
+        assert_eq!(screen.mouse_protocol_mode(), vt100::MouseProtocolMode::None, "the mouse is still reported");
     }
 
     fn wait(&self, what: &str, wanted: impl Fn(&Output) -> bool) {

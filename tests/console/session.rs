@@ -71,7 +71,8 @@ fn the_console_and_the_export_command_write_the_same_chart() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm"]);
+    // The values follow after the panels.
+    console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm", "mean 1."]);
     console.press("L").press("S").press("e").shows(&["Wrote "]);
     let by_key = site.root.read_dir_utf8().unwrap().flatten().find(|entry| entry.file_name().ends_with("loss.svg"));
     let by_key = std::fs::read_to_string(by_key.unwrap().path()).unwrap();
@@ -150,13 +151,50 @@ fn the_next_stage_starts_from_the_checkpoint_of_the_first() {
 }
 
 #[test]
-fn the_log_screen_shows_one_rank_at_a_time() {
+fn the_log_screen_shows_all_ranks_or_one() {
     let site = TestSite::new();
     site.succeeds(&["launch", "configs/small:short"]);
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["running"]).press("l").shows(&["rank 0 begins"]);
-    console.press("]").shows(&["rank 1 begins"]);
-    console.press(ESC).shows_no("rank 1 begins");
+    // The lines of the ranks differ in the number of the rank only.
+    console.shows(&["running"]).press("l").shows(&["all 2 ranks", "0-1 ×2", "begins"]);
+    console.press("]").shows(&["rank 0 of 2", "rank 0 begins"]);
+    console.press("]").shows(&["rank 1 of 2", "rank 1 begins"]);
+    console.press("m").shows(&["all 2 ranks", "0-1 ×2"]);
+}
+
+#[test]
+fn the_console_opens_on_the_last_screen_with_the_keys_of_the_user() {
+    let site = TestSite::new();
+    let state = site.root.join("state");
+    let site = site.with("XDG_STATE_HOME", state.as_str());
+    site.write("config/vidtui/config.toml", "[keys.everywhere]\nquit = \"Q\"\nshow_stages = \"F2\"\n");
+    let mut first = site.console(SIZE, &[], &[]);
+    first.shows(&["No runs yet", "F2 Stages", "Q quit"]).press("\x1bOQ").shows(&["Small: short, then long"]);
+    first.press("Q");
+    assert_eq!(first.ended(), 0);
+    site.write("config/vidtui/config.toml", "[keys.everywhere]\nquit = \"F2\"\nshow_stages = \"F2\"\n");
+    let mut second = site.console(SIZE, &[], &[]);
+    second.shows(&["Cannot use", "Line 3", "F2 is the key"]).press(ENTER);
+    second.shows(&["Small: short, then long", "2 Stages"]).press("q");
+    assert_eq!(second.ended(), 0);
+    assert_eq!(site.vidtui(&["config"]).code, 1);
+}
+
+#[test]
+fn the_mouse_is_handled_unless_the_user_turns_it_off() {
+    let site = TestSite::new();
+    let mut console = site.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]).press("\x1b[<0;22;1M\x1b[<0;22;1m").shows(&["Small: short, then long"]);
+    console.until("the mouse", |screen| screen.mouse_protocol_mode() != vt100::MouseProtocolMode::None);
+    console.press("q");
+    assert_eq!(console.ended(), 0);
+    console.until("no mouse", |screen| screen.mouse_protocol_mode() == vt100::MouseProtocolMode::None);
+    site.write("config/vidtui/config.toml", "mouse = false\n");
+    let mut console = site.console(SIZE, &[], &[]);
+    console.shows(&["No runs yet"]);
+    console.until("no mouse", |screen| screen.mouse_protocol_mode() == vt100::MouseProtocolMode::None);
+    console.press("q");
+    assert_eq!(console.ended(), 0);
 }
 
 #[test]

@@ -40,8 +40,7 @@ impl TestSite {
         let config = root.join("config");
         let site = Self { root, env, _folder: folder }.with("PATH", &path);
         // The tests do not send alerts to the channels of the user who runs them.
-        // Without a state folder, each console opens on the list of runs.
-        let site = site.with("XDG_CONFIG_HOME", config.as_str()).with("XDG_STATE_HOME", "/dev/null");
+        let site = site.with("XDG_CONFIG_HOME", config.as_str());
         // The tests do not depend on the GPUs of this machine.
         site.nvidia_smi("exit 127");
         site.write("configs/small/curriculum.toml", CURRICULUM);

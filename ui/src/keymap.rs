@@ -36,6 +36,7 @@ pub enum Action {
     Stop,
     Kill,
     Stacks,
+    PickPanels,
     Logs,
     Filter,
     CopyPath,
@@ -176,13 +177,14 @@ pub enum Context {
     ResultsDialog,
     CheckpointsDialog,
     TargetsDialog,
+    PanelsDialog,
     FailureDialog,
     Input,
 }
 
 impl Context {
     /// All contexts, screens first.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Runs,
         Self::Run,
         Self::Compare,
@@ -202,6 +204,7 @@ impl Context {
         Self::ResultsDialog,
         Self::CheckpointsDialog,
         Self::TargetsDialog,
+        Self::PanelsDialog,
         Self::FailureDialog,
         Self::Palette,
         Self::Input,
@@ -232,6 +235,7 @@ impl Context {
             Self::ResultsDialog => "Results dialog",
             Self::CheckpointsDialog => "Checkpoints dialog",
             Self::TargetsDialog => "Targets dialog",
+            Self::PanelsDialog => "Panels dialog",
             Self::FailureDialog => "Error dialog",
             Self::Input => "Text input",
         }
@@ -261,6 +265,7 @@ impl Context {
             Self::ResultsDialog => RESULTS,
             Self::CheckpointsDialog => CHECKPOINTS,
             Self::TargetsDialog => TARGETS,
+            Self::PanelsDialog => PANELS,
             Self::FailureDialog => FAILURE,
             Self::Input => INPUT,
         }
@@ -395,6 +400,7 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
+    bind(&[Key::ch('m')], Action::PickPanels, "", "Pick the panels of training runs"),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
     bind(
         &[Key::ch('c')],
@@ -657,6 +663,17 @@ const CHECKPOINTS: &[Binding] = with_motion![
 const TARGETS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "choose", "Run on the selected target"),
     bind(&[ESC, Key::ch('q'), Key::ch('t')], Action::Cancel, "cancel", "Keep the target"),
+];
+
+const PANELS: &[Binding] = with_motion![
+    bind(&[Key::ch(' ')], Action::Toggle, "show or hide", "Show the selected panel, or hide it"),
+    bind(&[Key::ch('d')], Action::Defaults, "usual panels", "Show the usual panels"),
+    bind(
+        &[ESC, ENTER, Key::ch('q'), Key::ch('m')],
+        Action::Cancel,
+        "close",
+        "Close the list; the panels stay as shown"
+    ),
 ];
 
 const FAILURE: &[Binding] =

@@ -2,6 +2,7 @@
 
 use crate::keymap::Action;
 use crate::msg::Size;
+use crate::panel_set::{PICKABLE, PanelSet};
 use ratatui_core::layout::Rect;
 use recipe::Task;
 use rundir::Chart;
@@ -70,6 +71,8 @@ pub struct RunContent {
     pub large: bool,
     /// Whether it has made videos, and there is room for one beside its charts.
     pub videos: bool,
+    /// The panels that the user has picked for training runs; `None` for the usual ones.
+    pub picked: Option<PanelSet>,
 }
 
 impl RunContent {
@@ -102,9 +105,10 @@ impl RunContent {
             [(Chart::Power, true), (Chart::Utilization, large && self.utilization), (Chart::NodeMemory, true)];
         let nodes =
             of_nodes.into_iter().filter(|(_, shown)| self.nodes && *shown).map(|(chart, _)| Panel::Chart(chart));
-        let side = self.side();
+        let side = self.usual_side();
         let steps = large.then_some(Panel::Chart(Chart::StepTime));
-        nodes.filter(|panel| !side.contains(panel)).chain(steps).collect()
+        let usual = nodes.filter(|panel| !side.contains(panel)).chain(steps);
+        usual.filter(|panel| self.is_picked(*panel)).collect()
     }
 
     /// Returns whether the lanes have marks and share the labels of their x axis.
@@ -112,8 +116,32 @@ impl RunContent {
         self.large && self.task == Task::Train
     }
 
+    /// Returns whether the user has not hidden a panel.
+    fn is_picked(self, panel: Panel) -> bool {
+        self.task != Task::Train || self.picked.is_none_or(|picked| picked.contains(panel))
+    }
+
+    /// Returns whether a picked panel has something to show.
+    fn has(self, panel: Panel) -> bool {
+        match panel {
+            Panel::Chart(Chart::Power | Chart::NodeMemory) => self.nodes,
+            Panel::Chart(Chart::Utilization) => self.nodes && self.utilization,
+            Panel::Chart(Chart::ValidationLoss) => self.validation,
+            _ => true,
+        }
+    }
+
     /// The panels of the right column, which scrolls if they do not all fit.
     fn side(self) -> Vec<Panel> {
+        if self.task != Task::Train || self.picked.is_none() {
+            return self.usual_side();
+        }
+        let lanes = self.lanes();
+        let picked = PICKABLE.into_iter().filter(|panel| self.is_picked(*panel) && self.has(*panel));
+        picked.filter(|panel| !lanes.contains(panel)).collect()
+    }
+
+    fn usual_side(self) -> Vec<Panel> {
         let charts: &[Chart] = match self.task {
             // The step time is among the lanes.
             Task::Train if self.large => {
@@ -208,19 +236,21 @@ fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
     let left = Rect { width: area.width - right_width - GAP, ..area };
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
-    let has_lanes = content.has_lanes() && area.height >= 30;
+    let lanes = content.lanes();
+    let has_lanes = content.has_lanes() && area.height >= 30 && !lanes.is_empty();
     let events = if has_lanes { EVENTS_BELOW_LANES } else { (area.height / 3).max(5) };
     let (main, events) = cut_top(left, area.height - events);
     let main = Rect { height: main.height - air, ..main };
     let side = content.side();
-    let nodes = content.nodes && !side.contains(&Panel::Chart(Chart::Power));
+    let of_nodes = [Chart::Power, Chart::NodeMemory].map(Panel::Chart).into_iter();
+    let of_nodes: Vec<Panel> =
+        of_nodes.filter(|panel| content.nodes && content.is_picked(*panel) && !side.contains(panel)).collect();
     let mut panels: Vec<(Panel, Rect)> = content.top().map(|panel| (panel, top)).into_iter().collect();
     if has_lanes {
-        let lanes = content.lanes();
         areas.x_labels.extend(lanes.last());
         areas.marks = under_a_large_main(&mut panels, content.main(), main, &lanes);
     } else {
-        panels.extend(under_the_main(content.main(), main, air, focus, nodes));
+        panels.extend(under_the_main(content.main(), main, air, focus, &of_nodes));
     }
     let mut rest = right;
     if content.task == Task::Train && content.videos {
@@ -239,7 +269,7 @@ fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
     let air = if has_lanes { 0 } else { air };
     let shown = usize::from(charts / least).clamp(1, most).min(side.len());
     let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
-    let first = (focused + 1).saturating_sub(shown);
+    let first = (focused + 1).saturating_sub(shown).min(side.len() - shown);
     let visible = &side[first..first + shown];
     // Learning rates change slowly: half the height of another chart is enough.
     let weight = |panel: &Panel| if has_lanes && *panel == Panel::Chart(Chart::LearningRate) { 1 } else { 2 };
@@ -289,14 +319,14 @@ pub fn has_room_for_video(body: Rect) -> bool {
 }
 
 /// Places power and memory below the large panel; if there is no room for both, only the focused one.
-fn under_the_main(main: Panel, area: Rect, air: u16, focus: Panel, nodes: bool) -> Vec<(Panel, Rect)> {
-    let [power, memory] = [Chart::Power, Chart::NodeMemory].map(Panel::Chart);
-    if !nodes {
-        return vec![(main, area)];
-    }
+fn under_the_main(main: Panel, area: Rect, air: u16, focus: Panel, of_nodes: &[Panel]) -> Vec<(Panel, Rect)> {
+    let Some(first) = of_nodes.first() else { return vec![(main, area)] };
     let (rows, below) = match area.height {
-        0..20 => ((area.height * 2 / 5).clamp(3, 6), vec![if focus == memory { memory } else { power }]),
-        tall => ((tall / 4).max(6), vec![power, memory]),
+        0..20 => {
+            let shown = if of_nodes.contains(&focus) { focus } else { *first };
+            ((area.height * 2 / 5).clamp(3, 6), vec![shown])
+        }
+        tall => ((tall / 4).max(6), of_nodes.to_vec()),
     };
     let (top, mut rest) = cut_top(area, area.height.saturating_sub((rows + air) * below.len() as u16));
     let mut panels = vec![(main, top)];
@@ -371,11 +401,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3) {
+        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3, picked in prop::option::of(prop::collection::vec(0..PICKABLE.len(), 0..6))) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
             let large = has_room_for_lanes(areas.body);
-            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, utilization: nodes, large, videos };
+            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, utilization: nodes, large, videos, picked: picked.map(|all| PanelSet::of(all.into_iter().map(|at| PICKABLE[at]))) };
             let run = run_areas(areas.body, advice, Panel::Events, false, content);
             let mut parts = vec![areas.header, areas.keys, run.state, run.facts, run.advice, run.marks];
             parts.extend(run.panels.iter().map(|(_, area)| *area));

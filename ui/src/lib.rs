@@ -27,6 +27,7 @@ pub mod modals;
 mod model;
 mod mouse;
 mod msg;
+pub mod panel_set;
 pub mod rank_set;
 pub mod rank_times;
 pub mod run_actions;

@@ -18,7 +18,7 @@ pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED};
 pub use convert_screen::{ConvertScreen, Preview, Work};
 pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,
-    ResultsDialog, TargetsDialog,
+    PanelsDialog, ResultsDialog, TargetsDialog,
 };
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
@@ -39,6 +39,7 @@ use crate::keymap::Context;
 use crate::layout;
 use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
+use crate::panel_set::PanelSet;
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -127,6 +128,8 @@ pub struct Model {
     pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
     pub run: Option<RunScreen>,
+    /// The panels that the user has picked for training runs; `None` for the usual ones.
+    pub picked_panels: Option<PanelSet>,
     /// The open comparison of runs.
     pub compare: Option<CompareScreen>,
     /// State of the Stages screen.
@@ -190,6 +193,7 @@ impl Model {
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
             run: setup.open.map(RunScreen::new),
+            picked_panels: None,
             compare: None,
             stages: StagesScreen::default(),
             recipes_screen: RecipesScreen::default(),

@@ -4,7 +4,7 @@ use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
-use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, results, targets};
+use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
 };
@@ -136,6 +136,7 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
             Modal::Results(dialog) => results::on_action(model, dialog, action),
             Modal::Checkpoints(dialog) => checkpoints::on_action(model, dialog, action),
             Modal::Targets(dialog) => targets::on_action(model, dialog, action),
+            Modal::Panels(dialog) => panels::on_action(model, dialog, action),
             Modal::Failure(dialog) => failure::on_action(model, dialog, action),
             Modal::Help(dialog) => help::on_action(model, dialog, action),
             Modal::Palette(dialog) => palette::on_action(model, dialog, action),

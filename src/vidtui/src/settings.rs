@@ -108,7 +108,9 @@ impl Settings {
         let Some(path) = Self::user_file() else { return Ok(Self::default()) };
         match std::fs::read_to_string(&path) {
             Ok(text) => Self::parse(&path, &text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Ok(Self::default())
+            }
             Err(error) => {
                 let fix = "make it a readable UTF-8 file, or remove it";
                 Err(Failure::new(ErrorCode::of_io(&error), format!("cannot read {path}"), error.to_string(), fix))

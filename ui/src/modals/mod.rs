@@ -7,6 +7,7 @@ pub mod help;
 pub mod kill;
 pub mod launch;
 pub mod palette;
+pub mod panels;
 pub mod results;
 pub mod targets;
 
@@ -25,6 +26,7 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
         Modal::Results(dialog) => dialog.view(model, buf),
         Modal::Checkpoints(dialog) => dialog.view(model, buf),
         Modal::Targets(dialog) => dialog.view(model, buf),
+        Modal::Panels(dialog) => dialog.view(model, buf),
         Modal::Failure(dialog) => dialog.view(model, buf),
         Modal::Help(dialog) => dialog.view(model, buf),
         Modal::Palette(dialog) => dialog.view(model, buf),

@@ -21,6 +21,8 @@ pub enum Modal {
     Checkpoints(CheckpointsDialog),
     /// Lists the machines that a launch can run on.
     Targets(TargetsDialog),
+    /// Lists the panels of training runs.
+    Panels(PanelsDialog),
     /// Shows an error.
     Failure(FailureDialog),
     /// Lists all keys.
@@ -39,6 +41,7 @@ impl Modal {
             Self::Results(_) => Context::ResultsDialog,
             Self::Checkpoints(_) => Context::CheckpointsDialog,
             Self::Targets(_) => Context::TargetsDialog,
+            Self::Panels(_) => Context::PanelsDialog,
             Self::Failure(_) => Context::FailureDialog,
             Self::Help(_) => Context::Help,
             Self::Palette(_) => Context::Palette,
@@ -108,6 +111,13 @@ pub struct TargetsDialog {
     pub selected: usize,
     /// First visible target.
     pub top: usize,
+}
+
+/// The dialog of the panels of training runs.
+#[derive(Debug, Clone, Default)]
+pub struct PanelsDialog {
+    /// The position of the selected panel.
+    pub selected: usize,
 }
 
 /// The failure dialog.

@@ -2,6 +2,7 @@
 
 use crate::effect::XAxis;
 use crate::model::{Model, RunScreen, Screen};
+use crate::panel_set::PanelSet;
 use rundir::RunId;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ pub struct Session {
     pub x: XAxis,
     /// The level of the moving average.
     pub smoothing: Option<usize>,
+    /// The names of the panels that the user has picked for training runs.
+    pub panels: Option<Vec<String>>,
 }
 
 impl Model {
@@ -40,6 +43,7 @@ impl Model {
             filter: self.runs_screen.filter.clone(),
             x: open.map_or_else(XAxis::default, |open| open.x),
             smoothing: open.and_then(|open| open.smoothing),
+            panels: self.picked_panels.map(PanelSet::names),
         }
     }
 
@@ -48,6 +52,7 @@ impl Model {
         let smoothing = session.smoothing.filter(|level| *level < crate::series::SMOOTHING.len());
         self.runs_screen.selected = session.run.clone().or(session.selected);
         self.runs_screen.filter = session.filter;
+        self.picked_panels = session.panels.as_deref().map(PanelSet::with_names);
         self.screen = match (session.screen, session.run) {
             (Screen::Run | Screen::Logs | Screen::Samples, None) => Screen::Runs,
             (screen @ (Screen::Run | Screen::Logs | Screen::Samples), Some(run)) => {

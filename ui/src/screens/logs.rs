@@ -202,10 +202,10 @@ fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
         let texts = if logs.passes(line) { logs.texts(number, line) } else { Vec::new() };
         let mut all = Vec::new();
         for (ranks, text) in texts {
-            let whole = [0..text.len()];
-            let parts = if logs.wrap { text::rows(text, size.0).collect() } else { Vec::from(whole) };
+            let whole = std::iter::once(0..text.len()).filter(|_| !logs.wrap);
+            let parts = text::rows(text, size.0).filter(|_| logs.wrap).chain(whole);
             let is_first = all.is_empty();
-            all.extend(parts.into_iter().map(|part| {
+            all.extend(parts.map(|part| {
                 let is_first = is_first && part.start == 0;
                 Row { number, line, is_first, ranks: ranks.clone(), text, part }
             }));

@@ -7,7 +7,7 @@ use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas, RunContent};
-use crate::modals::checkpoints;
+use crate::modals::{checkpoints, panels as panels_dialog};
 use crate::model::{LogsScreen, Model, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
@@ -50,6 +50,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
         Action::Open | Action::Enlarge => run.enlarged = !run.enlarged,
         Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
+        Action::PickPanels => panels_dialog::open(model),
         Action::Samples => samples::open(model),
         Action::Prompt => samples::open_prompt(model),
         Action::Back if run.enlarged => run.enlarged = false,
@@ -151,6 +152,7 @@ pub fn content(model: &Model, run: &RunScreen) -> RunContent {
         utilization: run_panels::is_measured(run, Chart::Utilization),
         large: layout::has_room_for_lanes(body),
         videos: has_videos && layout::has_room_for_video(body),
+        picked: model.picked_panels,
     }
 }
 

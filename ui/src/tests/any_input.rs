@@ -251,6 +251,7 @@ proptest! {
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec(any_size(), 3),
         theme in any_theme(),
+        picked in prop::option::of(prop::collection::vec(prop::sample::select(panel_set::PICKABLE.to_vec()), 0..6)),
         ascii in any::<bool>(),
     ) {
         let mut ui = match start {
@@ -274,6 +275,7 @@ proptest! {
             ui.model.symbols = Symbols::ascii();
         }
         ui.model.theme = theme;
+        ui.model.picked_panels = picked.map(panel_set::PanelSet::of);
         for msg in msgs {
             ui.send(msg);
             watches(&ui.model);

@@ -14,6 +14,7 @@ mod merged_logs;
 mod mouse;
 mod nodes;
 mod palette;
+mod panels;
 mod samples;
 mod screens;
 mod settings;
