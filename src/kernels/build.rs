@@ -1,6 +1,7 @@
 //! Compiles the C++ against the libtorch that torch-sys linked, and lets this crate's tests find it at run time.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -70,12 +71,14 @@ fn compile_for_gpus(roots: &[PathBuf]) {
     let Some(nvcc) = std::env::var_os("NVCC").map(PathBuf::from).or(found) else {
         panic!("the feature `cuda` needs nvcc: set NVCC to its path, or CUDA_HOME to that of CUDA")
     };
-    let mut build = cc::Build::new();
-    build.cuda(true).cudart("none").compiler(nvcc).std("c++17").opt_level(3).debug(false).warnings(false);
-    for target in TARGETS {
-        build.flag("-gencode").flag(target);
-    }
-    build.file("cuda/ttt.cu").compile("vidtui_kernels_cuda");
+    let object = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("ttt.o");
+    // By hand, because cc passes flags to nvcc that are those of a C compiler.
+    let mut compile = Command::new(&nvcc);
+    compile.args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-c", "cuda/ttt.cu", "-o"]).arg(&object);
+    compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
+    let done = compile.status().unwrap_or_else(|error| panic!("cannot start {}: {error}", nvcc.display()));
+    assert!(done.success(), "{} cannot compile cuda/ttt.cu: {done}", nvcc.display());
+    cc::Build::new().object(&object).compile("vidtui_kernels_cuda");
     let folders = roots.iter().flat_map(|root| [root.join("lib"), root.join("lib64")]);
     for folder in folders.filter(|folder| folder.join("libcudart_static.a").exists()) {
         println!("cargo:rustc-link-search=native={}", folder.display());

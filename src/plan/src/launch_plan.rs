@@ -94,7 +94,13 @@ impl LaunchPlan {
 
     /// Returns whether ranks of the embedded trainer use GPUs. `finds` is whether the trainer finds GPUs.
     pub fn on_gpus(&self, finds: bool) -> bool {
-        self.run.recipe().map_or(finds, |recipe| recipe.train.device.on_gpus(finds))
+        let on_gpus = |recipe: recipe::Recipe| recipe.requires_gpus().is_some() || recipe.train.device.on_gpus(finds);
+        self.run.recipe().map_or(finds, on_gpus)
+    }
+
+    /// Returns the setting of the recipe for which ranks of the embedded trainer cannot run on CPUs.
+    pub fn requires_gpus(&self) -> Option<&'static str> {
+        self.run.recipe().ok()?.requires_gpus()
     }
 
     /// Returns the nodes of the attempt before that have no ranks in this one.

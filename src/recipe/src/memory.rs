@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, Recipe, Remat};
+use crate::{Device, Layer, Recipe, Remat, Task, TrainerKind, TttScan};
 
 /// Block swap and offload: the tensors that a rank keeps in a backing store, outside the memory of its device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,6 +84,18 @@ impl MemorySettings {
 }
 
 impl Recipe {
+    /// Returns the setting for which ranks of the embedded trainer cannot run on CPUs.
+    pub fn requires_gpus(&self) -> Option<&'static str> {
+        if self.trainer == TrainerKind::Command || self.task == Task::Encode {
+            return (self.train.device == Device::Cuda).then_some("train.device is \"cuda\"");
+        }
+        match (self.train.device, self.train.ttt_scan) {
+            (Device::Cuda, _) => Some("train.device is \"cuda\""),
+            (_, TttScan::Kernel) if self.model.layer != Layer::None => Some("train.ttt_scan is \"kernel\""),
+            _ => None,
+        }
+    }
+
     /// Returns whether ranks compute on GPUs, as far as the recipe decides it.
     pub(crate) fn expects_gpus(&self) -> bool {
         self.train.device != Device::Cpu

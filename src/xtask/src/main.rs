@@ -8,6 +8,7 @@ mod decode;
 mod demo;
 mod failure;
 mod fixtures;
+mod gpu_report;
 mod libtorch;
 mod licences;
 mod process;
@@ -37,6 +38,7 @@ const COMMANDS: &[Command] = &[
     Command { name: "ci", args: "", does: "runs all that must pass before a change is merged: fmt, licences, clippy, docs, tests and check-cuda; downloads 5 GB once", run: ci::run },
     Command { name: "licences", args: "", does: "checks the licences of all dependencies", run: licences::run },
     Command { name: "check-cuda", args: "[--kernels]", does: "compiles the CUDA kernels, and compiles and links the trainer for GPUs, without a GPU; downloads 5 GB once, for --kernels 250 MB", run: check_cuda::run },
+    Command { name: "gpu-report", args: "", does: "on a machine with GPUs: runs the commands of docs/gpu-first-run.md and writes what they print into one file", run: gpu_report::run },
     Command { name: "bench", args: "[PART]…", does: "compares speed with PyTorch, and measures the console's first frame and idle CPU", run: bench::run },
     Command { name: "fixtures", args: "[--encoders]", does: "makes the latents and texts of tests from the demo's clip, or trains the demo's encoders (needs ffmpeg)", run: fixtures::run },
     Command { name: "rig", args: "up N [--slurm]|down|…", does: "starts or ends N nodes with SSH servers on this machine", run: rig::run },

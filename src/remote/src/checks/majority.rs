@@ -69,8 +69,7 @@ impl<'a> Majority<'a> {
             libtorch: most.map(|(node, version)| (version.libtorch.clone(), *node)),
             gpus: plan.on_gpus(finds_gpus).then(|| match with_gpus.first() {
                 Some(first) => GpuReason::Has(first),
-                None if plan.on_gpus(false) => GpuReason::Required("train.device is \"cuda\""),
-                None => GpuReason::Required("the trainer was built for GPUs"),
+                None => GpuReason::Required(plan.requires_gpus().unwrap_or("the trainer was built for GPUs")),
             }),
         }
     }

@@ -129,9 +129,8 @@ pub(super) fn this_machine(
     };
     let fail_on_node = |code, why: String, fix: &str| Err(Failure::new(code, what, format!("node {node}: {why}"), fix));
     let mut results: Vec<NodeCheck> = Vec::new();
-    if plan.on_gpus(plan.trainer.cuda) && !plan.trainer.cuda {
-        let result = gpus::no_gpus(plan, node, "train.device is \"cuda\"", &fail_on_node);
-        results.push((CheckId::Device, result));
+    if let (Some(reason), false) = (plan.requires_gpus(), plan.trainer.cuda) {
+        results.push((CheckId::Device, gpus::no_gpus(plan, node, reason, &fail_on_node)));
     }
     // The embedded trainer does not use GPUs when it runs on CPUs. A command may use them.
     let with_gpus = plan.is_command() || plan.on_gpus(plan.trainer.cuda);

@@ -200,6 +200,17 @@ fn only_the_gpus_that_ranks_can_use_are_checked() {
 }
 
 #[test]
+fn the_cuda_kernel_of_ttt_scans_requires_gpus() {
+    let of = |device: &str| {
+        let plan = embedded(&[device, "train.dtype=bfloat16", "train.ttt_scan=kernel"]);
+        (plan.requires_gpus(), plan.on_gpus(false))
+    };
+    assert_eq!(of("train.device=auto"), (Some("train.ttt_scan is \"kernel\""), true));
+    assert_eq!(of("train.device=cuda"), (Some("train.device is \"cuda\""), true));
+    assert_eq!((embedded(&[]).requires_gpus(), embedded(&[]).on_gpus(false)), (None, false));
+}
+
+#[test]
 fn a_plan_above_95_percent_of_a_gpu_fails_the_check() {
     // The smallest GPU of a node counts; this one has a little more than the CUDA context takes.
     let with_gpu = |sets: &[&str], mib: u64| {

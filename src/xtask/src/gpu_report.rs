@@ -1,0 +1,206 @@
+//! `cargo xtask gpu-report`: runs the commands of `docs/gpu-first-run.md` and writes what they print into one file.
+//!
+//! A command that fails does not end the report: each later one shows more about the machine.
+
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+use std::time::{Instant, SystemTime};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::bench::python::{nvcc, packages_with_cuda};
+use crate::failure::{Failure, Result};
+use crate::process::{command, shown};
+use crate::workspace::root;
+
+/// The folder of the report and of its runs.
+const FOLDER: &str = "target/gpu-report";
+/// The recipe of the runs. Its data is in the repository.
+const RECIPE: &str = "configs/demo/2s.toml";
+/// The most lines of a command's output that the report keeps, the last ones.
+const LINES: usize = 120;
+
+/// A command of the report.
+struct Step {
+    /// What the command shows.
+    shows: &'static str,
+    words: Vec<String>,
+    /// The name of the run that the command starts, if it starts one.
+    run: Option<&'static str>,
+}
+
+/// Runs the command.
+pub fn run(args: &[String]) -> Result<()> {
+    if let [first, ..] = args {
+        return Err(Failure::request("cannot report", format!("{first:?} is not known"), "give no arguments"));
+    }
+    let folder = root().join(FOLDER);
+    fs::create_dir_all(&folder).map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk"))?;
+    let gpus = gpus();
+    let environment = environment();
+    let mut report = format!("{} in sight\n", if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") });
+    if let Err(failure) = &environment {
+        let _ = writeln!(report, "{failure}");
+    }
+    let variables = environment.unwrap_or_default();
+    let file = folder.join("report.txt");
+    for step in steps(gpus.max(1)) {
+        println!("{}: {}", step.shows, step.words.join(" "));
+        report += &section(&step, &variables);
+        // Written after each command, so that a machine that stops leaves a report.
+        fs::write(&file, &report).map_err(|e| Failure::new(format!("cannot write {file}"), e, "check the disk"))?;
+    }
+    println!("{file}");
+    Ok(())
+}
+
+/// Returns the number of GPUs that nvidia-smi lists.
+fn gpus() -> usize {
+    let listed = Command::new("nvidia-smi").arg("-L").output();
+    listed.map_or(0, |out| String::from_utf8_lossy(&out.stdout).lines().filter(|line| line.starts_with("GPU ")).count())
+}
+
+/// Returns the variables with which the commands find libtorch, nvcc and the trainer for GPUs.
+fn environment() -> Result<Vec<(&'static str, Utf8PathBuf)>> {
+    let trainer = root().join("target/cuda/release/vidtui-train");
+    Ok(vec![("LIBTORCH", packages_with_cuda()?.join("torch")), ("NVCC", nvcc()?), ("VIDTUI_TRAIN", trainer)])
+}
+
+/// Returns the commands for a machine with this number of GPUs.
+fn steps(gpus: usize) -> Vec<Step> {
+    let step = |shows, line: &str| Step { shows, words: line.split(' ').map(str::to_owned).collect(), run: None };
+    let launch = |shows, name: &'static str, ranks: usize, sets: &str| {
+        let line = format!(
+            "target/release/vidtui --runs {FOLDER}/runs launch {RECIPE} --name {name} --fit {ranks} --local {ranks} --wait --set train.steps=20 {sets}"
+        );
+        Step { run: Some(name), ..step(shows, &line) }
+    };
+    // The recipe's batch has four samples.
+    let all = if gpus >= 4 { 4 } else { gpus };
+    vec![
+        step("driver and GPUs", "nvidia-smi"),
+        step("links between GPUs", "nvidia-smi topo -m"),
+        step("the trainer for GPUs", "cargo xtask check-cuda"),
+        step("the console", "cargo build --release -p vidtui"),
+        step("libtorch sees the GPUs", "target/cuda/release/vidtui-train version --json"),
+        step(
+            "the CUDA kernel against the CPU kernel",
+            "cargo test --release -p kernels --features cuda --target-dir target/cuda -- --nocapture",
+        ),
+        launch("losses of the CPU", "on-the-cpu", 1, "--set train.device=cpu"),
+        launch("losses of a GPU, libtorch's operators", "on-a-gpu", 1, "--set train.device=cuda"),
+        launch(
+            "losses of a GPU, the CUDA kernel",
+            "by-the-kernel",
+            1,
+            "--set train.device=cuda --set train.dtype=bfloat16 --set train.ttt_scan=kernel",
+        ),
+        launch("losses of several GPUs, NCCL", "on-all-gpus", all, "--set train.device=cuda"),
+    ]
+}
+
+/// Runs a command and returns its part of the report.
+fn section(step: &Step, variables: &[(&'static str, Utf8PathBuf)]) -> String {
+    let (program, args) = step.words.split_first().expect("a step has a program");
+    let mut command = command(program, args);
+    command.current_dir(root()).envs(variables.iter().map(|(name, path)| (name, path.as_str())));
+    let (began, started) = (SystemTime::now(), Instant::now());
+    let (status, output) = match command.stdin(std::process::Stdio::null()).output() {
+        Ok(out) => (out.status.to_string(), String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()),
+        Err(error) => (format!("cannot start: {error}"), String::new()),
+    };
+    let mut text = format!(
+        "\n==== {}\n$ {}\n{status}, {:.1} s\n{}",
+        step.shows,
+        shown(&command),
+        started.elapsed().as_secs_f64(),
+        last_lines(&output)
+    );
+    if let Some(name) = step.run {
+        text += &files_of_run(&root().join(FOLDER).join("runs"), name, began);
+    }
+    text
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let left_out = lines.len().saturating_sub(LINES);
+    let first = if left_out > 0 { format!("({left_out} lines left out)\n") } else { String::new() };
+    lines[left_out..].iter().fold(first, |text, line| text + line + "\n")
+}
+
+/// Returns the metrics of the run with this name that started at `began` or later, and what its ranks recorded: failures, memory and
+/// logs.
+fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
+    let entries = runs.read_dir_utf8().into_iter().flatten().flatten();
+    let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= began);
+    let of_name = |path: &Utf8PathBuf| path.file_name().is_some_and(|file| file.contains(&format!("-{name}-")));
+    let Some(run) = entries.map(|entry| entry.into_path()).filter(of_name).find(|path| is_new(path)) else {
+        return "(no run was started)\n".to_owned();
+    };
+    let mut files = vec![run.join("metrics.jsonl"), run.join("events.jsonl")];
+    let nodes = run.join("nodes").read_dir_utf8().into_iter().flatten().flatten();
+    for node in nodes {
+        let below = [node.path().to_owned(), node.path().join("logs")];
+        let mut found: Vec<Utf8PathBuf> = below
+            .iter()
+            .flat_map(|folder| folder.read_dir_utf8().into_iter().flatten().flatten())
+            .map(|entry| entry.into_path())
+            .filter(|path| {
+                [".failure.json", ".memory.json", ".collectives.json", ".log"]
+                    .iter()
+                    .any(|end| path.as_str().ends_with(end))
+            })
+            .collect();
+        found.sort();
+        files.extend(found);
+    }
+    files.iter().fold(String::new(), |text, file| match fs::read_to_string(file) {
+        Ok(content) if !content.is_empty() => text + "---- " + file.as_str() + "\n" + &last_lines(&content),
+        _ => text,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runbook_has_every_command_in_this_order() {
+        let text = fs::read_to_string(root().join("docs/gpu-first-run.md")).unwrap();
+        let commands: Vec<String> =
+            text.lines().filter_map(|line| line.trim_start().strip_prefix("$ ").map(str::to_owned)).collect();
+        let wanted: Vec<String> = steps(4).iter().map(|step| step.words.join(" ")).collect();
+        assert_eq!(commands, wanted);
+    }
+
+    #[test]
+    fn a_section_has_the_end_of_the_output_and_the_status_also_of_a_program_that_is_missing() {
+        let section = |line: &str| {
+            let words = line.split(' ').map(str::to_owned).collect();
+            section(&Step { shows: "a test", words, run: None }, &[])
+        };
+        let long = section("seq 300");
+        assert!(
+            long.contains("\n300\n") && long.contains("(180 lines left out)") && !long.contains("\n180\n"),
+            "{long}"
+        );
+        assert!(section("false").contains("exit status: 1"));
+        assert!(section("/no/such/program").contains("cannot start"));
+    }
+
+    #[test]
+    fn a_run_is_shown_with_its_metrics_and_the_failures_of_its_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = Utf8Path::from_path(folder.path()).unwrap();
+        let before = SystemTime::now();
+        assert_eq!(files_of_run(runs, "by-the-kernel", before), "(no run was started)\n");
+        let node = runs.join("2026-11-20T0340-by-the-kernel-k7f2/nodes/here");
+        fs::create_dir_all(node.join("logs")).unwrap();
+        fs::write(node.join("0001-rank-00000.failure.json"), "{\"code\":\"no-gpu\"}").unwrap();
+        fs::write(node.join("../../metrics.jsonl"), "{\"loss\":1.5}\n").unwrap();
+        let text = files_of_run(runs, "by-the-kernel", before);
+        assert!(text.contains("{\"loss\":1.5}") && text.contains("{\"code\":\"no-gpu\"}"), "{text}");
+    }
+}
