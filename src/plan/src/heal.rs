@@ -87,7 +87,8 @@ pub fn healed_too_often(settings: &RunSettings) -> String {
     )
 }
 
-/// Returns whether the next attempt would fail like this one, because the recipe, the data or the disk is the cause.
+/// Returns whether the next attempt would fail like this one, because the recipe, the data, the disk or the newest checkpoint is the
+/// cause: if weights have drifted apart, that checkpoint may hold them.
 fn would_repeat(code: ErrorCode) -> bool {
     matches!(
         code,
@@ -105,6 +106,7 @@ fn would_repeat(code: ErrorCode) -> bool {
             | ErrorCode::NewerFormat
             | ErrorCode::OutOfMemory
             | ErrorCode::NotFinite
+            | ErrorCode::WeightsDiffer
             | ErrorCode::TrainerUnusable
             | ErrorCode::ProgramMissing
     )
@@ -138,7 +140,8 @@ mod tests {
 
     #[test]
     fn a_failure_that_would_repeat_is_not_healed() {
-        for code in [ErrorCode::OutOfMemory, ErrorCode::InvalidDataset, ErrorCode::DiskFull, ErrorCode::NotFinite] {
+        use ErrorCode::{DiskFull, InvalidDataset, NotFinite, OutOfMemory, WeightsDiffer};
+        for code in [OutOfMemory, InvalidDataset, DiskFull, NotFinite, WeightsDiffer] {
             let decision = heal_decision(&settings(4), &failed(1, 10, code), &[], 0.0);
             assert!(matches!(decision, HealDecision::End(failure) if failure.code == code));
         }
