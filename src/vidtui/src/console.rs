@@ -1,4 +1,4 @@
-//! The console: one loop that handles every message, in one order.
+//! The console: one loop that handles every message, in one order, on one runtime.
 //!
 //! ```text
 //! keys ───────┐                                        ┌─> screen (at most 30 times a second, only when dirty)
@@ -6,6 +6,8 @@
 //! streams ────┤                        │               └─> record.rs
 //! effects ────┘ <──── effects.rs <─────┘ Effect
 //! ```
+//!
+//! The loop has the main thread. Streams and signals are tasks; keys, effects and programs are on blocking threads of the runtime.
 
 use crate::appearance;
 use crate::command_error::CommandError;
@@ -21,13 +23,15 @@ use crate::workspace::{Workspace, draft_of};
 use alerts::{OscForm, Target};
 use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
-use rundir::{ErrorCode, Failure, now_s};
+use rundir::{ErrorCode, Failure, RunId, now_s};
 use signal_hook::consts::{SIGCONT, SIGWINCH};
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::runtime;
+use tokio::task::{block_in_place, spawn_blocking};
+use tokio::time::{Instant, sleep_until};
 use ui::{Effect, Model, Msg, Setup, Size};
 
 /// The largest number of messages that are handled before the screen is drawn again.
@@ -36,6 +40,11 @@ const BATCH: usize = 256;
 const FRAME: Duration = Duration::from_millis(33);
 /// How often the clock ticks.
 const TICK: Duration = Duration::from_secs(1);
+/// The threads that run tasks. A task that blocks hands its thread over, so two serve every stream.
+const WORKERS: usize = 2;
+/// The most threads that block: one for every node of a large cluster, several times over, because each can wait for a node
+/// that does not answer. They are started when they are needed.
+const BLOCKING_THREADS: usize = 16_384;
 
 /// How the console ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +71,15 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
         )));
     }
     let run = run.map(|run| Ok::<_, CommandError>(workspace.find(run)?.read_run()?.id)).transpose()?;
+    on_runtime(open_on_runtime(Arc::new(workspace), run, record))
+}
+
+async fn open_on_runtime(
+    workspace: Arc<Workspace>,
+    run: Option<RunId>,
+    record: Option<&Utf8Path>,
+) -> Result<End, CommandError> {
     let runs = workspace.runs.clone();
-    let workspace = Arc::new(workspace);
     // A mistake in the settings must not keep a user from the runs: it is shown, and the default settings apply.
     let (settings, problem) = match Settings::of_user() {
         Ok(settings) => (settings, None),
@@ -95,18 +111,34 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
     let runner = Runner::new(workspace.clone(), sender.clone());
     let live = Live { runner, watcher: Watcher::new(workspace, sender), recorder, osc: osc_form() };
     let mut console = Console { model: Model::new(setup), reader, live: Some(live) };
-    let end = console.run(&mut screen);
+    let end = console.run(&mut screen).await;
     drop(screen);
+    let Console { model, reader, live } = console;
     if settings.restore {
-        last_screen::write(&runs, console.model.session());
+        last_screen::write(&runs, model.session());
     }
-    drop(console.reader);
-    if let Some(live) = console.live {
-        live.runner.finish();
+    drop(reader);
+    if let Some(Live { runner, watcher, .. }) = live {
+        drop(watcher);
+        runner.finish().await;
     }
-    if let Some(closing_message) = ui::closing_message(&console.model) {
+    if let Some(closing_message) = ui::closing_message(&model) {
         println!("{closing_message}");
     }
+    end
+}
+
+/// Runs a console on a runtime of its own. What still runs when the console has ended only reads, and is abandoned: a node or
+/// a file system that does not answer does not delay the end.
+fn on_runtime(console: impl Future<Output = Result<End, CommandError>>) -> Result<End, CommandError> {
+    terminal::install_panic_hook();
+    // Before the runtime starts threads, which inherit the blocked signals.
+    terminal::hold_suspension().map_err(cannot_open)?;
+    let mut threads = runtime::Builder::new_multi_thread();
+    threads.worker_threads(WORKERS).max_blocking_threads(BLOCKING_THREADS).enable_all();
+    let runtime = threads.build().map_err(cannot_open)?;
+    let end = runtime.block_on(console);
+    runtime.shutdown_background();
     end
 }
 
@@ -129,6 +161,14 @@ pub fn replay(
     messages: impl Iterator<Item = RecordedMsg> + Send + 'static,
     speed: f64,
 ) -> Result<End, CommandError> {
+    on_runtime(replay_on_runtime(header, messages, speed))
+}
+
+async fn replay_on_runtime(
+    header: &Header,
+    mut messages: impl Iterator<Item = RecordedMsg> + Send + 'static,
+    speed: f64,
+) -> Result<End, CommandError> {
     let (sender, reader) = queue::queue();
     let mut screen = take_terminal(&sender)?;
     let (width, height) = screen.size().map_err(cannot_open)?;
@@ -138,24 +178,21 @@ pub fn replay(
         _ => None,
     });
     let started = Instant::now();
-    thread::spawn(move || {
-        for recorded in messages {
-            let due = Duration::from_secs_f64((recorded.at_s / speed).clamp(0.0, 1e9));
-            thread::sleep(due.saturating_sub(started.elapsed()));
+    tokio::spawn(async move {
+        while let Some(recorded) = block_in_place(|| messages.next()) {
+            sleep_until(started + Duration::from_secs_f64((recorded.at_s / speed).clamp(0.0, 1e9))).await;
             // This window keeps its own size.
-            if !matches!(recorded.msg, Msg::Resize(_)) && sender.stream(Item::Msg(recorded.msg)).is_err() {
+            if !matches!(recorded.msg, Msg::Resize(_)) && sender.stream(Item::Msg(recorded.msg)).await.is_err() {
                 return;
             }
         }
     });
-    Console { model, reader, live: None }.run(&mut screen)
+    Console { model, reader, live: None }.run(&mut screen).await
 }
 
-/// Takes over the terminal, after making sure that a panic, a signal and a suspension restore it.
+/// Takes over the terminal, after making sure that a signal restores it.
 fn take_terminal(queue: &Sender) -> Result<Screen, CommandError> {
-    terminal::install_panic_hook();
-    terminal::hold_suspension().map_err(cannot_open)?;
-    signals::watch(queue.clone()).map_err(cannot_open)?;
+    signals::watch(queue).map_err(cannot_open)?;
     Screen::open(Colours::from_env()).map_err(cannot_open)
 }
 
@@ -175,7 +212,7 @@ struct Live {
 }
 
 impl Console {
-    fn run(&mut self, screen: &mut Screen) -> Result<End, CommandError> {
+    async fn run(&mut self, screen: &mut Screen) -> Result<End, CommandError> {
         self.tick(screen)?;
         self.draw(screen)?;
         let (mut drawn, mut ticked) = (Instant::now(), Instant::now());
@@ -185,10 +222,10 @@ impl Console {
                 live.watcher.reconcile(&ui::watches(&self.model));
             }
             let deadline = if self.model.dirty() { drawn + FRAME } else { ticked + TICK };
-            for item in self.reader.take(BATCH, deadline.min(ticked + TICK)) {
+            for item in self.reader.take(BATCH, deadline.min(ticked + TICK)).await {
                 match item {
                     Item::Msg(msg) => self.handle(msg, screen)?,
-                    Item::Stream(stop, msg) if !stop.requested() => self.handle(msg, screen)?,
+                    Item::Stream(stop, msg) if !stop.is_cancelled() => self.handle(msg, screen)?,
                     Item::Stream(..) => {}
                     Item::Signal(SIGCONT) => {
                         screen.retake().map_err(cannot_draw)?;
@@ -264,7 +301,7 @@ impl Console {
 
 /// Opens a file with the desktop's program for it. The console does not wait for that program.
 fn open_file(path: camino::Utf8PathBuf) {
-    thread::spawn(move || {
+    spawn_blocking(move || {
         let mut program = Command::new("xdg-open");
         program.arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // The path is on the screen, so a desktop without this program loses nothing.
@@ -272,8 +309,12 @@ fn open_file(path: camino::Utf8PathBuf) {
     });
 }
 
+/// Reads the keyboard on a blocking thread.
+///
+/// Crossterm's `EventStream` has such a thread too, but if the terminal is gone, it retries without a pause and never wakes
+/// the task (crossterm 0.29, event/stream.rs).
 fn read_keys(queue: Sender, item_of: fn(Event) -> Option<Item>) {
-    thread::spawn(move || {
+    spawn_blocking(move || {
         loop {
             match event::read() {
                 Ok(event) => {

@@ -1,4 +1,4 @@
-//! Executes the effects that the screen requests: one thread per effect, one answer per job.
+//! Executes the effects that the screen requests: one blocking task per effect, one answer per job.
 
 use crate::chart_export;
 use crate::command_error::CommandError;
@@ -15,7 +15,7 @@ use rundir::{Failure, Mute, now_s};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use tokio::task::{JoinSet, spawn_blocking};
 use ui::{Effect, JobId, JobMsg, Msg, Outcome};
 use units::short_size;
 use weights::{Doing, WriteProgress};
@@ -25,7 +25,7 @@ pub struct Runner {
     workspace: Arc<Workspace>,
     queue: Sender,
     /// The effects that must not be interrupted, because they change something.
-    running: Vec<JoinHandle<()>>,
+    running: JoinSet<()>,
     /// Conversions that can be stopped, and kills that can be given up.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,
     /// The flags of the kills. They are set when the console closes, because a node can be unreachable for days.
@@ -35,10 +35,10 @@ pub struct Runner {
 impl Runner {
     /// Makes a runner that answers through `queue`.
     pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
-        Self { workspace, queue, running: Vec::new(), stops: BTreeMap::new(), kills: Vec::new() }
+        Self { workspace, queue, running: JoinSet::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
-    /// Starts an effect that answers a job. The console handles the others itself.
+    /// Starts an effect that answers a job. The console handles the others itself. Called within the runtime.
     pub fn start(&mut self, effect: Effect) {
         if let Effect::StopConvert { job } | Effect::GiveUpKill { job } = effect {
             if let Some(stop) = self.stops.remove(&job) {
@@ -66,29 +66,29 @@ impl Runner {
                 | Effect::PlanSample { .. }
         );
         let (workspace, queue) = (self.workspace.clone(), self.queue.clone());
-        let thread = thread::spawn(move || {
+        let answer = move || {
             // After the console has closed, the answer is dropped.
             let send = |what| drop(queue.urgent(Item::Msg(Msg::Job { job, what })));
             let answer = run(&workspace, effect, &send, &stop);
             send(answer.unwrap_or_else(|refusal| JobMsg::Failed(refusal.into_failure())));
-        });
-        self.running.retain(|thread| !thread.is_finished());
-        if !is_read_only {
-            self.running.push(thread);
+        };
+        while self.running.try_join_next().is_some() {}
+        if is_read_only {
+            spawn_blocking(answer);
+        } else {
+            self.running.spawn_blocking(answer);
         }
     }
 
     /// Waits for effects in progress. A launch takes about a second, a kill some seconds.
-    pub fn finish(self) {
+    pub async fn finish(mut self) {
         self.kills.iter().for_each(|given_up| given_up.store(true, Ordering::Relaxed));
-        let unfinished: Vec<_> = self.running.into_iter().filter(|thread| !thread.is_finished()).collect();
-        if !unfinished.is_empty() {
+        while self.running.try_join_next().is_some() {}
+        if !self.running.is_empty() {
             eprintln!("waiting for launches and kills in progress (Ctrl-C quits now)");
         }
-        for thread in unfinished {
-            // A panic in a thread has already ended the program.
-            let _ = thread.join();
-        }
+        // A panic in a task has already ended the program.
+        while self.running.join_next().await.is_some() {}
     }
 }
 

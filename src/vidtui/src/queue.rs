@@ -1,12 +1,12 @@
 //! The queue for every key, every signal and every message of a stream or a job, in one order.
 //!
 //! It has two lanes. The *urgent* one (keys, signals, answers of jobs) is unbounded and never blocks its senders. The *stream*
-//! one is bounded: when the screen cannot keep up, the threads that read files wait. No data is lost, because every reader
+//! one is bounded: when the screen cannot keep up, the streams that read files wait. No data is lost, because every reader
 //! keeps its byte offset.
 
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use ui::Msg;
 
 /// The capacity of the stream lane.
@@ -18,7 +18,7 @@ pub enum Item {
     /// From the keyboard or a job.
     Msg(Msg),
     /// From a stream. Dropped if the stream has been stopped since.
-    Stream(StopFlag, Msg),
+    Stream(CancellationToken, Msg),
     /// A signal to this process.
     Signal(i32),
     /// The keyboard can no longer be read.
@@ -27,23 +27,22 @@ pub enum Item {
 
 /// Makes an empty queue. Dropping the reader closes it.
 pub fn queue() -> (Sender, Reader) {
-    let (urgent, urgent_items) = mpsc::channel();
-    let (stream, stream_items) = mpsc::sync_channel(STREAM_CAPACITY);
+    let (urgent, urgent_items) = mpsc::unbounded_channel();
+    let (stream, stream_items) = mpsc::channel(STREAM_CAPACITY);
     (Sender { urgent, stream }, Reader { urgent: urgent_items, stream: stream_items })
 }
 
-/// The sending end; every thread has its own clone.
+/// The sending end; every task and thread has its own clone.
 #[derive(Clone)]
 pub struct Sender {
-    urgent: mpsc::Sender<Item>,
-    /// `None` wakes the reader after an urgent item.
-    stream: SyncSender<Option<Item>>,
+    urgent: UnboundedSender<Item>,
+    stream: mpsc::Sender<Item>,
 }
 
 /// The receiving end.
 pub struct Reader {
-    urgent: Receiver<Item>,
-    stream: Receiver<Option<Item>>,
+    urgent: UnboundedReceiver<Item>,
+    stream: mpsc::Receiver<Item>,
 }
 
 /// The reader was dropped.
@@ -56,69 +55,65 @@ impl Sender {
     /// # Errors
     /// `Closed` if the reader was dropped.
     pub fn urgent(&self, item: Item) -> Result<(), Closed> {
-        self.urgent.send(item).map_err(|_| Closed)?;
-        match self.stream.try_send(None) {
-            // If the lane is full, the reader does not wait.
-            Ok(()) | Err(TrySendError::Full(_)) => Ok(()),
-            Err(TrySendError::Disconnected(_)) => Err(Closed),
-        }
+        self.urgent.send(item).map_err(|_| Closed)
     }
 
-    /// Sends a stream item. Blocks while the lane is full.
+    /// Sends a stream item. Waits while the lane is full.
     ///
     /// # Errors
     /// `Closed` if the reader was dropped.
-    pub fn stream(&self, item: Item) -> Result<(), Closed> {
-        self.stream.send(Some(item)).map_err(|_| Closed)
+    pub async fn stream(&self, item: Item) -> Result<(), Closed> {
+        self.stream.send(item).await.map_err(|_| Closed)
+    }
+
+    /// Sends a stream item from a thread that may block.
+    ///
+    /// # Errors
+    /// `Closed` if the reader was dropped.
+    pub fn stream_blocking(&self, item: Item) -> Result<(), Closed> {
+        self.stream.blocking_send(item).map_err(|_| Closed)
     }
 }
 
 impl Reader {
     /// Takes up to `most` items, the urgent ones first. Waits until there is one or the deadline has passed.
-    pub fn take(&self, most: usize, deadline: Instant) -> Vec<Item> {
-        let mut items: Vec<Item> = self.urgent.try_iter().take(most).collect();
-        if items.is_empty() {
-            let first = self.stream.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok().flatten();
-            items.extend(self.urgent.try_iter().take(most - usize::from(first.is_some())));
-            items.extend(first);
+    pub async fn take(&mut self, most: usize, deadline: Instant) -> Vec<Item> {
+        let first = tokio::select! {
+            biased;
+            Some(item) = self.urgent.recv() => Lane::Urgent(item),
+            Some(item) = self.stream.recv() => Lane::Stream(item),
+            () = sleep_until(deadline) => return Vec::new(),
+        };
+        let (mut items, stream) = match first {
+            Lane::Urgent(item) => (vec![item], None),
+            Lane::Stream(item) => (Vec::new(), Some(item)),
+        };
+        // Urgent items that arrived together with a stream item overtake it.
+        while items.len() + usize::from(stream.is_some()) < most
+            && let Ok(item) = self.urgent.try_recv()
+        {
+            items.push(item);
         }
+        items.extend(stream);
         while items.len() < most
             && let Ok(item) = self.stream.try_recv()
         {
-            items.extend(item);
+            items.push(item);
         }
         items
     }
 }
 
-/// Stops one stream, even while it sleeps.
-#[derive(Debug, Clone, Default)]
-pub struct StopFlag(Arc<(Mutex<bool>, Condvar)>);
-
-impl StopFlag {
-    /// Requests the stop.
-    pub fn request(&self) {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.0.1.notify_all();
-    }
-
-    /// Whether the stop was requested.
-    pub fn requested(&self) -> bool {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sleeps until the time is over or the stop is requested. Returns whether the stream continues.
-    pub fn sleep(&self, time: Duration) -> bool {
-        let requested = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let woken = self.0.1.wait_timeout_while(requested, time, |requested| !*requested);
-        !*woken.unwrap_or_else(PoisonError::into_inner).0
-    }
+/// The first item of a batch.
+enum Lane {
+    Urgent(Item),
+    Stream(Item),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
+    use std::time::Duration;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(10)
@@ -129,63 +124,74 @@ mod tests {
         items.iter().map(|item| if let Item::Signal(number) = item { *number } else { -1 }).collect()
     }
 
-    #[test]
-    fn urgent_items_overtake_stream_items_and_each_lane_keeps_its_order() {
-        let (sender, reader) = queue();
-        sender.stream(Item::Signal(11)).unwrap();
-        sender.stream(Item::Signal(12)).unwrap();
+    #[tokio::test]
+    async fn urgent_items_overtake_stream_items_and_each_lane_keeps_its_order() {
+        let (sender, mut reader) = queue();
+        sender.stream(Item::Signal(11)).await.unwrap();
+        sender.stream(Item::Signal(12)).await.unwrap();
         sender.urgent(Item::Signal(1)).unwrap();
         sender.urgent(Item::Signal(2)).unwrap();
-        assert_eq!(numbers(reader.take(3, soon())), [1, 2, 11]);
-        assert_eq!(numbers(reader.take(3, soon())), [12]);
+        assert_eq!(numbers(reader.take(3, soon()).await), [1, 2, 11]);
+        assert_eq!(numbers(reader.take(3, soon()).await), [12]);
     }
 
-    #[test]
-    fn an_empty_queue_returns_nothing_when_the_deadline_has_passed() {
-        let (_sender, reader) = queue();
-        assert!(reader.take(8, Instant::now()).is_empty());
+    #[tokio::test]
+    async fn an_empty_queue_returns_nothing_when_the_deadline_has_passed() {
+        let (_sender, mut reader) = queue();
+        assert!(reader.take(8, Instant::now()).await.is_empty());
     }
 
-    #[test]
-    fn an_urgent_item_wakes_a_waiting_reader() {
-        let (sender, reader) = queue();
-        let waiting = thread::spawn(move || reader.take(8, soon()));
+    #[tokio::test]
+    async fn items_that_are_ready_are_taken_although_the_deadline_has_passed() {
+        let (sender, mut reader) = queue();
+        sender.stream(Item::Signal(11)).await.unwrap();
         sender.urgent(Item::Signal(1)).unwrap();
-        assert_eq!(numbers(waiting.join().unwrap()), [1]);
+        assert_eq!(numbers(reader.take(8, Instant::now()).await), [1, 11]);
     }
 
-    #[test]
-    fn a_full_stream_lane_blocks_its_sender_and_not_the_keys() {
-        let (sender, reader) = queue();
+    #[tokio::test]
+    async fn an_urgent_item_wakes_a_waiting_reader() {
+        let (sender, mut reader) = queue();
+        let waiting = tokio::spawn(async move { reader.take(8, soon()).await });
+        tokio::task::yield_now().await;
+        sender.urgent(Item::Signal(1)).unwrap();
+        assert_eq!(numbers(waiting.await.unwrap()), [1]);
+    }
+
+    #[tokio::test]
+    async fn a_full_stream_lane_blocks_its_senders_and_not_the_keys() {
+        let (sender, mut reader) = queue();
         for i in 0..STREAM_CAPACITY {
-            sender.stream(Item::Signal(i as i32)).unwrap();
+            sender.stream(Item::Signal(i as i32)).await.unwrap();
         }
-        let blocked = thread::spawn({
-            let sender = sender.clone();
-            move || sender.stream(Item::Signal(-2))
-        });
+        let (task, thread) = (sender.clone(), sender.clone());
+        let blocked_task = tokio::spawn(async move { task.stream(Item::Signal(-2)).await });
+        let blocked_thread = tokio::task::spawn_blocking(move || thread.stream_blocking(Item::Signal(-2)));
+        tokio::task::yield_now().await;
         sender.urgent(Item::Signal(-7)).unwrap();
-        let mut taken = numbers(reader.take(STREAM_CAPACITY, soon()));
+        let mut taken = numbers(reader.take(STREAM_CAPACITY, soon()).await);
         assert_eq!(taken[0], -7);
-        while taken.len() < STREAM_CAPACITY + 2 {
-            taken.extend(numbers(reader.take(8, soon())));
+        while taken.len() < STREAM_CAPACITY + 3 {
+            taken.extend(numbers(reader.take(8, soon()).await));
         }
-        blocked.join().unwrap().unwrap();
-        assert_eq!(taken.last(), Some(&-2));
+        blocked_task.await.unwrap().unwrap();
+        blocked_thread.await.unwrap().unwrap();
+        assert_eq!(taken[STREAM_CAPACITY + 1..], [-2, -2]);
     }
 
-    #[test]
-    fn closing_the_queue_frees_a_blocked_stream() {
+    #[tokio::test]
+    async fn closing_the_queue_frees_the_blocked_streams() {
         let (sender, reader) = queue();
         for i in 0..STREAM_CAPACITY {
-            sender.stream(Item::Signal(i as i32)).unwrap();
+            sender.stream(Item::Signal(i as i32)).await.unwrap();
         }
-        let blocked = thread::spawn({
-            let sender = sender.clone();
-            move || sender.stream(Item::Signal(0))
-        });
+        let (task, thread) = (sender.clone(), sender.clone());
+        let blocked_task = tokio::spawn(async move { task.stream(Item::Signal(0)).await });
+        let blocked_thread = tokio::task::spawn_blocking(move || thread.stream_blocking(Item::Signal(0)));
+        tokio::task::yield_now().await;
         drop(reader);
-        assert_eq!(blocked.join().unwrap(), Err(Closed));
+        assert_eq!(blocked_task.await.unwrap(), Err(Closed));
+        assert_eq!(blocked_thread.await.unwrap(), Err(Closed));
         assert_eq!(sender.urgent(Item::Gone), Err(Closed));
     }
 }

@@ -4,27 +4,50 @@ use crate::queue::{Item, Sender};
 use crate::terminal;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use std::io;
-use std::thread;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Sends every signal into the queue. A signal to terminate exits here if the loop has ended, or if it is the second one.
-pub fn watch(queue: Sender) -> io::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGCONT, SIGWINCH])?;
-    thread::Builder::new().name("signals".into()).spawn(move || {
+///
+/// The tasks run on the workers of the runtime, so that a second signal also ends a loop that hangs.
+///
+/// # Errors
+/// A handler cannot be installed.
+pub fn watch(queue: &Sender) -> io::Result<()> {
+    // One sequence of terminating signals: the second one may be another one than the first.
+    let (mut term, mut hup, mut int) = (listen(SIGTERM)?, listen(SIGHUP)?, listen(SIGINT)?);
+    let terminated = queue.clone();
+    tokio::spawn(async move {
         let mut terminating = false;
-        for signal in signals.forever() {
-            let terminates = !matches!(signal, SIGCONT | SIGWINCH);
-            let sent = queue.urgent(Item::Signal(signal)).is_ok();
-            if terminates && (terminating || !sent) {
+        loop {
+            let signal = tokio::select! {
+                Some(()) = term.recv() => SIGTERM,
+                Some(()) = hup.recv() => SIGHUP,
+                Some(()) = int.recv() => SIGINT,
+                else => return,
+            };
+            let sent = terminated.urgent(Item::Signal(signal)).is_ok();
+            if terminating || !sent {
                 terminal::restore();
                 exit_by(signal);
             }
-            terminating |= terminates;
+            terminating = true;
         }
-    })?;
+    });
+    for number in [SIGCONT, SIGWINCH] {
+        let (mut signals, queue) = (listen(number)?, queue.clone());
+        tokio::spawn(
+            async move { while signals.recv().await.is_some() && queue.urgent(Item::Signal(number)).is_ok() {} },
+        );
+    }
     Ok(())
 }
 
-/// Ends this process as `signal` would have, so that a waiting shell sees the cause.
+fn listen(number: i32) -> io::Result<tokio::signal::unix::Signal> {
+    signal(SignalKind::from_raw(number))
+}
+
+/// Ends this process as `signal` would have, so that a waiting shell sees the cause. Tokio has no such function, and keeps
+/// its handlers until the process ends.
 pub fn exit_by(signal: i32) -> ! {
     // Returns only for signals that are ignored by default, and none of those is handled here.
     let _ = signal_hook::low_level::emulate_default_handler(signal);

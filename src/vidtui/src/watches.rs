@@ -1,4 +1,6 @@
-//! The streams that the screen needs, one thread each. The loop compares the needed with the running ones.
+//! The streams that the screen needs, one task each. The loop compares the needed with the running ones.
+//!
+//! What reads files or runs programs is within [`block_in_place`], so that other tasks go on meanwhile on another thread.
 //!
 //! Files are polled by size rather than watched with inotify: this costs a few system calls per second, and works on every
 //! file system, NFS included.
@@ -6,7 +8,7 @@
 use crate::inbox::Inbox;
 use crate::listings::{self, CachedRun, CurriculumLister, RecipeLister, RunLister};
 use crate::pictures::Terminal;
-use crate::queue::{Item, Sender, StopFlag};
+use crate::queue::{Item, Sender};
 use crate::workspace::Workspace;
 use alerts::Settings;
 use camino::Utf8PathBuf;
@@ -17,8 +19,9 @@ use rundir::{
 use runstate::{Goodput, GoodputReader, RunState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use tokio::task::block_in_place;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
 mod compared_stream;
@@ -39,8 +42,6 @@ const ALERTS: Duration = Duration::from_secs(2);
 /// The number of samples in one message: enough to open a long run fast, and few enough that keys are handled in
 /// between.
 const SAMPLES: usize = 10_000;
-/// The interval at which a stream that has sent everything checks its stop flag.
-const IDLE: Duration = Duration::from_secs(60);
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
@@ -48,7 +49,8 @@ const LOG_TAIL_BYTES: u64 = 1 << 20;
 pub struct Watcher {
     workspace: Arc<Workspace>,
     queue: Sender,
-    running: BTreeMap<Watch, StopFlag>,
+    /// Dropping a guard stops its stream.
+    running: BTreeMap<Watch, DropGuard>,
 }
 
 impl Watcher {
@@ -57,31 +59,19 @@ impl Watcher {
         Self { workspace, queue, running: BTreeMap::new() }
     }
 
-    /// Starts the wanted streams that are not running, and stops the running ones that are not wanted.
+    /// Starts the wanted streams that are not running, and stops the running ones that are not wanted. Called within the
+    /// runtime.
     pub fn reconcile(&mut self, wanted: &BTreeSet<Watch>) {
-        self.running.retain(|watch, stop| {
-            let keep = wanted.contains(watch);
-            if !keep {
-                stop.request();
-            }
-            keep
-        });
+        self.running.retain(|watch, _| wanted.contains(watch));
         for watch in wanted {
             if !self.running.contains_key(watch) {
-                let stop = StopFlag::default();
+                let stop = CancellationToken::new();
                 let stream =
                     Stream { workspace: self.workspace.clone(), queue: self.queue.clone(), stop: stop.clone() };
-                let what = watch.clone();
-                thread::spawn(move || stream.run(what));
-                self.running.insert(watch.clone(), stop);
+                tokio::spawn(stream.run(watch.clone()));
+                self.running.insert(watch.clone(), stop.drop_guard());
             }
         }
-    }
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        self.running.values().for_each(StopFlag::request);
     }
 }
 
@@ -92,58 +82,59 @@ struct Ended;
 struct Stream {
     workspace: Arc<Workspace>,
     queue: Sender,
-    stop: StopFlag,
+    stop: CancellationToken,
 }
 
 impl Stream {
-    fn run(self, watch: Watch) {
+    async fn run(self, watch: Watch) {
         // Every stream ends because it was stopped, so there is nothing to report.
         let Err(Ended) = match watch {
-            Watch::Runs => self.runs(),
-            Watch::Curricula => self.curricula(),
-            Watch::Alerts => self.alerts(),
-            Watch::Recipes => self.recipes(),
-            Watch::Draft(draft) => self.draft(&draft),
-            Watch::Nodes(of) => self.nodes(&of),
-            Watch::Smi { of, node } => self.smi(&of, &node),
-            Watch::Processes { of, nodes } => self.processes(&of, &nodes),
-            Watch::Run(run) => self.one_run(&run),
-            Watch::Compared(run) => self.compared(&run),
-            Watch::Log { run, node, rank } => self.log(&run, &node, rank),
-            Watch::Logs { run, attempt } => self.logs(&run, attempt),
-            Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size),
-            Watch::Frames { run, every_ms } => self.frames(&run, every_ms),
+            Watch::Runs => self.runs().await,
+            Watch::Curricula => self.curricula().await,
+            Watch::Alerts => self.alerts().await,
+            Watch::Recipes => self.recipes().await,
+            Watch::Draft(draft) => self.draft(&draft).await,
+            Watch::Nodes(of) => self.nodes(&of).await,
+            Watch::Smi { of, node } => self.smi(&of, &node).await,
+            Watch::Processes { of, nodes } => self.processes(&of, &nodes).await,
+            Watch::Run(run) => self.one_run(&run).await,
+            Watch::Compared(run) => self.compared(&run).await,
+            Watch::Log { run, node, rank } => self.log(&run, &node, rank).await,
+            Watch::Logs { run, attempt } => self.logs(&run, attempt).await,
+            Watch::Clip { run, step, prompt, size } => self.clip(&run, step, prompt, size).await,
+            Watch::Frames { run, every_ms } => self.frames(&run, every_ms).await,
         };
     }
 
-    fn runs(&self) -> Result<std::convert::Infallible, Ended> {
+    async fn runs(&self) -> Result<std::convert::Infallible, Ended> {
         let mut lister = RunLister::new(self.workspace.clone());
-        self.repeat(LIST, || Ok(lister.list()), Msg::Runs)
+        self.repeat(LIST, || Ok(lister.list()), Msg::Runs).await
     }
 
-    fn curricula(&self) -> Result<std::convert::Infallible, Ended> {
+    async fn curricula(&self) -> Result<std::convert::Infallible, Ended> {
         let mut curricula = CurriculumLister::default();
-        self.repeat(CURRICULA, || curricula.list(&self.workspace.configs), Msg::Curricula)
+        self.repeat(CURRICULA, || curricula.list(&self.workspace.configs), Msg::Curricula).await
     }
 
-    fn alerts(&self) -> Result<std::convert::Infallible, Ended> {
+    async fn alerts(&self) -> Result<std::convert::Infallible, Ended> {
         let mut inbox = Inbox::default();
         // `vidtui alerts` and the next launch report a file that is not valid.
-        let settings = Settings::of_user().ok().flatten().unwrap_or_default();
+        let settings = block_in_place(Settings::of_user).ok().flatten().unwrap_or_default();
         let wants = |state: &AlertState, name: &str| {
             settings.channels.iter().any(|channel| channel.to.name() == name && channel.wants(&state.alert))
         };
         let row = |state: AlertState| AlertRow { bell: wants(&state, "bell"), osc: wants(&state, "osc"), state };
-        self.repeat(ALERTS, || inbox.poll(&self.workspace.runs).into_iter().map(&row).collect::<Vec<_>>(), Msg::Alerts)
+        let read = || inbox.poll(&self.workspace.runs).into_iter().map(&row).collect::<Vec<_>>();
+        self.repeat(ALERTS, read, Msg::Alerts).await
     }
 
-    fn recipes(&self) -> Result<std::convert::Infallible, Ended> {
+    async fn recipes(&self) -> Result<std::convert::Infallible, Ended> {
         let mut recipes = RecipeLister::default();
-        self.repeat(CURRICULA, || recipes.list(&self.workspace.configs), Msg::Recipes)
+        self.repeat(CURRICULA, || recipes.list(&self.workspace.configs), Msg::Recipes).await
     }
 
     /// Reads a value repeatedly and sends it when it changes.
-    fn repeat<T: PartialEq + Clone>(
+    async fn repeat<T: PartialEq + Clone>(
         &self,
         every: Duration,
         mut read: impl FnMut() -> T,
@@ -151,19 +142,19 @@ impl Stream {
     ) -> Result<std::convert::Infallible, Ended> {
         let mut sent = None;
         loop {
-            let now = read();
+            let now = block_in_place(&mut read);
             if sent.as_ref() != Some(&now) {
-                self.send(message(now.clone()))?;
+                self.send(message(now.clone())).await?;
                 sent = Some(now);
             }
-            self.pause(every)?;
+            self.pause(every).await?;
         }
     }
 
-    fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
+    async fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let send = |what| self.send(Msg::Run { run: run.clone(), what });
-        send(RunMsg::Opened)?;
+        send(RunMsg::Opened).await?;
         let (mut known, mut sent, mut lost) = (CachedRun::default(), None, false);
         let (mut folders, mut sample_folders) = (None, None);
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
@@ -171,63 +162,64 @@ impl Stream {
         let mut nodes = NodeFiles::default();
         let mut goodput = GoodputStream::default();
         loop {
-            match known.status(&self.workspace, &dir) {
+            match block_in_place(|| known.status(&self.workspace, &dir)) {
                 Ok(status) if sent.as_ref() != Some(status) => {
-                    send(RunMsg::State(Box::new(sent.insert(status.clone()).clone())))?;
+                    send(RunMsg::State(Box::new(sent.insert(status.clone()).clone()))).await?;
                     lost = false;
                 }
                 // The error is sent once, not once a second.
                 Err(failure) if !lost => {
-                    send(RunMsg::Lost(failure.clone()))?;
+                    send(RunMsg::Lost(failure.clone())).await?;
                     lost = true;
                 }
                 _ => {}
             }
-            if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
-                send(RunMsg::Goodput(now))?;
+            let polled = || sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state));
+            if let Some(now) = block_in_place(polled) {
+                send(RunMsg::Goodput(now)).await?;
             }
-            let found = listings::checkpoint_folders(&dir);
+            let found = block_in_place(|| listings::checkpoint_folders(&dir));
             if folders.as_ref() != Some(&found)
-                && let Ok(checkpoints) = other_trainers::checkpoints(&dir)
+                && let Ok(checkpoints) = block_in_place(|| other_trainers::checkpoints(&dir))
             {
-                send(RunMsg::Checkpoints(checkpoints))?;
+                send(RunMsg::Checkpoints(checkpoints)).await?;
                 folders = Some(found);
             }
-            let found = listings::sample_folders(&dir);
+            let found = block_in_place(|| listings::sample_folders(&dir));
             if sample_folders.as_ref() != Some(&found)
-                && let Ok(samples) = dir.list_samples()
+                && let Ok(samples) = block_in_place(|| dir.list_samples())
             {
-                send(RunMsg::Samples(samples))?;
+                send(RunMsg::Samples(samples)).await?;
                 sample_folders = Some(found);
             }
-            for points in nodes.poll(&dir).chunks(SAMPLES) {
-                send(RunMsg::NodePoints(points.to_vec()))?;
+            for points in block_in_place(|| nodes.poll(&dir)).chunks(SAMPLES) {
+                send(RunMsg::NodePoints(points.to_vec())).await?;
             }
             // Files are read several times per read of the state, because files grow faster than states change.
             for _ in 0..3 {
                 loop {
-                    let batch = self.or_lost(run, metrics.poll())?;
+                    let batch = self.or_lost(run, block_in_place(|| metrics.poll())).await?;
                     let Some(batch) = batch else { break };
                     if batch.restarted {
-                        send(RunMsg::Opened)?;
+                        send(RunMsg::Opened).await?;
                         (sent, folders, events) = (None, None, EventFiles::default());
                         sample_folders = None;
                         nodes = NodeFiles::default();
                         goodput = GoodputStream::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
-                        send(RunMsg::Metrics(samples.to_vec()))?;
+                        send(RunMsg::Metrics(samples.to_vec())).await?;
                     }
                     if !batch.more {
                         break;
                     }
                 }
-                let new = events.poll(&dir);
+                let new = block_in_place(|| events.poll(&dir));
                 let eventful = !new.is_empty();
                 if eventful {
-                    send(RunMsg::Events(new))?;
+                    send(RunMsg::Events(new)).await?;
                 }
-                self.pause(FOLLOW)?;
+                self.pause(FOLLOW).await?;
                 if eventful {
                     // The state has probably changed with the event.
                     break;
@@ -237,56 +229,57 @@ impl Stream {
     }
 
     /// Makes the pictures of a sample.
-    fn clip(&self, run: &RunId, step: u64, prompt: usize, size: Size) -> Result<std::convert::Infallible, Ended> {
+    async fn clip(&self, run: &RunId, step: u64, prompt: usize, size: Size) -> Result<std::convert::Infallible, Ended> {
         let video = self.workspace.dir(run).sample_video(step, prompt);
-        let clip = Terminal::from_env().clip(&video, size);
-        self.send(Msg::Run { run: run.clone(), what: RunMsg::Clip { step, prompt, size, clip } })?;
-        loop {
-            self.pause(IDLE)?;
-        }
+        let clip = block_in_place(|| Terminal::from_env().clip(&video, size));
+        self.send(Msg::Run { run: run.clone(), what: RunMsg::Clip { step, prompt, size, clip } }).await?;
+        self.stop.cancelled().await;
+        Err(Ended)
     }
 
     /// Sends the times of frames.
-    fn frames(&self, run: &RunId, every_ms: u32) -> Result<std::convert::Infallible, Ended> {
+    async fn frames(&self, run: &RunId, every_ms: u32) -> Result<std::convert::Infallible, Ended> {
         loop {
-            self.pause(Duration::from_millis(u64::from(every_ms)))?;
-            self.send(Msg::Run { run: run.clone(), what: RunMsg::NextFrame })?;
+            self.pause(Duration::from_millis(u64::from(every_ms))).await?;
+            self.send(Msg::Run { run: run.clone(), what: RunMsg::NextFrame }).await?;
         }
     }
 
-    fn log(&self, run: &RunId, node: &NodeId, rank: usize) -> Result<std::convert::Infallible, Ended> {
+    async fn log(&self, run: &RunId, node: &NodeId, rank: usize) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let mut open: Option<(u32, Tail<String>)> = None;
         loop {
-            let newest = dir.attempt_numbers().ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
+            let numbers = block_in_place(|| dir.attempt_numbers());
+            let newest = numbers.ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
             let mut skipped_bytes = 0;
             let mut from_start = false;
             if open.as_ref().is_none_or(|(attempt, _)| *attempt != newest) {
                 let path = dir.rank_log(node, newest, rank);
-                let Some(tail) = self.or_lost(run, Tail::near_end(&path, LOG_TAIL_BYTES))? else {
-                    self.pause(LIST)?;
+                let Some(tail) = self.or_lost(run, block_in_place(|| Tail::near_end(&path, LOG_TAIL_BYTES))).await?
+                else {
+                    self.pause(LIST).await?;
                     continue;
                 };
                 (from_start, skipped_bytes) = (open.is_none(), tail.offset());
                 open = Some((newest, tail));
             }
             if let Some((attempt, tail)) = &mut open
-                && let Some(batch) = self.or_lost(run, tail.poll())?
+                && let Some(batch) = self.or_lost(run, block_in_place(|| tail.poll())).await?
                 && (from_start || batch.restarted || !batch.items.is_empty())
             {
                 let from_start = from_start || batch.restarted;
                 let chunk = LogChunk { rank, attempt: *attempt, from_start, skipped_bytes, lines: batch.items };
-                self.send(Msg::Run { run: run.clone(), what: RunMsg::Log(chunk) })?;
+                self.send(Msg::Run { run: run.clone(), what: RunMsg::Log(chunk) }).await?;
                 if batch.more {
                     continue;
                 }
             }
-            self.pause(FOLLOW)?;
+            self.pause(FOLLOW).await?;
         }
     }
 
     /// Sends a read error as a message about the run.
-    fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
+    async fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
         match read {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
@@ -297,21 +290,28 @@ impl Stream {
                     error.to_string(),
                     "check that the runs folder is mounted",
                 );
-                self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) })?;
+                self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) }).await?;
                 Ok(None)
             }
         }
     }
 
-    fn send(&self, msg: Msg) -> Result<(), Ended> {
-        if self.stop.requested() {
-            return Err(Ended);
-        }
-        self.queue.stream(Item::Stream(self.stop.clone(), msg)).map_err(|_| Ended)
+    async fn send(&self, msg: Msg) -> Result<(), Ended> {
+        let item = Item::Stream(self.stop.clone(), msg);
+        let sent = self.stop.run_until_cancelled(self.queue.stream(item)).await;
+        sent.and_then(Result::ok).ok_or(Ended)
     }
 
-    fn pause(&self, time: Duration) -> Result<(), Ended> {
-        if self.stop.sleep(time) { Ok(()) } else { Err(Ended) }
+    /// Sends from a callback of code that blocks.
+    fn send_blocking(&self, msg: Msg) -> Result<(), Ended> {
+        if self.stop.is_cancelled() {
+            return Err(Ended);
+        }
+        self.queue.stream_blocking(Item::Stream(self.stop.clone(), msg)).map_err(|_| Ended)
+    }
+
+    async fn pause(&self, time: Duration) -> Result<(), Ended> {
+        self.stop.run_until_cancelled(tokio::time::sleep(time)).await.ok_or(Ended)
     }
 }
 

@@ -10,35 +10,41 @@ use remote::{Check, CheckId};
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tokio::task::block_in_place;
 use ui::Msg;
-use ui::draft::{DraftMsg, LaunchDraft, PreflightRow};
+use ui::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightRow};
 
 /// The time before a draft is read: the user may be changing several fields, and each change starts a stream.
 const SETTLE: Duration = Duration::from_millis(120);
 
 impl Stream {
     /// Answers a draft.
-    pub(super) fn draft(&self, draft: &LaunchDraft) -> Result<Infallible, Ended> {
-        let send = |what| self.send(Msg::Draft { draft: Box::new(draft.clone()), what });
-        let mut targets = None;
-        let mut known: Option<DraftFiles> = None;
-        self.pause(SETTLE)?;
+    pub(super) async fn draft(&self, draft: &LaunchDraft) -> Result<Infallible, Ended> {
+        let mut known = KnownDraft::default();
+        self.pause(SETTLE).await?;
         loop {
-            let now = self.workspace.targets();
-            if targets.as_ref() != Some(&now) {
-                send(DraftMsg::Targets(now.clone()))?;
-                targets = Some(now);
-            }
-            let files = self.workspace.draft_files(draft);
-            if known.as_ref() != Some(&files) {
-                let changed = known.as_ref().map_or_else(Vec::new, |before| changed(before, &files));
-                let settings = self.workspace.draft_settings(draft).map(Box::new);
-                send(DraftMsg::Read { changed, settings })?;
-                self.plan(draft, hashed(&files), &send)?;
-                known = Some(files);
-            }
-            self.pause(LIST)?;
+            block_in_place(|| self.read_draft(draft, &mut known))?;
+            self.pause(LIST).await?;
         }
+    }
+
+    /// Reads what has changed since the last read, and plans the draft again if one of its files has.
+    fn read_draft(&self, draft: &LaunchDraft, known: &mut KnownDraft) -> Result<(), Ended> {
+        let send = |what| self.send_blocking(Msg::Draft { draft: Box::new(draft.clone()), what });
+        let now = self.workspace.targets();
+        if known.targets.as_ref() != Some(&now) {
+            send(DraftMsg::Targets(now.clone()))?;
+            known.targets = Some(now);
+        }
+        let files = self.workspace.draft_files(draft);
+        if known.files.as_ref() != Some(&files) {
+            let changed = known.files.as_ref().map_or_else(Vec::new, |before| changed(before, &files));
+            let settings = self.workspace.draft_settings(draft).map(Box::new);
+            send(DraftMsg::Read { changed, settings })?;
+            self.plan(draft, hashed(&files), &send)?;
+            known.files = Some(files);
+        }
+        Ok(())
     }
 
     /// Plans a draft and checks the plan.
@@ -80,6 +86,13 @@ impl Stream {
         let convert = if failed(CheckId::Weights) { conversion_for(&options) } else { None };
         checked(rows(&all, true), true, convert.map(Box::new))
     }
+}
+
+/// What has been read of a draft.
+#[derive(Default)]
+struct KnownDraft {
+    targets: Option<Vec<LaunchTarget>>,
+    files: Option<DraftFiles>,
 }
 
 /// Returns the files that differ.

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
+use tokio::task::block_in_place;
 use ui::log_lines::in_order;
 use ui::{Msg, RankLines, RunMsg};
 
@@ -118,7 +119,7 @@ impl MergedLogs {
 }
 
 impl Stream {
-    pub(super) fn logs(&self, run: &RunId, pinned: Option<u32>) -> Result<Infallible, Ended> {
+    pub(super) async fn logs(&self, run: &RunId, pinned: Option<u32>) -> Result<Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let mut open: Option<MergedLogs> = None;
         let mut listed = Instant::now();
@@ -128,32 +129,32 @@ impl Stream {
             if is_due {
                 listed = Instant::now();
                 // An attempt that cannot be read now may be readable next time.
-                let attempt = match pinned {
+                let attempt = block_in_place(|| match pinned {
                     Some(number) => dir.read_attempt(number).ok(),
                     None => dir.latest_attempt().ok().flatten(),
-                };
+                });
                 let is_other = |attempt: &Attempt| open.as_ref().is_none_or(|open| open.attempt != attempt.number);
                 if let Some(attempt) = attempt.filter(is_other) {
                     is_new = true;
                     let is_first = open.is_none();
                     let mut logs = MergedLogs::new(&dir, &attempt);
-                    if let Some(new) = self.or_lost(run, logs.open())? {
-                        self.send_lines(run, logs.attempt, is_first, new)?;
+                    if let Some(new) = self.or_lost(run, block_in_place(|| logs.open())).await? {
+                        self.send_lines(run, logs.attempt, is_first, new).await?;
                         open = Some(logs);
                     }
                 }
             }
             if let Some(logs) = open.as_mut().filter(|_| !is_new)
-                && let Some(new) = self.or_lost(run, logs.poll())?
+                && let Some(new) = self.or_lost(run, block_in_place(|| logs.poll())).await?
                 && (new.restarted || !new.lines.is_empty() || new.skipped_bytes > 0)
             {
-                self.send_lines(run, logs.attempt, false, new)?;
+                self.send_lines(run, logs.attempt, false, new).await?;
             }
-            self.pause(open.as_ref().map_or(LIST, MergedLogs::interval))?;
+            self.pause(open.as_ref().map_or(LIST, MergedLogs::interval)).await?;
         }
     }
 
-    fn send_lines(&self, run: &RunId, attempt: u32, is_first: bool, new: NewLogLines) -> Result<(), Ended> {
+    async fn send_lines(&self, run: &RunId, attempt: u32, is_first: bool, new: NewLogLines) -> Result<(), Ended> {
         let (mut from_start, mut skipped_bytes) = (is_first, new.skipped_bytes);
         let mut lines = new.lines.into_iter();
         loop {
@@ -166,7 +167,7 @@ impl Stream {
                 skipped_bytes: std::mem::take(&mut skipped_bytes),
                 lines: part,
             };
-            self.send(Msg::Run { run: run.clone(), what: RunMsg::Logs(lines) })?;
+            self.send(Msg::Run { run: run.clone(), what: RunMsg::Logs(lines) }).await?;
             if is_caught_up {
                 return Ok(());
             }

@@ -9,8 +9,8 @@ use rundir::{ErrorCode, Failure, Login};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
-use std::thread;
 use std::time::Duration;
+use tokio::task::{JoinSet, block_in_place};
 use ui::fleet::{FleetSource, ListedNode};
 use ui::{Msg, NodeMsg};
 
@@ -23,18 +23,18 @@ const SMI_EVERY: Duration = Duration::from_secs(4);
 
 impl Stream {
     /// Watches nodes. The list can change: the user edits a hostfile, a run resumes on other nodes, Slurm drains a node.
-    pub(super) fn nodes(&self, of: &FleetSource) -> Result<Infallible, Ended> {
+    pub(super) async fn nodes(&self, of: &FleetSource) -> Result<Infallible, Ended> {
         if let (FleetSource::Given, Some(simulation)) = (of, self.workspace.simulate) {
-            return self.simulated(simulation);
+            return self.simulated(simulation).await;
         }
         let mut sent: Option<Result<Vec<ListedNode>, Failure>> = None;
         let mut watching: BTreeMap<Login, NodeWatch> = BTreeMap::new();
         loop {
-            let listed = self.workspace.nodes_of(of);
+            let listed = block_in_place(|| self.workspace.nodes_of(of));
             let nodes = listed.as_ref().map(|all| all.iter().map(|(node, _)| node.clone()).collect::<Vec<_>>());
             let nodes = nodes.map_err(Clone::clone);
             if sent.as_ref() != Some(&nodes) {
-                self.send(Msg::Nodes { of: of.clone(), nodes: nodes.clone() })?;
+                self.send(Msg::Nodes { of: of.clone(), nodes: nodes.clone() }).await?;
                 sent = Some(nodes);
             }
             // If the list cannot be read for a moment, the known nodes are still watched.
@@ -47,7 +47,7 @@ impl Stream {
                         .or_insert_with_key(|login| self.workspace.connections.watch(login, EVERY, on_update));
                 }
             }
-            self.pause(LIST)?;
+            self.pause(LIST).await?;
         }
     }
 
@@ -60,7 +60,7 @@ impl Stream {
                 NodeUpdate::Unreachable(error) => NodeMsg::Down(error.failure(format!("cannot watch node {node}"))),
             };
             let item = Item::Stream(stop.clone(), Msg::Node { node: node.clone(), what });
-            if stop.requested() || queue.stream(item).is_err() {
+            if stop.is_cancelled() || queue.stream_blocking(item).is_err() {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -68,41 +68,47 @@ impl Stream {
         })
     }
 
-    fn simulated(&self, simulation: Simulation) -> Result<Infallible, Ended> {
+    async fn simulated(&self, simulation: Simulation) -> Result<Infallible, Ended> {
         self.send(Msg::Nodes {
             of: FleetSource::Given,
             nodes: Ok(simulation.nodes().into_iter().map(ListedNode::from).collect()),
-        })?;
+        })
+        .await?;
         let mut nodes = simulate::Nodes::new(simulation);
         loop {
-            self.pause(nodes.pause())?;
+            self.pause(nodes.pause()).await?;
             for (node, frame) in nodes.due() {
-                self.send(Msg::Node { node, what: NodeMsg::Frame(frame) })?;
+                self.send(Msg::Node { node, what: NodeMsg::Frame(frame) }).await?;
             }
         }
     }
 
     /// Lists the processes of nodes repeatedly.
-    pub(super) fn processes(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Infallible, Ended> {
+    pub(super) async fn processes(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Infallible, Ended> {
         loop {
             // A node that does not answer delays no other.
-            thread::scope(|scope| {
-                for node in nodes {
-                    scope.spawn(move || {
-                        let what = NodeMsg::Processes(self.workspace.training_on(of, node));
-                        // The pause below notices that the stream has ended.
-                        let _ = self.send(Msg::Node { node: node.clone(), what });
-                    });
+            let mut listing = JoinSet::new();
+            for node in nodes {
+                let (workspace, of, node) = (self.workspace.clone(), of.clone(), node.clone());
+                listing.spawn_blocking(move || Msg::Node {
+                    what: NodeMsg::Processes(workspace.training_on(&of, &node)),
+                    node,
+                });
+            }
+            while let Some(listed) = self.stop.run_until_cancelled(listing.join_next()).await.ok_or(Ended)? {
+                // A panic has already ended the program.
+                if let Ok(msg) = listed {
+                    self.send(msg).await?;
                 }
-            });
-            self.pause(PROCESSES_EVERY)?;
+            }
+            self.pause(PROCESSES_EVERY).await?;
         }
     }
 
     /// Runs nvidia-smi on one node repeatedly.
-    pub(super) fn smi(&self, of: &FleetSource, node: &NodeId) -> Result<Infallible, Ended> {
+    pub(super) async fn smi(&self, of: &FleetSource, node: &NodeId) -> Result<Infallible, Ended> {
         loop {
-            let table = match self.workspace.nodes_of(of) {
+            let table = block_in_place(|| match self.workspace.nodes_of(of) {
                 _ if self.workspace.simulate.is_some() && *of == FleetSource::Given => Ok(simulate::TABLE.to_owned()),
                 Ok(listed) => match listed.into_iter().find(|(_, login)| login.node == *node) {
                     Some((_, login)) => self.workspace.smi(&login),
@@ -118,9 +124,9 @@ impl Stream {
                     self.workspace.smi(&Login::by_name(node.clone()))
                 }
                 Err(failure) => Err(failure),
-            };
-            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(table) })?;
-            self.pause(SMI_EVERY)?;
+            });
+            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(table) }).await?;
+            self.pause(SMI_EVERY).await?;
         }
     }
 }
