@@ -34,10 +34,12 @@ use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use ui::{Effect, Model, Msg, Setup, Size};
 
-/// The largest number of messages that are handled before the screen is drawn again.
-const BATCH: usize = 256;
+/// The largest number of messages that are handled before keys are read again. A thousand samples take half a millisecond.
+const BATCH: usize = 8;
 /// The shortest time between two frames, so that a burst of messages is drawn once.
 const FRAME: Duration = Duration::from_millis(33);
+/// The shortest time between two frames after a key or the mouse, so that a run that is loading does not delay the answer.
+const ANSWER: Duration = Duration::from_millis(5);
 /// How often the clock ticks.
 const TICK: Duration = Duration::from_secs(1);
 /// The threads that run tasks. A task that blocks hands its thread over, so two serve every stream.
@@ -215,16 +217,21 @@ impl Console {
     async fn run(&mut self, screen: &mut Screen) -> Result<End, CommandError> {
         self.tick(screen)?;
         self.draw(screen)?;
-        let (mut drawn, mut ticked) = (Instant::now(), Instant::now());
+        let (mut drawn, mut ticked, mut pause) = (Instant::now(), Instant::now(), FRAME);
         loop {
             // After the first frame, so that it does not wait for files.
             if let Some(live) = &mut self.live {
                 live.watcher.reconcile(&ui::watches(&self.model));
             }
-            let deadline = if self.model.dirty() { drawn + FRAME } else { ticked + TICK };
+            let deadline = if self.model.dirty() { drawn + pause } else { ticked + TICK };
             for item in self.reader.take(BATCH, deadline.min(ticked + TICK)).await {
                 match item {
-                    Item::Msg(msg) => self.handle(msg, screen)?,
+                    Item::Msg(msg) => {
+                        if matches!(msg, Msg::Key(_) | Msg::Mouse(_)) {
+                            pause = ANSWER;
+                        }
+                        self.handle(msg, screen)?;
+                    }
                     Item::Stream(stop, msg) if !stop.is_cancelled() => self.handle(msg, screen)?,
                     Item::Stream(..) => {}
                     Item::Signal(SIGCONT) => {
@@ -245,9 +252,9 @@ impl Console {
                 self.tick(screen)?;
                 terminal::suspend_if_requested().map_err(cannot_draw)?;
             }
-            if self.model.dirty() && drawn.elapsed() >= FRAME {
+            if self.model.dirty() && drawn.elapsed() >= pause {
                 self.draw(screen)?;
-                drawn = Instant::now();
+                (drawn, pause) = (Instant::now(), FRAME);
             }
         }
     }

@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use ui::Msg;
 
-/// The capacity of the stream lane.
-const STREAM_CAPACITY: usize = 1024;
+/// The capacity of the stream lane. A message has up to a thousand samples, which wait in memory.
+const STREAM_CAPACITY: usize = 32;
 
 /// An item of the queue.
 #[derive(Debug)]

@@ -39,9 +39,8 @@ const GOODPUT: Duration = Duration::from_secs(10);
 const CURRICULA: Duration = Duration::from_secs(2);
 /// How often new alerts are read.
 const ALERTS: Duration = Duration::from_secs(2);
-/// The number of samples in one message: enough to open a long run fast, and few enough that keys are handled in
-/// between.
-const SAMPLES: usize = 10_000;
+/// The number of samples in one message: few enough that keys are handled in between, and that little memory waits in the queue.
+const SAMPLES: usize = 1000;
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
