@@ -43,7 +43,7 @@ class Terminal:
             os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
             if argv[0].endswith("vidtui"):
                 # The default settings, and no screen of an earlier round.
-                os.environ.update(XDG_CONFIG_HOME="/dev/null", XDG_STATE_HOME="/dev/null")
+                os.environ.update(XDG_CONFIG_HOME="/nonexistent", XDG_STATE_HOME="/dev/null")
             os.execvp(argv[0], argv)
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

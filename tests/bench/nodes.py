@@ -34,7 +34,7 @@ pid, terminal = pty.fork()
 if pid == 0:
     os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
     # The default settings, and no screen of an earlier round.
-    os.environ.update(XDG_CONFIG_HOME="/dev/null", XDG_STATE_HOME="/dev/null")
+    os.environ.update(XDG_CONFIG_HOME="/nonexistent", XDG_STATE_HOME="/dev/null")
     os.execv(argv[0], argv)
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 48, 160, 0, 0))
 seen = b""

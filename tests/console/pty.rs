@@ -80,8 +80,8 @@ impl Pty {
             command.env(name, value);
         }
         // Each console has the default settings, and opens on the list of runs.
-        for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
-            command.env(name, "/dev/null");
+        for (name, folder) in [("XDG_CONFIG_HOME", "/nonexistent"), ("XDG_STATE_HOME", "/dev/null")] {
+            command.env(name, folder);
         }
         for (name, value) in env {
             command.env(name, value);

@@ -14,8 +14,11 @@ pub struct CollectiveWait {
     pub number: u64,
     /// The operation and the ranks that wait in it. There are several if the ranks started different operations, which never complete.
     pub operations: BTreeMap<String, Vec<usize>>,
-    /// The ranks of the group that have not started it, or recorded nothing.
+    /// The ranks of the group that have not started it.
     pub absent: Vec<usize>,
+    /// The ranks of the group that have recorded nothing since their phase began.
+    #[serde(default)]
+    pub unrecorded: Vec<usize>,
 }
 
 /// Returns the first incomplete collective of each group, from the records of the ranks that wrote one, groups with absent ranks first.
@@ -40,10 +43,11 @@ fn first_wait(name: &str, ranks: &[(usize, &GroupCollectives)]) -> Option<Collec
             operations.entry(waiting.operation.clone()).or_default().push(*rank);
         }
     }
-    let has_started = |rank: usize| ranks.iter().any(|(other, group)| *other == rank && group.started >= number);
-    let members = ranks.first().map_or(&[][..], |(_, group)| &group.ranks);
-    let absent = members.iter().copied().filter(|&rank| !has_started(rank)).collect();
-    Some(CollectiveWait { group: name.to_owned(), number, operations, absent })
+    let record = |rank: usize| ranks.iter().find(|(other, _)| *other == rank).map(|(_, group)| group);
+    let members = || ranks.first().map_or(&[][..], |(_, group)| &group.ranks).iter().copied();
+    let absent = members().filter(|&rank| record(rank).is_some_and(|group| group.started < number)).collect();
+    let unrecorded = members().filter(|&rank| record(rank).is_none()).collect();
+    Some(CollectiveWait { group: name.to_owned(), number, operations, absent, unrecorded })
 }
 
 #[cfg(test)]
@@ -63,24 +67,24 @@ mod tests {
         RankCollectives { v: SCHEMA, rank, t: 0.0, groups: vec![group] }
     }
 
-    fn wait(operations: &[(&str, &[usize])], absent: &[usize]) -> Vec<CollectiveWait> {
+    fn wait(operations: &[(&str, &[usize])], absent: &[usize], unrecorded: &[usize]) -> Vec<CollectiveWait> {
         let operations = operations.iter().map(|(name, ranks)| ((*name).to_owned(), ranks.to_vec())).collect();
-        vec![CollectiveWait { group: "tp".into(), number: 7, operations, absent: absent.to_vec() }]
+        vec![CollectiveWait { group: "tp".into(), number: 7, operations, absent: absent.to_vec(), unrecorded: unrecorded.to_vec() }]
     }
 
     #[test]
-    fn the_absent_rank_is_the_one_that_did_not_start_the_collective_or_recorded_nothing() {
+    fn a_rank_that_did_not_start_the_collective_is_absent_and_one_without_a_record_is_unknown() {
         let sum = (7, "all_reduce");
         // Rank 2 is behind, rank 3 has no record, and rank 1 has passed the collective and waits in a later one.
         let records = [record(0, 7, &[sum]), record(1, 8, &[(8, "all_gather")]), record(2, 6, &[])];
-        assert_eq!(collective_waits(&records), wait(&[("all_reduce", &[0])], &[2, 3]));
+        assert_eq!(collective_waits(&records), wait(&[("all_reduce", &[0])], &[2], &[3]));
     }
 
     #[test]
     fn ranks_in_different_operations_are_listed_by_operation() {
         let records =
             [0, 1, 2, 3].map(|rank| record(rank, 7, &[(7, if rank == 1 { "all_gather" } else { "all_reduce" })]));
-        assert_eq!(collective_waits(&records), wait(&[("all_gather", &[1]), ("all_reduce", &[0, 2, 3])], &[]));
+        assert_eq!(collective_waits(&records), wait(&[("all_gather", &[1]), ("all_reduce", &[0, 2, 3])], &[], &[]));
     }
 
     #[test]

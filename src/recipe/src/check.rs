@@ -449,7 +449,7 @@ fn collectives_have_time(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: format!(
-            "train.collective_timeout_s {seconds} is shorter than {SHORTEST_TIMEOUT_S} s, for which a busy node may pause a rank"
+            "train.collective_timeout_s {seconds} is too short: a busy node can pause a rank for {SHORTEST_TIMEOUT_S} s"
         ),
         fix: "set train.collective_timeout_s to several times the longest step, or to 0 to derive it".into(),
     })

@@ -136,8 +136,9 @@ pub struct Train {
 
 /// The time that a rank waits for others outside of steps, and in the first step of an attempt: they load weights, save, or make samples.
 pub const WAIT_OUTSIDE_STEPS: Duration = Duration::from_secs(1800);
-/// The shortest timeout of a step that is derived from the longest step: a file system may stall for minutes.
-const SHORTEST_WAIT: Duration = Duration::from_secs(300);
+/// The shortest timeout of a step that is derived from the longest step. A step includes waiting for a rank that still writes files of the
+/// step before, and a file system may stall for minutes.
+const SHORTEST_WAIT: Duration = Duration::from_secs(600);
 /// The longest step is multiplied by this number.
 const STEPS_OF_WAIT: f64 = 20.0;
 
@@ -532,7 +533,7 @@ mod tests {
     fn a_rank_waits_a_multiple_of_the_longest_step_within_bounds() {
         let mut train = recipe(Trainable::All).train;
         let minutes = |train: &Train, longest| train.collective_timeout(longest).as_secs_f64() / 60.0;
-        assert_eq!([None, Some(0.1), Some(30.0), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 5.0, 10.0, 30.0]);
+        assert_eq!([None, Some(0.1), Some(60.0), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 10.0, 20.0, 30.0]);
         train.collective_timeout_s = 60;
         assert_eq!([None, Some(0.1), Some(1e300)].map(|s| minutes(&train, s)), [30.0, 1.0, 1.0]);
     }

@@ -57,7 +57,7 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
 /// Checks that a device has the scan of TTT layers that the recipe wants.
 ///
 /// # Errors
-/// The recipe wants the CUDA kernel, and the rank is on the CPU, or this program or its GPU has no kernel for the sizes of the model.
+/// The recipe sets the CUDA kernel, and the rank is on the CPU, or this program or its GPU has no kernel for the sizes of the model.
 pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     if recipe.train.ttt_scan == TttScan::Operators || recipe.model.layer == Layer::None {
         return Ok(());
@@ -70,11 +70,14 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
         Device::Cuda(gpu) if dit::cogvideox::has_scan_kernel(&recipe.model, gpu) => Ok(()),
         Device::Cuda(gpu) => refuse(
             ErrorCode::DeviceFailed,
-            format!("GPU {gpu} has too little shared memory for it, or is older than compute capability 8.0"),
+            format!(
+                "GPU {gpu} has too little shared memory for it or is older than compute capability 8.0, or this trainer was built without \
+                 the kernel"
+            ),
         ),
         _ => refuse(
             ErrorCode::NoGpu,
-            "it is a CUDA kernel, and this rank computes on the CPU, which has a kernel of its own".into(),
+            "it is a CUDA kernel, and this rank computes on the CPU, which always uses the operators".into(),
         ),
     }
 }

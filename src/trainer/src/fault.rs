@@ -1,8 +1,8 @@
 //! Fault injection: kills this process in the middle of a save, for tests of crash recovery, or makes it train slowly.
 //!
 //! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when the save of that step reaches that phase.
-//! `VIDTUI_CORRUPT=RANK:STEP` changes a weight of that rank after that step. `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one
-//! read of a static.
+//! `VIDTUI_CORRUPT=RANK:STEP` changes a weight of that rank after that step.
+//! `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one read of a static.
 
 use signal_hook::consts::SIGKILL;
 use std::sync::LazyLock;

@@ -3,6 +3,7 @@
 use crate::exchange::peer_lost;
 use crate::log::RunLog;
 use crate::parallelize::network;
+use crate::phase::{self, Phase};
 use crate::trainer::{Finish, Trainer};
 use crate::watchdog::{Reported, Watchdog};
 use crate::{device, encode, interface, out_of_memory, sample};
@@ -61,6 +62,8 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         rank: place.rank,
         mesh,
     });
+    // Joining the groups can hang, too.
+    phase::enter(Phase::Load);
     let watchdog = reported.map(|reported| Watchdog::start(reported, recipe.train.collective_timeout_s));
     let result = caught(|| match recipe.task {
         Task::Train => train(run, &meta, &recipe, attempt, &place),

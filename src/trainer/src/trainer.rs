@@ -516,7 +516,11 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
         let plan = self.data.step(self.progress.samples);
         let done = self.progress.step;
-        let timeout = self.recipe.train.collective_timeout(self.progress.longest_step_s);
+        let timeout = match self.saving {
+            // A rank that saves waits for the copy of its state before it updates the weights.
+            Some(_) => WAIT_OUTSIDE_STEPS,
+            None => self.recipe.train.collective_timeout(self.progress.longest_step_s),
+        };
         self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
         self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;

@@ -11,9 +11,9 @@ use rundir::{
 use sharding::mesh::groups_of;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The most seconds in one phase after which the collectives are recorded, and between later records.
+/// Seconds in one phase before the collectives are recorded, and between later records, at most.
 const RECORD_EVERY_S: f64 = 60.0;
 /// The most waiting collectives of a group that are recorded.
 const WAITING: usize = 16;
@@ -27,6 +27,9 @@ pub struct Reported {
     pub mesh: Mesh,
 }
 
+/// The time for which a rank that ends waits for its watchdog. The thread may write to a file system that does not answer.
+const END: Duration = Duration::from_secs(2);
+
 /// The thread that reports. It ends when this is dropped.
 pub struct Watchdog {
     end: Option<Sender<()>>,
@@ -34,7 +37,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts to report a rank whose collectives time out after `timeout_s` seconds; 0: after some minutes.
+    /// Starts to report a rank. `timeout_s` is `train.collective_timeout_s`; 0: derived, at least ten minutes.
     ///
     /// A collective is recorded before it times out: gloo's record does not have it afterwards.
     pub fn start(reported: Reported, timeout_s: u64) -> Self {
@@ -45,16 +48,16 @@ impl Watchdog {
             let (mut recorded_s, mut failed) = (0.0, false);
             loop {
                 let (now, position) = (now_s(), phase::position());
-                let result = reported.beat(position, now);
+                let mut result = reported.beat(position, now);
+                if is_record_due(position, record_every_s, recorded_s, now) {
+                    recorded_s = now;
+                    result = result.and(reported.record_collectives());
+                }
                 // A full or slow disk does not end a rank; one line shows the reason.
                 if let (Err(error), false) = (&result, failed) {
                     eprintln!("{error}");
                 }
                 failed = result.is_err();
-                if is_record_due(position, record_every_s, recorded_s, now) {
-                    recorded_s = now;
-                    reported.record_collectives();
-                }
                 if ended.recv_timeout(tick) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -67,9 +70,9 @@ impl Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         self.end = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has printed its message.
-            let _ = thread.join();
+        let began = Instant::now();
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && began.elapsed() < END {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -86,8 +89,8 @@ impl Reported {
         self.run.write_heartbeat(&self.node, self.attempt, &beat)
     }
 
-    /// Records the collectives that this rank waits for. An error is printed: the record is not needed for training.
-    fn record_collectives(&self) {
+    /// Records the collectives that this rank waits for.
+    fn record_collectives(&self) -> Result<(), rundir::Error> {
         let recent = collectives::recent().unwrap_or_else(|error| {
             eprintln!("{error}");
             Vec::new()
@@ -95,9 +98,7 @@ impl Reported {
         let groups = groups_of(self.mesh, self.rank);
         let groups = groups.into_iter().map(|(group, ranks)| in_group(&recent, group, ranks)).collect();
         let record = RankCollectives { v: SCHEMA, rank: self.rank, t: now_s(), groups };
-        if let Err(error) = self.run.write_rank_collectives(&self.node, self.attempt, &record) {
-            eprintln!("{error}");
-        }
+        self.run.write_rank_collectives(&self.node, self.attempt, &record)
     }
 }
 

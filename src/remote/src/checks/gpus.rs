@@ -204,7 +204,9 @@ const LARGEST: usize = 4;
 /// embedded trainer is planned.
 fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
     let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
-    let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
+    // The plan is an estimate. What an earlier attempt trained is not refused when it is resumed.
+    let is_first = plan.attempt.start_step == 0;
+    let recipe = plan.run.recipe().ok().filter(|_| is_planned && is_first)?;
     let (peak, limit) = (recipe.peak_memory(), (total as f64 * GPU_SHARE) as u64);
     if peak <= limit {
         return None;

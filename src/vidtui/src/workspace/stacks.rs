@@ -40,7 +40,9 @@ impl Workspace {
         let mut nodes = self.transports(&attempt.as_ref().map_or_else(Vec::new, Attempt::ssh_logins))?;
         let at_s = now_s();
         let stacks = remote::collect_stacks(&run, dir, at_s, &files, &mut nodes)?;
-        if stacks.iter().all(|node| node.result.is_err()) {
+        // The files of ranks are in the folder of the run, also when no node can be reached.
+        let ranks = attempt.as_ref().map_or_else(RankStates::default, |attempt| RankStates::read(dir, attempt));
+        if ranks.heartbeats.is_empty() && stacks.iter().all(|node| node.result.is_err()) {
             return Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
                 Failure::new(
                     ErrorCode::RunNotStarted,
@@ -50,9 +52,9 @@ impl Workspace {
                 )
             }));
         }
-        let ranks = attempt.as_ref().map_or_else(RankStates::default, |attempt| RankStates::read(dir, attempt));
         let number = attempt.map_or(0, |attempt| attempt.number);
-        write_atomic(&dir.stacks_summary(number, at_s), ranks.in_words(at_s).as_bytes())?;
+        // On a full disk, the caller still prints what was collected.
+        let _ = write_atomic(&dir.stacks_summary(number, at_s), ranks.in_words(at_s).as_bytes());
         Ok(CollectedStacks { nodes: stacks, ranks })
     }
 }
@@ -62,11 +64,15 @@ impl RankStates {
     pub fn read(dir: &RunDir, attempt: &Attempt) -> Self {
         let places = || attempt.placement.ranks.iter();
         let heartbeat = |node: &NodeId, rank| dir.read_heartbeat(node, attempt.number, rank);
-        let heartbeats = places()
+        let heartbeats: Vec<(NodeId, Heartbeat)> = places()
             .filter_map(|place| heartbeat(&place.node, place.rank).map(|beat| (place.node.clone(), beat)))
             .collect();
-        let records: Vec<_> =
-            places().filter_map(|place| dir.read_rank_collectives(&place.node, attempt.number, place.rank)).collect();
+        // A record that is older than the phase is about an earlier phase.
+        let phase_s = |rank| heartbeats.iter().find(|(_, beat)| beat.rank == rank).map_or(0.0, |(_, beat)| beat.phase_t);
+        let records: Vec<_> = places()
+            .filter_map(|place| dir.read_rank_collectives(&place.node, attempt.number, place.rank))
+            .filter(|record| record.t >= phase_s(record.rank))
+            .collect();
         let nodes = attempt.placement.by_node();
         Self {
             heartbeats,
@@ -91,13 +97,17 @@ impl RankStates {
             ));
         }
         for wait in &self.waits {
-            let CollectiveWait { group, number, operations, absent } = wait;
+            let CollectiveWait { group, number, operations, absent, unrecorded } = wait;
             let inside: Vec<String> =
                 operations.iter().map(|(name, ranks)| format!("{} in {name}", numbered(ranks))).collect();
-            let reason = match (operations.len(), absent.is_empty()) {
-                (1, true) => "all ranks of the group have started it; check the network and the GPUs".to_owned(),
-                (_, true) => "the operations differ, so they never complete".to_owned(),
-                (_, false) => format!("not started by {}", numbered(absent)),
+            let reason = match (operations.len(), absent.is_empty(), unrecorded.is_empty()) {
+                (_, false, true) => format!("not started by {}", numbered(absent)),
+                (_, false, false) => {
+                    format!("not started by {}; no record of {}", numbered(absent), numbered(unrecorded))
+                }
+                (1, true, true) => "all ranks of the group have started it; check the network and the GPUs".to_owned(),
+                (1, true, false) => format!("no record of {}", numbered(unrecorded)),
+                (_, true, _) => "the operations differ, so they never complete".to_owned(),
             };
             lines.push(format!("group {group}, collective {number}: {}; {reason}", inside.join(", ")));
         }
@@ -137,6 +147,7 @@ mod tests {
             number: 57,
             operations: operations.iter().map(|(name, ranks)| ((*name).to_owned(), ranks.to_vec())).collect(),
             absent: absent.to_vec(),
+            unrecorded: vec![],
         };
         let ranks = RankStates {
             heartbeats: vec![(node.clone(), beat(0, 1072.0, "backward")), (node, beat(1, 1003.0, "forward"))],
@@ -144,6 +155,7 @@ mod tests {
                 wait("tp-of-replica-0-shard-0", &[("nccl:all_reduce", &[0])], &[1]),
                 wait("replicas-of-shard-0-tp-0", &[("nccl:all_reduce", &[0]), ("nccl:_all_gather_base", &[2])], &[]),
                 wait("world", &[("gloo:all_gather", &[0, 1])], &[]),
+                CollectiveWait { unrecorded: vec![2, 3], ..wait("all", &[("gloo:all_reduce", &[0, 1])], &[]) },
             ],
             nccl_dumps: vec!["runs/r/nodes/ml-1/0001-nccl-rank-0".into()],
         };
