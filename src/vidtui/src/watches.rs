@@ -152,78 +152,80 @@ impl Stream {
 
     async fn one_run(&self, run: &RunId) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
-        let send = |what| self.send(Msg::Run { run: run.clone(), what });
-        send(RunMsg::Opened).await?;
+        self.send(Msg::Run { run: run.clone(), what: RunMsg::Opened }).await?;
         let (mut known, mut sent, mut lost) = (CachedRun::default(), None, false);
         let (mut folders, mut sample_folders) = (None, None);
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
         let mut goodput = GoodputStream::default();
+        let send = |what| self.send_blocking(Msg::Run { run: run.clone(), what });
+        // Files are read several times per read of the state, because files grow faster than states change.
+        let mut round = 0;
         loop {
-            match block_in_place(|| known.status(&self.workspace, &dir)) {
-                Ok(status) if sent.as_ref() != Some(status) => {
-                    send(RunMsg::State(Box::new(sent.insert(status.clone()).clone()))).await?;
-                    lost = false;
+            // One section that blocks per round, because each wakes another thread.
+            let eventful = block_in_place(|| {
+                if round % 3 == 0 {
+                    match known.status(&self.workspace, &dir) {
+                        Ok(status) if sent.as_ref() != Some(status) => {
+                            send(RunMsg::State(Box::new(sent.insert(status.clone()).clone())))?;
+                            lost = false;
+                        }
+                        // The error is sent once, not once a second.
+                        Err(failure) if !lost => {
+                            send(RunMsg::Lost(failure.clone()))?;
+                            lost = true;
+                        }
+                        _ => {}
+                    }
+                    if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
+                        send(RunMsg::Goodput(now))?;
+                    }
+                    let found = listings::checkpoint_folders(&dir);
+                    if folders.as_ref() != Some(&found)
+                        && let Ok(checkpoints) = other_trainers::checkpoints(&dir)
+                    {
+                        send(RunMsg::Checkpoints(checkpoints))?;
+                        folders = Some(found);
+                    }
+                    let found = listings::sample_folders(&dir);
+                    if sample_folders.as_ref() != Some(&found)
+                        && let Ok(samples) = dir.list_samples()
+                    {
+                        send(RunMsg::Samples(samples))?;
+                        sample_folders = Some(found);
+                    }
+                    for points in nodes.poll(&dir).chunks(SAMPLES) {
+                        send(RunMsg::NodePoints(points.to_vec()))?;
+                    }
                 }
-                // The error is sent once, not once a second.
-                Err(failure) if !lost => {
-                    send(RunMsg::Lost(failure.clone())).await?;
-                    lost = true;
-                }
-                _ => {}
-            }
-            let polled = || sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state));
-            if let Some(now) = block_in_place(polled) {
-                send(RunMsg::Goodput(now)).await?;
-            }
-            let found = block_in_place(|| listings::checkpoint_folders(&dir));
-            if folders.as_ref() != Some(&found)
-                && let Ok(checkpoints) = block_in_place(|| other_trainers::checkpoints(&dir))
-            {
-                send(RunMsg::Checkpoints(checkpoints)).await?;
-                folders = Some(found);
-            }
-            let found = block_in_place(|| listings::sample_folders(&dir));
-            if sample_folders.as_ref() != Some(&found)
-                && let Ok(samples) = block_in_place(|| dir.list_samples())
-            {
-                send(RunMsg::Samples(samples)).await?;
-                sample_folders = Some(found);
-            }
-            for points in block_in_place(|| nodes.poll(&dir)).chunks(SAMPLES) {
-                send(RunMsg::NodePoints(points.to_vec())).await?;
-            }
-            // Files are read several times per read of the state, because files grow faster than states change.
-            for _ in 0..3 {
                 loop {
-                    let batch = self.or_lost(run, block_in_place(|| metrics.poll())).await?;
+                    let batch = self.or_lost(run, metrics.poll())?;
                     let Some(batch) = batch else { break };
                     if batch.restarted {
-                        send(RunMsg::Opened).await?;
+                        send(RunMsg::Opened)?;
                         (sent, folders, events) = (None, None, EventFiles::default());
                         sample_folders = None;
                         nodes = NodeFiles::default();
                         goodput = GoodputStream::default();
                     }
                     for samples in batch.items.chunks(SAMPLES) {
-                        send(RunMsg::Metrics(samples.to_vec())).await?;
+                        send(RunMsg::Metrics(samples.to_vec()))?;
                     }
                     if !batch.more {
                         break;
                     }
                 }
-                let new = block_in_place(|| events.poll(&dir));
+                let new = events.poll(&dir);
                 let eventful = !new.is_empty();
                 if eventful {
-                    send(RunMsg::Events(new)).await?;
+                    send(RunMsg::Events(new))?;
                 }
-                self.pause(FOLLOW).await?;
-                if eventful {
-                    // The state has probably changed with the event.
-                    break;
-                }
-            }
+                Ok(eventful)
+            })?;
+            // After an event, the state has probably changed.
+            round = if eventful { 0 } else { round + 1 };
+            self.pause(FOLLOW).await?;
         }
     }
 
@@ -248,37 +250,37 @@ impl Stream {
         let dir = self.workspace.dir(run);
         let mut open: Option<(u32, Tail<String>)> = None;
         loop {
-            let numbers = block_in_place(|| dir.attempt_numbers());
-            let newest = numbers.ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
-            let mut skipped_bytes = 0;
-            let mut from_start = false;
-            if open.as_ref().is_none_or(|(attempt, _)| *attempt != newest) {
-                let path = dir.rank_log(node, newest, rank);
-                let Some(tail) = self.or_lost(run, block_in_place(|| Tail::near_end(&path, LOG_TAIL_BYTES))).await?
-                else {
-                    self.pause(LIST).await?;
-                    continue;
-                };
-                (from_start, skipped_bytes) = (open.is_none(), tail.offset());
-                open = Some((newest, tail));
-            }
-            if let Some((attempt, tail)) = &mut open
-                && let Some(batch) = self.or_lost(run, block_in_place(|| tail.poll())).await?
-                && (from_start || batch.restarted || !batch.items.is_empty())
-            {
-                let from_start = from_start || batch.restarted;
-                let chunk = LogChunk { rank, attempt: *attempt, from_start, skipped_bytes, lines: batch.items };
-                self.send(Msg::Run { run: run.clone(), what: RunMsg::Log(chunk) }).await?;
-                if batch.more {
-                    continue;
+            let pause = block_in_place(|| {
+                let newest = dir.attempt_numbers().ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
+                let mut skipped_bytes = 0;
+                let mut from_start = false;
+                if open.as_ref().is_none_or(|(attempt, _)| *attempt != newest) {
+                    let path = dir.rank_log(node, newest, rank);
+                    let Some(tail) = self.or_lost(run, Tail::near_end(&path, LOG_TAIL_BYTES))? else {
+                        return Ok(LIST);
+                    };
+                    (from_start, skipped_bytes) = (open.is_none(), tail.offset());
+                    open = Some((newest, tail));
                 }
-            }
-            self.pause(FOLLOW).await?;
+                if let Some((attempt, tail)) = &mut open
+                    && let Some(batch) = self.or_lost(run, tail.poll())?
+                    && (from_start || batch.restarted || !batch.items.is_empty())
+                {
+                    let from_start = from_start || batch.restarted;
+                    let chunk = LogChunk { rank, attempt: *attempt, from_start, skipped_bytes, lines: batch.items };
+                    self.send_blocking(Msg::Run { run: run.clone(), what: RunMsg::Log(chunk) })?;
+                    if batch.more {
+                        return Ok(Duration::ZERO);
+                    }
+                }
+                Ok(FOLLOW)
+            })?;
+            self.pause(pause).await?;
         }
     }
 
-    /// Sends a read error as a message about the run.
-    async fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
+    /// Sends a read error as a message about the run, within a section that blocks.
+    fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
         match read {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
@@ -289,7 +291,7 @@ impl Stream {
                     error.to_string(),
                     "check that the runs folder is mounted",
                 );
-                self.send(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) }).await?;
+                self.send_blocking(Msg::Run { run: run.clone(), what: RunMsg::Lost(failure) })?;
                 Ok(None)
             }
         }
@@ -301,7 +303,7 @@ impl Stream {
         sent.and_then(Result::ok).ok_or(Ended)
     }
 
-    /// Sends from a callback of code that blocks.
+    /// Sends within a section that blocks.
     fn send_blocking(&self, msg: Msg) -> Result<(), Ended> {
         if self.stop.is_cancelled() {
             return Err(Ended);
