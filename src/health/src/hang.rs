@@ -69,7 +69,13 @@ mod tests {
 
     fn wait(operations: &[(&str, &[usize])], absent: &[usize], unrecorded: &[usize]) -> Vec<CollectiveWait> {
         let operations = operations.iter().map(|(name, ranks)| ((*name).to_owned(), ranks.to_vec())).collect();
-        vec![CollectiveWait { group: "tp".into(), number: 7, operations, absent: absent.to_vec(), unrecorded: unrecorded.to_vec() }]
+        vec![CollectiveWait {
+            group: "tp".into(),
+            number: 7,
+            operations,
+            absent: absent.to_vec(),
+            unrecorded: unrecorded.to_vec(),
+        }]
     }
 
     #[test]

@@ -138,14 +138,14 @@ impl Stream {
                     is_new = true;
                     let is_first = open.is_none();
                     let mut logs = MergedLogs::new(&dir, &attempt);
-                    if let Some(new) = self.or_lost(run, block_in_place(|| logs.open())).await? {
+                    if let Some(new) = block_in_place(|| self.or_lost(run, logs.open()))? {
                         self.send_lines(run, logs.attempt, is_first, new).await?;
                         open = Some(logs);
                     }
                 }
             }
             if let Some(logs) = open.as_mut().filter(|_| !is_new)
-                && let Some(new) = self.or_lost(run, block_in_place(|| logs.poll())).await?
+                && let Some(new) = block_in_place(|| self.or_lost(run, logs.poll()))?
                 && (new.restarted || !new.lines.is_empty() || new.skipped_bytes > 0)
             {
                 self.send_lines(run, logs.attempt, false, new).await?;

@@ -68,7 +68,8 @@ impl RankStates {
             .filter_map(|place| heartbeat(&place.node, place.rank).map(|beat| (place.node.clone(), beat)))
             .collect();
         // A record that is older than the phase is about an earlier phase.
-        let phase_s = |rank| heartbeats.iter().find(|(_, beat)| beat.rank == rank).map_or(0.0, |(_, beat)| beat.phase_t);
+        let phase_s =
+            |rank| heartbeats.iter().find(|(_, beat)| beat.rank == rank).map_or(0.0, |(_, beat)| beat.phase_t);
         let records: Vec<_> = places()
             .filter_map(|place| dir.read_rank_collectives(&place.node, attempt.number, place.rank))
             .filter(|record| record.t >= phase_s(record.rank))
