@@ -48,7 +48,7 @@ pub fn with_points(runs: &Utf8Path, points: u64) -> Result<()> {
     end(&dir, steps)
 }
 
-/// Writes a run that has begun, and returns its folder. [`line`] makes its metrics.
+/// Writes a run that has begun, and returns its folder. [`line()`] makes its metrics.
 pub fn begun(runs: &Utf8Path, steps: u64) -> Result<Utf8PathBuf> {
     let dir = runs.join(ID);
     fs::create_dir_all(dir.join("attempts/0001")).map_err(failed(&dir))?;
