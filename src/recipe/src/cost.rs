@@ -159,7 +159,8 @@ impl UnitSizes {
 mod tests {
     use crate::{Recipe, load};
 
-    fn recipe(sets: &[&str]) -> Recipe {
+    /// Loads a small recipe with these settings.
+    pub(super) fn recipe(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
         load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
     }

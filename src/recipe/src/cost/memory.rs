@@ -271,12 +271,8 @@ fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flops, load, param_specs};
-
-    fn recipe(sets: &[&str]) -> Recipe {
-        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
-        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
-    }
+    use crate::cost::tests::recipe;
+    use crate::{Flops, param_specs};
 
     #[test]
     fn replicas_keep_the_memory_of_a_rank_and_shards_and_tp_reduce_it() {

@@ -97,12 +97,7 @@ pub const GPU_SHARE: f64 = 0.95;
 
 #[cfg(test)]
 mod tests {
-    use crate::{Recipe, load};
-
-    fn recipe(sets: &[&str]) -> Recipe {
-        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
-        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
-    }
+    use crate::cost::tests::recipe;
 
     #[test]
     fn each_group_of_several_gpus_has_buffers_and_a_cpu_has_libraries_alone() {

@@ -66,12 +66,7 @@ impl Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load;
-
-    fn recipe(sets: &[&str]) -> Recipe {
-        let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
-        load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
-    }
+    use crate::cost::tests::recipe;
 
     #[test]
     fn one_rank_sends_nothing() {

@@ -1,0 +1,48 @@
+//! The rules about offloading and recomputing.
+
+use super::Advice;
+use crate::{Device, OffloadStore, OptimizerKind, Recipe};
+
+pub(super) fn blocks_can_be_swapped(recipe: &Recipe) -> Result<(), Advice> {
+    let (swap, blocks) = (recipe.memory.block_swap, recipe.model.num_layers);
+    if swap <= blocks {
+        return Ok(());
+    }
+    Err(Advice {
+        why: format!("memory.block_swap is {swap}, and the model has {blocks} blocks"),
+        fix: format!("set memory.block_swap = {blocks} to swap all blocks, or less"),
+    })
+}
+
+pub(super) fn state_can_be_offloaded(recipe: &Recipe) -> Result<(), Advice> {
+    if !recipe.memory.optimizer_offload || recipe.optimizer.kind != OptimizerKind::Adafactor {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "memory.optimizer_offload has no effect: Adafactor's state is rows and columns, which every update reads together".into(),
+        fix: "remove memory.optimizer_offload, or set optimizer.kind = \"adamw\"".into(),
+    })
+}
+
+pub(super) fn inputs_are_saved(recipe: &Recipe) -> Result<(), Advice> {
+    if !recipe.memory.activation_offload || recipe.remat.saves_inputs(recipe.model.num_layers) {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "memory.activation_offload has no effect: one group holds all blocks, so that no block saves its input"
+            .into(),
+        fix: "set remat.mode = \"block\" and remat.group = 1, or remove memory.activation_offload".into(),
+    })
+}
+
+pub(super) fn store_fits_the_device(recipe: &Recipe) -> Result<(), Advice> {
+    let (why, fix) = match (recipe.memory.store, recipe.train.device) {
+        _ if !recipe.memory.is_used() => return Ok(()),
+        (OffloadStore::Host, Device::Cpu) => {
+            ("\"host\" has no effect on the CPU: it is the memory of the device", "file")
+        }
+        (OffloadStore::File, Device::Cuda) => ("\"file\" is for ranks on the CPU", "host"),
+        _ => return Ok(()),
+    };
+    Err(Advice { why: format!("memory.store {why}"), fix: format!("set memory.store = \"{fix}\" or \"auto\"") })
+}
