@@ -1,14 +1,15 @@
 //! The training loop: steps until the last one or a stop request, and checkpoints on the way.
 
-use crate::adapter_files;
-use crate::checkpoint::{self, Loaded, PendingSave, Restore, SaveInfo, StagingMemory, TrainingState};
+mod saving;
+mod start;
+
+use crate::checkpoint::{PendingSave, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
 use crate::drift;
 use crate::ema::EmaWeights;
-use crate::exchange::{agree, agree_on, device_failed};
+use crate::exchange::{agree_on, device_failed};
 use crate::fault;
-use crate::init;
 use crate::log::RunLog;
 use crate::offload;
 use crate::optim::OptimizerState;
@@ -17,20 +18,15 @@ use crate::phase::{self, Phase};
 use crate::profile::{self, Profile};
 use crate::requests::{SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
-use crate::seeds::{Purpose, bits};
 use crate::signals::Signals;
 use crate::step::{Outcome, Step, compute_kind};
-use camino::Utf8Path;
 use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use health::Spikes;
-use recipe::{Layer, Mesh, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
-use rundir::{
-    Attempt, BaseWeights, Checkpoint, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId,
-    StartFrom, TrainState, now_s,
-};
+use recipe::{Layer, ParamSpec, Recipe, UseEma, WAIT_OUTSIDE_STEPS};
+use rundir::{Attempt, BaseWeights, Event, EventKind, Failure, MetricSample, RequestSource, Run, RunDir, RunId, now_s};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::thread::JoinHandle;
@@ -197,178 +193,6 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         Ok(trainer)
     }
 
-    /// Initializes or loads weights and state.
-    fn start(&mut self) -> Result<(), Failure> {
-        self.start_from(self.attempt.start.clone())?;
-        // An average that was not loaded begins with the weights.
-        if let Some(ema) = self.ema.as_mut().filter(|ema| ema.updates == 0) {
-            ema.restart(&self.fsdp).map_err(device_failed)?;
-        }
-        Ok(())
-    }
-
-    fn start_from(&mut self, start: StartFrom) -> Result<(), Failure> {
-        let world = self.recipe.mesh.world();
-        match start {
-            StartFrom::Random => {
-                self.randomize()?;
-                self.event(EventKind::Started { world });
-                self.start_adapters()?;
-            }
-            StartFrom::Weights { path } => {
-                // Only TTT layers and adapters may be missing in the weights; they are initialized as in a new run.
-                self.randomize()?;
-                match self.load(&path, Restore::Weights)? {
-                    Loaded::Intact(weights) if self.recipe.saves_adapters_only() => {
-                        let base = BaseWeights::of(&weights, self.recipe.lora.scale()).map_err(Failure::from);
-                        self.base = agree_on(&self.fsdp.groups().world, base).map(Some)?;
-                    }
-                    Loaded::Intact(_) => {}
-                    Loaded::Damaged(damage) => return Err(damage),
-                }
-                self.event(EventKind::Started { world });
-                self.event(EventKind::WeightsLoaded { from: path });
-                self.start_adapters()?;
-                self.log_restored("weights".into(), "optimizer, steps and data".into());
-            }
-            StartFrom::Checkpoint { run, step } => {
-                let (state, mesh) = self.restore(&run, step)?;
-                let checked = self.check_data(&state);
-                agree_on(&self.fsdp.groups().world, checked)?;
-                self.progress.samples = state.samples_seen;
-                self.progress.seed = state.seed;
-                self.event(EventKind::Resumed { from_step: state.step, of_run: run });
-                let (epoch, position) = self.data.position(state.samples_seen);
-                let place = format!("about sample {position} of epoch {}", epoch + 1);
-                let restored = format!("weights, optimizer after {} updates, data at {place}", state.adam_step);
-                let (was, is) = (mesh, self.attempt.mesh);
-                let rounding =
-                    if was == is { String::new() } else { format!("rounding: the mesh was {was}, now {is}") };
-                self.log_restored(restored, rounding);
-            }
-            StartFrom::CheckpointFreshData { run, step } => {
-                let (state, _) = self.restore(&run, step)?;
-                // The data order restarts, so every draw that is numbered by sample needs a new key.
-                self.progress.seed = bits(self.recipe.train.seed, Purpose::Order, u64::from(self.attempt.number));
-                self.event(EventKind::Resumed { from_step: state.step, of_run: run });
-                let other = if state.data_fingerprint == self.data.fingerprint() { "the same" } else { "another" };
-                let (was, is) = (state.global_batch, self.recipe.train.global_batch);
-                let batch = if was == is { String::new() } else { format!(", global batch {was} before and {is} now") };
-                let reset = format!("data ({other} data set{batch}), noise and timesteps");
-                self.log_restored(format!("weights, optimizer after {} updates", state.adam_step), reset);
-            }
-        }
-        Ok(())
-    }
-
-    fn randomize(&self) -> Result<(), Failure> {
-        let (tables, family) = (&self.tables, self.network.family());
-        init::randomize(&self.fsdp, tables, family, self.recipe.train.seed).map_err(device_failed)
-    }
-
-    /// Sets the adapters to those of the file that the recipe starts from, if there is one.
-    fn start_adapters(&mut self) -> Result<(), Failure> {
-        let Some(path) = self.recipe.lora.starts_from().map(ToOwned::to_owned) else { return Ok(()) };
-        let started = adapter_files::start_from(&self.fsdp, &self.tables, &self.recipe, &path);
-        agree_on(&self.fsdp.groups().world, started)?;
-        self.event(EventKind::WeightsLoaded { from: path });
-        Ok(())
-    }
-
-    /// Loads parameters, optimizer and step count from a checkpoint of this run or of another run in the same folder. Returns
-    /// its state and the mesh that saved it.
-    ///
-    /// If a checkpoint of this run is damaged, the newest one before it is loaded, unless the user requested this step.
-    fn restore(&mut self, run: &RunId, step: u64) -> Result<(TrainState, Mesh), Failure> {
-        let root = self.run.root.parent().unwrap_or(Utf8Path::new("."));
-        let dir = if *run == self.id { self.run.clone() } else { RunDir::of(root, run) };
-        let mut step = step;
-        let checkpoint = loop {
-            match self.load(&dir.step_dir(step), Restore::Everything)? {
-                Loaded::Intact(checkpoint) => break checkpoint,
-                Loaded::Damaged(damage) if *run != self.id || self.attempt.asked_step.is_some() => return Err(damage),
-                Loaded::Damaged(damage) => step = self.go_back(step, damage)?,
-            }
-        };
-        let state = agree_on(&self.fsdp.groups().world, checkpoint.state().map_err(Failure::from))?;
-        self.moments.restore(state.adam_step, &state.optimizer_numbers);
-        if let Some(ema) = &mut self.ema {
-            ema.updates = state.ema_updates;
-        }
-        self.progress.step = state.step;
-        self.progress.bad_steps = state.bad_steps;
-        self.progress.saved = (*run == self.id).then_some(state.step);
-        self.base = checkpoint.manifest.base.clone();
-        Ok((state, checkpoint.manifest.mesh))
-    }
-
-    /// Returns the step of the newest checkpoint before a damaged one, the same on every rank. A checkpoint that cannot be read
-    /// is an error, because it may be intact. A collective.
-    fn go_back(&mut self, step: u64, damage: Failure) -> Result<u64, Failure> {
-        // Only rank 0 lists them: a shared file system may show an older state on other nodes.
-        let newest = self.log.as_ref().map_or(Ok(None), |_| rundir::latest_before(&self.run, step));
-        let newest = newest.map(|newest| newest.map(|checkpoint| checkpoint.step)).map_err(Failure::from);
-        let steps = agree(&self.fsdp.groups().world, newest)?;
-        let Some(&Some(back_to)) = steps.first() else { return Err(damage) };
-        let why = format!("{}: {}", damage.what, damage.why);
-        self.event_at(back_to, EventKind::CheckpointDamaged { step, why, back_to });
-        Ok(back_to)
-    }
-
-    fn log_restored(&mut self, mut restored: String, mut not_restored: String) {
-        match self.ema.as_ref().map(|ema| ema.updates) {
-            None => {}
-            Some(0) if not_restored.is_empty() => not_restored = "the average, which begins with the weights".into(),
-            Some(0) => not_restored += ", and the average, which begins with the weights",
-            Some(updates) => restored += &format!(", average after {updates} updates"),
-        }
-        let seconds = self.progress.load_s;
-        self.event(EventKind::Restored { restored, not_restored, seconds });
-    }
-
-    fn load(&mut self, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
-        let start = Instant::now();
-        let found = checkpoint::load(&mut self.sharded(), dir, restore);
-        self.progress.load_s = start.elapsed().as_secs_f64();
-        found
-    }
-
-    fn sharded(&mut self) -> TrainingState<'_> {
-        TrainingState {
-            fsdp: &self.fsdp,
-            moments: &mut self.moments,
-            ema: self.ema.as_ref(),
-            tables: &self.tables,
-            base: self.base.as_ref(),
-        }
-    }
-
-    fn check_data(&self, state: &TrainState) -> Result<(), Failure> {
-        let refuse = |why: String| {
-            Failure::new(
-                rundir::ErrorCode::InvalidDataset,
-                "cannot resume at the same position in the data",
-                why,
-                "resume with --fresh-data to restart the data order",
-            )
-        };
-        if state.data_fingerprint != self.data.fingerprint() {
-            return Err(refuse(other_data(&self.recipe, &state.data_fingerprint, self.data.fingerprint())));
-        }
-        if state.global_batch != self.recipe.train.global_batch {
-            let (was, is) = (state.global_batch, self.recipe.train.global_batch);
-            return Err(refuse(format!("the global batch was {was} samples and is {is} now")));
-        }
-        if state.data_order != self.data.order_identity() {
-            return Err(refuse(
-                "the samples of the steps differ: data.shapes, the batch of a shape, or the share of a data set was \
-                 changed, or the run is on another number of ranks × train.grad_accum"
-                    .into(),
-            ));
-        }
-        Ok(())
-    }
-
     /// Trains to the last step or until a rank receives a stop request, and saves the state before it returns.
     ///
     /// # Errors
@@ -494,20 +318,6 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             ),
             other => other.to_string(),
         }
-    }
-
-    /// Decides whether training continues after a failed save: it does until `checkpoint.max_failures` saves in a row failed.
-    fn continue_after(&mut self, failure: Failure) -> Result<(), Failure> {
-        let failed = self.progress.failed_saves;
-        if !self.recipe.checkpoint.gives_up_after(failed) {
-            return Ok(());
-        }
-        Err(Failure::new(
-            rundir::ErrorCode::SaveFailed,
-            format!("training stopped at step {}: {failed} saves in a row failed", self.progress.step),
-            format!("{}: {}", failure.what, failure.why),
-            format!("{}; checkpoint.max_failures = 0 continues without checkpoints", failure.fix),
-        ))
     }
 
     fn step(&mut self, requests: SaveStopRequests) -> Result<Outcome, Failure> {
@@ -717,111 +527,13 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         ema.swap(&self.fsdp).map_err(device_failed)
     }
 
-    /// Saves a checkpoint of the current step unless it exists, and returns when it is complete.
-    fn save_now(&mut self) -> Result<(), Failure> {
-        // A failed save of an earlier step already has an event. Only this save decides the result.
-        let _ = self.finish_save();
-        self.begin_save()?;
-        self.finish_save()?;
-        self.finish_pruning();
-        Ok(())
-    }
-
-    /// Starts a checkpoint of the current step unless it exists. First waits for a pending checkpoint, because at most
-    /// one is written at a time.
-    fn begin_save(&mut self) -> Result<(), Failure> {
-        let step = self.progress.step;
-        if self.progress.saved == Some(step) {
-            return Ok(());
-        }
-        self.finish_save().or_else(|failure| self.continue_after(failure))?;
-        // Pruning may free the space that this checkpoint needs.
-        self.finish_pruning();
-        phase::enter(Phase::Checkpoint);
-        self.event(EventKind::CheckpointStarted);
-        let started = Instant::now();
-        let (epoch, position) = self.data.position(self.progress.samples);
-        let state = TrainState {
-            step,
-            samples_seen: self.progress.samples,
-            epoch,
-            position,
-            seed: self.progress.seed,
-            adam_step: self.moments.steps,
-            global_batch: self.recipe.train.global_batch,
-            data_fingerprint: self.data.fingerprint().to_owned(),
-            data_order: self.data.order_identity(),
-            bad_steps: self.progress.bad_steps,
-            ema_updates: self.ema.as_ref().map_or(0, |ema| ema.updates),
-            optimizer: self.moments.kind(),
-            optimizer_numbers: self.moments.numbers(),
-        };
-        let mut sharded = TrainingState {
+    fn sharded(&mut self) -> TrainingState<'_> {
+        TrainingState {
             fsdp: &self.fsdp,
             moments: &mut self.moments,
             ema: self.ema.as_ref(),
             tables: &self.tables,
             base: self.base.as_ref(),
-        };
-        match checkpoint::begin(&mut sharded, &self.run, state, &mut self.spare) {
-            Ok(writing) => {
-                self.saving = Some(Saving { writing, started });
-                self.progress.saved = Some(step);
-                Ok(())
-            }
-            Err(failure) => self.save_failed(step, failure),
-        }
-    }
-
-    /// Waits for the pending checkpoint, if there is one, and starts to remove those that the recipe does not keep.
-    fn finish_save(&mut self) -> Result<(), Failure> {
-        let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
-        let step = writing.state.step;
-        let saved = SaveInfo { id: &self.id, attempt: self.attempt.number, mesh: self.attempt.mesh, saved_s: now_s() };
-        match checkpoint::finish(&self.fsdp, writing, &saved, &mut self.spare) {
-            Ok(bytes) => {
-                let seconds = started.elapsed().as_secs_f64();
-                self.deadline.record_save(seconds);
-                self.progress.failed_saves = 0;
-                self.event_at(step, EventKind::CheckpointSaved { path: self.run.step_dir(step), bytes, seconds });
-                self.prune();
-                Ok(())
-            }
-            Err(failure) => self.save_failed(step, failure),
-        }
-    }
-
-    fn save_failed(&mut self, step: u64, failure: Failure) -> Result<(), Failure> {
-        if self.progress.saved == Some(step) {
-            self.progress.saved = None;
-        }
-        self.progress.failed_saves += 1;
-        self.event_at(step, EventKind::CheckpointFailed { failure: failure.clone() });
-        Err(failure)
-    }
-
-    /// Removes old checkpoints in a thread: freeing a gigabyte takes a file system some tenths of a second.
-    fn prune(&mut self) {
-        self.finish_pruning();
-        if self.log.is_none() {
-            return;
-        }
-        let (run, policy) = (self.run.clone(), self.recipe.checkpoint.clone());
-        self.pruning = Some(std::thread::spawn(move || {
-            let entries = rundir::step_checkpoints(&run).unwrap_or_default();
-            let steps = rundir::to_prune(&entries, policy.keep_last, policy.keep_every).into_iter();
-            steps.map(|step| (step, rundir::remove_checkpoint(&run, step))).collect()
-        }));
-    }
-
-    /// Waits for the removal of old checkpoints and logs an event for each.
-    fn finish_pruning(&mut self) {
-        let Some(pruning) = self.pruning.take() else { return };
-        for (step, removed) in pruning.join().expect("removing checkpoints does not panic") {
-            match removed {
-                Ok(()) => self.event(EventKind::CheckpointPruned { step }),
-                Err(e) => eprintln!("cannot remove the old checkpoint of step {step}: {e}"),
-            }
         }
     }
 
@@ -840,23 +552,6 @@ impl<F: Family, O: Objective> Drop for Trainer<F, O> {
     /// Finishes pruning, so that no checkpoint is left half removed.
     fn drop(&mut self) {
         self.finish_pruning();
-    }
-}
-
-/// Describes which of the data sets differ from those of a checkpoint, by their fingerprints.
-fn other_data(recipe: &Recipe, was: &str, is: &str) -> String {
-    let sets = recipe.data.all();
-    let (before, now): (Vec<&str>, Vec<&str>) = (was.split('+').collect(), is.split('+').collect());
-    let changed = (before.len() == sets.len() && now.len() == sets.len())
-        .then(|| sets.iter().zip(before.iter().zip(&now)).find(|(_, (before, now))| before != now))
-        .flatten();
-    match changed {
-        Some((set, _)) => format!("{} is not the data set that the checkpoint was trained on", set.index),
-        None => format!(
-            "the checkpoint was trained on {}, and the recipe has {}",
-            units::counted(before.len(), "data set"),
-            units::counted(sets.len(), "data set")
-        ),
     }
 }
 
