@@ -118,10 +118,7 @@ impl Channel {
 impl Settings {
     /// Returns the path of the settings of this user: in `XDG_CONFIG_HOME`, or in `~/.config`.
     pub fn user_file() -> Option<Utf8PathBuf> {
-        let absolute =
-            |name: &str| Some(Utf8PathBuf::from(std::env::var(name).ok()?)).filter(|path| path.is_absolute());
-        let folder = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")))?;
-        Some(folder.join("vidtui/alerts.toml"))
+        Some(rundir::user_folder("XDG_CONFIG_HOME", ".config")?.join("vidtui/alerts.toml"))
     }
 
     /// Reads the settings of this user, with the secrets that they name. `None` if there is no file.

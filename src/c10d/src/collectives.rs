@@ -21,8 +21,8 @@ pub struct Collective {
     pub started_ns: u64,
 }
 
-/// Returns the last collectives of all groups of this process, in the order in which they started; at most 2,000 of gloo and as many
-/// of NCCL, or `TORCH_FR_BUFFER_SIZE`. Any thread may call it, also while another waits for a collective.
+/// Returns the last collectives of all groups of this process, in the order in which they started. libtorch keeps the last 2,000 of gloo
+/// and of NCCL each, or `TORCH_FR_BUFFER_SIZE`. Any thread may call this function, even if another thread waits for a collective.
 ///
 /// # Errors
 /// libtorch cannot write the record.

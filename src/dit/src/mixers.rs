@@ -1,5 +1,5 @@
-//! The parts of a block that mix tokens, attentions and TTT scans, whose outputs may be saved by the forward pass and taken by the
-//! backward pass.
+//! Attention and TTT scans, the parts of a block that mix tokens. The forward pass may save their outputs, and the backward pass
+//! reuses them.
 
 use kernels::attention::{AttentionOutput, scaled_dot_product};
 use kernels::ttt::{Inputs, ScanOutput, Settings, scan, scan_and_save};

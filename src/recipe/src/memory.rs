@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, Layer, Recipe, Remat, Task, TrainerKind, TttScan};
+use crate::{Device, Layer, Recipe, Remat, TttScan};
 
 /// Block swap and offload: the tensors that a rank keeps in a backing store, outside the memory of its device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,14 +86,16 @@ impl MemorySettings {
 impl Recipe {
     /// Returns the setting for which ranks of the embedded trainer cannot run on CPUs.
     pub fn requires_gpus(&self) -> Option<&'static str> {
-        if self.trainer == TrainerKind::Command || self.task == Task::Encode {
-            return (self.train.device == Device::Cuda).then_some("train.device is \"cuda\"");
-        }
-        match (self.train.device, self.train.ttt_scan) {
-            (Device::Cuda, _) => Some("train.device is \"cuda\""),
-            (_, TttScan::Kernel) if self.model.layer != Layer::None => Some("train.ttt_scan is \"kernel\""),
+        match self.train.device {
+            Device::Cuda => Some("train.device is \"cuda\""),
+            _ if self.uses_scan_kernel() => Some("train.ttt_scan is \"kernel\""),
             _ => None,
         }
+    }
+
+    /// Returns whether the CUDA kernel computes the scans of TTT layers.
+    pub fn uses_scan_kernel(&self) -> bool {
+        self.model.layer != Layer::None && self.train.ttt_scan == TttScan::Kernel
     }
 
     /// Returns whether ranks compute on GPUs, as far as the recipe decides it.

@@ -146,7 +146,7 @@ impl Train {
     /// Returns the time that a rank waits for the others in a step, given the longest step of the attempt so far on any rank, in seconds.
     pub fn collective_timeout(&self, longest_step_s: Option<f64>) -> Duration {
         match (longest_step_s, self.collective_timeout_s) {
-            (None, _) => WAIT_OUTSIDE_STEPS,
+            (None, seconds) => WAIT_OUTSIDE_STEPS.max(Duration::from_secs(seconds)),
             (Some(longest), 0) => {
                 let wait = Duration::try_from_secs_f64(longest * STEPS_OF_WAIT).unwrap_or(WAIT_OUTSIDE_STEPS);
                 wait.clamp(SHORTEST_WAIT, WAIT_OUTSIDE_STEPS)

@@ -55,6 +55,7 @@ impl Leader {
         }
         let child = command.spawn().unwrap();
         let leader = Self { child, temp };
+        // Scripts write it without another program, which could still be ending and belongs to the group.
         until(|| leader.file("ready").exists());
         leader
     }
@@ -148,7 +149,7 @@ fn assert_refused(leader: &mut Leader, target: &NodeKill, reason: &str) {
     assert!(leader.is_running(), "it was signalled");
 }
 
-const IDLE: &str = "touch ready; while :; do sleep 0.05; done";
+const IDLE: &str = ": > ready; while :; do sleep 0.05; done";
 
 #[test]
 fn a_process_whose_boot_start_time_and_environment_match_is_owned() {
@@ -220,7 +221,7 @@ fn a_rank_whose_process_id_was_reused_is_not_signalled() {
 
 #[test]
 fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
-    let stubborn = "bash -c 'trap \"\" TERM; until [ -s child ]; do sleep 0.01; done; touch ready; while :; do sleep 0.05; done' & echo $! > child; wait";
+    let stubborn = "bash -c 'trap \"\" TERM; until [ -s child ]; do sleep 0.01; done; : > ready; while :; do sleep 0.05; done' & echo $! > child; wait";
     let leader = Leader::start(stubborn);
     let child = leader.child_in("child");
     let plan = leader.plan(KillHow::Kill, leader.target());
@@ -238,7 +239,7 @@ fn a_kill_ends_every_process_of_the_group_even_if_it_ignores_term() {
 
 #[test]
 fn ranks_that_outlive_their_supervisor_are_killed() {
-    let mut leader = Leader::start("sleep 600 & echo $! > child; touch ready; wait");
+    let mut leader = Leader::start("sleep 600 & echo $! > child; : > ready; wait");
     let child = leader.child_in("child");
     let mut target = leader.target();
     target.ranks = vec![RankPid { rank: 0, pid: child, start_ticks: start_ticks(child) }];
@@ -267,7 +268,7 @@ fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
         worker(RUN, 7, &elsewhere, "other-node"),
         worker("2026-11-20T0340-other-k7f2", 7, &here, "other-run"),
     ];
-    let mut leader = Leader::start(&format!("{} touch ready; wait", workers.concat()));
+    let mut leader = Leader::start(&format!("{} : > ready; wait", workers.concat()));
     // Here `setsid` leads no group, so it does not fork and keeps its process id.
     let pid = |file: &str| leader.child_in(file);
     let (own, others) = (pid("own"), ["other-attempt", "other-node", "other-run"].map(pid));
@@ -291,7 +292,7 @@ fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
 
 #[test]
 fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
-    let mut leader = Leader::start_session("sleep 600 & echo $! > sampler; touch ready; wait");
+    let mut leader = Leader::start_session("sleep 600 & echo $! > sampler; : > ready; wait");
     let (sampler, target) = (leader.child_in("sampler"), leader.target());
     assert_ne!(stat_fields(sampler)[2], leader.pid().to_string(), "it has a group of its own");
     let mut local = Local::new().unwrap();
@@ -307,7 +308,7 @@ fn a_sampler_that_outlives_its_run_is_killed_and_does_not_count_as_the_run() {
 
 #[test]
 fn a_process_without_a_run_in_the_session_of_an_ended_run_is_ignored() {
-    let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; touch ready; wait");
+    let mut leader = Leader::start_session("env -u VIDTUI_RUN sleep 600 & echo $! > other; : > ready; wait");
     let (other, target) = (leader.child_in("other"), leader.target());
     until(|| fs::read(format!("/proc/{other}/cmdline")).unwrap_or_default().starts_with(b"sleep"));
     leader.child.kill().unwrap();
@@ -321,7 +322,7 @@ fn a_process_without_a_run_in_the_session_of_an_ended_run_is_ignored() {
 
 #[test]
 fn a_stop_signals_only_the_supervisor_and_waits_until_its_ranks_have_ended() {
-    let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; touch ready; wait";
+    let obedient = "sleep 600 & child=$!; echo $child > child; trap 'kill $child; exit 7' TERM; : > ready; wait";
     let mut leader = Leader::start(obedient);
     let child = leader.child_in("child");
     let report = end(&leader.plan(KillHow::Stop, leader.target()));
@@ -333,7 +334,7 @@ fn a_stop_signals_only_the_supervisor_and_waits_until_its_ranks_have_ended() {
 
 #[test]
 fn a_stop_without_waiting_reports_the_processes_that_remain() {
-    let mut leader = Leader::start("trap '' TERM; touch ready; while :; do sleep 0.05; done");
+    let mut leader = Leader::start("trap '' TERM; : > ready; while :; do sleep 0.05; done");
     let plan = leader.plan(KillHow::Stop, leader.target());
     let report =
         execute_kill(&plan.clone().into(), &mut local_transports().unwrap(), &Patience::default(), &mut |_| {});
@@ -345,7 +346,7 @@ fn a_stop_without_waiting_reports_the_processes_that_remain() {
 
 #[test]
 fn a_kill_of_ended_processes_sends_no_signal() {
-    let mut leader = Leader::start("touch ready; sleep 600");
+    let mut leader = Leader::start(": > ready; sleep 600");
     let target = leader.target();
     let plan = leader.plan(KillHow::Kill, target);
     assert!(end(&plan).all_gone());

@@ -1,7 +1,7 @@
 //! Small files that are written atomically, and read only if their version is known.
 
 use crate::{Error, SCHEMA};
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
@@ -56,6 +56,12 @@ pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T,
 fn line_of(text: &str, error: &toml::de::Error) -> String {
     let line = |span: std::ops::Range<usize>| text.get(..span.start).map(|t| t.matches('\n').count() + 1);
     error.span().and_then(line).map_or(String::new(), |n| format!("line {n}: "))
+}
+
+/// Returns a folder of this user: that of an XDG variable, or the default one in the home folder.
+pub fn user_folder(variable: &str, default: &str) -> Option<Utf8PathBuf> {
+    let absolute = |name: &str| Some(Utf8PathBuf::from(std::env::var(name).ok()?)).filter(|path| path.is_absolute());
+    absolute(variable).or_else(|| Some(absolute("HOME")?.join(default)))
 }
 
 /// Writes a value as TOML, atomically.

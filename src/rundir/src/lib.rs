@@ -59,7 +59,7 @@ pub use command::{CommandPlace, command_folder, command_output, command_ranks, c
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};
-pub use files::{Versioned, is_exposed, read_toml, write_atomic, write_private, write_toml};
+pub use files::{Versioned, is_exposed, read_toml, user_folder, write_atomic, write_private, write_toml};
 pub use healer::{Healer, HealerLock};
 pub use heartbeat::{GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, WaitingCollective};
 pub use history::{History, median_step_s};

@@ -150,6 +150,13 @@ pub struct SamplingProgress {
 }
 
 impl MetricSample {
+    /// Returns the tokens that the steps after `before` up to this one trained on. Not every step is logged: those in between took as many
+    /// tokens as this one.
+    pub fn tokens_since(&self, before: u64) -> f64 {
+        let tokens = self.tokens_per_s * self.step_s * self.step.saturating_sub(before) as f64;
+        if tokens.is_finite() { tokens.max(0.0) } else { 0.0 }
+    }
+
     /// Returns whether it is about a training step: not about items, sampling steps, or the state before the first step.
     pub fn is_training(&self) -> bool {
         self.items.is_none() && self.sampling.is_none() && self.step > 0

@@ -1,26 +1,21 @@
 //! The norm of a sharded gradient.
 
 use crate::fsdp::{Access, Fsdp, ShardView};
-use c10d::{Reduce, Result};
+use c10d::Result;
 use tch::{Kind, Tensor};
 
 /// Returns the Euclidean norm of the whole gradient. It has the same bits on every rank, and is not finite if any
 /// element is not finite.
-///
-/// The first replica computes it. GPUs may sum the same numbers in another order on another replica, and replicas whose norms differ in
-/// one bit would scale their gradients by different factors and drift apart.
 pub fn grad_norm(fsdp: &Fsdp) -> Result<f64> {
-    let sum = sum_of_squares(fsdp, |shard| shard.grad)?;
-    fsdp.groups().replicate.broadcast(&sum, 0)?.wait()?;
-    Ok(sum.double_value(&[0]).sqrt())
+    Ok(sum_of_squares(fsdp, |shard| shard.grad)?.double_value(&[0]).sqrt())
 }
 
-/// Returns the Euclidean norm of all trained weights. It has the same bits on every rank of a replica.
+/// Returns the Euclidean norm of all trained weights. It has the same bits on every rank.
 pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
     Ok(sum_of_squares(fsdp, |shard| shard.master)?.double_value(&[0]).sqrt())
 }
 
-/// Returns the sum of squares over the ranks of this replica, `[1]`, in fp64.
+/// Returns the sum of squares over a replica, `[1]`, in fp64.
 fn sum_of_squares(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> Result<Tensor> {
     let mut sum = Tensor::zeros([1], (Kind::Double, fsdp.groups().device));
     fsdp.visit(Access::Read, |shard| {
@@ -30,8 +25,7 @@ fn sum_of_squares(fsdp: &Fsdp, of: for<'a> fn(&ShardView<'a>) -> &'a Tensor) -> 
         }
         Ok(())
     })?;
-    fsdp.groups().shard.all_reduce(&sum, Reduce::Sum)?.wait()?;
-    fsdp.groups().tp.all_reduce(&sum, Reduce::Sum)?.wait()?;
+    fsdp.groups().sum_over_replica(&sum)?;
     Ok(sum)
 }
 

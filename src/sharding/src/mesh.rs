@@ -1,9 +1,9 @@
 //! The process groups of a mesh.
 
-use c10d::{Group, Store};
+use c10d::{Group, Reduce, Store};
 use recipe::Mesh;
 use std::time::Duration;
-use tch::Device;
+use tch::{Device, Tensor};
 
 /// This rank's groups along each axis of the mesh.
 pub struct MeshGroups {
@@ -46,6 +46,19 @@ impl MeshGroups {
             replicate: join(replicas, replicate, mesh.dp_replicate)?,
             tp: join(of_tp, tp, mesh.tp)?,
         })
+    }
+
+    /// Sums a tensor over the shards and TP parts of a replica, with the same bits on every rank of the run.
+    ///
+    /// The first replica computes the sum. Replicas may add the same numbers in different orders. If their sums differed in one bit, they
+    /// would apply different updates and drift apart.
+    ///
+    /// # Errors
+    /// A peer is lost.
+    pub fn sum_over_replica(&self, tensor: &Tensor) -> c10d::Result<()> {
+        self.shard.all_reduce(tensor, Reduce::Sum)?.wait()?;
+        self.tp.all_reduce(tensor, Reduce::Sum)?.wait()?;
+        self.replicate.broadcast(tensor, 0)?.wait()
     }
 
     /// Sets the timeout of all later collectives.

@@ -1,7 +1,7 @@
 //! The device of a rank, and the functions that depend on it: uploads and timing.
 
 use c10d::cuda::{self, Event};
-use recipe::{Device as Wanted, Layer, Recipe, TttScan};
+use recipe::{Device as Wanted, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::time::Instant;
 use tch::{Cuda, Device, Tensor};
@@ -59,7 +59,7 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
 /// # Errors
 /// The recipe sets the CUDA kernel, and the rank is on the CPU, or this program or its GPU has no kernel for the sizes of the model.
 pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
-    if recipe.train.ttt_scan == TttScan::Operators || recipe.model.layer == Layer::None {
+    if !recipe.uses_scan_kernel() {
         return Ok(());
     }
     let refuse = |code, why: String| {

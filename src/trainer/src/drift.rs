@@ -1,7 +1,7 @@
 //! Compares the weights of replicas and of TP ranks, which must have the same bits.
 //!
-//! Ranks that hold the same weights apply the same updates to them. A fault of memory or of a GPU, or an operation with another result
-//! on another rank, makes them differ, and the loss may not show it for a long time.
+//! Ranks that hold the same weights apply the same updates to them. A faulty GPU, faulty memory or a nondeterministic operation makes
+//! them differ. The loss may not show this for a long time.
 
 use crate::exchange::{agree_on, peer_lost};
 use c10d::Group;
@@ -9,7 +9,7 @@ use recipe::ParamSpec;
 use rundir::{ErrorCode, Failure};
 use sharding::flat::TpLayout;
 use sharding::fsdp::Fsdp;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The elements that are hashed at a time, which bounds the temporary memory to some 30 MiB.
 const CHUNK: i64 = 1 << 20;
@@ -19,16 +19,17 @@ const MULTIPLIERS: i64 = 65_521;
 /// The numbers that identify the content of a tensor.
 type Hash = [i64; 2];
 
-/// Compares the weights after `step`. A collective.
+/// Compares the weights after `step`. A collective. With `copies`, also compares the copies that TP ranks have of tensors that are not
+/// split.
 ///
 /// # Errors
 /// [`ErrorCode::WeightsDiffer`] on every rank, which names the ranks and the first tensor; or a peer is lost.
-pub fn check(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], step: u64) -> Result<(), Failure> {
+pub fn check(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], step: u64, copies: bool) -> Result<(), Failure> {
     let groups = fsdp.groups();
     if groups.replicate.size() == 1 && groups.tp.size() == 1 {
         return Ok(());
     }
-    let found = difference(fsdp, tables).map_err(peer_lost)?;
+    let found = difference(fsdp, tables, copies).map_err(peer_lost)?;
     agree_on(&groups.world, found.map_or(Ok(()), |found| Err(found.failure(step))))
 }
 
@@ -53,14 +54,14 @@ impl Difference {
             ErrorCode::WeightsDiffer,
             format!("the weights of {} differ after step {step}", self.of),
             format!("{} is the first tensor that is not the same on {}", self.tensor, sets.join(" and ")),
-            "resume from a checkpoint before the fault, without the node of the ranks that differ from the others; check its GPUs (`dmesg`, \
-             nvidia-smi -q -d ECC)",
+            "leave out the node of the ranks that differ, check its GPUs (`dmesg`, nvidia-smi -q -d ECC), and resume from a checkpoint that \
+             is older than the fault",
         )
     }
 }
 
 /// Returns the first tensor that differs between this rank and others: replicas first, then TP ranks.
-fn difference(fsdp: &Fsdp, tables: &[Vec<ParamSpec>]) -> c10d::Result<Option<Difference>> {
+fn difference(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], copies: bool) -> c10d::Result<Option<Difference>> {
     let groups = fsdp.groups();
     let (mut names, mut is_shared, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
     for owned in fsdp.owned() {
@@ -78,9 +79,7 @@ fn difference(fsdp: &Fsdp, tables: &[Vec<ParamSpec>]) -> c10d::Result<Option<Dif
         found.map(|(index, sets)| Difference { tensor: names[index].clone(), of, sets })
     };
     let between_replicas = of("replicas", first_difference(&replicas, |_| true));
-    // Replicas apply the same reduced gradients. Each TP rank computes the gradients of its copies itself, and on GPUs it has not been
-    // measured that every kernel adds in the same order each time: a healthy run must not end.
-    let is_compared = |index: usize| is_shared[index] && own.device() == Device::Cpu;
+    let is_compared = |index: usize| copies && is_shared[index];
     Ok(between_replicas.or_else(|| of("TP ranks", first_difference(&tp, is_compared))))
 }
 
@@ -137,6 +136,7 @@ mod tests {
     use super::*;
     use crate::parallelize::{network, unit_tables};
     use crate::tests::support::{Rank, on_ranks, recipe};
+    use tch::Device;
 
     fn numbers(values: &Tensor) -> Vec<i64> {
         Vec::try_from(hash(values)).unwrap()
@@ -169,7 +169,7 @@ mod tests {
                 let tables = unit_tables(&recipe);
                 let is_victim = groups.world.rank() == victim;
                 let rank = Rank::new(&recipe, tables, network(&recipe).family(), groups);
-                assert_eq!(check(&rank.fsdp, &rank.tables, 7), Ok(()));
+                assert_eq!(check(&rank.fsdp, &rank.tables, 7, true), Ok(()));
                 let owned = rank.fsdp.owned();
                 let changed = owned.iter().rev().find(|owned| rank.tables[owned.unit][owned.range.slot].name == name);
                 if let (true, Some(changed)) = (is_victim, changed) {
@@ -177,9 +177,10 @@ mod tests {
                     tch::no_grad(|| last.shallow_clone().copy_(&(&last * 1.000_001)));
                 }
                 drop(owned);
-                let found =
-                    difference(&rank.fsdp, &rank.tables).unwrap().map(|found| (found.of, found.tensor, found.sets));
-                (found, check(&rank.fsdp, &rank.tables, 7).unwrap_err())
+                let found = difference(&rank.fsdp, &rank.tables, true)
+                    .unwrap()
+                    .map(|found| (found.of, found.tensor, found.sets));
+                (found, check(&rank.fsdp, &rank.tables, 7, true).unwrap_err())
             });
             assert!(failures.iter().all(|(_, failure)| failure.code == ErrorCode::WeightsDiffer));
             assert!(failures.iter().all(|(_, failure)| failure == &failures[0].1));

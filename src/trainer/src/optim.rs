@@ -130,12 +130,6 @@ fn counts(groups: &MeshGroups, layout: TpLayout) -> bool {
     layout == TpLayout::Sharded || groups.tp.rank() == 0
 }
 
-/// Sums a tensor over the shards and TP parts of a replica, the same bits on every rank.
-fn sum_over_replica(groups: &MeshGroups, tensor: &Tensor) -> c10d::Result<()> {
-    groups.shard.all_reduce(tensor, c10d::Reduce::Sum)?.wait()?;
-    groups.tp.all_reduce(tensor, c10d::Reduce::Sum)?.wait()
-}
-
 /// The state of the optimizer for the trained shards of this rank.
 pub struct OptimizerState {
     kind: OptimizerKind,

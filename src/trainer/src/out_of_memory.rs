@@ -70,7 +70,7 @@ impl ExhaustedRank<'_> {
         if self.recipe.task != Task::Train {
             return Failure { fix: LESS_WORK.into(), ..failure };
         }
-        let plan = self.recipe.cost().memory;
+        let plan = self.recipe.rank_memory();
         let limit = memory::limit(self.device, self.ranks_on_node);
         let used = Memory::of(self.device);
         let fits = self.fits(limit);
@@ -94,19 +94,16 @@ impl ExhaustedRank<'_> {
             eprintln!("{error}");
         }
         let limit = limit.map_or(String::new(), |limit| format!(", of at most {}", size(limit)));
-        let parts = self.recipe.peak_parts();
-        let largest: Vec<String> =
-            parts.iter().take(LARGEST).map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
         let tensors = match largest_tensors(&allocator) {
             tensors if tensors.is_empty() => String::new(),
-            tensors => format!("; its largest tensors are of {}", tensors.join(", ")),
+            tensors => format!("; its largest tensors take {}", tensors.join(", ")),
         };
         let why = format!(
             "{}; the rank used {:.1} GiB{limit}{tensors}; its plan is {} at the peak, most of it {}",
             failure.why,
             used.peak_gib,
             size(self.recipe.peak_memory()),
-            largest.join(", "),
+            self.recipe.largest_parts(LARGEST),
         );
         let fix = match fits {
             Ok(fits) => proposals(&fits),

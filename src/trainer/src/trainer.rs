@@ -31,6 +31,7 @@ use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use std::thread::JoinHandle;
 use std::time::Instant;
+use tch::Device;
 
 /// The end of the training loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -326,11 +327,9 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             Step { recipe: &self.recipe, network: &self.network, objective: &self.objective, seed: self.progress.seed };
         let plan = self.data.step(self.progress.samples);
         let done = self.progress.step;
-        let timeout = match self.saving {
-            // A rank that saves waits for the copy of its state before it updates the weights.
-            Some(_) => WAIT_OUTSIDE_STEPS,
-            None => self.recipe.train.collective_timeout(self.progress.longest_step_s),
-        };
+        let timeout = self.recipe.train.collective_timeout(self.progress.longest_step_s);
+        // A rank that saves waits for the copy of its state before it updates the weights.
+        let timeout = if self.saving.is_some() { timeout.max(WAIT_OUTSIDE_STEPS) } else { timeout };
         self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
         let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
         self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;
@@ -380,7 +379,10 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         if !self.recipe.train.checks_drift_at(step) {
             return Ok(());
         }
-        drift::check(&self.fsdp, &self.tables, step)
+        // Each TP rank computes the gradients of its copies itself. Nodes with other numbers of cores may add in another order, and so may
+        // the kernels of GPUs: a healthy run must not end.
+        let copies = self.fsdp.groups().device == Device::Cpu && self.attempt.placement.by_node().len() == 1;
+        drift::check(&self.fsdp, &self.tables, step, copies)
     }
 
     /// Logs a step, on rank 0.

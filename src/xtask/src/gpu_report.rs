@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -23,7 +23,7 @@ const LINES: usize = 120;
 
 /// A command of the report.
 struct Step {
-    /// What the command shows.
+    /// The title of the command in the report.
     shows: &'static str,
     words: Vec<String>,
     /// The name of the run that the command starts, if it starts one.
@@ -134,7 +134,9 @@ fn last_lines(text: &str) -> String {
 /// logs.
 fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
     let entries = runs.read_dir_utf8().into_iter().flatten().flatten();
-    let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= began);
+    // The clock of files is some milliseconds behind.
+    let after = began - Duration::from_secs(1);
+    let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= after);
     let of_name = |path: &Utf8PathBuf| path.file_name().is_some_and(|file| file.contains(&format!("-{name}-")));
     let Some(run) = entries.map(|entry| entry.into_path()).filter(of_name).find(|path| is_new(path)) else {
         return "(no run was started)\n".to_owned();

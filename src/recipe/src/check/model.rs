@@ -1,7 +1,7 @@
 //! The rules about the model: patches, positions, noise, conditions, segments and TTT layers.
 
 use super::{Advice, around, division};
-use crate::{ComputeDtype, ConditionKind, Device, Layer, Positions, Recipe, SEGMENT_FRAMES, TttScan};
+use crate::{ComputeDtype, ConditionKind, Device, Layer, Positions, Recipe, SEGMENT_FRAMES};
 
 pub(super) fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
     multiple(key, size, "patch_size", recipe.model.patch_size)
@@ -226,7 +226,7 @@ pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
     const TILE: usize = 16;
     const MOST: usize = 64;
     let (train, model) = (&recipe.train, &recipe.model);
-    if train.ttt_scan == TttScan::Operators || model.layer == Layer::None {
+    if !recipe.uses_scan_kernel() {
         return Ok(());
     }
     let or_operators = "or train.ttt_scan = \"operators\"";

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, Layer, OffloadStore, OptimizerKind, Recipe, TttScan};
+use crate::{Device, EmaDevice, Layer, OffloadStore, OptimizerKind, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -106,6 +106,25 @@ impl RankMemory {
             let saved_frozen = if recipe.saves_adapters_only() { 0 } else { unit.frozen };
             weights(UnitSize { frozen: saved_frozen, ..unit })
         };
+        let swapped_weights: u64 = swapped(true)
+            .map(|unit| 2 * page_locked(gradients(unit)) + page_locked(frozen_bytes * share(unit.frozen)))
+            .sum();
+        let state_of = |unit: UnitSize| {
+            let (all, codes) = (share(unit.state.sharded), share(unit.trained));
+            match recipe.optimizer.kind {
+                // Two tensors of codes and two of scales.
+                OptimizerKind::Adamw8bit => {
+                    2 * page_locked(codes) + 2 * page_locked(all.saturating_sub(2 * codes).div_ceil(2))
+                }
+                // Two or four tensors of one size, whose sum is rounded as each of them is.
+                _ => page_locked(all),
+            }
+        };
+        let swapped_state: u64 = units.all().filter(|_| offload.optimizer_offload).map(state_of).sum();
+        let swapped_inputs = match input {
+            input if input > 0 && offload.activation_offload => inputs.div_ceil(input) * page_locked(samples * input),
+            _ => 0,
+        };
         let on_node = recipe.ema.device == EmaDevice::Cpu && recipe.train.device != Device::Cpu;
         RankMemory {
             weights: swapped(false).map(weights).sum(),
@@ -126,23 +145,7 @@ impl RankMemory {
                 optimizer: state_away,
                 activations: if offload.activation_offload { samples * inputs } else { 0 },
                 saved: swapped(true).map(saved_weights).sum::<u64>() + state_away,
-                page_locked: swapped(true)
-                    .map(|unit| {
-                        let (trained, frozen) = (F32 * share(unit.trained), frozen_bytes * share(unit.frozen));
-                        2 * page_locked(trained) + page_locked(frozen)
-                    })
-                    // The state of a unit has two or four tensors of one size, whose sum is rounded as each of them is.
-                    .chain(
-                        units
-                            .all()
-                            .filter(|_| offload.optimizer_offload)
-                            .map(|unit| page_locked(share(unit.state.sharded))),
-                    )
-                    .chain(offload.activation_offload.then(|| {
-                        let each = page_locked(samples * input);
-                        if input == 0 { 0 } else { inputs.div_ceil(input) * each }
-                    }))
-                    .sum(),
+                page_locked: swapped_weights + swapped_state + swapped_inputs,
             },
         }
     }
@@ -240,10 +243,25 @@ fn page_locked(bytes: u64) -> u64 {
     if bytes == 0 { 0 } else { bytes.next_power_of_two() }
 }
 
-/// Returns the most memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values.
+/// Returns the memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values: those of as many groups of
+/// mini-batches as fit into 1 GiB, and of at least one.
+///
+/// Source: `Kept` in `kernels/cuda/ttt_sizes.h`, without its vectors.
 fn scan_kernel(recipe: &Recipe) -> u64 {
-    let is_used = recipe.model.layer != Layer::None && recipe.train.ttt_scan == TttScan::Kernel;
-    if is_used { 1 << 30 } else { 0 }
+    const MOST: u64 = 1 << 30;
+    let m = &recipe.model;
+    if !recipe.uses_scan_kernel() {
+        return 0;
+    }
+    let (tokens, width) = (m.ttt_mini_batch as u64, m.head_dim as u64);
+    let is_mlp = m.layer == Layer::TttMlp;
+    let hidden = if is_mlp { 4 * width } else { width };
+    let (wide, images) = if is_mlp { (6 * tokens * hidden, 3) } else { (0, 1) };
+    let kept = 2 * (wide + images * hidden * width + 4 * tokens * width);
+    let group = recipe.remat.scan_group as u64;
+    let groups = (m.seq_len() as u64).div_ceil(tokens * group);
+    let of_one = recipe.micro_batch() * (m.num_heads / recipe.mesh.tp) as u64 * group * kept;
+    (of_one * groups).min(MOST.max(of_one))
 }
 
 fn states_of(blocks: &[BlockCost]) -> u64 {

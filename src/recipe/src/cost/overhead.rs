@@ -1,6 +1,7 @@
 //! The memory of a rank besides its tensors.
 
 use serde::Serialize;
+use units::size;
 
 use super::RankMemory;
 use crate::{Mesh, Recipe};
@@ -69,6 +70,17 @@ impl Overhead {
 }
 
 impl Recipe {
+    /// Returns the largest parts of [`Recipe::peak_parts`] in one line: `activations 20.0 GiB, weights 8.1 GiB`.
+    pub fn largest_parts(&self, most: usize) -> String {
+        let part = |(name, bytes): &(&str, u64)| format!("{name} {}", size(*bytes));
+        self.peak_parts().iter().take(most).map(part).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the memory of a device that a plan may take: a part of a GPU, and all of the memory for a rank on the CPU.
+    pub fn usable_memory(&self, total: u64) -> u64 {
+        if self.expects_gpus() { (total as f64 * GPU_SHARE) as u64 } else { total }
+    }
+
     /// Returns the memory that a rank takes besides its tensors; with buckets, in steps of the largest one.
     pub fn overhead(&self) -> Overhead {
         self.overhead_of(&self.rank_memory())

@@ -204,27 +204,27 @@ const LARGEST: usize = 4;
 /// embedded trainer is planned.
 fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
     let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
-    // The plan is an estimate. What an earlier attempt trained is not refused when it is resumed.
-    let is_first = plan.attempt.start_step == 0;
-    let recipe = plan.run.recipe().ok().filter(|_| is_planned && is_first)?;
-    let (peak, limit) = (recipe.peak_memory(), (total as f64 * GPU_SHARE) as u64);
+    let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
+    // The plan is an estimate. What earlier attempts trained on this mesh is not refused when it is resumed.
+    if plan.attempt.start_step > 0 && plan.attempt.mesh == recipe.mesh {
+        return None;
+    }
+    let recipe = recipe::Recipe { mesh: plan.attempt.mesh, ..recipe };
+    let (peak, limit) = (recipe.peak_memory(), recipe.usable_memory(total));
     if peak <= limit {
         return None;
     }
-    let parts = recipe.peak_parts();
-    let largest: Vec<String> =
-        parts.iter().take(LARGEST).map(|(name, bytes)| format!("{name} {}", size(*bytes))).collect();
     let share = GPU_SHARE * 100.0;
     let planned = format!(
         "a rank needs about {}, most of it {}, and may take {} ({share:.0} %) of a GPU of {}",
         size(peak),
-        largest.join(", "),
+        recipe.largest_parts(LARGEST),
         size(limit),
         size(total)
     );
     let fix = format!(
         "`vidtui check RECIPE --fit-memory {}GiB` proposes settings; or waive this check: --waive 'GPU memory'",
-        limit >> 30
+        total >> 30
     );
     Some((planned, fix))
 }

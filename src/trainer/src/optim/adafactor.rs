@@ -5,7 +5,7 @@
 //!
 //! Source: Shazeer and Stern 2018 (arXiv 1804.04235); `torch.optim.Adafactor` 2.11.
 
-use super::{Method, Segment, StateTensor, StateValues, Update, counts, sum_over_replica, trained};
+use super::{Method, Segment, StateTensor, StateValues, Update, counts, trained};
 use recipe::{Optimizer, ParamSpec};
 use sharding::flat::ParamKind;
 use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
@@ -160,7 +160,7 @@ impl Method for Adafactor {
             }
             Ok(())
         })?;
-        sum_over_replica(groups, &sums)?;
+        groups.sum_over_replica(&sums)?;
         let _ = self.means.lerp_(&(sums * &self.shares), fresh);
         let scales = self.row_scales(o.adafactor_eps1);
         // The update takes the place of the gradient.
@@ -176,7 +176,7 @@ impl Method for Adafactor {
             }
             Ok(())
         })?;
-        sum_over_replica(groups, &squares)?;
+        groups.sum_over_replica(&squares)?;
         let squares = Vec::<f64>::try_from(&squares.view(-1)).expect("a flat tensor of numbers");
         let (of_weights, of_updates) = squares.split_at(self.tensors.len());
         fsdp.visit(Access::Write, |view| {

@@ -2,10 +2,7 @@
 //!
 //! Source: Mishchenko and Defazio 2023 (arXiv 2306.06101), algorithm 4; `prodigyopt` 1.1.2.
 
-use super::{
-    Method, Segment, StateTensor, StateValues, Update, counts, segments, state_like, sum_over_replica, trained,
-    with_state,
-};
+use super::{Method, Segment, StateTensor, StateValues, Update, counts, segments, state_like, trained, with_state};
 use recipe::{Optimizer, ParamSpec};
 use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
 use std::collections::BTreeMap;
@@ -123,7 +120,7 @@ impl Method for Prodigy {
                 Ok(())
             })
         })?;
-        sum_over_replica(fsdp.groups(), &sums)?;
+        fsdp.groups().sum_over_replica(&sums)?;
         let (delta, denominator) = (sums.double_value(&[0]), sums.double_value(&[1]));
         self.numerator = self.numerator * beta3 + relative * rate * delta;
         // Without any gradient there is no estimate and no update.

@@ -31,7 +31,7 @@ pub fn rows() -> Result<Vec<Row>> {
             println!("console on {STEPS} logged steps: round {round} of {ROUNDS}");
             rounds.push(measure("first", "10", &own(&["--runs", runs.as_str()]))?);
         }
-        let figure = |key: &str, scale: f64| rounds.iter().map(|round| scale * number(round, key)).collect();
+        let figure = |key: &str, scale: f64| figure(&rounds, key, scale);
         Ok(vec![
             row("first frame of the console, 100,000 steps", "ms", figure("first_frame_s", 1e3), 100.0, ""),
             row("the run's last step on screen", "ms", figure("run_shown_s", 1e3), 100.0, ""),
@@ -59,9 +59,6 @@ fn opened(points: u64, limit_s: f64, note: &str) -> Result<Vec<Row>> {
             loaded.push(measure("loaded", "60", &argv)?);
             keys.push(measure("keys", "10", &argv)?);
         }
-        let figure = |rounds: &[Value], key: &str, scale: f64| -> Vec<f64> {
-            rounds.iter().map(|round| scale * number(round, key)).collect()
-        };
         let bytes = |mib: f64| (mib - BASE_MIB) * f64::from(1 << 20) / points as f64;
         let memory: Vec<f64> = figure(&loaded, "memory_mib", 1.0);
         let used = format!("{:.0} MiB resident; {BASE_MIB} MiB of them are not counted", memory[0]);
@@ -100,8 +97,8 @@ fn leet(points: u64) -> Result<String> {
         )?;
         let file = wandb_file(folder)?;
         let leet = [bin.join("wandb").as_str(), "leet", "run", file.as_str()].map(str::to_owned);
-        let said = measure("loaded", "120", &leet)?;
-        let (seconds, memory) = (number(&said, "loaded_s"), number(&said, "memory_mib"));
+        let figures = measure("loaded", "120", &leet)?;
+        let (seconds, memory) = (number(&figures, "loaded_s"), number(&figures, "memory_mib"));
         Ok(format!("leet: {seconds:.1} s, {memory:.0} MiB"))
     })
 }
@@ -126,9 +123,6 @@ pub fn live_rows() -> Result<Vec<Row>> {
             measure("idle", "30", &own(&["--runs", runs.as_str(), "--simulate", "128", "--keys", "3"]))
         })?);
     }
-    let figure = |rounds: &[Value], key: &str, scale: f64| -> Vec<f64> {
-        rounds.iter().map(|round| scale * number(round, key)).collect()
-    };
     Ok(vec![
         row("CPU while following a run, 10 metrics × 10 Hz", "%", figure(&live, "cpu", 100.0), 2.0, ""),
         row("CPU with 128 nodes × 8 GPUs at 2 s", "%", figure(&nodes, "cpu", 100.0), 3.0, ""),
@@ -152,9 +146,9 @@ fn followed() -> Result<Value> {
                     thread::sleep(Duration::from_millis(100));
                 }
             });
-            let said = measure("idle", "20", &own(&["--runs", runs.as_str(), "--open", made_run::ID]));
+            let figures = measure("idle", "20", &own(&["--runs", runs.as_str(), "--open", made_run::ID]));
             ended.store(true, Ordering::Relaxed);
-            said
+            figures
         })
     })
 }
@@ -162,12 +156,13 @@ fn followed() -> Result<Value> {
 /// Simulates a day of 16 nodes at 100 times the speed. It takes a quarter of an hour.
 pub fn day_rows() -> Result<Vec<Row>> {
     println!("a simulated day of 16 nodes: 864 s");
-    let said = in_folder("day", |runs| {
+    let figures = in_folder("day", |runs| {
         measure("growth", "864", &own(&["--runs", runs.as_str(), "--simulate", "16@100", "--keys", "3"]))
     })?;
-    let grown =
-        |what: &str| 100.0 * (number(&said, &format!("late_{what}")) / number(&said, &format!("early_{what}")) - 1.0);
-    let (early, late) = (number(&said, "early_mib"), number(&said, "late_mib"));
+    let grown = |what: &str| {
+        100.0 * (number(&figures, &format!("late_{what}")) / number(&figures, &format!("early_{what}")) - 1.0)
+    };
+    let (early, late) = (number(&figures, "early_mib"), number(&figures, "late_mib"));
     let note = format!("{early:.1} MiB after a tenth of the day, {late:.1} MiB at its end");
     Ok(vec![
         row("growth of memory in a simulated day, 16 nodes", "%", vec![grown("mib")], 5.0, &note),
@@ -189,6 +184,11 @@ fn measure(scenario: &str, seconds: &str, argv: &[String]) -> Result<Value> {
     serde_json::from_slice(&printed).map_err(|error| {
         Failure::new("the console bench printed no numbers", error, "run tests/bench/console.py by hand")
     })
+}
+
+/// Returns one figure of each round.
+fn figure(rounds: &[Value], key: &str, scale: f64) -> Vec<f64> {
+    rounds.iter().map(|round| scale * number(round, key)).collect()
 }
 
 fn number(figures: &Value, key: &str) -> f64 {

@@ -14,7 +14,8 @@ impl IdleCpu {
         Self { last: idle_ticks().map(|ticks| (Instant::now(), ticks)) }
     }
 
-    /// Returns how many cores were idle on average since the last call; zero where there is no `/proc`.
+    /// Returns how many cores were idle on average since the last call. Zero where there is no `/proc`, and where this process may use
+    /// fewer cores than the machine has, as in some containers: the file counts all cores.
     pub fn cores_since_last(&mut self) -> f64 {
         let now = idle_ticks().map(|ticks| (Instant::now(), ticks));
         let cores = match (self.last, now) {
@@ -30,7 +31,16 @@ impl IdleCpu {
 }
 
 fn idle_ticks() -> Option<u64> {
-    read(&fs::read_to_string("/proc/stat").ok()?)
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    read(&stat).filter(|_| cores_in(&stat) <= cores)
+}
+
+/// Counts the lines `cpu0`, `cpu1`, …
+fn cores_in(stat: &str) -> usize {
+    let is_core =
+        |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    stat.lines().filter(is_core).count()
 }
 
 /// Reads the time that all cores were idle or waited for a disk: fields 4 and 5 of the first line.
@@ -48,5 +58,6 @@ mod tests {
     fn waiting_for_a_disk_counts_as_idle() {
         assert_eq!(read("cpu  10 1 5 200 30 0 0 0 0 0\ncpu0 10 1 5 200 30\n"), Some(230));
         assert_eq!(read("intr 1 2 3\n"), None);
+        assert_eq!(cores_in("cpu  10 1\ncpu0 5 0\ncpu1 5 1\nintr 3\n"), 2);
     }
 }
