@@ -1,6 +1,6 @@
 //! The lines under a run's state: what the state means, the most urgent finding, and the keys to press next.
 
-use crate::keymap::{Action, Context};
+use crate::bindings::{Action, Context};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::{StateKind, short_id};

@@ -1,6 +1,6 @@
 //! The keys that the user has chosen, and names of keys, actions and screens in files.
 
-use crate::keymap::{Action, Binding, Context};
+use crate::bindings::{Action, Binding, Context};
 use crate::msg::{Key, KeyCode};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -48,7 +48,9 @@ impl fmt::Display for KeyError {
         match self {
             Self::NoKey => f.write_str("the list of keys is empty"),
             Self::Reserved => f.write_str("Ctrl-C always closes the console"),
-            Self::Typed(key) => write!(f, "{} is a part of the text that is typed there", key.name()),
+            Self::Typed(key) => {
+                write!(f, "{} types a character there; use a key with Ctrl or Alt, or a named key", key.name())
+            }
             Self::Clash { context, key, actions: [one, other] } => {
                 let name = context.name();
                 write!(f, "in {name}, {} is the key of {} and of {}", key.name(), one.name(), other.name())

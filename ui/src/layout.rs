@@ -1,6 +1,6 @@
 //! The layout of the screens: pure functions of the size, shared by `update` (paging) and `view` (drawing).
 
-use crate::keymap::Action;
+use crate::bindings::Action;
 use crate::msg::Size;
 use crate::panel_set::{PICKABLE, PanelSet};
 use ratatui_core::layout::Rect;

@@ -6,10 +6,11 @@
 //! * [`update`] applies one message to the model and returns effects; nothing else changes the model;
 //! * [`view`] draws the model; nothing else writes cells;
 //! * [`watches`] returns the streams that should run now; they follow from the model;
-//! * [`keymap`] returns the keys that work now; dispatch, key bar and help share its tables.
+//! * [`context`] returns the keys that work now; dispatch, key bar and help share its tables.
 
 mod action_plan;
 pub mod advice;
+mod bindings;
 pub mod charts;
 mod completion;
 pub mod draft;
@@ -20,7 +21,6 @@ pub mod goodput_text;
 pub mod gpu_value;
 pub mod jobs;
 mod key_map;
-mod keymap;
 pub mod layout;
 pub mod log_lines;
 pub mod modals;
@@ -48,10 +48,10 @@ mod fixtures;
 mod tests;
 
 pub use action_plan::{ActionEnd, ActionPlan, ActionRequest, ActionResult, RunPlan, RunVerb};
+pub use bindings::{Action, Binding, Context};
 pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, Watch, XAxis};
 pub use key_map::{KeyChange, KeyError, KeyMap};
-pub use keymap::{Action, Binding, Context};
-pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, keymap};
+pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, context};
 pub use msg::{
     AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
     KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg,

@@ -41,12 +41,19 @@ const WARNINGS: [&str; 5] = ["warn", "error", "failed", "timed out", "retrying"]
 static LEVEL_WORD: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"\b(ERROR|CRITICAL|FATAL)\b|^\[?[EF]\d{4} \d\d:|^cannot [a-z]+ .*: "));
 
-/// An error that PyTorch prints as advice about another error, and counts of errors.
-static NO_ERROR: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)might be asynchronously reported|\b(0|no|without) errors?\b"));
+/// Lines with an error word that report no error: PyTorch's advice about another error, counts such as `0 errors`, metrics such as
+/// `mean absolute error: 0.3`, and what is not fatal.
+static NO_ERROR: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)might be asynchronously reported|\b(0|no|without) errors?\b|\b[a-z]+ error: *-?[\d.]|non-?fatal")
+});
 
 /// An error of Python without a message, such as `KeyboardInterrupt` or `AssertionError`.
 static BARE_ERROR: LazyLock<Regex> = LazyLock::new(|| pattern(r"^([\w.]+\.)?\w+(Error|Exception|Interrupt)$"));
+
+/// The last line of a traceback: the name of an exception, with a message or without. Names that do not end in `Error` have one.
+static EXCEPTION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"^(?:[A-Za-z_]\w*\.)*(?:\w*(?:Error|Exception|Interrupt|Exit|Warning)(?::|$)|[A-Z]\w*: )")
+});
 
 /// Errors that follow from the error of another rank.
 const CONSEQUENCES: [&str; 11] = [
@@ -86,8 +93,17 @@ static RANK_PREFIX: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\[rank\d+\]: ?
 
 /// Returns whether a line is a part of a traceback between its first and its last line, which are not indented.
 pub fn continues_traceback(text: &str) -> bool {
-    let text = RANK_PREFIX.find(text).map_or(text, |prefix| &text[prefix.end()..]);
+    let text = without_rank(text);
     text.is_empty() || text.starts_with([' ', '|'])
+}
+
+/// Returns whether a line is the last one of a traceback: `ValueError: bad shape`.
+pub fn ends_traceback(text: &str) -> bool {
+    EXCEPTION.is_match(without_rank(text))
+}
+
+fn without_rank(text: &str) -> &str {
+    RANK_PREFIX.find(text).map_or(text, |prefix| &text[prefix.end()..])
 }
 
 /// Returns whether an error usually follows from the error of another rank: a peer that was lost, a collective that timed out.
@@ -131,8 +147,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + day_of_era - 719_468
 }
 
-/// The parts in which lines of several ranks differ although they say the same: times, addresses, the process that NCCL
-/// names, and ranks.
+/// The parts that differ between ranks in otherwise equal lines: times, addresses, the process that NCCL names, and ranks.
 static VARYING: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?",
@@ -223,7 +238,8 @@ mod tests {
             assert_eq!(level(line), Level::Warning, "{line}");
         }
         let advice = "CUDA error: kernel errors might be asynchronously reported at some other API call";
-        for line in ["step 20 loss 0.31", "done with 0 errors", advice, ""] {
+        let metrics = ["reconstruction error: 0.012", "mean absolute error: -3", "a non-fatal event"];
+        for line in ["step 20 loss 0.31", "done with 0 errors", advice, ""].into_iter().chain(metrics) {
             assert_eq!(level(line), Level::Plain, "{line}");
         }
     }

@@ -31,11 +31,11 @@ pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScree
 pub use session::Session;
 pub use viewport::Viewport;
 
+use crate::bindings::{Action, Context};
 use crate::draft::LaunchDraft;
 use crate::fleet::{Fleet, FleetSource, NodeView};
 use crate::jobs::Jobs;
 use crate::key_map::KeyMap;
-use crate::keymap::Context;
 use crate::layout;
 use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
@@ -173,7 +173,11 @@ pub struct Model {
 impl Model {
     /// Returns the model of a console that has just opened.
     pub fn new(setup: Setup) -> Self {
-        let session = setup.session.filter(|_| setup.open.is_none());
+        // The open run replaces the screen of the earlier console, and nothing else.
+        let session = setup.session.map(|session| match &setup.open {
+            Some(run) => Session { screen: Screen::Run, run: Some(run.clone()), ..session },
+            None => session,
+        });
         let modal = setup.problem.map(|failure| Modal::Failure(FailureDialog { failure, scroll: 0 }));
         let mut model = Self {
             now: setup.now,
@@ -219,6 +223,12 @@ impl Model {
             model.restore(session);
         }
         model
+    }
+
+    /// Returns the name of an action's key on this screen, or on the Runs screen if it has no key here.
+    pub(crate) fn key_name(&self, action: Action) -> String {
+        let names = [context_of(self.screen), Context::Runs].map(|context| self.keys.name(context, action));
+        names.into_iter().find(|name| !name.is_empty()).unwrap_or_default()
     }
 
     /// Returns whether the user has quit.
@@ -379,24 +389,30 @@ impl Model {
     }
 }
 
-/// Returns the context of key presses: the key table for dispatch, key bar and help.
-pub fn keymap(model: &Model) -> Context {
-    match (&model.modal, &model.input, model.screen) {
-        (Some(modal), _, _) => modal.context(),
-        (None, Some(_), _) => Context::Input,
-        (None, None, Screen::Runs) => Context::Runs,
-        (None, None, Screen::Run) => Context::Run,
-        (None, None, Screen::Compare) => Context::Compare,
-        (None, None, Screen::Stages) => Context::Stages,
-        (None, None, Screen::Recipes) => Context::Recipes,
-        (None, None, Screen::Launch) => Context::Launch,
-        (None, None, Screen::Logs) => Context::Logs,
-        (None, None, Screen::Samples) => Context::Samples,
-        (None, None, Screen::Nodes) => Context::Nodes,
-        (None, None, Screen::Node) => Context::Node,
-        (None, None, Screen::Processes) => Context::Processes,
-        (None, None, Screen::Convert) => Context::Convert,
-        (None, None, Screen::Alerts) => Context::Alerts,
+/// Returns the context of key presses: the table of keys for dispatch, key bar and help.
+pub fn context(model: &Model) -> Context {
+    match (&model.modal, &model.input) {
+        (Some(modal), _) => modal.context(),
+        (None, Some(_)) => Context::Input,
+        (None, None) => context_of(model.screen),
+    }
+}
+
+fn context_of(screen: Screen) -> Context {
+    match screen {
+        Screen::Runs => Context::Runs,
+        Screen::Run => Context::Run,
+        Screen::Compare => Context::Compare,
+        Screen::Stages => Context::Stages,
+        Screen::Recipes => Context::Recipes,
+        Screen::Launch => Context::Launch,
+        Screen::Logs => Context::Logs,
+        Screen::Samples => Context::Samples,
+        Screen::Nodes => Context::Nodes,
+        Screen::Node => Context::Node,
+        Screen::Processes => Context::Processes,
+        Screen::Convert => Context::Convert,
+        Screen::Alerts => Context::Alerts,
     }
 }
 

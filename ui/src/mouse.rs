@@ -1,17 +1,17 @@
 //! The mouse: a click selects, a click on the selected entry opens it, the wheel scrolls or zooms, a drag over a chart zooms.
 //!
-//! Areas come from the functions that lay out the screen. Dialogs are answered by keys only, so that a stray click starts, ends
-//! or deletes nothing.
+//! Areas come from the functions that lay out the screen. A click on the key bar does what the key does. Dialogs accept keys only, so
+//! a second click cannot confirm what the first one opened.
 
+use crate::bindings::Action;
 use crate::effect::Effect;
-use crate::keymap::Action;
 use crate::layout::{self, Panel};
-use crate::model::{Model, Screen, keymap};
+use crate::model::{Model, Screen, context};
 use crate::msg::{Key, KeyCode, Mouse, MouseKind};
 use crate::screens::{alerts, compare, logs, nodes, processes, recipes, run, runs, stages};
 use crate::update::act;
-use crate::view::header_action;
-use crate::widgets::{key_bar, line_chart};
+use crate::view::{header_action, key_bar_action};
+use crate::widgets::line_chart;
 use ratatui_core::layout::{Position, Rect};
 
 /// Rows that one notch of the wheel scrolls.
@@ -97,7 +97,7 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
             focus(run, panel);
         }
     }
-    let context = keymap(model);
+    let context = context(model);
     // Only what moves: in some dialogs, other actions have these keys.
     let moves = context.bindings().iter().any(|binding| binding.action == direction);
     let notches = if moves { NOTCH } else { 0 };
@@ -115,12 +115,12 @@ fn plot_at(model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
 
 fn press(model: &mut Model, at: Position) -> Vec<Effect> {
     let areas = layout::areas(model.size);
-    let context = keymap(model);
+    let context = context(model);
     if areas.header.contains(at) {
         return header_action(model, areas.header, at.x).map_or_else(Vec::new, |action| act(model, context, action));
     }
     if areas.keys.contains(at) {
-        let action = key_bar::action_at(model, areas.keys, at.x);
+        let action = key_bar_action(model, &areas, at.x);
         return action.map_or_else(Vec::new, |action| act(model, context, action));
     }
     if let Some((plot, window)) = plot_at(model, at) {
@@ -174,7 +174,7 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
 /// Selects a panel of the run screen; a click on the selected one enlarges it, or opens its selected entry.
 fn press_panel(model: &mut Model, at: Position) -> Vec<Effect> {
     let Some(under) = run::panel_at(model, at) else { return Vec::new() };
-    let context = keymap(model);
+    let context = context(model);
     let Some(run) = &mut model.run else { return Vec::new() };
     let was_focused = run.focus == under.panel;
     focus(run, under.panel);

@@ -74,7 +74,7 @@ impl Key {
 /// An event of the mouse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mouse {
-    /// What happened.
+    /// The kind of the event.
     pub kind: MouseKind,
     /// The column of the terminal, from 0.
     pub column: u16,

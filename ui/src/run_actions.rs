@@ -2,9 +2,9 @@
 
 use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
+use crate::bindings::Action;
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::model::{LogsScreen, Model, Screen};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
@@ -20,7 +20,7 @@ use units::counted;
 /// # Errors
 /// The reason, as a sentence to show.
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
-    let key = |action| model.keys.name(Context::Runs, action);
+    let key = |action| model.key_name(action);
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
         (None, _) => "Still loading the runs".to_owned(),
         (_, Screen::Run | Screen::Logs | Screen::Samples) => "Still loading this run".to_owned(),

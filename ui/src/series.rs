@@ -337,10 +337,7 @@ impl Segment {
 
     fn push(&mut self, sample: &MetricSample) {
         let index = self.len();
-        // Not every step is logged. The steps since the sample before took as many tokens as this one.
-        let steps = sample.step.saturating_sub(self.steps.last().copied().unwrap_or(0)) as f64;
-        let tokens = sample.tokens_per_s * sample.step_s * steps;
-        let tokens = if tokens.is_finite() { tokens.max(0.0) } else { 0.0 };
+        let tokens = sample.tokens_since(self.steps.last().copied().unwrap_or(0));
         self.tokens.push(self.tokens.last().copied().unwrap_or(0.0) + tokens);
         self.steps.push(sample.step);
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));

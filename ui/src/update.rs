@@ -1,12 +1,12 @@
 //! The only place where the model changes.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
 use crate::model::{
-    ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, keymap,
+    ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, context,
 };
 use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
@@ -89,7 +89,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 }
 
 fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
-    let context = keymap(model);
+    let context = context(model);
     let Some(action) = model.keys.action(context, key) else {
         if let (Some(Modal::Palette(dialog)), KeyCode::Char(c), false, false) =
             (&mut model.modal, key.code, key.ctrl, key.alt)

@@ -1,7 +1,7 @@
 //! The only place that writes cells.
 
+use crate::bindings::{Action, Context};
 use crate::jobs::Job;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::modals;
 use crate::model::{Input, Model, Screen};
@@ -57,8 +57,7 @@ fn draw(model: &Model, buf: &mut Buffer) {
         Screen::Alerts => alerts::view(model, buf, areas.body),
     }
     let notice = notice(model);
-    // A dialog shows its own keys.
-    if model.modal.is_none() && (notice.is_none() || areas.notice != areas.keys) {
+    if key_bar_is_shown(model, &areas, notice.is_some()) {
         key_bar::draw(model, buf, areas.keys);
     }
     if let Some(notice) = notice {
@@ -67,6 +66,17 @@ fn draw(model: &Model, buf: &mut Buffer) {
     if let Some(modal) = &model.modal {
         modals::view(modal, model, buf);
     }
+}
+
+/// Returns whether the key bar is on the screen. A dialog shows its own keys, and on a low screen a notice takes its place.
+fn key_bar_is_shown(model: &Model, areas: &layout::Areas, has_notice: bool) -> bool {
+    model.modal.is_none() && (!has_notice || areas.notice != areas.keys)
+}
+
+/// Returns the action of a click in a column of the key bar, if it is on the screen.
+pub fn key_bar_action(model: &Model, areas: &layout::Areas, column: u16) -> Option<Action> {
+    let is_shown = key_bar_is_shown(model, areas, notice(model).is_some());
+    key_bar::action_at(model, areas.keys, column).filter(|_| is_shown)
 }
 
 /// Returns the product name, the screens with their keys and the number of alerts, each with the action of a click on it.
@@ -141,7 +151,7 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let text = match &job.waiting {
             Some(waiting) => {
-                format!("kill pending: {}; {} cancels it", waiting.text, model.keys.name(Context::Run, Action::Kill))
+                format!("kill pending: {}; {} cancels it", waiting.text, model.key_name(Action::Kill))
             }
             None => job.progress.clone().unwrap_or_else(|| job.intent.text()),
         };

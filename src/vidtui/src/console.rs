@@ -1,7 +1,7 @@
 //! The console: one loop that handles every message, in one order, on one runtime.
 //!
 //! ```text
-//! keys ───────┐                                        ┌─> screen (at most 30 times a second, only when dirty)
+//! keys ───────┐                                        ┌─> screen (only when dirty; at most 30 times a second, at once after a key)
 //! clock ──────┼─> queue ─> Msg ─> ui::update ──────────┼─> ui::watches ─> watches.rs starts and stops streams
 //! streams ────┤                        │               └─> record.rs
 //! effects ────┘ <──── effects.rs <─────┘ Effect
@@ -104,7 +104,7 @@ async fn open_on_runtime(
         nodes_from: workspace.nodes_from(),
         launch: draft_of(&workspace.nodes, None),
         has_desktop: appearance::has_desktop(),
-        session: if settings.restore && run.is_none() { last_screen::read(&workspace.runs) } else { None },
+        session: settings.restore.then(|| last_screen::read(&workspace.runs)).flatten(),
         open: run,
         problem,
     };
@@ -116,10 +116,11 @@ async fn open_on_runtime(
     let end = console.run(&mut screen).await;
     drop(screen);
     let Console { model, reader, live } = console;
+    // From now on, a signal ends the console even if the home folder does not answer.
+    drop(reader);
     if settings.restore {
         last_screen::write(&runs, model.session());
     }
-    drop(reader);
     if let Some(Live { runner, watcher, .. }) = live {
         drop(watcher);
         runner.finish().await;
@@ -130,8 +131,8 @@ async fn open_on_runtime(
     end
 }
 
-/// Runs a console on a runtime of its own. What still runs when the console has ended only reads, and is abandoned: a node or
-/// a file system that does not answer does not delay the end.
+/// Runs a console on a runtime of its own. Tasks that still run at the end only read, so they are abandoned: a node or a file system that
+/// does not answer does not delay the end.
 fn on_runtime(console: impl Future<Output = Result<End, CommandError>>) -> Result<End, CommandError> {
     terminal::install_panic_hook();
     // Before the runtime starts threads, which inherit the blocked signals.

@@ -354,15 +354,13 @@ pub(crate) fn curves(column: &Column, label: &str, measured: &Measured, axis: Ax
 /// Returns the positions of samples on an x axis. Tokens add up over the steps since the sample before, logged or not.
 fn positions(samples: &[MetricSample], axis: Axis) -> Vec<f64> {
     let start_s = samples.first().map_or(0.0, |sample| sample.t);
-    let (mut total, mut before) = (0.0, None);
+    let (mut total, mut before) = (0.0, 0);
     let position = |sample: &MetricSample| match axis {
         Axis::Step => sample.step as f64,
         Axis::Time => sample.t - start_s,
         Axis::Tokens => {
-            let steps = before.map_or(1, |before| sample.step.saturating_sub(before)) as f64;
-            before = Some(sample.step);
-            let tokens = sample.tokens_per_s * sample.step_s * steps;
-            total += if tokens.is_finite() { tokens.max(0.0) } else { 0.0 };
+            total += sample.tokens_since(before);
+            before = sample.step;
             total
         }
     };
@@ -560,9 +558,9 @@ mod tests {
     #[test]
     fn tokens_add_up_over_steps_that_are_not_logged() {
         let at = |step| MetricSample { tokens_per_s: 50.0, step_s: 2.0, ..sample(1, step, Some(0.5)) };
-        assert_eq!(positions(&[at(10), at(20), at(25)], Axis::Tokens), [100.0, 1100.0, 1600.0]);
+        assert_eq!(positions(&[at(10), at(20), at(25)], Axis::Tokens), [1000.0, 2000.0, 2500.0]);
         let history = history([at(10), at(20), at(25)]);
         let drawn = curves(&named("loss"), "loss", &history, Axis::Tokens);
-        assert_eq!(drawn[0].points[2], (1600.0, Some(0.5)));
+        assert_eq!(drawn[0].points[2], (2500.0, Some(0.5)));
     }
 }

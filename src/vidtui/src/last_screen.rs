@@ -3,9 +3,8 @@
 //! It is kept apart from the settings, in the state folder of the user, in one file for each folder of runs. A file that
 //! cannot be read is ignored: the console then opens on the list of runs.
 
-use crate::settings::user_folder;
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{RunDir, xxh3_hex};
+use rundir::{RunDir, user_folder, write_atomic, xxh3_hex};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use ui::Session;
@@ -34,12 +33,8 @@ pub fn write(runs: &Utf8Path, session: Session) {
     let Some(path) = path_of(runs) else { return };
     let file = File { version: VERSION, runs: runs.to_owned(), session };
     let Ok(bytes) = serde_json::to_vec_pretty(&file) else { return };
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let written = fs::create_dir_all(path.parent().unwrap_or(Utf8Path::new("/")))
-        .and_then(|()| fs::write(&temporary, bytes))
-        .and_then(|()| fs::rename(&temporary, &path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
+    if fs::create_dir_all(path.parent().unwrap_or(Utf8Path::new("/"))).is_ok() {
+        let _ = write_atomic(&path, &bytes);
     }
 }
 

@@ -97,7 +97,7 @@ pub const ROLES: [(&str, usize); 7] =
 impl Settings {
     /// Returns the path of the settings of this user: in `XDG_CONFIG_HOME`, or in `~/.config`.
     pub fn user_file() -> Option<Utf8PathBuf> {
-        Some(user_folder("XDG_CONFIG_HOME", ".config")?.join("vidtui/config.toml"))
+        Some(rundir::user_folder("XDG_CONFIG_HOME", ".config")?.join("vidtui/config.toml"))
     }
 
     /// Reads the settings of this user; the default settings if there is no file.
@@ -145,17 +145,11 @@ impl Settings {
                 "restore" => settings.restore = file.switch(name, value)?,
                 "colors" => file.colors(value, &mut settings)?,
                 "keys" => file.keys(value, &mut settings)?,
-                _ => return Err(file.unknown(key.span().start, "the file", name, KEYS)),
+                _ => return Err(file.unknown(key.span().start, "setting", name, KEYS)),
             }
         }
         Ok(settings)
     }
-}
-
-/// Returns a folder of this user: that of an XDG variable, or the default one in the home folder.
-pub fn user_folder(variable: &str, default: &str) -> Option<Utf8PathBuf> {
-    let absolute = |name: &str| Some(Utf8PathBuf::from(std::env::var(name).ok()?)).filter(|path| path.is_absolute());
-    absolute(variable).or_else(|| Some(absolute("HOME")?.join(default)))
 }
 
 /// The file, for its errors.
@@ -183,7 +177,7 @@ impl File<'_> {
             Some(near) => format!("did you mean {near}?"),
             None => format!("use one of: {}", known.join(", ")),
         };
-        self.bad(at, format!("{of} has no key '{word}'"), fix)
+        self.bad(at, format!("unknown {of} '{word}'"), fix)
     }
 
     fn check_version(&self, value: &Value<'_>) -> Result<(), Failure> {
@@ -197,7 +191,7 @@ impl File<'_> {
                 let why = format!("it has version {newer}, and this vidtui reads version {VERSION}");
                 Err(self.bad(value.span().start, why, "update vidtui, or write the file for this version"))
             }
-            _ => Err(self.bad(value.span().start, "version is not a version", format!("write version = {VERSION}"))),
+            _ => Err(self.bad(value.span().start, "version is not a number", format!("write version = {VERSION}"))),
         }
     }
 
@@ -205,7 +199,7 @@ impl File<'_> {
         let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
         let DeValue::String(word) = value.get_ref() else {
             let fix = format!("write {name} = \"{}\"", names[0]);
-            return Err(self.bad(value.span().start, format!("{name} is not a text"), fix));
+            return Err(self.bad(value.span().start, format!("{name} is not a string in quotes"), fix));
         };
         let found = all.iter().find(|(known, _)| known == word).map(|(_, value)| *value);
         found.ok_or_else(|| {
@@ -240,7 +234,7 @@ impl File<'_> {
             DeValue::String(text) => Ok((text.as_ref(), value.span().start)),
             _ => {
                 let fix = format!("write {name} = \"…\" or {name} = [\"…\", \"…\"]");
-                Err(self.bad(value.span().start, format!("{name} is not a text"), fix))
+                Err(self.bad(value.span().start, format!("{name} is not a string in quotes"), fix))
             }
         };
         match value.get_ref() {
@@ -254,7 +248,7 @@ impl File<'_> {
             let name = key.get_ref().as_ref();
             let Some((role, count)) = ROLES.iter().find(|(role, _)| *role == name) else {
                 let roles = ROLES.iter().map(|(role, _)| *role);
-                return Err(self.unknown(key.span().start, "[colors]", name, roles));
+                return Err(self.unknown(key.span().start, "colour", name, roles));
             };
             let texts = self.texts(name, value)?;
             if texts.len() != *count {
@@ -284,7 +278,7 @@ impl File<'_> {
             if context.is_none() && name != EVERYWHERE {
                 let names: Vec<String> = Context::ALL.into_iter().map(Context::name).collect();
                 let known = names.iter().map(String::as_str).chain([EVERYWHERE]);
-                return Err(self.unknown(section.span().start, "[keys]", name, known));
+                return Err(self.unknown(section.span().start, "screen", name, known));
             }
             for (key, value) in self.table(&format!("keys.{name}"), value)? {
                 let action = key.get_ref().as_ref();
@@ -315,13 +309,13 @@ impl File<'_> {
             None => Context::ALL.into_iter().filter(|context| !context.is_typed()).find_map(of),
         };
         let Some(action) = action else {
-            let contexts = context.map_or_else(|| Context::ALL.to_vec(), |context| vec![context]);
+            let everywhere = || Context::ALL.into_iter().filter(|context| !context.is_typed()).collect();
+            let contexts = context.map_or_else(everywhere, |context| vec![context]);
             let all = contexts.iter().flat_map(|context| context.all_bindings()).map(|binding| binding.action.name());
             let mut known: Vec<String> = all.collect();
             known.sort();
             known.dedup();
-            let of = format!("[keys.{}]", context.map_or_else(|| EVERYWHERE.to_owned(), Context::name));
-            return Err(self.unknown(at, &of, name, known.iter().map(String::as_str)));
+            return Err(self.unknown(at, "action", name, known.iter().map(String::as_str)));
         };
         let keys = self.texts(name, value)?.into_iter().map(|(text, at)| {
             Key::parse(text).ok_or_else(|| {

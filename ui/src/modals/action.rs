@@ -1,9 +1,9 @@
 //! The dialog of an action on several nodes, processes or runs, and on a checkpoint: shows the plan, which Enter executes.
 
 use crate::action_plan::{ActionPlan, RunPlan, RunVerb};
+use crate::bindings::{Action, Context};
 use crate::effect::{Confirmed, Effect};
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::modals::{launch, scrolls};
 use crate::model::{ActionDialog, Modal, Model, ResultsDialog};
 use crate::run_state::short_id;

@@ -1,9 +1,9 @@
 //! The dialog of the checkpoints of the open run: resume from one, start the next stage, convert, pin and delete.
 
 use crate::action_plan::ActionRequest;
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{CheckpointsDialog, Modal, Model};
 use crate::msg::{ConvertForm, ConvertOptions};

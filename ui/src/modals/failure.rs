@@ -1,7 +1,7 @@
 //! The error dialog: what failed, why, and a hint.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::modals::scrolls;
 use crate::model::{FailureDialog, Modal, Model};
 use crate::widgets::{capitalized, dialog, hint};

@@ -1,7 +1,7 @@
 //! The help dialog, built from the key tables.
 
+use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Binding, Context};
 use crate::modals::scrolls;
 use crate::model::{HelpDialog, Modal, Model};
 use crate::text;

@@ -1,8 +1,8 @@
 //! The kill dialog: shows the processes that would be signalled and asks for confirmation. "No" is the default.
 
+use crate::bindings::{Action, Context};
 use crate::effect::{Confirmed, Effect};
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::modals::scrolls;
 use crate::model::{KillDialog, Modal, Model};
 use crate::run_state::short_id;
@@ -62,7 +62,7 @@ impl KillDialog {
             }
             _ => String::new(),
         };
-        let stop = model.keys.name(Context::Run, Action::Stop);
+        let stop = model.key_name(Action::Stop);
         let task = row.map_or(Task::Train, |row| row.task);
         let instead = match &self.plan.job {
             Some(job) if job.is_waiting => {

@@ -1,8 +1,8 @@
 //! The launch dialog: shows the plan that runs when the user confirms it.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::modals::scrolls;
 use crate::model::{LaunchDialog, Modal, Model};
 use crate::msg::RunRow;

@@ -11,7 +11,7 @@ pub mod panels;
 pub mod results;
 pub mod targets;
 
-use crate::keymap::Action;
+use crate::bindings::Action;
 use crate::layout;
 use crate::model::{Modal, Model};
 use crate::widgets::dialog;

@@ -1,8 +1,8 @@
 //! The list of the actions of a screen with their keys, filtered as the user types. Enter executes the selected one.
 
+use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
 use crate::key_map::KeyMap;
-use crate::keymap::{Action, Binding, Context};
 use crate::layout;
 use crate::model::{Modal, Model, PaletteDialog};
 use crate::msg::Key;

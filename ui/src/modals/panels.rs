@@ -1,7 +1,7 @@
 //! The dialog that picks the panels of training runs. The screen behind it changes at once.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Modal, Model, PanelsDialog};
 use crate::panel_set::{PICKABLE, PanelSet, title};

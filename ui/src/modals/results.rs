@@ -1,8 +1,8 @@
 //! The dialog with the result of an action for each node or run. It fills while the action is in progress.
 
 use crate::action_plan::{ActionEnd, ActionResult};
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::modals::scrolls;
 use crate::model::{Modal, Model, ResultsDialog};
 use crate::msg::JobId;

@@ -1,8 +1,8 @@
 //! The dialog that chooses the machines of a launch: this machine, a hostfile or a Slurm file.
 
+use crate::bindings::{Action, Context};
 use crate::draft::LaunchTarget;
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{LaunchForm, Modal, Model, TargetsDialog};
 use crate::screens::launch;

@@ -1,7 +1,7 @@
 //! The dialogs: the content of each, and its scroll position.
 
 use crate::action_plan::{ActionPlan, ActionResult};
-use crate::keymap::Context;
+use crate::bindings::Context;
 use crate::msg::JobId;
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;

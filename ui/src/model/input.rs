@@ -1,6 +1,6 @@
 //! The text input in the notice line: its purpose, its text and the cursor.
 
-use crate::keymap::Action;
+use crate::bindings::Action;
 
 /// The open text input.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,6 +26,8 @@ pub(crate) struct LogLine {
     pub(crate) ranks: RankSet,
     /// The texts of ranks that differ from `text` in a time, an address or the number of the rank.
     pub(crate) variants: Vec<(usize, String)>,
+    /// Whether texts of ranks that differ were dropped, to bound memory: they are only in the files.
+    pub(crate) lacks_variants: bool,
     key: u64,
     /// Its time, or the time of its arrival.
     at_s: f64,
@@ -84,8 +86,15 @@ impl LogStore {
     }
 
     /// Returns the kept lines.
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &LogLine> {
         self.lines.iter()
+    }
+
+    /// Begins another attempt, whose first error counts from now on.
+    pub(crate) fn begin_attempt(&mut self, number: u32) {
+        self.first_error = None;
+        self.divide(format!("attempt {number}"));
     }
 
     /// Adds a line that divides two parts. Lines are not folded across it.
@@ -99,6 +108,7 @@ impl LogStore {
             is_divider: true,
             ranks: RankSet::default(),
             variants: Vec::new(),
+            lacks_variants: false,
             key: 0,
             at_s: 0.0,
         });
@@ -131,7 +141,8 @@ impl LogStore {
                     self.folds.entry(key).or_default().push_back(number);
                 }
                 let ranks = RankSet::one(rank);
-                self.push(LogLine { text, level, is_divider: false, ranks, variants: Vec::new(), key, at_s });
+                let (variants, lacks_variants) = (Vec::new(), false);
+                self.push(LogLine { text, level, is_divider: false, ranks, variants, lacks_variants, key, at_s });
                 number
             }
         };
@@ -146,8 +157,12 @@ impl LogStore {
             return (Level::Error, false);
         }
         if writer.is_in_traceback {
-            writer.is_in_traceback = log_lines::continues_traceback(text);
-            return (Level::Error, !writer.is_in_traceback);
+            // Other threads of the rank may print lines in between.
+            let is_end = log_lines::ends_traceback(text);
+            writer.is_in_traceback = !is_end;
+            if is_end || log_lines::continues_traceback(text) {
+                return (Level::Error, is_end);
+            }
         }
         let level = log_lines::level(text);
         (level, level == Level::Error)
@@ -174,9 +189,14 @@ impl LogStore {
         let Some(index) = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok()) else { return };
         let Some(line) = self.lines.get_mut(index) else { return };
         line.ranks.insert(rank);
-        if line.text != text && self.variant_bytes + text.len() <= MAX_VARIANT_BYTES {
+        if line.text != text {
             self.variant_bytes += text.len();
             line.variants.push((rank, text));
+        }
+        while self.variant_bytes > MAX_VARIANT_BYTES {
+            let Some(oldest) = self.lines.iter_mut().find(|line| !line.variants.is_empty()) else { break };
+            self.variant_bytes -= oldest.variants.drain(..).map(|(_, text)| text.len()).sum::<usize>();
+            oldest.lacks_variants = true;
         }
     }
 
@@ -199,12 +219,12 @@ impl LogStore {
 
 impl LogLine {
     /// Returns the texts of the line with the ranks that printed them, those of `only` if it is not empty: one text if the
-    /// line is folded, otherwise one for all ranks that printed the same, and one for each other rank.
+    /// line is folded or texts were dropped, otherwise one for all ranks that printed the same, and one for each other rank.
     pub(crate) fn texts(&self, only: &RankSet, is_folded: bool) -> Vec<(RankSet, &str)> {
         let wanted = |rank: &usize| only.is_empty() || only.contains(*rank);
         let is_variant = |rank: usize| self.variants.iter().any(|(other, _)| *other == rank);
         let variants = || self.variants.iter().filter(|(rank, _)| wanted(rank));
-        if is_folded || self.variants.is_empty() {
+        if is_folded || self.lacks_variants || self.variants.is_empty() {
             // The text of a wanted rank, with all ranks that printed it.
             let is_same =
                 only.is_empty() || self.variants.is_empty() || only.iter_in(&self.ranks).any(|r| !is_variant(r));
@@ -279,6 +299,41 @@ mod tests {
         let first = store.first_error.as_ref().unwrap();
         assert_eq!((first.line, first.rank), (4, 0), "the timeout of rank 1 is a consequence");
         assert_eq!(store.iter().filter(|line| line.level == Level::Error).count(), 6);
+    }
+
+    #[test]
+    fn a_line_of_another_thread_within_a_traceback_is_not_its_error() {
+        let store = store(&[
+            (0, "Traceback (most recent call last):"),
+            (0, "step 12 loss 0.31"),
+            (0, "  File \"train.py\", line 3, in <module>"),
+            (0, "torch.OutOfMemoryError: CUDA out of memory"),
+        ]);
+        assert_eq!(store.first_error.as_ref().unwrap().line, 3);
+        assert_eq!(store.line(1).unwrap().level, Level::Plain);
+    }
+
+    #[test]
+    fn another_attempt_has_its_own_first_error() {
+        let mut store = store(&[(0, "RuntimeError: CUDA out of memory")]);
+        store.begin_attempt(2);
+        assert!(store.first_error.is_none());
+        store.add(1, "ValueError: bad shape".into(), 0.0, true);
+        assert_eq!(store.first_error.as_ref().unwrap().rank, 1);
+    }
+
+    #[test]
+    fn the_oldest_texts_of_folded_lines_are_dropped_first_and_their_line_records_it() {
+        let mut store = LogStore::default();
+        let long = "x".repeat(MAX_VARIANT_BYTES / 3);
+        for number in 0..4 {
+            for rank in 0..2 {
+                store.add(rank, format!("rank {rank} line {number} {long}"), 0.0, true);
+            }
+        }
+        let lacking: Vec<bool> = store.iter().map(|line| line.lacks_variants).collect();
+        assert_eq!(lacking, [true, true, false, false]);
+        assert!(store.variant_bytes <= MAX_VARIANT_BYTES);
     }
 
     proptest! {

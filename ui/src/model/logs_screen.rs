@@ -34,7 +34,7 @@ pub struct LogsScreen {
     pub only: RankSet,
     /// Whether each folded line is shown with the texts of its ranks.
     pub(crate) is_unfolded: bool,
-    /// The lines for which it is the other way round.
+    /// Lines whose folding differs from `is_unfolded`.
     pub(crate) toggled: BTreeSet<u64>,
     /// Whether to go to the first error of the shown ranks, or otherwise to their last line, when the log has been read.
     pub(crate) seeks: bool,
@@ -121,7 +121,7 @@ impl LogsScreen {
             self.skipped_bytes = skipped_bytes;
         }
         if self.attempt.is_some_and(|before| before != attempt) {
-            self.store.divide(format!("attempt {attempt}"));
+            self.store.begin_attempt(attempt);
         }
         self.attempt = Some(attempt);
     }
@@ -230,10 +230,7 @@ impl LogsScreen {
         let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return false };
         let (first, end) = (self.store.first(), self.store.end());
         let from = self.current.filter(|line| (first..end).contains(line));
-        let matches = |number: &u64| {
-            let line = self.store.line(*number).filter(|line| self.passes(line));
-            line.is_some_and(|line| self.texts(*number, line).iter().any(|(_, text)| regex.is_match(text)))
-        };
+        let matches = |number: &u64| self.matches(*number, regex);
         let found = if forward {
             let start = from.map_or_else(|| self.shown_top(size).0, |line| line + 1);
             (start..end).chain(first..start).find(matches)
@@ -246,10 +243,22 @@ impl LogsScreen {
         true
     }
 
-    /// Shows the log of one rank, or the merged one.
+    /// Returns the number of lines that match the search.
+    pub(crate) fn matching(&self) -> usize {
+        let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return 0 };
+        (self.store.first()..self.store.end()).filter(|number| self.matches(*number, regex)).count()
+    }
+
+    /// Returns whether a shown text of a line matches.
+    fn matches(&self, number: u64, regex: &Regex) -> bool {
+        let line = self.store.line(number).filter(|line| self.passes(line));
+        line.is_some_and(|line| self.texts(number, line).iter().any(|(_, text)| regex.is_match(text)))
+    }
+
+    /// Shows the log of one rank, or the merged one, which is then that of the same attempt again.
     pub(crate) fn show(&mut self, rank: Option<usize>) {
-        let (search, level) = (self.search.take(), self.level);
-        *self = Self { rank, wrap: self.wrap, search, level, ..Self::default() };
+        let (search, level, pinned) = (self.search.take(), self.level, self.pinned);
+        *self = Self { rank, pinned, wrap: self.wrap, search, level, ..Self::default() };
     }
 }
 

@@ -1,8 +1,8 @@
 //! The Alerts screen: the alerts of all runs, newest first, and the details of the selected one.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Model, Screen};
 use crate::msg::AlertRow;

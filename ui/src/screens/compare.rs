@@ -1,9 +1,9 @@
 //! The Compare screen: one metric of several runs in one chart, a legend with their values, and the differences of their
 //! recipes.
 
+use crate::bindings::{Action, Context};
 use crate::effect::{ComparisonSpec, Effect, ImageFormat};
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Screen, Viewport};
 use crate::run_state::{StateKind, short_id};

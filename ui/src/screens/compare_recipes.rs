@@ -1,6 +1,6 @@
 //! The differences between the recipes of the compared runs: one row per key, one column per run.
 
-use crate::keymap::{Action, Context};
+use crate::bindings::{Action, Context};
 use crate::layout;
 use crate::model::{CompareScreen, Difference, Model};
 use crate::run_state::short_id;

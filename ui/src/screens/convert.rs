@@ -1,8 +1,8 @@
 //! The Convert screen: the options, the preview of every tensor, and the progress of a conversion.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Preview, Purpose, Screen, Work};
 use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId, WeightType};

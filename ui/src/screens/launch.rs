@@ -1,11 +1,11 @@
 //! The launch form: changes of the draft, and the start of the plan that is shown.
 
+use crate::bindings::Action;
 use crate::completion;
 use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::keymap::Action;
 use crate::layout;
 use crate::modals::targets;
 use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};

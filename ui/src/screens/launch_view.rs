@@ -1,9 +1,9 @@
 //! The drawing of the launch form: settings, target, checks and plan, and the field that is being typed.
 
+use crate::bindings::{Action, Context};
 use crate::completion::{self, Candidate};
 use crate::draft::{LaunchTarget, PreflightResult, PreflightRow};
 use crate::fleet::{Link, NodeView};
-use crate::keymap::{Action, Context};
 use crate::layout::{self, cut_top};
 use crate::model::{FormPanel, Input, LaunchForm, Model, Purpose};
 use crate::msg::RunRow;

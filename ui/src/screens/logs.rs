@@ -1,7 +1,7 @@
 //! The Logs screen: the logs of all ranks in one order, or of one rank. It can be followed, scrolled, filtered and searched.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::log_lines::Level;
 use crate::model::{Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
@@ -378,13 +378,7 @@ fn heading(model: &Model, run: &RunScreen, logs: &LogsScreen, buf: &mut Buffer, 
     }
     let mut right = Vec::new();
     if let Some(search) = &logs.search {
-        let shown = |line: &&LogLine| logs.passes(line);
-        let matches = |regex: &regex::Regex, line: &LogLine| {
-            regex.is_match(&line.text) || line.variants.iter().any(|(_, text)| regex.is_match(text))
-        };
-        let count = |regex| logs.store.iter().filter(shown).filter(|line| matches(regex, line)).count();
-        let count = search.regex.as_ref().map_or(0, count);
-        right.push(Span::raw(format!("\"{}\" in {}  ", search.text, counted(count, "line"))));
+        right.push(Span::raw(format!("\"{}\" in {}  ", search.text, counted(logs.matching(), "line"))));
     }
     right.push(match logs.top {
         None => Span::styled("following", theme.good),

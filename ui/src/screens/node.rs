@@ -1,8 +1,8 @@
 //! The Node screen: GPUs, processes with their owners, or the output of nvidia-smi.
 
+use crate::bindings::Action;
 use crate::effect::Effect;
 use crate::fleet::{Link, NodeHealth, NodeView};
-use crate::keymap::Action;
 use crate::layout;
 use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;

@@ -1,9 +1,9 @@
 //! The Nodes screen: one line per watched node, with its condition, values and faults.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
 use crate::gpu_value::GpuValue;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
 use crate::run_state::short_id;

@@ -1,9 +1,9 @@
 //! The Processes screen: the processes of some nodes that use GPUs or belong to training, with their owners.
 
 use crate::action_plan::ActionRequest;
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Model, ProcessesScreen, Screen};
 use crate::run_state::{StateKind, short_id};

@@ -1,7 +1,7 @@
 //! The Recipes screen: every recipe below the folder of configurations, with what it trains and how large it is.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
 use crate::msg::{RecipeFacts, RecipeView};

@@ -1,11 +1,11 @@
 //! The Run screen: state, advice, charts, checkpoints and events of one run.
 
 use crate::advice;
+use crate::bindings::{Action, Context};
 use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
 use crate::event_text::{self, Severity};
 use crate::goodput_text;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::modals::{checkpoints, panels as panels_dialog};
 use crate::model::{LogsScreen, Model, RunScreen, Screen};

@@ -1,9 +1,9 @@
 //! The Runs screen: all runs, newest first, and the details of the selected one.
 
 use crate::advice;
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{Input, Model, Purpose};
 use crate::msg::RunRow;

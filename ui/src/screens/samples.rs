@@ -1,8 +1,8 @@
 //! The Samples screen: the videos that a run made from its weights, moving, and the same prompt over steps.
 
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout::{self, Panel, cut_top};
 use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::{Clip, RunRow, Size};

@@ -1,9 +1,9 @@
 //! The Stages screen: the stages of each curriculum, their changes and the source of their weights.
 
+use crate::bindings::{Action, Context};
 use crate::draft::{Fit, LaunchDraft};
 use crate::effect::Effect;
 use crate::jobs::Intent;
-use crate::keymap::{Action, Context};
 use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};

@@ -150,3 +150,19 @@ fn a_second_click_on_a_failed_rank_in_the_events_opens_its_log() {
     assert_eq!(ui.model.screen, Screen::Logs);
     assert_eq!(ui.model.logs.as_ref().unwrap().only.to_string(), "1");
 }
+
+#[test]
+fn a_click_on_a_key_that_a_notice_hides_does_nothing() {
+    let mut ui = Ui::on_run(running(83));
+    ui.resize(80, 6);
+    let row = 5;
+    let stops = |effects: Vec<Effect>| effects.iter().any(|effect| matches!(effect, Effect::Stop { .. }));
+    let stop = (0..80).find(|column| {
+        let mut probe = Ui::on_run(running(83));
+        probe.resize(80, 6);
+        stops(mouse(&mut probe, MouseKind::Press, *column, row))
+    });
+    let column = stop.expect("the key bar has the key");
+    ui.model.warn("This is in the place of the key bar");
+    assert!(!stops(mouse(&mut ui, MouseKind::Press, column, row)));
+}

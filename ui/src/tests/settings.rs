@@ -45,6 +45,18 @@ fn the_last_screen_is_opened_again() {
 }
 
 #[test]
+fn an_opened_run_replaces_the_last_screen_and_keeps_how_charts_are_shown() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("x S l");
+    let session = Session { panels: Some(vec!["memory".into()]), ..ui.model.session() };
+    let again = Ui::with_setup(|setup| (setup.session, setup.open) = (Some(session.clone()), Some(stage_2())));
+    let expected = Session { screen: Screen::Run, run: Some(stage_2()), selected: Some(stage_2()), ..session };
+    let shown = |session: &Session| (session.screen, session.run.clone(), session.x, session.smoothing);
+    assert_eq!(shown(&again.model.session()), shown(&expected));
+    assert_eq!(again.model.session().panels.is_some(), expected.panels.is_some());
+}
+
+#[test]
 fn every_screen_can_be_opened_again_or_is_replaced_by_one_that_can() {
     for (keys, screen) in [("c", Screen::Run), ("3", Screen::Nodes), ("2", Screen::Stages), ("a", Screen::Alerts)] {
         let mut ui = Ui::on_run(running(83));

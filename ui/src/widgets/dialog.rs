@@ -1,8 +1,8 @@
 //! A dialog box in front of a screen.
 
-use crate::keymap::Action;
+use crate::bindings::Action;
 use crate::layout;
-use crate::model::{Model, keymap};
+use crate::model::{Model, context};
 use crate::msg::Size;
 use crate::widgets::write;
 use ratatui_core::buffer::Buffer;
@@ -75,7 +75,7 @@ pub fn draw(
     let scroll = scroll.min(lines.len() - visible);
     let mut bottom = format!("{bottom_left}{}{bottom_right}", horizontal.repeat(inner));
     if more {
-        let key = model.keys.name(keymap(model), Action::Down);
+        let key = model.keys.name(context(model), Action::Down);
         let hint = format!(" lines {}-{} of {}: {key} ", scroll + 1, scroll + visible, lines.len());
         if hint.len() + 4 <= inner {
             let fill = horizontal.repeat(inner - hint.len() - 2);

@@ -1,11 +1,11 @@
 //! The key bar in the last row: the keys that work now, from the key tables.
 
 use crate::advice;
+use crate::bindings::{Action, Binding};
 use crate::draft::LaunchTarget;
 use crate::fleet::Sort;
-use crate::keymap::{Action, Binding};
 use crate::modals::targets;
-use crate::model::{Model, Purpose, Screen, keymap};
+use crate::model::{Model, Purpose, Screen, context};
 use crate::run_actions;
 use crate::run_state::StateKind;
 use crate::screens::{alerts, convert, launch, run, samples, stages};
@@ -36,7 +36,7 @@ pub fn action_at(model: &Model, area: Rect, column: u16) -> Option<Action> {
 
 /// Returns the bindings that fit the bar.
 fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
-    let context = keymap(model);
+    let context = context(model);
     let mut own: Vec<&'static Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
     if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
         // With an enlarged chart, the chart keys come first.
@@ -59,7 +59,7 @@ fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
 
 /// Returns the key's name in the bar; opposite keys share an item.
 fn bar_key(model: &Model, binding: &Binding) -> String {
-    let name = |action| model.keys.name(keymap(model), action);
+    let name = |action| model.keys.name(context(model), action);
     let own = name(binding.action);
     match binding.action {
         Action::CursorRight => format!("{}/{own}", name(Action::CursorLeft)),

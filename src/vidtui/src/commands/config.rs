@@ -28,7 +28,7 @@ struct Row {
 pub fn run(args: &ConfigArgs) -> Result<(), CommandError> {
     let path = Settings::user_file();
     if args.all {
-        // Of a file that is not valid, the defaults: they are needed to correct it.
+        // If the file is not valid, the user needs the defaults to correct it.
         return output::text(&file_of(&Settings::of_user().unwrap_or_default()));
     }
     let settings = Settings::of_user()?;
@@ -106,6 +106,13 @@ fn file_of(settings: &Settings) -> String {
         };
         text += &line(&format!("colors.{role}"), value, &units::counted(count, "colour"));
     }
+    let everywhere: Vec<_> = settings.keys.changes().iter().filter(|change| change.context.is_none()).collect();
+    if !everywhere.is_empty() {
+        text += &format!("\n[keys.{EVERYWHERE}]\n");
+        for change in everywhere {
+            text += &format!("{} = {}\n", change.action.name(), keys_in_words(&change.keys));
+        }
+    }
     for context in Context::ALL {
         text += &format!("\n[keys.{}]\n", context.name());
         for binding in context.all_bindings() {
@@ -133,7 +140,9 @@ mod tests {
 
     #[test]
     fn the_file_with_all_settings_is_valid_with_and_without_its_comments() {
-        let settings = parse("theme = \"dark\"\n[keys.run]\nstop = \"F9\"\n[colors]\ngood = \"red\"\n");
+        let settings = parse(
+            "theme = \"dark\"\n[keys.everywhere]\ndown = [\"Down\", \"J\"]\n[keys.run]\nstop = \"F9\"\n[colors]\ngood = \"red\"\n",
+        );
         let file = file_of(&settings);
         let again = parse(&file);
         assert_eq!((again.theme, &again.colors, &again.keys), (settings.theme, &settings.colors, &settings.keys));

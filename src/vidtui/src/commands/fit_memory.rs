@@ -10,15 +10,21 @@ use units::size;
 /// The proposals that are shown.
 const PROPOSALS: usize = 4;
 
-/// Proposes settings with which a rank needs at most `limit` bytes.
-pub fn fit(recipe: &Recipe, named: &str, limit: u64, as_json: bool) -> Result<(), CommandError> {
+/// Proposes settings with which a rank fits a device with `total` bytes.
+pub fn fit(recipe: &Recipe, named: &str, total: u64, as_json: bool) -> Result<(), CommandError> {
+    let limit = recipe.usable_memory(total);
     let fits = recipe.fit_memory(limit, PROPOSALS).map_err(Failure::from)?;
     let now = recipe.peak_memory();
     if as_json {
         return output::json(&json!({ "recipe": named, "limit_bytes": limit, "peak_bytes": now, "fits": fits }));
     }
     let [first, others @ ..] = fits.as_slice() else { return Ok(()) };
-    let mut text = format!("{named} needs {} per rank at the peak; the limit is {}\n", size(now), size(limit));
+    let mut text = format!(
+        "{named} needs {} per rank at the peak; it may take {}{}\n",
+        size(now),
+        size(limit),
+        of_device(limit, total)
+    );
     if first.sets.is_empty() {
         return output::text(&format!("{text}it fits without a change\n"));
     }
@@ -27,6 +33,11 @@ pub fn fit(recipe: &Recipe, named: &str, limit: u64, as_json: bool) -> Result<()
         text += &format!("\nother ways:\n{}", others.iter().map(described).collect::<Vec<_>>().join("\n"));
     }
     output::text(&text)
+}
+
+/// Returns the size of the device if a plan may not take all of it.
+fn of_device(limit: u64, total: u64) -> String {
+    if limit == total { String::new() } else { format!(" of the {} of a GPU", size(total)) }
 }
 
 fn described(fit: &MemoryFit) -> String {

@@ -88,7 +88,7 @@ impl Stream {
     }
 }
 
-/// What has been read of a draft.
+/// The targets and files that the last read of a draft found.
 #[derive(Default)]
 struct KnownDraft {
     targets: Option<Vec<LaunchTarget>>,

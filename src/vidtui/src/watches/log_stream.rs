@@ -1,7 +1,8 @@
 //! The logs of all ranks of an attempt, merged.
 //!
-//! A poll reads the sizes of all files, and only the new bytes of files that have grown. What is read at once is bounded,
-//! whatever the number of ranks and the sizes of their logs: of the rest, only the newest lines are read.
+//! A poll reads the sizes of files, and only the new bytes of files that have grown. The bytes that one poll reads are bounded, whatever
+//! the number of ranks and the sizes of their logs. If a log has more, only its newest lines are read. If more logs have grown than
+//! fit into the bound, the next poll begins with the others.
 
 use super::{Ended, FOLLOW, LIST, Stream};
 use camino::Utf8PathBuf;
@@ -22,9 +23,9 @@ const POLL_BYTES: u64 = 1 << 20;
 /// The most bytes of one log that are read at once.
 const LOG_BYTES: u64 = 256 << 10;
 /// The fewest bytes of a log that are read at once: some lines.
-const LEAST_BYTES: u64 = 4 << 10;
+const LEAST_BYTES: u64 = 2 << 10;
 /// The number of lines in one message, so that keys are handled in between.
-const LINES: usize = 1000;
+const LINES: usize = 200;
 /// The number of logs from which they are polled less often.
 const MANY: usize = 64;
 
@@ -35,12 +36,16 @@ struct RankLog {
     offset: u64,
     /// Size and inode at the last poll.
     seen: (u64, u64),
+    /// Whether it could not be read at the last poll.
+    is_unreadable: bool,
 }
 
 /// The logs of an attempt.
 pub(super) struct MergedLogs {
     attempt: u32,
     logs: Vec<RankLog>,
+    /// The index of the log at which the next poll begins.
+    next: usize,
 }
 
 /// New lines of some logs, and the number of bytes before them that were not read.
@@ -48,8 +53,6 @@ pub(super) struct MergedLogs {
 pub(super) struct NewLogLines {
     pub(super) lines: Vec<(usize, String)>,
     pub(super) skipped_bytes: u64,
-    /// Whether a file was replaced or truncated, so that earlier lines are no longer in it.
-    pub(super) restarted: bool,
 }
 
 impl MergedLogs {
@@ -60,61 +63,94 @@ impl MergedLogs {
             path: dir.rank_log(&place.node, attempt.number, place.rank),
             offset: 0,
             seen: (0, 0),
+            is_unreadable: false,
         };
-        Self { attempt: attempt.number, logs: attempt.placement.ranks.iter().map(log).collect() }
+        Self { attempt: attempt.number, logs: attempt.placement.ranks.iter().map(log).collect(), next: 0 }
     }
 
     /// Reads the last lines of all logs, in the order of [`in_order`].
-    pub(super) fn open(&mut self) -> io::Result<NewLogLines> {
+    pub(super) fn open(&mut self) -> NewLogLines {
         self.read(OPEN_BYTES)
     }
 
     /// Reads the lines that were added to logs.
-    pub(super) fn poll(&mut self) -> io::Result<NewLogLines> {
+    pub(super) fn poll(&mut self) -> NewLogLines {
         self.read(POLL_BYTES)
     }
 
-    fn read(&mut self, bytes: u64) -> io::Result<NewLogLines> {
-        let mut new = NewLogLines::default();
-        let mut grown = Vec::new();
-        for log in &mut self.logs {
-            let seen = match fs::metadata(&log.path) {
-                Ok(meta) => (meta.len(), meta.ino()),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),
-                Err(error) => return Err(error),
-            };
-            if seen == log.seen {
-                continue;
+    fn read(&mut self, bytes: u64) -> NewLogLines {
+        let most = usize::try_from(bytes / LEAST_BYTES).unwrap_or(usize::MAX);
+        let (mut new, mut read, mut grown) = (NewLogLines::default(), Vec::new(), Vec::new());
+        for turn in 0..self.logs.len() {
+            let index = (self.next + turn) % self.logs.len();
+            match self.logs[index].size() {
+                Ok(size) if size != self.logs[index].seen => grown.push((index, size)),
+                Ok(_) => {}
+                Err(error) => read.extend(self.logs[index].fails(&error)),
             }
-            let is_replaced = log.seen.1 != 0 && log.seen.1 != seen.1;
-            if seen.0 < log.offset || is_replaced {
-                new.restarted = true;
-                log.offset = 0;
+            if grown.len() == most {
+                self.next = (index + 1) % self.logs.len();
+                break;
             }
-            log.seen = seen;
-            grown.push(log);
         }
-        let each = (bytes / grown.len().max(1) as u64).clamp(LEAST_BYTES, LOG_BYTES);
-        let mut read = Vec::new();
-        for log in grown {
-            let unread = log.seen.0.saturating_sub(log.offset);
-            let mut tail = if unread > each {
-                Tail::<String>::near_end(&log.path, each)?
-            } else {
-                Tail::at(&log.path, log.offset)
-            };
-            new.skipped_bytes += tail.offset().saturating_sub(log.offset);
-            let batch = tail.poll()?;
-            log.offset = tail.offset();
-            read.push((log.rank, batch.items));
+        let each = (bytes / grown.len().max(1) as u64).min(LOG_BYTES);
+        for (index, size) in grown {
+            let log = &mut self.logs[index];
+            match log.read(size, each) {
+                Ok((lines, skipped_bytes)) => {
+                    new.skipped_bytes += skipped_bytes;
+                    read.push((log.rank, lines));
+                }
+                Err(error) => read.extend(log.fails(&error)),
+            }
         }
         new.lines = in_order(read);
-        Ok(new)
+        new
     }
 
     /// Returns how often the logs are polled: reading the sizes of many files over a network is not free.
     fn interval(&self) -> Duration {
         if self.logs.len() > MANY { LIST } else { FOLLOW }
+    }
+}
+
+impl RankLog {
+    /// Returns the size and the inode of the file.
+    fn size(&self) -> io::Result<(u64, u64)> {
+        match fs::metadata(&self.path) {
+            Ok(meta) => Ok((meta.len(), meta.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((0, 0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the new lines, at most those in the last `most` bytes. Returns them with the number of bytes before them that were not read.
+    fn read(&mut self, size: (u64, u64), most: u64) -> io::Result<(Vec<String>, u64)> {
+        let is_replaced = self.seen.1 != 0 && self.seen.1 != size.1;
+        if size.0 < self.offset || is_replaced {
+            self.offset = 0;
+        }
+        let mut tail = if size.0.saturating_sub(self.offset) > most {
+            Tail::<String>::near_end(&self.path, most)?
+        } else {
+            Tail::at(&self.path, self.offset)
+        };
+        let began = tail.offset();
+        let lines = tail.poll()?.items;
+        (self.seen, self.is_unreadable) = (size, false);
+        // A line without an end, such as a progress bar, is read when it ends.
+        if lines.is_empty() {
+            return Ok((lines, 0));
+        }
+        let skipped_bytes = began.saturating_sub(self.offset);
+        self.offset = tail.offset();
+        Ok((lines, skipped_bytes))
+    }
+
+    /// Returns a line about an error, if the log could be read at the last poll. The other logs are still read.
+    fn fails(&mut self, error: &io::Error) -> Option<(usize, Vec<String>)> {
+        let is_known = std::mem::replace(&mut self.is_unreadable, true);
+        (!is_known).then(|| (self.rank, vec![format!("vidtui: cannot read {}: {error}", self.path)]))
     }
 }
 
@@ -136,19 +172,23 @@ impl Stream {
                 let is_other = |attempt: &Attempt| open.as_ref().is_none_or(|open| open.attempt != attempt.number);
                 if let Some(attempt) = attempt.filter(is_other) {
                     is_new = true;
+                    // The last lines of the attempt before.
+                    if let Some(before) = &mut open {
+                        let rest = block_in_place(|| before.poll());
+                        self.send_lines(run, before.attempt, false, rest).await?;
+                    }
                     let is_first = open.is_none();
                     let mut logs = MergedLogs::new(&dir, &attempt);
-                    if let Some(new) = block_in_place(|| self.or_lost(run, logs.open()))? {
-                        self.send_lines(run, logs.attempt, is_first, new).await?;
-                        open = Some(logs);
-                    }
+                    let new = block_in_place(|| logs.open());
+                    self.send_lines(run, logs.attempt, is_first, new).await?;
+                    open = Some(logs);
                 }
             }
-            if let Some(logs) = open.as_mut().filter(|_| !is_new)
-                && let Some(new) = block_in_place(|| self.or_lost(run, logs.poll()))?
-                && (new.restarted || !new.lines.is_empty() || new.skipped_bytes > 0)
-            {
-                self.send_lines(run, logs.attempt, false, new).await?;
+            if let Some(logs) = open.as_mut().filter(|_| !is_new) {
+                let new = block_in_place(|| logs.poll());
+                if new != NewLogLines::default() {
+                    self.send_lines(run, logs.attempt, false, new).await?;
+                }
             }
             self.pause(open.as_ref().map_or(LIST, MergedLogs::interval)).await?;
         }
@@ -200,9 +240,10 @@ mod tests {
                     path: dir.rank_log(&place.node, 1, place.rank),
                     offset: 0,
                     seen: (0, 0),
+                    is_unreadable: false,
                 })
                 .collect();
-            Self { _keep: keep, dir, logs: MergedLogs { attempt: 1, logs } }
+            Self { _keep: keep, dir, logs: MergedLogs { attempt: 1, logs, next: 0 } }
         }
 
         fn write(&self, rank: usize, text: &str) {
@@ -216,23 +257,23 @@ mod tests {
         let mut site = Site::new(3);
         site.write(0, "a\nb\n");
         site.write(2, "c\nhalf");
-        let mut opened = site.logs.open().unwrap().lines;
+        let mut opened = site.logs.open().lines;
         opened.sort();
         assert_eq!(opened, [(0, "a".into()), (0, "b".into()), (2, "c".into())]);
-        assert_eq!(site.logs.poll().unwrap(), NewLogLines::default());
+        assert_eq!(site.logs.poll(), NewLogLines::default());
         site.write(2, " line\n");
         site.write(1, "late\n");
-        assert_eq!(site.logs.poll().unwrap().lines, [(1, "late".into()), (2, "half line".into())]);
-        assert_eq!(site.logs.poll().unwrap(), NewLogLines::default());
+        assert_eq!(site.logs.poll().lines, [(1, "late".into()), (2, "half line".into())]);
+        assert_eq!(site.logs.poll(), NewLogLines::default());
     }
 
     #[test]
     fn a_burst_of_many_ranks_is_bounded_and_its_newest_lines_are_read() {
         let mut site = Site::new(16);
-        site.logs.open().unwrap();
+        site.logs.open();
         let burst: String = (0..40_000).map(|n| format!("line {n}\n")).collect();
         (0..16).for_each(|rank| site.write(rank, &burst));
-        let new = site.logs.poll().unwrap();
+        let new = site.logs.poll();
         let read: u64 = new.lines.iter().map(|(_, line)| line.len() as u64 + 1).sum();
         assert!(read <= POLL_BYTES, "{read}");
         assert!(new.skipped_bytes > 0);
@@ -240,16 +281,57 @@ mod tests {
             let last = new.lines.iter().rfind(|(of, _)| *of == rank).unwrap();
             assert_eq!(last.1, "line 39999");
         }
-        assert_eq!(site.logs.poll().unwrap(), NewLogLines::default());
+        assert_eq!(site.logs.poll(), NewLogLines::default());
     }
 
     #[test]
     fn a_truncated_log_is_read_from_its_start() {
         let mut site = Site::new(1);
         site.write(0, "one\ntwo\n");
-        site.logs.open().unwrap();
+        site.logs.open();
         fs::write(&site.logs.logs[0].path, "new\n").unwrap();
-        let new = site.logs.poll().unwrap();
-        assert_eq!((new.lines, new.restarted), (vec![(0, "new".to_owned())], true));
+        let new = site.logs.poll();
+        assert_eq!(new.lines, vec![(0, "new".to_owned())]);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_read_when_it_ends_and_skips_nothing_before() {
+        let mut site = Site::new(1);
+        site.write(0, "first\n");
+        site.logs.open();
+        for _ in 0..3 {
+            site.write(0, &"\rstep".repeat(100_000));
+            assert_eq!(site.logs.poll(), NewLogLines::default());
+        }
+        site.write(0, "\nlast\n");
+        let new = site.logs.poll();
+        assert_eq!(new.lines.last(), Some(&(0, "last".to_owned())));
+        assert!(new.skipped_bytes > 0);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_reported_once_and_hides_no_other_log() {
+        let mut site = Site::new(2);
+        site.write(1, "fine\n");
+        fs::create_dir(&site.logs.logs[0].path).unwrap();
+        let lines = site.logs.open().lines;
+        assert_eq!(lines.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(lines[1].1, "fine");
+        site.write(1, "more\n");
+        assert_eq!(site.logs.poll().lines, [(1, "more".to_owned())]);
+    }
+
+    #[test]
+    fn more_logs_than_fit_into_one_poll_are_read_in_turn() {
+        let ranks = (POLL_BYTES / LEAST_BYTES) as usize + 10;
+        let mut site = Site::new(ranks);
+        site.logs.open();
+        (0..ranks).for_each(|rank| site.write(rank, "line\n"));
+        let mut read: Vec<usize> = Vec::new();
+        for _ in 0..2 {
+            read.extend(site.logs.poll().lines.iter().map(|(rank, _)| rank));
+        }
+        read.sort_unstable();
+        assert_eq!(read, (0..ranks).collect::<Vec<_>>());
     }
 }

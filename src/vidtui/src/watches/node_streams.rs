@@ -40,12 +40,15 @@ impl Stream {
             // If the list cannot be read for a moment, the known nodes are still watched.
             if let Ok(listed) = listed {
                 watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
-                for (_, login) in listed {
-                    let on_update = self.on_update(login.node.clone());
-                    watching
-                        .entry(login)
-                        .or_insert_with_key(|login| self.workspace.connections.watch(login, EVERY, on_update));
-                }
+                // Whether a node is this machine may be a question to a name server.
+                block_in_place(|| {
+                    for (_, login) in listed {
+                        let on_update = self.on_update(login.node.clone());
+                        watching
+                            .entry(login)
+                            .or_insert_with_key(|login| self.workspace.connections.watch(login, EVERY, on_update));
+                    }
+                });
             }
             self.pause(LIST).await?;
         }

@@ -1,4 +1,4 @@
-//! Collects what the processes of a run do now: their stacks, their phases, and the collectives that they wait for.
+//! Collects the stacks of a run's processes, the phases of its ranks, and the collectives that they wait for.
 
 use super::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -7,7 +7,7 @@ use health::{CollectiveWait, collective_waits};
 use remote::NodeStacks;
 use rundir::{Attempt, ErrorCode, Failure, HEARTBEAT_EVERY_S, Heartbeat, RunDir, now_s, write_atomic};
 
-/// What the processes of a run do.
+/// The stacks of a run's processes and the states of its ranks.
 pub struct CollectedStacks {
     /// The stacks of each node.
     pub nodes: Vec<NodeStacks>,
@@ -15,7 +15,7 @@ pub struct CollectedStacks {
     pub ranks: RankStates,
 }
 
-/// What the ranks of an attempt do, from the files that they write.
+/// The states of the ranks of an attempt, read from the files that they write.
 #[derive(Default)]
 pub struct RankStates {
     /// The last heartbeat of each rank that has one.
@@ -42,7 +42,10 @@ impl Workspace {
         let stacks = remote::collect_stacks(&run, dir, at_s, &files, &mut nodes)?;
         // The files of ranks are in the folder of the run, also when no node can be reached.
         let ranks = attempt.as_ref().map_or_else(RankStates::default, |attempt| RankStates::read(dir, attempt));
-        if ranks.heartbeats.is_empty() && stacks.iter().all(|node| node.result.is_err()) {
+        let is_unreachable =
+            |node: &NodeStacks| node.result.as_ref().is_err_and(|failure| failure.code != ErrorCode::RunNotRunning);
+        let has_states = !ranks.heartbeats.is_empty() && stacks.iter().any(is_unreachable);
+        if !has_states && stacks.iter().all(|node| node.result.is_err()) {
             return Err(stacks.into_iter().find_map(|node| node.result.err()).unwrap_or_else(|| {
                 Failure::new(
                     ErrorCode::RunNotStarted,
@@ -53,8 +56,10 @@ impl Workspace {
             }));
         }
         let number = attempt.map_or(0, |attempt| attempt.number);
-        // On a full disk, the caller still prints what was collected.
-        let _ = write_atomic(&dir.stacks_summary(number, at_s), ranks.in_words(at_s).as_bytes());
+        // If the disk is full, the caller still prints what was collected.
+        if std::fs::create_dir_all(dir.stacks_dir(number, at_s)).is_ok() {
+            let _ = write_atomic(&dir.stacks_summary(number, at_s), ranks.in_words(at_s).as_bytes());
+        }
         Ok(CollectedStacks { nodes: stacks, ranks })
     }
 }
@@ -132,7 +137,10 @@ pub fn stacks_in_words(stacks: &[NodeStacks]) -> String {
     let failed: Vec<String> =
         stacks.iter().filter(|node| node.result.is_err()).map(|node| node.node.to_string()).collect();
     let without = if failed.is_empty() { String::new() } else { format!("; failed on {}", failed.join(", ")) };
-    format!("stacks of {processes} are in {folder}{without}")
+    match written.is_empty() {
+        true => format!("no stacks{without}"),
+        false => format!("stacks of {processes} are in {folder}{without}"),
+    }
 }
 
 #[cfg(test)]
