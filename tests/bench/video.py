@@ -27,9 +27,9 @@ def check(folder):
     def one(path):
         with open(os.path.splitext(path)[0] + ".txt") as caption, open(path, "rb") as video:
             text, content = caption.read().strip(), hashlib.file_digest(video, "blake2b").hexdigest()
-        told = json.loads(subprocess.run([*command, path], capture_output=True, check=True).stdout)
-        times = sorted(packet["pts"] for packet in told["packets"])
-        return text, content, float(told["streams"][0]["duration"]), len(times)
+        probe = json.loads(subprocess.run([*command, path], capture_output=True, check=True).stdout)
+        times = sorted(packet["pts"] for packet in probe["packets"])
+        return text, content, float(probe["streams"][0]["duration"]), len(times)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(one, files))

@@ -117,7 +117,7 @@ fn run(site: &TestSite, blocks: &[&str], stand_ins: &[(&str, &str)]) {
         let command = command.split_whitespace().collect::<Vec<_>>().join(" ");
         let needs_run = command.contains(" --merge latest");
         if trainer().is_none() && (needs_run || NEEDS_TRAINER.iter().any(|begin| command.starts_with(begin))) {
-            eprintln!("SKIPPED: {command}: no vidtui-train; `cargo xtask test` builds it");
+            eprintln!("skipped: {command}: no vidtui-train; `cargo xtask test` builds it");
             continue;
         }
         let fits = |added: &str| !command.contains(added) && (added != SIZES || !command.contains("buckets.toml"));
@@ -169,7 +169,7 @@ fn parts_of_lora() -> (&'static str, &'static str) {
 #[test]
 fn the_commands_that_train_an_adapter_on_the_demos_model_succeed() {
     if trainer().is_none() {
-        eprintln!("SKIPPED: no vidtui-train; `cargo xtask test` builds it");
+        eprintln!("skipped: no vidtui-train; `cargo xtask test` builds it");
         return;
     }
     let site = site();

@@ -102,7 +102,7 @@ fn the_huggingface_hub_of_python_reads_the_cache() {
     let python = Utf8PathBuf::from(format!("{}/vidtui/bench-python", cache.unwrap_or_default()));
     if !python.join("complete").exists() {
         eprintln!(
-            "SKIPPED: there is no Python with huggingface_hub (`cargo xtask ci` and `cargo xtask bench` install one)"
+            "skipped: there is no Python with huggingface_hub (`cargo xtask ci` and `cargo xtask bench` install one)"
         );
         return;
     }

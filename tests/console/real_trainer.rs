@@ -21,13 +21,13 @@ fn history(run: &RunDir) -> History {
 #[test]
 fn the_demo_is_launched_stopped_resumed_and_followed_by_its_second_stage() {
     let Some(trainer) = trainer() else {
-        eprintln!("SKIPPED: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
+        eprintln!("skipped: no vidtui-train beside {VIDTUI}; `cargo xtask test` builds it");
         return;
     };
     let project = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
     let demo = project.join("configs/demo");
     if !project.join("assets/demo").exists() {
-        eprintln!("SKIPPED: no assets/demo; `cargo xtask fixtures` makes it");
+        eprintln!("skipped: no assets/demo; `cargo xtask fixtures` makes it");
         return;
     }
     let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());

@@ -171,7 +171,7 @@ fn a_dry_run_shows_the_conversion_and_warns_of_a_prompt_that_is_cut() {
 #[test]
 fn a_diffusers_folder_is_converted_once_and_sampled() {
     let Some(trainer) = trainer() else {
-        eprintln!("SKIPPED: no vidtui-train beside vidtui; `cargo xtask test` builds it");
+        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
         return;
     };
     let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());

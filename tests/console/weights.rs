@@ -85,7 +85,7 @@ fn invalid_conversions_have_hints() {
 #[test]
 fn the_trainer_starts_from_converted_weights_and_its_checkpoint_converts_back() {
     let Some(trainer) = trainer() else {
-        eprintln!("SKIPPED: no vidtui-train; `cargo xtask test` builds it");
+        eprintln!("skipped: no vidtui-train; `cargo xtask test` builds it");
         return;
     };
     let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());

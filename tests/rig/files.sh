@@ -67,7 +67,7 @@ PrintMotd no
 PrintLastLog no
 MaxStartups 200
 LogLevel VERBOSE
-SetEnv PATH=$RIG/self/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+SetEnv OMP_NUM_THREADS=1 PATH=$RIG/self/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 Subsystem sftp internal-sftp" >"$folder/sshd_config"
 }
 

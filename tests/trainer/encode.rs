@@ -14,7 +14,7 @@ use std::process::Command;
 /// Makes clips with captions and checks them; returns the manifest. None without ffmpeg.
 fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
     if let Err(failure) = video::check_installed() {
-        eprintln!("SKIPPED: {failure}");
+        eprintln!("skipped: {failure}");
         return None;
     }
     let folder = scene.path.join("clips");

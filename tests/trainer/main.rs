@@ -351,7 +351,7 @@ fn every_rank_reports_missing_gpus() {
     let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_vidtui-train"));
     let version = program.args(["version", "--json"]).output().unwrap();
     if String::from_utf8_lossy(&version.stdout).contains("\"cuda\":true") {
-        println!("SKIPPED: this machine has a GPU, and the trainer uses it");
+        println!("skipped: this machine has a GPU, and the trainer uses it");
         return;
     }
     let (run, outputs) = Scene::new().launch("gpus", &[1, 2], &["train.steps=2", "train.device=cuda"]).wait();

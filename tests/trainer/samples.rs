@@ -218,7 +218,7 @@ fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
     // The disk is full in the middle of the video, and then after it.
     for size in ["size=4k", "size=8k"] {
         let Some(disk) = SmallDisk::mount(&scene, size) else {
-            eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+            eprintln!("skipped: a small disk cannot be mounted here (needs root)");
             return;
         };
         let out = disk.path.clone();

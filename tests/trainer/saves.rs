@@ -221,7 +221,7 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
     let no_inodes = format!("size=50m,nr_inodes={}", inodes(&run.dir.root));
     for (name, options) in [("full", "size=300k"), ("no-inodes", no_inodes.as_str())] {
         let Some(disk) = SmallDisk::mount(&scene, options) else {
-            eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+            eprintln!("skipped: a small disk cannot be mounted here (needs root)");
             return;
         };
         let sets = ["train.steps=100000", "checkpoint.interval=4", "checkpoint.keep_last=1"];
@@ -243,7 +243,7 @@ fn a_run_continues_after_a_save_on_a_full_disk_and_saves_again() {
 fn a_run_whose_last_save_fails_exits_with_an_error() {
     let scene = Scene::new();
     let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
         return;
     };
     let (run, outputs) = scene.launch_in(&disk.path, "full", &[1, 2], &["train.steps=3"]).wait();
@@ -255,7 +255,7 @@ fn a_run_whose_last_save_fails_exits_with_an_error() {
 fn repeated_failed_saves_end_the_run_if_the_recipe_sets_a_limit() {
     let scene = Scene::new();
     let Some(disk) = SmallDisk::mount(&scene, "size=300k") else {
-        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
         return;
     };
     let sets = ["train.steps=100000", "checkpoint.interval=1", "checkpoint.max_failures=3"];

@@ -24,7 +24,7 @@ pub enum ActionRequest {
     },
     /// Resume, stop or kill several runs.
     Runs {
-        /// What to do.
+        /// The action.
         verb: RunVerb,
         /// The runs.
         runs: Vec<RunId>,
@@ -38,7 +38,7 @@ pub enum ActionRequest {
     },
 }
 
-/// What is done to several runs.
+/// An action on several runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunVerb {
     /// Continue from the newest checkpoint.
@@ -72,7 +72,7 @@ pub enum ActionPlan {
     },
     /// Resume, stop or kill several runs.
     Runs {
-        /// What to do.
+        /// The action.
         verb: RunVerb,
         /// The runs, each with its plan, or why it is refused.
         runs: Vec<(RunId, Result<RunPlan, Failure>)>,
@@ -84,9 +84,9 @@ pub enum ActionPlan {
 /// The plan for one run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum RunPlan {
-    /// Start its next attempt.
+    /// Start the next attempt of the run.
     Start(Box<LaunchPlan>),
-    /// Stop or kill it.
+    /// Stop or kill the run.
     End(Box<RunKill>),
 }
 
@@ -125,18 +125,18 @@ pub struct ActionResult {
     pub subject: String,
     /// Whether it succeeded.
     pub end: ActionEnd,
-    /// What happened, in one sentence.
+    /// The result in one sentence.
     pub text: String,
 }
 
 /// How an action on one node or run ended. The most serious comes last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ActionEnd {
-    /// It is done and verified.
+    /// The action is done and verified.
     Done,
-    /// It is in progress.
+    /// The action is in progress.
     Pending,
-    /// It could not be verified.
+    /// The result could not be verified.
     Unknown,
     /// It failed.
     Failed,

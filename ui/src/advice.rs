@@ -87,7 +87,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
             format!("Starting {}. {first}", units::counted(row.ranks, "rank"))
         }
         RunState::Running if row.is_stepless => {
-            "Running. Closing the console does not stop the run. There are no charts: with adapter = \"none\", steps are not \
+            "Running. Closing the console does not stop the run. There are no charts: with command.adapter = \"none\", steps are not \
              read from the log."
                 .to_owned()
         }

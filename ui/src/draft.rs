@@ -186,8 +186,8 @@ pub fn key_of(set: &str) -> &str {
 /// An answer of the shell to a draft.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum DraftMsg {
-    /// The files of the draft were read. The first answer; sent again when a file has changed. Everything is planned and
-    /// checked again then.
+    /// The files of the draft were read. This is the first answer. It is sent again when a file has changed; the launch is then planned
+    /// and checked again.
     Read {
         /// The files that have changed since the last time.
         changed: Vec<Utf8PathBuf>,
@@ -226,11 +226,11 @@ pub enum DraftMsg {
 /// A check of the launch, as the form shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PreflightRow {
-    /// Its name, as `--waive` takes it.
+    /// The name of the check, as `--waive` takes it.
     pub name: String,
     /// The node; `None` for a check of the whole launch, or of several nodes that pass it.
     pub node: Option<NodeId>,
-    /// Its result.
+    /// The result of the check.
     pub result: PreflightResult,
     /// Whether the launch may go on without it.
     pub is_waivable: bool,
@@ -241,13 +241,13 @@ pub struct PreflightRow {
 pub enum PreflightResult {
     /// There is no answer yet.
     Pending,
-    /// It passed; the text gives the values.
+    /// The check passed; the text gives the values.
     Passed(String),
-    /// It failed.
+    /// The check failed.
     Failed(Failure),
-    /// It failed and is waived.
+    /// The check failed and is waived.
     Waived(Failure),
-    /// It was not run, because it needs others to pass; the text names them.
+    /// The check was not run, because it needs others to pass; the text names them.
     Unknown(String),
 }
 

@@ -223,7 +223,7 @@ pub struct ChartSpec {
     pub run: RunId,
     /// The title: the run's short name.
     pub title: String,
-    /// Which chart.
+    /// The chart.
     pub chart: Chart,
     /// Steps or seconds since the first sample.
     pub x: XAxis,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// Shift is part of the character (`K`, not shift and `k`), except for [`KeyCode::BackTab`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// Which key.
+    /// The key.
     pub code: KeyCode,
     /// Whether Control was held.
     pub ctrl: bool,
@@ -452,7 +452,7 @@ impl RecipeView {
 pub struct RecipeFacts {
     /// The name that its runs get.
     pub name: String,
-    /// What its ranks do: the task, or the training system that its command starts.
+    /// The task, or the training system that the command starts.
     pub kind: String,
     /// The command that trains instead of the embedded trainer. Its model is unknown then.
     pub command: Option<String>,

@@ -27,14 +27,14 @@ const CHECK: Duration = Duration::from_millis(20);
 /// Why an alert did not reach a channel. Neither text contains a secret.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SendError {
-    /// It may be accepted later: the server is busy, has a fault or does not answer.
+    /// The server may accept the alert later: it is busy, has a fault or does not answer.
     Retry {
         /// The reason.
         why: String,
         /// The pause that the server requested.
         after: Option<Duration>,
     },
-    /// It would be refused again.
+    /// The server would refuse the alert again.
     Lasting {
         /// The reason.
         why: String,
@@ -222,7 +222,8 @@ pub(crate) fn answer(status: u16, retry_after: Option<&str>) -> Option<SendError
 
 /// Runs a program with a text on its standard input.
 ///
-/// It is not a training process, which would keep the run alive. It is in a group of its own, which is killed when the time is over.
+/// The program is not marked as a training process, because such a process keeps the run alive. It has a process group of its own, which is
+/// killed at the time limit.
 fn run(command: &[String], variables: &[(&str, String)], input: String, limit: Duration) -> Result<(), SendError> {
     let (program, args) = command.split_first().map_or(("", &[][..]), |(program, args)| (program.as_str(), args));
     let mut command = Command::new(program);
@@ -246,9 +247,9 @@ fn run(command: &[String], variables: &[(&str, String)], input: String, limit: D
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => {
-                let said = last_line.recv_timeout(10 * CHECK).unwrap_or_default();
-                let said = if said.is_empty() { said } else { format!(": {said}") };
-                return Err(SendError::lasting(format!("{program} ended with {status}{said}"), fix));
+                let line = last_line.recv_timeout(10 * CHECK).unwrap_or_default();
+                let line = if line.is_empty() { line } else { format!(": {line}") };
+                return Err(SendError::lasting(format!("{program} ended with {status}{line}"), fix));
             }
             Ok(None) if begun.elapsed() < limit => thread::sleep(CHECK),
             _ => {

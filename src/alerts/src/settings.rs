@@ -355,8 +355,8 @@ impl Section<'_, '_> {
 /// Whether a value may be in `alerts.toml`.
 #[derive(Clone, Copy)]
 enum Secrecy {
-    /// It may.
+    /// The value may be in `alerts.toml`.
     Public,
-    /// It must be in the file of secrets, and `alerts.toml` names it.
+    /// The value must be in the secrets file; `alerts.toml` has its name.
     Secret,
 }

@@ -162,6 +162,7 @@ impl Watch {
             events: &facts.newest.events,
             checkpoint: checkpoint.as_ref(),
             checkpoint_interval: self.recipe.checkpoint.interval,
+            spike: self.recipe.log.spike,
             disk,
             nodes: &nodes,
         });

@@ -89,13 +89,13 @@ impl Quantized {
     /// Makes a run as [`Quantized::zeros`] does, in memory that `zeros` allocates.
     ///
     /// # Errors
-    /// Those of `zeros`.
+    /// The errors of `zeros`.
     pub fn zeros_in(start: i64, len: i64, zeros: impl Fn(i64, Kind) -> Result<Tensor>) -> Result<Self> {
         let (codes, scales) = (zeros(len, Kind::Uint8)?, zeros(Self::blocks(start, len), Kind::Float)?);
         Ok(Quantized { codes, scales, phase: start % BLOCK })
     }
 
-    /// Returns a run with the place of this one and other tensors, such as copies on another device.
+    /// Returns the same range with other tensors, such as copies on another device.
     pub fn with(&self, codes: &Tensor, scales: &Tensor) -> Self {
         Quantized { codes: codes.shallow_clone(), scales: scales.shallow_clone(), phase: self.phase }
     }
@@ -105,7 +105,7 @@ impl Quantized {
         (start % BLOCK + len + BLOCK - 1) / BLOCK
     }
 
-    /// Returns a tensor of one number per element as one row per block. The places of no element are zero.
+    /// Returns a tensor of one number per element as one row per block, padded with zeros.
     fn rows(&self, of: &Tensor) -> Tensor {
         let after = self.scales.size()[0] * BLOCK - self.phase - of.size()[0];
         of.constant_pad_nd([self.phase, after]).view([-1, BLOCK])
@@ -130,14 +130,14 @@ impl Quantized {
         self.codes.copy_(&codes);
     }
 
-    /// Takes codes that have the scale `scales` each, which may differ within a block. Codes of the largest scale of a block stay as
-    /// they are; the others are quantized again.
+    /// Stores codes with one scale each, which may differ within a block. Codes that have the largest scale of their block are
+    /// unchanged; the others are requantized.
     pub fn set_scaled(&self, map: &Map, codes: &Tensor, scales: &Tensor) {
         let rows = self.rows(scales);
         let largest = rows.amax([1], false);
         let of_block = self.elements(&largest.unsqueeze(1).expand_as(&rows).contiguous());
-        let again = map.nearest(&(map.of(codes) * scales / &of_block));
-        let codes = codes.where_self(&scales.eq_tensor(&of_block), &again);
+        let requantized = map.nearest(&(map.of(codes) * scales / &of_block));
+        let codes = codes.where_self(&scales.eq_tensor(&of_block), &requantized);
         self.scales.shallow_clone().copy_(&largest);
         self.codes.shallow_clone().copy_(&codes);
     }
@@ -160,7 +160,7 @@ impl AdamW {
         }
         let tensors = |moment: &Quantized| (moment.codes.size(), moment.scales.size(), moment.phase);
         if tensors(moments[0]) != tensors(moments[1]) {
-            return Err(Error::argument(doing(), "its moments have other blocks"));
+            return Err(Error::argument(doing(), "its two moments have different lengths or block offsets"));
         }
         if self.step == 0 {
             return Err(Error::argument(doing(), "steps count from 1"));

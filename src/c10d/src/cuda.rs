@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn every_cuda_call_fails_in_a_build_without_cuda() {
         if is_built() {
-            println!("SKIPPED: this build has CUDA");
+            println!("skipped: this build has CUDA");
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,8 @@ mod tests;
 
 use crate::IMAGE;
 use crate::store::{
-    ConditionSpec, FrameSpec, Head, INDEX, Line, PictureSpec, Place, SPEC, StoreSpec, TextSpec, VaeSpec, write_index,
+    ConditionSpec, FrameSpec, Head, INDEX, Line, PictureSpec, SPEC, StoreSpec, TensorLocation, TextSpec, VaeSpec,
+    write_index,
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{ConditionKind, Conditioning};
@@ -71,7 +72,7 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     let (program, clips) = source::read(&request.index, request.root.as_deref(), request.channels)?;
     let spec = spec(program, &clips, request)?;
     let (mut latents, mut texts) = (Shards::new("latents"), Shards::new("texts"));
-    let mut known: HashMap<Utf8PathBuf, (Place, String)> = HashMap::new();
+    let mut known: HashMap<Utf8PathBuf, (TensorLocation, String)> = HashMap::new();
     let mut lines = Vec::with_capacity(clips.len());
     for clip in clips {
         let content = content(&clip.source, &request.index)?;
@@ -180,7 +181,7 @@ impl Shards {
         Self { kind, files: Vec::new(), size: 0 }
     }
 
-    fn push(&mut self, name: &str, tensor: StoredTensor) -> Place {
+    fn push(&mut self, name: &str, tensor: StoredTensor) -> TensorLocation {
         let StoredTensor { dtype, shape, spans } = tensor;
         let dtype: Dtype = dtype;
         let tensor = TensorToWrite::copied(name, &shape, dtype, spans);
@@ -191,7 +192,7 @@ impl Shards {
         self.size += tensor.bytes();
         let file = self.files.last_mut().expect("a file was pushed");
         file.tensors.push(tensor);
-        Place { shard: file.name.clone(), name: name.to_owned() }
+        TensorLocation { shard: file.name.clone(), name: name.to_owned() }
     }
 }
 

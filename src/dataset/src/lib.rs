@@ -30,7 +30,7 @@ pub use encoders::check_encoders;
 pub use import::{ImportPlan, ImportRequest, Imported, plan_import};
 pub use index::{Index, LATENT, MOMENTS, TEXT, TrainingSample, open_null_text};
 pub use layouts::{
-    Caption, CaptionFault, Layout, Row, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
+    Caption, CaptionFault, ClipRow, Layout, SourceListing, SourceRequest, Stated, VIDEO_ENDINGS, read_source,
 };
 pub use manifest::{ClipManifest, ManifestHeader};
 pub use open::store_folder;

@@ -214,7 +214,7 @@ impl Order {
         self.buckets.iter().map(|bucket| bucket.samples(1)).sum::<u64>().max(1)
     }
 
-    /// Returns the identity of all that decides the order besides the items, the seed and the global batch. `None` for steps of a
+    /// Returns a hash of everything, besides items, seed and global batch, that determines the order. `None` for steps of a
     /// global batch of items of one shape, each of which is used once per epoch.
     pub fn identity(&self, global_batch: usize) -> Option<String> {
         if let [ShapeBucket { parts, batch, .. }] = &self.buckets[..]
@@ -298,7 +298,7 @@ impl Order {
 /// Describes the items that a run leaves unused, if there are some.
 ///
 /// # Errors
-/// They are more than `data.max_unused` allows, or the run has no step.
+/// More items are unused than `data.max_unused` allows, or the run has no step.
 fn check_unused(recipe: &Recipe, order: &Order, forecast: &Forecast) -> Result<Option<String>, Failure> {
     let buckets = order.buckets();
     let items = |numbers: &[usize]| numbers.iter().map(|number| buckets[*number].items()).sum::<usize>();

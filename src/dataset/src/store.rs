@@ -39,7 +39,7 @@ pub use clock::{Clock, SystemClock};
 pub(crate) use failures::old_failures;
 pub use folder::{Holder, check_no_encode};
 pub(crate) use index::write_index;
-pub use index::{Head, INDEX, Line, Place, read_index};
+pub use index::{Head, INDEX, Line, TensorLocation, read_index};
 pub use join::{Joined, QueueFinish};
 pub(crate) use open::open_table;
 pub use part::{Disk, LocalDisk, NewTensor};

@@ -10,9 +10,9 @@ use tch::Tensor;
 /// The kinds of outputs that are saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kept {
-    /// Those of attentions.
+    /// Whether outputs of attention are saved.
     pub attention: bool,
-    /// Those of TTT scans, with their inner states.
+    /// Whether outputs and inner states of TTT scans are saved.
     pub scans: bool,
 }
 

@@ -12,5 +12,5 @@ mod t5;
 mod vae;
 
 pub use t5::T5Encoder;
-pub use vae::{Moments, Vae};
+pub use vae::{LatentDistribution, Vae};
 pub use weights::{Peak, T5Config, TileSize, VaeConfig, t5_memory, vae_memory};

@@ -18,14 +18,14 @@ const LOGVAR: (f64, f64) = (-30.0, 20.0);
 
 /// The distribution of a latent.
 #[derive(Debug)]
-pub struct Moments {
+pub struct LatentDistribution {
     /// `[B, C, T, h, w]`
     pub mean: Tensor,
     /// `[B, C, T, h, w]`, clamped to -30…20
     pub logvar: Tensor,
 }
 
-impl Moments {
+impl LatentDistribution {
     /// Draws a latent with noise of the same shape from the standard normal distribution.
     pub fn sample(&self, noise: &Tensor) -> Tensor {
         &self.mean + (&self.logvar * 0.5).exp() * noise
@@ -104,7 +104,7 @@ impl Vae {
     ///
     /// # Errors
     /// The shape does not fit; or libtorch failed, with [`rundir::ErrorCode::OutOfMemory`] if memory is short.
-    pub fn encode(&self, video: &Tensor) -> Result<Moments, Failure> {
+    pub fn encode(&self, video: &Tensor) -> Result<LatentDistribution, Failure> {
         self.config.check_video(&video.size())?;
         let tiles = |height, width| self.tiling.as_ref().and_then(|t| t.encode(&self.config, height, width));
         let moments = no_grad(|| {
@@ -115,7 +115,7 @@ impl Vae {
         });
         let split = |moments: Tensor| {
             let parts = moments.f_chunk(2, 1)?;
-            Ok(Moments { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
+            Ok(LatentDistribution { mean: parts[0].f_contiguous()?, logvar: parts[1].f_clamp(LOGVAR.0, LOGVAR.1)? })
         };
         moments.and_then(split).map_err(|e| failed(&format!("cannot encode a video of shape {:?}", video.size()), &e))
     }

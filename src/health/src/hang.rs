@@ -21,7 +21,7 @@ pub struct CollectiveWait {
     pub unrecorded: Vec<usize>,
 }
 
-/// Returns the first incomplete collective of each group, from the records of the ranks that wrote one, groups with absent ranks first.
+/// Returns the first incomplete collective of each group, from the records of ranks. Groups that wait for absent ranks come first.
 pub fn collective_waits(records: &[RankCollectives]) -> Vec<CollectiveWait> {
     let mut groups: BTreeMap<&str, Vec<(usize, &GroupCollectives)>> = BTreeMap::new();
     for record in records {

@@ -158,6 +158,8 @@ pub struct Evidence<'a> {
     pub checkpoint: Option<&'a CheckpointSummary>,
     /// Steps between checkpoints; 0: only when the run stops or ends.
     pub checkpoint_interval: u64,
+    /// `log.spike` of the recipe: median absolute deviations above the median that make a loss a spike; 0: no loss is one.
+    pub spike: f64,
     /// The disk of the run directory.
     pub disk: Option<Disk>,
     /// The nodes.

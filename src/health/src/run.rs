@@ -13,8 +13,6 @@ const STRAGGLER: f64 = 1.2;
 const STRAGGLER_MIN_S: f64 = 0.02;
 /// The number of recent logged steps, of which at least 80 % must have the same straggler.
 const STRAGGLER_LINES: usize = 10;
-/// A loss is a spike if it is this many median absolute deviations above the median; the default of `log.spike`.
-const SPIKE: f64 = 10.0;
 /// The newest checkpoint is stale after more than this many intervals.
 const STALE_INTERVALS: u64 = 2;
 /// A disk with room for fewer checkpoints than this is reported.
@@ -152,7 +150,10 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
     let resume = format!("vidtui resume {} --step N", evidence.run);
     let fix = format!("if the loss stays high, resume from an earlier checkpoint: {resume}");
-    // An event of the trainer, whose threshold is in the recipe, counts until the loss has fallen by half of the spike.
+    if evidence.spike == 0.0 {
+        return None;
+    }
+    // An event of the trainer counts until the loss has fallen by half of the spike.
     let reported = events(evidence).find_map(|event| match event.kind {
         EventKind::LossSpike { loss, usual } => Some((event.t, loss, usual)),
         _ => None,
@@ -166,7 +167,7 @@ fn loss_spike(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let (before, last) = lines.split_at(lines.len().checked_sub(3)?);
     let losses = |samples: &[MetricSample]| samples.iter().filter_map(|sample| sample.loss).collect::<Vec<f64>>();
-    let level = Level::of(&losses(&before[before.len().saturating_sub(WINDOW)..]), SPIKE)?;
+    let level = Level::of(&losses(&before[before.len().saturating_sub(WINDOW)..]), evidence.spike)?;
     let now = losses(last);
     if now.len() < 3 || now.iter().any(|loss| *loss <= level.spike) {
         return None;

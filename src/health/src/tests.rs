@@ -221,6 +221,7 @@ struct Case {
     events: Vec<Event>,
     checkpoint: Option<CheckpointSummary>,
     disk: Option<Disk>,
+    spike: f64,
     nodes: Vec<NodeEvidence>,
 }
 
@@ -249,7 +250,7 @@ impl Case {
         facts.see_metric(&metrics[59]);
         let node = NodeEvidence::new(facts.attempt.as_ref().unwrap().placement.ranks[0].node.clone());
         let (state, checkpoint, disk) = (RunState::Running, None, None);
-        Self { facts, state, metrics, events: Vec::new(), checkpoint, disk, nodes: vec![node] }
+        Self { facts, state, metrics, events: Vec::new(), checkpoint, disk, spike: 10.0, nodes: vec![node] }
     }
 
     fn now_s(&self) -> f64 {
@@ -267,6 +268,7 @@ impl Case {
             events: &self.events,
             checkpoint: self.checkpoint.as_ref(),
             checkpoint_interval: 40,
+            spike: self.spike,
             disk: self.disk,
             nodes: &self.nodes,
         });
@@ -501,6 +503,16 @@ fn a_single_batch_is_not_a_spike_and_short_steps_have_no_straggler() {
     case.metrics[59].loss = Some(9.0);
     case.metrics.iter_mut().for_each(|line| line.step_s_by_rank = vec![0.010, 0.015]);
     assert_eq!(case.rules(), []);
+}
+
+#[test]
+fn a_spike_is_measured_by_the_recipe_and_not_reported_at_zero() {
+    let mut case = Case::new();
+    case.metrics[57..].iter_mut().for_each(|line| line.loss = Some(3.5));
+    for (spike, expected) in [(10.0, vec![Rule::LossSpike]), (1000.0, vec![]), (0.0, vec![])] {
+        case.spike = spike;
+        assert_eq!(case.rules(), expected, "{spike}");
+    }
 }
 
 #[test]

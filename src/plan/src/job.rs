@@ -97,7 +97,7 @@ fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -
 /// Decides whether a job whose ranks have ended is requeued. Returns the reason.
 ///
 /// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain; after a failure, if the settings of the
-/// run say so and the failure would not repeat ([`heal_decision`]). It is not requeued after a stop request.
+/// run allow it and the failure would not repeat ([`heal_decision`]). It is not requeued after a stop request.
 ///
 /// * `events` — those of the run.
 ///

@@ -41,16 +41,16 @@ pub struct SparedProcess {
     pub node: NodeId,
     /// The process.
     pub process: ListedProcess,
-    /// Why it is not signalled.
+    /// Why the process is not signalled.
     pub why: Spared,
 }
 
 /// Why a process is not signalled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Spared {
-    /// It belongs to another user.
+    /// The process belongs to another user.
     OtherUser,
-    /// It is this program, or one of its ancestors.
+    /// The process is this program, or one of its ancestors.
     ThisProgram,
 }
 

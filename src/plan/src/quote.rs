@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Quotes one word for a POSIX shell. All quoting is done here.
+/// Quotes one word for a POSIX shell.
 ///
 /// Words without special characters stay bare, so that scripts are readable. All others get single quotes, within which
 /// only the quote itself is special.

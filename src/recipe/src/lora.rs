@@ -18,7 +18,7 @@ pub struct Lora {
     pub rank: usize,
     /// The scale is alpha / rank; 0: the rank.
     pub alpha: f64,
-    /// The layers that have an adapter: groups, names of layers, or regular expressions of them; none: attention.
+    /// The layers that have an adapter: groups, names of layers, or regular expressions of them; empty: attention.
     pub targets: Vec<String>,
     /// The probability that an input of A is dropped in training, from 0 to less than 1.
     pub dropout: f64,
@@ -109,8 +109,8 @@ impl Lora {
         self.layers(model).unwrap_or_default().iter().flat_map(|weight| self.pair(weight)).collect()
     }
 
-    /// Returns A and B of one layer. With TP, one of them is split like the weight, and each rank has all of the other
-    /// one.
+    /// Returns A and B of one layer. With TP, one of the two is split as the weight is; every rank has the other one
+    /// whole.
     fn pair(&self, weight: &ParamSpec) -> [ParamSpec; 2] {
         let (out, fan_in) = (weight.shape[0], weight.shape[1]);
         let [a_split, b_split] = match weight.split {

@@ -38,8 +38,8 @@ type Published = (usize, usize, bool, OptimizerKind, bool, usize, f64);
 
 use OptimizerKind::{Adamw, Adamw8bit};
 
-/// The peaks "of training" of cogvideox-factory's README, on an A100 with 80 GB: 49 frames of 480 × 720 pixels, latents and texts
-/// precomputed. Out of memory is infinite.
+/// Peak memory during training from cogvideox-factory's README, on an A100 with 80 GB: 49 frames of 480 × 720 pixels, latents and texts
+/// precomputed. Infinity means out of memory.
 ///
 /// Source: `a-r-r-o-w/cogvideox-factory`, README, "Memory Requirements" (January 2025).
 #[rustfmt::skip]
@@ -70,7 +70,7 @@ const PUBLISHED: &[Published] = &[
 
 impl Recipe {
     /// Returns the planned memory of the recipe's model on one device for ranks of adapters, and for all weights; with and without
-    /// recomputation; for AdamW, 8-bit AdamW and offloaded AdamW; for batches of 1 and 4. Rows of a model and size that
+    /// recomputation; for AdamW, 8-bit AdamW and offloaded AdamW; for batches of 1 and 4. Rows that
     /// cogvideox-factory measured have its figure.
     pub fn memory_table(&self) -> Vec<MemoryRow> {
         let m = &self.model;

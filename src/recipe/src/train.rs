@@ -186,7 +186,7 @@ fn is_zero(number: &u64) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FrozenDtype {
-    /// That of the computation.
+    /// The dtype of the computation.
     Compute,
     /// 32-bit floats, which are cast when they are gathered.
     Float32,

@@ -137,7 +137,7 @@ impl Queue {
     /// * `change` — gets the entries, as [`Queue::entries`] returns them, and the number of the next new entry.
     ///
     /// # Errors
-    /// Those of `change`, and [`Error::Io`].
+    /// The errors of `change`, and [`Error::Io`].
     pub fn change<T, E: From<Error>>(
         &self,
         change: impl FnOnce(&mut Vec<QueueEntry>, u32) -> Result<T, E>,

@@ -123,7 +123,7 @@ impl SampleSidecar {
     /// Reads a sidecar. Returns `None` if it was removed.
     ///
     /// # Errors
-    /// It cannot be read, is malformed, or has a newer format.
+    /// The sidecar cannot be read, is malformed, or has a newer format.
     pub fn read(path: &Utf8Path) -> Result<Option<SampleSidecar>, Error> {
         let Some(text) = present(read_text(path))? else { return Ok(None) };
         let malformed = |error: serde_json::Error| Error::malformed(path, error.to_string());

@@ -181,11 +181,19 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     Secrets::parse(&text).map_err(|(line, why)| failed(format!("line {line} {why}")))
 }
 
-/// Returns the CPU threads of one rank: its share of the node's cores unless the recipe sets them.
+/// Returns the CPU threads of one rank: those of the recipe, else `OMP_NUM_THREADS`, else its share of the node's cores.
+///
+/// torchrun respects the variable in the same way. Clusters set it, because idle OpenMP threads spin and slow down other programs.
 pub fn threads(wanted: usize, local_world: usize) -> i32 {
+    threads_with(wanted, local_world, std::env::var("OMP_NUM_THREADS").ok().as_deref())
+}
+
+fn threads_with(wanted: usize, local_world: usize, variable: Option<&str>) -> i32 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if wanted > 0 { wanted } else { (cores / local_world).max(1) };
-    threads.try_into().unwrap_or(1)
+    // The variable may be a list with the threads of nested levels.
+    let set = variable.and_then(|list| list.split(',').next()?.trim().parse().ok());
+    let threads = [Some(wanted), set].into_iter().flatten().find(|threads| *threads > 0);
+    threads.unwrap_or((cores / local_world).max(1)).try_into().unwrap_or(1)
 }
 
 /// Returns an address for ranks of one node, with a port that is free now.
@@ -224,7 +232,16 @@ mod tests {
     #[test]
     fn with_zero_threads_the_ranks_of_a_node_share_its_cores() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = |wanted, local_world| threads_with(wanted, local_world, None);
         assert_eq!((threads(3, 1), threads(3, 8)), (3, 3));
         assert_eq!((threads(0, 1), threads(0, cores), threads(0, 10_000)), (cores as i32, 1, 1));
+    }
+
+    #[test]
+    fn the_variable_of_openmp_counts_unless_the_recipe_sets_threads() {
+        let threads = |wanted, variable| threads_with(wanted, 1, Some(variable));
+        let cores = threads_with(0, 1, None);
+        assert_eq!((threads(0, "5"), threads(0, "6,2"), threads(3, "5")), (5, 6, 3));
+        assert_eq!((threads(0, ""), threads(0, "many"), threads(0, "0")), (cores, cores, cores));
     }
 }

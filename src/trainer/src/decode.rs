@@ -5,7 +5,7 @@ use crate::data::kind;
 use camino::Utf8Path;
 use dataset::KNOWN;
 use dataset::show::find_clip;
-use dataset::store::{Line, Place};
+use dataset::store::{Line, TensorLocation};
 use encoders::Vae;
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
@@ -44,7 +44,7 @@ pub fn decode(
 }
 
 /// Returns the place of a clip's latent, or of the latent `tensor` of its condition.
-fn place<'c>(clip: &'c Line, tensor: Option<&str>) -> Result<&'c Place, Failure> {
+fn place<'c>(clip: &'c Line, tensor: Option<&str>) -> Result<&'c TensorLocation, Failure> {
     let Some(tensor) = tensor else { return Ok(&clip.latent) };
     let is_mask = |role: &str| role.split('.').next() == Some(KNOWN);
     let found = clip.extra.get(tensor).filter(|_| !is_mask(tensor));

@@ -366,6 +366,7 @@ mod tests {
             events: &[],
             checkpoint: None,
             checkpoint_interval: 0,
+            spike: 10.0,
             disk: None,
             nodes: &[],
         });

@@ -1,4 +1,4 @@
-//! The queue for every key, every signal and every message of a stream or a job, in one order.
+//! The console's message queue: keys, signals and answers of jobs overtake messages of streams.
 //!
 //! It has two lanes. The *urgent* one (keys, signals, answers of jobs) is unbounded and never blocks its senders. The *stream*
 //! one is bounded: when the screen cannot keep up, the streams that read files wait. No data is lost, because every reader

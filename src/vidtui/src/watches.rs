@@ -1,6 +1,6 @@
 //! The streams that the screen needs, one task each. The loop compares the needed with the running ones.
 //!
-//! What reads files or runs programs is within [`block_in_place`], so that other tasks go on meanwhile on another thread.
+//! Code that reads files or runs programs runs in [`block_in_place`], so that other tasks continue on another thread.
 //!
 //! Files are polled by size rather than watched with inotify: this costs a few system calls per second, and works on every
 //! file system, NFS included.

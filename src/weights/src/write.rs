@@ -347,7 +347,7 @@ mod tests {
         let (_keep, folder) = temp();
         let probe = File::create(folder.join("probe")).unwrap();
         if let Err(error) = fallocate(&probe, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1) {
-            eprintln!("SKIPPED: the file system of {folder} cannot preallocate: {error}");
+            eprintln!("skipped: the file system of {folder} cannot preallocate: {error}");
             return;
         }
         let huge = target("w", Dtype::F32, Dtype::F32, &[1 << 50], vec![Segment::Zeros(4 << 50)]);

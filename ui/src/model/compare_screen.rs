@@ -7,7 +7,7 @@ use crate::series::{Axis, Series, Track};
 use rundir::{Failure, METRICS, Metric, MetricSource, RunId};
 use std::collections::BTreeSet;
 
-/// The maximum number of runs that are compared; more lines cannot be told apart.
+/// The maximum number of runs that are compared; more lines cannot be distinguished.
 pub const MOST_COMPARED: usize = 8;
 
 /// One of the compared runs.

@@ -147,7 +147,7 @@ fn moved(model: &mut Model, action: Action) {
     }
 }
 
-/// Starts the run as shown, or says why that is not possible.
+/// Starts the run as shown, or reports why it cannot start.
 fn accept(model: &mut Model) -> Vec<Effect> {
     let Some(form) = &mut model.form else { return Vec::new() };
     let failed: Vec<String> = form.failed().map(|row| row.name.clone()).collect();

@@ -46,7 +46,7 @@ pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'stat
     }
 }
 
-/// Draws a panel's heading, a rule with a title and a value at its end, and returns the area below.
+/// Draws a panel's heading (a rule with a title, and a value at its end) and returns the area below.
 pub fn panel(
     model: &Model,
     buf: &mut Buffer,
@@ -63,11 +63,8 @@ pub fn panel(
     let width = usize::from(top.width);
     let mut line = match focused {
         true => vec![Span::styled(format!("{} {title} ", symbols.pointer), theme.accent)],
-        false => vec![Span::styled(format!("{}{} {title} ", symbols.rule, symbols.rule), theme.faint)],
+        false => vec![Span::styled(symbols.rule, theme.faint), Span::styled(format!(" {title} "), theme.strong)],
     };
-    if !focused {
-        line = vec![Span::styled(symbols.rule, theme.faint), Span::styled(format!(" {title} "), theme.strong)];
-    }
     let used: usize = line.iter().map(Span::width).sum();
     let value_width: usize = value.iter().map(Span::width).sum();
     let fits = !value.is_empty() && used + value_width + 3 <= width;

@@ -1,4 +1,4 @@
-//! Recorded output of Slurm's commands is read.
+//! Tests of parsing recorded output of Slurm's commands.
 
 use std::fmt::Debug;
 use std::fs;

@@ -3,7 +3,7 @@
 use super::CheckRequest;
 use super::facts::ProbeResult;
 use super::probing::{Outcome, Results};
-use crate::layouts::{Row, SourceListing};
+use crate::layouts::{ClipRow, SourceListing};
 use crate::{Clip, ClipManifest, ExclusionReason};
 use std::collections::{HashMap, HashSet};
 use video::{FrameChoice, FrameMode, NotEnough, choose};
@@ -14,7 +14,7 @@ pub(super) fn clips(source: &SourceListing, probed: &Results, request: &CheckReq
     source.rows.iter().map(|row| clip(row, probed.by_path.get(&row.path), request, &mut ids)).collect()
 }
 
-fn clip(row: &Row, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &mut HashSet<String>) -> Clip {
+fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, ids: &mut HashSet<String>) -> Clip {
     let mut clip = Clip {
         id: unique(&row.name, ids),
         path: row.path.clone(),

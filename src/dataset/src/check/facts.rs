@@ -34,10 +34,10 @@ pub(super) enum ProbeResult {
     Excluded(ExclusionReason),
 }
 
-/// A result, and whether it can be cached until the file changes.
+/// A probe result, and whether it is cached until the file changes.
 pub(super) struct Probed {
     pub found: ProbeResult,
-    pub lasts: bool,
+    pub cacheable: bool,
 }
 
 /// Probes a file.
@@ -46,13 +46,13 @@ pub(super) struct Probed {
 /// If no file can be probed: ffprobe is missing, or the check is cancelled.
 pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
     match programs.examine(path) {
-        Ok(source) => Ok(Probed { found: ProbeResult::Video(facts(&source.probe, &source.times())), lasts: true }),
+        Ok(source) => Ok(Probed { found: ProbeResult::Video(facts(&source.probe, &source.times())), cacheable: true }),
         Err(error) if matches!(error.failure.code, ErrorCode::ProgramMissing | ErrorCode::Cancelled) => {
             Err(error.failure)
         }
         Err(error) => {
-            let lasts = error.failure.code == ErrorCode::Malformed;
-            Ok(Probed { found: ProbeResult::Excluded(reason(path, error)), lasts })
+            let cacheable = error.failure.code == ErrorCode::Malformed;
+            Ok(Probed { found: ProbeResult::Excluded(reason(path, error)), cacheable })
         }
     }
 }

@@ -113,11 +113,11 @@ pub(super) fn probe_all(
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             };
-            let Worked { content, found, lasts } = match worked {
+            let Worked { content, found, cacheable } = match worked {
                 Ok(worked) => worked,
                 Err(failure) => return stop(failure),
             };
-            if let Some(file) = keep.as_mut().filter(|_| lasts) {
+            if let Some(file) = keep.as_mut().filter(|_| cacheable) {
                 let line =
                     Kept { rules: RULES, path: path.to_owned(), stamp, content: content.clone(), found: found.clone() };
                 if let Err(error) = file.append(&line) {
@@ -141,7 +141,7 @@ impl Outcome {
 struct Worked {
     content: String,
     found: ProbeResult,
-    lasts: bool,
+    cacheable: bool,
 }
 
 fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> {
@@ -149,11 +149,11 @@ fn work(request: &CheckRequest<'_>, path: &Utf8Path) -> Result<Worked, Failure> 
         Ok(content) => content,
         Err(error) => {
             let found = ProbeResult::Excluded(ExclusionReason::Unreadable { why: error.to_string() });
-            return Ok(Worked { content: String::new(), found, lasts: false });
+            return Ok(Worked { content: String::new(), found, cacheable: false });
         }
     };
     let probed = probe(&request.programs, path)?;
-    Ok(Worked { content, found: probed.found, lasts: probed.lasts })
+    Ok(Worked { content, found: probed.found, cacheable: probed.cacheable })
 }
 
 fn interrupted(progress: CheckProgress) -> Failure {

@@ -196,7 +196,7 @@ impl Report {
     }
 }
 
-fn states_otherwise(row: &crate::Row, by_path: &HashMap<&Utf8Path, &Clip>) -> bool {
+fn states_otherwise(row: &crate::ClipRow, by_path: &HashMap<&Utf8Path, &Clip>) -> bool {
     let Some(clip) = by_path.get(row.path.as_path()) else { return false };
     let differs = |stated: usize, is: usize| stated != 0 && stated != is;
     let stated = row.stated;

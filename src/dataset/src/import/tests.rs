@@ -45,7 +45,7 @@ fn lines(index: &Utf8Path) -> Vec<Line> {
 }
 
 /// Compares a tensor of a store with an expected one.
-fn compare(index: &Utf8Path, place: &Place, expected: &StoredTensor) {
+fn compare(index: &Utf8Path, place: &TensorLocation, expected: &StoredTensor) {
     let header = Header::read(&index.with_file_name(&place.shard)).unwrap();
     let found = &tensors_of_header(&header)[&place.name];
     assert_eq!((&found.shape, found.dtype), (&expected.shape, Dtype::BF16), "{}", place.name);

@@ -2,7 +2,7 @@
 
 use super::table::{Cell, Columns, Values, rows};
 use super::text::without_mark;
-use super::{Row, SourceRequest, invalid, unreadable};
+use super::{ClipRow, SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
 use csv::{ByteRecord, ReaderBuilder};
 use rundir::Failure;
@@ -10,7 +10,11 @@ use std::collections::BTreeMap;
 use std::fs;
 
 /// Reads the rows of a table.
-pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+pub(super) fn read(
+    path: &Utf8Path,
+    root: &Utf8Path,
+    request: &SourceRequest,
+) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
     let delimiter =
         if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("tsv")) { b'\t' } else { b',' };

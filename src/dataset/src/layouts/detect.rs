@@ -3,7 +3,7 @@
 use super::pairs::{Files, is_of, no_videos};
 use super::table::Columns;
 use super::{
-    CaptionFault, Row, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet,
+    CaptionFault, ClipRow, SourceListing, SourceRequest, VIDEO_ENDINGS, csv, invalid, json, lists, pairs, parquet,
 };
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
@@ -159,7 +159,7 @@ fn table_of(path: &Utf8Path, request: &SourceRequest) -> Result<SourceListing, F
     Ok(SourceListing { layout: Layout::Table, why, root, rows, notes: vec![] })
 }
 
-fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+fn read_table(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<ClipRow>), Failure> {
     match path.extension().unwrap_or_default().to_ascii_lowercase().as_str() {
         "csv" | "tsv" => csv::read(path, root, request),
         "jsonl" => json::lines(path, root, request),

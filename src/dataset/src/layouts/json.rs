@@ -2,7 +2,7 @@
 
 use super::table::{Cell, Columns, Values, rows};
 use super::text::without_mark;
-use super::{Row, SourceRequest, invalid, unreadable};
+use super::{ClipRow, SourceRequest, invalid, unreadable};
 use crate::manifest::FORMAT;
 use camino::Utf8Path;
 use rundir::Failure;
@@ -28,7 +28,11 @@ impl Document {
 }
 
 /// Reads a table with one object per line.
-pub(super) fn lines(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+pub(super) fn lines(
+    path: &Utf8Path,
+    root: &Utf8Path,
+    request: &SourceRequest,
+) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let document = Document::read(path)?;
     let mut objects = Vec::new();
     for (number, line) in document.text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -54,7 +58,11 @@ pub(super) fn lines(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -
 }
 
 /// Reads a table that is one JSON document.
-pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+pub(super) fn read(
+    path: &Utf8Path,
+    root: &Utf8Path,
+    request: &SourceRequest,
+) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let document = Document::read(path)?;
     let name = path.file_name().unwrap_or_default();
     let fix = "write a list of objects: [{\"video\": …, \"caption\": …}, …]";
@@ -99,7 +107,7 @@ fn of_objects(
     root: &Utf8Path,
     request: &SourceRequest,
     mut objects: Vec<(String, Object)>,
-) -> Result<(Columns, Vec<Row>), Failure> {
+) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let names: Vec<String> = objects.first().map_or_else(Vec::new, |(_, first)| first.object.keys().cloned().collect());
     if objects.is_empty() {
         let fix = "list one video with its caption per entry";

@@ -2,7 +2,7 @@
 
 use super::paths::{Located, locate};
 use super::text::{caption, without_mark};
-use super::{Row, invalid, unreadable};
+use super::{ClipRow, invalid, unreadable};
 use camino::Utf8Path;
 use rundir::Failure;
 use std::fs;
@@ -18,7 +18,7 @@ pub(super) fn find(folder: &Utf8Path, names: &[&'static str]) -> Option<&'static
 }
 
 /// Reads the rows of two lists.
-pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &str) -> Result<Vec<Row>, Failure> {
+pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &str) -> Result<Vec<ClipRow>, Failure> {
     let lines = |name: &str| -> Result<Vec<Vec<u8>>, Failure> {
         let path = folder.join(name);
         let bytes = fs::read(&path).map_err(|error| unreadable(&path, error))?;
@@ -42,7 +42,7 @@ pub(super) fn read(folder: &Utf8Path, root: &Utf8Path, captions: &str, videos: &
     let row = |(number, (text, video)): (usize, (Vec<u8>, Vec<u8>))| {
         let Located { name, path, excluded } = locate(root, &String::from_utf8_lossy(&video));
         let origin = format!("{captions} line {}", number + 1);
-        Row { name, path, excluded, caption: caption(&text), origin, ..Row::default() }
+        ClipRow { name, path, excluded, caption: caption(&text), origin, ..ClipRow::default() }
     };
     Ok(captions_of.into_iter().zip(videos_of).enumerate().map(row).collect())
 }

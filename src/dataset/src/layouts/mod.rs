@@ -51,14 +51,14 @@ pub struct SourceListing {
     /// The absolute folder that relative paths start at.
     pub root: Utf8PathBuf,
     /// The rows, one per video and caption, in the order of the source.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ClipRow>,
     /// Notes for users: captions without a video, pictures that were skipped.
     pub notes: Vec<String>,
 }
 
 /// One video with one caption, as a layout lists it. The video has not been looked at.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct ClipRow {
     /// The path below the root, or the absolute path, as in the source.
     pub name: String,
     /// The absolute path.
@@ -75,7 +75,7 @@ pub struct Row {
     pub stated: Stated,
 }
 
-impl Default for Row {
+impl Default for ClipRow {
     fn default() -> Self {
         let caption = Err(CaptionFault::Missing);
         let (name, path, segments, origin, excluded, stated) = Default::default();

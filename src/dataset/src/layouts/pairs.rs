@@ -1,7 +1,7 @@
 //! Videos with captions beside them: `clips/a.mp4` and `clips/a.txt`.
 
 use super::text::caption_file;
-use super::{OTHER_PICTURES, Row, VIDEO_ENDINGS, invalid, unreadable};
+use super::{ClipRow, OTHER_PICTURES, VIDEO_ENDINGS, invalid, unreadable};
 use crate::ExclusionReason;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::Failure;
@@ -82,7 +82,7 @@ pub(super) fn is_of(ending: Option<&str>, endings: &[&str]) -> bool {
 }
 
 /// Reads the rows of a folder, and notes about other files in it.
-pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<String>), Failure> {
+pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<ClipRow>, Vec<String>), Failure> {
     let mut rows = Vec::new();
     let mut notes = Vec::new();
     let mut used = BTreeSet::new();
@@ -90,13 +90,13 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<Row>, Vec<Str
         let text = path.with_extension("txt");
         let caption = caption_file(&text).map_err(|error| unreadable(&text, error))?;
         let below = |path: &Utf8Path| path.strip_prefix(folder).unwrap_or(path).to_string();
-        rows.push(Row { name: below(&path), origin: below(&text), caption, path, ..Row::default() });
+        rows.push(ClipRow { name: below(&path), origin: below(&text), caption, path, ..ClipRow::default() });
         used.insert(text);
     }
     for path in files.unnamed {
         let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
         let excluded = Some(ExclusionReason::NameNotUtf8);
-        rows.push(Row { path: folder.join(&name), name, excluded, ..Row::default() });
+        rows.push(ClipRow { path: folder.join(&name), name, excluded, ..ClipRow::default() });
     }
     let alone: Vec<&Utf8PathBuf> = files.texts.difference(&used).collect();
     if let Some(first) = alone.first() {

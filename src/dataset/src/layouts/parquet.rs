@@ -1,7 +1,7 @@
 //! Tables in Parquet, as pandas, Hugging Face's datasets and Open-Sora write them.
 
 use super::table::{Cell, Columns, Values, rows};
-use super::{Row, SourceRequest, invalid, unreadable};
+use super::{ClipRow, SourceRequest, invalid, unreadable};
 use camino::Utf8Path;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
@@ -10,7 +10,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 
 /// Reads the rows of a table.
-pub(super) fn read(path: &Utf8Path, root: &Utf8Path, request: &SourceRequest) -> Result<(Columns, Vec<Row>), Failure> {
+pub(super) fn read(
+    path: &Utf8Path,
+    root: &Utf8Path,
+    request: &SourceRequest,
+) -> Result<(Columns, Vec<ClipRow>), Failure> {
     let file = File::open(path).map_err(|error| unreadable(path, error))?;
     let bad = |error: parquet::errors::ParquetError| {
         let fix = "write it with Snappy compression: table.to_parquet(path, compression=\"snappy\"), or as CSV";

@@ -2,7 +2,7 @@
 
 use super::paths::{Located, locate};
 use super::text::clean;
-use super::{Caption, CaptionFault, Row, SourceRequest, Stated, invalid};
+use super::{Caption, CaptionFault, ClipRow, SourceRequest, Stated, invalid};
 use crate::ExclusionReason;
 use camino::Utf8Path;
 use rundir::Failure;
@@ -139,7 +139,7 @@ pub(super) trait Values {
 }
 
 /// Makes the rows of a video, one per caption.
-pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<Row> {
+pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mut dyn Values) -> Vec<ClipRow> {
     let Located { name, path, mut excluded } = locate(root, &values.take(&columns.video).into_text());
     let kind = values.take(KIND_COLUMN).into_text();
     if kind.eq_ignore_ascii_case("image") && !video::is_picture(&path) {
@@ -151,7 +151,7 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     let captions = values.take(&columns.caption).captions();
     let is_segments = SEGMENT_COLUMNS.iter().any(|known| columns.caption.eq_ignore_ascii_case(known));
     let (captions, segments) = if is_segments { of_segments(captions) } else { (captions, Vec::new()) };
-    let row = |caption| Row {
+    let row = |caption| ClipRow {
         name: name.clone(),
         path: path.clone(),
         caption,

@@ -168,7 +168,7 @@ fn every_form_of_json_is_read() {
     let source = read("metadata.json", list);
     let expected = [("a.mp4", Ok("one")), ("b.PNG", Ok("two")), ("c.mp4", Ok("three")), ("d.tiff", Ok("four"))];
     assert_eq!(rows(&source), expected);
-    let is_excluded = |row: &Row| matches!(row.excluded, Some(ExclusionReason::NotAVideo { .. }));
+    let is_excluded = |row: &ClipRow| matches!(row.excluded, Some(ExclusionReason::NotAVideo { .. }));
     assert_eq!(source.rows.iter().map(is_excluded).collect::<Vec<_>>(), [false, false, true, true]);
     assert_eq!(rows(&read("metadata.json", entries)), [("a.mp4", Ok("one")), ("b.mp4", Err(CaptionFault::Missing))]);
     let expected = [("a.mp4", Ok("one")), ("b.mp4", Ok("two")), ("b.mp4", Ok("three"))];

@@ -1,3 +1,5 @@
+//! Tests of the order of samples: buckets, epochs, shares and what stays unused.
+
 use super::*;
 use crate::seeds::{Purpose, permutation};
 use proptest::prelude::*;

@@ -50,7 +50,7 @@ fn a_full_disk_while_shards_are_joined_leaves_nothing_half_written_and_the_next_
     let mut refused = 0;
     for free in 0.. {
         let Some(disk) = SmallDisk::mount(&folder.join("disk")) else {
-            eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+            eprintln!("skipped: a small disk cannot be mounted here (needs root)");
             return;
         };
         let data = disk.0.join("data");

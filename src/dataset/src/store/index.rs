@@ -24,7 +24,7 @@ pub struct Head {
     pub queue: String,
     /// The text of the empty caption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub empty_text: Option<Place>,
+    pub empty_text: Option<TensorLocation>,
     /// The key of the empty caption.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub empty_key: String,
@@ -49,7 +49,7 @@ pub struct Line {
     /// The caption.
     pub caption: String,
     /// The latent.
-    pub latent: Place,
+    pub latent: TensorLocation,
     /// The key of the latent.
     pub latent_key: String,
     /// True if the latent is already drawn, `[T, C, H, W]`, in place of means and log-variances.
@@ -57,16 +57,16 @@ pub struct Line {
     pub drawn: bool,
     /// Further tensors of the clip by role, such as `image`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub extra: BTreeMap<String, Place>,
+    pub extra: BTreeMap<String, TensorLocation>,
     /// The texts, one per segment of the video.
-    pub text: Vec<Place>,
+    pub text: Vec<TensorLocation>,
     /// The keys of the texts.
     pub text_keys: Vec<String>,
 }
 
 /// The location of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Place {
+pub struct TensorLocation {
     /// The file, relative to the data set.
     pub shard: String,
     /// The name of the tensor in the file.

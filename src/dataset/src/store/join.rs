@@ -5,7 +5,7 @@
 //! the index are replaced. A crash at any point leaves the old index, or the new one; the next call continues.
 
 use super::failures::{old_failures, write_failures};
-use super::index::{Head, INDEX, Lines, Place, cannot_write, malformed, unreadable, write_index};
+use super::index::{Head, INDEX, Lines, TensorLocation, cannot_write, malformed, unreadable, write_index};
 use super::lease::{Heartbeat, Taken};
 use super::names::{LATENTS, QUEUE, TEXTS, WORK};
 use super::part::{Entry, Piece};
@@ -76,8 +76,8 @@ struct Shard<'a> {
 
 /// The fields of a latent that the new index needs.
 struct Latent {
-    place: Place,
-    extra: BTreeMap<String, Place>,
+    place: TensorLocation,
+    extra: BTreeMap<String, TensorLocation>,
     shape: Vec<usize>,
     times: Vec<f64>,
     bucket: String,
@@ -88,7 +88,7 @@ struct Latent {
 #[derive(Default)]
 struct Known {
     latents: HashMap<String, Latent>,
-    texts: HashMap<String, Place>,
+    texts: HashMap<String, TensorLocation>,
 }
 
 impl Queue {
@@ -149,7 +149,7 @@ fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Jo
     let (mut texts, mut latents) = (0, 0);
     for shard in &shards {
         for tensor in &shard.tensors {
-            let place = Place { shard: shard.file.name.clone(), name: tensor.name.clone() };
+            let place = TensorLocation { shard: shard.file.name.clone(), name: tensor.name.clone() };
             match (shard.file.name.starts_with(TEXTS), tensor.role) {
                 (true, _) => {
                     texts += 1;
@@ -303,7 +303,7 @@ fn is_complete(path: &Utf8Path, wanted: &NewTensorFile) -> bool {
 }
 
 impl Queue {
-    fn latent(&self, place: Place, piece: &Piece, entry: &Entry, bucket: Option<Bucket>) -> Latent {
+    fn latent(&self, place: TensorLocation, piece: &Piece, entry: &Entry, bucket: Option<Bucket>) -> Latent {
         let spec = self.head.spec.at(bucket);
         let drawn = piece.shape.get(1).is_some_and(|channels| *channels == spec.vae.channels);
         let bucket = match (spec.frames.count, spec.picture.height, spec.picture.width) {

@@ -58,11 +58,11 @@ pub struct Item {
     pub key: String,
     /// The name of the tensor: the id of the clip, or the key of the text.
     pub name: String,
-    /// What is encoded.
+    /// The source of the item.
     pub work: Work,
 }
 
-/// What is encoded.
+/// The source of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {

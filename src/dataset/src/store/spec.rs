@@ -171,7 +171,7 @@ impl StoreSpec {
     /// Reads the specification of a store.
     ///
     /// # Errors
-    /// It is missing, malformed, or of a newer schema.
+    /// The specification is missing, malformed, or of a newer schema.
     pub fn read(data: &Utf8Path) -> Result<Self, Failure> {
         read_toml(&data.join(SPEC)).map_err(|error| {
             let newer = matches!(error, rundir::Error::Newer { .. });

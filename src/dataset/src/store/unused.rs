@@ -3,7 +3,7 @@
 
 use super::index::{INDEX, cannot_write, unreadable};
 use super::names::{LATENTS, TEXTS, shard_number};
-use super::{Place, is_working, read_index};
+use super::{TensorLocation, is_working, read_index};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub fn unused_shards(data: &Utf8Path) -> Result<Vec<UnusedShard>, Failure> {
         return Ok(Vec::new());
     }
     let mut used: BTreeSet<String> = BTreeSet::new();
-    let mut add = |place: &Place| {
+    let mut add = |place: &TensorLocation| {
         if !used.contains(&place.shard) {
             used.insert(place.shard.clone());
         }

@@ -1,7 +1,7 @@
 //! The step that the VAE repeats: norm, SiLU, and a convolution that is causal in time, a few frames at a time.
 //!
-//! Only the input and the output of a step are whole in memory. The normalized frames exist in a buffer of a few frames, which begins
-//! with the two frames before them. So padding in time is never copied for the whole window, and the peak is about two tensors.
+//! Only the input and the output of a step are whole in memory. Normalized frames are kept in a buffer of a few frames, after the two
+//! frames that precede them. The whole window is never copied to pad it in time, so the peak is about two tensors.
 
 use super::norm::Norm;
 use crate::params::Params;

@@ -202,7 +202,7 @@ fn a_job_is_requeued_after_its_time_limit_or_a_preemption_but_not_after_a_stop_o
 }
 
 #[test]
-fn a_job_whose_run_failed_is_requeued_if_the_recipe_says_so_and_no_stop_was_requested() {
+fn a_job_whose_run_failed_is_requeued_if_the_recipe_requests_it_and_no_stop_was_requested() {
     let settings = |on_failure| RunSettings { on_failure, heals_per_hour: 4, ..RunSettings::default() };
     let after = |on_failure, stops_for_good, events: &[Event]| {
         let mut past = begun(Some(42), &[20]);

@@ -143,7 +143,7 @@ fn is_match(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Returns the files of an `Include`, sorted; `None` if only `ssh` can tell.
+/// Returns the files of an `Include`, sorted; `None` if only `ssh` can resolve it.
 fn included(path: &str, folder: &Utf8Path) -> Option<Vec<Utf8PathBuf>> {
     if path.starts_with('~') || path.contains(['%', '$', '[', '{']) {
         return None;

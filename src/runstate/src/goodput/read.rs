@@ -50,8 +50,8 @@ impl GoodputReader {
             self.marks.clear();
         }
         self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
-        // Since its last line, a run that trains is within a step, and of a run that cannot be reached nothing is known. The clock of
-        // this machine may differ from those of the nodes.
+        // After its last line, a training run is within a step; the state of an unreachable run is unknown. The clock of this machine
+        // may differ from those of the nodes.
         let is_over = state.is_end() || matches!(state, RunState::Running | RunState::Unknown);
         let numbers = self.dir.attempt_numbers()?;
         let mut attempts = Vec::new();

@@ -1,3 +1,5 @@
+//! Tests of goodput: parts of the wall time, from files of made runs.
+
 use super::*;
 use crate::RunState;
 use proptest::prelude::*;

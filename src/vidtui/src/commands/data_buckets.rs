@@ -69,7 +69,7 @@ struct Away {
 }
 
 /// The clips of a source by bucket.
-struct Found {
+struct ClipSet {
     clips: usize,
     buckets: Vec<(Bucket, usize, Option<f64>)>,
     thrown_away: Vec<Away>,
@@ -115,17 +115,17 @@ fn no_buckets(recipe: &str) -> Failure {
     )
 }
 
-fn of_manifest(manifest: &ClipManifest) -> Found {
+fn of_manifest(manifest: &ClipManifest) -> ClipSet {
     let mut away: BTreeMap<&'static str, usize> = BTreeMap::new();
     manifest.excluded().for_each(|(_, reason)| *away.entry(reason.title()).or_default() += 1);
     let mut thrown_away: Vec<Away> = away.into_iter().map(|(reason, clips)| Away { reason, clips }).collect();
     thrown_away.sort_by_key(|away| std::cmp::Reverse(away.clips));
     let row = |BucketClips { bucket, clips, hours }| (bucket, clips, Some(hours));
-    Found { clips: manifest.clips.len(), buckets: manifest.buckets().into_iter().map(row).collect(), thrown_away }
+    ClipSet { clips: manifest.clips.len(), buckets: manifest.buckets().into_iter().map(row).collect(), thrown_away }
 }
 
 /// Counts the latents of a data set by their shape.
-fn of_store(data: &Utf8Path) -> Result<Found, Failure> {
+fn of_store(data: &Utf8Path) -> Result<ClipSet, Failure> {
     let mut shapes: BTreeMap<Shape, usize> = BTreeMap::new();
     read_index(data, |_, line| {
         if let [frames, _, height, width] = line.shape[..] {
@@ -135,7 +135,7 @@ fn of_store(data: &Utf8Path) -> Result<Found, Failure> {
     })?;
     let clips = shapes.values().sum();
     let buckets = shapes.into_iter().map(|(shape, clips)| (Bucket::of_latent(shape), clips, None)).collect();
-    Ok(Found { clips, buckets, thrown_away: Vec::new() })
+    Ok(ClipSet { clips, buckets, thrown_away: Vec::new() })
 }
 
 fn document(
@@ -143,7 +143,7 @@ fn document(
     name: &str,
     recipe: &Recipe,
     assigner: &Assigner,
-    found: Found,
+    found: ClipSet,
 ) -> Result<Document, Failure> {
     let row = |&(bucket, clips, hours): &(Bucket, usize, Option<f64>)| {
         let (shape, cost) = (bucket.latent(), recipe.cost_at(bucket.latent()));

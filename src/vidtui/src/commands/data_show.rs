@@ -4,7 +4,7 @@ use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
 use crate::output::{self, Side, facts, table};
 use ::dataset::show::{Summary, find_clip, summarize};
-use ::dataset::store::{Line, Place, StoreSpec};
+use ::dataset::store::{Line, StoreSpec, TensorLocation};
 use ::dataset::store_folder;
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
@@ -137,7 +137,7 @@ fn of(name: &str, identity: &str, dtype: &str) -> String {
 
 /// Returns the shapes of a clip's further tensors, by role.
 fn extra_shapes(data: &Utf8Path, clip: &Line) -> Result<BTreeMap<String, String>, Failure> {
-    let shape = |(role, place): (&String, &Place)| {
+    let shape = |(role, place): (&String, &TensorLocation)| {
         let header = Header::read(&data.join(&place.shard))?;
         Ok((role.clone(), with_crosses(&header.tensor(&place.name)?.shape)))
     };
@@ -159,7 +159,7 @@ fn clip_shown(clip: &Line, extra_shapes: &BTreeMap<String, String>) -> String {
         ("stored in".into(), format!("{}, tensor {}", clip.latent.shard, clip.latent.name)),
         ("latent key".into(), clip.latent_key.clone()),
     ];
-    rows.extend(clip.extra.iter().map(|(role, Place { shard, name })| {
+    rows.extend(clip.extra.iter().map(|(role, TensorLocation { shard, name })| {
         let shape = extra_shapes.get(role).map_or("", String::as_str);
         (role.clone(), format!("{shape}, in {shard}, tensor {name}"))
     }));

@@ -92,13 +92,13 @@ struct Watch<'a> {
     waits: Option<String>,
 }
 
-/// The result of a look at the run.
-enum Look {
-    /// It is alive, or its state is unknown.
+/// The state of the run, as the healer sees it.
+enum RunStatus {
+    /// The run is alive, or its state is unknown.
     Alive,
-    /// It has ended and stays so.
+    /// The run has ended and is not resumed.
     Ended,
-    /// It has failed.
+    /// The run has failed.
     Failed(Box<(RunSummary, RunFacts)>, FailedAttempt),
 }
 
@@ -106,12 +106,12 @@ impl Watch<'_> {
     fn until_ended(&mut self) -> Result<(), CommandError> {
         loop {
             let temporary = match self.look() {
-                Ok(Look::Ended) => return Ok(()),
-                Ok(Look::Alive) => {
+                Ok(RunStatus::Ended) => return Ok(()),
+                Ok(RunStatus::Alive) => {
                     (self.pause, self.next_try, self.waits) = (RETRY[0], Instant::now(), None);
                     None
                 }
-                Ok(Look::Failed(state, failed)) => self.heal(&state, &failed)?,
+                Ok(RunStatus::Failed(state, failed)) => self.heal(&state, &failed)?,
                 Err(failure) => Some(failure),
             };
             // A file system may be away for a while.
@@ -125,19 +125,19 @@ impl Watch<'_> {
     fn look(&self) -> Result<Look, Failure> {
         let runs = &self.workspace.runs;
         if runs.is_dir() && !self.dir.root.exists() {
-            return Ok(Look::Ended);
+            return Ok(RunStatus::Ended);
         }
         let (summary, facts) = self.workspace.summary(&self.dir)?;
         let now_s = now_s();
         // A stop request of a user ends it, whatever happens to the processes.
         if facts.stops_for_good && (summary.state.is_end() || summary.state == RunState::New) {
-            return Ok(Look::Ended);
+            return Ok(RunStatus::Ended);
         }
         match FailedAttempt::of(&facts, &summary.state, now_s) {
-            Some(_) if facts.alive == Liveness::Alive || !facts.has_settled(now_s) => Ok(Look::Alive),
-            Some(failed) => Ok(Look::Failed(Box::new((summary, facts)), failed)),
-            None if summary.state.is_end() => Ok(Look::Ended),
-            None => Ok(Look::Alive),
+            Some(_) if facts.alive == Liveness::Alive || !facts.has_settled(now_s) => Ok(RunStatus::Alive),
+            Some(failed) => Ok(RunStatus::Failed(Box::new((summary, facts)), failed)),
+            None if summary.state.is_end() => Ok(RunStatus::Ended),
+            None => Ok(RunStatus::Alive),
         }
     }
 

@@ -73,7 +73,7 @@ pub struct Step<'a> {
     pub done: u64,
     /// The total amount.
     pub total: u64,
-    /// What is counted.
+    /// The unit of `done` and `total`.
     pub measure: Measure,
 }
 

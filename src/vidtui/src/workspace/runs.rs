@@ -135,6 +135,7 @@ impl Workspace {
             events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
             checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
+            spike: recipe.as_ref().map_or(0.0, |recipe| recipe.log.spike),
             disk,
             nodes: &nodes,
         });

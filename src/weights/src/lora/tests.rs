@@ -97,7 +97,7 @@ fn every_format_converts_to_every_other_with_the_same_numbers() {
 }
 
 #[test]
-fn an_adapter_is_merged_into_its_base_as_the_formula_says() {
+fn an_adapter_is_merged_into_its_base_by_the_formula() {
     let (_keep, folder) = temp();
     let values_of = |path: &Utf8Path, name: &str| -> Vec<f64> {
         let source = WeightsSource::open(path).unwrap();

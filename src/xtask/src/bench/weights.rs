@@ -61,10 +61,10 @@ fn one_round(bin: &Utf8Path, script: &Utf8Path, scratch: &Utf8Path, cache: &str)
         let mut run = command(bin.join("python"), args);
         let printed = output(&mut run, "run it by hand")?.stdout;
         fs::remove_dir_all(&target).map_err(|e| cannot_remove(&target, &e))?;
-        let said: Value = serde_json::from_slice(&printed).map_err(|e| {
+        let report: Value = serde_json::from_slice(&printed).map_err(|e| {
             Failure::new("the weights bench printed no numbers", e, "run tests/bench/weights.py by hand")
         })?;
-        let figure = |key: &str| said[key].as_f64().unwrap_or(f64::NAN);
+        let figure = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
         Ok(Figures { s: figure("s"), peak_mib: figure("peak_mib") })
     };
     let python = bin.join("python");

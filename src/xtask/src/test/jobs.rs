@@ -86,10 +86,14 @@ impl Binary {
     }
 
     /// Makes a command that runs the binary as cargo does. Cargo's own variables are those of xtask here.
+    ///
+    /// As many tests run side by side as there are cores. A second thread of OpenMP would spin on the core of another test: the
+    /// encoders' oracle test took 82 s of CPU with two threads on two busy cores, and 8 s with one.
     fn command(&self) -> Command {
         let mut command = command::<&str>(&self.path, []);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("CARGO_PKG_NAME", self.folder.file_name().unwrap_or_default());
+        command.env("OMP_NUM_THREADS", "1");
         command
     }
 

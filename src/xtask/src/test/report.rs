@@ -158,7 +158,7 @@ successes:
 
 ---- a stdout ----
 chatter
-SKIPPED: no ffmpeg
+skipped: no ffmpeg
 
 
 successes:
@@ -175,7 +175,7 @@ test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; fini
         let mut report = Report::default();
         let line = report.add(ended("plan", 2, 101 << 8, output));
         assert!(
-            line.contains("FAILED") && line.contains("plan, 6 tests") && line.contains("SKIPPED: no ffmpeg"),
+            line.contains("FAILED") && line.contains("plan, 6 tests") && line.contains("skipped: no ffmpeg"),
             "{line}"
         );
         let end = report.end(Duration::from_secs(2));
