@@ -26,8 +26,10 @@ const SEGMENTS: [&str; 6] = [
     "remat.shard_inputs=true",
 ];
 
-const SIZES: [&str; 8] = [
+// libtorch multiplies bfloat16 on CPUs without such instructions so slowly that a width of 64 per head took 80 s.
+const SIZES: [&str; 9] = [
     "model.num_layers=4",
+    "model.head_dim=16",
     "model.num_heads=4",
     "model.time_embed_dim=32",
     "model.text_dim=16",

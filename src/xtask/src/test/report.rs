@@ -53,13 +53,14 @@ impl Report {
         self.passed += read.passed;
         self.failed += read.failed;
         self.skipped += read.ignored + read.skipped.len() as u64;
+        let (wall, cpu) = (job.took.as_secs_f64(), job.cpu.as_secs_f64());
         let mut line =
-            format!("{:>7.1} s  {}  {}", job.took.as_secs_f64(), if success { "ok    " } else { "FAILED" }, job.name);
+            format!("{wall:>7.1} s {cpu:>6.1} s CPU  {}  {}", if success { "ok    " } else { "FAILED" }, job.name);
         if read.passed + read.failed != 1 {
             line += &format!(", {} tests", read.passed + read.failed);
         }
         for skipped in &read.skipped {
-            line += &format!("\n           {skipped}");
+            line += &format!("\n                         {skipped}");
         }
         if !success {
             let status = job.status.map_or("not started".into(), |status| status.to_string());
