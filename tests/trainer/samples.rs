@@ -3,7 +3,7 @@
 
 use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Layer, Recipe};
+use recipe::{Layer, Recipe, UseEma};
 use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleSidecar, SamplingProgress, StartFrom};
 use safetensors::tensor::TensorView;
 use std::fs;
@@ -338,6 +338,33 @@ fn a_training_run_samples_and_validates_on_all_ranks_together() {
     for ((_, one), (_, two)) in validation(&alone).iter().zip(&validation(&two)) {
         assert_close(two, one, 1e-4, "the validation loss of two ranks");
     }
+}
+
+#[test]
+fn sidecars_record_whether_a_video_is_made_from_the_average_of_the_weights() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let sets = training(&scene, &model);
+    let more = ["train.global_batch=2", "train.steps=2", "ema.decay=0.9"];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(more).collect();
+    let train = |name: &str, sets: &[&str]| scene.launch(name, &[1, 1], sets).finish();
+    let averaged = train("averaged", &sets);
+    assert!(sidecar(&averaged, 0).ema);
+    assert!(!sidecar(&train("current", &[&sets[..], &["sample.ema=off"]].concat()), 0).ema);
+
+    let checkpoint = latest(&averaged.dir).unwrap().dir;
+    let sample = |name: &str, weights: &Utf8Path, ema: UseEma| {
+        let run = scene.sample(name, &[1, 1], weights, Vec::new(), |recipe| {
+            recipe.encoders.folder = model.folder.clone();
+            recipe.sample.prompts = vec!["a rabbit".to_owned()];
+            (recipe.sample.height, recipe.sample.width) = (32, 32);
+            recipe.sample.ema = ema;
+        });
+        sidecar(&run.finish(), 0).ema
+    };
+    assert!(sample("auto", &checkpoint, UseEma::Auto));
+    assert!(!sample("off", &checkpoint, UseEma::Off));
+    assert!(!sample("none", &model.checkpoint, UseEma::Auto), "converted weights have no average");
 }
 
 /// Writes clips with the tensors of a condition beside their latents, each with `tensors` of these frames and channels; returns

@@ -38,6 +38,8 @@ struct Source {
     weights: Utf8PathBuf,
     /// XXH3 of the manifest, or of the weights in memory if samples are made during training.
     weights_xxh3: String,
+    /// Whether they are the moving average of trained weights.
+    ema: bool,
     /// The adapters that were merged into them.
     lora: Vec<SampleLora>,
 }
@@ -154,7 +156,7 @@ impl Target<'_> {
             guidance: spec.guidance,
             dynamic_guidance: spec.dynamic_guidance,
             dtype: recipe.train.dtype.name().to_owned(),
-            ema: false,
+            ema: self.source.ema,
             weights: self.source.weights.clone(),
             weights_xxh3: self.source.weights_xxh3.clone(),
             lora: self.source.lora.clone(),

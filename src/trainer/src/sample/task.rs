@@ -74,7 +74,13 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let hash = agree_on(&fsdp.groups().world, loaded.manifest_sum().map_err(Failure::from))?;
     let merged = adapter_files::merge(&fsdp, &tables, &recipe.sample.merged());
     let lora = agree_on(&fsdp.groups().world, merged)?;
-    let source = Source { step: loaded.manifest.step, weights: path.clone(), weights_xxh3: hash.xxh3, lora };
+    let source = Source {
+        step: loaded.manifest.step,
+        weights: path.clone(),
+        weights_xxh3: hash.xxh3,
+        ema: recipe.sample.ema != UseEma::Off && checkpoint::has_average(&loaded),
+        lora,
+    };
     let world = attempt.mesh.world();
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
     let target = Target { run, source: &source };

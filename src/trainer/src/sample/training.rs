@@ -12,7 +12,7 @@ use dit::diffusion::NoiseSchedule;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
-use recipe::{Recipe, SampleSpec};
+use recipe::{Recipe, SampleSpec, UseEma};
 use rundir::{Failure, RunDir};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
@@ -73,8 +73,9 @@ impl TrainingSamples {
         self.validation.as_mut().map(|validation| validation.measure(fsdp, network, objective)).transpose()
     }
 
-    /// Makes a video of each prompt from the current weights, except videos that are already complete. Returns the
-    /// prompts of the new videos; after a stop request, only those that are complete. A collective.
+    /// Makes a video of each prompt from the weights in `fsdp`, except videos that are already complete. The caller puts the average of
+    /// the weights there if the recipe uses it. Returns the prompts of the new videos; after a stop request, only those that are
+    /// complete. A collective.
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.
@@ -88,7 +89,13 @@ impl TrainingSamples {
         stop: StopSources<'_>,
     ) -> Result<Vec<usize>, Failure> {
         let Some(texts) = &self.texts else { return Ok(Vec::new()) };
-        let source = Source { step, weights: run.root.clone(), weights_xxh3: weights_xxh3(fsdp)?, lora: Vec::new() };
+        let source = Source {
+            step,
+            weights: run.root.clone(),
+            weights_xxh3: weights_xxh3(fsdp)?,
+            ema: recipe.ema.is_used() && recipe.sample.ema != UseEma::Off,
+            lora: Vec::new(),
+        };
         // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
         let mut inside = recipe.clone();
         inside.sample.out = camino::Utf8PathBuf::new();
