@@ -7,6 +7,7 @@ mod alerts;
 mod chains;
 mod commands;
 mod data_check;
+mod data_sets;
 mod documents;
 mod encodes;
 mod fake_trainer;
