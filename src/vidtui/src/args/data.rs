@@ -56,6 +56,9 @@ pub struct DataEncodeArgs {
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
     #[arg(long, value_parser = str::parse::<video::FrameMode>)]
     pub mode: Option<video::FrameMode>,
+    /// Distance between taken frames, in frames, if there is no rate [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "fps")]
+    pub stride: Option<usize>,
     /// How pictures with another aspect ratio are cropped: center, random or none [default: center]
     #[arg(long)]
     pub crop: Option<String>,
