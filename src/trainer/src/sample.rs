@@ -24,7 +24,7 @@ use decode::{decode, encode_image, frames};
 use denoise::{Denoiser, drawn};
 use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
-use rundir::{ErrorCode, Failure, RequestSource, SampleLora, SampleSidecar, now_s};
+use rundir::{ErrorCode, Failure, RequestSource, SampleFolder, SampleLora, SampleSidecar, now_s};
 use std::time::Instant;
 use texts::Texts;
 use video::Frames;
@@ -124,17 +124,14 @@ fn make_round<F: Family>(
 
 /// The folder and format of samples.
 struct Target<'a> {
-    run: &'a rundir::RunDir,
+    folder: SampleFolder,
     source: &'a Source,
 }
 
 impl Target<'_> {
     /// Returns the path of a video.
-    fn video(&self, recipe: &Recipe, index: usize) -> Utf8PathBuf {
-        match recipe.sample.out() {
-            Some(folder) => folder.join(format!("{index:03}.mp4")),
-            None => self.run.sample_video(self.source.step, index),
-        }
+    fn video(&self, index: usize) -> Utf8PathBuf {
+        self.folder.video(self.source.step, index)
     }
 
     /// Returns the sidecar of a complete sample, without its times.
@@ -181,7 +178,7 @@ impl Target<'_> {
     }
 
     fn is_whole(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> bool {
-        let video = self.video(recipe, index);
+        let video = self.video(index);
         let Ok(Some(found)) = SampleSidecar::read(&video.with_extension("json")) else { return false };
         let wanted = SampleSidecar {
             took_s: found.took_s,
@@ -201,7 +198,7 @@ impl Target<'_> {
         frames: &Frames,
         took_s: f64,
     ) -> Result<(), Failure> {
-        let video = self.video(recipe, index);
+        let video = self.video(index);
         let (sidecar, pictures) = (video.with_extension("json"), video.with_extension(""));
         // Remove an earlier sidecar first, because it describes another video.
         let _ = std::fs::remove_file(&sidecar);

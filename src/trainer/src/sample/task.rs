@@ -83,7 +83,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     };
     let world = attempt.mesh.world();
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
-    let target = Target { run, source: &source };
+    let target = Target { folder: run.sample_folder(meta), source: &source };
 
     let whole = target.whole(&recipe, &specs, &fsdp.groups().world)?;
     let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
@@ -147,7 +147,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         videos += round.len();
         let seconds = began.elapsed().as_secs_f64();
         for &index in &round {
-            event(&mut log, done, EventKind::SampleSaved { path: target.video(&recipe, index), seconds });
+            event(&mut log, done, EventKind::SampleSaved { path: target.video(index), seconds });
         }
     }
     debug_assert_eq!(done, total);

@@ -13,7 +13,7 @@ use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
 use recipe::{Recipe, SampleSpec, UseEma};
-use rundir::{Failure, RunDir};
+use rundir::{Failure, RunDir, SampleFolder};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use tch::{Device, Kind};
@@ -96,12 +96,10 @@ impl TrainingSamples {
             ema: recipe.ema.is_used() && recipe.sample.ema != UseEma::Off,
             lora: Vec::new(),
         };
-        // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
-        let mut inside = recipe.clone();
-        inside.sample.out = camino::Utf8PathBuf::new();
-        let target = Target { run, source: &source };
+        // `sample.out` is used only by the task `sample`.
+        let target = Target { folder: SampleFolder::OfRun(run.clone()), source: &source };
         let (_, ranks) = fsdp.groups().data_place();
-        let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
+        let whole = target.whole(recipe, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
         let schedule = NoiseSchedule::new(&recipe.model);
         let mut denoiser = Denoiser { fsdp, network, schedule: &schedule, compute: self.compute };
@@ -111,7 +109,7 @@ impl TrainingSamples {
                 Some(why) => Err(Ended::Stopped(why)),
                 None => Ok(()),
             };
-            match make_round(&mut denoiser, &inside, &self.specs, &round, texts, &target, &mut after_step) {
+            match make_round(&mut denoiser, recipe, &self.specs, &round, texts, &target, &mut after_step) {
                 Ok(()) => made.extend(round),
                 // The training loop stops after its next step.
                 Err(Ended::Stopped(_)) => break,
