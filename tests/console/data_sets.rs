@@ -39,6 +39,18 @@ fn unused(site: &TestSite, name: &str) -> camino::Utf8PathBuf {
 }
 
 #[test]
+fn pictures_of_a_clip_need_a_terminal() {
+    let site = TestSite::new();
+    import(&site, "first");
+    let id = site.json(&["data", "show", "first", "0a1b", "--json"])["id"].as_str().unwrap().to_owned();
+    let show = ["data", "show", "first", &id, "--picture"];
+    let done = site.vidtui(&show);
+    assert_eq!(done.code, 2, "{}", done.stderr);
+    assert!(done.stderr.contains("not a terminal") && done.stderr.contains("--decode"), "{}", done.stderr);
+    assert_eq!(site.vidtui(&["data", "show", "first", "--picture"]).code, 2);
+}
+
+#[test]
 fn shards_of_each_data_set_of_a_live_run_are_not_removed() {
     let site = TestSite::new();
     for name in ["first", "second", "third"] {

@@ -3,6 +3,7 @@
 //! Small stand-ins replace the Hub, the model and the ranks, so that the tests take seconds on a machine without GPUs.
 
 use crate::hub;
+use crate::pty::Pty;
 use crate::real_trainer::trainer;
 use crate::test_site::{Finish, TestSite, VIDTUI};
 use camino::Utf8Path;
@@ -151,6 +152,13 @@ fn run(site: &TestSite, blocks: &[&str], stand_ins: &[(&str, &str)]) {
         let added = stand_ins.iter().filter(|(begin, added)| command.starts_with(begin) && fits(added));
         let command = added.fold(command.clone(), |command, (_, added)| format!("{command} {added}"));
         let (requests, before) = (command.contains(" --now") || command.starts_with("touch "), samples(site));
+        // Pictures need a terminal, in which standard output is not separate.
+        if command.contains(" --picture") {
+            let mut terminal = Pty::start((100, 30), "sh", &["-c", &command], &site.env(), &site.root);
+            assert_eq!(terminal.ended(), 0, "{command}\n{}", terminal.text());
+            assert!(terminal.raw().contains("\x1b[38;2;"), "{command}\n{}", terminal.text());
+            continue;
+        }
         let done = site.program("sh", &["-c", &command]).finish();
         assert_eq!(done.code, 0, "{command}\n{}{}", done.stdout, done.stderr);
         if requests {
