@@ -17,6 +17,7 @@ mod interop;
 mod launch_form;
 mod nodes_and_smi;
 mod other_trainers;
+mod own_video;
 mod pty;
 mod queue;
 mod real_trainer;

@@ -47,7 +47,7 @@ prompts = ["a rabbit"]
 "#;
 
 /// Makes a diffusers folder of links; `other` replaces a part.
-fn model(site: &TestSite, name: &str, other: &[(&str, &str)]) {
+pub fn model(site: &TestSite, name: &str, other: &[(&str, &str)]) {
     let folder = site.root.join(name);
     fs::create_dir_all(&folder).unwrap();
     for (part, path) in PARTS {
