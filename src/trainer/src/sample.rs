@@ -20,7 +20,7 @@ pub use validation::LEVELS;
 use crate::exchange::{agree, agree_on};
 use c10d::Group;
 use camino::{Utf8Path, Utf8PathBuf};
-use decode::{decode, encode_image, frames};
+use decode::{conditions, decode, frames};
 use denoise::{Denoiser, drawn};
 use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
@@ -109,12 +109,8 @@ fn make_round<F: Family>(
     let own = round.get(place).copied().filter(|_| denoiser.fsdp.groups().tp.rank() == 0);
     let index = round[place.min(round.len() - 1)];
     let spec = &specs[index];
-    let image = match &spec.image {
-        None => Ok(None),
-        Some(path) => encode_image(recipe, spec, path, device).map(Some),
-    };
-    let image = agree_on(&denoiser.fsdp.groups().world, image)?;
-    let latent = denoiser.sample(spec, texts, image.as_ref(), &mut drawn(spec), after_step)?;
+    let conditions = agree_on(&denoiser.fsdp.groups().world, conditions(recipe, spec, device))?;
+    let latent = denoiser.sample(spec, texts, &conditions, &mut drawn(spec), after_step)?;
     let written = own.map_or(Ok(()), |index| {
         let frames = frames(&decode(recipe, &latent, device)?);
         target.write(recipe, &specs[index], index, &frames, started.elapsed().as_secs_f64())

@@ -141,6 +141,7 @@ fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
         recipe.encoders.folder = pipeline.encoders.clone().unwrap_or_default();
         recipe.sample.scheduler = pipeline.scheduler;
         recipe.train.dtype = pipeline.dtype;
+        recipe.condition.image_noise = pipeline.image_noise;
         return Ok(recipe);
     }
     let weights = &weights.source.location.weights;
