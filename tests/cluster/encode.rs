@@ -7,32 +7,60 @@ use std::process::Command;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{EventKind, RunDir, SampleSidecar, read_events, xxh3_hex};
 
-use crate::site::{SMALL, TestSite, samples};
+use crate::site::{SMALL, TestSite, losses, samples};
 
-const CLIPS: usize = 32;
+/// Clips with captions, their manifest, and small encoders.
+pub struct Videos {
+    clips: usize,
+    manifest: Utf8PathBuf,
+    model: Utf8PathBuf,
+}
 
-/// Makes clips with captions, and a folder of small encoders; returns the manifest and the folder of the encoders.
-fn videos(site: &TestSite) -> (Utf8PathBuf, Utf8PathBuf) {
-    let share = site.rig.share().to_owned();
-    let clips = share.join("clips");
-    fs::create_dir_all(&clips).unwrap();
-    for clip in 0..CLIPS {
-        let source = format!("testsrc2=size=96x64:rate=8:duration=2,hue=h={}", clip * 10);
-        let file = clips.join(format!("{clip:02}.mp4"));
-        let made = Command::new("ffmpeg").args(["-v", "error", "-f", "lavfi", "-i", &source, file.as_str()]).status();
-        assert!(made.unwrap().success());
-        // Every caption is shared by two clips.
-        fs::write(file.with_extension("txt"), format!("a test pattern, number {}", clip / 2)).unwrap();
+impl Videos {
+    /// Makes clips with captions and a folder of encoders where all nodes see them.
+    pub fn make(site: &TestSite, clips: usize) -> Self {
+        let share = site.rig.share().to_owned();
+        let folder = share.join("clips");
+        fs::create_dir_all(&folder).unwrap();
+        for clip in 0..clips {
+            let source = format!("testsrc2=size=96x64:rate=8:duration=2,hue=h={}", clip * 10);
+            let file = folder.join(format!("{clip:02}.mp4"));
+            let made =
+                Command::new("ffmpeg").args(["-v", "error", "-f", "lavfi", "-i", &source, file.as_str()]).status();
+            assert!(made.unwrap().success());
+            // Every caption is shared by two clips.
+            fs::write(file.with_extension("txt"), format!("a test pattern, number {}", clip / 2)).unwrap();
+        }
+        let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
+        let model = share.join("model");
+        copy(&fixtures.join("vae/cogvideox_5b_tiny/vae"), &model.join("vae"));
+        for part in ["text_encoder", "tokenizer"] {
+            copy(&fixtures.join("t5/t5_v1_1_tiny").join(part), &model.join(part));
+        }
+        let manifest = share.join("manifest.jsonl");
+        site.does(&format!("data check {folder} --out {manifest}"));
+        Self { clips, manifest, model }
     }
-    let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
-    let model = share.join("model");
-    copy(&fixtures.join("vae/cogvideox_5b_tiny/vae"), &model.join("vae"));
-    for part in ["text_encoder", "tokenizer"] {
-        copy(&fixtures.join("t5/t5_v1_1_tiny").join(part), &model.join(part));
+
+    /// Returns the words of an encode.
+    pub fn encode(&self, data: &Utf8Path, target: &str) -> String {
+        let Self { manifest, model, .. } = self;
+        format!(
+            "data encode {manifest} --model {model} --out {data} --frames 9 --height 64 --width 96 --text-len 24 \
+             --dtype float32 --set env.variables.ENCODE_LEASE_S=5 {target}"
+        )
     }
-    let manifest = share.join("manifest.jsonl");
-    site.does(&format!("data check {clips} --out {manifest}"));
-    (manifest, model)
+
+    /// Returns the words of a launch that trains a small model on a data set.
+    pub fn train(&self, data: &Utf8Path) -> String {
+        let model = &self.model;
+        format!(
+            "launch configs/demo/2s.toml {SMALL} --set data.index={data} --set model.in_channels=4 --set model.out_channels=4 \
+             --set model.latent_frames=3 --set model.latent_height=8 --set model.latent_width=12 --set model.text_len=24 \
+             --set model.text_dim=24 --set model.latent_scale=0.7 --set model.layer=none --set optimizer.warmup_steps=1 \
+             --set encoders.folder={model}"
+        )
+    }
 }
 
 fn copy(from: &Utf8Path, to: &Utf8Path) {
@@ -43,27 +71,28 @@ fn copy(from: &Utf8Path, to: &Utf8Path) {
 }
 
 /// Returns the hashes of the files of a data set, except the recipe of the encode. The files of the work queue are in a folder.
-fn hashes(data: &Utf8Path) -> BTreeMap<String, String> {
+pub fn hashes(data: &Utf8Path) -> BTreeMap<String, String> {
     let files = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).filter(|path| path.is_file());
     let hash = |path: Utf8PathBuf| (path.file_name().unwrap().to_owned(), xxh3_hex(&fs::read(&path).unwrap()));
     files.map(hash).filter(|(name, _)| name != "encode.toml").collect()
 }
 
+/// Returns the bytes of the videos of a run, by prompt.
+fn videos(run: &RunDir) -> Vec<Vec<u8>> {
+    let samples = run.list_samples().unwrap();
+    samples.iter().map(|sample| fs::read(run.sample_video(sample.step, sample.index)).unwrap()).collect()
+}
+
 #[test]
-fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
+fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_give() {
+    const NODES: &str = "--hostfile hostfiles/rig.txt";
     let Some(site) = TestSite::new() else { return };
-    let (manifest, model) = videos(&site);
-    let encode = |data: &Utf8Path, target: &str| {
-        format!(
-            "data encode {manifest} --model {model} --out {data} --frames 9 --height 64 --width 96 --text-len 24 \
-             --dtype float32 --set env.variables.ENCODE_LEASE_S=5 {target}"
-        )
-    };
+    let clips = Videos::make(&site, 32);
     let alone = site.rig.share().join("alone");
-    site.does(&encode(&alone, "--local 1 --wait"));
+    site.does(&clips.encode(&alone, "--local 1 --wait"));
 
     let shared = site.rig.share().join("shared");
-    let run = RunDir::new(site.runs.join(site.does(&encode(&shared, "--hostfile hostfiles/rig.txt"))));
+    let run = RunDir::new(site.runs.join(site.does(&clips.encode(&shared, NODES))));
     site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
     site.rig.verb("panic node02").unwrap();
     site.until("the others have finished", || site.state() == "finished");
@@ -75,31 +104,51 @@ fn an_encode_that_loses_a_node_gives_the_same_bytes_and_trains() {
     assert_eq!(hashes(&shared), hashes(&alone));
 
     // A second encode changes nothing.
-    let again = site.vidtui(&encode(&shared, "--local 1 --wait"));
+    let again = site.vidtui(&clips.encode(&shared, "--local 1 --wait"));
     assert!(again.ok, "{}", again.err);
     assert_eq!(hashes(&shared), hashes(&alone));
 
     let shown = site.json(&format!("data show {shared}"));
-    assert_eq!((&shown["clips"], &shown["texts"]), (&CLIPS.into(), &(CLIPS / 2).into()), "{shown}");
+    assert_eq!((&shown["clips"], &shown["texts"]), (&clips.clips.into(), &(clips.clips / 2).into()), "{shown}");
 
-    let trained = site.vidtui(&format!(
-        "launch configs/demo/2s.toml --local 2 {SMALL} --set data.index={shared} --set train.steps=2 --set model.in_channels=4 \
-         --set model.out_channels=4 --set model.latent_frames=3 --set model.latent_height=8 --set model.latent_width=12 \
-         --set model.text_len=24 --set model.text_dim=24 --set model.latent_scale=0.7 --set model.layer=none \
-         --set optimizer.warmup_steps=1 --set encoders.folder={model} --wait"
-    ));
-    assert!(trained.ok, "{}\n{}", trained.err, trained.out);
-    assert_eq!(site.state(), "finished");
+    // Sampling has the environment of the run that trained, so its steps are as slow.
+    let train = |target: &str| {
+        let sets = "--set mesh.dp_shard=4 --set train.threads=1 --set train.steps=8 --set checkpoint.interval=2";
+        let pace = "--set env.variables.TRAIN_PACE_S=0.5";
+        RunDir::new(site.runs.join(site.does(&format!("{} {sets} {pace} {target}", clips.train(&shared)))))
+    };
+    let calm = train("--local 4 --wait");
+    let run = train(NODES);
+    site.until("it has saved", || other_trainers::latest(&run).is_some());
+    site.rig.verb("panic node03").unwrap();
+    site.until("it has failed", || site.state() == "failed");
+    site.rig.verb("poweron node03").unwrap();
+    site.does("resume latest --wait");
+    assert_eq!(losses(&run), losses(&calm));
+
     // Encoders, mesh and dtype are those of the run.
-    let video = Utf8PathBuf::from(site.does("sample latest --prompt pattern --steps 2 --seed 7"));
+    let video = Utf8PathBuf::from(site.does("sample latest --prompt pattern --steps 2 --seed 7 --local 4"));
     let probe = video::probe(&video).unwrap();
     assert_eq!((probe.width, probe.height), (96, 64));
     assert_eq!(video::frame_times(&video).unwrap().len(), 9);
     let sidecar = |video: &Utf8Path| SampleSidecar::read(&video.with_extension("json")).unwrap().unwrap();
     let alone = sidecar(&video);
     assert_eq!(alone.dtype, "float32");
-    // Several nodes sample the same weights.
-    let words = "sample latest --prompt pattern --steps 2 --seed 7 --hostfile hostfiles/rig.txt";
-    let together = sidecar(Utf8Path::new(&site.does(words)));
-    assert_eq!((together.frames, together.seed, together.weights_xxh3), (9, 7, alone.weights_xxh3));
+
+    // Two rounds of four videos.
+    let prompts = site.rig.share().join("prompts.txt");
+    fs::write(&prompts, (0..8).map(|n| format!("pattern {n} --d {n}\n")).collect::<String>()).unwrap();
+    let sample = |more: &str| site.does(&format!("sample latest --prompts {prompts} --steps 4 {NODES} {more}"));
+    let paths = sample("");
+    let undisturbed: Vec<Vec<u8>> = paths.lines().map(|path| fs::read(path).unwrap()).collect();
+    assert_eq!(undisturbed.len(), 8);
+    let run = RunDir::new(site.runs.join(sample("--no-wait")));
+    site.until("the second round has begun", || samples(&run).last().is_some_and(|sample| sample.step > 16));
+    site.rig.verb("panic node02").unwrap();
+    site.until("it has failed", || site.state() == "failed");
+    assert_eq!(videos(&run).len(), 4);
+    site.rig.verb("poweron node02").unwrap();
+    site.does(&format!("resume {} --wait", run.name()));
+    assert!(videos(&run) == undisturbed, "another video after a node was lost");
+    assert_eq!(run.list_samples().unwrap()[0].weights_xxh3, alone.weights_xxh3);
 }

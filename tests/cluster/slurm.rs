@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use camino::Utf8PathBuf;
 use cluster::NodeId;
-use rundir::{AttemptWhy, ErrorCode, RunDir, now_s};
+use rundir::{AttemptWhy, ErrorCode, RunDir, SampleSidecar, now_s};
 use serde_json::Value;
 
+use crate::encode::{Videos, hashes};
 use crate::site::{TestSite, assert_down_soon, losses, samples};
 
 const JOB: &str = "--slurm hostfiles/rig-slurm.toml";
@@ -188,6 +191,50 @@ fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_s
     let attempt = run.read_attempt(3).unwrap();
     assert_eq!((attempt.why, attempt.slurm.unwrap().job), (AttemptWhy::Requeue, Some(job_of(&run, 2))));
     assert_eq!(losses(&run), here, "in three starts");
+}
+
+#[test]
+fn an_encode_as_a_job_goes_on_without_a_lost_node_and_a_job_samples_what_was_trained_on_it() {
+    let Some(site) = TestSite::with_slurm() else { return };
+    let videos = Videos::make(&site, 32);
+    let alone = site.rig.share().join("alone");
+    site.does(&videos.encode(&alone, "--local 1 --wait"));
+    // Slurm marks the node as down while the others encode.
+    set_slurmd_timeout(&site, 5);
+    let data = site.rig.share().join("as-job");
+    let paced = format!("--set env.variables.VIDTUI_FFMPEG={}", slow_ffmpeg(&site));
+    let run = RunDir::new(site.runs.join(site.does(&videos.encode(&data, &format!("{JOB} {paced}")))));
+    site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
+    site.rig.verb("poweroff node03").unwrap();
+    site.until("Slurm has lost the node", || {
+        site.slurm("sinfo --noheader --nodes=node03 --format=%T").contains("down")
+    });
+    assert!(state_of(&site, job_of(&run, 1)).starts_with("RUNNING"), "the job ends with its node");
+    site.until("the others have finished", || site.state() == "finished");
+    site.until("the job has ended", || state_of(&site, job_of(&run, 1)).starts_with("COMPLETED"));
+    assert_eq!(run.attempt_numbers().unwrap(), [1]);
+    assert_eq!(hashes(&data), hashes(&alone));
+    site.rig.verb("poweron node03").unwrap();
+    site.until("all nodes are idle", || {
+        site.slurm("sinfo --noheader --format=%T").lines().all(|state| state == "idle")
+    });
+
+    let trained = site.vidtui(&format!("{} --local 2 --set train.steps=2 --wait", videos.train(&data)));
+    assert!(trained.ok, "{}\n{}", trained.err, trained.out);
+    let video = |target: &str| {
+        let path = site.does(&format!("sample latest --prompt pattern --steps 2 --seed 7 {target}"));
+        SampleSidecar::read(&Utf8PathBuf::from(path).with_extension("json")).unwrap().unwrap()
+    };
+    let (here, job) = (video("--local 2"), video(JOB));
+    assert_eq!((job.frames, job.seed, &job.weights_xxh3), (9, 7, &here.weights_xxh3));
+}
+
+/// Makes an ffmpeg that decodes one clip a second, so that an encode outlasts the loss of a node.
+fn slow_ffmpeg(site: &TestSite) -> Utf8PathBuf {
+    let path = site.rig.share().join("ffmpeg-slow");
+    fs::write(&path, "#!/bin/sh\ncase \"$*\" in *pipe:*) sleep 2;; esac\nexec ffmpeg \"$@\"\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
 }
 
 #[test]

@@ -76,6 +76,29 @@ fn an_encode_of_a_folder_checks_it_first() {
     assert_eq!(site.error(&even), (2, "invalid-argument".into()));
     assert!(site.fails(&even).contains("--frames 45 or 49"));
     assert!(!site.root.join("even").exists());
+    // 9 frames that are 2 apart need 17; the shorter clip has 12.
+    let apart =
+        ["data", "encode", "clips", "--model", "model", "--out", "apart", "--dtype", "float32", "--frames", "9"];
+    let apart =
+        [&apart[..], &["--height", "64", "--width", "96", "--text-len", "24", "--local", "1", "--dry-run"]].concat();
+    site.succeeds(&apart);
+    for stride in [["--stride", "2"], ["--set", "encode.stride=2"]] {
+        let args = [&apart[..], &stride].concat();
+        assert_eq!(site.error(&args), (1, "too-many-dropped".into()), "{stride:?}");
+        let manifest = dataset::ClipManifest::read(&site.root.join("apart/manifest.jsonl")).unwrap();
+        let reason = manifest.clips[1].excluded.as_ref();
+        assert!(
+            matches!(reason, Some(dataset::ExclusionReason::TooShort { frames: 12, needed: 17, .. })),
+            "{reason:?}"
+        );
+        site.succeeds(&[&args[..], &["--max-dropped", "50%"]].concat());
+    }
+    let recipe = recipe::load(&site.root.join("apart/encode.toml"), &[]).unwrap().recipe;
+    assert_eq!(recipe.encode.stride, 1, "a flag of --set is not written");
+    site.succeeds(&[&apart[..], &["--stride", "2", "--max-dropped", "50%"]].concat());
+    let recipe = recipe::load(&site.root.join("apart/encode.toml"), &[]).unwrap().recipe;
+    assert_eq!(recipe.encode.stride, 2);
+    assert_eq!(site.vidtui(&[&apart[..], &["--stride", "2", "--fps", "8"]].concat()).code, 2);
 }
 
 #[test]

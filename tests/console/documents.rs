@@ -3,6 +3,7 @@
 //! Small stand-ins replace the Hub, the model and the ranks, so that the tests take seconds on a machine without GPUs.
 
 use crate::hub;
+use crate::pty::Pty;
 use crate::real_trainer::trainer;
 use crate::test_site::{Finish, TestSite, VIDTUI};
 use camino::Utf8Path;
@@ -17,16 +18,24 @@ const README: &str = include_str!("../../README.md");
 
 /// The flags that are appended to commands with these beginnings: the sizes of the small model, and `--wait` if the
 /// next command needs the result.
-const STAND_INS: [(&str, &str); 8] = [
+const STAND_INS: [(&str, &str); 10] = [
     ("vidtui data encode ", "--text-len 6"),
     ("vidtui data encode ", SIZES),
+    ("vidtui data import ", "--channels 4"),
     ("vidtui check ", SMALL),
     ("vidtui launch ", SMALL),
-    ("vidtui launch ", "--wait"),
+    ("vidtui launch ", WAIT),
     ("vidtui check configs/cogvideox/5b-lora.toml ", "--set lora.rank=4"),
     ("vidtui launch configs/cogvideox/5b-lora.toml ", "--set lora.rank=4"),
     ("vidtui launch mine.toml ", "--set sample.every=2 --set sample.steps=2"),
+    ("vidtui launch mine.toml ", LIVE),
 ];
+
+/// Waits for a run, unless a later command of its block stops it.
+const WAIT: &str = "--wait";
+
+/// Makes a run last until a later command of its block stops it.
+const LIVE: &str = "--set train.steps=100000 --set env.variables.TRAIN_PACE_S=0.2 --set sample.every=100000";
 
 /// The sizes of small clips, for encodes of one size.
 const SIZES: &str = "--frames 9 --height 64 --width 96";
@@ -39,10 +48,15 @@ const SMALL: &str = "--set model.num_layers=2 --set model.num_heads=4 --set mode
      --set train.steps=2 --set optimizer.warmup_steps=1";
 
 /// The beginnings of commands that need the trainer or its results.
-const NEEDS_TRAINER: [&str; 7] = [
+const NEEDS_TRAINER: [&str; 12] = [
     "vidtui data buckets data-buckets ",
     "vidtui data encode ",
+    "vidtui data prune ",
     "vidtui data show ",
+    "vidtui status ",
+    "vidtui stop ",
+    "vidtui resume ",
+    "touch ",
     "vidtui check ",
     "vidtui launch ",
     "vidtui sample ",
@@ -69,6 +83,7 @@ fn site() -> TestSite {
         ffmpeg.args(["-v", "error", "-f", "lavfi", "-i", &source, "-frames:v", "56"]);
         assert!(ffmpeg.arg(site.root.join(format!("videos/{name}.mp4"))).status().unwrap().success());
     }
+    symlink(project.join("tests/fixtures/dataset/factory"), site.root.join("prepared")).unwrap();
     let (model, oracle) = (site.root.join("hub"), project.join("tests/fixtures/oracle"));
     for (part, from) in [
         ("transformer", "cogvideox/cogvideox_5b_tiny/transformer"),
@@ -108,10 +123,18 @@ fn write_files(site: &TestSite, document: &str) {
     }
 }
 
+/// Returns the number of samples of all runs.
+fn samples(site: &TestSite) -> usize {
+    site.runs().iter().map(|run| run.list_samples().unwrap().len()).sum()
+}
+
 /// Runs the commands of the blocks in their order, with the flags of the stand-ins.
 fn run(site: &TestSite, blocks: &[&str], stand_ins: &[(&str, &str)]) {
-    let lines = blocks.iter().flat_map(|block| block.lines()).filter(|line| !line.trim().is_empty());
-    for line in lines.filter(|line| !line.starts_with('#')) {
+    let lines = blocks.iter().flat_map(|block| {
+        let stops = block.contains("\nvidtui stop ");
+        block.lines().map(move |line| (line, stops))
+    });
+    for (line, stops) in lines.filter(|(line, _)| !line.trim().is_empty() && !line.starts_with('#')) {
         let command = line.split(" #").next().unwrap().trim();
         let command = command.replace("--local 8", "--local 2").replace("--local 1", "--local 2");
         let command = command.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -120,12 +143,29 @@ fn run(site: &TestSite, blocks: &[&str], stand_ins: &[(&str, &str)]) {
             eprintln!("skipped: {command}: no vidtui-train; `cargo xtask test` builds it");
             continue;
         }
-        let fits = |added: &str| !command.contains(added) && (added != SIZES || !command.contains("buckets.toml"));
+        let fits = |added: &str| match added {
+            SIZES => !command.contains("buckets.toml"),
+            WAIT => !stops && !command.contains(WAIT),
+            LIVE => stops,
+            _ => !command.contains(added),
+        };
         let added = stand_ins.iter().filter(|(begin, added)| command.starts_with(begin) && fits(added));
         let command = added.fold(command.clone(), |command, (_, added)| format!("{command} {added}"));
+        let (requests, before) = (command.contains(" --now") || command.starts_with("touch "), samples(site));
+        // Pictures need a terminal, in which standard output is not separate.
+        if command.contains(" --picture") {
+            let mut terminal = Pty::start((100, 30), "sh", &["-c", &command], &site.env(), &site.root);
+            assert_eq!(terminal.ended(), 0, "{command}\n{}", terminal.text());
+            assert!(terminal.raw().contains("\x1b[38;2;"), "{command}\n{}", terminal.text());
+            continue;
+        }
         let done = site.program("sh", &["-c", &command]).finish();
         assert_eq!(done.code, 0, "{command}\n{}{}", done.stdout, done.stderr);
-        if command.starts_with("vidtui sample ") {
+        if requests {
+            // The samples of both prompts.
+            site.until("the requested samples", || samples(site) >= before + 2);
+        }
+        if command.starts_with("vidtui sample ") && !requests {
             assert!(done.stdout.lines().count() > 0, "{command}");
             for video in done.stdout.lines() {
                 let video = Utf8Path::new(video);
@@ -151,10 +191,13 @@ fn each_command_of_the_document_succeeds() {
     assert_eq!(dataset::ClipManifest::read(&site.root.join("videos.jsonl")).unwrap().usable().count(), 2);
     if trainer().is_some() {
         let frames = |name: &str| video::frame_times(&site.root.join(name)).unwrap().len();
-        assert_eq!((frames("clip.mp4"), frames("image.mp4")), (9, 1));
+        assert_eq!((frames("clip.mp4"), frames("image.mp4"), frames("masked.mp4")), (9, 1, 9));
         let watched = site.runs().into_iter().find(|run| run.name().contains("-mine-")).expect("a run of mine.toml");
         let samples = watched.list_samples().unwrap();
-        assert_eq!(samples.iter().map(|sample| sample.seed).collect::<Vec<_>>(), [42, 7]);
+        // At two requests.
+        assert_eq!(samples.iter().map(|sample| sample.seed).collect::<Vec<_>>(), [42, 7, 42, 7]);
+        assert!(samples[0].step < samples[2].step);
+        assert_eq!(watched.attempt_numbers().unwrap(), [1, 2], "it was stopped and resumed");
         let measured = rundir::Tail::<rundir::MetricSample>::new(watched.metrics()).poll().unwrap().items;
         assert!(measured.iter().any(|sample| sample.validation_loss_by_level.len() == 9));
     }

@@ -1,7 +1,7 @@
 //! `vidtui sample`: a diffusers folder as the weights, and inputs that are refused before a run starts.
 
 use crate::real_trainer::trainer;
-use crate::test_site::TestSite;
+use crate::test_site::{Finish, TestSite, error_code};
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::SampleSidecar;
 use std::fs;
@@ -24,8 +24,30 @@ const PARTS: [(&str, &str); 5] = [
     ("scheduler", "sampling/scheduler_5b_ddim"),
 ];
 
+/// A recipe that makes videos while it trains.
+const PROMPTS: &str = r#"base = "short.toml"
+name = "prompts"
+
+[model]
+in_channels = 4
+out_channels = 4
+text_dim = 24
+text_len = 6
+latent_scale = 0.7
+
+[data]
+index = "../../data/tiny.jsonl"
+
+[encoders]
+folder = "../../model"
+
+[sample]
+every = 2
+prompts = ["a rabbit"]
+"#;
+
 /// Makes a diffusers folder of links; `other` replaces a part.
-fn model(site: &TestSite, name: &str, other: &[(&str, &str)]) {
+pub fn model(site: &TestSite, name: &str, other: &[(&str, &str)]) {
     let folder = site.root.join(name);
     fs::create_dir_all(&folder).unwrap();
     for (part, path) in PARTS {
@@ -73,6 +95,35 @@ fn encoders_of_another_model_are_refused_before_anything_is_converted() {
     fs::remove_file(site.root.join("without/text_encoder")).unwrap();
     assert_eq!(error("without"), refused("no-weights"));
     assert!(!site.root.join("runs").exists());
+}
+
+#[test]
+fn a_run_that_writes_videos_is_refused_without_ffmpeg_before_it_starts() {
+    let site = TestSite::new().with("VIDTUI_FFMPEG", "/nonesuch/ffmpeg");
+    model(&site, "model", &[]);
+    site.write_tensor("data/tiny.latent.safetensors", "latent", &[3, 4, 4, 4]);
+    site.write_tensor("data/tiny.text.safetensors", "text", &[6, 24]);
+    let line = r#"{"vid_emb": "tiny.latent.safetensors", "text_chunk_emb": ["tiny.text.safetensors"]}"#;
+    site.write("data/tiny.jsonl", &format!("{line}\n{line}\n"));
+    site.write("configs/small/prompts.toml", PROMPTS);
+    let sample = ["sample", "model", "--prompt", "a rabbit", "--height", "32", "--width", "32", "--frames", "9"];
+    let train = ["launch", "configs/small/prompts.toml"];
+    let without_prompts = [&train[..], &["--set", "sample.prompts=[]", "--set", "sample.every=0"]].concat();
+    for missing in ["VIDTUI_FFMPEG", "VIDTUI_FFPROBE"] {
+        let site = &site;
+        let error = |args: &[&str]| {
+            let mut command = site.command(&[args, &["--json"]].concat());
+            command.env_remove("VIDTUI_FFMPEG").env(missing, "/nonesuch/program");
+            let done = command.finish();
+            (done.code, error_code(&done.stderr))
+        };
+        assert_eq!(error(&sample), failed("program-missing"), "{missing}");
+        assert_eq!(error(&train), failed("program-missing"), "{missing}");
+        assert!(site.runs().is_empty(), "{missing}");
+    }
+    // This run writes no videos.
+    site.succeeds(&without_prompts);
+    assert_eq!(site.runs().len(), 1);
 }
 
 #[test]

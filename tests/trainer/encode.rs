@@ -1,9 +1,9 @@
 //! Ranks that encode videos, and training on the conditions that they make. Skipped aloud without ffmpeg.
 
-use crate::harness::{Env, RunUnderTest, Running, Scene, losses};
+use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, losses};
 use camino::{Utf8Path, Utf8PathBuf};
 use dataset::store::{Line, read_index};
-use rundir::{ErrorCode, EventKind};
+use rundir::{ErrorCode, EventKind, StartFrom};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -70,7 +70,7 @@ fn encode_with(scene: &Scene, manifest: &Utf8Path, (out, ranks): (&str, usize), 
     let kind = ["encoders.dtype=float32", "train.threads=1", "encode.decoders=1"];
     let sets = own.iter().map(String::as_str).chain(rest).chain(kind).chain(sets.iter().copied());
     let resolved = recipe::load(&base, &sets.map(str::to_owned).collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{e}"));
-    scene.launch_recipe(&format!("encode-{out}"), ranks, resolved, env)
+    scene.launch_recipe(&format!("encode-{}", out.replace('/', "-")), ranks, resolved, env)
 }
 
 fn lines(data: &Utf8Path) -> Vec<Line> {
@@ -85,8 +85,12 @@ fn lines(data: &Utf8Path) -> Vec<Line> {
 
 /// Returns the files of a data set and their bytes.
 fn files(data: &Utf8Path) -> BTreeMap<String, Vec<u8>> {
-    let paths = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path());
-    paths.map(|path| (path.file_name().unwrap().to_owned(), fs::read(&path).unwrap())).collect()
+    names(data).into_iter().map(|name| (name.clone(), fs::read(data.join(name)).unwrap())).collect()
+}
+
+/// Returns the names of the files and folders of a data set.
+fn names(data: &Utf8Path) -> Vec<String> {
+    data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().file_name().to_owned()).collect()
 }
 
 /// Trains two steps on a data set that was encoded.
@@ -197,18 +201,20 @@ fn an_encode_reports_the_clips_that_wait_for_decoding_and_those_that_wait_for_th
     assert_eq!([stages.probe, stages.decode, stages.vae].map(|stage| stage.items), [12; 3]);
 }
 
+/// Returns whether a rank has stored an item.
+fn has_begun(data: &Utf8Path) -> bool {
+    let parts = data.join("work/0/parts").read_dir_utf8().into_iter().flatten().flatten();
+    parts.filter(|part| part.file_name().ends_with(".jsonl")).any(|part| part.metadata().is_ok_and(|m| m.len() > 0))
+}
+
 #[test]
 fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encode() {
     let scene = Scene::new();
-    let Some(manifest) = manifest(&scene, 40) else { return };
+    let Some(manifest) = manifest(&scene, MANY) else { return };
     encode(&scene, &manifest, "alone", 1, &[]).finish();
     let whole = files(&scene.path.join("alone"));
-    assert_eq!(lines(&scene.path.join("alone")).len(), 40);
+    assert_eq!(lines(&scene.path.join("alone")).len(), MANY);
 
-    let has_begun = |data: &Utf8Path| {
-        let parts = data.join("work/0/parts").read_dir_utf8().into_iter().flatten().flatten();
-        parts.filter(|part| part.file_name().ends_with(".jsonl")).any(|part| part.metadata().is_ok_and(|m| m.len() > 0))
-    };
     // The rank that made the queue and holds the folder.
     let data = scene.path.join("killed");
     let mut ranks = encode(&scene, &manifest, "killed", 2, &[]);
@@ -225,6 +231,58 @@ fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encod
     ranks.signal(0, "KILL");
     ranks.signal(1, "KILL");
     let (run, _) = ranks.wait();
-    run.attempt(&[2, 1], rundir::StartFrom::Random, 0).finish();
+    run.attempt(&[2, 1], StartFrom::Random, 0).finish();
+    assert_eq!(files(&data), whole);
+}
+
+/// So many clips that their latents take several blocks of a disk.
+const MANY: usize = 40;
+
+/// Returns the environment in which all clips but the first ten are decoded when `gate` exists.
+fn gated(scene: &Scene, gate: &Utf8Path) -> Env {
+    let case = format!("*/[123]?.mp4*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done");
+    ffmpeg_that(scene, &format!("ffmpeg-{}", gate.file_name().unwrap()), &case)
+}
+
+#[test]
+fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undisturbed_one() {
+    let scene = Scene::new();
+    let Some(manifest) = manifest(&scene, MANY) else { return };
+    encode(&scene, &manifest, "calm", 2, &[]).finish();
+    let whole = files(&scene.path.join("calm"));
+
+    let (data, gate) = (scene.path.join("stopped"), scene.path.join("gate-stop"));
+    let mut ranks = encode_with(&scene, &manifest, ("stopped", 2), &[], gated(&scene, &gate));
+    ranks.wait_for("the first item", |_| has_begun(&data));
+    for rank in [0, 1] {
+        ranks.signal(rank, "TERM");
+    }
+    fs::write(&gate, "").unwrap();
+    let run = ranks.finish();
+    assert!(!data.join("index.jsonl").exists(), "the encode was finished before the stop");
+    assert!(failed(&run).is_empty(), "a stop fails no clip: {:?}", failed(&run));
+    run.attempt(&[2, 1], StartFrom::Random, 0).finish();
+    assert_eq!(files(&data), whole);
+
+    let Some(disk) = SmallDisk::mount(&scene, "size=1m") else {
+        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        return;
+    };
+    let (data, gate) = (disk.path.join("full"), scene.path.join("gate-full"));
+    let mut ranks = encode_with(&scene, &manifest, ("disk/full", 2), &[], gated(&scene, &gate));
+    ranks.wait_for("the first item", |_| has_begun(&data));
+    let mut ballast = fs::File::create(disk.path.join("ballast")).unwrap();
+    while ballast.write_all(&[1; 4096]).is_ok() {}
+    fs::write(&gate, "").unwrap();
+    let (run, outputs) = ranks.wait();
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(!output.status.success(), "rank {rank} stored its items on a full disk");
+        assert_eq!(run.rank_failure(rank), Some(ErrorCode::DiskFull));
+    }
+    assert!(failed(&run).is_empty(), "a full disk fails no clip: {:?}", failed(&run));
+    // Nothing that a training run reads is there.
+    assert_eq!(names(&data), ["work"]);
+    disk.grow();
+    run.attempt(&[2, 1], StartFrom::Random, 0).finish();
     assert_eq!(files(&data), whole);
 }

@@ -263,6 +263,11 @@ impl RunUnderTest {
         self.dir.read_rank_progress(&NodeId::new(NODE).unwrap(), 1, rank)
     }
 
+    /// Returns the code of the failure that ended a rank of the last attempt.
+    pub fn rank_failure(&self, rank: usize) -> Option<ErrorCode> {
+        self.dir.read_rank_failure(&NodeId::new(NODE).unwrap(), self.attempt, rank).map(|failure| failure.code)
+    }
+
     pub fn id(&self) -> RunId {
         self.dir.read_run().unwrap().id
     }

@@ -3,7 +3,7 @@
 
 use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, assert_close, latest};
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Layer, Recipe};
+use recipe::{Layer, Recipe, UseEma};
 use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleSidecar, SamplingProgress, StartFrom};
 use safetensors::tensor::TensorView;
 use std::fs;
@@ -164,6 +164,64 @@ fn the_first_image_changes_the_video_of_an_image_to_video_model() {
     assert!(!outputs[0].status.success());
     assert!(failure(&run).what.contains("text.png"), "{}", failure(&run));
     assert_eq!(files(&run.dir.samples()), [""; 0]);
+}
+
+#[test]
+fn a_model_for_inpainting_trains_with_samples_and_makes_videos_from_text_and_from_a_first_image() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let clips = conditioned(&scene, "clips", 4, 24, &[("known", 3, 1), ("masked", 3, 4)]);
+    let picture = |name: &str, of: fn(usize) -> u8| {
+        let path = scene.path.join(name);
+        let frames = video::Frames { width: 32, height: 32, count: 1, rgb: (0..32 * 32 * 3).map(of).collect() };
+        video::write_png(&path, &frames, 0).unwrap();
+        path
+    };
+    let (a, b) = (picture("a.png", |i| i as u8), picture("b.png", |i| 255 - (i / 9) as u8));
+    let prompts = ["a rabbit".to_owned(), format!("a rabbit --i {a}"), format!("a rabbit --i {b}")];
+    let own = [
+        format!("data.index={clips}"),
+        format!("encoders.folder={}", model.folder),
+        format!("sample.prompts={prompts:?}"),
+    ];
+    let rest = [
+        "model.text_dim=24",
+        "model.latent_scale=0.7",
+        "model.in_channels=9",
+        "condition.kind=inpaint",
+        "encoders.dtype=float32",
+        "sample.every=4",
+        "sample.steps=2",
+        "train.steps=4",
+        "train.global_batch=2",
+        // New weights return zeros, whatever the condition is.
+        "optimizer.lr=0.01",
+        "optimizer.schedule=constant",
+    ];
+    let sets: Vec<&str> = own.iter().map(String::as_str).chain(rest).collect();
+    let trained = scene.launch("inpaint", &[1, 1], &sets).finish();
+    let while_training = videos(&trained);
+    assert_eq!(while_training.len(), 3);
+    assert!(while_training[0] != while_training[1] && while_training[1] != while_training[2], "images have no effect");
+    assert_eq!((sidecar(&trained, 0).image, sidecar(&trained, 1).image), (None, Some(a)));
+
+    // The checkpoint alone, on one rank and on a mesh.
+    let checkpoint = latest(&trained.dir).unwrap().dir;
+    let sample = |name: &str, mesh: &[usize]| {
+        let run = scene.sample(name, mesh, &checkpoint, Vec::new(), |recipe| {
+            recipe.encoders.folder = model.folder.clone();
+            recipe.sample.prompts = prompts.to_vec();
+            recipe.sample.png = true;
+        });
+        run.finish()
+    };
+    let alone = sample("alone", &[1, 1]);
+    assert!(videos(&alone) == while_training, "other videos than while it trained");
+    let tp = sample("tp", &[1, 1, 2]);
+    for index in 0..3 {
+        let apart = pixels(&alone, index).iter().zip(&pixels(&tp, index)).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert!(apart <= 1, "video {index} differs by {apart} of 255 with TP");
+    }
 }
 
 #[test]
@@ -340,9 +398,42 @@ fn a_training_run_samples_and_validates_on_all_ranks_together() {
     }
 }
 
-/// Writes clips with the tensors of a condition beside their latents, each with `tensors` of these frames and channels; returns
-/// the index. The masks of the first clip hide everything.
-fn conditioned(scene: &Scene, name: &str, clips: usize, tensors: &[(&str, usize, usize)]) -> Utf8PathBuf {
+#[test]
+fn sidecars_record_whether_a_video_is_made_from_the_average_of_the_weights() {
+    let scene = Scene::new();
+    let model = TinyModel::text_to_video(&scene);
+    let sets = training(&scene, &model);
+    let more = ["train.global_batch=2", "train.steps=2", "ema.decay=0.9"];
+    let sets: Vec<&str> = sets.iter().map(String::as_str).chain(more).collect();
+    let train = |name: &str, sets: &[&str]| scene.launch(name, &[1, 1], sets).finish();
+    let averaged = train("averaged", &sets);
+    assert!(sidecar(&averaged, 0).ema);
+    assert!(!sidecar(&train("current", &[&sets[..], &["sample.ema=off"]].concat()), 0).ema);
+
+    let checkpoint = latest(&averaged.dir).unwrap().dir;
+    let sample = |name: &str, weights: &Utf8Path, ema: UseEma| {
+        let run = scene.sample(name, &[1, 1], weights, Vec::new(), |recipe| {
+            recipe.encoders.folder = model.folder.clone();
+            recipe.sample.prompts = vec!["a rabbit".to_owned()];
+            (recipe.sample.height, recipe.sample.width) = (32, 32);
+            recipe.sample.ema = ema;
+        });
+        sidecar(&run.finish(), 0).ema
+    };
+    assert!(sample("auto", &checkpoint, UseEma::Auto));
+    assert!(!sample("off", &checkpoint, UseEma::Off));
+    assert!(!sample("none", &model.checkpoint, UseEma::Auto), "converted weights have no average");
+}
+
+/// Writes clips with the tensors of a condition beside their latents, each with `tensors` of these frames and channels, and texts of
+/// `text_dim` features; returns the index. The masks of the first clip hide everything.
+fn conditioned(
+    scene: &Scene,
+    name: &str,
+    clips: usize,
+    text_dim: usize,
+    tensors: &[(&str, usize, usize)],
+) -> Utf8PathBuf {
     let folder = scene.dataset(name, 3, [4, 4], clips);
     for clip in 0..clips {
         let path = folder.join(format!("latent-{clip}.safetensors"));
@@ -361,7 +452,7 @@ fn conditioned(scene: &Scene, name: &str, clips: usize, tensors: &[(&str, usize,
         });
         safetensors::serialize_to_file(views, None, path.as_std_path()).unwrap();
     }
-    scene.text_dataset(&folder, 16, 1)
+    scene.text_dataset_of_width(&folder, 16, 1, text_dim)
 }
 
 #[test]
@@ -372,8 +463,8 @@ fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_dr
         ("inpaint", "mask_dropout", 9, &[("known", 3, 1), ("masked", 3, 4)][..]),
     ];
     for (kind, dropout, channels, tensors) in cases {
-        let trained = conditioned(&scene, &format!("{kind}-clips"), 4, tensors);
-        let held_out = conditioned(&scene, &format!("{kind}-held-out"), 3, tensors);
+        let trained = conditioned(&scene, &format!("{kind}-clips"), 4, 8, tensors);
+        let held_out = conditioned(&scene, &format!("{kind}-held-out"), 3, 8, tensors);
         let launch = |name: &str, mesh: &[usize], share: f64, sets: &[&str], start: StartFrom| {
             let own = [
                 format!("data.index={trained}"),

@@ -210,6 +210,7 @@ pub fn status(row: RunRow) -> Box<RunStatus> {
         row,
         start: StartFrom::Random,
         attempt: Some(attempt(1, 0)),
+        samples: None,
     })
 }
 

@@ -13,7 +13,7 @@ use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
     AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint,
-    RunId, SamplingProgress, StartFrom,
+    RunId, SampleFolder, SamplingProgress, StartFrom,
 };
 use runstate::{EncodeStageProgress, Epochs, Goodput, Progress, RunState};
 use serde::{Deserialize, Serialize};
@@ -345,6 +345,9 @@ pub struct RunStatus {
     pub start: StartFrom,
     /// The newest attempt; its placement lists the ranks that have logs.
     pub attempt: Option<Attempt>,
+    /// The folder of its samples, unless it is unknown.
+    #[serde(default)]
+    pub samples: Option<SampleFolder>,
 }
 
 /// Lines of one rank's log.

@@ -329,7 +329,8 @@ impl Slot {
 /// Reads tensors of a table. It can be shared by threads.
 ///
 /// Files are read with `pread` and not memory-mapped: a mapping needs unsafe code, and a shard that is cut while it is
-/// mapped ends the process with SIGBUS, where `pread` returns an error.
+/// mapped ends the process with SIGBUS, where `pread` returns an error. A mapping would save little: a latent of 4.5 MB that is
+/// in the page cache takes 1.2 ms with `pread`, and 1.0 ms with a copy from a mapping (two busy cores).
 #[derive(Debug)]
 pub struct Reader {
     files: Vec<SourceFile>,

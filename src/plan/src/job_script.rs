@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use camino::Utf8Path;
 use cluster::slurm::SlurmSpec;
-use rundir::{Attempt, RunDir, RunId, SlurmJob};
+use rundir::{Attempt, Run, RunDir, SlurmJob};
 use units::counted;
 
 use crate::{Context, command_line, quote};
@@ -40,10 +40,10 @@ fn sbatch_word(word: &str) -> String {
 }
 
 /// Returns the batch script of an attempt, which vidtui submits and a user can submit by hand.
-pub(crate) fn script(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context) -> String {
+pub(crate) fn script(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -> String {
     let number = attempt.number;
     let Some(SlurmJob { spec, .. }) = &attempt.slurm else { return String::new() };
-    let mut options = vec![format!("--job-name={run}")];
+    let mut options = vec![format!("--job-name={}", run.id)];
     options.extend(spec.options());
     options.extend([
         "--ntasks-per-node=1".to_owned(),
@@ -53,6 +53,9 @@ pub(crate) fn script(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context)
         "--requeue".to_owned(),
         format!("--signal=B:USR1@{}", spec.save_before()),
     ]);
+    // Ranks that do not need each other do the work of those on a lost node, so Slurm must end neither the job nor its step.
+    let no_kill = if run.is_independent() { "--no-kill " } else { "" };
+    options.extend((!no_kill.is_empty()).then(|| no_kill.trim_end().to_owned()));
     let options = options.iter().map(|option| sbatch_word(option)).chain(spec.extra.iter().cloned());
     let mut header = String::new();
     options.for_each(|option| writeln!(header, "#SBATCH {option}").expect("writing to a string cannot fail"));
@@ -64,7 +67,7 @@ pub(crate) fn script(dir: &RunDir, run: &RunId, attempt: &Attempt, cx: &Context)
     format!(
         r#"#!/usr/bin/env bash
 {header}#
-# Trains run {run} with {ranks} on {nodes}: attempt {number}, and the next ones when this job is requeued.
+# Executes run {run} with {ranks} on {nodes}: attempt {number}, and the next ones when this job is requeued.
 #
 # To submit it by hand:
 #   sbatch {by_hand}
@@ -93,7 +96,7 @@ nodes=({attempts}/"$attempt"/launch/*.sh)
 nodes=("${{nodes[@]##*/}}")
 list=$(IFS=,; echo "${{nodes[*]%.sh}}")
 
-srun --nodes="${{#nodes[@]}}" -w "$list" --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
+srun --nodes="${{#nodes[@]}}" -w "$list" --ntasks-per-node=1 {no_kill}--kill-on-bad-exit=0 --cpu-bind=none \
   bash -c 'exec bash "$1/$SLURMD_NODENAME.sh"' launch {attempts}/"$attempt"/launch &
 # A signal interrupts `wait` but not the ranks.
 while wait $!; ended=$?; kill -0 $! 2>/dev/null; do :; done
@@ -107,11 +110,12 @@ if {requeue} ${{warned:+--warned}}; then
 fi
 exit "$ended"
 "#,
+        run = run.id,
         ranks = counted(attempt.mesh.world(), "rank"),
         nodes = counted(spec.nodes, "node"),
         by_hand = in_comment(&dir.job_script(number)),
         log = in_comment(&dir.job_log(number)),
-        id = quote(run.as_str()),
+        id = quote(run.id.as_str()),
         trainer = quote(cx.trainer.path.as_str()),
         before = spec.save_before(),
         // The path is within the quotes of the trap.

@@ -192,7 +192,7 @@ impl Draft<'_> {
                 command_summary(run, dir, self.recipe, attempt, steps, &self.weights, plan.master.as_ref())
             }
         };
-        let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, &run.id, attempt, cx));
+        let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
         summary.extend(self.replaces.iter().map(|job| ("before".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }

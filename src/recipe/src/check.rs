@@ -28,7 +28,7 @@ use parameters::{
 };
 use tasks::{
     fresh_data_follows_a_resume, has_program, known_placeholders, prompts_can_be_sampled, rate_fits_mode,
-    resume_finds_checkpoints, samples_have_encoders, samples_have_prompts, start_passes_weights, stride_fits_mode,
+    resume_finds_checkpoints, samples_have_encoders, samples_have_prompts, start_passes_weights, stride_has_effect,
     whole_latent_frames, whole_latent_pixels,
 };
 
@@ -126,7 +126,7 @@ const ENCODE_RULES: &[(&[&str], Rule)] = &[
     (&["encode.height"], |r| whole_latent_pixels("height", r.encode.height)),
     (&["encode.width"], |r| whole_latent_pixels("width", r.encode.width)),
     (&["encode.mode", "encode.fps"], rate_fits_mode),
-    (&["encode.mode", "encode.stride"], stride_fits_mode),
+    (&["encode.mode", "encode.fps", "encode.stride"], stride_has_effect),
     (&["condition.masks"], masks_have_probabilities),
 ];
 

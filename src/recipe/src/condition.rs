@@ -49,6 +49,14 @@ pub enum ConditionKind {
 }
 
 impl ConditionKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::None, Self::Image, Self::Inpaint];
+
+    /// Returns the kind of a network with these input and output channels; `None` for other networks.
+    pub fn of_channels(input: usize, output: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.in_channels(output) == input)
+    }
+
     /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {

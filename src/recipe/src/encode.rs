@@ -91,7 +91,7 @@ pub struct Encode {
     pub fps: f64,
     /// The frames of a clip that are taken.
     pub mode: FrameMode,
-    /// Frames from one taken frame to the next, for [`FrameMode::Stride`].
+    /// Frames from one taken frame to the next, if there is no rate.
     pub stride: usize,
     /// The part of a frame with another aspect ratio that is kept.
     pub crop: CropMode,
@@ -325,7 +325,13 @@ mod tests {
         assert_eq!(refused(&["encode.mode=time@fps", "encode.fps=0"]), rule("encode.mode encode.fps"));
         assert_eq!(refused(&["encode.mode=linspace", "encode.fps=8"]), rule("encode.mode encode.fps"));
         assert_eq!(refused(&["encode.mode=stride", "encode.fps=8"]), rule("encode.mode encode.fps"));
-        assert_eq!(refused(&["encode.mode=head", "encode.stride=2"]), rule("encode.mode encode.stride"));
+        let stride = rule("encode.mode encode.fps encode.stride");
+        assert_eq!(refused(&["encode.mode=head", "encode.fps=8", "encode.stride=2"]), stride);
+        assert_eq!(refused(&["encode.mode=linspace", "encode.fps=0", "encode.stride=2"]), stride);
+        for mode in ["stride", "head", "middle", "random"] {
+            let sets = [&format!("encode.mode={mode}"), "encode.fps=0", "encode.stride=2"];
+            assert!(encode(&sets).is_ok(), "{mode}");
+        }
         assert_eq!(
             refused(&["task=train"]),
             (RecipeErrorKind::WrongTask, "encode.manifest".to_owned()),

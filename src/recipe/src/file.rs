@@ -28,7 +28,8 @@ impl File {
         File::parse(path, noun, &text)
     }
 
-    fn parse(path: &Utf8Path, noun: &str, text: &str) -> Result<File, RecipeError> {
+    /// Parses the text of a file.
+    pub fn parse(path: &Utf8Path, noun: &str, text: &str) -> Result<File, RecipeError> {
         let bad = |error: toml::de::Error| {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
             let source = text.lines().nth(line - 1).unwrap_or_default().trim();

@@ -57,7 +57,7 @@ pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
 pub use limits::{OnFailure, RunSettings, TimeLimit};
-pub use load::{Origin, Resolved, SettingRow, Settings, load, recipe_files};
+pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
 pub use memory::{MemorySettings, OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore};
 pub use memory_table::{MemoryRow, PublishedPeak};

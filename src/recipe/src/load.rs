@@ -88,11 +88,17 @@ impl Origin {
 /// When a file is missing or not TOML, a key is unknown or missing, a value is not valid, or a rule between keys does not
 /// hold. The error names the file and line, or the flag.
 pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
-    let mut settings = Settings::read(path)?;
-    for set in sets {
-        settings.overlay_flag(set, &|path| absolute(Utf8Path::new(path)).into_string())?;
-    }
-    settings.resolve()
+    Settings::read(path)?.with_flags(sets)?.resolve()
+}
+
+/// Loads the text of a recipe that is not yet written to `path`, as [`load`] does afterwards. The text has no base.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(path: &Utf8Path, text: &str, sets: &[String]) -> Result<Resolved, RecipeError> {
+    let mut settings = Settings::empty(path);
+    settings.overlay_file(&File::parse(path, "recipe", text)?)?;
+    settings.with_flags(sets)?.resolve()
 }
 
 /// Makes the error of a rule that does not hold.
@@ -233,12 +239,23 @@ impl Settings {
     /// # Errors
     /// When a file is missing or not TOML, a key is unknown, or a value is not valid.
     pub fn read(path: &Utf8Path) -> Result<Self, RecipeError> {
-        let what = format!("cannot use recipe {path}");
-        let mut settings = Self { path: path.to_owned(), what, set: BTreeMap::new() };
+        let mut settings = Self::empty(path);
         for file in chain(path)?.iter().rev() {
             settings.overlay_file(file)?;
         }
         Ok(settings)
+    }
+
+    fn empty(path: &Utf8Path) -> Self {
+        Self { path: path.to_owned(), what: format!("cannot use recipe {path}"), set: BTreeMap::new() }
+    }
+
+    /// Adds the values of `--set` flags. Relative paths start at the working folder.
+    fn with_flags(mut self, sets: &[String]) -> Result<Self, RecipeError> {
+        for set in sets {
+            self.overlay_flag(set, &|path| absolute(Utf8Path::new(path)).into_string())?;
+        }
+        Ok(self)
     }
 
     /// Returns the settings with the value of one more `--set` flag. A relative path stays relative, so nothing is read.

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma};
+use crate::{ConditionKind, Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma};
 
 /// Video frames per latent frame, after the first, in every CogVideoX VAE. The files of the VAE are compared with it before a run starts.
 pub const VIDEO_FRAMES: usize = 4;
@@ -238,7 +238,8 @@ impl Recipe {
         let like = match trained {
             Some(trained) => trained.clone(),
             None => {
-                let condition = if model.in_channels == 2 * model.out_channels { "image" } else { "none" };
+                let condition = ConditionKind::of_channels(model.in_channels, model.out_channels);
+                let condition = condition.unwrap_or(ConditionKind::None).name();
                 let mut table: toml::Table = format!(
                     "[data]\nindex = \"/\"\n[train]\nsteps = 1\nglobal_batch = 1\n[condition]\nkind = \"{condition}\""
                 )
@@ -340,15 +341,17 @@ impl Recipe {
         })
     }
 
-    /// Checks that the model takes an image if and only if there is one.
+    /// Checks that there is an image if an image-to-video model needs it, and none if a text-to-video model cannot take it. Models
+    /// for inpainting take an image, or make the video from text alone.
     fn check_image(&self, image: Option<&Utf8Path>) -> Result<(), (String, String)> {
         let (input, output) = (self.model.in_channels, self.model.out_channels);
+        let kind = ConditionKind::of_channels(input, output);
         match image {
-            Some(image) if input == output => Err((
+            Some(image) if kind == Some(ConditionKind::None) => Err((
                 format!("{image} is the first image, and the model is text-to-video: it takes no image"),
                 "remove the image, or sample an image-to-video model".into(),
             )),
-            None if input == 2 * output => Err((
+            None if kind == Some(ConditionKind::Image) => Err((
                 "the model is image-to-video, and there is no first image".into(),
                 "give one with --i IMAGE in the prompt, sample.image, or --image".into(),
             )),
@@ -356,11 +359,9 @@ impl Recipe {
                 format!("the path {image} is relative, and ranks run in other folders"),
                 "write the absolute path of the image".into(),
             )),
-            _ if input != output && input != 2 * output => Err((
-                format!(
-                    "the model has {input} input channels for {output} latent channels, as models for inpainting have"
-                ),
-                "sample a text-to-video or an image-to-video model".into(),
+            _ if kind.is_none() => Err((
+                format!("the model has {input} input channels for {output} latent channels"),
+                "sample a model for text to video, image to video or inpainting".into(),
             )),
             _ => Ok(()),
         }
@@ -464,6 +465,22 @@ mod tests {
         assert_eq!(image.samples().unwrap_err().flag.as_deref(), Some("--i"));
         image.sample.image = "/a.png".into();
         assert_eq!(image.samples().unwrap()[0].image.as_deref(), Some(Utf8Path::new("/a.png")));
+    }
+
+    #[test]
+    fn a_model_for_inpainting_takes_an_image_or_none() {
+        let mut model = minimal(&[]).model;
+        model.in_channels = 2 * model.out_channels + 1;
+        let mut recipe = Recipe::for_sampling(&model, None).unwrap();
+        assert_eq!(recipe.condition.kind, ConditionKind::Inpaint);
+        recipe.sample.prompts = ["a rabbit", "a rabbit --i /a.png"].map(String::from).to_vec();
+        let images: Vec<_> = recipe.samples().unwrap().into_iter().map(|spec| spec.image).collect();
+        assert_eq!(images, [None, Some("/a.png".into())]);
+        recipe.sample.prompts = vec!["a rabbit --i a.png".into()];
+        assert_eq!(recipe.samples().unwrap_err().flag.as_deref(), Some("--i"), "a relative path");
+        recipe.model.in_channels += 3;
+        recipe.sample.prompts = vec!["a rabbit".into()];
+        assert!(recipe.samples().is_err(), "channels of no known condition");
     }
 
     #[test]

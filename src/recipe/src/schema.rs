@@ -290,7 +290,7 @@ pub static SCHEMA: &[Key] = &[
     optional("encode.width", int(0, 16_384), DefaultValue::Int(0), "columns of a frame in pixels, a multiple of 8; 16 for models with 2 × 2 patches; 0: those of data.buckets"),
     optional("encode.fps", NOT_NEGATIVE, DefaultValue::Float(0.0), "rate at which frames are taken, per second: 8 for CogVideoX, 16 for 1.5; 0: the rate of each clip"),
     optional("encode.mode", Kind::OneOf(&["head", "middle", "random", "stride", "linspace", "time@fps"]), DefaultValue::Str("head"), "frames of a clip that are taken, by their times: from its head, middle or a random start; every n-th (stride); evenly spread (linspace); nearest to the times of fps (time@fps)"),
-    optional("encode.stride", int(1, 1000), DefaultValue::Int(1), "distance between taken frames, in frames, for mode = \"stride\""),
+    optional("encode.stride", int(1, 1000), DefaultValue::Int(1), "distance between taken frames, in frames, if fps = 0"),
     optional("encode.crop", Kind::OneOf(&["center", "random", "none"]), DefaultValue::Str("center"), "part of a picture with another aspect ratio that is kept; none: all of it, stretched"),
     optional("encode.seed", int(0, i64::MAX), DefaultValue::Int(42), "seed of random starts, random crops and the draws of buckets"),
     optional("encode.batch", int(1, 1024), DefaultValue::Int(1), "captions that the text encoder encodes together; halved where memory is short. The VAE encodes clips one by one"),

@@ -81,7 +81,7 @@ pub use queue::{Queue, QueueEntry, QueueState, QueueWorker, next_entry};
 pub use removal::{pin_checkpoint, remove_checkpoint, unpin_checkpoint};
 pub use request_source::RequestSource;
 pub use run::{Imported, Lineage, Run, StartFrom};
-pub use sample::{SampleLora, SampleSidecar};
+pub use sample::{SampleFolder, SampleLora, SampleSidecar};
 pub use staging::Staging;
 pub use stop::Stop;
 pub use summed_file::SummedFile;

@@ -1,8 +1,9 @@
 //! Samples: the videos that a run made from its weights, each with a sidecar that describes how it was made.
 
 use crate::files::{present, read_text};
-use crate::{Error, RunDir, SCHEMA, write_atomic};
+use crate::{Error, Run, RunDir, SCHEMA, write_atomic};
 use camino::{Utf8Path, Utf8PathBuf};
+use recipe::Task;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
@@ -78,7 +79,64 @@ pub struct SampleLora {
     pub xxh3: String,
 }
 
+/// The folder in which a run makes its samples.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SampleFolder {
+    /// The folder of the run, with a folder for each step.
+    OfRun(RunDir),
+    /// The folder that `sample.out` names.
+    Named {
+        /// Its path.
+        folder: Utf8PathBuf,
+        /// The prompts of the run. Files of later prompts belong to another run.
+        prompts: usize,
+    },
+}
+
+impl SampleFolder {
+    /// Returns the video of a sample; its sidecar has the same name with the extension `json`.
+    pub fn video(&self, step: u64, index: usize) -> Utf8PathBuf {
+        match self {
+            Self::OfRun(run) => run.sample_video(step, index),
+            Self::Named { folder, .. } => folder.join(format!("{index:03}.mp4")),
+        }
+    }
+
+    /// Lists the complete samples, by step and then by prompt. A run without samples has none.
+    ///
+    /// # Errors
+    /// A folder or sidecar cannot be read.
+    pub fn list(&self) -> Result<Vec<SampleSidecar>, Error> {
+        match self {
+            Self::OfRun(run) => run.list_samples(),
+            Self::Named { prompts, .. } => {
+                let sidecars = (0..*prompts).map(|index| self.video(0, index).with_extension("json"));
+                sidecars.filter_map(|sidecar| SampleSidecar::read(&sidecar).transpose()).collect()
+            }
+        }
+    }
+
+    /// Returns the folders of sidecars, whose modification times change when a sample is complete.
+    pub fn folders(&self) -> Vec<Utf8PathBuf> {
+        match self {
+            Self::OfRun(run) => entries(&run.samples()).unwrap_or_default(),
+            Self::Named { folder, .. } => vec![folder.clone()],
+        }
+    }
+}
+
 impl RunDir {
+    /// Returns the folder in which the run makes its samples. Samples of a training run are always in its own folder.
+    pub fn sample_folder(&self, run: &Run) -> SampleFolder {
+        let of = |key: &str| run.recipe.get("sample").and_then(|sample| sample.get(key));
+        let out = of("out").and_then(toml::Value::as_str).filter(|out| !out.is_empty() && run.task() == Task::Sample);
+        let prompts = of("prompts").and_then(toml::Value::as_array).map_or(0, Vec::len);
+        match out {
+            Some(out) => SampleFolder::Named { folder: out.into(), prompts },
+            None => SampleFolder::OfRun(self.clone()),
+        }
+    }
+
     /// Returns the folder of all samples.
     pub fn samples(&self) -> Utf8PathBuf {
         self.root.join("samples")
@@ -196,6 +254,23 @@ mod tests {
         fs::write(run.sample_video(240, 1), b"a video whose sidecar is missing").unwrap();
         fs::write(run.samples().join("notes.txt"), b"a file of the user").unwrap();
         assert_eq!(run.list_samples().unwrap(), [sample(120, 0), sample(120, 1), sample(240, 0)]);
+    }
+
+    #[test]
+    fn samples_in_a_folder_of_the_user_are_those_of_the_prompts_of_the_run() {
+        let (folder, run) = temp();
+        let out = Utf8PathBuf::from_path_buf(folder.path().join("videos")).unwrap();
+        let named = SampleFolder::Named { folder: out.clone(), prompts: 2 };
+        assert_eq!(named.list().unwrap(), []);
+        fs::create_dir(&out).unwrap();
+        for index in [1, 2] {
+            let video = named.video(120, index);
+            assert_eq!(video, out.join(format!("00{index}.mp4")));
+            sample(120, index).write(&video.with_extension("json")).unwrap();
+        }
+        // The third video is that of an earlier run with more prompts.
+        assert_eq!(named.list().unwrap(), [sample(120, 1)]);
+        assert_eq!(run.list_samples().unwrap(), []);
     }
 
     #[test]

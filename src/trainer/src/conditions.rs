@@ -71,13 +71,17 @@ pub fn inputs(
     };
     let kept = Tensor::from_slice(&kept).view([-1, 1, 1, 1, 1]);
     for (role, tensor) in &mut conditions {
-        let whole = match *role {
-            IMAGE => dit::conditions::image(tensor, frames),
-            _ => dit::conditions::padded(tensor, frames),
-        };
-        *tensor = whole * &kept;
+        *tensor = whole(role, tensor, frames) * &kept;
     }
     Ok(conditions)
+}
+
+/// Returns a tensor of a condition with as many frames as the noised latent.
+pub fn whole(role: &str, tensor: &Tensor, frames: i64) -> Tensor {
+    match role {
+        IMAGE => dit::conditions::image(tensor, frames),
+        _ => dit::conditions::padded(tensor, frames),
+    }
 }
 
 #[cfg(test)]

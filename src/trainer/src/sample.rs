@@ -20,11 +20,11 @@ pub use validation::LEVELS;
 use crate::exchange::{agree, agree_on};
 use c10d::Group;
 use camino::{Utf8Path, Utf8PathBuf};
-use decode::{decode, encode_image, frames};
+use decode::{conditions, decode, frames};
 use denoise::{Denoiser, drawn};
 use dit::family::Family;
 use recipe::{Recipe, SampleSpec};
-use rundir::{ErrorCode, Failure, RequestSource, SampleLora, SampleSidecar, now_s};
+use rundir::{ErrorCode, Failure, RequestSource, SampleFolder, SampleLora, SampleSidecar, now_s};
 use std::time::Instant;
 use texts::Texts;
 use video::Frames;
@@ -38,6 +38,8 @@ struct Source {
     weights: Utf8PathBuf,
     /// XXH3 of the manifest, or of the weights in memory if samples are made during training.
     weights_xxh3: String,
+    /// Whether they are the moving average of trained weights.
+    ema: bool,
     /// The adapters that were merged into them.
     lora: Vec<SampleLora>,
 }
@@ -107,12 +109,8 @@ fn make_round<F: Family>(
     let own = round.get(place).copied().filter(|_| denoiser.fsdp.groups().tp.rank() == 0);
     let index = round[place.min(round.len() - 1)];
     let spec = &specs[index];
-    let image = match &spec.image {
-        None => Ok(None),
-        Some(path) => encode_image(recipe, spec, path, device).map(Some),
-    };
-    let image = agree_on(&denoiser.fsdp.groups().world, image)?;
-    let latent = denoiser.sample(spec, texts, image.as_ref(), &mut drawn(spec), after_step)?;
+    let conditions = agree_on(&denoiser.fsdp.groups().world, conditions(recipe, spec, device))?;
+    let latent = denoiser.sample(spec, texts, &conditions, &mut drawn(spec), after_step)?;
     let written = own.map_or(Ok(()), |index| {
         let frames = frames(&decode(recipe, &latent, device)?);
         target.write(recipe, &specs[index], index, &frames, started.elapsed().as_secs_f64())
@@ -122,17 +120,14 @@ fn make_round<F: Family>(
 
 /// The folder and format of samples.
 struct Target<'a> {
-    run: &'a rundir::RunDir,
+    folder: SampleFolder,
     source: &'a Source,
 }
 
 impl Target<'_> {
     /// Returns the path of a video.
-    fn video(&self, recipe: &Recipe, index: usize) -> Utf8PathBuf {
-        match recipe.sample.out() {
-            Some(folder) => folder.join(format!("{index:03}.mp4")),
-            None => self.run.sample_video(self.source.step, index),
-        }
+    fn video(&self, index: usize) -> Utf8PathBuf {
+        self.folder.video(self.source.step, index)
     }
 
     /// Returns the sidecar of a complete sample, without its times.
@@ -154,7 +149,7 @@ impl Target<'_> {
             guidance: spec.guidance,
             dynamic_guidance: spec.dynamic_guidance,
             dtype: recipe.train.dtype.name().to_owned(),
-            ema: false,
+            ema: self.source.ema,
             weights: self.source.weights.clone(),
             weights_xxh3: self.source.weights_xxh3.clone(),
             lora: self.source.lora.clone(),
@@ -179,7 +174,7 @@ impl Target<'_> {
     }
 
     fn is_whole(&self, recipe: &Recipe, spec: &SampleSpec, index: usize) -> bool {
-        let video = self.video(recipe, index);
+        let video = self.video(index);
         let Ok(Some(found)) = SampleSidecar::read(&video.with_extension("json")) else { return false };
         let wanted = SampleSidecar {
             took_s: found.took_s,
@@ -199,7 +194,7 @@ impl Target<'_> {
         frames: &Frames,
         took_s: f64,
     ) -> Result<(), Failure> {
-        let video = self.video(recipe, index);
+        let video = self.video(index);
         let (sidecar, pictures) = (video.with_extension("json"), video.with_extension(""));
         // Remove an earlier sidecar first, because it describes another video.
         let _ = std::fs::remove_file(&sidecar);

@@ -401,6 +401,7 @@ mod tests {
             "sample latest --now --json",
             "stop latest --wait",
             "data check videos --frames 49 --mode stride --stride 3",
+            "data encode videos --model model --out data --mode stride --stride 3",
             "data buckets videos --recipe recipe.toml --mode stride --stride 3",
         ] {
             assert!(is_used(line), "{line}");
@@ -438,6 +439,7 @@ mod tests {
             "data check videos --stride 3",
             "data check videos --mode middle",
             "data check videos --frames 49 --fps 8 --stride 3",
+            "data encode videos --model model --out data --fps 8 --stride 3",
             "data buckets videos --recipe recipe.toml --fps 8 --stride 3",
         ] {
             assert!(!is_used(line), "{line}");

@@ -7,7 +7,7 @@ use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
 use recipe::{Recipe, RecipeErrorKind, Task, TrainerKind};
-use rundir::{Failure, RunDir};
+use rundir::{Failure, RunDir, SampleFolder};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,7 +81,8 @@ impl RunLister {
 fn status(workspace: &Workspace, dir: &RunDir) -> Result<RunStatus, Failure> {
     let (summary, facts) = workspace.summary(dir)?;
     let row = RunRow { findings: workspace.findings(&summary, &facts), ..row(&summary, &facts) };
-    Ok(RunStatus { row, dir: dir.root.clone(), start: summary.run.start, attempt: summary.attempt })
+    let samples = Some(dir.sample_folder(&summary.run));
+    Ok(RunStatus { row, dir: dir.root.clone(), start: summary.run.start, attempt: summary.attempt, samples })
 }
 
 fn row(summary: &RunSummary, facts: &RunFacts) -> RunRow {
@@ -140,9 +141,8 @@ pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
 }
 
 /// Returns the stamps of the folders of samples of a run. A stamp changes when a sample is complete.
-pub fn sample_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
-    let steps = dir.samples().read_dir_utf8().into_iter().flatten().flatten().map(|entry| entry.path().to_owned());
-    steps.map(|folder| (folder.clone(), stamp_of(&folder))).collect()
+pub fn sample_folders(samples: &SampleFolder) -> BTreeMap<Utf8PathBuf, FileStamp> {
+    samples.folders().into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
 /// Returns the stamps of all files and folders that change when the status of a run changes.

@@ -60,6 +60,11 @@ impl Terminal {
         Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
+    /// Recognizes the colours of the terminal by its environment. Pictures are half blocks, which need no protocol.
+    pub fn half_blocks() -> Self {
+        Self { graphics: Graphics::HalfBlocks, ..Self::from_env() }
+    }
+
     fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let value = |name| variable(name).unwrap_or_default();
         let (term, program) = (value("TERM"), value("TERM_PROGRAM"));
@@ -86,22 +91,38 @@ impl Terminal {
     /// The video cannot be decoded.
     pub fn clip(self, path: &Utf8Path, size: Size) -> Result<Clip, Failure> {
         let times = thinned(&video::frame_times(path)?, MAX_FPS);
+        let cells = self.at_times(path, &times, size)?;
+        let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
+        let fps = if span_s > 0.0 { (times.len() - 1) as f64 / span_s } else { 0.0 };
+        Ok(Clip { fps, frames: Arc::new(cells) })
+    }
+
+    /// Decodes evenly spaced frames of a video, at most `count`, and converts each to cells that fit into `size`.
+    ///
+    /// # Errors
+    /// The video cannot be decoded.
+    pub fn frames(self, path: &Utf8Path, count: usize, size: Size) -> Result<Vec<Buffer>, Failure> {
+        let times = video::frame_times(path)?;
+        let count = count.min(times.len());
+        let gaps = count.saturating_sub(1).max(1);
+        let times: Vec<f64> = (0..count).map(|at| times[at * (times.len() - 1) / gaps]).collect();
+        self.at_times(path, &times, size)
+    }
+
+    fn at_times(self, path: &Utf8Path, times: &[f64], size: Size) -> Result<Vec<Buffer>, Failure> {
         let probe = video::probe(path)?;
         let (width, height) = self.pixels((probe.width, probe.height), size);
         let picture = Picture { crop: CropMode::None, ..Picture::new(width, height) };
-        let frames = video::decode(path, &times, &picture)?;
+        let frames = video::decode(path, times, &picture)?;
         let cells = (0..frames.count).map(|at| self.cells(&frames, at, size)).collect::<Result<Vec<_>, _>>();
-        let cells = cells.map_err(|why| {
+        cells.map_err(|why| {
             Failure::new(
                 ErrorCode::Internal,
                 format!("cannot show {path}"),
                 why,
                 "set VIDTUI_PICTURES=blocks, and open the console again",
             )
-        })?;
-        let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
-        let fps = if span_s > 0.0 { (times.len() - 1) as f64 / span_s } else { 0.0 };
-        Ok(Clip { fps, frames: Arc::new(cells) })
+        })
     }
 
     /// Returns the size in pixels of a picture that keeps its proportions and fits into `size`.
@@ -149,6 +170,39 @@ impl Terminal {
     }
 }
 
+/// Returns pictures side by side as lines of characters with ANSI colours.
+pub fn to_ansi(pictures: &[Buffer]) -> String {
+    let rows = pictures.iter().map(|picture| picture.area.height).max().unwrap_or(0);
+    let mut text = String::new();
+    for y in 0..rows {
+        for (at, picture) in pictures.iter().enumerate() {
+            if at > 0 {
+                text.push(' ');
+            }
+            for x in 0..picture.area.width {
+                match picture.cell((x, y)) {
+                    Some(cell) => {
+                        text += &format!("\x1b[{};{}m{}", sgr(cell.fg, 3), sgr(cell.bg, 4), cell.symbol());
+                    }
+                    None => text.push(' '),
+                }
+            }
+            text += "\x1b[0m";
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Returns the SGR parameters that select a colour: of characters for `plane` 3, of the background for 4.
+fn sgr(colour: Color, plane: u8) -> String {
+    match colour {
+        Color::Rgb(r, g, b) => format!("{plane}8;2;{r};{g};{b}"),
+        Color::Indexed(index) => format!("{plane}8;5;{index}"),
+        _ => format!("{plane}9"),
+    }
+}
+
 /// Returns the size of a cell in pixels.
 fn cell() -> (usize, usize) {
     let size = crossterm::terminal::window_size().ok().filter(|size| size.columns > 0 && size.rows > 0);
@@ -190,6 +244,7 @@ fn indexed(colour: Color) -> Color {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU16;
 
     fn terminal(variables: &[(&str, &str)]) -> Terminal {
         Terminal::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
@@ -242,6 +297,46 @@ mod tests {
         let red_over_blue = (Color::Rgb(255, 0, 0), Color::Rgb(0, 0, 255));
         assert_eq!(colours(terminal(&[("COLORTERM", "truecolor")]))[0], red_over_blue);
         assert_eq!(colours(terminal(&[]))[0], (Color::Indexed(196), Color::Indexed(21)));
+    }
+
+    #[test]
+    fn a_frame_that_has_not_changed_is_not_sent_again() {
+        let frames = Frames { width: 40, height: 40, count: 1, rgb: vec![128; 40 * 40 * 3] };
+        for graphics in ["kitty", "iterm2", "sixel", "blocks"] {
+            let terminal = terminal(&[("VIDTUI_PICTURES", graphics)]);
+            let cells = terminal.cells(&frames, 0, Size { width: 4, height: 2 }).unwrap();
+            // As the screen copies it into each frame of the console.
+            let mut screen = Buffer::empty(Rect::new(0, 0, 10, 5));
+            for (x, y) in (0..cells.area.width).flat_map(|x| (0..cells.area.height).map(move |y| (x, y))) {
+                screen[(x + 1, y + 1)] = cells[(x, y)].clone();
+            }
+            assert!(!Buffer::empty(screen.area).diff(&screen).is_empty(), "{graphics}");
+            assert!(screen.diff(&screen.clone()).is_empty(), "{graphics}");
+        }
+    }
+
+    #[test]
+    fn pictures_are_printed_side_by_side_with_ansi_colours() {
+        let rgb = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]].concat();
+        let frames = Frames { width: 2, height: 2, count: 1, rgb };
+        let cells = |variables: &[(&str, &str)]| {
+            let buffer = terminal(variables).cells(&frames, 0, Size { width: 2, height: 1 }).unwrap();
+            to_ansi(&[buffer.clone(), buffer])
+        };
+        let [rows, columns] = [2, 10].map(|cells| NonZeroU16::new(cells).unwrap());
+        let mut parser = vt100::Parser::new(rows, columns, 0);
+        parser.process(cells(&[("COLORTERM", "truecolor")]).as_bytes());
+        let screen = parser.screen();
+        let colours = |column: u16| {
+            let cell = screen.cell(0, column).unwrap();
+            [cell.fgcolor(), cell.bgcolor()]
+        };
+        let (red, blue) = (vt100::Color::Rgb(255, 0, 0), vt100::Color::Rgb(0, 0, 255));
+        for column in [0, 3] {
+            assert!(colours(column) == [red, blue] || colours(column) == [blue, red], "{:?}", colours(column));
+        }
+        assert_eq!(colours(2), [vt100::Color::Default; 2]);
+        assert!(cells(&[]).contains("8;5;196"), "{:?}", cells(&[]));
     }
 
     #[test]

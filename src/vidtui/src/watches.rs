@@ -14,7 +14,8 @@ use alerts::Settings;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{
-    AlertState, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId, Tail,
+    AlertState, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId,
+    SampleFolder, Tail,
 };
 use runstate::{Goodput, GoodputReader, RunState};
 use std::collections::{BTreeMap, BTreeSet};
@@ -188,9 +189,11 @@ impl Stream {
                         send(RunMsg::Checkpoints(checkpoints))?;
                         folders = Some(found);
                     }
-                    let found = listings::sample_folders(&dir);
+                    let samples = sent.as_ref().and_then(|status| status.samples.clone());
+                    let samples = samples.unwrap_or_else(|| SampleFolder::OfRun(dir.clone()));
+                    let found = listings::sample_folders(&samples);
                     if sample_folders.as_ref() != Some(&found)
-                        && let Ok(samples) = dir.list_samples()
+                        && let Ok(samples) = samples.list()
                     {
                         send(RunMsg::Samples(samples))?;
                         sample_folders = Some(found);
@@ -231,8 +234,11 @@ impl Stream {
 
     /// Makes the pictures of a sample.
     async fn clip(&self, run: &RunId, step: u64, prompt: usize, size: Size) -> Result<std::convert::Infallible, Ended> {
-        let video = self.workspace.dir(run).sample_video(step, prompt);
-        let clip = block_in_place(|| Terminal::from_env().clip(&video, size));
+        let dir = self.workspace.dir(run);
+        let clip = block_in_place(|| {
+            let samples = dir.sample_folder(&dir.read_run()?);
+            Terminal::from_env().clip(&samples.video(step, prompt), size)
+        });
         self.send(Msg::Run { run: run.clone(), what: RunMsg::Clip { step, prompt, size, clip } }).await?;
         self.stop.cancelled().await;
         Err(Ended)

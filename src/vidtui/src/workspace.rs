@@ -33,7 +33,7 @@ pub use kill::{KillCallbacks, end_healing, execute_kill, report_in_words, waits_
 pub use launch_options::{Init, LaunchOptions};
 pub use queue::Turn;
 pub use stacks::{CollectedStacks, stacks_in_words};
-pub use subject::{Fitting, Subject, curriculum, named_stage, stage_view};
+pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, stage_view};
 
 /// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {

@@ -14,7 +14,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{EventKind, RunDir, SampleSidecar};
+use rundir::{EventKind, RunDir, SampleFolder, SampleSidecar};
 
 /// The width that a video needs beside others.
 const MIN_COLUMN: u16 = 24;
@@ -95,7 +95,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 fn video(model: &Model) -> Option<Utf8PathBuf> {
     let run = model.run.as_ref()?;
     let sample = run.samples.shown(1).last().map(|sample| (sample.step, sample.index))?;
-    Some(RunDir::of(&model.runs_dir, &run.id).sample_video(sample.0, sample.1))
+    let folder = run.status.as_ref().and_then(|status| status.samples.clone());
+    let folder = folder.unwrap_or_else(|| SampleFolder::OfRun(RunDir::of(&model.runs_dir, &run.id)));
+    Some(folder.video(sample.0, sample.1))
 }
 
 /// The parts of the screen.

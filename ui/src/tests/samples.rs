@@ -3,7 +3,7 @@
 use crate::fixtures::*;
 use crate::*;
 use recipe::Task;
-use rundir::{ErrorCode, EventKind, Failure, MetricSample, SamplingProgress};
+use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleFolder, SamplingProgress};
 use runstate::RunState;
 
 /// The Samples screen of a run with two prompts, sampled at three steps.
@@ -227,4 +227,14 @@ fn a_video_is_opened_on_a_desktop_and_its_path_copied_elsewhere() {
     assert!(matches!(&ui.press("o")[..], [Effect::Copy(path)] if path == video));
     ui.model.has_desktop = true;
     assert!(matches!(&ui.press("o")[..], [Effect::OpenFile(path)] if path == video));
+}
+
+#[test]
+fn a_video_in_a_folder_of_the_user_is_opened_there() {
+    let mut ui = on_sampling(RunState::Finished, 3);
+    let mut status = status(sampling(RunState::Finished));
+    status.samples = Some(SampleFolder::Named { folder: "/home/ada/videos".into(), prompts: 3 });
+    ui.run_msg(RunMsg::State(status));
+    ui.press("v");
+    assert!(matches!(&ui.press("o")[..], [Effect::Copy(path)] if path == "/home/ada/videos/000.mp4"));
 }

@@ -84,6 +84,19 @@ fn a_queued_launch_shows_the_slurm_request_and_how_to_submit_it_by_hand() {
 }
 
 #[test]
+fn slurm_ends_a_job_that_loses_a_node_unless_its_ranks_are_independent() {
+    let plan = submitted();
+    let options = |task: &str| {
+        let mut run = plan.run.clone();
+        run.recipe.insert("task".into(), task.into());
+        let text = script(&plan.dir, &run, &plan.attempt, &queued());
+        text.lines().filter(|line| line.contains("--no-kill")).map(|line| line[..7].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(options("encode"), ["#SBATCH", "srun --"]);
+    assert_eq!((options("train").len(), options("sample").len()), (0, 0));
+}
+
+#[test]
 fn a_slurm_request_must_fit_the_mesh() {
     let mut recipe = recipe();
     recipe.mesh = Mesh { dp_replicate: 1, dp_shard: 2, ..recipe.mesh };
@@ -248,7 +261,7 @@ fn paths_with_special_characters_reach_the_commands_of_a_job_unchanged() {
     // This machine has no `module` command.
     let mut attempt = plan.attempt;
     attempt.slurm.as_mut().unwrap().spec.modules.clear();
-    let text = script(&dir, &plan.run.id, &attempt, &Context { program, ..queued() });
+    let text = script(&dir, &plan.run, &attempt, &Context { program, ..queued() });
     let status = Command::new("bash").arg("-c").arg(&text).status().expect("bash starts");
     assert!(status.success(), "the program prints no attempt, so the script ends");
     let arguments = std::fs::read_to_string(root.join("bin/args")).expect("the arguments of vidtui");

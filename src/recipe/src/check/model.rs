@@ -135,13 +135,11 @@ pub(super) fn channels_fit_the_condition(recipe: &Recipe) -> Result<(), Advice> 
             ConditionKind::Inpaint => format!("{output} noised latent + 1 mask + {output} masked latent"),
         },
     );
-    let kinds = [ConditionKind::None, ConditionKind::Image, ConditionKind::Inpaint];
-    let other = kinds.into_iter().find(|other| other.in_channels(output) == input);
     Err(Advice {
         why: format!(
             "condition.kind \"{word}\" needs {wanted} input channels ({sum}), and model.in_channels is {input}"
         ),
-        fix: match other {
+        fix: match ConditionKind::of_channels(input, output) {
             Some(other) => format!("set condition.kind = \"{}\", or model.in_channels = {wanted}", other.name()),
             None => format!("set model.in_channels = {wanted}"),
         },

@@ -47,14 +47,17 @@ pub(super) fn rate_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-pub(super) fn stride_fits_mode(recipe: &Recipe) -> Result<(), Advice> {
+pub(super) fn stride_has_effect(recipe: &Recipe) -> Result<(), Advice> {
     let (mode, stride) = (recipe.encode.mode, recipe.encode.stride);
-    if stride == 1 || mode == FrameMode::Stride {
-        return Ok(());
-    }
+    let (why, fix) = match recipe.encode.rate() {
+        _ if stride == 1 => return Ok(()),
+        _ if mode == FrameMode::Linspace => ("encode.mode \"linspace\"".to_owned(), "set encode.mode = \"stride\""),
+        Some(fps) => (format!("encode.fps {fps}"), "remove encode.fps"),
+        None => return Ok(()),
+    };
     Err(Advice {
-        why: format!("encode.stride {stride} has no effect with encode.mode \"{}\"", mode.name()),
-        fix: "set encode.mode = \"stride\", or remove encode.stride".into(),
+        why: format!("encode.stride {stride} has no effect with {why}"),
+        fix: format!("{fix}, or remove encode.stride"),
     })
 }
 

@@ -1,10 +1,14 @@
 //! Converts between latents and pictures: encodes the first image of a video, and decodes the frames of a sample.
 
+// C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
+
 use crate::seeds::{self, Purpose};
 use crate::step::compute_kind;
 use camino::Utf8Path;
+use dataset::{IMAGE, KNOWN, MASKED};
+use dit::family::Conditions;
 use encoders::{TileSize, Vae};
-use recipe::{Encoders, Recipe, SampleSpec};
+use recipe::{ConditionKind, Encoders, Model, Recipe, SampleSpec, VIDEO_FRAMES};
 use rundir::{ErrorCode, Failure};
 use tch::{Device, Kind, Tensor};
 use video::Frames;
@@ -15,18 +19,22 @@ use video::Frames;
 /// # Errors
 /// The VAE cannot be read, or memory is short.
 pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor, Failure> {
+    with_vae(recipe, device, |vae| vae.decode(&(latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor)))
+}
+
+/// Reads the VAE and calls a function with it, whose pictures are processed in tiles if the recipe requires it or memory is short.
+fn with_vae<T>(recipe: &Recipe, device: Device, run: impl Fn(&Vae) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut vae = open(recipe, device)?;
-    let latent = latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor;
     let tiling = recipe.encoders.tiling;
     if tiling == recipe::Tiling::On {
         vae.tiling(Some(TileSize::of(vae.config())))?;
     }
-    match vae.decode(&latent) {
+    match run(&vae) {
         Err(failure) if failure.code == ErrorCode::OutOfMemory && tiling == recipe::Tiling::Auto => {
             vae.tiling(Some(TileSize::of(vae.config())))?;
-            vae.decode(&latent)
+            run(&vae)
         }
-        decoded => decoded,
+        done => done,
     }
 }
 
@@ -41,18 +49,83 @@ pub fn frames(video: &Tensor) -> Frames {
     Frames { width: size[4] as usize, height: size[3] as usize, count: size[2] as usize, rgb }
 }
 
-/// Returns the scaled latent of the first image, `[1, 1, C, h, w]`, drawn from its distribution as the pipelines do.
+/// Returns the tensors of the condition of a sample, scaled, fp32 on the CPU; none for text to video.
 ///
 /// # Errors
-/// The image or the VAE cannot be read.
-pub fn encode_image(recipe: &Recipe, spec: &SampleSpec, path: &Utf8Path, device: Device) -> Result<Tensor, Failure> {
-    let image = video::lanczos(&video::read_image(path)?, spec.width, spec.height);
-    let pixels = Tensor::from_slice(&image.rgb).view([1, 1, spec.height as i64, spec.width as i64, 3]);
-    let pixels = pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0;
-    encode_pixels(recipe, &pixels, |shape| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape), device)
+/// The image or the VAE cannot be read, or memory is short.
+pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<Conditions, Failure> {
+    let noise = |shape: &[i64]| seeds::normal(spec.seed, Purpose::SampleImage, 0, shape);
+    match (recipe.condition.kind, &spec.image) {
+        (ConditionKind::Image, Some(path)) => {
+            Ok(vec![(IMAGE, encode_pixels(recipe, &read_pixels(spec, path)?, noise, device)?)])
+        }
+        (ConditionKind::Inpaint, Some(path)) => {
+            let pixels = read_pixels(spec, path)?;
+            let noise = recipe.condition.image_noise.then_some(noise);
+            known_first_frame(recipe, spec, &pixels, noise, device)
+        }
+        // Text to video: training drops the tensors of a wholly masked video in the same way.
+        (ConditionKind::Inpaint, None) => {
+            let Model { out_channels, latent_frames, latent_height, latent_width, .. } = spec.model;
+            let zeros = |channels: usize| {
+                let size = [1, latent_frames, channels, latent_height, latent_width].map(|size| size as i64);
+                Tensor::zeros(size, (Kind::Float, Device::Cpu))
+            };
+            Ok(vec![(KNOWN, zeros(1)), (MASKED, zeros(out_channels))])
+        }
+        (ConditionKind::None | ConditionKind::Image, _) => Ok(Vec::new()),
+    }
 }
 
-/// As [`encode_image`], from values `[1, 3, 1, H, W]` between -1 and 1. `noise` draws from the distribution.
+/// The noise level of known pixels. Training draws levels whose mean this is.
+///
+/// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`, `noise_aug_strength`.
+const KNOWN_NOISE: f64 = 0.0563;
+
+/// Returns the condition of a video whose first frame is known, as training makes it from a mask of all other frames.
+///
+/// * `pixels` — the first frame, `[1, 3, 1, H, W]`.
+/// * `noise` — returns the noise of known pixels, if they get noise.
+///
+/// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`: it uses the mean of the latent's distribution, and scales the mask too.
+fn known_first_frame(
+    recipe: &Recipe,
+    spec: &SampleSpec,
+    pixels: &Tensor,
+    noise: Option<impl Fn(&[i64]) -> Tensor>,
+    device: Device,
+) -> Result<Conditions, Failure> {
+    let [height, width] = [spec.height, spec.width].map(|size| size as i64);
+    // The frames that the VAE encodes to the latent frames of the sample.
+    let latent_frames = spec.model.latent_frames as i64;
+    let frames = (latent_frames - 1) * VIDEO_FRAMES as i64 + 1;
+    let video_bcfhw = pixels.expand([1, 3, frames, height, width], false);
+    let mask_bf1hw = Tensor::ones([1, frames, 1, height, width], (Kind::Float, Device::Cpu));
+    let _ = mask_bf1hw.narrow(1, 0, 1).zero_();
+    let level = Tensor::full([1], KNOWN_NOISE.ln(), (Kind::Float, Device::Cpu));
+    let noise = noise.map(|noise| noise(&video_bcfhw.size()));
+    let masked = dit::conditions::masked_video(&video_bcfhw, &mask_bf1hw, noise.as_ref().map(|noise| (&level, noise)));
+    let masked = masked.to_device(device);
+    let mean_bcthw = with_vae(recipe, device, |vae| Ok(vae.encode(&masked)?.mean))?;
+    let size = mean_bcthw.size();
+    let known_bt1hw = dit::conditions::known(&mask_bf1hw, [size[2], size[3], size[4]]);
+    let masked_btchw = mean_bcthw.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu);
+    let scale = recipe.model.latent_scale;
+    Ok(vec![(KNOWN, known_bt1hw * scale), (MASKED, masked_btchw * scale)])
+}
+
+/// Returns a picture at the size of a sample, `[1, 3, 1, H, W]` between -1 and 1.
+fn read_pixels(spec: &SampleSpec, path: &Utf8Path) -> Result<Tensor, Failure> {
+    let image = video::lanczos(&video::read_image(path)?, spec.width, spec.height);
+    let pixels = Tensor::from_slice(&image.rgb).view([1, 1, spec.height as i64, spec.width as i64, 3]);
+    Ok(pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
+}
+
+/// Returns the scaled latent `[1, 1, C, h, w]` of an image, values `[1, 3, 1, H, W]` between -1 and 1, drawn from its distribution as
+/// the pipelines do. `noise` draws from the distribution.
+///
+/// # Errors
+/// The VAE cannot be read, or memory is short.
 pub fn encode_pixels(
     recipe: &Recipe,
     pixels: &Tensor,
@@ -77,6 +150,58 @@ fn open(recipe: &Recipe, device: Device) -> Result<Vae, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A recipe that samples a model for inpainting of the latents of the small VAE, and its sample of 9 frames.
+    fn inpainting() -> (Recipe, SampleSpec) {
+        let model = recipe::load("../../tests/fixtures/configs/valid/minimal.toml".into(), &[]).unwrap().recipe.model;
+        let model = Model { in_channels: 9, out_channels: 4, latent_scale: 0.7, ..model };
+        let mut recipe = Recipe::for_sampling(&model, None).unwrap();
+        let folder =
+            Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle/vae/cogvideox_5b_tiny");
+        recipe.encoders.folder = folder;
+        recipe.encoders.dtype = recipe::ComputeDtype::Float32;
+        recipe.sample.prompts = vec!["a rabbit --f 9 --w 32 --h 48".into()];
+        let spec = recipe.samples().unwrap().remove(0);
+        (recipe, spec)
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor.flatten(0, -1)).unwrap()
+    }
+
+    #[test]
+    fn inpainting_from_text_alone_has_a_dropped_condition() {
+        let (recipe, spec) = inpainting();
+        let made = conditions(&recipe, &spec, Device::Cpu).unwrap();
+        let sizes: Vec<_> = made.iter().map(|(role, tensor)| (*role, tensor.size())).collect();
+        assert_eq!(sizes, [(KNOWN, vec![1, 3, 1, 6, 4]), (MASKED, vec![1, 3, 4, 6, 4])]);
+        assert!(made.iter().all(|(_, tensor)| values(tensor).iter().all(|value| *value == 0.0)));
+    }
+
+    #[test]
+    fn inpainting_from_an_image_knows_the_first_frame_alone() {
+        let (mut recipe, spec) = inpainting();
+        let pixels = Tensor::arange(3 * 48 * 32, (Kind::Float, Device::Cpu)).view([1, 3, 1, 48, 32]) / 2304.0 - 1.0;
+        let draw = |shape: &[i64]| seeds::normal(7, Purpose::SampleImage, 0, shape);
+        let made = |recipe: &Recipe, noise: bool| {
+            known_first_frame(recipe, &spec, &pixels, noise.then_some(draw), Device::Cpu).unwrap()
+        };
+        let clean = made(&recipe, false);
+        let [(KNOWN, known), (MASKED, masked)] = &clean[..] else { panic!("{clean:?}") };
+        assert_eq!(values(&known.get(0).get(0)), [0.7; 24]);
+        assert_eq!(values(&known.get(0).narrow(0, 1, 2)), [0.0; 48]);
+        // As training encodes it: the image, and then frames of -1.
+        let hidden = Tensor::full([1, 3, 8, 48, 32], -1.0, (Kind::Float, Device::Cpu));
+        let vae = open(&recipe, Device::Cpu).unwrap();
+        let mean = vae.encode(&Tensor::cat(&[&pixels, &hidden], 2)).unwrap().mean.permute([0, 2, 1, 3, 4]) * 0.7;
+        assert_eq!(values(masked), values(&mean));
+        let noised = made(&recipe, true);
+        assert_eq!(values(&noised[0].1), values(known));
+        assert_ne!(values(&noised[1].1), values(masked));
+        // Tiles of this small VAE change the latent slightly, if at all.
+        recipe.encoders.tiling = recipe::Tiling::On;
+        assert_eq!(made(&recipe, false)[1].1.size(), masked.size());
+    }
 
     #[test]
     fn values_become_bytes_as_diffusers_rounds_them() {

@@ -2,13 +2,13 @@
 
 use super::texts::Texts;
 use super::{AfterStep, Ended};
+use crate::conditions;
 use crate::device::upload;
 use crate::exchange::peer_lost;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
-use dataset::IMAGE;
 use dit::diffusion::NoiseSchedule;
-use dit::family::{Family, Inputs};
+use dit::family::{Conditions, Family, Inputs};
 use dit::network::Network;
 use dit::sampler::{Guidance, Prediction, Sampler};
 use recipe::{SampleScheduler, SampleSpec};
@@ -28,7 +28,8 @@ pub struct Denoiser<'a, F: Family> {
 impl<F: Family> Denoiser<'_, F> {
     /// Samples a latent `[1, T, C, h, w]`, fp32 on the CPU. A collective.
     ///
-    /// * `image` — the scaled latent of the first image, `[1, 1, C, h, w]`, for models that take one.
+    /// * `conditions` — the scaled tensors of the condition, fp32: `image` `[1, 1, C, h, w]`, or `known` `[1, T, 1, h, w]` and `masked`
+    ///   `[1, T, C, h, w]`.
     /// * `noise` — returns noise of a shape, on the CPU.
     /// * `after_step` — called after each step.
     ///
@@ -38,7 +39,7 @@ impl<F: Family> Denoiser<'_, F> {
         &mut self,
         spec: &SampleSpec,
         texts: &Texts,
-        image: Option<&Tensor>,
+        conditions: &Conditions,
         noise: &mut dyn FnMut(Draw, &[i64]) -> Tensor,
         after_step: &mut AfterStep<'_>,
     ) -> Result<Tensor, Ended> {
@@ -60,7 +61,11 @@ impl<F: Family> Denoiser<'_, F> {
             text = Tensor::cat(&[&prepared(&texts.joined(&negative)), &text], 0);
         }
         let batch = text.size()[0];
-        let condition = image.map(|image| prepared(&dit::conditions::image(image, frames)).repeat([batch, 1, 1, 1, 1]));
+        let conditions = conditions.iter().map(|(role, tensor)| {
+            let whole = conditions::whole(role, tensor, frames);
+            (*role, prepared(&whole).repeat([batch, 1, 1, 1, 1]))
+        });
+        let conditions: Conditions = conditions.collect();
         // `predict` gathers parameters through this cell, and `after_step` uses its groups. They never run at the same
         // time.
         let fsdp = RefCell::new(&mut *self.fsdp);
@@ -69,7 +74,7 @@ impl<F: Family> Denoiser<'_, F> {
                 latent: x.to_kind(compute).repeat([batch, 1, 1, 1, 1]),
                 text: text.shallow_clone(),
                 timestep: Tensor::full([batch], timestep, (Kind::Int64, device)),
-                conditions: condition.iter().map(|image| (IMAGE, image.shallow_clone())).collect(),
+                conditions: conditions.iter().map(|(role, tensor)| (*role, tensor.shallow_clone())).collect(),
             };
             let velocity =
                 network.forward(&mut Sharded(*fsdp.borrow_mut()), &inputs).map_err(peer_lost)?.to_kind(Kind::Float);

@@ -13,6 +13,7 @@ use crate::parallelize::{frozen_layouts, network, unit_tables};
 use crate::tensor_file::write;
 use camino::{Utf8Path, Utf8PathBuf};
 use dit::diffusion::NoiseSchedule;
+use dit::family::Conditions;
 use recipe::{DynamicGuidance, Model, Recipe, SampleScheduler};
 use serde_json::Value;
 use sharding::fsdp::Fsdp;
@@ -185,14 +186,15 @@ fn follow(path: &Utf8Path) {
             }
             None => Texts::of([(spec.negative.clone(), without), (spec.texts[0].clone(), own(&text))]),
         };
-        let image = case.has("in.image").then(|| {
+        let mut conditions = Conditions::new();
+        if case.has("in.image") {
             let pixels: Tensor = own(&case.tensor("in.image")).unsqueeze(2) * 2.0 - 1.0;
             let noise = |_: &[i64]| own(&case.tensor("in.posterior_noise"));
             let latent = encode_pixels(&recipe, &pixels, noise, Device::Cpu).unwrap();
             let error = relative(&latent, &own(&case.tensor("out.image_latents")).narrow(1, 0, 1));
             assert!(error < GATE, "{path}: the latent of the image differs by {error:e}");
-            latent
-        });
+            conditions.push((dataset::IMAGE, latent));
+        }
         let mut noise = |draw: Draw, shape: &[i64]| {
             let noise = match draw {
                 Draw::Start => own(&start),
@@ -203,7 +205,7 @@ fn follow(path: &Utf8Path) {
         };
         let network = network(&recipe);
         let mut denoiser = Denoiser { fsdp: &mut fsdp, network: &network, schedule: &schedule, compute: Kind::Float };
-        let latent = denoiser.sample(spec, &texts, image.as_ref(), &mut noise, &mut |_| Ok(())).unwrap();
+        let latent = denoiser.sample(spec, &texts, &conditions, &mut noise, &mut |_| Ok(())).unwrap();
         let last = case.tensor("out.latents");
         let want = own(&last.get(last.size()[0] - 1));
         // Frames that were added in front are not part of the result.

@@ -74,10 +74,16 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let hash = agree_on(&fsdp.groups().world, loaded.manifest_sum().map_err(Failure::from))?;
     let merged = adapter_files::merge(&fsdp, &tables, &recipe.sample.merged());
     let lora = agree_on(&fsdp.groups().world, merged)?;
-    let source = Source { step: loaded.manifest.step, weights: path.clone(), weights_xxh3: hash.xxh3, lora };
+    let source = Source {
+        step: loaded.manifest.step,
+        weights: path.clone(),
+        weights_xxh3: hash.xxh3,
+        ema: recipe.sample.ema != UseEma::Off && checkpoint::has_average(&loaded),
+        lora,
+    };
     let world = attempt.mesh.world();
     let total: u64 = specs.iter().map(|spec| spec.steps as u64).sum();
-    let target = Target { run, source: &source };
+    let target = Target { folder: run.sample_folder(meta), source: &source };
 
     let whole = target.whole(&recipe, &specs, &fsdp.groups().world)?;
     let wanted: Vec<usize> = (0..specs.len()).filter(|index| !whole.contains(index)).collect();
@@ -141,7 +147,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         videos += round.len();
         let seconds = began.elapsed().as_secs_f64();
         for &index in &round {
-            event(&mut log, done, EventKind::SampleSaved { path: target.video(&recipe, index), seconds });
+            event(&mut log, done, EventKind::SampleSaved { path: target.video(index), seconds });
         }
     }
     debug_assert_eq!(done, total);

@@ -12,8 +12,8 @@ use dit::diffusion::NoiseSchedule;
 use dit::family::Family;
 use dit::network::Network;
 use dit::objective::Objective;
-use recipe::{Recipe, SampleSpec};
-use rundir::{Failure, RunDir};
+use recipe::{Recipe, SampleSpec, UseEma};
+use rundir::{Failure, RunDir, SampleFolder};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use tch::{Device, Kind};
@@ -73,8 +73,9 @@ impl TrainingSamples {
         self.validation.as_mut().map(|validation| validation.measure(fsdp, network, objective)).transpose()
     }
 
-    /// Makes a video of each prompt from the current weights, except videos that are already complete. Returns the
-    /// prompts of the new videos; after a stop request, only those that are complete. A collective.
+    /// Makes a video of each prompt from the weights in `fsdp`, except videos that are already complete. The caller puts the average of
+    /// the weights there if the recipe uses it. Returns the prompts of the new videos; after a stop request, only those that are
+    /// complete. A collective.
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.
@@ -88,13 +89,17 @@ impl TrainingSamples {
         stop: StopSources<'_>,
     ) -> Result<Vec<usize>, Failure> {
         let Some(texts) = &self.texts else { return Ok(Vec::new()) };
-        let source = Source { step, weights: run.root.clone(), weights_xxh3: weights_xxh3(fsdp)?, lora: Vec::new() };
-        // Each step has its own folder in the run; `sample.out` is used only by the task `sample`.
-        let mut inside = recipe.clone();
-        inside.sample.out = camino::Utf8PathBuf::new();
-        let target = Target { run, source: &source };
+        let source = Source {
+            step,
+            weights: run.root.clone(),
+            weights_xxh3: weights_xxh3(fsdp)?,
+            ema: recipe.ema.is_used() && recipe.sample.ema != UseEma::Off,
+            lora: Vec::new(),
+        };
+        // `sample.out` is used only by the task `sample`.
+        let target = Target { folder: SampleFolder::OfRun(run.clone()), source: &source };
         let (_, ranks) = fsdp.groups().data_place();
-        let whole = target.whole(&inside, &self.specs, &fsdp.groups().world)?;
+        let whole = target.whole(recipe, &self.specs, &fsdp.groups().world)?;
         let wanted: Vec<usize> = (0..self.specs.len()).filter(|index| !whole.contains(index)).collect();
         let schedule = NoiseSchedule::new(&recipe.model);
         let mut denoiser = Denoiser { fsdp, network, schedule: &schedule, compute: self.compute };
@@ -104,7 +109,7 @@ impl TrainingSamples {
                 Some(why) => Err(Ended::Stopped(why)),
                 None => Ok(()),
             };
-            match make_round(&mut denoiser, &inside, &self.specs, &round, texts, &target, &mut after_step) {
+            match make_round(&mut denoiser, recipe, &self.specs, &round, texts, &target, &mut after_step) {
                 Ok(()) => made.extend(round),
                 // The training loop stops after its next step.
                 Err(Ended::Stopped(_)) => break,

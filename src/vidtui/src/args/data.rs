@@ -56,6 +56,9 @@ pub struct DataEncodeArgs {
     /// Which frames are taken: head, middle, random, stride, linspace or time@fps [default: head]
     #[arg(long, value_parser = str::parse::<video::FrameMode>)]
     pub mode: Option<video::FrameMode>,
+    /// Distance between taken frames, in frames, if there is no rate [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "fps")]
+    pub stride: Option<usize>,
     /// How pictures with another aspect ratio are cropped: center, random or none [default: center]
     #[arg(long)]
     pub crop: Option<String>,
@@ -247,19 +250,23 @@ impl From<LayoutArg> for dataset::Layout {
 
 /// `vidtui data show`.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("decoded").multiple(true))]
 pub struct DataShowArgs {
     /// The folder of the data set, which has dataset.toml and index.jsonl
     pub data: Utf8PathBuf,
     /// The id of a clip
     pub id: Option<String>,
     /// Decodes the latent of the clip with the VAE into this mp4
-    #[arg(long, value_name = "MP4", requires = "id")]
+    #[arg(long, value_name = "MP4", requires = "id", group = "decoded")]
     pub decode: Option<Utf8PathBuf>,
+    /// Decodes the latent of the clip with the VAE, and prints some of its frames with coloured characters
+    #[arg(long, requires = "id", group = "decoded", conflicts_with = "json")]
+    pub picture: bool,
     /// The tensor to decode in place of the latent, for clips that were encoded with a condition: image, masked, masked.1…
-    #[arg(long, value_name = "NAME", requires = "decode")]
+    #[arg(long, value_name = "NAME", requires = "decoded")]
     pub tensor: Option<String>,
     /// The folder of the VAE [default: the VAE that encoded the data set]
-    #[arg(long, value_name = "DIR", requires = "decode")]
+    #[arg(long, value_name = "DIR", requires = "decoded")]
     pub vae: Option<Utf8PathBuf>,
     #[command(flatten)]
     pub output: JsonArgs,

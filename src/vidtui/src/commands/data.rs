@@ -58,11 +58,10 @@ fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure>
         matches!((folder.canonicalize_utf8(), data.canonicalize_utf8()), (Ok(a), Ok(b)) if a == b)
     };
     let (runs, _) = workspace.summaries();
-    let reader = runs.iter().filter(|summary| !summary.state.is_end()).find(|summary| {
-        let of = |section: &str, key: &str| summary.run.recipe.get(section)?.get(key)?.as_str();
-        let indexes = [of("data", "index"), of("sample", "validation_index")];
-        indexes.into_iter().flatten().any(|index| !index.is_empty() && same(Utf8Path::new(index)))
-    });
+    let reader = runs
+        .iter()
+        .filter(|summary| !summary.state.is_end())
+        .find(|summary| data_sets(&summary.run.recipe).any(|index| !index.is_empty() && same(Utf8Path::new(index))));
     let Some(reader) = reader else { return Ok(()) };
     Err(Failure::new(
         ErrorCode::RunIsAlive,
@@ -70,4 +69,14 @@ fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure>
         format!("{} trains on it and may open these shards later", reader.run.id),
         "wait until it ends, or remove them anyway with --force",
     ))
+}
+
+/// Returns the data sets that a recipe names: `data.index`, those of `data.sets`, and `sample.validation_index`. The recipe may be
+/// that of another version, which this one cannot parse.
+fn data_sets(recipe: &toml::Table) -> impl Iterator<Item = &str> {
+    let of = |section: &str, key: &str| recipe.get(section).and_then(|section| section.get(key));
+    let sets = of("data", "sets").and_then(toml::Value::as_array).into_iter().flatten();
+    let sets = sets.filter_map(|set| set.get("index"));
+    let alone = [of("data", "index"), of("sample", "validation_index")].into_iter().flatten();
+    alone.chain(sets).filter_map(toml::Value::as_str)
 }

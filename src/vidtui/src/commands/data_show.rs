@@ -3,13 +3,17 @@
 use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
 use crate::output::{self, Side, facts, table};
+use crate::pictures::{self, Terminal};
 use ::dataset::show::{Summary, find_clip, summarize};
 use ::dataset::store::{Line, StoreSpec, TensorLocation};
 use ::dataset::store_folder;
-use camino::Utf8Path;
+use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, IsTerminal};
 use std::process::Command;
+use ui::Size;
 use weights::Header;
 
 /// The most failures in a table. `--json` lists all.
@@ -23,13 +27,67 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
         return if args.output.json { output::json(&summary) } else { output::text(&shown(&data, &summary)) };
     };
     let clip = find_clip(&data, id)?;
+    if args.picture && !io::stdout().is_terminal() {
+        let (what, why) = (format!("cannot print pictures of '{id}'"), "standard output is not a terminal");
+        let fix = "run the command in a terminal, or decode to a video with --decode clip.mp4";
+        return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
+    }
     if let Some(out) = &args.decode {
         decode(&data, id, out, args)?;
     }
     if args.output.json {
         return output::json(&clip);
     }
-    output::text(&clip_shown(&clip, &extra_shapes(&data, &clip)?))
+    output::text(&clip_shown(&clip, &extra_shapes(&data, &clip)?))?;
+    if !args.picture {
+        return Ok(());
+    }
+    match &args.decode {
+        Some(video) => print_pictures(video),
+        None => {
+            let folder = TemporaryFolder::create()?;
+            let video = folder.0.join("clip.mp4");
+            decode(&data, id, &video, args)?;
+            print_pictures(&video)
+        }
+    }
+}
+
+/// The most frames that are printed side by side, and the columns that each needs.
+const PICTURES: u16 = 4;
+const PICTURE_WIDTH: u16 = 20;
+/// The most rows of a picture.
+const PICTURE_HEIGHT: u16 = 24;
+
+/// Prints evenly spaced frames of a video side by side.
+fn print_pictures(video: &Utf8Path) -> Result<(), CommandError> {
+    let (columns, rows) = crossterm::terminal::size().unwrap_or((80, 24));
+    let count = (columns / PICTURE_WIDTH).clamp(1, PICTURES);
+    // A column between pictures, and a row for the prompt of the shell.
+    let size = Size {
+        width: ((columns + 1) / count).saturating_sub(1).max(1),
+        height: rows.saturating_sub(1).clamp(1, PICTURE_HEIGHT),
+    };
+    let pictures = Terminal::half_blocks().frames(video, usize::from(count), size)?;
+    output::text(&pictures::to_ansi(&pictures))
+}
+
+/// A folder for a decoded video, removed when dropped.
+struct TemporaryFolder(Utf8PathBuf);
+
+impl TemporaryFolder {
+    fn create() -> Result<Self, Failure> {
+        let parent = Utf8PathBuf::try_from(std::env::temp_dir()).unwrap_or_else(|_| "/tmp".into());
+        let folder = parent.join(format!("vidtui-show-{}", std::process::id()));
+        fs::create_dir(&folder).map_err(|error| rundir::Error::io("create", &folder, error))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// Decodes a latent of a clip with the trainer, which contains the VAE's code.

@@ -7,18 +7,18 @@ use crate::commands::launch;
 use crate::commands::transfer::{Step, Transfer};
 use crate::commands::typed::typed;
 use crate::output;
-use crate::workspace::{LaunchOptions, Subject, Workspace};
+use crate::workspace::{LaunchOptions, Subject, Workspace, recipe_failure};
 use camino::{Utf8Path, Utf8PathBuf};
-use dataset::check::{CAPTION_TOKENS, Checked, Report};
+use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::{Encode, Recipe};
+use recipe::Recipe;
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::ops::ControlFlow;
 use toml::{Table, Value};
-use video::{FrameChoice, FrameMode};
+use video::FrameChoice;
 
 /// The recipe in the folder of the data set.
 const RECIPE: &str = "encode.toml";
@@ -84,18 +84,27 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     workspace.check_no_encode(&args.out, None)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
-    match buckets(args, trained.as_ref()) {
-        Some(_) => refuse_sizes(args)?,
-        None => check_frames(sizes(args, trained.as_ref())[0])?,
+    match trained.as_ref().is_some_and(|trained| !trained.data.buckets.is_empty()) {
+        true => refuse_sizes(args)?,
+        false => check_frames(sizes(args, trained.as_ref())[0])?,
     }
-    let (manifest, report) = match ClipManifest::is_one(&args.source) {
-        true => {
-            args.listed.refuse_with_manifest(&args.source)?;
-            (args.source.clone(), None)
+    let is_manifest = ClipManifest::is_one(&args.source);
+    if is_manifest {
+        args.listed.refuse_with_manifest(&args.source)?;
+    }
+    let manifest = if is_manifest { args.source.clone() } else { args.out.join(MANIFEST) };
+    let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
+    // The same arguments give the same recipe, which can also be launched directly.
+    let (file, text) = (args.out.join(RECIPE), encode_recipe(args, &manifest, trained.as_ref(), &here));
+    let report = match is_manifest {
+        true => None,
+        false => {
+            let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
+            Some(check(args, &recipe, trained.as_ref(), progress)?)
         }
-        false => check(args, trained.as_ref(), progress).map(|(manifest, report)| (manifest, Some(report)))?,
     };
-    let file = write_recipe(args, &manifest, trained.as_ref())?;
+    create_folder(&args.out)?;
+    rundir::write_atomic(&file, text.as_bytes()).map_err(Failure::from)?;
     let subject = workspace.subject(file.as_str(), &args.how.sets())?;
     let inputs = EncodeInputs::open(&subject.resolved().recipe)?;
     if let Some(trained) = &trained {
@@ -117,50 +126,38 @@ fn plan_launch(workspace: &Workspace, args: &DataEncodeArgs, subject: &Subject) 
     workspace.plan_launch(&options)
 }
 
-/// Checks a folder or a table, and writes its manifest into the folder of the data set.
+/// Checks a folder or a table with the settings of the encode, and writes the manifest of the encode.
 ///
 /// # Errors
 /// More clips would be dropped than the user accepts. The manifest is written nevertheless, because it lists the reasons.
 fn check(
     args: &DataEncodeArgs,
+    recipe: &Recipe,
     trained: Option<&Recipe>,
     progress: OnStep<'_>,
-) -> Result<(Utf8PathBuf, Report), CommandError> {
-    let [frames, height, width] = sizes(args, trained);
-    let text_len = args.text_len.or(trained.map(|trained| trained.model.text_len));
-    let tokenizer = args.model.join("tokenizer");
-    let buckets = buckets(args, trained);
+) -> Result<Report, CommandError> {
+    let encode = &recipe.encode;
+    let tokenizer = recipe.encoders.folder.join("tokenizer");
+    let buckets = trained.and_then(|trained| Assigner::new(trained, FrameChoice::of(encode)));
     let has_one_size = buckets.is_none();
     let wanted = Wanted {
-        frames: has_one_size.then(|| FrameChoice { frames, ..choice(args) }),
-        size: has_one_size.then_some([height, width]),
+        frames: has_one_size.then(|| FrameChoice::of(encode)),
+        size: has_one_size.then_some([encode.height, encode.width]),
         buckets,
-        tokens: text_len.unwrap_or(CAPTION_TOKENS),
+        tokens: encode.text_len,
         tokenizer: Some(&tokenizer),
     };
     let Checked { manifest, report } = check_source(&args.source, &args.listed, &wanted, progress)?;
-    let path = args.out.join(MANIFEST);
     create_folder(&args.out)?;
-    manifest.write(&path)?;
-    manifest.refuse_if_dropped(args.max_dropped)?;
-    Ok((path, report))
+    manifest.write(&encode.manifest)?;
+    manifest.refuse_if_dropped(encode.max_dropped)?;
+    Ok(report)
 }
 
 /// Returns frames, height and width: those that are given, or else those of the recipe that will train.
 fn sizes(args: &DataEncodeArgs, trained: Option<&Recipe>) -> [usize; 3] {
     let [frames, height, width] = trained.map_or([49, 480, 720], sizes_of);
     [args.frames.unwrap_or(frames), args.height.unwrap_or(height), args.width.unwrap_or(width)]
-}
-
-/// Returns the buckets of the recipe that will train.
-fn buckets(args: &DataEncodeArgs, trained: Option<&Recipe>) -> Option<Assigner> {
-    Assigner::new(trained?, choice(args))
-}
-
-/// Returns how frames are taken from a clip. The recipe of the encode is checked for values that do not fit each other.
-fn choice(args: &DataEncodeArgs) -> FrameChoice {
-    let mode = args.mode.unwrap_or(FrameMode::Head);
-    FrameChoice { fps: args.fps.filter(|fps| *fps > 0.0), mode, ..FrameChoice::of(&Encode::default()) }
 }
 
 /// Refuses one size for all clips if the recipe has buckets.
@@ -180,21 +177,7 @@ fn create_folder(folder: &Utf8Path) -> Result<(), CommandError> {
     Ok(made.map_err(|error| Failure::from(rundir::Error::io("create", folder, error)))?)
 }
 
-/// Writes the recipe into the folder of the data set. The same arguments give the same recipe, which can also be
-/// launched directly.
-fn write_recipe(
-    args: &DataEncodeArgs,
-    manifest: &Utf8Path,
-    trained: Option<&Recipe>,
-) -> Result<Utf8PathBuf, CommandError> {
-    let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
-    let text = encode_recipe(args, manifest, trained, &here);
-    let path = args.out.join(RECIPE);
-    create_folder(&args.out)?;
-    rundir::write_atomic(&path, text.as_bytes()).map_err(Failure::from)?;
-    Ok(path)
-}
-
+/// Returns the recipe of the encode. Paths are absolute: relative ones would start at the folder of the data set.
 fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Recipe>, here: &Utf8Path) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);
@@ -208,6 +191,7 @@ fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Re
     let given = [
         ("fps", args.fps.map(Value::Float)),
         ("mode", args.mode.map(|mode| Value::String(mode.name().into()))),
+        ("stride", args.stride.map(size)),
         ("crop", args.crop.clone().map(Value::String)),
         ("text_len", args.text_len.or(trained.map(|trained| trained.model.text_len)).map(size)),
         ("max_dropped", Some(Value::Float(args.max_dropped))),

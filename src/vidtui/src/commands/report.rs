@@ -88,14 +88,15 @@ fn chart(page: &mut Page, group: &Group, summary: &RunSummary, measured: &Measur
 
 /// Adds the videos: those of the newest steps as data of the page, the others as links.
 fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Failure> {
-    let samples = summary.dir.list_samples()?;
+    let folder = summary.dir.sample_folder(&summary.run);
+    let samples = folder.list()?;
     if samples.is_empty() {
         return Ok(());
     }
     page.heading("Samples");
     let mut left = embed;
     for SampleSidecar { step, index, prompt, seed, .. } in samples.iter().rev() {
-        let path = summary.dir.sample_video(*step, *index);
+        let path = folder.video(*step, *index);
         let caption = format!("step {}, seed {seed}: {prompt}", units::grouped(*step));
         let size = fs::metadata(&path).map(|file| file.len());
         match size {

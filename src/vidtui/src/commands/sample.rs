@@ -41,7 +41,6 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         video::check_installed()?;
     }
     weights.convert()?;
-    let (out, count) = (recipe.sample.out().map(Utf8Path::to_owned), recipe.sample.prompts.len());
     let plan = plan(workspace, args, recipe, &weights)?;
     if args.dry_run {
         return super::launch::show(&plan, args.output.json);
@@ -54,7 +53,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
         return super::launch::report(&plan, args.output.json, serde_json::Map::new());
     }
     waiting::until_finished(workspace, &dir)?;
-    report(&dir, out.as_deref(), count, args.output.json)
+    report(&dir, args.output.json)
 }
 
 /// Plans the video of a prompt with its flags, from the newest checkpoint of a run.
@@ -142,6 +141,7 @@ fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
         recipe.encoders.folder = pipeline.encoders.clone().unwrap_or_default();
         recipe.sample.scheduler = pipeline.scheduler;
         recipe.train.dtype = pipeline.dtype;
+        recipe.condition.image_noise = pipeline.image_noise;
         return Ok(recipe);
     }
     let weights = &weights.source.location.weights;
@@ -273,20 +273,11 @@ fn is_this_machine(workspace: &Workspace, args: &SampleArgs) -> bool {
 }
 
 /// Prints the videos.
-fn report(dir: &RunDir, out: Option<&Utf8Path>, count: usize, json: bool) -> Result<(), CommandError> {
-    let mut made: Vec<(Utf8PathBuf, SampleSidecar)> = Vec::new();
-    match out {
-        Some(out) => {
-            for index in 0..count {
-                let video = out.join(format!("{index:03}.mp4"));
-                made.extend(SampleSidecar::read(&video.with_extension("json"))?.map(|sample| (video, sample)));
-            }
-        }
-        None => {
-            let samples = dir.list_samples()?.into_iter();
-            made.extend(samples.map(|sample| (dir.sample_video(sample.step, sample.index), sample)));
-        }
-    }
+fn report(dir: &RunDir, json: bool) -> Result<(), CommandError> {
+    let folder = dir.sample_folder(&dir.read_run()?);
+    let samples = folder.list()?.into_iter();
+    let made: Vec<(Utf8PathBuf, SampleSidecar)> =
+        samples.map(|sample| (folder.video(sample.step, sample.index), sample)).collect();
     if json {
         let videos: Vec<_> =
             made.iter().map(|(path, sample)| serde_json::json!({ "path": path, "sample": sample })).collect();

@@ -6,6 +6,7 @@ use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{ComputeDtype, SampleScheduler};
 use rundir::{ErrorCode, Failure, now_s};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::UNIX_EPOCH;
@@ -32,6 +33,8 @@ pub struct Pipeline {
     pub scheduler: SampleScheduler,
     /// The dtype for sampling, chosen by the dtype of the weights.
     pub dtype: ComputeDtype,
+    /// Whether known pixels get noise, as in the training of a model for inpainting.
+    pub image_noise: bool,
 }
 
 impl SampledWeights {
@@ -104,7 +107,11 @@ impl Pipeline {
         let is_bfloat16 = source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
         let dtype = if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 };
         let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
-        Ok(Self { encoders, scheduler, dtype })
+        // Only a transformer of diffusers has a config.json beside its weights.
+        let config = std::fs::read(transformer.join("config.json")).ok();
+        let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
+        let image_noise = config.is_some_and(|config| config["add_noise_in_inpaint_model"] == true);
+        Ok(Self { encoders, scheduler, dtype, image_noise })
     }
 }
 
