@@ -34,7 +34,7 @@ use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use ui::{Effect, Model, Msg, Setup, Size};
 
-/// The largest number of messages that are handled before keys are read again. A thousand samples take half a millisecond.
+/// The largest number of keys that are handled before a frame.
 const BATCH: usize = 8;
 /// The shortest time between two frames, so that a burst of messages is drawn once.
 const FRAME: Duration = Duration::from_millis(33);
