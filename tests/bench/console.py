@@ -8,7 +8,7 @@ Prints one JSON object per scenario:
 
 first   opens the console on a folder with a finished run: seconds to the first frame and to the frame with the run's last
         step, CPU and written bytes while idle, and CPU of one frame of a moving picture
-loaded  any program that loads a file: seconds until it is loaded, and its memory
+loaded  any program that loads a file: seconds until it is loaded, its memory, and its CPU time
 keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame and the number of
         its charts
 idle    any program, after it has settled: CPU, memory, and the bytes that it writes to the terminal
@@ -204,7 +204,7 @@ def loaded(terminal, seconds):
     load = Load(terminal)
     while not load.is_over() and terminal.elapsed() < seconds:
         terminal.pump(0.02)
-    return {"loaded_s": load.last, "memory_mib": terminal.memory_mib()}
+    return {"loaded_s": load.last, "memory_mib": terminal.memory_mib(), "cpu_s": terminal.cpu_s()}
 
 
 def keys(terminal, seconds):
