@@ -110,7 +110,7 @@ fn the_theme_of_16_colours_writes_no_other_colour() {
     site.write("config/vidtui/config.toml", "theme = \"16\"\n");
     let mut console = site.console(SIZE, &[], &[]);
     console.shows(&["small-short"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]).press(ESC);
-    for (key, text) in [("2", "Small"), ("3", "Nodes"), ("a", "Alerts")] {
+    for (key, text) in [("2", "Small"), ("3", "1 up"), ("a", "No alerts")] {
         console.press(key).shows(&[text]);
     }
     console.press("q");
