@@ -1,15 +1,16 @@
 """Measures consoles in a pseudo-terminal, with Python's standard library only.
 
-usage: console.py SCENARIO SECONDS PROGRAM ARGS... [--keys KEYS]
+usage: console.py SCENARIO SECONDS PROGRAM ARGS... [--keys KEYS | --tour KEYS]
 
-The keys are pressed once the first frame is shown.
+The keys are pressed once the first frame is shown. Those of a tour are pressed again and again, one every two seconds.
 
 Prints one JSON object per scenario:
 
 first   opens the console on a folder with a finished run: seconds to the first frame and to the frame with the run's last
-        step, CPU while idle, and CPU of one frame of a moving picture
-loaded  any program that loads a file: seconds until it is loaded, and its memory
-keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame
+        step, CPU and written bytes while idle, and CPU of one frame of a moving picture
+loaded  any program that loads a file: seconds until it is loaded, its memory, and its CPU time
+keys    a run that is loading: time from a key to its frame; then, on the loaded run, also the CPU of a frame and the number of
+        its charts
 idle    any program, after it has settled: CPU, memory, and the bytes that it writes to the terminal
 growth  memory and open files of a program at a tenth of the time and at the end
 
@@ -31,6 +32,11 @@ ROWS, COLUMNS = 60, 200
 # The last step of the run of the bench, as the console prints it.
 LAST = [b"100,000", b"100000", b"100 000"]
 FPS = 30
+# Titles of charts. One is a part of another, so they are counted with the blank after them.
+CHARTS = [
+    b"Loss ", b"Learning rate ", b"Gradient norm ", b"Step time ", b"Memory ", b"Weight norm ", b"MFU ", b"Validation loss ",
+    b"GPU power ", b"GPU utilization ", b"GPU memory ",
+]
 
 
 class Terminal:
@@ -38,6 +44,7 @@ class Terminal:
 
     def __init__(self, argv, rows=ROWS, columns=COLUMNS):
         self.started, self.seen, self.written = time.perf_counter(), b"", 0
+        self.tour, self.toured = b"", 0.0
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LC_ALL="C.UTF-8")
@@ -45,7 +52,19 @@ class Terminal:
                 # The default settings, and no screen of an earlier round.
                 os.environ.update(XDG_CONFIG_HOME="/nonexistent", XDG_STATE_HOME="/dev/null")
             os.execvp(argv[0], argv)
+        self.resize(rows, columns)
+
+    def resize(self, rows, columns):
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def charts(self):
+        """Returns the number of charts on the screen, by their titles. A new size makes the console write every cell."""
+        self.resize(ROWS - 1, COLUMNS)
+        self.pump_for(0.5)
+        self.seen = b""
+        self.resize(ROWS, COLUMNS)
+        self.pump_for(0.5)
+        return sum(title in self.seen for title in CHARTS)
 
     def elapsed(self):
         return time.perf_counter() - self.started
@@ -65,6 +84,9 @@ class Terminal:
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             self.pump(max(0.0, min(0.1, until - time.perf_counter())))
+            if self.tour and time.perf_counter() - self.toured > 2:
+                os.write(self.terminal, self.tour[:1])
+                self.tour, self.toured = self.tour[1:] + self.tour[:1], time.perf_counter()
 
     def wait_for(self, texts, limit_s):
         """Returns the seconds since the start when one of the texts is on the screen."""
@@ -142,9 +164,9 @@ def first(terminal, seconds):
     if frame is None or shown is None:
         sys.exit(f"the console did not show the run; it printed {terminal.seen[-2000:]!r}")
     terminal.pump_for(2)
-    before = terminal.cpu_s()
+    before, written = terminal.cpu_s(), terminal.written
     terminal.pump_for(seconds)
-    idle = (terminal.cpu_s() - before) / seconds
+    idle, idle_bytes = (terminal.cpu_s() - before) / seconds, terminal.written - written
     # The samples of the run: videos of 30 frames a second.
     os.write(terminal.terminal, b"\r")
     terminal.pump_for(1)
@@ -155,20 +177,24 @@ def first(terminal, seconds):
     moving_s, moving_cpu_s = time.perf_counter() - began, terminal.cpu_s() - before
     if terminal.written - written < 1 << 20:
         sys.exit("the pictures of the sample did not move")
-    return {"first_frame_s": frame, "run_shown_s": shown, "idle_cpu": idle, "frame_cpu_s": moving_cpu_s / (FPS * moving_s)}
+    return {
+        "first_frame_s": frame, "run_shown_s": shown, "idle_cpu": idle, "idle_bytes_per_s": idle_bytes / seconds,
+        "frame_cpu_s": moving_cpu_s / (FPS * moving_s),
+    }
 
 
 class Load:
-    """Finds the time at which a program has loaded its files: from then on, it uses less than a tenth of a core for a second."""
+    """Finds the time at which a program has loaded its files: from then on, it uses less than 30 % of a core for a second, in
+    slices of 50 ms. A frame now and then is less than that."""
 
     def __init__(self, terminal):
         self.terminal, self.last, self.looked, self.cpu = terminal, terminal.elapsed(), terminal.elapsed(), terminal.cpu_s()
 
     def is_over(self):
         now = self.terminal.elapsed()
-        if now - self.looked >= 0.25:
+        if now - self.looked >= 0.05:
             cpu = self.terminal.cpu_s()
-            if cpu - self.cpu > 0.1 * (now - self.looked):
+            if cpu - self.cpu > 0.3 * (now - self.looked):
                 self.last = now
             self.looked, self.cpu = now, cpu
         return now - self.last > 1
@@ -177,8 +203,8 @@ class Load:
 def loaded(terminal, seconds):
     load = Load(terminal)
     while not load.is_over() and terminal.elapsed() < seconds:
-        terminal.pump(0.05)
-    return {"loaded_s": load.last, "memory_mib": terminal.memory_mib()}
+        terminal.pump(0.02)
+    return {"loaded_s": load.last, "memory_mib": terminal.memory_mib(), "cpu_s": terminal.cpu_s()}
 
 
 def keys(terminal, seconds):
@@ -206,7 +232,7 @@ def keys(terminal, seconds):
         frames.append(terminal.main_cpu_s() - before)
     return {
         "key_while_loading_s": p99(loading), "keys_while_loading": len(loading), "key_s": p99(answers),
-        "frame_cpu_s": p99(frames), "frames": len(frames),
+        "frame_cpu_s": p99(frames), "frames": len(frames), "charts": terminal.charts(),
     }
 
 
@@ -228,13 +254,17 @@ def growth(terminal, seconds):
 
 SCENARIOS = {"first": first, "loaded": loaded, "keys": keys, "idle": idle, "growth": growth}
 scenario, limit, command = SCENARIOS[sys.argv[1]], float(sys.argv[2]), sys.argv[3:]
-typed = command[-1] if command[-2:-1] == ["--keys"] else ""
-command = command[:-2] if typed else command
+option = command[-2] if command[-2:-1] in (["--keys"], ["--tour"]) else ""
+typed = command[-1] if option else ""
+command = command[:-2] if option else command
 screen = Terminal(command) if scenario is not first else Terminal(command, 44, 150)
 try:
     if typed:
         screen.wait_for([b"help"], 20)
-        os.write(screen.terminal, typed.encode())
+        if option == "--tour":
+            screen.tour = typed.encode()
+        else:
+            os.write(screen.terminal, typed.encode())
     result = scenario(screen, limit)
 finally:
     screen.end()

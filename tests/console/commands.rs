@@ -306,6 +306,50 @@ fn without_a_terminal_the_console_fails_without_escape_codes() {
     insta::assert_snapshot!(done.stderr);
 }
 
+/// For screen readers and files.
+#[test]
+fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    let node = remote::this_node().unwrap().node;
+    let commands: [&[&str]; 18] = [
+        &["runs"],
+        &["status", "latest"],
+        &["status", "latest", "--oneline"],
+        &["nodes", "--local"],
+        &["smi", node.as_str()],
+        &["logs", "latest"],
+        &["checkpoints", "latest"],
+        &["stages", "configs/small"],
+        &["alerts"],
+        &["queue"],
+        &["config"],
+        &["recipe", "show", "configs/small/short.toml"],
+        &["check", "configs/small:short"],
+        &["launch", "configs/small:short", "--dry-run"],
+        &["inspect", "data/short.latent.safetensors"],
+        &["export", "latest", "--out", "curves.csv"],
+        &["status", "no-such-run"],
+        &["--help"],
+    ];
+    for args in commands {
+        let piped = site.vidtui(args);
+        assert!(!piped.stdout.contains('\x1b') && !piped.stderr.contains('\x1b'), "{args:?}: {piped:?}");
+        let mut console = site.console((100, 30), args, &[("NO_COLOR", "1")]);
+        assert_eq!(console.ended() as i32, piped.code, "{args:?}: {}", console.raw());
+        assert!(!console.raw().contains('\x1b'), "{args:?}: {}", console.raw());
+    }
+    // This one prints again and again. On a terminal with colours, it clears the screen before.
+    let watched = |env: &[(&str, &str)]| {
+        let console = site.console((100, 30), &["nodes", "--simulate", "2", "--watch"], env);
+        console.shows(&["sim0001"]);
+        console.raw()
+    };
+    assert!(!watched(&[("NO_COLOR", "1")]).contains('\x1b'));
+    assert!(!watched(&[("TERM", "dumb")]).contains('\x1b'));
+    assert!(watched(&[]).contains("\x1b[2J"));
+}
+
 #[test]
 fn the_completions_of_every_shell_have_the_commands() {
     let site = TestSite::new();

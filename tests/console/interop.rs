@@ -6,7 +6,7 @@ use std::fs;
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/interop");
 
 #[test]
-fn a_command_is_in_tensorboard_and_prometheus_while_and_after_it_trains() {
+fn a_command_is_in_tensorboard_wandb_and_prometheus_while_and_after_it_trains() {
     let site = TestSite::new();
     let log = "***** Running training *****\\n\
                Steps:  50%%|##   | 1/2 [00:01<00:09,  0.05s/it, loss=0.5, lr=1e-5]\\n\
@@ -15,7 +15,7 @@ fn a_command_is_in_tensorboard_and_prometheus_while_and_after_it_trains() {
         "configs/factory.toml",
         &format!(
             "trainer = \"command\"\n[command]\nrun = [\"printf\", '{log}']\nadapter = \"cogvideox_factory\"\n\
-             [train]\nsteps = 2\n[log]\ntensorboard = true\nprometheus = \"../collected\"\n"
+             [train]\nsteps = 2\n[log]\ntensorboard = true\nwandb = \"offline\"\nprometheus = \"../collected\"\n"
         ),
     );
     fs::create_dir(site.root.join("collected")).unwrap();
@@ -24,6 +24,11 @@ fn a_command_is_in_tensorboard_and_prometheus_while_and_after_it_trains() {
     let shown = interop::tensorboard::read_folder(&site.runs()[0].tensorboard()).unwrap();
     let losses: Vec<_> = shown.points("loss").iter().map(|point| (point.step, point.value)).collect();
     assert_eq!(losses, [(1, 0.5), (2, 0.25)]);
+    let files = interop::wandb::offline_files(&site.runs()[0].wandb()).unwrap();
+    let shown = interop::wandb::read_file(&files[0]).unwrap();
+    assert_eq!(shown.points("loss").iter().map(|point| point.value).collect::<Vec<_>>(), [0.5, 0.25]);
+    let imported = site.json(&["import", files[0].as_str(), "--json"]);
+    assert_eq!(imported["metrics"]["loss"], "loss");
     let prometheus = fs::read_to_string(site.root.join(format!("collected/vidtui-{run}.prom"))).unwrap();
     assert!(prometheus.contains("state=\"finished\"} 1\n"), "{prometheus}");
     assert!(prometheus.contains(&format!("\nvidtui_step{{run=\"{run}\",recipe=\"factory\"}} 2\n")), "{prometheus}");

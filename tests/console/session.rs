@@ -1,11 +1,12 @@
 //! Sessions at the console: stages, launch, monitoring, stop, resume, export, kill, quit and reopen.
 
 use crate::pty::{ENTER, ESC, Pty};
-use crate::test_site::TestSite;
+use crate::test_site::{TestSite, VIDTUI};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rundir::RunDir;
 use runstate::Liveness;
+use std::process::Command;
 
 const SIZE: (u16, u16) = (100, 30);
 
@@ -195,6 +196,31 @@ fn the_mouse_is_handled_unless_the_user_turns_it_off() {
     console.until("no mouse", |screen| screen.mouse_protocol_mode() == vt100::MouseProtocolMode::None);
     console.press("q");
     assert_eq!(console.ended(), 0);
+}
+
+#[test]
+fn the_mouse_works_in_tmux_if_its_own_mouse_is_on() {
+    if Command::new("tmux").arg("-V").output().is_err() {
+        println!("skipped: no tmux on PATH");
+        return;
+    }
+    for (mouse, selected) in [("on", true), ("off", false)] {
+        let site = TestSite::new();
+        site.write("tmux.conf", &format!("set -g mouse {mouse}\nset -g status off\nset -g escape-time 0\n"));
+        let command = format!("{VIDTUI} --runs runs");
+        // The server of this test, which ends with its only session.
+        let args = ["-u", "-S", "tmux.socket", "-f", "tmux.conf", "new-session", &command];
+        let mut tmux = Pty::start(SIZE, "tmux", &args, &site.env(), &site.root);
+        tmux.shows(&["No runs yet"]).press("\x1b[<0;22;1M\x1b[<0;22;1m");
+        if selected {
+            tmux.shows(&["Small: short, then long"]);
+        }
+        tmux.press("?").shows(&["Keys"]).press("q").shows_no("Keys");
+        assert_eq!(tmux.text().contains("Small: short, then long"), selected);
+        tmux.press("q");
+        assert_eq!(tmux.ended(), 0);
+        tmux.assert_restored();
+    }
 }
 
 #[test]

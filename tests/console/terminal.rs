@@ -104,6 +104,46 @@ fn with_no_color_there_is_no_colour_code() {
 }
 
 #[test]
+fn the_theme_of_16_colours_writes_no_other_colour() {
+    let site = TestSite::new().with("FAKE_STEP_MS", "1");
+    site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
+    site.write("config/vidtui/config.toml", "theme = \"16\"\n");
+    let mut console = site.console(SIZE, &[], &[]);
+    console.shows(&["small-short"]).press(ENTER).shows(&["Gradient norm"]).press("?").shows(&["Keys"]).press(ESC);
+    for (key, text) in [("2", "Small"), ("3", "1 up"), ("a", "No alerts")] {
+        console.press(key).shows(&[text]);
+    }
+    console.press("q");
+    console.ended();
+    let codes = colour_codes(&console.raw());
+    let mut colours = codes.iter().flat_map(|code| colours_of(code));
+    assert!(!codes.is_empty() && colours.all(|colour| colour.is_some_and(|colour| colour < 16)), "{codes:?}");
+}
+
+/// Returns the numbers of the colours in the parameters of an SGR sequence; `None` for a 24-bit colour.
+fn colours_of(code: &str) -> Vec<Option<u32>> {
+    let parameters: Vec<u32> = code.split([';', ':']).map(|number| number.parse().unwrap_or(0)).collect();
+    let (mut colours, mut at) = (Vec::new(), 0);
+    while let Some(number) = parameters.get(at) {
+        at += 1;
+        match number {
+            30..=37 | 40..=47 => colours.push(Some(number % 10)),
+            90..=97 | 100..=107 => colours.push(Some(8 + number % 10)),
+            38 | 48 | 58 if parameters.get(at) == Some(&5) => {
+                colours.push(parameters.get(at + 1).copied());
+                at += 2;
+            }
+            38 | 48 | 58 => {
+                colours.push(None);
+                at += 4;
+            }
+            _ => {}
+        }
+    }
+    colours
+}
+
+#[test]
 fn every_size_down_to_one_cell_works() {
     let site = TestSite::new();
     let console = open(&site);

@@ -23,6 +23,7 @@ pub struct TestSite {
 }
 
 /// The result of a command.
+#[derive(Debug)]
 pub struct CommandOutput {
     pub code: i32,
     pub stdout: String,

@@ -222,6 +222,14 @@ impl Fleet {
         }
     }
 
+    /// Moves times after `now` to it: the clock was set back. Otherwise a node that sends nothing would not be late for as long.
+    pub fn clock_set_back(&mut self, now: f64) {
+        for view in &mut self.nodes {
+            view.frame_s = view.frame_s.map(|sampled_s| sampled_s.min(now));
+            view.moments.iter_mut().for_each(|moment| moment.t = moment.t.min(now));
+        }
+    }
+
     /// Updates the list of nodes; nodes that stay keep their data.
     pub fn list(&mut self, nodes: Result<Vec<ListedNode>, Failure>) {
         match nodes {

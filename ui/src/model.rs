@@ -373,6 +373,9 @@ impl Model {
     /// Sets the clock, and marks the screen for drawing if a text on it depends on the time.
     pub(crate) fn tick(&mut self, now: f64) {
         let before = std::mem::replace(&mut self.now, now);
+        if now < before {
+            self.fleet.clock_set_back(now);
+        }
         // A clock that was set back must not extend the notice.
         if self.notice.as_ref().is_some_and(|notice| !(0.0..=NOTICE_S).contains(&(now - notice.since_s))) {
             self.notice = None;

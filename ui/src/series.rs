@@ -605,6 +605,19 @@ mod tests {
     }
 
     #[test]
+    fn samples_of_nodes_stay_in_order_when_their_clock_is_set_back() {
+        let mut series = Series::default();
+        series.push(&MetricSample { t: 100.0, ..sample(1, 1) });
+        for t in [100.0, 110.0, 50.0, 60.0, 120.0] {
+            series.push_node_point(&NodePoint { t, ..NodePoint::default() });
+        }
+        let times: Vec<f64> = (0..series.nodes().len()).map(|at| series.nodes().time(at)).collect();
+        assert_eq!(times, [100.0, 110.0, 110.0, 110.0, 120.0]);
+        assert_eq!(series.index_at(Axis::Time, series.nodes(), 15.0), 4);
+        assert_eq!(series.range(Axis::Time), Some((0.0, 20.0)));
+    }
+
+    #[test]
     fn a_track_without_values_takes_no_space() {
         let mut series = Series::default();
         series.push(&sample(1, 1));

@@ -1,4 +1,4 @@
-//! Files of other tools: reads and writes TensorBoard's event files, and reads the offline runs of Weights & Biases (W&B).
+//! Files of other tools: reads and writes TensorBoard's event files and the offline runs of Weights & Biases (W&B).
 //!
 //! Both are logs of protobuf messages: `wire` has the part of protobuf that they need, and each format has its own framing. Readers
 //! accept a torn last record, unknown fields, and steps that go backwards. At a wrong checksum they stop and report it; the records

@@ -1,8 +1,11 @@
-//! W&B's offline runs: `wandb/offline-run-<time>_<id>/run-<id>.wandb`, a log of `Record` messages in LevelDB's framing.
+//! W&B's offline runs: `wandb/offline-run-<time>-<id>/run-<id>.wandb`, a log of `Record` messages in LevelDB's framing.
 //!
 //! Source of the field numbers: `wandb/proto/wandb_internal.proto`.
 
 mod blocks;
+mod write;
+
+pub use write::{NewRun, RunWriter};
 
 use crate::wire::{Fields, Value};
 use crate::{Log, Point};
@@ -23,6 +26,24 @@ pub fn run_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
         let path = entry.into_path();
         if path.extension() == Some("wandb") && path.is_file() {
             files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Returns the logs of the offline runs in a folder that W&B or [`RunWriter`] wrote, by the names of their folders. A folder that does not
+/// exist has none.
+///
+/// # Errors
+/// When a folder cannot be listed.
+pub fn offline_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
+    let mut files = Vec::new();
+    if folder.exists() {
+        for entry in folder.read_dir_utf8()?.flatten() {
+            if entry.file_name().starts_with("offline-run-") {
+                files.extend(run_files(entry.path())?);
+            }
         }
     }
     files.sort();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use camino::Utf8PathBuf;
 use recipe::{
     CheckpointPolicy, ComputeDtype, Curriculum, Data, Device, Log, LrSchedule, Mesh, Model, Optimizer, Positions,
-    Recipe, Remat, Resolved, RunSettings, StageSpec, StageStart, Train, Trainable,
+    Recipe, Remat, Resolved, RunSettings, StageSpec, StageStart, Train, Trainable, WandbMode,
 };
 use rundir::{Attempt, CheckpointEntry, CheckpointSummary, Failure, Run, RunDir};
 use runstate::{Liveness, RunFacts};
@@ -107,7 +107,14 @@ pub fn recipe() -> Recipe {
         },
         memory: recipe::MemorySettings::default(),
         checkpoint: CheckpointPolicy { interval: 20, keep_last: 2, keep_every: 0, max_failures: 0 },
-        log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0, tensorboard: false, prometheus: "".into() },
+        log: Log {
+            interval: 1,
+            peak_tflops: 0.0,
+            spike: 0.0,
+            tensorboard: false,
+            wandb: WandbMode::Off,
+            prometheus: "".into(),
+        },
         run: RunSettings::default(),
     }
 }

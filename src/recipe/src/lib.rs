@@ -78,5 +78,5 @@ pub use secrets::Secrets;
 pub use show::shown_settings;
 pub use train::{
     CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
-    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
+    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
 };

@@ -202,7 +202,7 @@ const SCHEDULES: Kind = Kind::OneOf(&[
     "bump",
 ]);
 /// The keys that the supervisor reads, so that they do not depend on the trainer.
-const EXPORTS: [&str; 2] = ["log.tensorboard", "log.prometheus"];
+const EXPORTS: [&str; 3] = ["log.tensorboard", "log.wandb", "log.prometheus"];
 /// The keys of buckets.
 const BUCKETS: [&str; 2] = ["data.bucket_rule", "data.buckets"];
 /// The largest count.
@@ -405,6 +405,7 @@ pub static SCHEMA: &[Key] = &[
     optional("log.peak_tflops", NOT_NEGATIVE, DefaultValue::Float(0.0), "peak of one device in the recipe's dtype, in TFLOP/s, for MFU: 989 for an H100 or H200, 312 for an A100; 0: no MFU"),
     optional("log.spike", NOT_NEGATIVE, DefaultValue::Float(10.0), "reports a loss spike when the loss exceeds the recent median by this many times the usual spread; 0: never"),
     optional("log.tensorboard", Kind::Bool, DefaultValue::Bool(false), "also writes TensorBoard's event files to tensorboard/ in the run directory: metrics, recipe, samples"),
+    optional("log.wandb", Kind::OneOf(&["off", "offline"]), DefaultValue::Str("off"), "offline: also writes an offline run of W&B to wandb/ in the run directory: metrics and recipe; wandb sync uploads it"),
     optional("log.prometheus", Kind::OptionalPath, DefaultValue::Str(""), "folder of node_exporter's textfile collector on the first node, to which the newest metrics are written as a .prom file; default: none"),
 
     optional("sample.prompts", Kind::Words, DefaultValue::EmptyList, "prompts, each with flags of its own as in musubi-tuner: \"a rabbit --w 720 --h 480 --f 49 --d 42 --s 50 --g 6 --i IMAGE\"; || separates the texts of segments"),

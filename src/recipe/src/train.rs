@@ -499,8 +499,20 @@ pub struct Log {
     pub spike: f64,
     /// Whether TensorBoard's event files are written too.
     pub tensorboard: bool,
+    /// Whether an offline run of W&B is written too.
+    pub wandb: WandbMode,
     /// The folder of node_exporter's textfile collector, to which the newest metrics are written; empty: none.
     pub prometheus: Utf8PathBuf,
+}
+
+/// What is written for W&B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WandbMode {
+    /// Nothing.
+    Off,
+    /// An offline run, which `wandb sync` uploads.
+    Offline,
 }
 
 impl Log {

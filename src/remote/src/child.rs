@@ -3,10 +3,12 @@
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{self, Child, ExitStatus, Stdio};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::Receiver;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::command::{MAX_OUTPUT, Output, Status};
+use crate::threads;
 
 /// How often a process is polled for its exit.
 const POLL_EVERY: Duration = Duration::from_millis(5);
@@ -16,18 +18,18 @@ pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration)
     let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (mut stdin, input) = (child.stdin.take(), input.to_owned());
     // One thread per pipe, because a program may fill one pipe while it waits for another.
-    let writer = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
+    let writer = threads::result_of(move || stdin.as_mut().map(|pipe| pipe.write_all(&input)));
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let Some(status) = wait(&mut child, limit)? else { return Ok(None) };
     // The write fails if the program does not read all of its input. This is not an error.
-    let _ = writer.join();
-    let (stdout, stderr) = (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+    let _ = writer.recv();
+    let (stdout, stderr) = (stdout.recv().unwrap_or_default(), stderr.recv().unwrap_or_default());
     Ok(Some(Output { status: status.into(), stdout, stderr }))
 }
 
-/// Reads a pipe to its end, in its own thread.
-pub(crate) fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
+/// Reads a pipe to its end, in another thread.
+pub(crate) fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> Receiver<Vec<u8>> {
+    threads::result_of(move || {
         let mut bytes = Vec::new();
         if let Some(pipe) = pipe {
             // On an error, the bytes read so far are returned.

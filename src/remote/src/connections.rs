@@ -17,7 +17,7 @@ use crate::parallel::on_nodes;
 use crate::slurm::{SlurmNodes, SlurmQueue};
 use crate::ssh::{Ssh, SshOptions};
 use crate::transport::{Shell, Transport};
-use crate::{Local, RemoteError, ThisNode, load, this_node};
+use crate::{Local, RemoteError, ThisNode, load, this_node, threads};
 
 /// The timeout of a reachability check.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -214,7 +214,7 @@ impl Connections {
         {
             entry.is_measuring = true;
             let (loads, id) = (self.loads.clone(), run.id.clone());
-            thread::spawn(move || {
+            threads::spawn(move || {
                 let used = on_nodes(targets, &mut transports, |target, transport| {
                     load::busiest_cpu(&target, transport).ok().flatten()
                 });
@@ -289,7 +289,7 @@ impl Connections {
                 entry.is_querying = true;
                 let (mut ssh, target) = (self.ssh(login), node_kill(run, KillHow::Kill, file));
                 let (cache, supervisor) = (self.liveness.clone(), supervisor.clone());
-                thread::spawn(move || {
+                threads::spawn(move || {
                     let found = ssh.liveness(&target).unwrap_or(Liveness::Unknown);
                     let mut known = cache.0.lock().unwrap_or_else(PoisonError::into_inner);
                     let earlier = known.get(&supervisor).and_then(|entry| entry.unreachable_since_s);

@@ -27,6 +27,7 @@ mod script;
 mod slurm;
 mod ssh;
 mod stacks;
+mod threads;
 mod trainer;
 mod transport;
 mod watch;
@@ -47,6 +48,7 @@ pub use processes::{list_processes, own_ancestry};
 pub use slurm::{SlurmQueue, job_details};
 pub use ssh::{OnStreamEvent, Ssh, SshOptions, Stream, StreamEvent};
 pub use stacks::{NodeStacks, collect_stacks};
+pub use threads::{run_blocking_work_with, spawn};
 pub use trainer::{TrainerFinder, own_program, trainer_path};
 pub use transport::{
     Process, ProcessRole, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport,

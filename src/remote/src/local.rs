@@ -4,7 +4,6 @@ use std::fs::Metadata;
 use std::io::{self, Read, Write};
 use std::process::{self, Stdio};
 use std::sync::mpsc;
-use std::thread;
 
 use camino::Utf8Path;
 use cluster::NodeId;
@@ -18,7 +17,7 @@ use runstate::Liveness;
 use crate::command::{Command, Output};
 use crate::ownership::ProcessSnapshot;
 use crate::transport::{Process, Recipient, RunProcesses, ScriptExit, Shell, Signal, StartedScript, Transport};
-use crate::{RemoteError, child, ownership, proc};
+use crate::{RemoteError, child, ownership, proc, threads};
 
 /// The name and boot id of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,12 +100,12 @@ impl Transport for Local {
         if let Some(mut pipe) = child.stdin.take() {
             let secrets = secrets.to_vec();
             // Fails when the script exits early; its standard error then has the reason.
-            thread::spawn(move || pipe.write_all(&secrets));
+            threads::spawn(move || drop(pipe.write_all(&secrets)));
         }
         let (sender, exit) = mpsc::channel();
         // Waits for the process, so that no zombie remains while the console is open. The pipe closes as soon as the script
         // redirects its output to its log.
-        thread::spawn(move || {
+        threads::spawn(move || {
             let mut stderr = String::new();
             if let Some(mut pipe) = child.stderr.take() {
                 let _ = pipe.read_to_string(&mut stderr);

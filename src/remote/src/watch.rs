@@ -15,13 +15,16 @@ use rundir::Login;
 
 use crate::backoff::Backoff;
 use crate::ssh::{Ssh, Stream, StreamEvent};
-use crate::{Connections, RemoteError};
+use crate::{Connections, RemoteError, threads};
 
 /// The time without output after which a heartbeat is sent. The script also sends frames while nvidia-smi hangs, but only
 /// after the time limit of nvidia-smi.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause before a script that has exited is restarted.
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// The stack size of the thread that begins to watch a node or watches this machine.
+const STACK: usize = 1 << 20;
 
 /// An update about a watched node.
 #[derive(Debug)]
@@ -77,7 +80,7 @@ impl Connections {
         let begin = move || {
             if is_local { watched.watch_locally(&node) } else { open(&watched, &ssh, GpuQuery::default()) }
         };
-        if thread::Builder::new().name(format!("watch {}", login.node)).spawn(begin).is_err() {
+        if threads::spawn_named(format!("watch {}", login.node), STACK, begin).is_err() {
             let why = std::io::Error::other("the system cannot start another thread");
             let _ = inner.send(NodeUpdate::Unreachable(RemoteError::io(&login.node, "watch it", why)));
         }
@@ -121,7 +124,7 @@ impl Inner {
         if let Some(Source::Local(mut child)) = old {
             drop(child.stdin.take());
             // The script exits when its input closes. If it hangs in nvidia-smi, `timeout` kills that first.
-            thread::spawn(move || child.wait());
+            threads::spawn(move || drop(child.wait()));
         }
     }
 
@@ -207,7 +210,7 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
                 stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             }));
             // A new thread, because this one must not block.
-            thread::spawn(move || {
+            threads::spawn(move || {
                 thread::sleep(RESTART.1);
                 open(&watched, &node_ssh, query);
             });

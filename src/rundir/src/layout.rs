@@ -29,6 +29,7 @@ use cluster::NodeId;
 /// │   ├── 0001-nccl-rank-0             libtorch's own record of collectives, a pickle, if NCCL timed out
 /// │   └── logs/0001-rank-00000.log
 /// ├── tensorboard/                     event files for TensorBoard, if log.tensorboard is true; by the first node's supervisor
+/// ├── wandb/                           offline runs of W&B, one per attempt, if log.wandb is "offline"; by the first node's supervisor
 /// ├── samples/step-00000500/000.mp4    a video of the first prompt, complete once 000.json describes it
 /// └── checkpoints/step-00000500/       complete once it has a manifest.toml; kept while it has the file pinned
 /// ```
@@ -97,6 +98,11 @@ impl RunDir {
     /// Returns the folder of TensorBoard's event files.
     pub fn tensorboard(&self) -> Utf8PathBuf {
         self.root.join("tensorboard")
+    }
+
+    /// Returns the folder of the offline runs of W&B.
+    pub fn wandb(&self) -> Utf8PathBuf {
+        self.root.join("wandb")
     }
 
     /// Returns the file that a healer locks ([`crate::Healer`]).
@@ -329,6 +335,7 @@ mod tests {
             run.sample_file(),
             run.profile_file(),
             run.tensorboard(),
+            run.wandb(),
             run.alerts_file(AlertWriter::Supervisor),
             run.attempt_toml(1),
             run.alert_channels(1),
@@ -360,6 +367,7 @@ mod tests {
                 "sample",
                 "profile",
                 "tensorboard",
+                "wandb",
                 "alerts/supervisor.jsonl",
                 "attempts/0001/attempt.toml",
                 "attempts/0001/alert-channels.json",

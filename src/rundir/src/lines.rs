@@ -69,12 +69,18 @@ impl BadLine {
     }
 }
 
-/// Parses whole lines, the first of which begins at byte `offset` of its file. Many lines are parsed on several threads.
+/// Parses whole lines, the first of which begins at byte `offset` of its file. Many lines are parsed on several threads. One core is left
+/// for the thread that draws the screen, so that keys do not wait for a long file.
 pub(crate) fn parse_lines<T: LogLine>(bytes: &[u8], offset: u64) -> (Vec<T>, Vec<BadLine>) {
     let threads = match bytes.len() {
         0..WORTH_THREADS => 1,
-        _ => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+        _ => thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).clamp(1, MAX_THREADS)),
     };
+    parse_on(threads, bytes, offset)
+}
+
+/// Parses whole lines on a number of threads, of which this one is the first.
+fn parse_on<T: LogLine>(threads: usize, bytes: &[u8], offset: u64) -> (Vec<T>, Vec<BadLine>) {
     let (mine, rest) = bytes.split_at(first_part(bytes, threads));
     if rest.is_empty() {
         return parse_here(mine, offset);
@@ -141,8 +147,7 @@ mod tests {
             text += &serde_json::to_string(&MetricSample { step, ..MetricSample::default() }).unwrap();
             text += "\n";
         }
-        assert!(text.len() > 4 * WORTH_THREADS);
-        let (samples, bad) = parse_lines::<MetricSample>(text.as_bytes(), 10);
+        let (samples, bad) = parse_on::<MetricSample>(MAX_THREADS, text.as_bytes(), 10);
         assert!(samples.iter().enumerate().all(|(n, sample)| sample.step == n as u64));
         assert_eq!(samples.len(), 20_000);
         assert_eq!(bad.iter().map(|b| b.offset).collect::<Vec<_>>(), places);
@@ -151,7 +156,7 @@ mod tests {
     #[test]
     fn a_line_longer_than_the_part_of_a_thread_is_read_once() {
         let text = "x".repeat(3 * WORTH_THREADS) + "\nlast\n";
-        let (lines, bad) = parse_lines::<String>(text.as_bytes(), 0);
+        let (lines, bad) = parse_on::<String>(MAX_THREADS, text.as_bytes(), 0);
         assert_eq!((lines.len(), bad.len()), (2, 0));
         assert_eq!(lines[1], "last");
     }

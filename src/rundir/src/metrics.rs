@@ -140,6 +140,13 @@ impl LogLine for StepTimes {
     }
 }
 
+impl From<&MetricSample> for StepTimes {
+    fn from(sample: &MetricSample) -> Self {
+        let MetricSample { attempt, step, t, step_s, checkpoint_s, sample_s, is_from_log, .. } = *sample;
+        Self { attempt, step, t, step_s, checkpoint_s, sample_s, is_from_log }
+    }
+}
+
 /// The videos of a run that samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplingProgress {

@@ -144,13 +144,32 @@ impl Goodput {
     }
 }
 
+/// The logged steps of a run by attempt, each in the order in which they were written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepLog {
+    by_attempt: BTreeMap<u32, Vec<StepTimes>>,
+}
+
+impl StepLog {
+    /// Returns the steps of an attempt.
+    pub fn of(&self, attempt: u32) -> &[StepTimes] {
+        self.by_attempt.get(&attempt).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Extend<StepTimes> for StepLog {
+    fn extend<I: IntoIterator<Item = StepTimes>>(&mut self, steps: I) {
+        steps.into_iter().for_each(|step| self.by_attempt.entry(step.attempt).or_default().push(step));
+    }
+}
+
 /// The lines of a run from which its goodput is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
     /// By ascending number.
     pub attempts: &'a [AttemptTimes],
-    /// The logged steps of all attempts, in the order in which they were written.
-    pub steps: &'a [StepTimes],
+    /// The logged steps of all attempts.
+    pub steps: &'a StepLog,
     /// The events of rank 0.
     pub events: &'a [Event],
     /// Whether steps are not logged ([`rundir::Run::is_stepless`]).
@@ -165,15 +184,11 @@ pub struct Record<'a> {
 /// to their attempt.
 pub fn goodput(record: &Record<'_>, now_s: f64) -> Goodput {
     let mut goodput = Goodput::default();
-    let mut lines: BTreeMap<u32, Vec<StepTimes>> = BTreeMap::new();
-    for line in record.steps {
-        lines.entry(line.attempt).or_default().push(*line);
-    }
-    let median_of_run = median(record.steps);
+    let median_of_run = || median(record.steps.by_attempt.values().flatten());
     let Some(first) = record.attempts.first() else { return goodput };
     let mut at_s = first.started_s;
     for (index, attempt) in record.attempts.iter().enumerate() {
-        let own = lines.get(&attempt.number).map_or(&[][..], Vec::as_slice);
+        let own = record.steps.of(attempt.number);
         let next = record.attempts.get(index + 1);
         let events = || record.events.iter().filter(|event| event.attempt == attempt.number);
         let began_s = attempt.started_s.max(at_s);
@@ -185,12 +200,12 @@ pub fn goodput(record: &Record<'_>, now_s: f64) -> Goodput {
         };
         let limit_s = next.map_or(f64::INFINITY, |next| next.started_s.max(began_s));
         let ended_s = ended_s.clamp(began_s, limit_s);
-        let later = record.attempts[index + 1..].iter().filter(|later| lines.contains_key(&later.number));
+        let later = record.attempts[index + 1..].iter().filter(|later| !record.steps.of(later.number).is_empty());
         let mut part = AttemptPart {
             goodput: &mut goodput,
             from_step: first_step(attempt, record.events),
             counts_to: later.map(|later| first_step(later, record.events)).min().unwrap_or(u64::MAX),
-            step_s: median(own).or(median_of_run),
+            step_s: median(own).or_else(median_of_run),
             steps_per_line: 1,
             is_stepless: record.is_stepless,
             events: events().collect(),
@@ -222,10 +237,11 @@ fn first_step(attempt: &AttemptTimes, events: &[Event]) -> u64 {
 }
 
 /// Returns the median seconds of a step, if any were logged.
-fn median(steps: &[StepTimes]) -> Option<f64> {
-    let mut times: Vec<f64> = steps.iter().map(|line| line.step_s).filter(|seconds| *seconds > 0.0).collect();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
+fn median<'a>(steps: impl IntoIterator<Item = &'a StepTimes>) -> Option<f64> {
+    let mut times: Vec<f64> = steps.into_iter().map(|line| line.step_s).filter(|seconds| *seconds > 0.0).collect();
+    let middle = times.len() / 2;
+    // Selecting is linear: a run may have a million steps.
+    (!times.is_empty()).then(|| *times.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 /// Divides the time of one attempt.

@@ -9,7 +9,7 @@ mod state;
 mod summary;
 
 pub use facts::{Liveness, Load, RunFacts, RunState, START_GRACE};
-pub use goodput::{AttemptTimes, Down, EndCause, Goodput, GoodputReader, Loss, Record, goodput};
+pub use goodput::{AttemptTimes, Down, EndCause, Goodput, GoodputReader, Loss, Record, StepLog, goodput};
 pub use newest::{Newest, NewestCache, recent_metrics};
 pub use progress::{EncodeStageProgress, Epochs, Progress, progress_of};
 pub use state::derive;

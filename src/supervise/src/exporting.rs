@@ -1,19 +1,23 @@
-//! Writes the run's metrics for other tools while it trains, on the first node: `log.tensorboard` and `log.prometheus`. Training does not
-//! depend on it.
+//! Writes the run's metrics for other tools while it trains, on the first node: `log.tensorboard`, `log.wandb` and `log.prometheus`.
+//! Training does not depend on it.
 
+mod logged;
 mod prometheus;
 mod tensorboard;
 #[cfg(test)]
 mod tests;
+mod wandb;
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use recipe::WandbMode;
 use rundir::now_s;
 
 use self::prometheus::Prometheus;
 use self::tensorboard::TensorBoard;
+use self::wandb::Wandb;
 use crate::job::Job;
 
 /// The interval at which metrics and events are read.
@@ -67,6 +71,10 @@ impl Exporting {
             let mut tensorboard = TensorBoard::new(job, cancel.clone());
             exporters.push(Exporter::start(move |now_s, is_end| tensorboard.look(now_s, is_end)));
         }
+        if log.wandb == WandbMode::Offline {
+            let mut wandb = Wandb::new(job);
+            exporters.push(Exporter::start(move |now_s, is_end| wandb.look(now_s, is_end)));
+        }
         if !log.prometheus.as_str().is_empty() {
             let mut prometheus = Prometheus::new(job);
             exporters.push(Exporter::start(move |now_s, is_end| prometheus.look(now_s, is_end)));
@@ -91,13 +99,11 @@ impl Exporting {
                 Err(RecvTimeoutError::Timeout) => {
                     self.cancel.cancel();
                     let limit = END.as_secs();
-                    log!("the last metrics or samples were not written for TensorBoard or Prometheus within {limit} s");
+                    log!("the last metrics or samples were not written for other tools within {limit} s");
                     let _ = exporter.ended.recv_timeout(CANCELLED);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    log!(
-                        "a thread that writes for TensorBoard or Prometheus panicked, so its files lack later metrics"
-                    );
+                    log!("a thread that writes for other tools panicked, so its files lack later metrics");
                 }
             }
         }

@@ -34,7 +34,7 @@ use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use ui::{Effect, Model, Msg, Setup, Size};
 
-/// The largest number of messages that are handled before keys are read again. A thousand samples take half a millisecond.
+/// The largest number of keys that are handled before a frame.
 const BATCH: usize = 8;
 /// The shortest time between two frames, so that a burst of messages is drawn once.
 const FRAME: Duration = Duration::from_millis(33);
@@ -44,8 +44,9 @@ const ANSWER: Duration = Duration::from_millis(5);
 const TICK: Duration = Duration::from_secs(1);
 /// The threads that run tasks. A task that blocks hands its thread over, so two serve every stream.
 const WORKERS: usize = 2;
-/// The most threads that block: one for every node of a large cluster, several times over, because each can wait for a node
-/// that does not answer. They are started when they are needed.
+/// The most threads that block: several for every node of a large cluster (its session and its watch, and three for each program that is
+/// reached through OpenSSH), because each can wait for a node that does not answer. They are started when they are needed, and the 2 MiB
+/// of their stacks are memory only where they were used.
 const BLOCKING_THREADS: usize = 16_384;
 
 /// How the console ended.
@@ -140,6 +141,9 @@ fn on_runtime(console: impl Future<Output = Result<End, CommandError>>) -> Resul
     let mut threads = runtime::Builder::new_multi_thread();
     threads.worker_threads(WORKERS).max_blocking_threads(BLOCKING_THREADS).enable_all();
     let runtime = threads.build().map_err(cannot_open)?;
+    let pool = runtime.handle().clone();
+    // Sessions of SSH, watches of nodes and pipes of programs block threads of this runtime too.
+    remote::run_blocking_work_with(move |work| drop(pool.spawn_blocking(work)));
     let end = runtime.block_on(console);
     runtime.shutdown_background();
     end

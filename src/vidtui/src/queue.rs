@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use ui::Msg;
 
-/// The capacity of the stream lane. A message has up to a thousand samples, which wait in memory.
+/// The capacity of the stream lane. A message has up to 250 samples, which wait in memory.
 const STREAM_CAPACITY: usize = 32;
 
 /// An item of the queue.
@@ -76,38 +76,23 @@ impl Sender {
 }
 
 impl Reader {
-    /// Takes up to `most` items, the urgent ones first. Waits until there is one or the deadline has passed.
+    /// Takes the urgent items, at most `most`, or else one stream item: the caller can draw the answer to a key before it handles what the
+    /// streams have read. Waits until there is an item or the deadline has passed.
     pub async fn take(&mut self, most: usize, deadline: Instant) -> Vec<Item> {
         let first = tokio::select! {
             biased;
-            Some(item) = self.urgent.recv() => Lane::Urgent(item),
-            Some(item) = self.stream.recv() => Lane::Stream(item),
+            Some(item) = self.urgent.recv() => item,
+            Some(item) = self.stream.recv() => return vec![item],
             () = sleep_until(deadline) => return Vec::new(),
         };
-        let (mut items, stream) = match first {
-            Lane::Urgent(item) => (vec![item], None),
-            Lane::Stream(item) => (Vec::new(), Some(item)),
-        };
-        // Urgent items that arrived together with a stream item overtake it.
-        while items.len() + usize::from(stream.is_some()) < most
-            && let Ok(item) = self.urgent.try_recv()
-        {
-            items.push(item);
-        }
-        items.extend(stream);
+        let mut items = vec![first];
         while items.len() < most
-            && let Ok(item) = self.stream.try_recv()
+            && let Ok(item) = self.urgent.try_recv()
         {
             items.push(item);
         }
         items
     }
-}
-
-/// The first item of a batch.
-enum Lane {
-    Urgent(Item),
-    Stream(Item),
 }
 
 #[cfg(test)]
@@ -125,14 +110,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn urgent_items_overtake_stream_items_and_each_lane_keeps_its_order() {
+    async fn urgent_items_are_taken_alone_and_first_and_each_lane_keeps_its_order() {
         let (sender, mut reader) = queue();
         sender.stream(Item::Signal(11)).await.unwrap();
         sender.stream(Item::Signal(12)).await.unwrap();
         sender.urgent(Item::Signal(1)).unwrap();
         sender.urgent(Item::Signal(2)).unwrap();
-        assert_eq!(numbers(reader.take(3, soon()).await), [1, 2, 11]);
-        assert_eq!(numbers(reader.take(3, soon()).await), [12]);
+        sender.urgent(Item::Signal(3)).unwrap();
+        assert_eq!(numbers(reader.take(2, soon()).await), [1, 2]);
+        assert_eq!(numbers(reader.take(2, soon()).await), [3]);
+        assert_eq!(numbers(reader.take(2, soon()).await), [11]);
+        assert_eq!(numbers(reader.take(2, soon()).await), [12]);
     }
 
     #[tokio::test]
@@ -146,7 +134,8 @@ mod tests {
         let (sender, mut reader) = queue();
         sender.stream(Item::Signal(11)).await.unwrap();
         sender.urgent(Item::Signal(1)).unwrap();
-        assert_eq!(numbers(reader.take(8, Instant::now()).await), [1, 11]);
+        assert_eq!(numbers(reader.take(8, Instant::now()).await), [1]);
+        assert_eq!(numbers(reader.take(8, Instant::now()).await), [11]);
     }
 
     #[tokio::test]

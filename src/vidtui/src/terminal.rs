@@ -49,6 +49,13 @@ impl Colours {
     }
 }
 
+/// Returns whether a command may write escape sequences to this stream: to a terminal, unless the user wants plain text, for instance for a
+/// screen reader.
+pub fn takes_escapes(stream: &impl IsTerminal) -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    stream.is_terminal() && Colours::from_env() == Colours::On && !is_dumb
+}
+
 /// The alternate screen in raw mode. Dropping it restores the terminal.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,

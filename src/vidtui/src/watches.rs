@@ -15,9 +15,9 @@ use camino::Utf8PathBuf;
 use cluster::NodeId;
 use rundir::{
     AlertState, ErrorCode, Event, Failure, MetricSample, NodePoint, NodeSample, NodeSeries, RunDir, RunId,
-    SampleFolder, Tail,
+    SampleFolder, StepTimes, Tail,
 };
-use runstate::{Goodput, GoodputReader, RunState};
+use runstate::{Goodput, GoodputReader, RunState, StepLog};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,12 +36,14 @@ const FOLLOW: Duration = Duration::from_millis(300);
 const LIST: Duration = Duration::from_secs(1);
 /// How often the goodput of an open run is computed.
 const GOODPUT: Duration = Duration::from_secs(10);
+/// How often that of a run that has ended is computed, because another node may still write its end.
+const FINAL_GOODPUT: Duration = Duration::from_secs(60);
 /// How often recipes are read again. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
 /// How often new alerts are read.
 const ALERTS: Duration = Duration::from_secs(2);
-/// The number of samples in one message: few enough that keys are handled in between, and that little memory waits in the queue.
-const SAMPLES: usize = 1000;
+/// The number of samples in one message: few enough that a key waits less than a millisecond, and that little memory waits in the queue.
+const SAMPLES: usize = 250;
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
@@ -179,9 +181,6 @@ impl Stream {
                         }
                         _ => {}
                     }
-                    if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
-                        send(RunMsg::Goodput(now))?;
-                    }
                     let found = listings::checkpoint_folders(&dir);
                     if folders.as_ref() != Some(&found)
                         && let Ok(checkpoints) = other_trainers::checkpoints(&dir)
@@ -198,8 +197,8 @@ impl Stream {
                         send(RunMsg::Samples(samples))?;
                         sample_folders = Some(found);
                     }
-                    for points in nodes.poll(&dir).chunks(SAMPLES) {
-                        send(RunMsg::NodePoints(points.to_vec()))?;
+                    for points in pieces(nodes.poll(&dir)) {
+                        send(RunMsg::NodePoints(points))?;
                     }
                 }
                 loop {
@@ -212,12 +211,17 @@ impl Stream {
                         nodes = NodeFiles::default();
                         goodput = GoodputStream::default();
                     }
-                    for samples in batch.items.chunks(SAMPLES) {
-                        send(RunMsg::Metrics(samples.to_vec()))?;
+                    goodput.steps.extend(batch.items.iter().map(StepTimes::from));
+                    for samples in pieces(batch.items) {
+                        send(RunMsg::Metrics(samples))?;
                     }
                     if !batch.more {
                         break;
                     }
+                }
+                // After the steps, from which it is computed.
+                if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
+                    send(RunMsg::Goodput(now))?;
                 }
                 let new = events.poll(&dir);
                 let eventful = !new.is_empty();
@@ -322,9 +326,19 @@ impl Stream {
     }
 }
 
+/// Divides items into messages. The items are moved, because a sample owns memory.
+fn pieces<T>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
+    let mut items = items.into_iter();
+    std::iter::from_fn(move || {
+        let piece: Vec<T> = items.by_ref().take(SAMPLES).collect();
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
 /// The goodput of a run, computed now and then.
 #[derive(Default)]
 struct GoodputStream {
+    steps: StepLog,
     reader: Option<GoodputReader>,
     last: Option<(Instant, RunState)>,
     sent: Option<Goodput>,
@@ -333,7 +347,8 @@ struct GoodputStream {
 impl GoodputStream {
     /// Returns the goodput if it is due and has changed.
     fn poll(&mut self, dir: &RunDir, state: &RunState) -> Option<Goodput> {
-        if self.last.as_ref().is_some_and(|(at, known)| at.elapsed() < GOODPUT && known == state) {
+        let every = if state.is_end() { FINAL_GOODPUT } else { GOODPUT };
+        if self.last.as_ref().is_some_and(|(at, known)| at.elapsed() < every && known == state) {
             return None;
         }
         self.last = Some((Instant::now(), state.clone()));
@@ -341,7 +356,7 @@ impl GoodputStream {
             self.reader = GoodputReader::new(dir, &dir.read_run().ok()?);
         }
         // A file that cannot be read now may be readable next time.
-        let now = self.reader.as_mut()?.read(state, rundir::now_s()).ok()??;
+        let now = self.reader.as_mut()?.read(&self.steps, state, rundir::now_s()).ok()??;
         (self.sent.as_ref() != Some(&now)).then(|| self.sent.insert(now).clone())
     }
 }

@@ -44,6 +44,13 @@ fn all() -> Vec<AlertRow> {
     ]
 }
 
+/// The Alerts screen.
+pub(super) fn on_alerts() -> Ui {
+    let mut ui = with_alerts(all());
+    ui.press("a");
+    ui
+}
+
 fn with_alerts(rows: Vec<AlertRow>) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     assert!(ui.send(Msg::Alerts(rows)).is_empty(), "alerts from before are not announced");

@@ -247,7 +247,7 @@ proptest! {
 
     #[test]
     fn no_sequence_of_messages_makes_drawing_panic(
-        start in 0..8,
+        start in 0..13,
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec(any_size(), 3),
         theme in any_theme(),
@@ -268,6 +268,10 @@ proptest! {
             2 => Ui::on_logs(vec!["one line".into(); 60]),
             5 => super::launch_form::on_form(),
             6 => Ui::on_compare(),
+            8 => super::alerts::on_alerts(),
+            9 => super::samples::on_samples(),
+            10 => super::nodes::on_nodes(),
+            11 => super::nodes::on_node(),
             7 => Ui::on_merged_logs(running(83), 8, (0..64).map(|rank| (rank, format!("[rank{rank}]: Error: x"))).collect()),
             _ => Ui::with_runs(many_runs().rows),
         };
@@ -288,6 +292,12 @@ proptest! {
                 let terminal = ui.terminal();
                 let cells = &terminal.backend().buffer().content;
                 prop_assert!(cells.iter().all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset));
+            }
+            if theme == Theme::ansi16() {
+                let terminal = ui.terminal();
+                let other = |color| matches!(color, Color::Rgb(..) | Color::Indexed(_));
+                let cells = &terminal.backend().buffer().content;
+                prop_assert!(!cells.iter().any(|cell| other(cell.fg) || other(cell.bg) || other(cell.underline_color)));
             }
         }
     }

@@ -112,6 +112,19 @@ fn mixed() -> Ui {
     ui
 }
 
+/// The Nodes screen with nodes in every condition.
+pub(super) fn on_nodes() -> Ui {
+    mixed()
+}
+
+/// The screen of one of them.
+pub(super) fn on_node() -> Ui {
+    let mut ui = mixed();
+    ui.press("Enter");
+    assert_eq!(ui.model.screen, Screen::Node);
+    ui
+}
+
 #[test]
 fn nodes_are_shown_in_every_state() {
     let mut ui = mixed();
@@ -399,6 +412,25 @@ fn the_selection_moves_over_the_columns_of_the_heat_map() {
     assert_eq!(selected(&ui), "gpu001");
     ui.press("G");
     assert!(ui.screen().contains("gpu127"));
+}
+
+#[test]
+fn a_clock_that_is_set_back_leaves_the_history_in_order_and_still_finds_late_nodes() {
+    let mut ui = with(&[("gpu001", (1..20).map(busy).collect())]);
+    ui.resize(160, 48);
+    let hour = 3600.0;
+    ui.send(Msg::Tick(NOW - hour));
+    for number in 20..25 {
+        ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(busy(number))) });
+        ui.send(Msg::Tick(NOW - hour + 2.0 * f64::from(number as u32 - 19)));
+    }
+    let node = ui.model.selected_node().unwrap();
+    let times: Vec<f64> = node.moments.iter().map(|moment| moment.t).collect();
+    assert!(times.is_sorted() && times.len() == 24, "{times:?}");
+    assert_eq!(node.condition(ui.model.now), NodeHealth::Well);
+    assert!(ui.screen().contains("10 s ago"), "{}", ui.screen());
+    ui.send(Msg::Tick(NOW - hour + 100.0));
+    assert_eq!(ui.model.selected_node().unwrap().condition(ui.model.now), NodeHealth::Late);
 }
 
 #[test]

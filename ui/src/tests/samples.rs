@@ -7,7 +7,7 @@ use rundir::{ErrorCode, EventKind, Failure, MetricSample, SampleFolder, Sampling
 use runstate::RunState;
 
 /// The Samples screen of a run with two prompts, sampled at three steps.
-fn on_samples() -> Ui {
+pub(super) fn on_samples() -> Ui {
     let mut ui = trained_with_samples();
     ui.press("v");
     ui

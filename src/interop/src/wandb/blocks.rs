@@ -13,6 +13,42 @@ const HEADER: u64 = 7;
 /// The first bytes of a file: a name, a magic number and the version.
 const FILE_HEADER: [u8; 7] = *b":W&B\xe1\xbe\0";
 
+/// Begins a file.
+pub fn begin() -> Vec<u8> {
+    FILE_HEADER.to_vec()
+}
+
+/// Appends a record to a buffer whose first byte is at `offset` of the file.
+pub fn append(buffer: &mut Vec<u8>, offset: u64, record: &[u8]) {
+    let (mut rest, mut is_first) = (record, true);
+    loop {
+        let mut room = BLOCK - (offset + buffer.len() as u64) % BLOCK;
+        if room < HEADER {
+            buffer.resize(buffer.len() + room as usize, 0);
+            room = BLOCK;
+        }
+        let (part, after) = rest.split_at(rest.len().min((room - HEADER) as usize));
+        let kind = match (is_first, after.is_empty()) {
+            (true, true) => 1,
+            (true, false) => 2,
+            (false, false) => 3,
+            (false, true) => 4,
+        };
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&[kind]);
+        sum.update(part);
+        buffer.extend(sum.finalize().to_le_bytes());
+        // A part is shorter than a block of 32 KiB.
+        buffer.extend((part.len() as u16).to_le_bytes());
+        buffer.push(kind);
+        buffer.extend(part);
+        (rest, is_first) = (after, false);
+        if rest.is_empty() {
+            return;
+        }
+    }
+}
+
 /// The records of a file.
 pub struct Blocks<R> {
     from: R,
@@ -139,34 +175,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Writes records as W&B does.
+    /// Writes records, each in a buffer of its own.
     fn written(records: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = FILE_HEADER.to_vec();
+        let mut bytes = begin();
         for record in records {
-            let (mut rest, mut is_first) = (record.as_slice(), true);
-            loop {
-                let mut room = (BLOCK - bytes.len() as u64 % BLOCK) as usize;
-                if room < HEADER as usize {
-                    bytes.resize(bytes.len() + room, 0);
-                    room = BLOCK as usize;
-                }
-                let (part, after) = rest.split_at(rest.len().min(room - HEADER as usize));
-                let kind = match (is_first, after.is_empty()) {
-                    (true, true) => 1,
-                    (true, false) => 2,
-                    (false, false) => 3,
-                    (false, true) => 4,
-                };
-                let sum = crc32fast::hash(&[&[kind], part].concat());
-                bytes.extend(sum.to_le_bytes());
-                bytes.extend((part.len() as u16).to_le_bytes());
-                bytes.push(kind);
-                bytes.extend(part);
-                (rest, is_first) = (after, false);
-                if rest.is_empty() {
-                    break;
-                }
-            }
+            let mut buffer = Vec::new();
+            append(&mut buffer, bytes.len() as u64, record);
+            bytes.extend(buffer);
         }
         bytes
     }

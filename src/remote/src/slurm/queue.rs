@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::slurm::{self, Accounted, Job, JobReply, JobStatus, NoReply};
@@ -10,6 +9,7 @@ use nix::unistd::Uid;
 use rundir::now_s;
 
 use super::{jobs, run, user_name};
+use crate::threads;
 
 /// The shortest time between two queries. The controller serves the whole cluster.
 const EVERY: Duration = Duration::from_secs(3);
@@ -62,7 +62,7 @@ impl SlurmQueue {
         if is_due && !known.jobs[&job].is_final && known.querying_since_s.is_none() {
             known.querying_since_s = Some(now_s());
             let queue = self.clone();
-            thread::spawn(move || queue.query());
+            threads::spawn(move || queue.query());
         }
         // Wait only for the first reply: a state that is some seconds old is recent enough.
         let is_pending = |known: &mut Known| {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::slurm::{self, SlurmError, SlurmNode, SlurmSpec};
 use rundir::{ErrorCode, Failure};
 
 use super::{TIMEOUT, failure, run};
+use crate::threads;
 
 /// The shortest time between two queries. Nodes change less often than jobs.
 const EVERY: Duration = Duration::from_secs(5);
@@ -44,7 +44,7 @@ impl SlurmNodes {
         if !known.is_querying && known.next.is_none_or(|next| Instant::now() >= next) {
             known.is_querying = true;
             let nodes = self.clone();
-            thread::spawn(move || nodes.query());
+            threads::spawn(move || nodes.query());
         }
         let is_pending = |known: &mut Known| known.is_querying && known.latest.is_none();
         let waited = self.shared.1.wait_timeout_while(known, timeout, is_pending);

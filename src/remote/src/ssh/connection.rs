@@ -12,7 +12,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -27,6 +26,7 @@ use crate::RemoteError;
 use crate::backoff::Backoff;
 use crate::command::{Command, Output};
 use crate::error::{ConnectStep, ConnectionError};
+use crate::threads;
 
 /// The number of parallel commands on a node. By default, servers allow ten channels (MaxSessions); two stay free.
 const CHANNELS: usize = 8;
@@ -85,7 +85,7 @@ impl Connection {
             opening: None,
             backoff: Backoff::new(RECONNECT.0, RECONNECT.1),
         };
-        thread::Builder::new().name(format!("ssh {}", login.node)).stack_size(STACK).spawn(move || actor.live())?;
+        threads::spawn_named(format!("ssh {}", login.node), STACK, move || actor.live())?;
         Ok(Self { login, inbox, wake, streams: AtomicU64::new(0) })
     }
 

@@ -19,6 +19,7 @@ use crate::RemoteError;
 use crate::child::{self, drain, wait};
 use crate::command::{Command, Output, Status};
 use crate::error::{ConnectStep, ConnectionError};
+use crate::threads;
 
 /// The timeout of making the shared connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,7 +101,7 @@ impl OpenSsh {
         let ended = Arc::new(AtomicBool::new(false));
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).push((id, ended.clone()));
         let this = self.clone();
-        thread::spawn(move || {
+        threads::spawn(move || {
             let mut backoff = crate::backoff::Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
             let mut is_reported = false;
             while !ended.load(Ordering::Relaxed) {
@@ -180,14 +181,14 @@ impl OpenSsh {
             None => Ok(()),
             Some(None) => lost(RemoteError::Timeout { node: node.clone(), action, after: output_timeout }),
             Some(Some(status)) if status.code() == Some(SSH_FAILED) => {
-                let why = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).trim().to_owned();
+                let why = String::from_utf8_lossy(&stderr.recv().unwrap_or_default()).trim().to_owned();
                 lost(RemoteError::ConnectionLost { node: node.clone(), action, why })
             }
             Some(Some(status)) => {
                 let _ = on_event(StreamEvent::Exited(Output {
                     status: status.into(),
                     stdout: Vec::new(),
-                    stderr: stderr.join().unwrap_or_default(),
+                    stderr: stderr.recv().unwrap_or_default(),
                 }));
                 Ok(())
             }
@@ -290,17 +291,19 @@ fn parse_error(message: &str, ssh: &str) -> ConnectionError {
 /// Reads complete lines as they arrive. The channel closes at the end of the pipe.
 fn lines<R: Read + Send + 'static>(pipe: Option<R>) -> std::sync::mpsc::Receiver<String> {
     let (send, lines) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        let mut reader = std::io::BufReader::new(pipe?);
+    threads::spawn(move || {
+        let Some(pipe) = pipe else { return };
+        let mut reader = std::io::BufReader::new(pipe);
         let mut line = Vec::new();
         while std::io::BufRead::read_until(&mut reader, b'\n', &mut line).is_ok_and(|read| read > 0)
             && line.ends_with(b"\n")
         {
             let text = String::from_utf8_lossy(&line[..line.len() - 1]).into_owned();
-            send.send(text).ok()?;
+            if send.send(text).is_err() {
+                return;
+            }
             line.clear();
         }
-        Some(())
     });
     lines
 }

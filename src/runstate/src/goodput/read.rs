@@ -1,10 +1,10 @@
-//! Reads the record of a run from its directory. Each line is read once.
+//! Reads the record of a run from its directory. Each event is read once, and the caller provides the logged steps.
 
-use super::{AttemptTimes, EndCause, Goodput, Record, goodput};
+use super::{AttemptTimes, EndCause, Goodput, Record, StepLog, goodput};
 use crate::RunState;
 use cluster::NodeId;
 use recipe::Task;
-use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Run, RunDir, StepTimes, Tail};
+use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Run, RunDir, Tail};
 use std::collections::BTreeMap;
 
 /// Follows the record of one run.
@@ -12,9 +12,7 @@ use std::collections::BTreeMap;
 pub struct GoodputReader {
     dir: RunDir,
     is_stepless: bool,
-    lines: Tail<StepTimes>,
     events: Tail<Event>,
-    steps: Vec<StepTimes>,
     marks: Vec<Event>,
     /// The attempts that have ended, which do not change any more.
     ended: BTreeMap<u32, AttemptTimes>,
@@ -26,9 +24,7 @@ impl GoodputReader {
         (run.task() == Task::Train && run.imported.is_none()).then(|| Self {
             dir: dir.clone(),
             is_stepless: run.is_stepless(),
-            lines: Tail::new(dir.metrics()),
             events: Tail::new(dir.events()),
-            steps: Vec::new(),
             marks: Vec::new(),
             ended: BTreeMap::new(),
         })
@@ -36,14 +32,11 @@ impl GoodputReader {
 
     /// Returns how the time of the run was spent until `now_s`. Returns none before the first attempt.
     ///
+    /// * `steps` — all logged steps of the run. The console has parsed them for its charts, so they are not read twice.
+    ///
     /// # Errors
     /// When a file of the run exists and cannot be read.
-    pub fn read(&mut self, state: &RunState, now_s: f64) -> Result<Option<Goodput>, Error> {
-        let (lines, restarted) = self.lines.poll_all().map_err(|error| Error::io("read", self.lines.path(), error))?;
-        if restarted {
-            self.steps.clear();
-        }
-        self.steps.extend(lines);
+    pub fn read(&mut self, steps: &StepLog, state: &RunState, now_s: f64) -> Result<Option<Goodput>, Error> {
         let (events, restarted) =
             self.events.poll_all().map_err(|error| Error::io("read", self.events.path(), error))?;
         if restarted {
@@ -64,19 +57,13 @@ impl GoodputReader {
             let Ok(attempt) = self.dir.read_attempt(*number) else { continue };
             let is_last = Some(number) == numbers.last();
             let has_ended = !is_last || is_over || (*state == RunState::Queued && self.has_exit(&attempt));
-            let times = self.times(&attempt, has_ended);
+            let times = self.times(steps, &attempt, has_ended);
             if !is_last {
                 self.ended.insert(*number, times);
             }
             attempts.push(times);
         }
-        let record = Record {
-            attempts: &attempts,
-            steps: &self.steps,
-            events: &self.marks,
-            is_stepless: self.is_stepless,
-            is_over,
-        };
+        let record = Record { attempts: &attempts, steps, events: &self.marks, is_stepless: self.is_stepless, is_over };
         Ok((!attempts.is_empty()).then(|| goodput(&record, now_s)))
     }
 
@@ -86,17 +73,17 @@ impl GoodputReader {
         places.any(|place| matches!(self.dir.read_exit(&place.node, attempt.number), Ok(Some(_))))
     }
 
-    fn times(&self, attempt: &Attempt, has_ended: bool) -> AttemptTimes {
+    fn times(&self, steps: &StepLog, attempt: &Attempt, has_ended: bool) -> AttemptTimes {
         AttemptTimes {
             number: attempt.number,
             started_s: attempt.started_s,
             start_step: attempt.start_step,
-            ended: has_ended.then(|| self.end_of(attempt)),
+            ended: has_ended.then(|| self.end_of(steps, attempt)),
         }
     }
 
     /// Returns when and how an attempt ended: as its exit files record or, without them, at its last line.
-    fn end_of(&self, attempt: &Attempt) -> (f64, EndCause) {
+    fn end_of(&self, steps: &StepLog, attempt: &Attempt) -> (f64, EndCause) {
         let by_node = attempt.placement.by_node();
         let mut nodes = by_node.into_iter().map(|(node, _)| node);
         let read = |node: &NodeId| self.dir.read_exit(node, attempt.number).ok().flatten();
@@ -107,7 +94,7 @@ impl GoodputReader {
         }
         let last_s = exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
         let activity = || {
-            let lines = self.steps.iter().filter(|line| line.attempt == attempt.number).map(|line| line.t);
+            let lines = steps.of(attempt.number).iter().map(|line| line.t);
             let events = self.marks.iter().filter(|event| event.attempt == attempt.number).map(|event| event.t);
             lines.chain(events).fold(attempt.started_s, f64::max)
         };

@@ -4,7 +4,7 @@ use super::*;
 use crate::RunState;
 use proptest::prelude::*;
 use rundir::fixtures::{attempt, node, run, temp, write_attempt};
-use rundir::{ExitFile, ExitReason, Failure, LineAppender, MetricSample, SCHEMA};
+use rundir::{Error, ExitFile, ExitReason, Failure, LineAppender, MetricSample, RunDir, SCHEMA, Tail};
 
 fn part(number: u32, started_s: f64, start_step: u64, ended: Option<(f64, EndCause)>) -> AttemptTimes {
     AttemptTimes { number, started_s, start_step, ended }
@@ -15,7 +15,19 @@ fn line(attempt: u32, step: u64, t: f64, step_s: f64) -> StepTimes {
 }
 
 fn of(attempts: &[AttemptTimes], steps: &[StepTimes], events: &[Event], now_s: f64) -> Goodput {
-    goodput(&Record { attempts, steps, events, is_stepless: false, is_over: true }, now_s)
+    goodput(&Record { attempts, steps: &log(steps), events, is_stepless: false, is_over: true }, now_s)
+}
+
+fn log(steps: &[StepTimes]) -> StepLog {
+    let mut log = StepLog::default();
+    log.extend(steps.iter().copied());
+    log
+}
+
+/// Reads all lines of a run again.
+fn read(reader: &mut GoodputReader, dir: &RunDir, state: &RunState, now_s: f64) -> Result<Option<Goodput>, Error> {
+    let lines = Tail::new(dir.metrics()).poll_all().unwrap().0;
+    reader.read(&log(&lines), state, now_s)
 }
 
 fn parts(goodput: &Goodput) -> Vec<f64> {
@@ -123,7 +135,8 @@ fn the_saves_and_evaluations_of_a_command_are_those_of_its_events() {
 #[test]
 fn a_run_whose_steps_are_not_logged_has_no_share_but_its_time_between_attempts() {
     let attempts = [part(1, 0.0, 0, Some((60.0, EndCause::Unknown))), part(2, 100.0, 0, None)];
-    let record = Record { attempts: &attempts, steps: &[], events: &[], is_stepless: true, is_over: false };
+    let record =
+        Record { attempts: &attempts, steps: &StepLog::default(), events: &[], is_stepless: true, is_over: false };
     let found = goodput(&record, 120.0);
     assert_eq!((found.wall_s, found.unlogged_s, found.share()), (120.0, 80.0, None));
     assert_eq!(found.down, [Down { cause: EndCause::Unknown, times: 1, seconds: 40.0 }]);
@@ -154,7 +167,7 @@ fn the_reader_takes_the_end_of_an_attempt_from_its_exit_files() {
     lines.append(&sample(1, 1, 1020.0)).unwrap();
     lines.append(&sample(1, 2, 1030.0)).unwrap();
     let mut reader = GoodputReader::new(&dir, &run()).unwrap();
-    let live = reader.read(&RunState::Running, 1035.0).unwrap().unwrap();
+    let live = read(&mut reader, &dir, &RunState::Running, 1035.0).unwrap().unwrap();
     assert_eq!((live.wall_s, live.counted_s, live.starting_s), (30.0, 20.0, 10.0), "until its last line");
 
     let exit = |name, failure: Failure| ExitFile {
@@ -174,10 +187,10 @@ fn the_reader_takes_the_end_of_an_attempt_from_its_exit_files() {
         std::fs::create_dir_all(dir.node_dir(&node(name))).unwrap();
         dir.write_exit(&exit(name, failure)).unwrap();
     }
-    let requeued = reader.read(&RunState::Queued, 1070.0).unwrap().unwrap();
+    let requeued = read(&mut reader, &dir, &RunState::Queued, 1070.0).unwrap().unwrap();
     let cause = EndCause::Failed(ErrorCode::OutOfMemory);
     assert_eq!((requeued.wall_s, requeued.down), (70.0, vec![Down { cause, times: 1, seconds: 30.0 }]));
-    let over = reader.read(&RunState::Stopped, 9e9).unwrap().unwrap();
+    let over = read(&mut reader, &dir, &RunState::Stopped, 9e9).unwrap().unwrap();
     assert_eq!((over.wall_s, over.repeated_s), (40.0, 10.0));
 
     (first.number, first.started_s, first.start_step) = (2, 1100.0, 1);
@@ -186,7 +199,7 @@ fn the_reader_takes_the_end_of_an_attempt_from_its_exit_files() {
     lines.append(&sample(2, 2, 1125.0)).unwrap();
     let wanted = Down { cause: EndCause::Failed(ErrorCode::OutOfMemory), times: 1, seconds: 60.0 };
     for mut reader in [reader, GoodputReader::new(&dir, &run()).unwrap()] {
-        let resumed = reader.read(&RunState::Running, 1125.0).unwrap().unwrap();
+        let resumed = read(&mut reader, &dir, &RunState::Running, 1125.0).unwrap().unwrap();
         assert_eq!(resumed.down, std::slice::from_ref(&wanted));
         assert_eq!((resumed.wall_s, resumed.counted_s, resumed.repeated_s), (125.0, 20.0, 20.0));
         assert_eq!(resumed.starting_s, 10.0 + 15.0);
@@ -202,9 +215,9 @@ fn an_attempt_without_exit_files_ended_with_its_last_line() {
     lines.append(&MetricSample { step: 1, t: 1020.0, step_s: 5.0, ..MetricSample::default() }).unwrap();
     let mut reader = GoodputReader::new(&dir, &run()).unwrap();
     let crashed = RunState::Crashed(Failure::new(ErrorCode::RanksKilled, "a", "b", "c"));
-    let found = reader.read(&crashed, 9e9).unwrap().unwrap();
+    let found = read(&mut reader, &dir, &crashed, 9e9).unwrap().unwrap();
     assert_eq!((found.wall_s, found.counted_s), (20.0, 5.0));
-    assert_eq!(reader.read(&RunState::Unknown, 9e9).unwrap(), Some(found), "its node cannot be reached");
+    assert_eq!(read(&mut reader, &dir, &RunState::Unknown, 9e9).unwrap(), Some(found), "its node cannot be reached");
 }
 
 fn any_cause() -> impl Strategy<Value = Option<(f64, EndCause)>> {
@@ -252,7 +265,7 @@ proptest! {
         let attempts: Vec<AttemptTimes> = numbered
             .map(|(number, (started_s, start_step, ended))| AttemptTimes { number, started_s, start_step, ended })
             .collect();
-        let record = Record { attempts: &attempts, steps: &steps, events: &events, is_stepless, is_over };
+        let record = Record { attempts: &attempts, steps: &log(&steps), events: &events, is_stepless, is_over };
         let found = goodput(&record, now_s);
         prop_assert!(parts(&found).iter().all(|part| *part >= 0.0), "{found:?}");
         let sum: f64 = parts(&found).iter().sum();

@@ -111,6 +111,74 @@ fn samples_are_animated_pictures() {
     assert!(!has(b"samples/lost"));
 }
 
+fn wandb_logs(job: &Job) -> Vec<Log> {
+    let files = interop::wandb::offline_files(&job.run.wandb()).unwrap();
+    files.iter().map(|file| interop::wandb::read_file(file).unwrap()).collect()
+}
+
+#[test]
+fn an_attempt_is_an_offline_run_of_wandb_with_the_recipe_as_its_config() {
+    let (_folder, job) = crate::tests::job();
+    let mut wandb = Wandb::new(&job);
+    append(&job, 3, 1..=2);
+    wandb.look(5000.0, false);
+    append(&job, 3, 3..=3);
+    wandb.look(5002.0, true);
+    let logs = wandb_logs(&job);
+    assert_eq!((logs.len(), logs[0].name.as_deref()), (1, Some(job.meta.name.as_str())));
+    assert_eq!(losses(&logs[0]), [(1, 3.0), (2, 3.0), (3, 3.0)]);
+    assert_eq!(logs[0].points("mem_gib/rank_1").last().map(|point| (point.t, point.value)), Some((3003.0, 2.5)));
+    let train: serde_json::Value = serde_json::from_str(&logs[0].config["train"]).unwrap();
+    assert_eq!(train["steps"], job.recipe.train.steps);
+}
+
+#[test]
+fn a_resumed_attempt_writes_its_own_steps_and_those_that_a_killed_supervisor_did_not_write() {
+    let (_folder, mut job) = crate::tests::job();
+    append(&job, 3, 1..=6);
+    Wandb::new(&job).look(5000.0, false);
+    append(&job, 3, 7..=7);
+    job.attempt.number = 4;
+    append(&job, 4, [5, 6, 8]);
+    // The clock of the second node is the same second.
+    Wandb::new(&job).look(5000.0, true);
+    let logs = wandb_logs(&job);
+    assert_eq!(losses(&logs[0]), (1..=6).map(|step| (step, 3.0)).collect::<Vec<_>>());
+    assert_eq!(losses(&logs[1]), [(5, 4.0), (6, 4.0), (8, 4.0)]);
+    let files = interop::wandb::offline_files(&job.run.wandb()).unwrap();
+    assert!(files.iter().all(|file| file.file_name() == Some(&format!("run-{}.wandb", job.id))), "{files:?}");
+}
+
+#[test]
+fn steps_of_wandb_have_the_newest_values_of_the_nodes_before_them() {
+    let (_folder, job) = crate::tests::job();
+    let mut samples = LineAppender::open(&job.run.gpu_samples(&job.node)).unwrap();
+    for t in [3001.0, 3006.0, 3011.0] {
+        let power_w = vec![cluster::Reading::Value(t - 3000.0)];
+        let gpus = rundir::GpuColumns { index: vec![0], power_w, ..Default::default() };
+        samples.append(&node_sample(t, gpus)).unwrap();
+    }
+    append(&job, 3, [1, 8, 20, 30]);
+    Wandb::new(&job).look(5000.0, true);
+    let power = wandb_logs(&job)[0].points("power_w/mean").to_vec();
+    assert_eq!(power.iter().map(|point| (point.step, point.value)).collect::<Vec<_>>(), [(8, 6.0), (20, 11.0)]);
+}
+
+fn node_sample(t: f64, gpus: rundir::GpuColumns) -> rundir::NodeSample {
+    rundir::NodeSample {
+        v: SCHEMA,
+        attempt: 3,
+        t,
+        took_s: None,
+        cpu_pct: None,
+        mem_used_mib: None,
+        mem_total_mib: None,
+        gpus,
+        smi_errors: Vec::new(),
+        xids: Vec::new(),
+    }
+}
+
 fn prometheus_job(recipe: &str) -> (std::sync::Arc<tempfile::TempDir>, Job, Utf8PathBuf) {
     let (folder, mut job) = crate::tests::job();
     let collected = job.run.root.join("collected");
@@ -156,18 +224,7 @@ fn at_the_end_prometheus_gets_the_last_state_before_other_nodes_record_theirs_an
     append(&job, 3, 1..=2);
     let gpus =
         rundir::GpuColumns { index: vec![0], power_w: vec![cluster::Reading::Value(412.0)], ..Default::default() };
-    let sample = rundir::NodeSample {
-        v: SCHEMA,
-        attempt: 3,
-        t: 3002.0,
-        took_s: None,
-        cpu_pct: None,
-        mem_used_mib: None,
-        mem_total_mib: None,
-        gpus,
-        smi_errors: Vec::new(),
-        xids: Vec::new(),
-    };
+    let sample = node_sample(3002.0, gpus);
     LineAppender::open(&job.run.gpu_samples(&job.node)).unwrap().append(&sample).unwrap();
     let mut prometheus = Prometheus::new(&job);
     prometheus.look(3003.0, false);

@@ -18,7 +18,7 @@ use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{
     CheckpointPolicy, ComputeDtype, Data, Layer, Log, LrAlignment, Mesh, Model, Optimizer, Positions, Recipe, Remat,
-    RematMode, RunSettings, Train, Trainable,
+    RematMode, RunSettings, Train, Trainable, WandbMode,
 };
 use serde::{Deserialize, Serialize};
 use sharding::fsdp::Fsdp;
@@ -225,7 +225,14 @@ impl Trace {
             remat,
             memory: recipe::MemorySettings::default(),
             checkpoint: CheckpointPolicy { interval: 0, keep_last: 0, keep_every: 0, max_failures: 0 },
-            log: Log { interval: 1, peak_tflops: 0.0, spike: 0.0, tensorboard: false, prometheus: "".into() },
+            log: Log {
+                interval: 1,
+                peak_tflops: 0.0,
+                spike: 0.0,
+                tensorboard: false,
+                wandb: WandbMode::Off,
+                prometheus: "".into(),
+            },
             run: RunSettings::default(),
         }
     }

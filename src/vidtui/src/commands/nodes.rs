@@ -5,6 +5,7 @@ use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
 use crate::command_error::CommandError;
 use crate::output::{self, Side};
 use crate::simulate;
+use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
 use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
@@ -13,7 +14,6 @@ use remote::{NodeUpdate, NodeWatch};
 use rundir::{ErrorCode, Failure, Login, RunId, now_s};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
             (true, false) => output::json(&document(&fleet, &views, now))?,
             (false, watch) => {
                 // Like the command `watch`, on a terminal.
-                let clear = if watch && std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+                let clear = if watch && takes_escapes(&std::io::stdout()) { "\x1b[H\x1b[2J" } else { "" };
                 output::text(&format!("{clear}{}", table(&fleet, &views, now)))?;
             }
         }
@@ -172,7 +172,7 @@ impl<'a> Updates<'a> {
         let mut updates = Self { workspace, nodes: Vec::new(), sender, receiver, watching: BTreeMap::new() };
         if let Some(simulation) = workspace.simulate {
             let sender = updates.sender.clone();
-            std::thread::spawn(move || {
+            remote::spawn(move || {
                 let mut nodes = simulate::Nodes::new(simulation);
                 while nodes.due().into_iter().all(|(node, frame)| sender.send((node, NodeMsg::Frame(frame))).is_ok()) {
                     std::thread::sleep(nodes.pause());

@@ -2,11 +2,12 @@
 
 use crate::command_error::CommandError;
 use crate::signals;
+use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,7 +103,7 @@ impl Transfer {
             // Without the handler the process ends at once, and the next transfer removes its files.
             let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
         }
-        Self { phase: None, from: 0, signal, began: Instant::now(), shown: None, bar: io::stderr().is_terminal() }
+        Self { phase: None, from: 0, signal, began: Instant::now(), shown: None, bar: takes_escapes(&io::stderr()) }
     }
 
     /// Shows the progress. Breaks when a signal has arrived.

@@ -1,6 +1,6 @@
 //! The stream of a run that is compared with others: its recipe, metrics and samples of nodes.
 
-use super::{Ended, LIST, NodeFiles, SAMPLES, Stream};
+use super::{Ended, LIST, NodeFiles, Stream, pieces};
 use recipe::shown_settings;
 use rundir::{MetricSample, RunId, Tail};
 use std::convert::Infallible;
@@ -27,16 +27,16 @@ impl Stream {
         let mut nodes = NodeFiles::default();
         loop {
             block_in_place(|| {
-                for points in nodes.poll(&dir).chunks(SAMPLES) {
-                    send(RunMsg::NodePoints(points.to_vec()))?;
+                for points in pieces(nodes.poll(&dir)) {
+                    send(RunMsg::NodePoints(points))?;
                 }
                 while let Some(batch) = self.or_lost(run, metrics.poll())? {
                     if batch.restarted {
                         send(RunMsg::Opened)?;
                         nodes = NodeFiles::default();
                     }
-                    for samples in batch.items.chunks(SAMPLES) {
-                        send(RunMsg::Metrics(samples.to_vec()))?;
+                    for samples in pieces(batch.items) {
+                        send(RunMsg::Metrics(samples))?;
                     }
                     if !batch.more {
                         break;

@@ -63,7 +63,7 @@ impl Workspace {
             .map_err(failed)?;
         let pid = program.id();
         // Waits for it, so that it is no zombie if it ends before this program.
-        std::thread::spawn(move || program.wait());
+        remote::spawn(move || drop(program.wait()));
         Ok(pid)
     }
 

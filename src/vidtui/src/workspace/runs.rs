@@ -6,8 +6,8 @@ use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
 use recipe::Task;
 use remote::{Local, Transport};
-use rundir::{ErrorCode, Failure, RunDir};
-use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary};
+use rundir::{ErrorCode, Failure, RunDir, StepTimes, Tail};
+use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary, StepLog};
 
 /// The name of the newest run that fits a command.
 const LATEST: &str = "latest";
@@ -101,7 +101,9 @@ impl Workspace {
     /// Returns how the time of a run was spent; none if it does not train or has not been started.
     pub fn goodput(&self, summary: &RunSummary) -> Result<Option<Goodput>, Failure> {
         let Some(mut reader) = GoodputReader::new(&summary.dir, &summary.run) else { return Ok(None) };
-        Ok(reader.read(&summary.state, rundir::now_s())?)
+        let (mut lines, mut steps) = (Tail::<StepTimes>::new(summary.dir.metrics()), StepLog::default());
+        steps.extend(lines.poll_all().map_err(|error| rundir::Error::io("read", lines.path(), error))?.0);
+        Ok(reader.read(&steps, &summary.state, rundir::now_s())?)
     }
 
     /// Returns the findings about a run, the most urgent first.

@@ -1,5 +1,5 @@
-//! Measures the console: opening long runs, memory, frames, keys, a live run, many nodes and a simulated day, beside `wandb leet`,
-//! W&B's viewer of runs in a terminal.
+//! Measures the console: opening long runs, memory, frames, keys, a live run, many nodes and a simulated day, beside `wandb leet`
+//! (W&B's viewer of runs in a terminal), TensorBoard's loader, bottom and nvtop.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -35,18 +35,53 @@ pub fn rows() -> Result<Vec<Row>> {
         Ok(vec![
             row("first frame of the console, 100,000 steps", "ms", figure("first_frame_s", 1e3), 100.0, ""),
             row("the run's last step on screen", "ms", figure("run_shown_s", 1e3), 100.0, ""),
-            row("CPU of the idle console", "%", figure("idle_cpu", 100.0), 0.5, ""),
+            row("CPU of the idle console", "%", figure("idle_cpu", 100.0), 0.5, &monitors()?),
+            row("written to the terminal by the idle console", "B/s", figure("idle_bytes_per_s", 1.0), 0.0, ""),
             row("CPU of a frame, a video of 30 fps in 150 × 44 cells", "ms", figure("frame_cpu_s", 1e3), 4.0, ""),
         ])
     })
 }
 
-/// Measures runs of a million and of ten million points, and leet on a million.
+/// Returns the CPU of other monitors while nothing happens, as a note. They are not installed here: bottom is `cargo install bottom`, nvtop a
+/// package of the system, and nvtop needs a GPU.
+fn monitors() -> Result<String> {
+    let mut notes = Vec::new();
+    for (name, program) in [("bottom", "btm"), ("nvtop", "nvtop")] {
+        if command("which", [program]).output().is_ok_and(|found| found.status.success()) {
+            let argv = [program.to_owned()];
+            notes.push(match measure("idle", "20", &argv) {
+                Ok(figures) => format!("{name}: {:.2} %", 100.0 * number(&figures, "cpu")),
+                Err(_) => format!("{name} did not start"),
+            });
+        } else {
+            notes.push(format!("{name} is not installed"));
+        }
+    }
+    Ok(notes.join(", "))
+}
+
+/// Measures runs of a million and of ten million points, and leet and TensorBoard on a million.
 pub fn long_run_rows() -> Result<Vec<Row>> {
-    let leet = leet(1_000_000)?;
-    let mut rows = opened(1_000_000, 0.5, &leet)?;
+    let peers = format!("{}; {}", leet(1_000_000)?, tensorboard(1_000_000)?);
+    let mut rows = opened(1_000_000, 0.5, &peers)?;
     rows.extend(opened(10_000_000, 5.0, "")?);
+    rows.push(frame_of_all_charts(10_000_000)?);
     Ok(rows)
+}
+
+/// Measures the frame of a run in which every chart has values, on a screen that has room for them.
+fn frame_of_all_charts(points: u64) -> Result<Row> {
+    in_folder("charts", |runs| {
+        made_run::with_all_charts(runs, points)?;
+        let mut rounds = Vec::new();
+        for round in 1..=ROUNDS {
+            println!("frames of all charts on {points} points: round {round} of {ROUNDS}");
+            rounds.push(measure("keys", "10", &own(&["--runs", runs.as_str(), "--open", made_run::ID]))?);
+        }
+        let charts = rounds.iter().map(|round| number(round, "charts")).fold(f64::INFINITY, f64::min);
+        let what = format!("CPU of a frame of {charts} charts at 200 × 60, {} M points, p99", points / 1_000_000);
+        Ok(row(&what, "ms", figure(&rounds, "frame_cpu_s", 1e3), 2.0, "each frame moves the cursor of every chart"))
+    })
 }
 
 fn opened(points: u64, limit_s: f64, note: &str) -> Result<Vec<Row>> {
@@ -74,13 +109,6 @@ fn opened(points: u64, limit_s: f64, note: &str) -> Result<Vec<Row>> {
                 "",
             ),
             row(&format!("key to frame, {m} M points, p99"), "ms", figure(&keys, "key_s", 1e3), 16.0, ""),
-            row(
-                &format!("CPU of a frame at 200 × 60, {m} M points, p99"),
-                "ms",
-                figure(&keys, "frame_cpu_s", 1e3),
-                2.0,
-                "",
-            ),
         ])
     })
 }
@@ -100,6 +128,22 @@ fn leet(points: u64) -> Result<String> {
         let figures = measure("loaded", "120", &leet)?;
         let (seconds, memory) = (number(&figures, "loaded_s"), number(&figures, "memory_mib"));
         Ok(format!("leet: {seconds:.1} s, {memory:.0} MiB"))
+    })
+}
+
+/// Returns the time and memory of TensorBoard's loader on a run of as many points, as a note.
+fn tensorboard(points: u64) -> Result<String> {
+    let python = environment_with_viewers()?.join("python");
+    in_folder("tensorboard", |folder| {
+        println!("writing and loading a run of {points} points with TensorBoard");
+        let (steps, script) = ((points / made_run::METRICS).to_string(), root().join("tests/bench/tensorboard_run.py"));
+        output(&mut command(&python, [script.as_str(), "write", folder.as_str(), &steps]), "run it by hand")?;
+        let printed =
+            output(&mut command(&python, [script.as_str(), "load", folder.as_str()]), "run it by hand")?.stdout;
+        let figures = serde_json::from_slice(&printed)
+            .map_err(|error| Failure::new("TensorBoard's loader printed no numbers", error, "run it by hand"))?;
+        let (seconds, memory) = (number(&figures, "loaded_s"), number(&figures, "memory_mib"));
+        Ok(format!("TensorBoard's loader: {seconds:.1} s, {memory:.0} MiB"))
     })
 }
 
@@ -153,11 +197,31 @@ fn followed() -> Result<Value> {
     })
 }
 
-/// Simulates a day of 16 nodes at 100 times the speed. It takes a quarter of an hour.
+/// The speed of the simulated day.
+const DAY_SPEED: f64 = 100.0;
+/// Runs that train at the same time in the simulated day.
+const DAY_RUNS: u64 = 4;
+/// Steps of each of them: six hours of steps of ten seconds.
+const DAY_STEPS: u64 = 2160;
+
+/// Simulates a day of a busy cluster at 100 times the speed: 16 nodes, four runs at a time that log, save and end after six hours, and a user
+/// who looks at the runs, at one of them, at its log and at the nodes again and again. It takes a quarter of an hour.
 pub fn day_rows() -> Result<Vec<Row>> {
-    println!("a simulated day of 16 nodes: 864 s");
+    let seconds = 86_400.0 / DAY_SPEED;
+    println!("a simulated day of 16 nodes and {DAY_RUNS} runs: {seconds} s");
     let figures = in_folder("day", |runs| {
-        measure("growth", "864", &own(&["--runs", runs.as_str(), "--simulate", "16@100", "--keys", "3"]))
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for slot in 0..DAY_RUNS {
+                let ended = &ended;
+                scope.spawn(move || busy_slot(runs, slot, ended));
+            }
+            // The runs, the first of them, its log, back, the nodes.
+            let argv = own(&["--runs", runs.as_str(), "--simulate", "16@100", "--tour", "1\rl\x1b3"]);
+            let figures = measure("growth", &seconds.to_string(), &argv);
+            ended.store(true, Ordering::Relaxed);
+            figures
+        })
     })?;
     let grown = |what: &str| {
         100.0 * (number(&figures, &format!("late_{what}")) / number(&figures, &format!("early_{what}")) - 1.0)
@@ -165,9 +229,40 @@ pub fn day_rows() -> Result<Vec<Row>> {
     let (early, late) = (number(&figures, "early_mib"), number(&figures, "late_mib"));
     let note = format!("{early:.1} MiB after a tenth of the day, {late:.1} MiB at its end");
     Ok(vec![
-        row("growth of memory in a simulated day, 16 nodes", "%", vec![grown("mib")], 5.0, &note),
+        row("growth of memory in a simulated day of a busy cluster", "%", vec![grown("mib")], 5.0, &note),
         row("growth of open files in a simulated day", "%", vec![grown("files")], 0.0, ""),
     ])
+}
+
+/// Trains one run after the other until the day ends. If the disk is full, the runs stop to grow, and the console shows it.
+fn busy_slot(runs: &Utf8Path, slot: u64, ended: &AtomicBool) {
+    for number in 0.. {
+        let id = format!("2026-11-20T{:02}{:02}-busy-{slot}{number:03}", number % 24, slot);
+        let Ok(dir) = made_run::begun_as(runs, &id, DAY_STEPS) else { return };
+        let Ok(()) = fs::create_dir_all(dir.join("nodes/bench/logs")) else { return };
+        let open = |path: &str| OpenOptions::new().create(true).append(true).open(dir.join(path));
+        let files = ["metrics.jsonl", "events.jsonl", "nodes/bench/gpu.jsonl", "nodes/bench/logs/0001-rank-00000.log"];
+        let [Ok(mut metrics), Ok(mut events), Ok(mut samples), Ok(mut log)] = files.map(open) else { return };
+        for step in 1..=DAY_STEPS {
+            if ended.load(Ordering::Relaxed) {
+                return;
+            }
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            let _ = writeln!(metrics, "{}", made_run::line(step, now));
+            let _ = writeln!(samples, "{}", made_run::node_line(now, step));
+            let _ = writeln!(log, "2026-11-20 04:00:00 step {step}: loss 0.{step:04}");
+            // Half an hour of steps.
+            if step % 180 == 0 {
+                let saved = format!(
+                    "{{\"v\":1,\"t\":{now},\"attempt\":1,\"step\":{step},\"event\":\"checkpoint_saved\",\
+                     \"path\":\"checkpoints/step-{step:08}\",\"bytes\":1000000,\"seconds\":4.0}}"
+                );
+                let _ = writeln!(events, "{saved}");
+            }
+            thread::sleep(Duration::from_secs_f64(10.0 / DAY_SPEED));
+        }
+        let _ = made_run::end(&dir, DAY_STEPS);
+    }
 }
 
 /// Returns the command line of this console.

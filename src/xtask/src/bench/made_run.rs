@@ -48,9 +48,65 @@ pub fn with_points(runs: &Utf8Path, points: u64) -> Result<()> {
     end(&dir, steps)
 }
 
+/// Values in each logged step of [`with_all_charts`].
+const ALL_METRICS: u64 = 30;
+
+/// Writes a finished run with about this number of points, in which every chart of a training run has values: also validation losses, weight norm,
+/// MFU, memory of two ranks, and samples of two nodes of eight GPUs.
+pub fn with_all_charts(runs: &Utf8Path, points: u64) -> Result<()> {
+    let steps = points / ALL_METRICS;
+    let dir = begun(runs, steps)?;
+    let mut metrics = BufWriter::new(File::create(dir.join("metrics.jsonl")).map_err(failed(&dir))?);
+    for step in 1..=steps {
+        let line = line(step, 1.7636e9 + step as f64);
+        let loss = loss(step);
+        let more = format!(
+            "\"mem_gib_by_rank\":[1.0,1.0{:02}],\"mem_peak_gib_by_rank\":[1.2,1.21],\"step_s_by_rank\":[0.91,0.92],\
+             \"busy_s_by_rank\":[0.8,0.8{:02}],\"weight_norm\":{},\"mfu\":0.4{:02},\"validation_loss\":{loss},\
+             \"validation_loss_by_level\":[{loss},0.2,0.3,0.4,0.5,0.6,0.7,0.8,{loss}]}}",
+            step % 100,
+            step % 10,
+            10.0 + loss,
+            step % 50,
+        );
+        writeln!(metrics, "{},{more}", line.trim_end_matches('}')).map_err(failed(&dir))?;
+    }
+    metrics.flush().map_err(failed(&dir))?;
+    for node in ["bench-1", "bench-2"] {
+        let folder = dir.join("nodes").join(node);
+        fs::create_dir_all(&folder).map_err(failed(&dir))?;
+        let mut samples = BufWriter::new(File::create(folder.join("gpu.jsonl")).map_err(failed(&dir))?);
+        for at in 0..steps / 5 {
+            writeln!(samples, "{}", node_line(1.7636e9 + 5.0 * at as f64, at)).map_err(failed(&dir))?;
+        }
+        samples.flush().map_err(failed(&dir))?;
+    }
+    end(&dir, steps)
+}
+
+/// Returns a line of `gpu.jsonl` with eight GPUs.
+pub fn node_line(t: f64, number: u64) -> String {
+    let column = |base: u64| {
+        let values: Vec<String> = (0..8).map(|gpu| (base + (number + gpu) % 50).to_string()).collect();
+        values.join(",")
+    };
+    format!(
+        "{{\"v\":1,\"attempt\":1,\"t\":{t},\"took_s\":0.1,\"cpu_pct\":12.5,\"mem_used_mib\":200000,\"mem_total_mib\":2000000,\
+         \"gpus\":{{\"index\":[0,1,2,3,4,5,6,7],\"power_w\":[{}],\"mem_used_mib\":[{}],\"util_pct\":[{}]}}}}",
+        column(600),
+        column(70_000),
+        column(50)
+    )
+}
+
 /// Writes a run that has begun, and returns its folder. [`line()`] makes its metrics.
 pub fn begun(runs: &Utf8Path, steps: u64) -> Result<Utf8PathBuf> {
-    let dir = runs.join(ID);
+    begun_as(runs, ID, steps)
+}
+
+/// Writes a run with this id that has begun.
+pub fn begun_as(runs: &Utf8Path, id: &str, steps: u64) -> Result<Utf8PathBuf> {
+    let dir = runs.join(id);
     fs::create_dir_all(dir.join("attempts/0001")).map_err(failed(&dir))?;
     let recipe = root().join("tests/bench/cogvideox-52m.toml");
     let set = format!("train.steps={steps}");
@@ -63,7 +119,7 @@ pub fn begun(runs: &Utf8Path, steps: u64) -> Result<Utf8PathBuf> {
         text
     });
     let run = format!(
-        "schema = 1\nid = \"{ID}\"\nname = \"long\"\ncreated_s = 1.7636e9\ntrainer_version = \"0\"\n\
+        "schema = 1\nid = \"{id}\"\nname = \"long\"\ncreated_s = 1.7636e9\ntrainer_version = \"0\"\n\
          libtorch = \"2.11.0\"\n[start]\nkind = \"random\"\n[recipe]\n{recipe}"
     );
     fs::write(dir.join("run.toml"), run).map_err(failed(&dir))?;
@@ -88,7 +144,8 @@ fn loss(step: u64) -> f64 {
     1.0 / (1.0 + step as f64 / 9000.0) + 0.05 * (step as f64 * 0.7).sin()
 }
 
-fn end(dir: &Utf8Path, steps: u64) -> Result<()> {
+/// Writes the end of a run.
+pub fn end(dir: &Utf8Path, steps: u64) -> Result<()> {
     let event = format!("{{\"v\":1,\"t\":1763700001.0,\"attempt\":1,\"step\":{steps},\"event\":\"finished\"}}\n");
     fs::write(dir.join("events.jsonl"), event).map_err(failed(dir))
 }
