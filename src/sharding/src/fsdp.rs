@@ -1,7 +1,8 @@
 //! Fully sharded parameters: a unit's parameters are gathered before it runs and freed after it; gradients are reduced to shards.
 //!
 //! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
-//! unit's gather and the last unit's reduction are in flight while a unit computes.
+//! unit's gather and the last unit's reduction are in flight while a unit computes. A unit's gradient is summed over the replicas as
+//! soon as it is reduced, while earlier units compute theirs.
 
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
@@ -18,8 +19,10 @@ pub struct Fsdp {
     units: Vec<ShardedUnit>,
     offload: Option<Offload>,
     gathering: Option<(usize, Ahead)>,
-    /// A reduce-scatter in flight.
-    reducing: Option<Pending>,
+    /// A unit's reduce-scatter in flight.
+    reducing: Option<(usize, Pending)>,
+    /// Sums over the replicas in flight.
+    summing: Vec<Pending>,
     grad_sync: GradSync,
     waited: Duration,
 }
@@ -150,6 +153,7 @@ impl Fsdp {
             offload,
             gathering: None,
             reducing: None,
+            summing: Vec::new(),
             grad_sync: GradSync::Reduce,
             waited: Duration::ZERO,
         })
@@ -179,8 +183,18 @@ impl Fsdp {
     ///
     /// # Errors
     /// The error of `visit`, or of a fetch.
-    pub fn visit(&self, access: Access, mut visit: impl FnMut(ShardView<'_>) -> Result<()>) -> Result<()> {
-        for (number, unit) in self.units.iter().enumerate() {
+    pub fn visit(&self, access: Access, visit: impl FnMut(ShardView<'_>) -> Result<()>) -> Result<()> {
+        self.visit_units(access, |_| true, visit)
+    }
+
+    /// Visits as [`Fsdp::visit`] does, only units that are `wanted`.
+    fn visit_units(
+        &self,
+        access: Access,
+        wanted: impl Fn(&ShardedUnit) -> bool,
+        mut visit: impl FnMut(ShardView<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for (number, unit) in self.units.iter().enumerate().filter(|(_, unit)| wanted(unit)) {
             let Some(TrainedShard { master, grad, .. }) = &unit.trained else { continue };
             let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
                 visit(ShardView { unit: number, master, grad })?;
@@ -344,6 +358,9 @@ impl Fsdp {
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
+            if self.grad_sync == GradSync::Reduce && !swapped {
+                return self.sum_over_replicas(unit);
+            }
             return release(self.offload.as_ref().filter(|_| swapped), &[&trained.grad]);
         }
         // Reduced in fp32 for every compute dtype, as the reference requires (parallelisms.py:157).
@@ -373,7 +390,7 @@ impl Fsdp {
             return release(self.offload.as_ref(), &[&trained.grad]);
         }
         let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
-        self.reducing = Some(pending);
+        self.reducing = Some((unit, pending));
         Ok(())
     }
 
@@ -396,25 +413,32 @@ impl Fsdp {
         Ok(grads)
     }
 
+    /// Waits for the reduce-scatter in flight, and starts the sum of its result over the replicas.
     fn wait_reduce(&mut self) -> Result<()> {
-        self.reducing.take().map_or(Ok(()), |pending| wait(pending, &mut self.waited))
+        let Some((unit, pending)) = self.reducing.take() else { return Ok(()) };
+        wait(pending, &mut self.waited)?;
+        self.sum_over_replicas(unit)
     }
 
-    /// Completes the gradients of a step: waits for reductions in flight and sums over the replicas.
+    /// Starts to sum the gradient of a unit's shard over the replicas.
+    fn sum_over_replicas(&mut self, unit: usize) -> Result<()> {
+        if let Some(trained) = self.units[unit].trained.as_ref().filter(|_| self.groups.replicate.size() > 1) {
+            self.summing.push(self.groups.replicate.all_reduce(&trained.grad, Reduce::Sum)?);
+        }
+        Ok(())
+    }
+
+    /// Completes the gradients of a step: waits for the collectives in flight, and sums swapped shards over the replicas.
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
+        std::mem::take(&mut self.summing).into_iter().try_for_each(|sum| wait(sum, &mut self.waited))?;
         if self.groups.replicate.size() > 1 {
-            let (mut sums, mut waited) = (Vec::new(), Duration::ZERO);
-            self.visit(Access::Write, |shard| {
-                let sum = self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?;
-                // A swapped shard leaves the memory of the device after its sum.
-                if self.units[shard.unit].swapped {
-                    return wait(sum, &mut waited);
-                }
-                sums.push(sum);
-                Ok(())
+            let mut waited = Duration::ZERO;
+            let is_swapped = |unit: &ShardedUnit| unit.swapped;
+            // A swapped shard is summed on the device. It leaves the device's memory after its sum.
+            self.visit_units(Access::Write, is_swapped, |shard| {
+                wait(self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?, &mut waited)
             })?;
-            sums.into_iter().try_for_each(|sum| wait(sum, &mut waited))?;
             self.waited += waited;
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
@@ -435,3 +459,6 @@ fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
 fn release(offload: Option<&Offload>, tensors: &[&Tensor]) -> Result<()> {
     offload.map_or(Ok(()), |offload| offload.store().release(tensors))
 }
+
+#[cfg(test)]
+mod tests;

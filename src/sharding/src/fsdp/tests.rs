@@ -1,0 +1,91 @@
+//! The ranks of a mesh as threads, over gloo.
+
+use super::*;
+use crate::flat::Layout;
+use c10d::Store;
+use c10d::collectives::recent;
+use recipe::Mesh;
+use tch::Device;
+
+/// The timeout of ranks, long enough for a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs every rank of a mesh in a thread of its own; returns their results. The names of their groups begin with `name`.
+fn on_ranks<T: Send>(mesh: Mesh, name: &str, run: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    std::thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let (path, run) = (&path, &run);
+            scope.spawn(move || {
+                let store = Store::file(path, mesh.world(), LIMIT).unwrap().prefix(name);
+                run(MeshGroups::join(&store, mesh, rank, Device::Cpu, LIMIT, Some("lo")).unwrap())
+            })
+        };
+        let ranks: Vec<_> = (0..mesh.world()).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Returns `units` units of a trained matrix and a trained vector.
+fn units(units: usize, shards: usize) -> Vec<Layout> {
+    let tensors = [vec![7, 5], vec![3]].map(|shape| (shape, ParamKind::Trained, TpLayout::Replicated));
+    (0..units).map(|_| Layout::new(tensors.clone(), shards)).collect()
+}
+
+/// Returns gradients of a unit's slots that differ from unit to unit and from rank to rank.
+fn grads(fsdp: &Fsdp, unit: usize) -> Vec<(usize, Tensor)> {
+    let shift = (10 * fsdp.groups().world.rank() + unit) as f64;
+    let of = |(slot, s): (usize, &Slot)| {
+        let numbers = Tensor::arange(s.len, (Kind::Float, Device::Cpu)) + shift;
+        (slot, numbers.view(s.shape.as_slice()))
+    };
+    fsdp.layout(unit).slots.iter().enumerate().map(of).collect()
+}
+
+/// Returns the gradients of this rank's ranges, by unit, slot and first element.
+fn reduced(fsdp: &Fsdp) -> Vec<(usize, usize, i64, Vec<f32>)> {
+    let of = |owned: OwnedRange| {
+        let shard = fsdp.shards().find(|shard| shard.unit == owned.unit).unwrap();
+        let values = shard.grad.narrow(0, owned.range.shard_start, owned.range.len);
+        (owned.unit, owned.range.slot, owned.range.start, Vec::try_from(&values).unwrap())
+    };
+    fsdp.owned().into_iter().map(of).collect()
+}
+
+#[test]
+fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
+    for (dp_shard, name) in [(2, "sums-of-two-shards"), (1, "sums-of-one-shard")] {
+        let mesh = Mesh { dp_replicate: 2, dp_shard, tp: 1 };
+        let sums = || {
+            let of_replicas = format!("{name}/replicas");
+            recent().unwrap().iter().filter(|one| one.group.starts_with(&of_replicas)).count()
+        };
+        let started = on_ranks(mesh, name, |groups| {
+            let mut fsdp = Fsdp::new(units(3, dp_shard), groups, Kind::Float);
+            let mut reduce = |fsdp: &mut Fsdp, unit| {
+                let grads = grads(fsdp, unit);
+                fsdp.reduce(unit, grads).unwrap();
+            };
+            reduce(&mut fsdp, 2);
+            reduce(&mut fsdp, 1);
+            // All ranks are before the reduction of the last unit.
+            fsdp.groups().world.barrier().unwrap();
+            let before = sums();
+            fsdp.groups().world.barrier().unwrap();
+            reduce(&mut fsdp, 0);
+            fsdp.finish_reduce().unwrap();
+            fsdp.groups().world.barrier().unwrap();
+            for (unit, _, start, values) in reduced(&fsdp) {
+                let ranks = mesh.world() as f32;
+                let of_ranks = 10.0 * ranks * (ranks - 1.0) / 2.0;
+                let wanted = |i: usize| ranks * (start as f32 + i as f32 + unit as f32) + of_ranks;
+                assert!(values.iter().enumerate().all(|(i, value)| *value == wanted(i)), "{unit} {start} {values:?}");
+            }
+            (before, sums())
+        });
+        // With shards, unit 1 is still being scattered at the barrier.
+        let before = if dp_shard == 2 { 1 } else { 2 } * mesh.world();
+        assert!(started.iter().all(|sums| *sums == (before, 3 * mesh.world())), "{started:?}");
+    }
+}
