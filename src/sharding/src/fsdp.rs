@@ -367,10 +367,10 @@ impl Fsdp {
         let before = trained.whole.take();
         let first = before.is_none();
         let flat = before.unwrap_or_else(|| {
-            let whole = layout.trained_shard * shards as i64;
-            let flat = Tensor::empty([whole], (Kind::Float, device));
-            let used: i64 = layout.slots.iter().filter(|s| s.kind == ParamKind::Trained).map(|s| s.len).sum();
-            let _ = flat.narrow(0, used, whole - used).zero_();
+            let flat = Tensor::empty([layout.trained_shard * shards as i64], (Kind::Float, device));
+            for (start, len) in layout.gaps(ParamKind::Trained, shards) {
+                let _ = flat.narrow(0, start, len).zero_();
+            }
             flat
         });
         for (slot, grad) in grads {

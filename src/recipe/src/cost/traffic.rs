@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{ParamSpec, Recipe, Split};
+use crate::{Flat, ParamSpec, Recipe, Split};
 
 /// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
@@ -26,8 +26,9 @@ impl Traffic {
         let mesh = &recipe.mesh;
         let (compute, parts) = (recipe.train.dtype.bytes() as f64, recipe.train.grad_accum as f64);
         let passed = |ranks: usize| (ranks as f64 - 1.0) / ranks as f64;
-        let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
-        let trained: f64 = units.all().map(|unit| unit.trained as f64).sum();
+        let all = |flat: Flat| flat.whole_len(mesh.dp_shard) as f64;
+        let whole = |unit: UnitSize| all(unit.trained) + all(unit.frozen);
+        let trained: f64 = units.all().map(|unit| all(unit.trained)).sum();
 
         let (samples, recomputed) = (recipe.micro_batch() as f64, recipe.recomputed_blocks());
         let specs = recipe.param_specs();
@@ -66,7 +67,7 @@ impl Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::recipe;
+    use crate::cost::tests::{recipe, sharded_lens};
 
     #[test]
     fn one_rank_sends_nothing() {
@@ -77,11 +78,8 @@ mod tests {
     fn the_traffic_of_two_shards_matches_a_hand_count() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
-        let of = |unit: crate::FsdpUnit| -> f64 {
-            let specs = crate::param_specs(&recipe.model);
-            specs.iter().filter(|spec| spec.unit == unit).map(|spec| spec.len() as f64).sum()
-        };
-        let (root, block) = (of(crate::FsdpUnit::Root), of(crate::FsdpUnit::Block(0)));
+        let [root, block, other] = sharded_lens(&recipe, 2).try_into().map(|of: [u64; 3]| of.map(|len| len as f64)).unwrap();
+        assert_eq!(block, other);
         assert_eq!(
             all_gather,
             0.5 * 4.0 * (root + 3.0 * block),
