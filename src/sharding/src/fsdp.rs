@@ -11,6 +11,10 @@ use c10d::{Pending, Reduce, Result};
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
+/// The bytes of gradients whose sums over the replicas start together, as in PyTorch's DDP. Small units, such as those of adapters, would
+/// start a sum each.
+const SUMMED_AT_ONCE: usize = 25 << 20;
+
 /// The sharded parameters of a model and the gradients of this rank's shards.
 pub struct Fsdp {
     groups: MeshGroups,
@@ -21,6 +25,10 @@ pub struct Fsdp {
     gathering: Option<(usize, Ahead)>,
     /// A unit's reduce-scatter in flight.
     reducing: Option<(usize, Pending)>,
+    /// Units whose gradients are reduced. Their sums over the replicas start together.
+    reduced: Vec<usize>,
+    /// The bytes of gradients whose sums start together.
+    summed_at_once: usize,
     /// Sums over the replicas in flight.
     summing: Vec<Pending>,
     grad_sync: GradSync,
@@ -57,16 +65,16 @@ struct TrainedShard {
     whole: Option<Tensor>,
 }
 
-/// A unit's whole flat tensors, and the gathers that fill them.
+/// A unit's whole flat tensors, and the gather that fills them.
 struct Gathered {
     trained: Option<Tensor>,
     frozen: Option<Tensor>,
-    pending: Vec<Pending>,
+    pending: Option<Pending>,
 }
 
 /// A unit that was requested ahead of its use.
 enum Ahead {
-    /// Its gathers are in flight.
+    /// Its gather is in flight.
     Gathered(Gathered),
     /// Its shards are being fetched: the trained one and the frozen one. They are gathered after that.
     Fetched([Option<Fetched>; 2]),
@@ -153,6 +161,8 @@ impl Fsdp {
             offload,
             gathering: None,
             reducing: None,
+            reduced: Vec::new(),
+            summed_at_once: SUMMED_AT_ONCE,
             summing: Vec::new(),
             grad_sync: GradSync::Reduce,
             waited: Duration::ZERO,
@@ -280,7 +290,7 @@ impl Fsdp {
                 self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
             }
         };
-        gathered.pending.into_iter().try_for_each(|pending| wait(pending, &mut self.waited))?;
+        gathered.pending.map_or(Ok(()), |pending| wait(pending, &mut self.waited))?;
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
@@ -308,19 +318,27 @@ impl Fsdp {
     /// Starts to gather flat tensors of a unit from the shards of all ranks.
     fn gather_whole(&self, trained: Option<&Tensor>, frozen: Option<&Tensor>) -> Result<Gathered> {
         let shard = &self.groups.shard;
-        let mut pending = Vec::new();
-        let mut whole = |part: &Tensor| -> Result<Tensor> {
-            // Cast before the gather: this halves the traffic for bf16, and changes nothing for fp32.
-            let part = part.to_kind(self.compute);
-            if shard.size() == 1 {
-                return Ok(part);
-            }
-            let out = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, part.device()));
-            pending.push(shard.all_gather_into(&out, &part)?);
-            Ok(out)
+        let own = |whole: &Tensor| {
+            let len = whole.size()[0] / shard.size() as i64;
+            whole.narrow(0, len * shard.rank() as i64, len)
         };
-        let trained = trained.map(&mut whole).transpose()?;
-        let frozen = frozen.map(&mut whole).transpose()?;
+        // Cast before the gather: this halves the traffic for bf16, and changes nothing for fp32.
+        let place = |part: &Tensor| {
+            if shard.size() == 1 {
+                return part.to_kind(self.compute);
+            }
+            let whole = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, part.device()));
+            tch::no_grad(|| own(&whole).copy_(part));
+            whole
+        };
+        let (trained, frozen) = (trained.map(place), frozen.map(place));
+        let pending = if shard.size() == 1 {
+            None
+        } else {
+            let wholes: Vec<&Tensor> = trained.iter().chain(&frozen).collect();
+            let parts: Vec<Tensor> = wholes.iter().map(|whole| own(whole)).collect();
+            Some(shard.all_gather_many(&wholes.into_iter().zip(&parts).collect::<Vec<_>>())?)
+        };
         Ok(Gathered { trained, frozen, pending })
     }
 
@@ -420,10 +438,20 @@ impl Fsdp {
         self.sum_over_replicas(unit)
     }
 
-    /// Starts to sum the gradient of a unit's shard over the replicas.
+    /// Adds a unit to those that are summed over the replicas, and starts their sums if they are large enough.
     fn sum_over_replicas(&mut self, unit: usize) -> Result<()> {
-        if let Some(trained) = self.units[unit].trained.as_ref().filter(|_| self.groups.replicate.size() > 1) {
-            self.summing.push(self.groups.replicate.all_reduce(&trained.grad, Reduce::Sum)?);
+        self.reduced.push(unit);
+        let bytes = |unit: &usize| self.units[*unit].layout.trained_shard as usize * Kind::Float.elt_size_in_bytes();
+        if self.reduced.iter().map(bytes).sum::<usize>() >= self.summed_at_once { self.start_sums() } else { Ok(()) }
+    }
+
+    /// Starts to sum the gradients of reduced units over the replicas.
+    fn start_sums(&mut self) -> Result<()> {
+        let reduced = std::mem::take(&mut self.reduced);
+        if self.groups.replicate.size() > 1 && !reduced.is_empty() {
+            let grads = reduced.iter().filter_map(|unit| self.units[*unit].trained.as_ref()).map(|trained| &trained.grad);
+            let sums = self.groups.replicate.all_reduce_many(&grads.collect::<Vec<_>>(), Reduce::Sum)?;
+            self.summing.push(sums);
         }
         Ok(())
     }
@@ -431,6 +459,7 @@ impl Fsdp {
     /// Completes the gradients of a step: waits for the collectives in flight, and sums swapped shards over the replicas.
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
+        self.start_sums()?;
         std::mem::take(&mut self.summing).into_iter().try_for_each(|sum| wait(sum, &mut self.waited))?;
         if self.groups.replicate.size() > 1 {
             let mut waited = Duration::ZERO;

@@ -40,7 +40,8 @@ fn grads(fsdp: &Fsdp, unit: usize) -> Vec<(usize, Tensor)> {
         let numbers = Tensor::arange(s.len, (Kind::Float, Device::Cpu)) + shift;
         (slot, numbers.view(s.shape.as_slice()))
     };
-    fsdp.layout(unit).slots.iter().enumerate().map(of).collect()
+    let slots = fsdp.layout(unit).slots.iter().enumerate();
+    slots.filter(|(_, slot)| slot.kind == ParamKind::Trained).map(of).collect()
 }
 
 /// Returns the gradients of this rank's ranges, by unit, slot and first element.
@@ -50,7 +51,7 @@ fn reduced(fsdp: &Fsdp) -> Vec<(usize, usize, i64, Vec<f32>)> {
         let values = shard.grad.narrow(0, owned.range.shard_start, owned.range.len);
         (owned.unit, owned.range.slot, owned.range.start, Vec::try_from(&values).unwrap())
     };
-    fsdp.owned().into_iter().map(of).collect()
+    fsdp.owned().into_iter().filter(|owned| owned.range.kind == ParamKind::Trained).map(of).collect()
 }
 
 #[test]
@@ -63,7 +64,8 @@ fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
         };
         let started = on_ranks(mesh, name, |groups| {
             let mut fsdp = Fsdp::new(units(3, dp_shard), groups, Kind::Float);
-            let mut reduce = |fsdp: &mut Fsdp, unit| {
+            fsdp.summed_at_once = 1;
+            let reduce = |fsdp: &mut Fsdp, unit| {
                 let grads = grads(fsdp, unit);
                 fsdp.reduce(unit, grads).unwrap();
             };
@@ -87,5 +89,52 @@ fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
         // With shards, unit 1 is still being scattered at the barrier.
         let before = if dp_shard == 2 { 1 } else { 2 } * mesh.world();
         assert!(started.iter().all(|sums| *sums == (before, 3 * mesh.world())), "{started:?}");
+    }
+}
+
+/// Gathers and reduces every unit once.
+fn step(fsdp: &mut Fsdp) {
+    let last = fsdp.units.len() - 1;
+    for unit in 0..=last {
+        fsdp.gather(unit, (unit < last).then_some(unit + 1)).unwrap();
+    }
+    for unit in (0..=last).rev() {
+        let grads = grads(fsdp, unit);
+        fsdp.reduce(unit, grads).unwrap();
+    }
+    fsdp.finish_reduce().unwrap();
+}
+
+#[test]
+fn a_unit_is_gathered_and_reduced_with_one_launch_each_and_small_units_are_summed_together() {
+    let mesh = Mesh { dp_replicate: 2, dp_shard: 2, tp: 1 };
+    let of = |summed_at_once| {
+        on_ranks(mesh, "launches", |groups| {
+            let tensors = [(vec![7, 5], ParamKind::Trained), (vec![40, 9], ParamKind::Frozen)];
+            let tensors = tensors.map(|(shape, kind)| (shape, kind, TpLayout::Replicated));
+            let layouts = (0..6).map(|_| Layout::new(tensors.clone(), 2)).collect();
+            let mut fsdp = Fsdp::new(layouts, groups, Kind::BFloat16);
+            fsdp.summed_at_once = summed_at_once;
+            for owned in fsdp.owned() {
+                let start = owned.range.start as f64;
+                let numbers = Tensor::arange(owned.range.len, (Kind::Float, Device::Cpu)) + start;
+                tch::no_grad(|| owned.values.shallow_clone().copy_(&numbers));
+            }
+            let [shard, replicate] = [fsdp.groups.shard.sent(), fsdp.groups.replicate.sent()];
+            step(&mut fsdp);
+            let gathered = fsdp.gather(2, None).unwrap();
+            for tensor in gathered {
+                let numbers = Tensor::arange(tensor.numel() as i64, (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
+                assert!(tensor.view(-1).equal(&numbers));
+            }
+            let launches = [fsdp.groups.shard.sent(), fsdp.groups.replicate.sent()].map(|sent| sent.launches);
+            let grads: Vec<(usize, usize, i64, Vec<f32>)> = reduced(&fsdp);
+            (launches[0] - shard.launches, launches[1] - replicate.launches, fsdp.groups.replicate.sent().summed, grads)
+        })
+    };
+    let (one_by_one, together) = (of(1), of(SUMMED_AT_ONCE));
+    for (one, all) in one_by_one.iter().zip(&together) {
+        assert_eq!(((one.0, one.1), (all.0, all.1)), ((7 + 6, 6), (7 + 6, 1)));
+        assert_eq!((one.2, &one.3), (all.2, &all.3), "the same bytes and the same bits");
     }
 }
