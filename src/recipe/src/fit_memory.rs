@@ -2,7 +2,7 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe, RecipeError,
+    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe, RecipeError,
     RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
 };
 use serde::Serialize;
@@ -173,6 +173,12 @@ impl Search {
             })
             .and("mesh.dp_replicate", replicate)
         });
+        let sharded = when(
+            r.train.accumulate == Accumulate::Whole && r.mesh.data_ranks() > 1 && most_parts > 1,
+            choice("train.accumulate", "sharded", "accumulate the gradients of shards", 0.02, |r| {
+                r.train.accumulate = Accumulate::Sharded;
+            }),
+        );
         let swap_more =
             [4, 2, 1].into_iter().map(|part| layers.div_ceil(part)).filter(|blocks| *blocks > r.memory.block_swap);
         let mut swap_more: Vec<usize> = swap_more.collect();
@@ -223,6 +229,7 @@ impl Search {
             setting(state),
             setting(inputs),
             setting(swap),
+            setting(sharded),
         ];
         Search { recipe: recipe.in_largest_bucket(), settings }
     }

@@ -8,6 +8,7 @@ use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
 use c10d::{Pending, Reduce, Result};
+use recipe::Accumulate;
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
@@ -24,7 +25,7 @@ pub struct Fsdp {
     offload: Option<Offload>,
     gathering: Option<(usize, Ahead)>,
     /// A unit's reduce-scatter in flight.
-    reducing: Option<(usize, Pending)>,
+    reducing: Option<Reducing>,
     /// Units whose gradients are reduced. Their sums over the replicas start together.
     reduced: Vec<usize>,
     /// The bytes of gradients whose sums start together.
@@ -32,16 +33,26 @@ pub struct Fsdp {
     /// Sums over the replicas in flight.
     summing: Vec<Pending>,
     grad_sync: GradSync,
+    accumulate: Accumulate,
     waited: Duration,
 }
 
 /// The current part of a batch, for gradient accumulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradSync {
-    /// Not the last part: this rank accumulates unsharded gradients in fp32.
+    /// Not the last part: this rank accumulates gradients in fp32, as [`Accumulate`] sets.
     Accumulate,
-    /// The last or only part: each unit's accumulated gradient is reduced once, and freed.
+    /// The last or only part: each unit's gradient is complete after its reduction.
     Reduce,
+}
+
+/// A reduce-scatter in flight.
+struct Reducing {
+    unit: usize,
+    pending: Pending,
+    /// The destination, if it is not the shard's gradient but will be added to it.
+    part: Option<Tensor>,
+    grad_sync: GradSync,
 }
 
 /// This rank's part of one unit.
@@ -59,9 +70,9 @@ struct ShardedUnit {
 struct TrainedShard {
     master: Tensor,
     grad: Tensor,
-    /// Whether `grad` already has a contribution of this step. Used only with one shard.
+    /// Whether `grad` already has a contribution of this step.
     filled: bool,
-    /// The unit's accumulated unsharded gradient, until the last part of the batch.
+    /// The unit's accumulated unsharded gradient, until the last part of the batch, with [`Accumulate::Whole`].
     whole: Option<Tensor>,
 }
 
@@ -165,8 +176,16 @@ impl Fsdp {
             summed_at_once: SUMMED_AT_ONCE,
             summing: Vec::new(),
             grad_sync: GradSync::Reduce,
+            accumulate: Accumulate::Whole,
             waited: Duration::ZERO,
         })
+    }
+
+    /// Sets what several shards accumulate over the parts of a batch.
+    #[must_use]
+    pub fn accumulating(mut self, accumulate: Accumulate) -> Self {
+        self.accumulate = accumulate;
+        self
     }
 
     /// Returns the backing store and its copies, if there is one.
@@ -396,20 +415,17 @@ impl Fsdp {
             let from = grad.view(-1);
             tch::no_grad(|| if first { to.copy_(&from) } else { to += from });
         }
-        if self.grad_sync == GradSync::Accumulate {
+        if self.grad_sync == GradSync::Accumulate && self.accumulate == Accumulate::Whole {
             trained.whole = Some(flat);
             return Ok(());
         }
-        if swapped {
-            // NCCL reduces to memory of the device. The shard leaves it at once.
-            let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
-            wait(self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?, &mut self.waited)?;
-            tch::no_grad(|| trained.grad.copy_(&here));
-            return release(self.offload.as_ref(), &[&trained.grad]);
-        }
-        let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
-        self.reducing = Some((unit, pending));
-        Ok(())
+        // NCCL reduces to memory of the device, where a swapped shard is not.
+        let part = (swapped || trained.filled).then(|| Tensor::empty([layout.trained_shard], (Kind::Float, device)));
+        let to = part.as_ref().unwrap_or(&trained.grad);
+        let pending = self.groups.shard.reduce_scatter_into(to, &flat, Reduce::Sum)?;
+        self.reducing = Some(Reducing { unit, pending, part, grad_sync: self.grad_sync });
+        // A swapped shard leaves the memory of the device at once.
+        if swapped { self.wait_reduce() } else { Ok(()) }
     }
 
     /// Sums the gradients of partial slots over the TP group, in one collective.
@@ -431,11 +447,21 @@ impl Fsdp {
         Ok(grads)
     }
 
-    /// Waits for the reduce-scatter in flight, and starts the sum of its result over the replicas.
+    /// Waits for the reduce-scatter in flight, adds its result to the shard's gradient, and starts the sum of a complete gradient over the
+    /// replicas.
     fn wait_reduce(&mut self) -> Result<()> {
-        let Some((unit, pending)) = self.reducing.take() else { return Ok(()) };
+        let Some(Reducing { unit, pending, part, grad_sync }) = self.reducing.take() else { return Ok(()) };
         wait(pending, &mut self.waited)?;
-        self.sum_over_replicas(unit)
+        let ShardedUnit { swapped, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
+        if let Some(part) = part {
+            let (mut to, part) = (trained.grad.shallow_clone(), part.to_device(trained.grad.device()));
+            tch::no_grad(|| if trained.filled { to += part } else { to.copy_(&part) });
+        }
+        trained.filled = true;
+        if *swapped {
+            return release(self.offload.as_ref(), &[&trained.grad]);
+        }
+        if grad_sync == GradSync::Reduce { self.sum_over_replicas(unit) } else { Ok(()) }
     }
 
     /// Adds a unit to those that are summed over the replicas, and starts their sums if they are large enough.

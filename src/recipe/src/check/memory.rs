@@ -1,7 +1,7 @@
 //! The rules about offloading and recomputing.
 
 use super::Advice;
-use crate::{Device, OffloadStore, OptimizerKind, Recipe};
+use crate::{Accumulate, Device, OffloadStore, OptimizerKind, Recipe};
 
 pub(super) fn blocks_can_be_swapped(recipe: &Recipe) -> Result<(), Advice> {
     let (swap, blocks) = (recipe.memory.block_swap, recipe.model.num_layers);
@@ -11,6 +11,18 @@ pub(super) fn blocks_can_be_swapped(recipe: &Recipe) -> Result<(), Advice> {
     Err(Advice {
         why: format!("memory.block_swap is {swap}, and the model has {blocks} blocks"),
         fix: format!("set memory.block_swap = {blocks} to swap all blocks, or less"),
+    })
+}
+
+pub(super) fn gradients_are_sharded(recipe: &Recipe) -> Result<(), Advice> {
+    let (parts, shards) = (recipe.train.grad_accum, recipe.mesh.dp_shard);
+    if recipe.train.accumulate == Accumulate::Whole || (parts > 1 && shards > 1) {
+        return Ok(());
+    }
+    let why = if parts == 1 { "a step has one micro-batch (train.grad_accum = 1)" } else { "a rank has all shards (mesh.dp_shard = 1)" };
+    Err(Advice {
+        why: format!("train.accumulate = \"sharded\" has no effect: {why}"),
+        fix: "remove train.accumulate, or set train.grad_accum and mesh.dp_shard to 2 or more".into(),
     })
 }
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe};
+use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -26,7 +26,8 @@ pub struct RankMemory {
     pub kept: u64,
     /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
     pub gathered: u64,
-    /// Unsharded float32 gradients that accumulate over micro-batches; 0 with one micro-batch or one shard.
+    /// Unsharded float32 gradients that accumulate over micro-batches, or, with `train.accumulate = "sharded"`, the part of one unit that
+    /// is added to its shard; 0 with one micro-batch or one shard.
     pub accumulated: u64,
     /// The float32 inner states of the TTT layers of a group of blocks, saved for their backward pass.
     pub scan_states: u64,
@@ -95,7 +96,11 @@ impl RankMemory {
         let prefetched = if groups.len() > 1 { whole(units.block, swap) } else { 0 };
         let group = |group: &[UnitSize]| group.iter().map(|unit| whole(*unit, swap)).sum();
         let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
-        let sums: u64 = units.all().map(|unit| F32 * all(unit.trained)).sum();
+        let accumulated: u64 = match recipe.train.accumulate {
+            _ if recipe.train.grad_accum == 1 || mesh.dp_shard == 1 => 0,
+            Accumulate::Whole => units.all().map(|unit| F32 * all(unit.trained)).sum(),
+            Accumulate::Sharded => units.all().map(gradients).max().unwrap_or(0),
+        };
         let state: u64 = units.all().map(|unit| unit.state_of(&recipe.optimizer, mesh.dp_shard)).sum();
         let Kept { inputs, input, attention, scans } = Kept::of(recipe, blocks);
         let (samples, offload) = (recipe.micro_batch(), &recipe.memory);
@@ -135,7 +140,7 @@ impl RankMemory {
             ema_on_node: if on_node { average } else { 0 },
             kept: samples * (inputs_here + attention + scans),
             gathered: in_hand,
-            accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
+            accumulated,
             scan_states: samples * blocks.chunks(recipe.group()).map(states_of).max().unwrap_or(0),
             workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
             update: update(recipe, units),
@@ -460,5 +465,10 @@ mod tests {
         assert_eq!(accumulated("mesh.dp_shard=1", "train.grad_accum=4"), 0);
         let two = recipe(&["mesh.dp_shard=2", "train.grad_accum=2"]);
         assert_eq!(two.cost().memory.accumulated, 4 * sharded_lens(&two, 2).iter().sum::<u64>());
+        let sharded = |parts: &str| recipe(&["mesh.dp_shard=2", parts, "train.accumulate=sharded"]).cost();
+        let shards = sharded_lens(&two, 2).into_iter().map(|len| len / 2);
+        assert_eq!(sharded("train.grad_accum=2").memory.accumulated, 4 * shards.max().unwrap());
+        assert_eq!(sharded("train.grad_accum=2").traffic.reduce_scatter, 2.0 * two.cost().traffic.reduce_scatter);
+        assert_eq!(sharded("train.grad_accum=2").traffic.all_reduce, two.cost().traffic.all_reduce);
     }
 }

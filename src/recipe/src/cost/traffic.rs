@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Flat, ParamSpec, Recipe, Split};
+use crate::{Accumulate, Flat, ParamSpec, Recipe, Split};
 
 /// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
@@ -11,7 +11,7 @@ use crate::{Flat, ParamSpec, Recipe, Split};
 pub struct Traffic {
     /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice.
     pub all_gather: f64,
-    /// Reduce-scatters of gradients over `dp_shard`, in float32, once a step.
+    /// Reduce-scatters of gradients over `dp_shard`, in float32: once a step, or with `train.accumulate = "sharded"` once a micro-batch.
     pub reduce_scatter: f64,
     /// All-reduces of the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
@@ -29,6 +29,8 @@ impl Traffic {
         let all = |flat: Flat| flat.whole_len(mesh.dp_shard) as f64;
         let whole = |unit: UnitSize| all(unit.trained) + all(unit.frozen);
         let trained: f64 = units.all().map(|unit| all(unit.trained)).sum();
+
+        let reductions = if recipe.train.accumulate == Accumulate::Sharded { parts } else { 1.0 };
 
         let (samples, recomputed) = (recipe.micro_batch() as f64, recipe.recomputed_blocks());
         let specs = recipe.param_specs();
@@ -52,7 +54,7 @@ impl Traffic {
                 * passed(mesh.dp_shard)
                 * compute
                 * (whole(units.root) + blocks(&units.blocks) + blocks(&units.blocks[..recipe.recomputed_blocks()])),
-            reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
+            reduce_scatter: reductions * passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
             tensor_parallel: parts * passed(mesh.tp) * (tensor_parallel + adapters),
         }

@@ -92,6 +92,35 @@ fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
     }
 }
 
+#[test]
+fn gradients_that_are_accumulated_in_shards_are_the_sums_of_unsharded_ones() {
+    let mesh = Mesh { dp_replicate: 2, dp_shard: 2, tp: 1 };
+    let of = |accumulate| {
+        on_ranks(mesh, "accumulated", |groups| {
+            let mut fsdp = Fsdp::new(units(3, 2), groups, Kind::Float).accumulating(accumulate);
+            // The second step shows that nothing of the first one is left.
+            for _ in 0..2 {
+                for part in 0..3 {
+                    fsdp.set_grad_sync(if part == 2 { GradSync::Reduce } else { GradSync::Accumulate });
+                    for unit in (0..3).rev() {
+                        let grads = grads(&fsdp, unit).into_iter().map(|(slot, grad)| (slot, grad * (part + 1)));
+                        fsdp.reduce(unit, grads.collect()).unwrap();
+                    }
+                    assert_eq!(fsdp.units[1].trained.as_ref().unwrap().whole.is_some(), part < 2 && accumulate == Accumulate::Whole);
+                }
+                fsdp.finish_reduce().unwrap();
+            }
+            let sent = [fsdp.groups.shard.sent().scattered, fsdp.groups.replicate.sent().summed];
+            (reduced(&fsdp), sent)
+        })
+    };
+    // Small integers, so that sums are exact in any order.
+    for ((whole, of_whole), (sharded, of_shards)) in of(Accumulate::Whole).into_iter().zip(of(Accumulate::Sharded)) {
+        assert_eq!(whole, sharded);
+        assert_eq!([3 * of_whole[0], of_whole[1]], of_shards, "a reduce-scatter in each of three parts, one sum");
+    }
+}
+
 /// Gathers and reduces every unit once.
 fn step(fsdp: &mut Fsdp) {
     let last = fsdp.units.len() - 1;

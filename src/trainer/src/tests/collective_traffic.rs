@@ -2,7 +2,7 @@
 
 use crate::init;
 use crate::optim::OptimizerState;
-use crate::parallelize::{layouts, network, unit_tables};
+use crate::parallelize::{fsdp, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
 use crate::tests::support::{on_ranks, plan, recipe};
@@ -10,7 +10,6 @@ use dit::diffusion::Noised;
 use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{Recipe, Traffic};
-use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
 use tch::{Device, Kind, Tensor};
 
@@ -40,7 +39,7 @@ const SIZES: [&str; 8] = [
 /// Runs one step as a rank of a mesh; returns the bytes that it sent.
 fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
-    let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
+    let mut fsdp = fsdp(recipe, &tables, groups, None).unwrap();
     let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
@@ -87,8 +86,9 @@ fn a_step_sends_exactly_the_forecast_bytes() {
         &["train.trainable=lora", "lora.rank=4", "lora.targets=[\"attention\", \"blocks.1.mlp.*\"]"],
         &SEGMENTS,
     ];
-    for sets in kinds {
-        for mesh in MESHES {
+    let sharded: (&[[usize; 3]], &[&str]) = (&MESHES[..2], &["train.grad_accum=2", "train.accumulate=sharded"]);
+    for (meshes, sets) in kinds.map(|sets| (&MESHES[..], sets)).into_iter().chain([sharded]) {
+        for &mesh in meshes {
             let recipe = recipe(mesh, &[&SIZES, sets].concat());
             let foreseen = recipe.cost().traffic;
             assert!(foreseen.total() > 0.0);
