@@ -13,7 +13,8 @@ use data::{
     one_length, one_share_of_images, one_size_or_buckets, one_way_to_name_data, sets_agree, whole_heads,
 };
 use memory::{
-    blocks_can_be_swapped, gradients_are_sharded, inputs_are_saved, state_can_be_offloaded, store_fits_the_device,
+    blocks_can_be_swapped, blocks_can_stay_gathered, gradients_are_sharded, inputs_are_saved, state_can_be_offloaded,
+    store_fits_the_device,
 };
 use model::{
     channels_fit_the_condition, kernel_fits_the_scan, learned_positions_have_one_size, masks_have_probabilities,
@@ -112,6 +113,7 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
     (&["lora.dropout"], something_is_kept),
     (&["memory.block_swap", "model.num_layers"], blocks_can_be_swapped),
+    (&["memory.keep_gathered", "memory.block_swap", "mesh.dp_shard", "train.trainable"], blocks_can_stay_gathered),
     (&["memory.optimizer_offload", "optimizer.kind"], state_can_be_offloaded),
     (&["memory.activation_offload", "remat.mode", "remat.group", "model.num_layers"], inputs_are_saved),
     (&["memory.store", "train.device"], store_fits_the_device),

@@ -156,8 +156,22 @@ impl UnitSizes {
             size
         };
         let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(FsdpUnit::Block(i))).collect();
-        let block = blocks.iter().copied().max_by_key(|block| (block.trained.shard_len(1), block.frozen.shard_len(1))).unwrap_or_default();
+        let block = blocks
+            .iter()
+            .copied()
+            .max_by_key(|block| (block.trained.shard_len(1), block.frozen.shard_len(1)))
+            .unwrap_or_default();
         UnitSizes { root: size(FsdpUnit::Root), blocks, block }
+    }
+
+    /// Returns the blocks without the frozen weights that stay gathered.
+    fn gathered_at_use(&self, recipe: &Recipe) -> Vec<UnitSize> {
+        let stays = recipe.memory.kept(self.blocks.len());
+        let at_use = |(block, stays): (&UnitSize, bool)| match stays && recipe.mesh.dp_shard > 1 {
+            true => UnitSize { frozen: Flat::default(), ..*block },
+            false => *block,
+        };
+        self.blocks.iter().zip(stays).map(at_use).collect()
     }
 
     /// Returns every unit.

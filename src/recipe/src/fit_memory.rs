@@ -2,8 +2,8 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe, RecipeError,
-    RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
+    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe,
+    RecipeError, RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
 };
 use serde::Serialize;
 use std::collections::HashMap;
@@ -186,6 +186,12 @@ impl Search {
         let swap = swap_more.into_iter().map(|blocks| {
             choice("memory.block_swap", blocks, "swap blocks", 0.0, move |r| r.memory.block_swap = blocks)
         });
+        let gathered = when(
+            r.memory.keep_gathered > 0,
+            choice("memory.keep_gathered", 0, "gather frozen weights at each use", 0.01, |r| {
+                r.memory.keep_gathered = 0
+            }),
+        );
         let dtype = when(
             r.train.dtype == ComputeDtype::Float32,
             choice("train.dtype", "bfloat16", "compute in bfloat16", 0.05, |r| r.train.dtype = ComputeDtype::Bfloat16),
@@ -230,6 +236,7 @@ impl Search {
             setting(inputs),
             setting(swap),
             setting(sharded),
+            setting(gathered),
         ];
         Search { recipe: recipe.in_largest_bucket(), settings }
     }

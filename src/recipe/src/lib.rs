@@ -79,6 +79,6 @@ pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
 pub use show::shown_settings;
 pub use train::{
-    Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
-    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
+    Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern,
+    Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
 };

@@ -392,6 +392,7 @@ pub static SCHEMA: &[Key] = &[
     optional("remat.shard_inputs", Kind::Bool, DefaultValue::Bool(false), "shards the saved inputs of blocks over the ranks of a TP group"),
 
     optional("memory.block_swap", int(0, 10_000), DefaultValue::Int(0), "blocks whose weights and gradients are kept outside the memory of the device; each is fetched while the block before it computes; 0: none"),
+    optional("memory.keep_gathered", int(0, 10_000), DefaultValue::Int(0), "blocks whose frozen weights stay gathered between uses, with mesh.dp_shard > 1, for example the base of adapters; takes their whole size on each rank; 0: none"),
     optional("memory.optimizer_offload", Kind::Bool, DefaultValue::Bool(false), "keeps the optimizer's state outside the memory of the device; the update fetches one block at a time"),
     optional("memory.activation_offload", Kind::Bool, DefaultValue::Bool(false), "keeps the saved inputs of blocks outside the memory of the device between the forward and the backward pass"),
     optional("memory.store", Kind::OneOf(&["auto", "host", "file"]), DefaultValue::Str("auto"), "memory beside that of the device; host: of the node, page-locked (GPUs only); file: files on a disk of the node, which end with the rank (CPU only); auto: host for ranks on GPUs, file for ranks on the CPU"),

@@ -129,7 +129,8 @@ mod tests {
     /// Returns a layout of up to 12 tensors of random shapes and kinds.
     fn layouts() -> impl Strategy<Value = (Layout, usize)> {
         let kind = prop_oneof![Just(ParamKind::Trained), Just(ParamKind::Frozen)];
-        let shape = prop_oneof![prop::collection::vec(1..40i64, 1..4), Just(vec![1]), Just(vec![64, 3]), Just(vec![48])];
+        let shape =
+            prop_oneof![prop::collection::vec(1..40i64, 1..4), Just(vec![1]), Just(vec![64, 3]), Just(vec![48])];
         (prop::collection::vec((shape, kind, Just(TpLayout::Replicated)), 0..12), 1..9usize)
             .prop_map(|(tensors, shards)| (Layout::new(tensors, shards), shards))
     }

@@ -9,6 +9,7 @@ use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
 use c10d::{Pending, Reduce, Result};
 use recipe::Accumulate;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
@@ -34,6 +35,8 @@ pub struct Fsdp {
     summing: Vec<Pending>,
     grad_sync: GradSync,
     accumulate: Accumulate,
+    /// The number of changes of the frozen weights.
+    frozen_version: Cell<u64>,
     waited: Duration,
 }
 
@@ -64,6 +67,17 @@ struct ShardedUnit {
     trained: Option<TrainedShard>,
     /// Weights in the compute dtype, or another that [`Fsdp::keeping_frozen_in`] sets.
     frozen: Option<Tensor>,
+    /// Whether the whole frozen tensor stays gathered between uses.
+    keeps: bool,
+    /// The whole frozen tensor, and the version of the frozen weights that it has.
+    kept: Option<(u64, Tensor)>,
+}
+
+impl ShardedUnit {
+    /// Returns the whole frozen tensor if it was kept and has this version of the weights.
+    fn kept(&self, version: u64) -> Option<Tensor> {
+        self.kept.as_ref().filter(|(of, _)| *of == version).map(|(_, whole)| whole.shallow_clone())
+    }
 }
 
 /// A trained shard.
@@ -158,6 +172,8 @@ impl Fsdp {
             };
             Ok(ShardedUnit {
                 swapped,
+                keeps: false,
+                kept: None,
                 trained: (layout.trained_shard > 0).then(trained).transpose()?,
                 frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, frozen)).transpose()?,
                 layout,
@@ -177,6 +193,7 @@ impl Fsdp {
             summing: Vec::new(),
             grad_sync: GradSync::Reduce,
             accumulate: Accumulate::Whole,
+            frozen_version: Cell::new(0),
             waited: Duration::ZERO,
         })
     }
@@ -186,6 +203,20 @@ impl Fsdp {
     pub fn accumulating(mut self, accumulate: Accumulate) -> Self {
         self.accumulate = accumulate;
         self
+    }
+
+    /// Sets the units whose whole frozen tensors stay gathered between uses, in several shards. Swapped units do not keep theirs.
+    #[must_use]
+    pub fn keeping(mut self, units: &[bool]) -> Self {
+        for (unit, keeps) in self.units.iter_mut().zip(units) {
+            unit.keeps = *keeps && !unit.swapped && self.groups.shard.size() > 1;
+        }
+        self
+    }
+
+    /// Forgets kept frozen tensors. Call it after a change of frozen weights.
+    pub fn frozen_changed(&self) {
+        self.frozen_version.set(self.frozen_version.get() + 1);
     }
 
     /// Returns the backing store and its copies, if there is one.
@@ -309,14 +340,20 @@ impl Fsdp {
                 self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
             }
         };
-        gathered.pending.map_or(Ok(()), |pending| wait(pending, &mut self.waited))?;
+        let Gathered { trained, frozen, pending } = gathered;
+        pending.map_or(Ok(()), |pending| wait(pending, &mut self.waited))?;
+        let version = self.frozen_version.get();
+        let frozen = self.units[unit].kept(version).or(frozen);
+        if self.units[unit].keeps {
+            self.units[unit].kept = frozen.as_ref().map(|whole| (version, whole.shallow_clone()));
+        }
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
         let view = |slot: &Slot| {
             let (flat, trained) = match slot.kind {
-                ParamKind::Trained => (&gathered.trained, true),
-                ParamKind::Frozen => (&gathered.frozen, false),
+                ParamKind::Trained => (&trained, true),
+                ParamKind::Frozen => (&frozen, false),
             };
             let flat = flat.as_ref().expect("a slot lies in a flat tensor that exists");
             flat.narrow(0, slot.offset, slot.len).view(slot.shape.as_slice()).detach().set_requires_grad(trained)
@@ -328,7 +365,8 @@ impl Fsdp {
         let unit = &self.units[unit];
         let trained = unit.trained.as_ref().map(|t| &t.master);
         let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
-            return self.gather_whole(trained, unit.frozen.as_ref()).map(Ahead::Gathered);
+            let frozen = if unit.kept(self.frozen_version.get()).is_some() { None } else { unit.frozen.as_ref() };
+            return self.gather_whole(trained, frozen).map(Ahead::Gathered);
         };
         let fetch = |shard: Option<&Tensor>| shard.map(|shard| offload.fetch(shard, self.compute)).transpose();
         Ok(Ahead::Fetched([fetch(trained)?, fetch(unit.frozen.as_ref())?]))
@@ -351,10 +389,10 @@ impl Fsdp {
             whole
         };
         let (trained, frozen) = (trained.map(place), frozen.map(place));
-        let pending = if shard.size() == 1 {
+        let wholes: Vec<&Tensor> = trained.iter().chain(&frozen).collect();
+        let pending = if shard.size() == 1 || wholes.is_empty() {
             None
         } else {
-            let wholes: Vec<&Tensor> = trained.iter().chain(&frozen).collect();
             let parts: Vec<Tensor> = wholes.iter().map(|whole| own(whole)).collect();
             Some(shard.all_gather_many(&wholes.into_iter().zip(&parts).collect::<Vec<_>>())?)
         };
@@ -475,7 +513,8 @@ impl Fsdp {
     fn start_sums(&mut self) -> Result<()> {
         let reduced = std::mem::take(&mut self.reduced);
         if self.groups.replicate.size() > 1 && !reduced.is_empty() {
-            let grads = reduced.iter().filter_map(|unit| self.units[*unit].trained.as_ref()).map(|trained| &trained.grad);
+            let grads =
+                reduced.iter().filter_map(|unit| self.units[*unit].trained.as_ref()).map(|trained| &trained.grad);
             let sums = self.groups.replicate.all_reduce_many(&grads.collect::<Vec<_>>(), Reduce::Sum)?;
             self.summing.push(sums);
         }

@@ -78,7 +78,9 @@ pub fn fsdp(
 ) -> c10d::Result<Fsdp> {
     let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
     let fsdp = Fsdp::with(layouts(recipe, tables), groups, compute, frozen, swap)?;
-    Ok(fsdp.accumulating(recipe.train.accumulate))
+    // The root, the first unit, does not stay gathered.
+    let kept: Vec<bool> = std::iter::once(false).chain(recipe.memory.kept(recipe.model.num_layers)).collect();
+    Ok(fsdp.accumulating(recipe.train.accumulate).keeping(&kept))
 }
 
 /// Returns the layouts for inference: weights in the compute dtype, without gradients.

@@ -24,7 +24,7 @@ pub struct RankMemory {
     pub ema_on_node: u64,
     /// The memory that blocks keep between the forward and the backward pass.
     pub kept: u64,
-    /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
+    /// Gathered units: the root, a group of blocks, the block that is being prefetched, and the frozen weights of blocks that stay gathered.
     pub gathered: u64,
     /// Unsharded float32 gradients that accumulate over micro-batches, or, with `train.accumulate = "sharded"`, the part of one unit that
     /// is added to its shard; 0 with one micro-batch or one shard.
@@ -92,10 +92,14 @@ impl RankMemory {
         let whole = |unit: UnitSize, fetched| {
             copied(F32, fetched) * all(unit.trained) + copied(frozen_bytes, fetched) * all(unit.frozen)
         };
-        let groups = units.blocks.chunks(recipe.group());
-        let prefetched = if groups.len() > 1 { whole(units.block, swap) } else { 0 };
+        let at_use = units.gathered_at_use(recipe);
+        let frozen = |blocks: &[UnitSize]| blocks.iter().map(|block| compute * all(block.frozen)).sum::<u64>();
+        let stay = frozen(&units.blocks) - frozen(&at_use);
+        let groups = at_use.chunks(recipe.group());
+        let largest = at_use.iter().map(|block| whole(*block, swap)).max().unwrap_or(0);
+        let prefetched = if groups.len() > 1 { largest } else { 0 };
         let group = |group: &[UnitSize]| group.iter().map(|unit| whole(*unit, swap)).sum();
-        let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
+        let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched + stay;
         let accumulated: u64 = match recipe.train.accumulate {
             _ if recipe.train.grad_accum == 1 || mesh.dp_shard == 1 => 0,
             Accumulate::Whole => units.all().map(|unit| F32 * all(unit.trained)).sum(),
@@ -241,7 +245,11 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
         OptimizerKind::Prodigy => 2 * F32 * trained,
     };
     let swapped = if recipe.memory.block_swap > 0 { 2 * F32 * units.block.trained.shard_len(shards) } else { 0 };
-    let state = if recipe.memory.optimizer_offload { largest(&|unit| unit.state_of(&recipe.optimizer, shards) - unit.state.whole) } else { 0 };
+    let state = if recipe.memory.optimizer_offload {
+        largest(&|unit| unit.state_of(&recipe.optimizer, shards) - unit.state.whole)
+    } else {
+        0
+    };
     temporaries + swapped + state
 }
 
@@ -456,6 +464,23 @@ mod tests {
         let all = memory("remat.mode=none");
         assert_eq!((all.kept, alone.state()), (0, all.state()));
         assert!(all.gathered > pairs.gathered && pairs.gathered > alone.gathered);
+    }
+
+    #[test]
+    fn frozen_blocks_that_stay_gathered_take_their_whole_size_and_are_not_sent_again() {
+        let lora =
+            ["mesh.dp_shard=2", "lora.rank=4", "train.trainable=lora", "model.num_layers=6", "train.dtype=bfloat16"];
+        let cost = |keep: &str| recipe(&[&lora[..], &[keep]].concat()).cost();
+        let recipe = recipe(&lora);
+        let frozen = flat_lens(&recipe, |spec| !recipe.train.trains(spec))[1].div_ceil(256) * 256;
+        let (none, some, all) =
+            (cost("memory.keep_gathered=0"), cost("memory.keep_gathered=2"), cost("memory.keep_gathered=6"));
+        // Two blocks that are gathered at use have one place each.
+        assert_eq!(some.memory.gathered - none.memory.gathered, 2 * 2 * frozen);
+        assert_eq!(all.memory.gathered - none.memory.gathered, (6 - 2) * 2 * frozen);
+        // Half of two bytes, in the forward pass and in the recomputation of all but the last block.
+        assert_eq!(none.traffic.all_gather - some.traffic.all_gather, (4 * frozen) as f64);
+        assert_eq!(none.traffic.all_gather - all.traffic.all_gather, (11 * frozen) as f64);
     }
 
     #[test]

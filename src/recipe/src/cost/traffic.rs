@@ -9,7 +9,8 @@ use crate::{Accumulate, Flat, ParamSpec, Recipe, Split};
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Traffic {
-    /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice.
+    /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice. Frozen weights that stay
+    /// gathered are sent once in a run, which is not counted.
     pub all_gather: f64,
     /// Reduce-scatters of gradients over `dp_shard`, in float32: once a step, or with `train.accumulate = "sharded"` once a micro-batch.
     pub reduce_scatter: f64,
@@ -48,12 +49,13 @@ impl Traffic {
         let tensor_parallel: f64 = recipe.blocks().iter().enumerate().map(of_block).sum();
         let summed: u64 = specs.iter().filter(|spec| spec.split == Split::Summed).map(ParamSpec::len).sum();
         let adapters = 2.0 * summed as f64 * compute;
+        let at_use = units.gathered_at_use(recipe);
         let blocks = |blocks: &[UnitSize]| blocks.iter().map(|block| whole(*block)).sum::<f64>();
         Traffic {
             all_gather: parts
                 * passed(mesh.dp_shard)
                 * compute
-                * (whole(units.root) + blocks(&units.blocks) + blocks(&units.blocks[..recipe.recomputed_blocks()])),
+                * (whole(units.root) + blocks(&at_use) + blocks(&at_use[..recomputed])),
             reduce_scatter: reductions * passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
             tensor_parallel: parts * passed(mesh.tp) * (tensor_parallel + adapters),
@@ -80,7 +82,8 @@ mod tests {
     fn the_traffic_of_two_shards_matches_a_hand_count() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
-        let [root, block, other] = sharded_lens(&recipe, 2).try_into().map(|of: [u64; 3]| of.map(|len| len as f64)).unwrap();
+        let [root, block, other] =
+            sharded_lens(&recipe, 2).try_into().map(|of: [u64; 3]| of.map(|len| len as f64)).unwrap();
         assert_eq!(block, other);
         assert_eq!(
             all_gather,

@@ -106,7 +106,10 @@ fn gradients_that_are_accumulated_in_shards_are_the_sums_of_unsharded_ones() {
                         let grads = grads(&fsdp, unit).into_iter().map(|(slot, grad)| (slot, grad * (part + 1)));
                         fsdp.reduce(unit, grads.collect()).unwrap();
                     }
-                    assert_eq!(fsdp.units[1].trained.as_ref().unwrap().whole.is_some(), part < 2 && accumulate == Accumulate::Whole);
+                    assert_eq!(
+                        fsdp.units[1].trained.as_ref().unwrap().whole.is_some(),
+                        part < 2 && accumulate == Accumulate::Whole
+                    );
                 }
                 fsdp.finish_reduce().unwrap();
             }
@@ -119,6 +122,37 @@ fn gradients_that_are_accumulated_in_shards_are_the_sums_of_unsharded_ones() {
         assert_eq!(whole, sharded);
         assert_eq!([3 * of_whole[0], of_whole[1]], of_shards, "a reduce-scatter in each of three parts, one sum");
     }
+}
+
+#[test]
+fn a_kept_frozen_tensor_is_gathered_once_and_again_after_a_change_of_the_weights() {
+    let mesh = Mesh { dp_replicate: 1, dp_shard: 2, tp: 1 };
+    on_ranks(mesh, "kept", |groups| {
+        let tensors = [(vec![7], ParamKind::Trained), (vec![40, 9], ParamKind::Frozen)];
+        let tensors = tensors.map(|(shape, kind)| (shape, kind, TpLayout::Replicated));
+        let layouts = (0..2).map(|_| Layout::new(tensors.clone(), 2)).collect();
+        let mut fsdp = Fsdp::new(layouts, groups, Kind::Float).keeping(&[false, true]);
+        let fill = |fsdp: &Fsdp, value: f64| {
+            fsdp.owned().into_iter().for_each(|owned| drop(tch::no_grad(|| owned.values.shallow_clone().fill_(value))));
+        };
+        let gathered = |fsdp: &mut Fsdp, unit: usize, next| {
+            let before = fsdp.groups.shard.sent().gathered;
+            let tensors = fsdp.gather(unit, next).unwrap();
+            let values = tensors.iter().map(|tensor| (tensor.min().double_value(&[]), tensor.max().double_value(&[])));
+            (values.collect::<Vec<_>>(), fsdp.groups.shard.sent().gathered - before)
+        };
+        fill(&fsdp, 1.0);
+        let (trained, frozen) = (4 * 128, 4 * 256);
+        assert_eq!(gathered(&mut fsdp, 0, Some(1)), (vec![(1.0, 1.0); 2], 2 * (trained + frozen)));
+        assert_eq!(gathered(&mut fsdp, 1, None), (vec![(1.0, 1.0); 2], 0));
+        assert_eq!(gathered(&mut fsdp, 1, None), (vec![(1.0, 1.0); 2], trained));
+        assert_eq!(gathered(&mut fsdp, 0, Some(1)), (vec![(1.0, 1.0); 2], 2 * trained + frozen));
+        assert_eq!(gathered(&mut fsdp, 1, None), (vec![(1.0, 1.0); 2], 0));
+        fill(&fsdp, 2.0);
+        fsdp.frozen_changed();
+        assert_eq!(gathered(&mut fsdp, 1, None), (vec![(2.0, 2.0); 2], trained + frozen));
+        assert_eq!(gathered(&mut fsdp, 1, None), (vec![(2.0, 2.0); 2], trained));
+    });
 }
 
 /// Gathers and reduces every unit once.
