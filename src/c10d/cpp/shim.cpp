@@ -44,9 +44,22 @@ char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
     at::NoGradGuard no_grad;
     auto handle = std::make_unique<WorkHandle>();
     handle->backend = group->backend;
+    group->sent->launches += 1;
     body(*group->backend, handle->works);
     *out = handle.release();
   });
+}
+
+// Starts `count` collectives of a kind: NCCL's in one launch, gloo's one after another. `one` starts one of them.
+template <typename F>
+void start_together(c10d::Backend& backend, std::vector<c10::intrusive_ptr<c10d::Work>>& works, size_t count, F&& one) {
+  const bool coalesced = count > 1 && backend.supportsCoalescing();
+  if (coalesced) backend.startCoalescing();
+  for (size_t i = 0; i < count; ++i) {
+    auto work = one(i);
+    if (!coalesced) works.push_back(std::move(work));
+  }
+  if (coalesced) works.push_back(backend.endCoalescing());
 }
 
 c10d::ReduceOp reduce_op(int op) {
@@ -72,7 +85,8 @@ struct Group {
 };
 
 template <typename F>
-void run_now(F&& begin) {
+void run_now(const Group& group, F&& begin) {
+  group.sent->launches += 1;
   c10::intrusive_ptr<c10d::Work> work;
   {
     const std::lock_guard<std::mutex> lock(starting());
@@ -85,7 +99,7 @@ at::Tensor sum_over(const Group& group, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> sum{x.detach().clone(at::MemoryFormat::Contiguous)};
   group.sent->summed += ring_sum(*group.backend, sum[0]);
-  run_now([&] { return group.backend->allreduce(sum); });
+  run_now(group, [&] { return group.backend->allreduce(sum); });
   return sum[0];
 }
 
@@ -97,7 +111,7 @@ at::Tensor gather_last(const Group& group, const at::Tensor& x) {
   size.insert(size.begin(), ranks);
   at::Tensor all = at::empty({ranks * part.numel()}, part.options()), flat = part.view(-1);
   group.sent->gathered += ring_part(*group.backend, flat);
-  run_now([&] { return group.backend->_allgather_base(all, flat); });
+  run_now(group, [&] { return group.backend->_allgather_base(all, flat); });
   return at::cat(all.view(size).unbind(0), -1);
 }
 
@@ -255,22 +269,27 @@ void vidtui_group_drop(GroupHandle* group) {
   std::free(error);
 }
 
-char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* tensor, int op, WorkHandle** out) {
+char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* const* tensors, size_t count, int op,
+                              WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
-    std::vector<at::Tensor> tensors{*tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = reduce_op(op);
-    group->sent->summed += ring_sum(backend, *tensor);
-    works.push_back(backend.allreduce(tensors, options));
+    start_together(backend, works, count, [&](size_t i) {
+      std::vector<at::Tensor> tensor{*tensors[i]};
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduce_op(op);
+      group->sent->summed += ring_sum(backend, tensor[0]);
+      return backend.allreduce(tensor, options);
+    });
   });
 }
 
-char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* output, const at::Tensor* input,
-                                   WorkHandle** out) {
+char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* const* outputs,
+                                   const at::Tensor* const* inputs, size_t count, WorkHandle** out) {
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
-    at::Tensor to = *output, from = *input;
-    group->sent->gathered += ring_part(backend, from);
-    works.push_back(backend._allgather_base(to, from));
+    start_together(backend, works, count, [&](size_t i) {
+      at::Tensor to = *outputs[i], from = *inputs[i];
+      group->sent->gathered += ring_part(backend, from);
+      return backend._allgather_base(to, from);
+    });
   });
 }
 
@@ -323,11 +342,12 @@ char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
   });
 }
 
-// The bytes sent since the group was joined: all-gather, reduce-scatter, all-reduce.
-void vidtui_group_sent(const GroupHandle* group, uint64_t* bytes) {
-  bytes[0] = group->sent->gathered;
-  bytes[1] = group->sent->scattered;
-  bytes[2] = group->sent->summed;
+// The bytes sent since the group was joined (all-gather, reduce-scatter, all-reduce), and the collectives started.
+void vidtui_group_sent(const GroupHandle* group, uint64_t* sent) {
+  sent[0] = group->sent->gathered;
+  sent[1] = group->sent->scattered;
+  sent[2] = group->sent->summed;
+  sent[3] = group->sent->launches;
 }
 
 // Waits, then frees the handle, also after an error.

@@ -25,6 +25,8 @@ struct StoreHandle {
 // Bytes that this rank sent, by kind of collective, as a ring algorithm counts them.
 struct Tally : torch::CustomClassHolder {
   std::atomic<uint64_t> gathered{0}, scattered{0}, summed{0};
+  // Collectives that were started. Those that were started together count as one.
+  std::atomic<uint64_t> launches{0};
 };
 
 struct GroupHandle {

@@ -90,14 +90,16 @@ unsafe extern "C" {
     pub fn vidtui_group_drop(group: *mut GroupHandle);
     pub fn vidtui_group_all_reduce(
         group: *mut GroupHandle,
-        tensor: *const C_tensor,
+        tensors: *const *const C_tensor,
+        count: usize,
         op: c_int,
         out: *mut *mut WorkHandle,
     ) -> Status;
     pub fn vidtui_group_all_gather_into(
         group: *mut GroupHandle,
-        output: *const C_tensor,
-        input: *const C_tensor,
+        outputs: *const *const C_tensor,
+        inputs: *const *const C_tensor,
+        count: usize,
         out: *mut *mut WorkHandle,
     ) -> Status;
     pub fn vidtui_group_exchange(
@@ -126,7 +128,7 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
-    pub fn vidtui_group_sent(group: *const GroupHandle, bytes: *mut u64);
+    pub fn vidtui_group_sent(group: *const GroupHandle, sent: *mut u64);
     pub fn vidtui_work_wait(work: *mut WorkHandle) -> Status;
 
     pub fn vidtui_adamw(

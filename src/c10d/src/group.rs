@@ -10,7 +10,7 @@ use crate::pending::{Combine, Finish, Pending, Work, torch};
 use crate::store::millis;
 use crate::{Error, Reduce, Result, Store};
 
-/// Bytes that one rank of a group sent, by kind of collective, as a ring algorithm counts them: for W bytes over n ranks,
+/// What one rank of a group sent: bytes by kind of collective, as a ring algorithm counts them: for W bytes over n ranks,
 /// each rank sends (n-1)/n W in an all-gather or reduce-scatter, and twice that in an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sent {
@@ -20,6 +20,8 @@ pub struct Sent {
     pub scattered: u64,
     /// Bytes of all-reduces.
     pub summed: u64,
+    /// Collectives that were started, of any kind. Those that were started together count as one.
+    pub launches: u64,
 }
 
 /// A process group. Every rank in it must call the same collectives in the same order.
@@ -147,46 +149,68 @@ impl Group {
     }
 
     /// Returns the bytes that this rank sent since it joined, including those of autograd graphs and backward passes.
-    /// Broadcasts and barriers are not counted: in a training step, one number is broadcast.
+    /// The bytes of broadcasts and barriers are not counted: in a training step, one number is broadcast.
     #[must_use]
     pub fn sent(&self) -> Sent {
         let Some(network) = &self.network else { return Sent::default() };
-        let mut bytes = [0; 3];
-        // SAFETY: the group is alive, and the shim writes three numbers.
-        unsafe { ffi::vidtui_group_sent(network.0.as_ptr(), bytes.as_mut_ptr()) };
-        let [gathered, scattered, summed] = bytes;
-        Sent { gathered, scattered, summed }
+        let mut sent = [0; 4];
+        // SAFETY: the group is alive, and the shim writes four numbers.
+        unsafe { ffi::vidtui_group_sent(network.0.as_ptr(), sent.as_mut_ptr()) };
+        let [gathered, scattered, summed, launches] = sent;
+        Sent { gathered, scattered, summed, launches }
     }
 
     /// Reduces `tensor` over all ranks, in place.
     pub fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
-        let doing = || format!("all-reduce {:?} over {} ranks", tensor.size(), self.size);
-        contiguous(doing, &[tensor])?;
-        let work = self.start(doing, |group, out| {
-            // SAFETY: group and tensor are alive; the shim keeps its own reference to the tensor.
-            unsafe { ffi::vidtui_group_all_reduce(group, tensor.as_ptr(), reduce.code(), out) }
-        })?;
-        let finish = match reduce {
-            Reduce::Avg if self.size > 1 => Finish::Divide(tensor.shallow_clone(), self.size as i64),
-            _ => Finish::Nothing,
-        };
-        Ok(Pending::new(work, doing(), finish, vec![tensor.shallow_clone()]))
+        self.all_reduce_many(&[tensor], reduce)
     }
 
-    /// Gathers every rank's `input` into `out`, in rank order; `out` holds `size` times as many elements.
-    pub fn all_gather_into(&self, out: &Tensor, input: &Tensor) -> Result<Pending> {
-        let doing = || format!("all-gather {:?} from {} ranks into {:?}", input.size(), self.size, out.size());
-        contiguous(doing, &[out, input])?;
-        self.sizes(doing, out, input)?;
-        if self.network.is_none() {
-            copy(doing, out, input)?;
-        }
-        let (to, from) = (out.view(-1), input.view(-1));
-        let work = self.start(doing, |group, pending| {
+    /// Reduces each of `tensors` over all ranks, in place. NCCL reduces them in one launch.
+    pub fn all_reduce_many(&self, tensors: &[&Tensor], reduce: Reduce) -> Result<Pending> {
+        let doing = || format!("all-reduce {} over {} ranks", sizes(tensors), self.size);
+        contiguous(doing, tensors)?;
+        let pointers: Vec<_> = tensors.iter().map(|tensor| tensor.as_ptr()).collect();
+        let work = self.start_many(doing, tensors.len(), |group, out| {
             // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
-            unsafe { ffi::vidtui_group_all_gather_into(group, to.as_ptr(), from.as_ptr(), pending) }
+            unsafe { ffi::vidtui_group_all_reduce(group, pointers.as_ptr(), pointers.len(), reduce.code(), out) }
         })?;
-        Ok(Pending::new(work, doing(), Finish::Nothing, vec![to, from]))
+        let kept = || tensors.iter().map(|tensor| tensor.shallow_clone()).collect();
+        let finish = match reduce {
+            Reduce::Avg if self.size > 1 => Finish::Divide(kept(), self.size as i64),
+            _ => Finish::Nothing,
+        };
+        Ok(Pending::new(work, doing(), finish, kept()))
+    }
+
+    /// Gathers every rank's `input` into `out`, in rank order; `out` holds `size` times as many elements. `input` may be this rank's part
+    /// of `out`.
+    pub fn all_gather_into(&self, out: &Tensor, input: &Tensor) -> Result<Pending> {
+        self.all_gather_many(&[(out, input)])
+    }
+
+    /// Gathers as [`Group::all_gather_into`] does for each pair of `out` and `input`. NCCL gathers them in one launch.
+    pub fn all_gather_many(&self, pairs: &[(&Tensor, &Tensor)]) -> Result<Pending> {
+        let (outs, inputs): (Vec<&Tensor>, Vec<&Tensor>) = pairs.iter().copied().unzip();
+        let doing = || format!("all-gather {} from {} ranks into {}", sizes(&inputs), self.size, sizes(&outs));
+        contiguous(doing, &outs)?;
+        contiguous(doing, &inputs)?;
+        for (out, input) in pairs {
+            self.sizes(doing, out, input)?;
+            if self.network.is_none() {
+                copy(doing, out, input)?;
+            }
+        }
+        let flat = |tensors: &[&Tensor]| tensors.iter().map(|tensor| tensor.view(-1)).collect::<Vec<_>>();
+        let pointers = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.as_ptr()).collect();
+        let (mut to, from) = (flat(&outs), flat(&inputs));
+        let (to_ptrs, from_ptrs): (Vec<_>, Vec<_>) = (pointers(&to), pointers(&from));
+        let work = self.start_many(doing, pairs.len(), |group, pending| {
+            let (to, from) = (to_ptrs.as_ptr(), from_ptrs.as_ptr());
+            // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
+            unsafe { ffi::vidtui_group_all_gather_into(group, to, from, pairs.len(), pending) }
+        })?;
+        to.extend(from);
+        Ok(Pending::new(work, doing(), Finish::Nothing, to))
     }
 
     /// Reduces `input` over all ranks and writes part `rank` of the result to `out`; `input` holds `size` times as many
@@ -210,7 +234,7 @@ impl Group {
                 }
             })?;
             let finish = match reduce {
-                Reduce::Avg => Finish::Divide(to.shallow_clone(), self.size as i64),
+                Reduce::Avg => Finish::Divide(vec![to.shallow_clone()], self.size as i64),
                 _ => Finish::Nothing,
             };
             return Ok(Pending::new(work, doing(), finish, vec![to, flat]));
@@ -290,6 +314,16 @@ impl Group {
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 
+    /// Starts `count` collectives as [`Group::start`] does, unless there is none.
+    fn start_many(
+        &self,
+        doing: impl FnOnce() -> String + Copy,
+        count: usize,
+        call: impl FnOnce(*mut GroupHandle, *mut *mut WorkHandle) -> ffi::Status,
+    ) -> Result<Option<Work>> {
+        if count == 0 { Ok(None) } else { self.start(doing, call) }
+    }
+
     /// Starts a collective, unless the group has one rank.
     fn start(
         &self,
@@ -325,6 +359,14 @@ fn numbers(doing: impl FnOnce() -> String, rank: usize, size: usize) -> Result<(
     match (i32::try_from(rank), i32::try_from(size)) {
         (Ok(rank), Ok(size)) => Ok((rank, size)),
         _ => Err(Error::argument(doing(), "too many ranks")),
+    }
+}
+
+/// Returns the shape of a tensor, or the shapes of several.
+fn sizes(tensors: &[&Tensor]) -> String {
+    match tensors {
+        [tensor] => format!("{:?}", tensor.size()),
+        _ => format!("{:?}", tensors.iter().map(|tensor| tensor.size()).collect::<Vec<_>>()),
     }
 }
 

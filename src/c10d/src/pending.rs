@@ -45,7 +45,7 @@ pub struct Pending {
 pub(crate) enum Finish {
     Nothing,
     /// Divides in place.
-    Divide(Tensor, i64),
+    Divide(Vec<Tensor>, i64),
     /// Reduces the parts of all ranks.
     Combine(Combine),
 }
@@ -81,9 +81,8 @@ impl Pending {
         self.finish_network()?;
         match std::mem::replace(&mut self.finish, Finish::Nothing) {
             Finish::Nothing => Ok(()),
-            Finish::Divide(tensor, by) => torch(&self.doing, || {
-                let _ = tch::no_grad(|| tensor.shallow_clone().f_div_scalar_(by))?;
-                Ok(())
+            Finish::Divide(tensors, by) => torch(&self.doing, || {
+                tch::no_grad(|| tensors.into_iter().try_for_each(|mut tensor| tensor.f_div_scalar_(by).map(drop)))
             }),
             Finish::Combine(combine) => torch(&self.doing, || tch::no_grad(|| combine.run())),
         }

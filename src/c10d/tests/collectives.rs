@@ -92,6 +92,41 @@ fn reduce_scatter_gives_each_rank_its_part_of_the_reduction() -> Result<()> {
 }
 
 #[test]
+fn many_tensors_are_reduced_and_gathered_in_place_with_one_launch() -> Result<()> {
+    for size in SIZES {
+        let got = on_ranks(size, |group, _| {
+            let rank = group.rank() as i64;
+            let [first, second] = [counting(rank, 3, Kind::Float), counting(10 * rank, 2, Kind::BFloat16)];
+            group.all_reduce_many(&[&first, &second], Reduce::Avg)?.wait()?;
+            let wholes = [(3, Kind::BFloat16), (1, Kind::Float)]
+                .map(|(len, kind)| (len, Tensor::zeros([len * size as i64], (kind, Device::Cpu))));
+            let own = |(len, whole): &(i64, Tensor)| whole.narrow(0, len * rank, *len);
+            let parts = wholes.each_ref().map(own);
+            for (part, (len, _)) in parts.iter().zip(&wholes) {
+                part.shallow_clone().copy_(&counting(len * rank, *len, part.kind()));
+            }
+            let before = group.sent().launches;
+            let pairs: Vec<_> = wholes.iter().zip(&parts).map(|((_, whole), part)| (whole, part)).collect();
+            group.all_gather_many(&pairs)?.wait()?;
+            group.all_gather_many(&[])?.wait()?;
+            let launches = group.sent().launches - before;
+            Ok((values(&first), values(&second), values(&wholes[0].1), values(&wholes[1].1), launches))
+        })?;
+        let (mean, all) =
+            ((size as f64 - 1.0) / 2.0, |len: usize| (0..len * size).map(|i| i as f64).collect::<Vec<_>>());
+        let want = (
+            vec![mean, mean + 1.0, mean + 2.0],
+            vec![10.0 * mean, 10.0 * mean + 1.0],
+            all(3),
+            all(1),
+            u64::from(size > 1),
+        );
+        assert!(got.iter().all(|got| *got == want), "{size} ranks: {got:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn broadcast_copies_the_tensor_of_the_root() -> Result<()> {
     for (size, kind) in SIZES.into_iter().flat_map(|size| KINDS.map(|kind| (size, kind))) {
         let root = size - 1;

@@ -41,6 +41,15 @@ unsafe extern "C" {
         only_gradients: bool,
         out: *mut *mut C_tensor,
     ) -> Status;
+    pub fn vidtui_order(
+        x: *const C_tensor,
+        there: *const C_tensor,
+        first: *const C_tensor,
+        last: *const C_tensor,
+        halves: *const C_tensor,
+        sums: bool,
+        out: *mut *mut C_tensor,
+    ) -> Status;
 }
 
 /// Returns libtorch's message if a call failed.

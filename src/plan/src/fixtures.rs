@@ -76,6 +76,7 @@ pub fn recipe() -> Recipe {
             ttt_scan: recipe::TttScan::Operators,
             collective_timeout_s: 0,
             drift_check: 100,
+            accumulate: recipe::Accumulate::Whole,
         },
         lora: recipe::Lora::default(),
         condition: recipe::Conditioning::default(),

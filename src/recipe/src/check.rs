@@ -12,7 +12,10 @@ use data::{
     buckets_are_sound, buckets_fit_the_model, collectives_have_time, equal_shares, images_have_their_own_shape,
     one_length, one_share_of_images, one_size_or_buckets, one_way_to_name_data, sets_agree, whole_heads,
 };
-use memory::{blocks_can_be_swapped, inputs_are_saved, state_can_be_offloaded, store_fits_the_device};
+use memory::{
+    blocks_can_be_swapped, blocks_can_stay_gathered, gradients_are_sharded, inputs_are_saved, state_can_be_offloaded,
+    store_fits_the_device,
+};
 use model::{
     channels_fit_the_condition, kernel_fits_the_scan, learned_positions_have_one_size, masks_have_probabilities,
     noise_grows, patches_in_time_have_rope, positions_fit, segments_share_a_frame, ttt_has_mini_batches,
@@ -69,6 +72,7 @@ const RULES: &[(&[&str], Rule)] = &[
         whole_mini_batches,
     ),
     (&["train.global_batch", "train.grad_accum", "mesh.dp_replicate", "mesh.dp_shard"], equal_shares),
+    (&["train.accumulate", "train.grad_accum", "mesh.dp_shard"], gradients_are_sharded),
     (&["model.num_heads", "mesh.tp"], whole_heads),
     (&["data.index", "data.sets"], one_way_to_name_data),
     (&["data.sets"], sets_agree),
@@ -109,6 +113,7 @@ const RULES: &[(&[&str], Rule)] = &[
     (&["lora.rank", "train.trainable"], adapters_are_trained_alone),
     (&["lora.dropout"], something_is_kept),
     (&["memory.block_swap", "model.num_layers"], blocks_can_be_swapped),
+    (&["memory.keep_gathered", "memory.block_swap", "mesh.dp_shard", "train.trainable"], blocks_can_stay_gathered),
     (&["memory.optimizer_offload", "optimizer.kind"], state_can_be_offloaded),
     (&["memory.activation_offload", "remat.mode", "remat.group", "model.num_layers"], inputs_are_saved),
     (&["memory.store", "train.device"], store_fits_the_device),

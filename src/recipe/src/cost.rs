@@ -18,7 +18,7 @@ pub use overhead::{GPU_SHARE, Overhead};
 pub use traffic::Traffic;
 pub(crate) use transfers::link_s;
 
-use crate::{FsdpUnit, ParamRole, ParamSpec, Recipe, Shape, StateBytes};
+use crate::{Flat, FsdpUnit, Optimizer, ParamRole, ParamSpec, Recipe, Shape, StateBytes};
 
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -110,12 +110,23 @@ impl Recipe {
 /// The elements of one unit on one rank of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct UnitSize {
-    trained: u64,
-    frozen: u64,
+    trained: Flat,
+    frozen: Flat,
     /// Elements of the largest trained tensor.
     largest_trained: u64,
-    /// Bytes of the optimizer's state.
+    /// Bytes of the optimizer's state of the tensors.
     state: StateBytes,
+}
+
+impl UnitSize {
+    /// Returns the bytes of the optimizer's state that one of `shards` ranks has.
+    fn state_of(&self, optimizer: &Optimizer, shards: usize) -> u64 {
+        let sharded = match optimizer.kind.bytes_of_an_element() {
+            Some(bytes) => bytes * self.trained.shard_len(shards),
+            None => self.state.sharded.div_ceil(shards as u64),
+        };
+        sharded + self.state.whole
+    }
 }
 
 /// The units of one rank of a TP group. One unit is gathered or reduced at a time.
@@ -133,10 +144,10 @@ impl UnitSizes {
             for spec in specs.iter().filter(|spec| spec.unit == unit) {
                 let own = if spec.is_split() { spec.len() / recipe.mesh.tp as u64 } else { spec.len() };
                 if !recipe.train.trains(spec) {
-                    size.frozen += own;
+                    size.frozen.place(own);
                     continue;
                 }
-                size.trained += own;
+                size.trained.place(own);
                 size.largest_trained = size.largest_trained.max(own);
                 let state = recipe.optimizer.state_bytes(spec, own);
                 size.state.sharded += state.sharded;
@@ -145,8 +156,22 @@ impl UnitSizes {
             size
         };
         let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(FsdpUnit::Block(i))).collect();
-        let block = blocks.iter().copied().max_by_key(|block| (block.trained, block.frozen)).unwrap_or_default();
+        let block = blocks
+            .iter()
+            .copied()
+            .max_by_key(|block| (block.trained.shard_len(1), block.frozen.shard_len(1)))
+            .unwrap_or_default();
         UnitSizes { root: size(FsdpUnit::Root), blocks, block }
+    }
+
+    /// Returns the blocks without the frozen weights that stay gathered.
+    fn gathered_at_use(&self, recipe: &Recipe) -> Vec<UnitSize> {
+        let stays = recipe.memory.kept(self.blocks.len());
+        let at_use = |(block, stays): (&UnitSize, bool)| match stays && recipe.mesh.dp_shard > 1 {
+            true => UnitSize { frozen: Flat::default(), ..*block },
+            false => *block,
+        };
+        self.blocks.iter().zip(stays).map(at_use).collect()
     }
 
     /// Returns every unit.
@@ -156,13 +181,32 @@ impl UnitSizes {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::{Recipe, load};
+pub(crate) mod tests {
+    use super::*;
+    use crate::load;
 
     /// Loads a small recipe with these settings.
     pub(super) fn recipe(sets: &[&str]) -> Recipe {
         let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
         load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).unwrap().recipe
+    }
+
+    /// Returns the length of each unit's flat tensor of the parameters that are `wanted`, on one rank of a TP group. Each tensor begins at
+    /// a multiple of 64 elements.
+    pub(crate) fn flat_lens(recipe: &Recipe, wanted: impl Fn(&ParamSpec) -> bool) -> Vec<u64> {
+        let mut ends = std::collections::BTreeMap::new();
+        for spec in recipe.param_specs().iter().filter(|spec| wanted(spec)) {
+            let end: &mut u64 = ends.entry(spec.unit).or_default();
+            let parts = if spec.is_split() { recipe.mesh.tp as u64 } else { 1 };
+            *end = end.div_ceil(64) * 64 + spec.len() / parts;
+        }
+        ends.into_values().collect()
+    }
+
+    /// Returns the length of each unit's flat tensor over `shards` shards, which are multiples of 128 elements.
+    pub(super) fn sharded_lens(recipe: &Recipe, shards: u64) -> Vec<u64> {
+        let whole = |len: &u64| len.div_ceil(128 * shards) * 128 * shards;
+        flat_lens(recipe, |_| true).iter().map(whole).collect()
     }
 
     /// CogVideoX-5B at the first stage of the TTT-video curriculum.

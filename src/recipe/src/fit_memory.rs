@@ -2,8 +2,8 @@
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
-    ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe, RecipeError,
-    RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
+    Accumulate, ComputeDtype, Device, EmaDevice, Flops, FrozenDtype, Layer, OptimizerKind, RankMemory, Recipe,
+    RecipeError, RecipeErrorKind, Remat, RematMode, Task, TrainerKind,
 };
 use serde::Serialize;
 use std::collections::HashMap;
@@ -173,6 +173,12 @@ impl Search {
             })
             .and("mesh.dp_replicate", replicate)
         });
+        let sharded = when(
+            r.train.accumulate == Accumulate::Whole && r.mesh.data_ranks() > 1 && most_parts > 1,
+            choice("train.accumulate", "sharded", "accumulate the gradients of shards", 0.02, |r| {
+                r.train.accumulate = Accumulate::Sharded;
+            }),
+        );
         let swap_more =
             [4, 2, 1].into_iter().map(|part| layers.div_ceil(part)).filter(|blocks| *blocks > r.memory.block_swap);
         let mut swap_more: Vec<usize> = swap_more.collect();
@@ -180,6 +186,12 @@ impl Search {
         let swap = swap_more.into_iter().map(|blocks| {
             choice("memory.block_swap", blocks, "swap blocks", 0.0, move |r| r.memory.block_swap = blocks)
         });
+        let gathered = when(
+            r.memory.keep_gathered > 0,
+            choice("memory.keep_gathered", 0, "gather frozen weights at each use", 0.01, |r| {
+                r.memory.keep_gathered = 0
+            }),
+        );
         let dtype = when(
             r.train.dtype == ComputeDtype::Float32,
             choice("train.dtype", "bfloat16", "compute in bfloat16", 0.05, |r| r.train.dtype = ComputeDtype::Bfloat16),
@@ -223,6 +235,8 @@ impl Search {
             setting(state),
             setting(inputs),
             setting(swap),
+            setting(sharded),
+            setting(gathered),
         ];
         Search { recipe: recipe.in_largest_bucket(), settings }
     }

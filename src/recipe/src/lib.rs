@@ -20,6 +20,7 @@ mod error;
 mod file;
 mod fit;
 mod fit_memory;
+mod flat;
 mod limits;
 mod load;
 mod lora;
@@ -41,6 +42,7 @@ mod schedule;
 mod schema;
 mod secrets;
 mod show;
+mod slab;
 mod train;
 mod value;
 
@@ -56,6 +58,7 @@ pub use error::{RecipeError, RecipeErrorKind};
 pub use file::first_comment;
 pub use fit::MeshFit;
 pub use fit_memory::MemoryFit;
+pub use flat::{Flat, SHARD_ALIGNMENT, SLOT_ALIGNMENT};
 pub use limits::{OnFailure, RunSettings, TimeLimit};
 pub use load::{Origin, Resolved, SettingRow, Settings, load, load_text, recipe_files};
 pub use lora::{Lora, LoraInit, NoSuchLayer};
@@ -76,7 +79,8 @@ pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
 pub use show::shown_settings;
+pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
-    CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
-    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
+    Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern,
+    Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
 };

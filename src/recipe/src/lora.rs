@@ -217,6 +217,7 @@ impl<'a> Target<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cost::tests::flat_lens;
     use crate::{Layer, load};
 
     fn model() -> Model {
@@ -308,8 +309,8 @@ mod tests {
         assert_eq!(cost.trainable, adapters);
         assert_eq!(cost.params, param_specs(&recipe.model).iter().map(ParamSpec::len).sum::<u64>());
         assert_eq!(cost.checkpoint_bytes, 12 * adapters);
-        let ranks = recipe.mesh.dp_shard as u64;
-        assert_eq!(cost.memory.optimizer, 8 * adapters / ranks);
-        assert_eq!(cost.memory.weights, (4 * adapters + 2 * cost.params) / ranks);
+        assert_eq!(cost.memory.optimizer, 8 * adapters);
+        let frozen = flat_lens(&recipe, |spec| spec.role == ParamRole::Trained).iter().sum::<u64>();
+        assert_eq!(cost.memory.weights, 4 * adapters + 2 * frozen);
     }
 }

@@ -1,16 +1,19 @@
-//! The `[memory]` section: what a rank keeps outside the memory of its device.
+//! The `[memory]` section: what a rank keeps gathered, and what it keeps outside the memory of its device.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{Device, Layer, Recipe, Remat, TttScan};
 
-/// Block swap and offload: the tensors that a rank keeps in a backing store, outside the memory of its device.
+/// The frozen weights that a rank keeps gathered. Block swap and offload: the tensors that it keeps in a backing store, outside the memory
+/// of its device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySettings {
     /// Blocks whose weights and gradients are in the backing store, and are fetched before they are used.
     pub block_swap: usize,
+    /// Blocks whose frozen weights stay gathered between uses, if there are several shards.
+    pub keep_gathered: usize,
     /// Whether the optimizer's state is in the backing store.
     pub optimizer_offload: bool,
     /// Whether the saved inputs of blocks are in the backing store between the forward and the backward pass.
@@ -45,6 +48,7 @@ impl Default for MemorySettings {
     fn default() -> Self {
         MemorySettings {
             block_swap: 0,
+            keep_gathered: 0,
             optimizer_offload: false,
             activation_offload: false,
             store: OffloadStore::Auto,
@@ -80,6 +84,17 @@ impl MemorySettings {
     pub fn swapped(&self, blocks: usize) -> Vec<bool> {
         let swap = self.block_swap.min(blocks);
         (0..blocks).map(|block| (block + 1) * swap / blocks > block * swap / blocks).collect()
+    }
+
+    /// Returns for each of `blocks` blocks whether its frozen weights stay gathered: the first ones that are not swapped.
+    pub fn kept(&self, blocks: usize) -> Vec<bool> {
+        let mut left = self.keep_gathered;
+        let keeps = |is_swapped: bool| {
+            let keeps = left > 0 && !is_swapped;
+            left -= usize::from(keeps);
+            keeps
+        };
+        self.swapped(blocks).into_iter().map(keeps).collect()
     }
 }
 
@@ -134,6 +149,17 @@ mod tests {
         for blocks in 1..50 {
             assert!((0..=blocks).all(|n| swapped(n, blocks).len() == n), "{blocks} blocks");
         }
+    }
+
+    #[test]
+    fn blocks_that_are_not_swapped_stay_gathered() {
+        let kept = |block_swap, keep_gathered| {
+            let of = MemorySettings { block_swap, keep_gathered, ..MemorySettings::default() }.kept(6);
+            (0..6).filter(|block| of[*block]).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(0, 2), [0, 1]);
+        assert_eq!(kept(2, 3), [0, 1, 3]);
+        assert!(kept(0, 0).is_empty() && kept(6, 1).is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The planned memory of a model for each way to train it on one device, beside figures that cogvideox-factory published.
 
-use crate::{ComputeDtype, Lora, MemorySettings, Mesh, OptimizerKind, Recipe, RematMode, Trainable};
+use crate::{Accumulate, ComputeDtype, Lora, MemorySettings, Mesh, OptimizerKind, Recipe, RematMode, Trainable};
 use serde::Serialize;
 
 /// One way to train a model on one device, and its memory.
@@ -118,6 +118,7 @@ impl Recipe {
         recipe.train.dtype = ComputeDtype::Bfloat16;
         recipe.train.device = crate::Device::Cuda;
         (recipe.train.global_batch, recipe.train.grad_accum) = (batch, 1);
+        recipe.train.accumulate = Accumulate::Whole;
         recipe.optimizer.kind = optimizer;
         recipe.ema.decay = 0.0;
         recipe.remat.mode = if recompute { RematMode::Block } else { RematMode::None };

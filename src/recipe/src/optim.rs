@@ -107,6 +107,16 @@ impl OptimizerKind {
     pub fn quantizes(self) -> bool {
         self == OptimizerKind::Adamw8bit
     }
+
+    /// Returns the bytes of state for each element of a shard, those between tensors included; `None` if every tensor has state of its
+    /// own.
+    pub(crate) fn bytes_of_an_element(self) -> Option<u64> {
+        match self {
+            OptimizerKind::Adamw => Some(8),
+            OptimizerKind::Prodigy => Some(16),
+            OptimizerKind::Adamw8bit | OptimizerKind::Adafactor => None,
+        }
+    }
 }
 
 /// The learning rate and weight decay of the parameters that match a pattern.
@@ -215,17 +225,19 @@ impl Optimizer {
 
     /// Returns the size of the state of a tensor, of which a rank of a TP group has `own` elements.
     pub fn state_bytes(&self, spec: &ParamSpec, own: u64) -> StateBytes {
+        if let Some(bytes) = self.kind.bytes_of_an_element() {
+            return StateBytes { sharded: bytes * own, whole: 0 };
+        }
         match (self.kind, spec.shape.as_slice()) {
             (OptimizerKind::Adamw8bit, _) if self.quantizes(spec) => {
                 StateBytes { sharded: 2 * own + 8 * own.div_ceil(BLOCK), whole: 0 }
             }
-            (OptimizerKind::Adamw | OptimizerKind::Adamw8bit, _) => StateBytes { sharded: 8 * own, whole: 0 },
             (OptimizerKind::Adafactor, [leading @ .., rows, columns]) => {
                 let batch: usize = leading.iter().product();
                 StateBytes { sharded: 0, whole: 4 * (batch * (rows + columns)) as u64 }
             }
             (OptimizerKind::Adafactor, _) => StateBytes { sharded: 4 * own, whole: 0 },
-            (OptimizerKind::Prodigy, _) => StateBytes { sharded: 16 * own, whole: 0 },
+            _ => StateBytes { sharded: 8 * own, whole: 0 },
         }
     }
 }

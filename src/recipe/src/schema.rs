@@ -315,6 +315,7 @@ pub static SCHEMA: &[Key] = &[
     optional("train.ttt_scan", Kind::OneOf(&["operators", "kernel"]), DefaultValue::Str("operators"), "scan of TTT layers on GPUs; operators: those of libtorch; kernel: a CUDA kernel in bfloat16, not yet run on a GPU; the CPU has a kernel of its own"),
     optional("train.collective_timeout_s", int(0, 86_400), DefaultValue::Int(0), "seconds that a rank waits for the others in a step before it fails; 0: 20 times the longest step, 10 to 30 minutes. The first step of an attempt and saves have at least 30 minutes"),
     optional("train.drift_check", int(0, MANY), DefaultValue::Int(100), "steps between comparisons of the weights of all replicas, and of the TP ranks of one node on the CPU, which must have the same bits; a difference ends the run; 0: never"),
+    optional("train.accumulate", Kind::OneOf(&["whole", "sharded"]), DefaultValue::Str("whole"), "gradient that a rank accumulates over micro-batches with mesh.dp_shard > 1; whole: unsharded in float32, reduced once a step; sharded: that of its shard, reduced in every micro-batch, in less memory"),
 
     optional("lora.rank", int(0, 4096), DefaultValue::Int(0), "rank of the adapters (LoRA) that are trained beside the weights; 0: no adapters"),
     optional("lora.alpha", NOT_NEGATIVE, DefaultValue::Float(0.0), "adapters are scaled by alpha / rank; 0: the rank, which scales by 1"),
@@ -391,6 +392,7 @@ pub static SCHEMA: &[Key] = &[
     optional("remat.shard_inputs", Kind::Bool, DefaultValue::Bool(false), "shards the saved inputs of blocks over the ranks of a TP group"),
 
     optional("memory.block_swap", int(0, 10_000), DefaultValue::Int(0), "blocks whose weights and gradients are kept outside the memory of the device; each is fetched while the block before it computes; 0: none"),
+    optional("memory.keep_gathered", int(0, 10_000), DefaultValue::Int(0), "blocks whose frozen weights stay gathered between uses, with mesh.dp_shard > 1, for example the base of adapters; takes their whole size on each rank; 0: none"),
     optional("memory.optimizer_offload", Kind::Bool, DefaultValue::Bool(false), "keeps the optimizer's state outside the memory of the device; the update fetches one block at a time"),
     optional("memory.activation_offload", Kind::Bool, DefaultValue::Bool(false), "keeps the saved inputs of blocks outside the memory of the device between the forward and the backward pass"),
     optional("memory.store", Kind::OneOf(&["auto", "host", "file"]), DefaultValue::Str("auto"), "memory beside that of the device; host: of the node, page-locked (GPUs only); file: files on a disk of the node, which end with the rank (CPU only); auto: host for ranks on GPUs, file for ranks on the CPU"),

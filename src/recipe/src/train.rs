@@ -132,6 +132,8 @@ pub struct Train {
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
     pub drift_check: u64,
+    /// What a rank accumulates over micro-batches.
+    pub accumulate: Accumulate,
 }
 
 /// The time that a rank waits for others outside of steps, and in the first step of an attempt: they load weights, save, or make samples.
@@ -387,6 +389,16 @@ pub enum TttScan {
     Operators,
     /// The CUDA kernel, in bfloat16.
     Kernel,
+}
+
+/// What a rank of several shards accumulates over the micro-batches of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accumulate {
+    /// The unsharded gradient of every unit, which is reduced once a step.
+    Whole,
+    /// The gradient of its shard: every unit is reduced in every micro-batch.
+    Sharded,
 }
 
 /// The device of the ranks.

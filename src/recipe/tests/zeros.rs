@@ -22,7 +22,7 @@ const PLAIN: [&str; 10] = [
 type Has = fn(&Recipe) -> bool;
 
 /// Keys whose 0 this crate interprets, with another value.
-const HERE: [(&str, &str, Has); 26] = [
+const HERE: [(&str, &str, Has); 27] = [
     ("train.epochs", "3", |r| r.train.steps == 0),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
     ("train.drift_check", "3", |r| (1..1000).any(|step| r.train.checks_drift_at(step))),
@@ -39,6 +39,7 @@ const HERE: [(&str, &str, Has); 26] = [
     ("ema.decay", "0.99", |r| r.ema.is_used()),
     ("ema.after_step", "3", |r| r.ema.decay_at(3) == 0.0),
     ("memory.block_swap", "1", |r| r.memory.is_used()),
+    ("memory.keep_gathered", "1", |r| r.memory.kept(2).contains(&true)),
     ("checkpoint.interval", "3", |r| (1..100).any(|step| r.checkpoint.is_due(step))),
     ("checkpoint.max_failures", "3", |r| (1..100).any(|failed| r.checkpoint.gives_up_after(failed))),
     ("log.peak_tflops", "989", |r| r.log.mfu(300.0).is_some()),
@@ -91,12 +92,13 @@ fn lr(recipe: &Recipe, step: u64) -> f64 {
 }
 
 /// The settings without which a key has no effect.
-const NEEDS: [(&str, &[&str]); 5] = [
+const NEEDS: [(&str, &[&str]); 6] = [
     ("ema.after_step", &["ema.decay=0.99"]),
     ("optimizer.cycles", &["optimizer.schedule=cosine"]),
     ("optimizer.cooldown_steps", &["optimizer.schedule=wsd", "optimizer.anneal=linear"]),
     ("optimizer.beta1_low", &["optimizer.schedule=one_cycle", "optimizer.warmup_steps=5"]),
     ("optimizer.clip_start_steps", &["optimizer.clip_rule=decaying"]),
+    ("memory.keep_gathered", &["mesh.dp_shard=2", "lora.rank=4", "train.trainable=lora"]),
 ];
 
 /// Returns the only sample of a recipe.

@@ -1,5 +1,7 @@
 //! The layout of a unit's tensors in its flat tensors, and each rank's shard of them. Arithmetic only.
 
+use recipe::Flat;
+
 /// One of the two flat tensors of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
@@ -64,22 +66,32 @@ pub struct ShardRange {
 }
 
 impl Layout {
-    /// Lays tensors end to end; each flat tensor is padded to a multiple of the number of shards.
+    /// Lays tensors one after another, aligned as [`recipe::Flat`] does.
     pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, ParamKind, TpLayout)>, shards: usize) -> Self {
-        let (mut trained, mut frozen) = (0, 0);
+        let (mut trained, mut frozen) = (Flat::default(), Flat::default());
         let slots = tensors
             .into_iter()
             .map(|(shape, kind, tp_layout)| {
-                let len = shape.iter().product();
-                let end = if kind == ParamKind::Trained { &mut trained } else { &mut frozen };
-                let slot = Slot { shape, kind, tp_layout, offset: *end, len };
-                *end += len;
-                slot
+                let len: i64 = shape.iter().product();
+                let flat = if kind == ParamKind::Trained { &mut trained } else { &mut frozen };
+                Slot { shape, kind, tp_layout, offset: flat.place(len as u64) as i64, len }
             })
             .collect();
-        let shards = shards as i64;
-        let part = |len: i64| (len + shards - 1) / shards;
+        let part = |flat: Flat| flat.shard_len(shards) as i64;
         Layout { slots, trained_shard: part(trained), frozen_shard: part(frozen) }
+    }
+
+    /// Returns the runs of a flat tensor of `shards` shards that belong to no slot: start and length.
+    pub fn gaps(&self, kind: ParamKind, shards: usize) -> Vec<(i64, i64)> {
+        let starts = self.slots.iter().filter(|slot| slot.kind == kind).map(|slot| (slot.offset, slot.len));
+        let end = (self.shard_len(kind) * shards as i64, 0);
+        let mut used = 0;
+        let gap = |(start, len)| {
+            let gap = (used, start - used);
+            used = start + len;
+            gap
+        };
+        starts.chain([end]).map(gap).filter(|(_, len)| *len > 0).collect()
     }
 
     /// Returns the number of elements of one shard.
@@ -112,31 +124,48 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    #[test]
-    fn over_all_ranks_the_runs_cover_every_element_once() {
-        let shapes = [
-            (vec![3, 5], ParamKind::Trained, TpLayout::Replicated),
-            (vec![7], ParamKind::Frozen, TpLayout::Sharded),
-            (vec![1], ParamKind::Trained, TpLayout::Sharded),
-            (vec![4, 4], ParamKind::Frozen, TpLayout::Replicated),
-            (vec![2, 2, 3], ParamKind::Trained, TpLayout::Replicated),
-        ];
-        for shards in 1..9 {
-            let layout = Layout::new(shapes.clone(), shards);
+    /// Returns a layout of up to 12 tensors of random shapes and kinds.
+    fn layouts() -> impl Strategy<Value = (Layout, usize)> {
+        let kind = prop_oneof![Just(ParamKind::Trained), Just(ParamKind::Frozen)];
+        let shape =
+            prop_oneof![prop::collection::vec(1..40i64, 1..4), Just(vec![1]), Just(vec![64, 3]), Just(vec![48])];
+        (prop::collection::vec((shape, kind, Just(TpLayout::Replicated)), 0..12), 1..9usize)
+            .prop_map(|(tensors, shards)| (Layout::new(tensors, shards), shards))
+    }
+
+    proptest! {
+        #[test]
+        fn over_all_ranks_the_runs_cover_every_element_once((layout, shards) in layouts()) {
             let mut seen: Vec<Vec<u32>> = layout.slots.iter().map(|s| vec![0; s.len as usize]).collect();
-            for rank in 0..shards {
-                for range in layout.ranges(rank) {
-                    assert!(
-                        range.shard_start + range.len <= layout.shard_len(range.kind),
-                        "{shards} shards, rank {rank}"
-                    );
-                    for i in range.start..range.start + range.len {
-                        seen[range.slot][i as usize] += 1;
-                    }
+            for range in (0..shards).flat_map(|rank| layout.ranges(rank)) {
+                prop_assert!(range.shard_start + range.len <= layout.shard_len(range.kind));
+                for i in range.start..range.start + range.len {
+                    seen[range.slot][i as usize] += 1;
                 }
             }
-            assert!(seen.iter().flatten().all(|&n| n == 1), "{shards} shards: {seen:?}");
+            prop_assert!(seen.iter().flatten().all(|&n| n == 1), "{:?}", seen);
+        }
+
+        #[test]
+        fn slots_and_gaps_cover_every_element_of_a_flat_tensor_once((layout, shards) in layouts()) {
+            for kind in [ParamKind::Trained, ParamKind::Frozen] {
+                let mut seen = vec![0; layout.shard_len(kind) as usize * shards];
+                let slots = layout.slots.iter().filter(|slot| slot.kind == kind).map(|slot| (slot.offset, slot.len));
+                for (start, len) in slots.chain(layout.gaps(kind, shards)) {
+                    seen[start as usize..(start + len) as usize].iter_mut().for_each(|n| *n += 1);
+                }
+                prop_assert!(seen.iter().all(|&n| n == 1), "{:?}", seen);
+            }
+        }
+
+        #[test]
+        fn slots_and_shards_begin_at_16_bytes_in_every_dtype((layout, shards) in layouts()) {
+            prop_assert!(layout.slots.iter().all(|slot| slot.offset % 64 == 0));
+            for kind in [ParamKind::Trained, ParamKind::Frozen] {
+                prop_assert!(shards == 1 || layout.shard_len(kind) % 128 == 0);
+            }
         }
     }
 }

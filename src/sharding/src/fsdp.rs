@@ -1,14 +1,21 @@
 //! Fully sharded parameters: a unit's parameters are gathered before it runs and freed after it; gradients are reduced to shards.
 //!
 //! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
-//! unit's gather and the last unit's reduction are in flight while a unit computes.
+//! unit's gather and the last unit's reduction are in flight while a unit computes. A unit's gradient is summed over the replicas as
+//! soon as it is reduced, while earlier units compute theirs.
 
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
 use c10d::{Pending, Reduce, Result};
+use recipe::Accumulate;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
+
+/// The bytes of gradients whose sums over the replicas start together, as in PyTorch's DDP. Small units, such as those of adapters, would
+/// start a sum each.
+const SUMMED_AT_ONCE: usize = 25 << 20;
 
 /// The sharded parameters of a model and the gradients of this rank's shards.
 pub struct Fsdp {
@@ -18,19 +25,37 @@ pub struct Fsdp {
     units: Vec<ShardedUnit>,
     offload: Option<Offload>,
     gathering: Option<(usize, Ahead)>,
-    /// A reduce-scatter in flight.
-    reducing: Option<Pending>,
+    /// A unit's reduce-scatter in flight.
+    reducing: Option<Reducing>,
+    /// Units whose gradients are reduced. Their sums over the replicas start together.
+    reduced: Vec<usize>,
+    /// The bytes of gradients whose sums start together.
+    summed_at_once: usize,
+    /// Sums over the replicas in flight.
+    summing: Vec<Pending>,
     grad_sync: GradSync,
+    accumulate: Accumulate,
+    /// The number of changes of the frozen weights.
+    frozen_version: Cell<u64>,
     waited: Duration,
 }
 
 /// The current part of a batch, for gradient accumulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradSync {
-    /// Not the last part: this rank accumulates unsharded gradients in fp32.
+    /// Not the last part: this rank accumulates gradients in fp32, as [`Accumulate`] sets.
     Accumulate,
-    /// The last or only part: each unit's accumulated gradient is reduced once, and freed.
+    /// The last or only part: each unit's gradient is complete after its reduction.
     Reduce,
+}
+
+/// A reduce-scatter in flight.
+struct Reducing {
+    unit: usize,
+    pending: Pending,
+    /// The destination, if it is not the shard's gradient but will be added to it.
+    part: Option<Tensor>,
+    grad_sync: GradSync,
 }
 
 /// This rank's part of one unit.
@@ -42,28 +67,39 @@ struct ShardedUnit {
     trained: Option<TrainedShard>,
     /// Weights in the compute dtype, or another that [`Fsdp::keeping_frozen_in`] sets.
     frozen: Option<Tensor>,
+    /// Whether the whole frozen tensor stays gathered between uses.
+    keeps: bool,
+    /// The whole frozen tensor, and the version of the frozen weights that it has.
+    kept: Option<(u64, Tensor)>,
+}
+
+impl ShardedUnit {
+    /// Returns the whole frozen tensor if it was kept and has this version of the weights.
+    fn kept(&self, version: u64) -> Option<Tensor> {
+        self.kept.as_ref().filter(|(of, _)| *of == version).map(|(_, whole)| whole.shallow_clone())
+    }
 }
 
 /// A trained shard.
 struct TrainedShard {
     master: Tensor,
     grad: Tensor,
-    /// Whether `grad` already has a contribution of this step. Used only with one shard.
+    /// Whether `grad` already has a contribution of this step.
     filled: bool,
-    /// The unit's accumulated unsharded gradient, until the last part of the batch.
+    /// The unit's accumulated unsharded gradient, until the last part of the batch, with [`Accumulate::Whole`].
     whole: Option<Tensor>,
 }
 
-/// A unit's whole flat tensors, and the gathers that fill them.
+/// A unit's whole flat tensors, and the gather that fills them.
 struct Gathered {
     trained: Option<Tensor>,
     frozen: Option<Tensor>,
-    pending: Vec<Pending>,
+    pending: Option<Pending>,
 }
 
 /// A unit that was requested ahead of its use.
 enum Ahead {
-    /// Its gathers are in flight.
+    /// Its gather is in flight.
     Gathered(Gathered),
     /// Its shards are being fetched: the trained one and the frozen one. They are gathered after that.
     Fetched([Option<Fetched>; 2]),
@@ -136,6 +172,8 @@ impl Fsdp {
             };
             Ok(ShardedUnit {
                 swapped,
+                keeps: false,
+                kept: None,
                 trained: (layout.trained_shard > 0).then(trained).transpose()?,
                 frozen: (layout.frozen_shard > 0).then(|| zeros(layout.frozen_shard, frozen)).transpose()?,
                 layout,
@@ -150,9 +188,35 @@ impl Fsdp {
             offload,
             gathering: None,
             reducing: None,
+            reduced: Vec::new(),
+            summed_at_once: SUMMED_AT_ONCE,
+            summing: Vec::new(),
             grad_sync: GradSync::Reduce,
+            accumulate: Accumulate::Whole,
+            frozen_version: Cell::new(0),
             waited: Duration::ZERO,
         })
+    }
+
+    /// Sets what several shards accumulate over the parts of a batch.
+    #[must_use]
+    pub fn accumulating(mut self, accumulate: Accumulate) -> Self {
+        self.accumulate = accumulate;
+        self
+    }
+
+    /// Sets the units whose whole frozen tensors stay gathered between uses, in several shards. Swapped units do not keep theirs.
+    #[must_use]
+    pub fn keeping(mut self, units: &[bool]) -> Self {
+        for (unit, keeps) in self.units.iter_mut().zip(units) {
+            unit.keeps = *keeps && !unit.swapped && self.groups.shard.size() > 1;
+        }
+        self
+    }
+
+    /// Forgets kept frozen tensors. Call it after a change of frozen weights.
+    pub fn frozen_changed(&self) {
+        self.frozen_version.set(self.frozen_version.get() + 1);
     }
 
     /// Returns the backing store and its copies, if there is one.
@@ -179,8 +243,18 @@ impl Fsdp {
     ///
     /// # Errors
     /// The error of `visit`, or of a fetch.
-    pub fn visit(&self, access: Access, mut visit: impl FnMut(ShardView<'_>) -> Result<()>) -> Result<()> {
-        for (number, unit) in self.units.iter().enumerate() {
+    pub fn visit(&self, access: Access, visit: impl FnMut(ShardView<'_>) -> Result<()>) -> Result<()> {
+        self.visit_units(access, |_| true, visit)
+    }
+
+    /// Visits as [`Fsdp::visit`] does, only units that are `wanted`.
+    fn visit_units(
+        &self,
+        access: Access,
+        wanted: impl Fn(&ShardedUnit) -> bool,
+        mut visit: impl FnMut(ShardView<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for (number, unit) in self.units.iter().enumerate().filter(|(_, unit)| wanted(unit)) {
             let Some(TrainedShard { master, grad, .. }) = &unit.trained else { continue };
             let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
                 visit(ShardView { unit: number, master, grad })?;
@@ -266,14 +340,20 @@ impl Fsdp {
                 self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
             }
         };
-        gathered.pending.into_iter().try_for_each(|pending| wait(pending, &mut self.waited))?;
+        let Gathered { trained, frozen, pending } = gathered;
+        pending.map_or(Ok(()), |pending| wait(pending, &mut self.waited))?;
+        let version = self.frozen_version.get();
+        let frozen = self.units[unit].kept(version).or(frozen);
+        if self.units[unit].keeps {
+            self.units[unit].kept = frozen.as_ref().map(|whole| (version, whole.shallow_clone()));
+        }
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
         let view = |slot: &Slot| {
             let (flat, trained) = match slot.kind {
-                ParamKind::Trained => (&gathered.trained, true),
-                ParamKind::Frozen => (&gathered.frozen, false),
+                ParamKind::Trained => (&trained, true),
+                ParamKind::Frozen => (&frozen, false),
             };
             let flat = flat.as_ref().expect("a slot lies in a flat tensor that exists");
             flat.narrow(0, slot.offset, slot.len).view(slot.shape.as_slice()).detach().set_requires_grad(trained)
@@ -285,7 +365,8 @@ impl Fsdp {
         let unit = &self.units[unit];
         let trained = unit.trained.as_ref().map(|t| &t.master);
         let Some(offload) = self.offload.as_ref().filter(|_| unit.swapped) else {
-            return self.gather_whole(trained, unit.frozen.as_ref()).map(Ahead::Gathered);
+            let frozen = if unit.kept(self.frozen_version.get()).is_some() { None } else { unit.frozen.as_ref() };
+            return self.gather_whole(trained, frozen).map(Ahead::Gathered);
         };
         let fetch = |shard: Option<&Tensor>| shard.map(|shard| offload.fetch(shard, self.compute)).transpose();
         Ok(Ahead::Fetched([fetch(trained)?, fetch(unit.frozen.as_ref())?]))
@@ -294,19 +375,27 @@ impl Fsdp {
     /// Starts to gather flat tensors of a unit from the shards of all ranks.
     fn gather_whole(&self, trained: Option<&Tensor>, frozen: Option<&Tensor>) -> Result<Gathered> {
         let shard = &self.groups.shard;
-        let mut pending = Vec::new();
-        let mut whole = |part: &Tensor| -> Result<Tensor> {
-            // Cast before the gather: this halves the traffic for bf16, and changes nothing for fp32.
-            let part = part.to_kind(self.compute);
-            if shard.size() == 1 {
-                return Ok(part);
-            }
-            let out = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, part.device()));
-            pending.push(shard.all_gather_into(&out, &part)?);
-            Ok(out)
+        let own = |whole: &Tensor| {
+            let len = whole.size()[0] / shard.size() as i64;
+            whole.narrow(0, len * shard.rank() as i64, len)
         };
-        let trained = trained.map(&mut whole).transpose()?;
-        let frozen = frozen.map(&mut whole).transpose()?;
+        // Cast before the gather: this halves the traffic for bf16, and changes nothing for fp32.
+        let place = |part: &Tensor| {
+            if shard.size() == 1 {
+                return part.to_kind(self.compute);
+            }
+            let whole = Tensor::empty([part.size()[0] * shard.size() as i64], (self.compute, part.device()));
+            tch::no_grad(|| own(&whole).copy_(part));
+            whole
+        };
+        let (trained, frozen) = (trained.map(place), frozen.map(place));
+        let wholes: Vec<&Tensor> = trained.iter().chain(&frozen).collect();
+        let pending = if shard.size() == 1 || wholes.is_empty() {
+            None
+        } else {
+            let parts: Vec<Tensor> = wholes.iter().map(|whole| own(whole)).collect();
+            Some(shard.all_gather_many(&wholes.into_iter().zip(&parts).collect::<Vec<_>>())?)
+        };
         Ok(Gathered { trained, frozen, pending })
     }
 
@@ -344,16 +433,19 @@ impl Fsdp {
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
+            if self.grad_sync == GradSync::Reduce && !swapped {
+                return self.sum_over_replicas(unit);
+            }
             return release(self.offload.as_ref().filter(|_| swapped), &[&trained.grad]);
         }
         // Reduced in fp32 for every compute dtype, as the reference requires (parallelisms.py:157).
         let before = trained.whole.take();
         let first = before.is_none();
         let flat = before.unwrap_or_else(|| {
-            let whole = layout.trained_shard * shards as i64;
-            let flat = Tensor::empty([whole], (Kind::Float, device));
-            let used: i64 = layout.slots.iter().filter(|s| s.kind == ParamKind::Trained).map(|s| s.len).sum();
-            let _ = flat.narrow(0, used, whole - used).zero_();
+            let flat = Tensor::empty([layout.trained_shard * shards as i64], (Kind::Float, device));
+            for (start, len) in layout.gaps(ParamKind::Trained, shards) {
+                let _ = flat.narrow(0, start, len).zero_();
+            }
             flat
         });
         for (slot, grad) in grads {
@@ -361,20 +453,17 @@ impl Fsdp {
             let from = grad.view(-1);
             tch::no_grad(|| if first { to.copy_(&from) } else { to += from });
         }
-        if self.grad_sync == GradSync::Accumulate {
+        if self.grad_sync == GradSync::Accumulate && self.accumulate == Accumulate::Whole {
             trained.whole = Some(flat);
             return Ok(());
         }
-        if swapped {
-            // NCCL reduces to memory of the device. The shard leaves it at once.
-            let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
-            wait(self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?, &mut self.waited)?;
-            tch::no_grad(|| trained.grad.copy_(&here));
-            return release(self.offload.as_ref(), &[&trained.grad]);
-        }
-        let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
-        self.reducing = Some(pending);
-        Ok(())
+        // NCCL reduces to memory of the device, where a swapped shard is not.
+        let part = (swapped || trained.filled).then(|| Tensor::empty([layout.trained_shard], (Kind::Float, device)));
+        let to = part.as_ref().unwrap_or(&trained.grad);
+        let pending = self.groups.shard.reduce_scatter_into(to, &flat, Reduce::Sum)?;
+        self.reducing = Some(Reducing { unit, pending, part, grad_sync: self.grad_sync });
+        // A swapped shard leaves the memory of the device at once.
+        if swapped { self.wait_reduce() } else { Ok(()) }
     }
 
     /// Sums the gradients of partial slots over the TP group, in one collective.
@@ -396,25 +485,54 @@ impl Fsdp {
         Ok(grads)
     }
 
+    /// Waits for the reduce-scatter in flight, adds its result to the shard's gradient, and starts the sum of a complete gradient over the
+    /// replicas.
     fn wait_reduce(&mut self) -> Result<()> {
-        self.reducing.take().map_or(Ok(()), |pending| wait(pending, &mut self.waited))
+        let Some(Reducing { unit, pending, part, grad_sync }) = self.reducing.take() else { return Ok(()) };
+        wait(pending, &mut self.waited)?;
+        let ShardedUnit { swapped, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
+        if let Some(part) = part {
+            let (mut to, part) = (trained.grad.shallow_clone(), part.to_device(trained.grad.device()));
+            tch::no_grad(|| if trained.filled { to += part } else { to.copy_(&part) });
+        }
+        trained.filled = true;
+        if *swapped {
+            return release(self.offload.as_ref(), &[&trained.grad]);
+        }
+        if grad_sync == GradSync::Reduce { self.sum_over_replicas(unit) } else { Ok(()) }
     }
 
-    /// Completes the gradients of a step: waits for reductions in flight and sums over the replicas.
+    /// Adds a unit to those that are summed over the replicas, and starts their sums if they are large enough.
+    fn sum_over_replicas(&mut self, unit: usize) -> Result<()> {
+        self.reduced.push(unit);
+        let bytes = |unit: &usize| self.units[*unit].layout.trained_shard as usize * Kind::Float.elt_size_in_bytes();
+        if self.reduced.iter().map(bytes).sum::<usize>() >= self.summed_at_once { self.start_sums() } else { Ok(()) }
+    }
+
+    /// Starts to sum the gradients of reduced units over the replicas.
+    fn start_sums(&mut self) -> Result<()> {
+        let reduced = std::mem::take(&mut self.reduced);
+        if self.groups.replicate.size() > 1 && !reduced.is_empty() {
+            let grads =
+                reduced.iter().filter_map(|unit| self.units[*unit].trained.as_ref()).map(|trained| &trained.grad);
+            let sums = self.groups.replicate.all_reduce_many(&grads.collect::<Vec<_>>(), Reduce::Sum)?;
+            self.summing.push(sums);
+        }
+        Ok(())
+    }
+
+    /// Completes the gradients of a step: waits for the collectives in flight, and sums swapped shards over the replicas.
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
+        self.start_sums()?;
+        std::mem::take(&mut self.summing).into_iter().try_for_each(|sum| wait(sum, &mut self.waited))?;
         if self.groups.replicate.size() > 1 {
-            let (mut sums, mut waited) = (Vec::new(), Duration::ZERO);
-            self.visit(Access::Write, |shard| {
-                let sum = self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?;
-                // A swapped shard leaves the memory of the device after its sum.
-                if self.units[shard.unit].swapped {
-                    return wait(sum, &mut waited);
-                }
-                sums.push(sum);
-                Ok(())
+            let mut waited = Duration::ZERO;
+            let is_swapped = |unit: &ShardedUnit| unit.swapped;
+            // A swapped shard is summed on the device. It leaves the device's memory after its sum.
+            self.visit_units(Access::Write, is_swapped, |shard| {
+                wait(self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?, &mut waited)
             })?;
-            sums.into_iter().try_for_each(|sum| wait(sum, &mut waited))?;
             self.waited += waited;
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
@@ -435,3 +553,6 @@ fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
 fn release(offload: Option<&Offload>, tensors: &[&Tensor]) -> Result<()> {
     offload.map_or(Ok(()), |offload| offload.store().release(tensors))
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@ pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], family: &impl Family, s
         tch::no_grad(|| owned.values.copy_(&piece));
         fsdp.release(&[&owned.values])?;
     }
+    fsdp.frozen_changed();
     Ok(())
 }
 

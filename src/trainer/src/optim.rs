@@ -93,7 +93,10 @@ fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) 
     for owned in trained(fsdp).filter(|owned| owned.unit == unit) {
         let next = Segment::of(o, &tables[unit][owned.range.slot], &owned);
         match segments.last_mut() {
-            Some(last) if (last.rate, last.weight_decay) == (next.rate, next.weight_decay) => last.len += next.len,
+            // The elements between them are zero, and so are their gradients: an update leaves them zero.
+            Some(last) if (last.rate, last.weight_decay) == (next.rate, next.weight_decay) => {
+                last.len = next.start + next.len - last.start;
+            }
             _ => segments.push(next),
         }
     }

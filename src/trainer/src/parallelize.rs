@@ -1,5 +1,6 @@
 //! Applies FSDP and TP to a network: its units, sharded by FSDP, and their tensors, split by TP.
 
+use crate::step::compute_kind;
 use c10d::Group;
 use dit::block::ActivationCheckpointing;
 use dit::cogvideox::CogVideoX;
@@ -12,6 +13,8 @@ use dit::params::{Adapters, SlotGrad, UnitParams};
 use recipe::{FsdpUnit, ParamSpec, Recipe, Split};
 use sharding::flat::{Layout, ParamKind, TpLayout};
 use sharding::fsdp::Fsdp;
+use sharding::mesh::MeshGroups;
+use sharding::offload::Offload;
 use tch::{TchError, Tensor};
 
 /// Returns the parameter table of every unit of a recipe's network in FSDP's order: the root, then the blocks.
@@ -61,6 +64,23 @@ fn adapters(recipe: &Recipe) -> Vec<Adapters> {
 /// Returns the layout of every unit on one rank of a TP group: one flat tensor of trained parameters, one of frozen ones.
 pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     layouts_of(recipe, tables, |spec| recipe.train.trains(spec))
+}
+
+/// Allocates the sharded parameters of a recipe's network on this rank. `swap` is the backing store and which units are swapped.
+///
+/// # Errors
+/// The backing store is exhausted.
+pub fn fsdp(
+    recipe: &Recipe,
+    tables: &[Vec<ParamSpec>],
+    groups: MeshGroups,
+    swap: Option<(Offload, Vec<bool>)>,
+) -> c10d::Result<Fsdp> {
+    let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
+    let fsdp = Fsdp::with(layouts(recipe, tables), groups, compute, frozen, swap)?;
+    // The root, the first unit, does not stay gathered.
+    let kept: Vec<bool> = std::iter::once(false).chain(recipe.memory.kept(recipe.model.num_layers)).collect();
+    Ok(fsdp.accumulating(recipe.train.accumulate).keeping(&kept))
 }
 
 /// Returns the layouts for inference: weights in the compute dtype, without gradients.

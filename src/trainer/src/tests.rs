@@ -10,4 +10,5 @@ mod recorded_adapters;
 mod recorded_conditions;
 mod recorded_training;
 mod released_models;
+mod sharded_settings;
 pub(crate) mod support;

@@ -13,13 +13,13 @@ use crate::fault;
 use crate::log::RunLog;
 use crate::offload;
 use crate::optim::OptimizerState;
-use crate::parallelize::{layouts, unit_tables};
+use crate::parallelize::{fsdp, unit_tables};
 use crate::phase::{self, Phase};
 use crate::profile::{self, Profile};
 use crate::requests::{SaveStopRequests, StopSources};
 use crate::sample::{LEVELS, TrainingSamples};
 use crate::signals::Signals;
-use crate::step::{Outcome, Step, compute_kind};
+use crate::step::{Outcome, Step};
 use dataset::order::StepPlan;
 use dit::family::Family;
 use dit::network::Network;
@@ -144,8 +144,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let tables = unit_tables(&recipe);
         phase::enter(Phase::Load);
         let swap = agree_on(&groups.world, offload::of(&recipe, groups.device, ranks_on_node))?;
-        let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
-        let fsdp = Fsdp::with(layouts(&recipe, &tables), groups, compute, frozen, swap).map_err(device_failed)?;
+        let fsdp = fsdp(&recipe, &tables, groups, swap).map_err(device_failed)?;
         let progress = Progress {
             step: 0,
             samples: 0,

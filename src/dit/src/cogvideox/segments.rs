@@ -3,6 +3,7 @@
 //! A sequence is all text, then all video. Segment i is text i and latent frames 12i to 12i+12; adjacent segments share
 //! one frame. Index tensors hold positions in the sequence, `[L]` unless documented otherwise.
 
+use kernels::order::Order;
 use recipe::{LrAlignment, Model, SEGMENT_FRAMES};
 use tch::{Device, Tensor};
 
@@ -10,8 +11,8 @@ use tch::{Device, Tensor};
 #[derive(Debug)]
 pub struct Segments {
     count: i64,
-    /// `[n·S]`, S tokens per segment: text, then video.
-    tokens: Tensor,
+    /// n·S places, S tokens per segment: text, then video.
+    tokens: Order,
     /// One over the number of segments that contain a token, `[L, 1]`.
     share: Tensor,
 }
@@ -34,28 +35,27 @@ impl Segments {
             seen[*token as usize] += 1.0;
         }
         let share = (Tensor::from_slice(&seen).reciprocal()).unsqueeze(1);
-        Some(Segments { count: n as i64, tokens: Tensor::from_slice(&tokens), share })
+        let tokens = Order::new(&tokens).expect("adjacent segments share one frame, and no token is in three");
+        Some(Segments { count: n as i64, tokens, share })
     }
 
     /// Moves the index tensors to a device.
     pub fn move_to(&mut self, device: Device) {
-        self.tokens = self.tokens.to_device(device);
+        self.tokens.move_to(device);
         self.share = self.share.to_device(device);
     }
 
     /// Splits `[B, L, H, F]` into a batch of segments, `[B·n, S, H, F]`.
     pub fn split(&self, x_blhf: &Tensor) -> Tensor {
         let size = x_blhf.size();
-        x_blhf.index_select(1, &self.tokens).view([size[0] * self.count, -1, size[2], size[3]])
+        self.tokens.select(x_blhf).view([size[0] * self.count, -1, size[2], size[3]])
     }
 
     /// Merges segments `[B·n, S, D]` into sequences `[B, L, D]`; a token of two segments gets their mean.
     pub fn merge(&self, x_bsd: &Tensor) -> Tensor {
         let size = x_bsd.size();
         let flat = x_bsd.reshape([size[0] / self.count, self.count * size[1], size[2]]);
-        let share = self.share.to_kind(x_bsd.kind());
-        let sum = Tensor::zeros([flat.size()[0], share.size()[0], size[2]], (x_bsd.kind(), x_bsd.device()));
-        sum.index_add(1, &self.tokens, &flat) * share
+        self.tokens.sum(&flat) * self.share.to_kind(x_bsd.kind())
     }
 }
 
@@ -63,18 +63,12 @@ impl Segments {
 #[derive(Debug)]
 pub struct ScanOrder {
     /// Time order: text 0, frames 0 to 12, text 1, frames 13 to 24, and so on. `None` if the sequence already has this order.
-    interleave: Option<Interleave>,
-    /// Reverse time order, as positions: texts in reverse order (tokens within a text keep their order), then all video tokens
-    /// reversed. It is its own inverse.
-    reverse: Tensor,
+    interleave: Option<Order>,
+    /// Reverse time order: texts in reverse order (tokens within a text keep their order), then all video tokens reversed. It is its own
+    /// inverse.
+    reverse: Order,
     /// The token whose learning rate each token of the scan gets. `None` if each token has its own.
     rates: Option<Tensor>,
-}
-
-#[derive(Debug)]
-struct Interleave {
-    there: Tensor,
-    back: Tensor,
 }
 
 impl ScanOrder {
@@ -90,6 +84,7 @@ impl ScanOrder {
             let video = first_video + begin * frame..first_video + end * frame;
             there.extend((segment * text..(segment + 1) * text).chain(video).map(|t| t as i64));
         }
+        let permutation = |there: &[i64]| Order::new(there).expect("each token is scanned once");
         let reverse: Vec<i64> = (0..n)
             .rev()
             .flat_map(|segment| segment * text..(segment + 1) * text)
@@ -106,27 +101,24 @@ impl ScanOrder {
             };
             Tensor::from_slice(&there.chunks_exact(b).flat_map(of).collect::<Vec<_>>())
         });
-        let there = Tensor::from_slice(&there);
-        let interleave = (n > 1).then(|| Interleave { back: there.argsort(0, false), there: there.shallow_clone() });
-        ScanOrder { interleave, reverse: Tensor::from_slice(&reverse), rates }
+        let interleave = (n > 1).then(|| permutation(&there));
+        ScanOrder { interleave, reverse: permutation(&reverse), rates }
     }
 
     /// Moves the index tensors to a device.
     pub fn move_to(&mut self, device: Device) {
-        let there = |t: Tensor| t.to_device(device);
-        self.interleave = self.interleave.take().map(|i| Interleave { there: there(i.there), back: there(i.back) });
-        self.reverse = self.reverse.to_device(device);
-        self.rates = self.rates.take().map(there);
+        self.interleave.iter_mut().chain([&mut self.reverse]).for_each(|order| order.move_to(device));
+        self.rates = self.rates.take().map(|rates| rates.to_device(device));
     }
 
     /// Reorders tokens `[B, L, …]` into scan order.
     pub fn to_scan_order(&self, x_bl: &Tensor) -> Tensor {
-        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.there))
+        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |order| order.select(x_bl))
     }
 
     /// Undoes [`ScanOrder::to_scan_order`].
     pub fn to_sequence_order(&self, x_bl: &Tensor) -> Tensor {
-        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |i| x_bl.index_select(1, &i.back))
+        self.interleave.as_ref().map_or_else(|| x_bl.shallow_clone(), |order| order.sum(x_bl))
     }
 
     /// Reorders learning rates `[B, L, H]` into scan order.
@@ -136,7 +128,7 @@ impl ScanOrder {
 
     /// Reverses the time order of tokens `[B, L, D]`.
     pub fn reversed(&self, x_bld: &Tensor) -> Tensor {
-        x_bld.index_select(1, &self.reverse)
+        self.reverse.select(x_bld)
     }
 }
 
@@ -177,8 +169,8 @@ mod tests {
             let model = model(n);
             let scan_order = ScanOrder::new(&model);
             let all: Vec<i64> = (0..model.seq_len() as i64).collect();
-            assert_eq!(sorted(&scan_order.reverse), all);
             let tokens = Tensor::from_slice(&all).unsqueeze(0);
+            assert_eq!(sorted(&scan_order.reversed(&tokens).view(-1)), all);
             assert_eq!(scan_order.to_sequence_order(&scan_order.to_scan_order(&tokens)), tokens);
             assert_eq!(scan_order.reversed(&scan_order.reversed(&tokens)), tokens);
         }

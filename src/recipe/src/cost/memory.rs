@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Device, EmaDevice, Layer, OffloadStore, OptimizerKind, Recipe};
+use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -24,9 +24,10 @@ pub struct RankMemory {
     pub ema_on_node: u64,
     /// The memory that blocks keep between the forward and the backward pass.
     pub kept: u64,
-    /// Gathered units: the root, a group of blocks, and the block that is being prefetched.
+    /// Gathered units: the root, a group of blocks, the block that is being prefetched, and the frozen weights of blocks that stay gathered.
     pub gathered: u64,
-    /// Unsharded float32 gradients that accumulate over micro-batches; 0 with one micro-batch or one shard.
+    /// Unsharded float32 gradients that accumulate over micro-batches, or, with `train.accumulate = "sharded"`, the part of one unit that
+    /// is added to its shard; 0 with one micro-batch or one shard.
     pub accumulated: u64,
     /// The float32 inner states of the TTT layers of a group of blocks, saved for their backward pass.
     pub scan_states: u64,
@@ -74,8 +75,7 @@ impl Offloaded {
 impl RankMemory {
     pub(crate) fn of(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]) -> Self {
         let (mesh, compute, swap) = (&recipe.mesh, recipe.train.dtype.bytes(), recipe.memory.block_swap > 0);
-        // Each unit is padded to a multiple of the ranks that it is sharded over.
-        let share = |numbers: u64| numbers.div_ceil(mesh.dp_shard as u64);
+        let share = |flat: Flat| flat.shard_len(mesh.dp_shard);
         let trained: u64 = units.all().map(|unit| share(unit.trained)).sum();
         let is_swapped = recipe.memory.swapped(units.blocks.len());
         let swapped = |wanted: bool| {
@@ -88,14 +88,24 @@ impl RankMemory {
         // A rank that has a whole replica in the dtype of the computation uses its weights in place, except those that it fetches.
         let copied =
             |bytes: u64, fetched: bool| if mesh.dp_shard > 1 || bytes != compute || fetched { compute } else { 0 };
-        let whole =
-            |unit: UnitSize, fetched| copied(F32, fetched) * unit.trained + copied(frozen_bytes, fetched) * unit.frozen;
-        let groups = units.blocks.chunks(recipe.group());
-        let prefetched = if groups.len() > 1 { whole(units.block, swap) } else { 0 };
+        let all = |flat: Flat| flat.whole_len(mesh.dp_shard);
+        let whole = |unit: UnitSize, fetched| {
+            copied(F32, fetched) * all(unit.trained) + copied(frozen_bytes, fetched) * all(unit.frozen)
+        };
+        let at_use = units.gathered_at_use(recipe);
+        let frozen = |blocks: &[UnitSize]| blocks.iter().map(|block| compute * all(block.frozen)).sum::<u64>();
+        let stay = frozen(&units.blocks) - frozen(&at_use);
+        let groups = at_use.chunks(recipe.group());
+        let largest = at_use.iter().map(|block| whole(*block, swap)).max().unwrap_or(0);
+        let prefetched = if groups.len() > 1 { largest } else { 0 };
         let group = |group: &[UnitSize]| group.iter().map(|unit| whole(*unit, swap)).sum();
-        let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched;
-        let sums: u64 = units.all().map(|unit| F32 * unit.trained).sum();
-        let state: u64 = units.all().map(|unit| share(unit.state.sharded) + unit.state.whole).sum();
+        let in_hand = whole(units.root, false) + groups.map(group).max().unwrap_or(0) + prefetched + stay;
+        let accumulated: u64 = match recipe.train.accumulate {
+            _ if recipe.train.grad_accum == 1 || mesh.dp_shard == 1 => 0,
+            Accumulate::Whole => units.all().map(|unit| F32 * all(unit.trained)).sum(),
+            Accumulate::Sharded => units.all().map(gradients).max().unwrap_or(0),
+        };
+        let state: u64 = units.all().map(|unit| unit.state_of(&recipe.optimizer, mesh.dp_shard)).sum();
         let Kept { inputs, input, attention, scans } = Kept::of(recipe, blocks);
         let (samples, offload) = (recipe.micro_batch(), &recipe.memory);
         // One input is in use and another is being fetched.
@@ -103,21 +113,21 @@ impl RankMemory {
         let average = if recipe.ema.is_used() { F32 * trained } else { 0 };
         let state_away = if offload.optimizer_offload { state } else { 0 };
         let saved_weights = |unit: UnitSize| {
-            let saved_frozen = if recipe.saves_adapters_only() { 0 } else { unit.frozen };
+            let saved_frozen = if recipe.saves_adapters_only() { Flat::default() } else { unit.frozen };
             weights(UnitSize { frozen: saved_frozen, ..unit })
         };
         let swapped_weights: u64 = swapped(true)
             .map(|unit| 2 * page_locked(gradients(unit)) + page_locked(frozen_bytes * share(unit.frozen)))
             .sum();
         let state_of = |unit: UnitSize| {
-            let (all, codes) = (share(unit.state.sharded), share(unit.trained));
+            let (bytes, codes) = (unit.state_of(&recipe.optimizer, mesh.dp_shard), share(unit.trained));
             match recipe.optimizer.kind {
                 // Two tensors of codes and two of scales.
                 OptimizerKind::Adamw8bit => {
-                    2 * page_locked(codes) + 2 * page_locked(all.saturating_sub(2 * codes).div_ceil(2))
+                    2 * page_locked(codes) + 2 * page_locked(bytes.saturating_sub(2 * codes).div_ceil(2))
                 }
                 // Two or four tensors of one size, whose sum is rounded as each of them is.
-                _ => page_locked(all),
+                _ => page_locked(bytes),
             }
         };
         let swapped_state: u64 = units.all().filter(|_| offload.optimizer_offload).map(state_of).sum();
@@ -134,10 +144,10 @@ impl RankMemory {
             ema_on_node: if on_node { average } else { 0 },
             kept: samples * (inputs_here + attention + scans),
             gathered: in_hand,
-            accumulated: if recipe.train.grad_accum > 1 && mesh.dp_shard > 1 { sums } else { 0 },
+            accumulated,
             scan_states: samples * blocks.chunks(recipe.group()).map(states_of).max().unwrap_or(0),
             workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
-            update: update(recipe, units, share),
+            update: update(recipe, units),
             saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
             offloaded: Offloaded {
                 weights: swapped(true).map(weights).sum(),
@@ -218,10 +228,11 @@ impl Kept {
 
 /// Returns the temporaries of the optimizer, and what it fetches of a unit that is kept outside the memory of the device.
 /// Counted in the code of `trainer::optim`; tests of the trainer compare them with measured peaks on the CPU.
-fn update(recipe: &Recipe, units: &UnitSizes, share: impl Fn(u64) -> u64) -> u64 {
-    let largest = |of: fn(&UnitSize) -> u64| units.all().map(|unit| share(of(&unit))).max().unwrap_or(0);
-    let trained = largest(|unit| unit.trained);
-    let tensor = largest(|unit| unit.largest_trained);
+fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
+    let shards = recipe.mesh.dp_shard;
+    let largest = |of: &dyn Fn(UnitSize) -> u64| units.all().map(of).max().unwrap_or(0);
+    let trained = largest(&|unit| unit.trained.shard_len(shards));
+    let tensor = largest(&|unit| unit.largest_trained.div_ceil(shards as u64));
     let temporaries = match recipe.optimizer.kind {
         // One fused operator updates in place.
         OptimizerKind::Adamw => 0,
@@ -233,8 +244,12 @@ fn update(recipe: &Recipe, units: &UnitSizes, share: impl Fn(u64) -> u64) -> u64
         // The quotient of the first moment and the root of the second, and its product with the rate.
         OptimizerKind::Prodigy => 2 * F32 * trained,
     };
-    let swapped = if recipe.memory.block_swap > 0 { 2 * F32 * share(units.block.trained) } else { 0 };
-    let state = if recipe.memory.optimizer_offload { largest(|unit| unit.state.sharded) } else { 0 };
+    let swapped = if recipe.memory.block_swap > 0 { 2 * F32 * units.block.trained.shard_len(shards) } else { 0 };
+    let state = if recipe.memory.optimizer_offload {
+        largest(&|unit| unit.state_of(&recipe.optimizer, shards) - unit.state.whole)
+    } else {
+        0
+    };
     temporaries + swapped + state
 }
 
@@ -279,18 +294,23 @@ fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
 
 /// Returns the size of the gradients of a block's parameters, in the compute dtype and in float32 for the reduction.
 fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
-    let flat = if recipe.mesh.dp_shard > 1 { F32 } else { 0 };
+    let (shards, flat) = (recipe.mesh.dp_shard, block.trained);
+    let reduced = if shards > 1 { F32 * flat.whole_len(shards) } else { 0 };
     // The shard of a swapped block is written before it leaves the memory of the device.
-    let swapped =
-        if recipe.memory.block_swap > 0 { F32 * block.trained.div_ceil(recipe.mesh.dp_shard as u64) } else { 0 };
-    block.trained * (recipe.train.dtype.bytes() + flat) + swapped
+    let swapped = if recipe.memory.block_swap > 0 { F32 * flat.shard_len(shards) } else { 0 };
+    recipe.train.dtype.bytes() * flat.shard_len(1) + reduced + swapped
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::recipe;
-    use crate::{Flops, param_specs};
+    use crate::Flops;
+    use crate::cost::tests::{flat_lens, recipe, sharded_lens};
+
+    /// Returns the elements of all flat tensors of the trained or frozen parameters.
+    fn flat(recipe: &Recipe, trained: bool) -> u64 {
+        flat_lens(recipe, |spec| recipe.train.trains(spec) == trained).iter().sum()
+    }
 
     #[test]
     fn replicas_keep_the_memory_of_a_rank_and_shards_and_tp_reduce_it() {
@@ -298,29 +318,31 @@ mod tests {
             |sets: &[&str]| recipe(&[sets, &["train.global_batch=8", "train.dtype=float32"]].concat()).cost().memory;
         let one = memory(&["mesh.dp_shard=1"]);
         assert_eq!(memory(&["mesh.dp_shard=1", "mesh.dp_replicate=4"]).state(), one.state());
-        let specs = param_specs(&recipe(&[]).model);
-        let all: u64 = specs.iter().map(|spec| spec.len()).sum();
+        let all = flat(&recipe(&[]), true);
         assert_eq!((one.weights, one.gradients, one.optimizer, one.gathered), (4 * all, 4 * all, 8 * all, 0));
         let two = memory(&["mesh.dp_shard=2"]);
-        assert!(two.state().abs_diff(one.state() / 2) <= 16 * 3, "padding is at most one element per unit");
-        let split: u64 = specs.iter().filter(|spec| spec.is_split()).map(|spec| spec.len()).sum();
-        assert_eq!(memory(&["mesh.dp_shard=1", "mesh.tp=2"]).weights, 4 * (all - split / 2));
+        assert_eq!(two.state(), 16 * sharded_lens(&recipe(&[]), 2).iter().sum::<u64>() / 2);
+        let tp = ["mesh.dp_shard=1", "mesh.tp=2"];
+        assert_eq!(memory(&tp).weights, 4 * flat(&recipe(&tp), true));
+        assert!(memory(&tp).weights < 4 * all * 6 / 10);
     }
 
     #[test]
     fn frozen_parameters_have_only_weights_in_the_compute_dtype() {
-        let cost = recipe(&["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]).cost();
-        assert_eq!(cost.memory.weights, 4 * cost.trainable + 2 * (cost.params - cost.trainable));
-        assert_eq!((cost.memory.gradients, cost.memory.optimizer), (4 * cost.trainable, 8 * cost.trainable));
+        let recipe = recipe(&["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]);
+        let (memory, trained) = (recipe.cost().memory, flat(&recipe, true));
+        assert_eq!(memory.weights, 4 * trained + 2 * flat(&recipe, false));
+        assert_eq!((memory.gradients, memory.optimizer), (4 * trained, 8 * trained));
     }
 
     #[test]
     fn frozen_parameters_can_be_kept_in_float32() {
         let sets = ["mesh.dp_shard=1", "train.frozen=['attn']", "train.dtype=bfloat16", "train.frozen_dtype=float32"];
-        let cost = recipe(&sets).cost();
-        assert!(cost.trainable < cost.params);
-        assert_eq!(cost.memory.weights, 4 * cost.params);
-        assert_eq!(cost.memory.gradients, 4 * cost.trainable);
+        let recipe = recipe(&sets);
+        let (trained, frozen) = (flat(&recipe, true), flat(&recipe, false));
+        assert!(frozen > 0);
+        assert_eq!(recipe.cost().memory.weights, 4 * (trained + frozen));
+        assert_eq!(recipe.cost().memory.gradients, 4 * trained);
     }
 
     #[test]
@@ -328,8 +350,16 @@ mod tests {
         let cost = |kind: &str, shards: &str| recipe(&[kind, shards, "train.global_batch=8"]).cost();
         let [adamw, adamw8bit, adafactor, prodigy] = ["adamw", "adamw8bit", "adafactor", "prodigy"].map(|kind| {
             let cost = cost(&format!("optimizer.kind={kind}"), "mesh.dp_shard=1");
-            assert_eq!(cost.checkpoint_bytes, 4 * cost.trainable + cost.memory.optimizer);
-            cost.memory.optimizer as f64 / cost.trainable as f64
+            // AdamW and Prodigy have state of the gaps between tensors too. A checkpoint has none of it.
+            let state = cost.checkpoint_bytes - 4 * cost.trainable;
+            let gaps = flat(&recipe(&["mesh.dp_shard=1"]), true) - cost.trainable;
+            let of_gaps = match kind {
+                "adamw" => 8 * gaps,
+                "prodigy" => 16 * gaps,
+                _ => 0,
+            };
+            assert_eq!(cost.memory.optimizer, state + of_gaps, "{kind}");
+            state as f64 / cost.trainable as f64
         });
         assert_eq!((adamw, prodigy), (8.0, 16.0));
         // Small tensors have moments of 8 bytes.
@@ -347,15 +377,15 @@ mod tests {
     fn an_average_costs_as_much_as_the_trained_weights() {
         let memory = |sets: &[&str]| {
             let sets = [sets, &["mesh.dp_shard=1", "train.trainable=qkvo", "train.dtype=bfloat16"]].concat();
-            let cost = recipe(&sets).cost();
-            (cost.memory, cost.checkpoint_bytes, 4 * cost.trainable)
+            let recipe = recipe(&sets);
+            (recipe.cost().memory, recipe.cost(), 4 * flat(&recipe, true))
         };
-        let (without, _, average) = memory(&[]);
-        let (with, bytes, _) = memory(&["ema.decay=0.99"]);
+        let (without, before, average) = memory(&[]);
+        let (with, after, _) = memory(&["ema.decay=0.99"]);
         assert_eq!((with.ema, with.ema_on_node, with.state()), (average, 0, without.state() + average));
         let copy = |memory: RankMemory| memory.save_copy(OffloadStore::Host);
         assert_eq!(copy(with), copy(without) + average);
-        assert_eq!(bytes, memory(&[]).1 + average);
+        assert_eq!(after.checkpoint_bytes, before.checkpoint_bytes + 4 * before.trainable);
         let node = memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cuda"]).0;
         assert_eq!((node.ema, node.ema_on_node, node.total()), (0, average, without.total()));
         assert_eq!(copy(node), copy(with));
@@ -437,11 +467,33 @@ mod tests {
     }
 
     #[test]
+    fn frozen_blocks_that_stay_gathered_take_their_whole_size_and_are_not_sent_again() {
+        let lora =
+            ["mesh.dp_shard=2", "lora.rank=4", "train.trainable=lora", "model.num_layers=6", "train.dtype=bfloat16"];
+        let cost = |keep: &str| recipe(&[&lora[..], &[keep]].concat()).cost();
+        let recipe = recipe(&lora);
+        let frozen = flat_lens(&recipe, |spec| !recipe.train.trains(spec))[1].div_ceil(256) * 256;
+        let (none, some, all) =
+            (cost("memory.keep_gathered=0"), cost("memory.keep_gathered=2"), cost("memory.keep_gathered=6"));
+        // Two blocks that are gathered at use have one place each.
+        assert_eq!(some.memory.gathered - none.memory.gathered, 2 * 2 * frozen);
+        assert_eq!(all.memory.gathered - none.memory.gathered, (6 - 2) * 2 * frozen);
+        // Half of two bytes, in the forward pass and in the recomputation of all but the last block.
+        assert_eq!(none.traffic.all_gather - some.traffic.all_gather, (4 * frozen) as f64);
+        assert_eq!(none.traffic.all_gather - all.traffic.all_gather, (11 * frozen) as f64);
+    }
+
+    #[test]
     fn micro_batches_accumulate_unsharded_gradients_only_with_shards() {
         let accumulated = |shards: &str, parts: &str| recipe(&[shards, parts]).cost().memory.accumulated;
         assert_eq!(accumulated("mesh.dp_shard=2", "train.grad_accum=1"), 0);
         assert_eq!(accumulated("mesh.dp_shard=1", "train.grad_accum=4"), 0);
-        let two = recipe(&["mesh.dp_shard=2", "train.grad_accum=2"]).cost();
-        assert_eq!(two.memory.accumulated, 4 * two.trainable);
+        let two = recipe(&["mesh.dp_shard=2", "train.grad_accum=2"]);
+        assert_eq!(two.cost().memory.accumulated, 4 * sharded_lens(&two, 2).iter().sum::<u64>());
+        let sharded = |parts: &str| recipe(&["mesh.dp_shard=2", parts, "train.accumulate=sharded"]).cost();
+        let shards = sharded_lens(&two, 2).into_iter().map(|len| len / 2);
+        assert_eq!(sharded("train.grad_accum=2").memory.accumulated, 4 * shards.max().unwrap());
+        assert_eq!(sharded("train.grad_accum=2").traffic.reduce_scatter, 2.0 * two.cost().traffic.reduce_scatter);
+        assert_eq!(sharded("train.grad_accum=2").traffic.all_reduce, two.cost().traffic.all_reduce);
     }
 }

@@ -3,15 +3,16 @@
 use serde::Serialize;
 
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{ParamSpec, Recipe, Split};
+use crate::{Accumulate, Flat, ParamSpec, Recipe, Split};
 
 /// Bytes that one rank sends in a step, and as many that it receives, with ring algorithms: for W bytes over n ranks, an
 /// all-gather or reduce-scatter sends (n-1)/n W per rank, and an all-reduce twice that.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Traffic {
-    /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice.
+    /// All-gathers of units over `dp_shard`, in the compute dtype: every block, and recomputed blocks twice. Frozen weights that stay
+    /// gathered are sent once in a run, which is not counted.
     pub all_gather: f64,
-    /// Reduce-scatters of gradients over `dp_shard`, in float32, once a step.
+    /// Reduce-scatters of gradients over `dp_shard`, in float32: once a step, or with `train.accumulate = "sharded"` once a micro-batch.
     pub reduce_scatter: f64,
     /// All-reduces of the shards' gradients over `dp_replicate`, in float32.
     pub all_reduce: f64,
@@ -26,8 +27,11 @@ impl Traffic {
         let mesh = &recipe.mesh;
         let (compute, parts) = (recipe.train.dtype.bytes() as f64, recipe.train.grad_accum as f64);
         let passed = |ranks: usize| (ranks as f64 - 1.0) / ranks as f64;
-        let whole = |unit: UnitSize| (unit.trained + unit.frozen) as f64;
-        let trained: f64 = units.all().map(|unit| unit.trained as f64).sum();
+        let all = |flat: Flat| flat.whole_len(mesh.dp_shard) as f64;
+        let whole = |unit: UnitSize| all(unit.trained) + all(unit.frozen);
+        let trained: f64 = units.all().map(|unit| all(unit.trained)).sum();
+
+        let reductions = if recipe.train.accumulate == Accumulate::Sharded { parts } else { 1.0 };
 
         let (samples, recomputed) = (recipe.micro_batch() as f64, recipe.recomputed_blocks());
         let specs = recipe.param_specs();
@@ -45,13 +49,14 @@ impl Traffic {
         let tensor_parallel: f64 = recipe.blocks().iter().enumerate().map(of_block).sum();
         let summed: u64 = specs.iter().filter(|spec| spec.split == Split::Summed).map(ParamSpec::len).sum();
         let adapters = 2.0 * summed as f64 * compute;
+        let at_use = units.gathered_at_use(recipe);
         let blocks = |blocks: &[UnitSize]| blocks.iter().map(|block| whole(*block)).sum::<f64>();
         Traffic {
             all_gather: parts
                 * passed(mesh.dp_shard)
                 * compute
-                * (whole(units.root) + blocks(&units.blocks) + blocks(&units.blocks[..recipe.recomputed_blocks()])),
-            reduce_scatter: passed(mesh.dp_shard) * 4.0 * trained,
+                * (whole(units.root) + blocks(&at_use) + blocks(&at_use[..recomputed])),
+            reduce_scatter: reductions * passed(mesh.dp_shard) * 4.0 * trained,
             all_reduce: 2.0 * passed(mesh.dp_replicate) * 4.0 * trained / mesh.dp_shard as f64,
             tensor_parallel: parts * passed(mesh.tp) * (tensor_parallel + adapters),
         }
@@ -66,7 +71,7 @@ impl Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::recipe;
+    use crate::cost::tests::{recipe, sharded_lens};
 
     #[test]
     fn one_rank_sends_nothing() {
@@ -77,11 +82,9 @@ mod tests {
     fn the_traffic_of_two_shards_matches_a_hand_count() {
         let recipe = recipe(&["mesh.dp_shard=2", "train.dtype=float32"]);
         let Traffic { all_gather, reduce_scatter, all_reduce, tensor_parallel } = recipe.cost().traffic;
-        let of = |unit: crate::FsdpUnit| -> f64 {
-            let specs = crate::param_specs(&recipe.model);
-            specs.iter().filter(|spec| spec.unit == unit).map(|spec| spec.len() as f64).sum()
-        };
-        let (root, block) = (of(crate::FsdpUnit::Root), of(crate::FsdpUnit::Block(0)));
+        let [root, block, other] =
+            sharded_lens(&recipe, 2).try_into().map(|of: [u64; 3]| of.map(|len| len as f64)).unwrap();
+        assert_eq!(block, other);
         assert_eq!(
             all_gather,
             0.5 * 4.0 * (root + 3.0 * block),

@@ -235,6 +235,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
         let stored: Vec<&Tensor> = std::iter::once(&piece.values).chain(&piece.scales).collect();
         sharded.fsdp.release(&stored).map_err(device_failed)?;
     }
+    sharded.fsdp.frozen_changed();
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use c10d::Store;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::Recipe;
 use rundir::{Checkpoint, RunDir, RunId, TrainState};
+use sharding::flat::Layout;
 use sharding::mesh::MeshGroups;
 use std::collections::{BTreeMap, VecDeque};
 use std::process::Command;
@@ -35,8 +36,13 @@ struct Rank {
 
 impl Rank {
     fn new(recipe: Recipe, groups: MeshGroups, value: f64) -> Self {
+        let layouts = layouts(&recipe, &unit_tables(&recipe));
+        Self::of(recipe, layouts, groups, value)
+    }
+
+    fn of(recipe: Recipe, layouts: Vec<Layout>, groups: MeshGroups, value: f64) -> Self {
         let tables = unit_tables(&recipe);
-        let fsdp = Fsdp::new(layouts(&recipe, &tables), groups, Kind::Float);
+        let fsdp = Fsdp::new(layouts, groups, Kind::Float);
         let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
         let ema = EmaWeights::new(&fsdp, &recipe.ema).unwrap();
         let mut rank = Rank { recipe, tables, fsdp, moments, ema, base: None };
@@ -345,6 +351,57 @@ fn an_average_of_another_shape_is_refused() {
     assert!(matches!(found, Loaded::Intact(_)), "{found:?}");
 }
 
+/// Returns layouts of two shards without gaps between tensors, whose shards end after an odd number of elements.
+fn packed(recipe: &Recipe) -> Vec<Layout> {
+    let mut layouts = layouts(recipe, &unit_tables(recipe));
+    for layout in &mut layouts {
+        let mut end = 0;
+        for slot in &mut layout.slots {
+            slot.offset = end;
+            end += slot.len;
+        }
+        layout.trained_shard = ((end + 1) / 2) | 1;
+    }
+    layouts
+}
+
+#[test]
+fn a_checkpoint_whose_slices_end_at_odd_elements_loads_into_aligned_shards() {
+    use recipe::OptimizerKind::{Adamw, Adamw8bit};
+    for kind in [Adamw, Adamw8bit] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(folder.path()).unwrap();
+        let [aligned, odd, again] = ["aligned", "odd", "again"].map(|name| RunDir::new(path.join(name)));
+        let load = |rank: &mut Rank, from: &RunDir| {
+            let found = load(&mut rank.sharded(), &from.step_dir(1), Restore::Everything).unwrap();
+            assert!(matches!(found, Loaded::Intact(_)), "{kind:?}: {found:?}");
+        };
+        let one = || Rank::new(optimized(kind, 1), MeshGroups::alone(), 0.01);
+        let mut rank = one();
+        trained_for(&mut rank, 3);
+        let before = contents(&mut rank);
+        rank.save(&aligned);
+        let recipe = optimized(kind, 2);
+        on_two_groups(path, &recipe, |groups| {
+            let mut rank = Rank::of(recipe.clone(), packed(&recipe), groups, 0.0);
+            load(&mut rank, &aligned);
+            rank.save(&odd);
+        });
+        let saved = Checkpoint::open(&odd.step_dir(1)).unwrap();
+        let slices = saved.manifest.tensors.iter().flat_map(|tensor| &tensor.slices);
+        assert!(slices.filter(|slice| slice.start % 2 == 1).count() >= 3 * 3, "every unit is cut at an odd element");
+        on_two_ranks_of(path, &recipe, |_, mut rank| {
+            load(&mut rank, &odd);
+            rank.save(&again);
+        });
+        for run in [&odd, &again] {
+            let mut rank = one();
+            load(&mut rank, run);
+            assert!(contents(&mut rank) == before, "{kind:?}: {}", run.root);
+        }
+    }
+}
+
 /// Runs two ranks as threads and returns their results.
 fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
     on_two_ranks_of(folder, &recipe(2), go)
@@ -352,11 +409,15 @@ fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync
 
 /// As [`on_two_ranks`], with another recipe.
 fn on_two_ranks_of<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
+    on_two_groups(folder, recipe, |groups| go(groups.world.rank(), Rank::new(recipe.clone(), groups, 1.5)))
+}
+
+/// As [`on_two_ranks_of`], before the ranks have any state.
+fn on_two_groups<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
     let limit = Duration::from_secs(120);
     let rank = |rank: usize| {
         let store = Store::file(folder.join("store").as_std_path(), 2, limit).unwrap();
-        let groups = MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap();
-        go(rank, Rank::new(recipe.clone(), groups, 1.5))
+        go(MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap())
     };
     std::thread::scope(|scope| {
         let rank = &rank;

@@ -2,16 +2,18 @@
 
 use crate::init;
 use crate::optim::OptimizerState;
-use crate::parallelize::{layouts, network, unit_tables};
+use crate::parallelize::{fsdp, network, unit_tables};
 use crate::requests::SaveStopRequests;
 use crate::step::{Step, compute_kind};
 use crate::tests::support::{on_ranks, plan, recipe};
+use c10d::Sent;
 use dit::diffusion::Noised;
 use dit::family::Inputs;
 use dit::objective::VPrediction;
 use recipe::{Recipe, Traffic};
 use sharding::fsdp::Fsdp;
 use sharding::mesh::MeshGroups;
+use std::ops::Range;
 use tch::{Device, Kind, Tensor};
 
 const MESHES: [[usize; 3]; 4] = [[1, 2, 1], [2, 2, 1], [1, 1, 2], [1, 2, 2]];
@@ -39,10 +41,10 @@ const SIZES: [&str; 9] = [
     "train.threads=1",
 ];
 
-/// Runs one step as a rank of a mesh; returns the bytes that it sent.
+/// Runs a step as a rank of a mesh; returns the bytes that it sent. If blocks stay gathered, a step before it gathers them.
 fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
-    let mut fsdp = Fsdp::new(layouts(recipe, &tables), groups, compute);
+    let mut fsdp = fsdp(recipe, &tables, groups, None).unwrap();
     let (network, objective) = (network(recipe), VPrediction::new(m, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
@@ -50,17 +52,28 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let ones = |shape: &[usize]| {
         Tensor::ones(shape.iter().map(|&size| size as i64).collect::<Vec<_>>(), (compute, Device::Cpu))
     };
-    step.run_on(&mut fsdp, &mut moments, 0, &plan(recipe, 0), SaveStopRequests::default(), |places| {
+    let read = |places: Range<u64>| {
         let samples = (places.end - places.start) as usize;
         let latent = ones(&[samples, m.latent_frames, m.in_channels, m.latent_height, m.latent_width]);
         let text = ones(&[samples, m.text_tokens(), m.text_dim]);
         let timestep = Tensor::full([samples as i64], 500, (Kind::Int64, Device::Cpu));
         let target = Noised { latent: latent.shallow_clone(), velocity: latent.shallow_clone() };
         Ok((Inputs { latent, text, timestep, conditions: Vec::new() }, target.into()))
-    })
-    .unwrap();
-    let groups = fsdp.groups();
-    let [shard, replicate, tp] = [&groups.shard, &groups.replicate, &groups.tp].map(|group| group.sent());
+    };
+    let sent = |fsdp: &Fsdp| {
+        let groups = fsdp.groups();
+        [&groups.shard, &groups.replicate, &groups.tp].map(|group| group.sent())
+    };
+    let mut run = |fsdp: &mut Fsdp, number| {
+        let (plan, requests) = (plan(recipe, number), SaveStopRequests::default());
+        step.run_on(fsdp, &mut moments, number, &plan, requests, read).unwrap();
+    };
+    if recipe.memory.keep_gathered > 0 {
+        run(&mut fsdp, 0);
+    }
+    let before = sent(&fsdp);
+    run(&mut fsdp, 1);
+    let [shard, replicate, tp] = [0, 1, 2].map(|axis| since(sent(&fsdp)[axis], before[axis]));
     assert_eq!((replicate.gathered, replicate.scattered, tp.scattered), (0, 0, 0));
     // The forecast omits the norms of gradients and weights, one double each.
     let ranks = recipe.mesh.tp as f64;
@@ -70,6 +83,16 @@ fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
         reduce_scatter: shard.scattered as f64,
         all_reduce: replicate.summed as f64,
         tensor_parallel: (tp.gathered + tp.summed) as f64 - norms,
+    }
+}
+
+/// Returns the difference of two counts.
+fn since(now: Sent, before: Sent) -> Sent {
+    Sent {
+        gathered: now.gathered - before.gathered,
+        scattered: now.scattered - before.scattered,
+        summed: now.summed - before.summed,
+        launches: now.launches - before.launches,
     }
 }
 
@@ -89,8 +112,14 @@ fn a_step_sends_exactly_the_forecast_bytes() {
         &["train.trainable=lora", "lora.rank=4", "lora.targets=[\"attention\", \"blocks.1.mlp.*\"]"],
         &SEGMENTS,
     ];
-    for sets in kinds {
-        for mesh in MESHES {
+    // Settings that need several shards.
+    let of_shards: [&[&str]; 2] = [
+        &["train.grad_accum=2", "train.accumulate=sharded"],
+        &["train.trainable=lora", "lora.rank=4", "memory.keep_gathered=3", "train.grad_accum=2"],
+    ];
+    let everywhere = kinds.into_iter().map(|sets| (&MESHES[..], sets));
+    for (meshes, sets) in everywhere.chain(of_shards.into_iter().map(|sets| (&MESHES[..2], sets))) {
+        for &mesh in meshes {
             let recipe = recipe(mesh, &[&SIZES, sets].concat());
             let foreseen = recipe.cost().traffic;
             assert!(foreseen.total() > 0.0);

@@ -4,10 +4,10 @@ use crate::data::Batch;
 use crate::init;
 use crate::offload;
 use crate::optim::OptimizerState;
-use crate::parallelize::layouts;
+use crate::parallelize::fsdp;
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
-use crate::step::{Step, compute_kind};
+use crate::step::Step;
 use c10d::Store;
 use dataset::order::StepPlan;
 use dit::family::Family;
@@ -68,8 +68,7 @@ impl Rank {
             spec.init = ParamInit::Linear { fan_in: 16 };
         }
         let swap = offload::of(recipe, groups.device, recipe.mesh.world()).unwrap();
-        let [compute, frozen] = [recipe.train.dtype, recipe.train.frozen_dtype()].map(compute_kind);
-        let fsdp = Fsdp::with(layouts(recipe, &tables), groups, compute, frozen, swap).unwrap();
+        let fsdp = fsdp(recipe, &tables, groups, swap).unwrap();
         init::randomize(&fsdp, &tables, family, 1).unwrap();
         let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
         Rank { tables, fsdp, moments }

@@ -1,0 +1,56 @@
+//! Trains with the settings of several shards, and compares with training without them.
+
+use crate::parallelize::{network, unit_tables};
+use crate::step::Step;
+use crate::tests::support::{Rank, assert_same_losses, on_ranks, random_batch, recipe};
+use dit::objective::VPrediction;
+
+const SIZES: [&str; 10] = [
+    "model.num_layers=4",
+    "model.head_dim=16",
+    "model.time_embed_dim=16",
+    "model.text_dim=8",
+    "train.threads=1",
+    "train.global_batch=8",
+    "train.grad_accum=2",
+    "optimizer.lr=0.01",
+    "optimizer.warmup_steps=0",
+    // The files of the tests are on a disk: /tmp may be memory.
+    concat!("memory.folder=", env!("CARGO_MANIFEST_DIR")),
+];
+
+/// Returns the losses of a few steps on each rank of a mesh.
+fn losses(mesh: [usize; 3], sets: &[&str]) -> Vec<Vec<f64>> {
+    let recipe = recipe(mesh, &[&SIZES[..], sets].concat());
+    on_ranks(recipe.mesh, |groups| {
+        let (network, objective) = (network(&recipe), VPrediction::new(&recipe.model, &recipe.loss));
+        let mut rank = Rank::new(&recipe, unit_tables(&recipe), network.family(), groups);
+        let step = Step { recipe: &recipe, network: &network, objective: &objective, seed: 3 };
+        rank.train(&step, 0..4, |_, samples| random_batch(samples, &[3, 16, 8, 8], &[16, 8]))
+    })
+}
+
+#[test]
+fn gradients_accumulate_in_shards_to_the_same_losses_as_unsharded_ones() {
+    let float: &[&str] = &["train.dtype=float32"];
+    let swapped: &[&str] = &["train.dtype=float32", "memory.block_swap=2"];
+    for (mesh, sets) in [([1, 2, 1], float), ([2, 2, 1], float), ([1, 2, 2], float), ([1, 2, 1], swapped)] {
+        let [whole, sharded] = ["whole", "sharded"]
+            .map(|accumulate| losses(mesh, &[sets, &[&format!("train.accumulate={accumulate}")]].concat()));
+        assert!(whole[0].windows(2).all(|pair| pair[0] != pair[1]), "{whole:?}");
+        whole.iter().zip(&sharded).for_each(|(whole, sharded)| assert_same_losses(whole, sharded));
+    }
+}
+
+#[test]
+fn frozen_blocks_that_stay_gathered_change_no_bit() {
+    for (mesh, dtype) in [([1, 2, 1], "bfloat16"), ([2, 2, 1], "float32"), ([1, 2, 2], "bfloat16")] {
+        let dtype = format!("train.dtype={dtype}");
+        let lora = ["train.trainable=lora", "lora.rank=4", &dtype];
+        let without = losses(mesh, &lora);
+        assert!(without[0].windows(2).all(|pair| pair[0] != pair[1]), "{without:?}");
+        for more in [&["memory.keep_gathered=4"][..], &["memory.keep_gathered=2", "memory.block_swap=2"]] {
+            assert_eq!(losses(mesh, &[&lora[..], more].concat()), without, "{mesh:?} {more:?}");
+        }
+    }
+}
