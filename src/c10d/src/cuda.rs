@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use tch::Tensor;
 
 use crate::ffi::{self, EventHandle, check};
-use crate::{Error, Result};
+use crate::{Error, Result, waits};
 
 /// Returns whether this program was built with the feature `cuda`.
 #[must_use]
@@ -136,6 +136,7 @@ impl Event {
     /// # Errors
     /// Work before the event failed.
     pub fn wait(&self) -> Result<()> {
+        waits::count(c"Event::wait");
         // SAFETY: the handle is alive.
         check(unsafe { ffi::vidtui_cuda_event_wait(self.0.as_ptr()) }, || "wait for an event".to_owned())
     }

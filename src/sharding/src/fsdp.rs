@@ -6,8 +6,8 @@
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
+use c10d::waits::{self, Place};
 use c10d::{Pending, Reduce, Result};
-use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
 /// The sharded parameters of a model and the gradients of this rank's shards.
@@ -21,7 +21,6 @@ pub struct Fsdp {
     /// A reduce-scatter in flight.
     reducing: Option<Pending>,
     grad_sync: GradSync,
-    waited: Duration,
 }
 
 /// The current part of a batch, for gradient accumulation.
@@ -151,7 +150,6 @@ impl Fsdp {
             gathering: None,
             reducing: None,
             grad_sync: GradSync::Reduce,
-            waited: Duration::ZERO,
         })
     }
 
@@ -266,7 +264,7 @@ impl Fsdp {
                 self.gather_whole(trained?.as_ref(), frozen?.as_ref())?
             }
         };
-        gathered.pending.into_iter().try_for_each(|pending| wait(pending, &mut self.waited))?;
+        gathered.pending.into_iter().try_for_each(Pending::wait)?;
         if let Some(next) = next {
             self.gathering = Some((next, self.start_gather(next)?));
         }
@@ -315,11 +313,6 @@ impl Fsdp {
         self.grad_sync = grad_sync;
     }
 
-    /// Returns the seconds spent waiting for other ranks since the last call.
-    pub fn take_waited_s(&mut self) -> f64 {
-        std::mem::take(&mut self.waited).as_secs_f64()
-    }
-
     /// Accumulates the gradients of a unit's slots, and reduces them over the mesh in the last part of a batch.
     ///
     /// Returns while the reduction is in flight; [`Fsdp::finish_reduce`] waits for the last one.
@@ -340,7 +333,10 @@ impl Fsdp {
                     continue;
                 }
                 // The host adds to a gradient that is in its memory.
-                let from = from.to_device(to.device());
+                let from = match to.device() == from.device() {
+                    true => from,
+                    false => waits::at(Place::SwappedGradients, || from.to_device(to.device())),
+                };
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
@@ -368,8 +364,8 @@ impl Fsdp {
         if swapped {
             // NCCL reduces to memory of the device. The shard leaves it at once.
             let here = Tensor::empty([layout.trained_shard], (Kind::Float, device));
-            wait(self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?, &mut self.waited)?;
-            tch::no_grad(|| trained.grad.copy_(&here));
+            self.groups.shard.reduce_scatter_into(&here, &flat, Reduce::Sum)?.wait()?;
+            waits::at(Place::SwappedGradients, || tch::no_grad(|| trained.grad.copy_(&here)));
             return release(self.offload.as_ref(), &[&trained.grad]);
         }
         let pending = self.groups.shard.reduce_scatter_into(&trained.grad, &flat, Reduce::Sum)?;
@@ -386,7 +382,7 @@ impl Fsdp {
             return Ok(grads);
         }
         let flat = Tensor::cat(&partial.iter().map(|(_, grad)| grad.view(-1)).collect::<Vec<_>>(), 0);
-        wait(self.groups.tp.all_reduce(&flat, Reduce::Sum)?, &mut self.waited)?;
+        self.groups.tp.all_reduce(&flat, Reduce::Sum)?.wait()?;
         let mut at = 0;
         for (_, grad) in &mut partial {
             let len = grad.numel() as i64;
@@ -397,39 +393,30 @@ impl Fsdp {
     }
 
     fn wait_reduce(&mut self) -> Result<()> {
-        self.reducing.take().map_or(Ok(()), |pending| wait(pending, &mut self.waited))
+        self.reducing.take().map_or(Ok(()), Pending::wait)
     }
 
     /// Completes the gradients of a step: waits for reductions in flight and sums over the replicas.
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
         if self.groups.replicate.size() > 1 {
-            let (mut sums, mut waited) = (Vec::new(), Duration::ZERO);
+            let mut sums = Vec::new();
             self.visit(Access::Write, |shard| {
                 let sum = self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?;
                 // A swapped shard leaves the memory of the device after its sum.
                 if self.units[shard.unit].swapped {
-                    return wait(sum, &mut waited);
+                    return sum.wait();
                 }
                 sums.push(sum);
                 Ok(())
             })?;
-            sums.into_iter().try_for_each(|sum| wait(sum, &mut waited))?;
-            self.waited += waited;
+            sums.into_iter().try_for_each(Pending::wait)?;
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
             trained.filled = false;
         }
         Ok(())
     }
-}
-
-/// Waits for a collective and adds the time to `waited`.
-fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
-    let start = Instant::now();
-    pending.wait()?;
-    *waited += start.elapsed();
-    Ok(())
 }
 
 fn release(offload: Option<&Offload>, tensors: &[&Tensor]) -> Result<()> {

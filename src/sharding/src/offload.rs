@@ -5,6 +5,7 @@
 
 use c10d::cuda::{self, Event};
 use c10d::mapped::{Mapped, copy_in_thread};
+use c10d::waits::{self, Place};
 use c10d::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -355,7 +356,7 @@ impl Offload {
         }
         stored.into_iter().zip(device).try_for_each(|(to, from)| cuda::copy(to, from))?;
         // The host reads the tensors next: a snapshot of a save, or the next fetch.
-        Event::record()?.wait()
+        waits::at(Place::WriteBack, || Event::record()?.wait())
     }
 }
 

@@ -11,3 +11,4 @@ mod recorded_conditions;
 mod recorded_training;
 mod released_models;
 pub(crate) mod support;
+mod waits;
