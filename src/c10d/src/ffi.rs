@@ -187,6 +187,7 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_mapped_release(tensor: *const C_tensor) -> Status;
+    pub fn vidtui_compute_alone();
     pub fn vidtui_copy_in_thread(to: *const C_tensor, from: *const C_tensor) -> Status;
 
     pub fn vidtui_profile_begin(with_cuda: c_int) -> Status;

@@ -16,6 +16,7 @@ mod ffi;
 mod group;
 mod pending;
 mod store;
+mod threads;
 
 pub mod adamw8;
 pub mod collectives;
@@ -30,6 +31,7 @@ pub use exit::exit;
 pub use group::{Group, Sent};
 pub use pending::{Pending, Reduce};
 pub use store::Store;
+pub use threads::compute_alone;
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -139,8 +139,8 @@ impl Family for CogVideoX {
     }
 
     /// CogVideoX 1.5 has two latent frames to a patch.
-    fn frames(&self, latent_frames: i64) -> i64 {
-        (latent_frames as usize).next_multiple_of(self.model.patch_size_t) as i64
+    fn patch_frames(&self) -> usize {
+        self.model.patch_size_t
     }
 
     fn grid(&self, shape: Shape, device: Device) -> Grid {

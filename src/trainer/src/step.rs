@@ -1,11 +1,14 @@
 //! One training step: the computation on every rank, and the values that ranks exchange afterwards.
 
-use crate::conditions;
-use crate::data::{Batch, Data};
+use crate::batches::{Batches, Samples};
+#[cfg(test)]
+use crate::data::Batch;
+use crate::data::Data;
 use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
 use crate::exchange::peer_lost;
 use crate::memory::Memory;
+use crate::noising::Noising;
 use crate::optim::{LearningRates, OptimizerState};
 use crate::parallelize::{Sharded, Training};
 use crate::phase::{self, Phase};
@@ -15,7 +18,7 @@ use c10d::waits::{self, Place};
 use dataset::order::StepPlan;
 use dit::diffusion::Target;
 use dit::dropout::Dropout;
-use dit::family::{Conditions, Family, Inputs, shape_of};
+use dit::family::{Family, Inputs};
 use dit::network::Network;
 use dit::objective::Objective;
 use recipe::{ComputeDtype, Recipe};
@@ -85,30 +88,28 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         &self,
         fsdp: &mut Fsdp,
         moments: &mut OptimizerState,
-        data: &mut Data,
+        (data, batches): (&mut Data, &mut Batches),
         step: u64,
         plan: &StepPlan,
         requests: SaveStopRequests,
     ) -> Result<Outcome, Failure> {
         let train = &self.recipe.train;
         let own = fsdp.groups().data_place().0 * train.grad_accum;
+        let device = fsdp.groups().device;
         let mut micro_batch = own;
         self.run_on(fsdp, moments, step, plan, requests, |places| {
-            let numbers = |plan: &StepPlan, places: Range<u64>| plan.first + places.start..plan.first + places.end;
             micro_batch += 1;
+            let samples = |plan: &StepPlan, places| Samples { step: plan.numbers(), places };
             // The last micro-batch of a step is followed by the first one of the next step.
             let next = match micro_batch - own < train.grad_accum {
-                true => numbers(plan, plan.places(micro_batch)),
-                false => {
+                true => Some(samples(plan, plan.places(micro_batch))),
+                false if step + 1 < train.steps => {
                     let next = data.step(plan.numbers().end);
-                    numbers(&next, next.places(own))
+                    Some(samples(&next, next.places(own)))
                 }
+                false => None,
             };
-            let own_numbers = numbers(plan, places.clone());
-            let mut batch = data.batch(own_numbers.clone(), next, self.seed)?;
-            let keep = |k| !seeds::happens(self.seed, Purpose::TextDropout, k, train.text_dropout);
-            batch.text = data.drop_texts(&batch.text, &own_numbers.map(keep).collect::<Vec<_>>());
-            self.noised(batch, plan.numbers(), places.start)
+            batches.take(data, samples(plan, places), next, || self.noising(), device)
         })
     }
 
@@ -224,37 +225,18 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of a step of samples with these numbers. Returns the inputs, with the
-    /// conditions of the batch, and the target.
+    /// Returns what noises batches of the run.
+    pub fn noising(&self) -> Noising<O> {
+        Noising::new(self.recipe, self.network.family(), self.objective.clone(), self.seed)
+    }
+
+    /// Noises a batch as [`Noising::noised`] does.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
+    #[cfg(test)]
     pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
-        let (recipe, first) = (self.recipe, step.start);
-        let frames = self.network.family().frames(batch.latent.size()[1]);
-        let clean = dit::conditions::padded(&batch.latent, frames);
-        let size = clean.size();
-        let numbers = first + place..first + place + size[0] as u64;
-        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
-        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let quantiles = quantiles(self.seed, first, (step.end - first) as usize);
-        let own = &quantiles[place as usize..place as usize + size[0] as usize];
-        let timestep = self.objective.timesteps(own, shape_of(&clean));
-        let conditions = conditions::inputs(batch.conditions, &recipe.condition, frames, self.seed, first, numbers)?;
-        let (latent, target) = self.objective.noised(&clean, &noise, &timestep, &conditions);
-        let compute = compute_kind(recipe.train.dtype);
-        let inputs = inputs(&latent, &batch.text, timestep, &conditions, compute);
-        Ok((inputs, target))
-    }
-}
-
-/// Returns the inputs of the network in the dtype that it computes in.
-pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Conditions, compute: Kind) -> Inputs {
-    Inputs {
-        latent: latent.to_kind(compute),
-        text: text.to_kind(compute),
-        timestep,
-        conditions: conditions.iter().map(|(name, tensor)| (*name, tensor.to_kind(compute))).collect(),
+        self.noising().noised(batch, step, place)
     }
 }
 
@@ -284,18 +266,6 @@ impl Times {
         let waited = fsdp.groups().take_waited_s()?;
         Ok(Times { spent_s: back.seconds_since(began)?, forward_s, waited })
     }
-}
-
-/// Returns the quantiles of the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
-///
-/// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
-fn quantiles(seed: u64, first: u64, batch: usize) -> Vec<f64> {
-    let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
-    let draw = |(i, band): (usize, usize)| {
-        let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
-        (band as f64 + within) / batch as f64
-    };
-    bands.into_iter().enumerate().map(draw).collect()
 }
 
 /// The values that each rank reports to all others after a step.
@@ -331,19 +301,5 @@ mod tests {
             });
             assert!(norms.iter().all(|norm| norm == &norms[0]), "{mesh:?}: {norms:?}");
         }
-    }
-
-    #[test]
-    fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
-        let mut orders = std::collections::BTreeSet::new();
-        for first in (0..80).step_by(8) {
-            let drawn = quantiles(42, first, 8);
-            let bands: Vec<i64> = drawn.iter().map(|quantile| (quantile * 8.0) as i64).collect();
-            let mut sorted = bands.clone();
-            sorted.sort_unstable();
-            assert!(sorted.into_iter().eq(0..8), "{drawn:?}");
-            orders.insert(bands);
-        }
-        assert!(orders.len() > 5, "{orders:?}");
     }
 }

@@ -3,6 +3,7 @@
 mod saving;
 mod start;
 
+use crate::batches::Batches;
 use crate::checkpoint::{PendingSave, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
@@ -58,6 +59,7 @@ pub struct Trainer<F: Family, O: Objective> {
     moments: OptimizerState,
     ema: Option<EmaWeights>,
     data: Data,
+    batches: Batches,
     samples: TrainingSamples,
     signals: Signals,
     /// Only on rank 0.
@@ -178,6 +180,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             base: None,
             fsdp,
             data,
+            batches: Batches::default(),
             samples,
             signals,
             log,
@@ -331,7 +334,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         // A rank that saves waits for the copy of its state before it updates the weights.
         let timeout = if self.saving.is_some() { timeout.max(WAIT_OUTSIDE_STEPS) } else { timeout };
         self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
-        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
+        let outcome =
+            step.run(&mut self.fsdp, &mut self.moments, (&mut self.data, &mut self.batches), done, &plan, requests)?;
         self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;
         let slowest =
             outcome.step_s_by_rank.iter().copied().fold(self.progress.longest_step_s.unwrap_or(0.0), f64::max);

@@ -2,6 +2,7 @@
 
 use super::TrainingState;
 use super::pieces::{AT_ONCE, Piece, average_pieces, moment_pieces, weight_pieces};
+use crate::device::set_current;
 use crate::exchange::agree;
 use crate::fault;
 use c10d::cuda::{self, Event};
@@ -46,7 +47,7 @@ impl StagingMemory {
         let like: Vec<Tensor> = pieces.flat_map(|piece| std::iter::once(piece.values).chain(piece.scales)).collect();
         let store = store_of(sharded.fsdp);
         let make = move || {
-            set_device(device)?;
+            set_current(device)?;
             like.iter().map(|values| host_like(values, store.as_deref())).collect()
         };
         StagingMemory { ready: VecDeque::new(), allocating: Some(std::thread::spawn(make)) }
@@ -74,11 +75,6 @@ impl Drop for StagingMemory {
             let _ = allocating.join();
         }
     }
-}
-
-/// Makes a device current in this thread.
-fn set_device(device: Device) -> c10d::Result<()> {
-    if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
 /// Tensors with fewer elements than this are processed by one thread of libtorch. More threads would slow down
@@ -277,7 +273,7 @@ impl Copies {
         spare: &mut StagingMemory,
         store: Option<&dyn BackingStore>,
     ) -> c10d::Result<Self> {
-        set_device(device)?;
+        set_current(device)?;
         let memory = spare.get()?;
         for tensor in files.iter_mut().flat_map(|(_, pieces)| pieces).flat_map(Piece::tensors_mut) {
             *tensor = copy(tensor, memory, store)?;
