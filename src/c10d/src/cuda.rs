@@ -68,6 +68,8 @@ pub struct Event(NonNull<EventHandle>);
 
 // SAFETY: CUDA's events may be waited for and freed by any thread; the handle has one owner.
 unsafe impl Send for Event {}
+// SAFETY: after it was recorded, the functions of an event only read it.
+unsafe impl Sync for Event {}
 
 /// Enqueues a copy on a stream beside the current one, after the work that is enqueued on the current stream, and returns at once. The
 /// tensor in host memory must be page-locked. The current stream reads `to` after [`Event::block`].

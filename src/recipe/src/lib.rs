@@ -41,6 +41,7 @@ mod schedule;
 mod schema;
 mod secrets;
 mod show;
+mod slab;
 mod train;
 mod value;
 
@@ -76,6 +77,7 @@ pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
 pub use show::shown_settings;
+pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
     CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
     RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,

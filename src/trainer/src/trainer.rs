@@ -529,7 +529,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Exchanges the weights and their average, if samples are made from it.
     fn swap_average(&mut self) -> Result<(), Failure> {
         let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return Ok(()) };
-        self.moments.wait_for_snapshot();
+        self.moments.wait_for_snapshot().map_err(device_failed)?;
         ema.swap(&self.fsdp).map_err(device_failed)
     }
 
