@@ -30,6 +30,7 @@ fn main() {
         .file("cpp/shim.cpp")
         .file("cpp/mapped.cpp")
         .file("cpp/profile.cpp")
+        .file("cpp/waits.cpp")
         .file("cpp/adamw8.cpp");
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         with_cuda(&mut build, Path::new(&lib));

@@ -2,7 +2,9 @@
 
 #include "shim.h"
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
+#include <omp.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -67,6 +69,14 @@ char* vidtui_mapped_release(const at::Tensor* tensor) {
       fail("cannot release the pages of a mapped file");
     }
   });
+}
+
+// Lets the operators of this thread compute in it alone.
+void vidtui_compute_alone() {
+  // libtorch sets the number of a thread's helpers when the thread first needs it.
+  char* error = guarded([] { (void)at::get_num_threads(); });
+  std::free(error);
+  omp_set_num_threads(1);
 }
 
 // Copies one contiguous CPU tensor to another of the same length in this thread alone. libtorch's own copy would start threads that

@@ -25,6 +25,8 @@ namespace {
 // Collectives in flight that complete together, and the objects that must live until then.
 struct WorkHandle {
   c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<Tally> tally;
+  at::Device device{at::kCPU};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
 };
 
@@ -44,7 +46,9 @@ char* start(GroupHandle* group, WorkHandle** out, F&& body) noexcept {
     at::NoGradGuard no_grad;
     auto handle = std::make_unique<WorkHandle>();
     handle->backend = group->backend;
-    group->sent->launches += 1;
+    group->tally->launches += 1;
+    handle->tally = group->tally;
+    if (group->device) handle->device = *group->device;
     body(*group->backend, handle->works);
     *out = handle.release();
   });
@@ -81,25 +85,25 @@ uint64_t ring_sum(const c10d::Backend& backend, const at::Tensor& whole) {
 // The part of a group that a collective in an autograd graph needs.
 struct Group {
   c10::intrusive_ptr<c10d::Backend> backend;
-  c10::intrusive_ptr<Tally> sent;
+  c10::intrusive_ptr<Tally> tally;
 };
 
 template <typename F>
-void run_now(const Group& group, F&& begin) {
-  group.sent->launches += 1;
+void run_now(const Group& group, at::Device device, F&& begin) {
+  group.tally->launches += 1;
   c10::intrusive_ptr<c10d::Work> work;
   {
     const std::lock_guard<std::mutex> lock(starting());
     work = begin();
   }
-  work->wait();
+  group.tally->waited.during(device, [&] { work->wait(); });
 }
 
 at::Tensor sum_over(const Group& group, const at::Tensor& x) {
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> sum{x.detach().clone(at::MemoryFormat::Contiguous)};
-  group.sent->summed += ring_sum(*group.backend, sum[0]);
-  run_now(group, [&] { return group.backend->allreduce(sum); });
+  group.tally->summed += ring_sum(*group.backend, sum[0]);
+  run_now(group, x.device(), [&] { return group.backend->allreduce(sum); });
   return sum[0];
 }
 
@@ -110,8 +114,8 @@ at::Tensor gather_last(const Group& group, const at::Tensor& x) {
   const int64_t ranks = group.backend->getSize();
   size.insert(size.begin(), ranks);
   at::Tensor all = at::empty({ranks * part.numel()}, part.options()), flat = part.view(-1);
-  group.sent->gathered += ring_part(*group.backend, flat);
-  run_now(group, [&] { return group.backend->_allgather_base(all, flat); });
+  group.tally->gathered += ring_part(*group.backend, flat);
+  run_now(group, x.device(), [&] { return group.backend->_allgather_base(all, flat); });
   return at::cat(all.view(size).unbind(0), -1);
 }
 
@@ -127,7 +131,7 @@ struct Parallel : torch::autograd::Function<Parallel<kind>> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const Group& group) {
     // The graph keeps the group alive.
     ctx->saved_data["group"] = c10::IValue::make_capsule(group.backend);
-    ctx->saved_data["sent"] = c10::IValue::make_capsule(group.sent);
+    ctx->saved_data["tally"] = c10::IValue::make_capsule(group.tally);
     switch (kind) {
       case Collective::CopyTo: return x.detach();
       case Collective::ReduceFrom: return sum_over(group, x);
@@ -139,7 +143,7 @@ struct Parallel : torch::autograd::Function<Parallel<kind>> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& grads) {
     const Group group{c10::static_intrusive_pointer_cast<c10d::Backend>(ctx->saved_data["group"].toCapsule()),
-                      c10::static_intrusive_pointer_cast<Tally>(ctx->saved_data["sent"].toCapsule())};
+                      c10::static_intrusive_pointer_cast<Tally>(ctx->saved_data["tally"].toCapsule())};
     const auto grad = [&]() -> at::Tensor {
       switch (kind) {
         case Collective::CopyTo: return sum_over(group, grads[0]);
@@ -276,7 +280,7 @@ char* vidtui_group_all_reduce(GroupHandle* group, const at::Tensor* const* tenso
       std::vector<at::Tensor> tensor{*tensors[i]};
       c10d::AllreduceOptions options;
       options.reduceOp = reduce_op(op);
-      group->sent->summed += ring_sum(backend, tensor[0]);
+      group->tally->summed += ring_sum(backend, tensor[0]);
       return backend.allreduce(tensor, options);
     });
   });
@@ -287,7 +291,7 @@ char* vidtui_group_all_gather_into(GroupHandle* group, const at::Tensor* const* 
   return start(group, out, [&](c10d::Backend& backend, auto& works) {
     start_together(backend, works, count, [&](size_t i) {
       at::Tensor to = *outputs[i], from = *inputs[i];
-      group->sent->gathered += ring_part(backend, from);
+      group->tally->gathered += ring_part(backend, from);
       return backend._allgather_base(to, from);
     });
   });
@@ -300,7 +304,7 @@ char* vidtui_group_reduce_scatter(GroupHandle* group, const at::Tensor* output, 
     at::Tensor to = *output, from = *input;
     c10d::ReduceScatterOptions options;
     options.reduceOp = reduce_op(op);
-    group->sent->scattered += ring_part(backend, to);
+    group->tally->scattered += ring_part(backend, to);
     works.push_back(backend._reduce_scatter_base(to, from, options));
   });
 }
@@ -319,7 +323,7 @@ char* vidtui_group_exchange(GroupHandle* group, const at::Tensor* input, const a
     for (int64_t step = 1; step < size; ++step) {
       const int64_t to = (rank + step) % size;
       std::vector<at::Tensor> part{input->narrow(0, to * len, len)};
-      group->sent->scattered += part[0].nbytes();
+      group->tally->scattered += part[0].nbytes();
       works.push_back(backend.send(part, static_cast<int>(to), tag));
     }
   });
@@ -344,24 +348,37 @@ char* vidtui_group_barrier(GroupHandle* group, WorkHandle** out) {
 
 // The bytes sent since the group was joined (all-gather, reduce-scatter, all-reduce), and the collectives started.
 void vidtui_group_sent(const GroupHandle* group, uint64_t* sent) {
-  sent[0] = group->sent->gathered;
-  sent[1] = group->sent->scattered;
-  sent[2] = group->sent->summed;
-  sent[3] = group->sent->launches;
+  sent[0] = group->tally->gathered;
+  sent[1] = group->tally->scattered;
+  sent[2] = group->tally->summed;
+  sent[3] = group->tally->launches;
+}
+
+// The seconds that this rank waited for collectives of the group since the last call. On a GPU the waits must be over, or the host
+// waits for them.
+char* vidtui_group_take_waited(GroupHandle* group, double* seconds) {
+  return guarded([&] { *seconds = group->tally->waited.take(); });
+}
+
+void vidtui_group_drop_waited(GroupHandle* group) {
+  char* error = guarded([&] { group->tally->waited.drop(); });
+  std::free(error);
 }
 
 // Waits, then frees the handle, also after an error.
 char* vidtui_work_wait(WorkHandle* work) {
   return guarded([&] {
     std::unique_ptr<WorkHandle> owned(work);
-    for (auto& part : owned->works) part->wait();
+    owned->tally->waited.during(owned->device, [&] {
+      for (auto& part : owned->works) part->wait();
+    });
   });
 }
 
 // `kind` is 0 copy to, 1 reduce from, 2 gather from, 3 scatter to the group; the result is a new tensor.
 char* vidtui_group_parallel(GroupHandle* group, const at::Tensor* x, int kind, at::Tensor** out) {
   return guarded([&] {
-    const Group ranks{group->backend, group->sent};
+    const Group ranks{group->backend, group->tally};
     switch (static_cast<Collective>(kind)) {
       case Collective::CopyTo: *out = new at::Tensor(Parallel<Collective::CopyTo>::apply(*x, ranks)); break;
       case Collective::ReduceFrom: *out = new at::Tensor(Parallel<Collective::ReduceFrom>::apply(*x, ranks)); break;

@@ -1,54 +1,93 @@
-//! Times the collectives of sharded training over two processes of this node: `collective_speed [MiB] [rounds]`.
+//! Times the collectives of sharded training by size over processes of this node: `collective_speed [cpu|cuda] [RANKS] [ROUNDS] [MIB…]`.
+//!
+//! Each rank on a GPU has its own. Prints the median time, and the bytes per second that each rank sends as a ring algorithm counts them.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use c10d::{Group, Reduce, Store};
+use c10d::{Group, Reduce, Result, Store};
 use tch::{Device, Kind, Tensor};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1);
-    let mib: i64 = args.next().as_deref().unwrap_or("26").parse()?;
-    let rounds: usize = args.next().as_deref().unwrap_or("20").parse()?;
-    tch::set_num_threads(1);
-    if let (Some(rank), Some(port)) = (args.next(), args.next()) {
-        return measure(rank.parse()?, port.parse()?, mib, rounds);
+/// The sizes in MiB if none is given: from a bias to a gathered block.
+const SIZES: [f64; 5] = [0.0625, 1.0, 16.0, 128.0, 512.0];
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let word = |at: usize, default: &str| args.get(at).map_or(default, String::as_str).to_owned();
+    let (device, ranks, rounds) = (word(0, "cpu"), word(1, "2").parse::<usize>()?, word(2, "20").parse::<usize>()?);
+    let sizes: Vec<f64> = args.iter().skip(3).map(|size| size.parse()).collect::<std::result::Result<_, _>>()?;
+    let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    if ranks < 2 {
+        println!("skipped: one rank sends nothing");
+        return Ok(());
+    }
+    let place = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
+    if let (Some(rank), Some(port)) = (place("SPEED_RANK"), place("SPEED_PORT")) {
+        let timeout = Duration::from_secs(60);
+        let store = Store::tcp("127.0.0.1", port as u16, ranks, rank == 0, timeout)?.prefix("speed");
+        let (group, device) = if device == "cuda" {
+            c10d::cuda::set_device(rank)?;
+            (Group::nccl(&store, rank, ranks, timeout, rank)?, Device::Cuda(rank))
+        } else {
+            tch::set_num_threads(1);
+            (Group::gloo(&store, rank, ranks, timeout, Some("lo"))?, Device::Cpu)
+        };
+        for row in measure(&group, device, &sizes, rounds)? {
+            if rank == 0 {
+                println!("{row}");
+            }
+        }
+        return Ok(());
     }
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let rank = |rank: &str| {
-        let args = [&mib.to_string(), &rounds.to_string(), rank, &port.to_string()].map(str::to_owned);
-        Command::new(std::env::current_exe()?).args(args).spawn()
-    };
-    let mut ranks = [rank("0")?, rank("1")?];
-    for rank in &mut ranks {
-        rank.wait()?;
+    let mut running = Vec::new();
+    for rank in 0..ranks {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(&args).env("SPEED_RANK", rank.to_string()).env("SPEED_PORT", port.to_string());
+        running.push(command.spawn()?);
+    }
+    for mut rank in running {
+        if !rank.wait()?.success() {
+            return Err("a rank failed".into());
+        }
     }
     Ok(())
 }
 
-fn measure(rank: usize, port: u16, mib: i64, rounds: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let timeout = Duration::from_secs(60);
-    let store = Store::tcp("127.0.0.1", port, 2, rank == 0, timeout)?;
-    let group = Group::gloo(&store.prefix("speed"), rank, 2, timeout, Some("lo"))?;
-    let whole = Tensor::ones([mib << 18], (Kind::Float, Device::Cpu));
-    let part = Tensor::ones([mib << 17], (Kind::Float, Device::Cpu));
-    let report = |name: &str, run: &dyn Fn() -> c10d::Result<()>| -> c10d::Result<()> {
-        let mut ms = Vec::new();
-        for _ in 0..rounds + 2 {
-            group.barrier()?;
-            let start = Instant::now();
-            run()?;
-            ms.push(start.elapsed().as_secs_f64() * 1e3);
-        }
-        ms.drain(..2);
-        ms.sort_by(f64::total_cmp);
-        if rank == 0 {
-            println!("{name:>24} {mib} MiB: median {:6.1} ms, best {:6.1} ms", ms[ms.len() / 2], ms[0]);
-        }
-        Ok(())
-    };
-    report("all-gather", &|| group.all_gather_into(&whole, &part)?.wait())?;
-    report("reduce-scatter", &|| group.reduce_scatter_into(&part, &whole, Reduce::Sum)?.wait())?;
-    report("all-reduce", &|| group.all_reduce(&whole, Reduce::Sum)?.wait())?;
-    Ok(())
+/// Times each collective for tensors of these sizes in MiB, and returns a row for each.
+pub fn measure(group: &Group, device: Device, sizes: &[f64], rounds: usize) -> Result<Vec<String>> {
+    let (ranks, kind) = (group.size() as f64, if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 });
+    let mut rows = Vec::new();
+    for &mib in sizes {
+        // Equal parts for all ranks.
+        let part = ((mib * f64::from(1 << 20)) as usize / kind.elt_size_in_bytes()).div_ceil(group.size()) as i64;
+        let (whole, own) = (Tensor::ones([part * ranks as i64], (kind, device)), Tensor::ones([part], (kind, device)));
+        let bytes = (whole.numel() * kind.elt_size_in_bytes()) as f64;
+        let mut time = |name: &str, traffic: f64, run: &dyn Fn() -> Result<()>| -> Result<()> {
+            let mut seconds = Vec::new();
+            for _ in 0..rounds + 2 {
+                group.barrier()?;
+                let start = Instant::now();
+                run()?;
+                // On a GPU the stream waits, not the host. A read waits for the stream.
+                let _ = own.get(0).double_value(&[]);
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+            seconds.drain(..2);
+            seconds.sort_by(f64::total_cmp);
+            let (median, best) = (seconds[seconds.len() / 2], seconds[0]);
+            rows.push(format!(
+                "{name:>14} {mib:>9} MiB: median {:9.3} ms, best {:9.3} ms, {:8.2} GB/s",
+                median * 1e3,
+                best * 1e3,
+                traffic * bytes / median / 1e9
+            ));
+            Ok(())
+        };
+        let share = (ranks - 1.0) / ranks;
+        time("all-gather", share, &|| group.all_gather_into(&whole, &own)?.wait())?;
+        time("reduce-scatter", share, &|| group.reduce_scatter_into(&own, &whole, Reduce::Sum)?.wait())?;
+        time("all-reduce", 2.0 * share, &|| group.all_reduce(&whole, Reduce::Sum)?.wait())?;
+    }
+    Ok(rows)
 }

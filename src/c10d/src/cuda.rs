@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use tch::Tensor;
 
 use crate::ffi::{self, EventHandle, check};
-use crate::{Error, Result};
+use crate::{Error, Result, waits};
 
 /// Returns whether this program was built with the feature `cuda`.
 #[must_use]
@@ -68,6 +68,8 @@ pub struct Event(NonNull<EventHandle>);
 
 // SAFETY: CUDA's events may be waited for and freed by any thread; the handle has one owner.
 unsafe impl Send for Event {}
+// SAFETY: after it was recorded, the functions of an event only read it.
+unsafe impl Sync for Event {}
 
 /// Enqueues a copy on a stream beside the current one, after the work that is enqueued on the current stream, and returns at once. The
 /// tensor in host memory must be page-locked. The current stream reads `to` after [`Event::block`].
@@ -136,6 +138,7 @@ impl Event {
     /// # Errors
     /// Work before the event failed.
     pub fn wait(&self) -> Result<()> {
+        waits::count(c"Event::wait");
         // SAFETY: the handle is alive.
         check(unsafe { ffi::vidtui_cuda_event_wait(self.0.as_ptr()) }, || "wait for an event".to_owned())
     }

@@ -129,6 +129,8 @@ unsafe extern "C" {
     ) -> Status;
     pub fn vidtui_group_barrier(group: *mut GroupHandle, out: *mut *mut WorkHandle) -> Status;
     pub fn vidtui_group_sent(group: *const GroupHandle, sent: *mut u64);
+    pub fn vidtui_group_take_waited(group: *mut GroupHandle, seconds: *mut f64) -> Status;
+    pub fn vidtui_group_drop_waited(group: *mut GroupHandle);
     pub fn vidtui_work_wait(work: *mut WorkHandle) -> Status;
 
     pub fn vidtui_adamw(
@@ -187,12 +189,18 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_mapped_release(tensor: *const C_tensor) -> Status;
+    pub fn vidtui_compute_alone();
     pub fn vidtui_copy_in_thread(to: *const C_tensor, from: *const C_tensor) -> Status;
 
     pub fn vidtui_profile_begin(with_cuda: c_int) -> Status;
     pub fn vidtui_profile_end(path: *const c_char) -> Status;
     pub fn vidtui_scope_begin(name: *const c_char, out: *mut *mut ScopeHandle) -> Status;
     pub fn vidtui_scope_end(scope: *mut ScopeHandle);
+
+    pub fn vidtui_waits_begin() -> Status;
+    pub fn vidtui_waits_end(out: *mut *mut c_char) -> Status;
+    pub fn vidtui_waits_place(place: c_int) -> c_int;
+    pub fn vidtui_waits_count(call: *const c_char);
 
     pub fn vidtui_cuda_built() -> c_int;
     pub fn vidtui_cuda_set_device(index: c_int) -> Status;

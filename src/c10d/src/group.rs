@@ -160,6 +160,28 @@ impl Group {
         Sent { gathered, scattered, summed, launches }
     }
 
+    /// Returns the seconds that this rank waited for collectives of the group since the last call, including those of autograd graphs and
+    /// backward passes. On a GPU they are the seconds that its stream waited; call this after the host has waited for the stream anyway.
+    ///
+    /// # Errors
+    /// The GPU has failed.
+    pub fn take_waited_s(&self) -> Result<f64> {
+        let Some(network) = &self.network else { return Ok(0.0) };
+        let mut seconds = 0.0;
+        // SAFETY: the group is alive, and the number outlives the call.
+        let status = unsafe { ffi::vidtui_group_take_waited(network.0.as_ptr(), &mut seconds) };
+        check(status, || format!("measure the waits of the group of {} ranks", self.size))?;
+        Ok(seconds)
+    }
+
+    /// Forgets the waits so far. Waits for nothing.
+    pub fn drop_waited(&self) {
+        if let Some(network) = &self.network {
+            // SAFETY: the group is alive.
+            unsafe { ffi::vidtui_group_drop_waited(network.0.as_ptr()) }
+        }
+    }
+
     /// Reduces `tensor` over all ranks, in place.
     pub fn all_reduce(&self, tensor: &Tensor, reduce: Reduce) -> Result<Pending> {
         self.all_reduce_many(&[tensor], reduce)

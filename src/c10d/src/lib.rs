@@ -3,7 +3,7 @@
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
 //! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
 //! ([`cuda`]), tensors whose memory is a file ([`mapped`]),
-//! libtorch's profiler ([`profile`]), and a fast end of the process ([`exit`]).
+//! libtorch's profiler ([`profile`]), the places where the host waits for the device ([`waits`]), and a fast end of the process ([`exit`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions exist too and return an error.
@@ -16,6 +16,7 @@ mod ffi;
 mod group;
 mod pending;
 mod store;
+mod threads;
 
 pub mod adamw8;
 pub mod collectives;
@@ -23,12 +24,14 @@ pub mod cuda;
 pub mod mapped;
 pub mod ops;
 pub mod profile;
+pub mod waits;
 
 pub use error::Error;
 pub use exit::exit;
 pub use group::{Group, Sent};
 pub use pending::{Pending, Reduce};
 pub use store::Store;
+pub use threads::compute_alone;
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -18,7 +18,7 @@ use embed::Embedder;
 use head::Head;
 use recipe::{FsdpUnit, Layer, Model, ParamSpec, Positions, Shape, TttScan};
 use segments::{ScanOrder, Segments};
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 /// CogVideoX at the sizes of one model.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub struct CogVideoX {
     head: Head,
     /// The caller's rotary factors, for all shapes.
     rotary: Option<Tensor>,
+    /// The caller's offset of the first image.
+    offset: Option<Tensor>,
 }
 
 impl CogVideoX {
@@ -39,6 +41,7 @@ impl CogVideoX {
             block: Block::new(model, scan_group),
             head: Head::new(model),
             rotary: None,
+            offset: None,
             model: model.clone(),
         }
     }
@@ -71,6 +74,8 @@ pub struct Grid {
     pub(crate) rotary: Option<Tensor>,
     pub(crate) segments: Option<Segments>,
     pub(crate) scan: Option<Scan>,
+    /// The offset of the first image, `[1]` or `[B]`, for models that embed it.
+    pub(crate) offset: Tensor,
 }
 
 /// The sequence that a TTT layer scans.
@@ -98,6 +103,7 @@ impl Grid {
             rotary: (model.positions != Positions::SinCos).then(|| segments::attention_rotary(model)),
             segments: Segments::new(model),
             scan: (model.layer != Layer::None).then(|| Scan::new(model)),
+            offset: Tensor::full([1], embed::OFS, (Kind::Float, Device::Cpu)),
         }
     }
 
@@ -106,6 +112,7 @@ impl Grid {
         let there = |tensor: Tensor| tensor.to_device(device);
         self.added = self.added.map(there);
         self.rotary = self.rotary.map(there);
+        self.offset = there(self.offset);
         if let Some(segments) = &mut self.segments {
             segments.move_to(device);
         }
@@ -132,8 +139,8 @@ impl Family for CogVideoX {
     }
 
     /// CogVideoX 1.5 has two latent frames to a patch.
-    fn frames(&self, latent_frames: i64) -> i64 {
-        (latent_frames as usize).next_multiple_of(self.model.patch_size_t) as i64
+    fn patch_frames(&self) -> usize {
+        self.model.patch_size_t
     }
 
     fn grid(&self, shape: Shape, device: Device) -> Grid {
@@ -144,6 +151,9 @@ impl Family for CogVideoX {
         };
         if let Some(rotary) = &self.rotary {
             grid.rotary = Some(rotary.shallow_clone());
+        }
+        if let Some(offset) = &self.offset {
+            grid.offset = offset.shallow_clone();
         }
         grid.on(device)
     }
@@ -195,7 +205,7 @@ impl Network<CogVideoX> {
     /// Sets the offset (`ofs`) of models that embed it, `[1]` or `[B]`; the default is 2.
     pub fn at_offset(self, offset: &Tensor) -> Self {
         self.map_family(|mut family| {
-            family.embedder.set_offset(offset);
+            family.offset = Some(offset.shallow_clone());
             family
         })
     }

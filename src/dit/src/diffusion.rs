@@ -17,6 +17,18 @@ pub struct NoiseSchedule {
     noise: Tensor,
 }
 
+impl Clone for NoiseSchedule {
+    /// Returns a schedule that shares the tables, which never change.
+    fn clone(&self) -> Self {
+        let NoiseSchedule { alphas_cumprod, signal, noise } = self;
+        NoiseSchedule {
+            alphas_cumprod: alphas_cumprod.shallow_clone(),
+            signal: signal.shallow_clone(),
+            noise: noise.shallow_clone(),
+        }
+    }
+}
+
 impl Default for NoiseSchedule {
     /// Returns the schedule of CogVideoX-5B: β scaled-linear from 0.00085 to 0.012, ᾱ rescaled to zero terminal SNR.
     fn default() -> Self {

@@ -25,9 +25,14 @@ pub trait Family {
     /// Returns the number of blocks of all kinds.
     fn num_blocks(&self) -> usize;
 
-    /// Returns the latent frames that the network takes for `latent_frames`: whole patches.
+    /// Returns the latent frames of a patch. The network takes whole patches.
+    fn patch_frames(&self) -> usize {
+        1
+    }
+
+    /// Returns the latent frames that the network takes for `latent_frames`.
     fn frames(&self, latent_frames: i64) -> i64 {
-        latent_frames
+        (latent_frames as usize).next_multiple_of(self.patch_frames()) as i64
     }
 
     /// Computes the grid of a shape on a device. [`crate::network::Network`] calls this once for each shape.

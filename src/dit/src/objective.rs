@@ -5,8 +5,8 @@ use crate::family::Conditions;
 use recipe::{Loss, Model, Shape};
 use tch::Tensor;
 
-/// An objective of training.
-pub trait Objective {
+/// An objective of training. Its clones may be used in other threads.
+pub trait Objective: Clone + Send + 'static {
     /// Returns the timesteps `[B]` at these quantiles of their distribution, each in `0.0..1.0`, for latents of a shape.
     ///
     /// The trainer spreads the quantiles of a global batch evenly, and draws them the same on every mesh.
@@ -18,7 +18,7 @@ pub trait Objective {
 }
 
 /// Prediction of the velocity at the timesteps of a noise schedule, as CogVideoX is trained.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct VPrediction {
     /// The noise schedule.
     pub schedule: NoiseSchedule,

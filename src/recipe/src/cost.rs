@@ -8,6 +8,7 @@ mod cogvideox;
 mod flops;
 mod memory;
 mod overhead;
+mod page_locked;
 mod traffic;
 mod transfers;
 
@@ -91,14 +92,26 @@ impl Recipe {
 
     /// Returns the cost of steps whose micro-batches are all of a shape, with the samples of its bucket at a time.
     pub fn cost_at(&self, shape: Shape) -> Cost {
+        self.in_steps_of(shape).cost()
+    }
+
+    /// Returns the recipe whose micro-batches are all of a shape, with the samples of its bucket at a time.
+    fn in_steps_of(&self, shape: Shape) -> Recipe {
         let mut recipe = self.at(shape);
         recipe.train.global_batch = self.micro_batch_at(shape) * self.mesh.data_ranks() * self.train.grad_accum;
-        recipe.cost()
+        recipe
     }
 
     /// Returns the memory of one rank; with buckets, in steps of the largest one.
     pub fn rank_memory(&self) -> RankMemory {
         self.largest_bucket().map_or_else(|| self.cost(), |bucket| self.cost_at(bucket.latent())).memory
+    }
+
+    /// Returns the sizes in bytes of the tensors that a rank on a GPU keeps in the memory of its node; with buckets, in steps of the largest
+    /// one.
+    pub fn offloaded_tensors(&self) -> Vec<u64> {
+        let recipe = self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(bucket.latent()));
+        page_locked::offloaded(&recipe, &UnitSizes::of(&recipe, &recipe.param_specs()), &recipe.blocks())
     }
 
     /// Returns the samples that a rank processes at a time.

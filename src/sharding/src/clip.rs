@@ -2,17 +2,19 @@
 
 use crate::fsdp::{Access, Fsdp, ShardView};
 use c10d::Result;
+use c10d::waits::{self, Place};
 use tch::{Kind, Tensor};
 
-/// Returns the Euclidean norm of the whole gradient. It has the same bits on every rank, and is not finite if any
-/// element is not finite.
-pub fn grad_norm(fsdp: &Fsdp) -> Result<f64> {
-    Ok(sum_of_squares(fsdp, |shard| shard.grad)?.double_value(&[0]).sqrt())
+/// Returns the square of the Euclidean norm of the whole gradient, `[1]`, in fp64, on the device. It has the same bits on every rank, and
+/// is not finite if any element is not finite.
+pub fn grad_norm_squared(fsdp: &Fsdp) -> Result<Tensor> {
+    sum_of_squares(fsdp, |shard| shard.grad)
 }
 
 /// Returns the Euclidean norm of all trained weights. It has the same bits on every rank.
 pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
-    Ok(sum_of_squares(fsdp, |shard| shard.master)?.double_value(&[0]).sqrt())
+    let squared = sum_of_squares(fsdp, |shard| shard.master)?;
+    Ok(waits::read(Place::WeightNorm, &squared)[0].sqrt())
 }
 
 /// Returns the sum of squares over a replica, `[1]`, in fp64.

@@ -7,10 +7,10 @@
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
 use crate::offload::{Fetched, Offload};
+use c10d::waits::{self, Place};
 use c10d::{Pending, Reduce, Result};
 use recipe::Accumulate;
 use std::cell::Cell;
-use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
 
 /// The bytes of gradients whose sums over the replicas start together, as in PyTorch's DDP. Small units, such as those of adapters, would
@@ -37,7 +37,6 @@ pub struct Fsdp {
     accumulate: Accumulate,
     /// The number of changes of the frozen weights.
     frozen_version: Cell<u64>,
-    waited: Duration,
 }
 
 /// The current part of a batch, for gradient accumulation.
@@ -194,7 +193,6 @@ impl Fsdp {
             grad_sync: GradSync::Reduce,
             accumulate: Accumulate::Whole,
             frozen_version: Cell::new(0),
-            waited: Duration::ZERO,
         })
     }
 
@@ -341,7 +339,7 @@ impl Fsdp {
             }
         };
         let Gathered { trained, frozen, pending } = gathered;
-        pending.map_or(Ok(()), |pending| wait(pending, &mut self.waited))?;
+        pending.map_or(Ok(()), Pending::wait)?;
         let version = self.frozen_version.get();
         let frozen = self.units[unit].kept(version).or(frozen);
         if self.units[unit].keeps {
@@ -404,11 +402,6 @@ impl Fsdp {
         self.grad_sync = grad_sync;
     }
 
-    /// Returns the seconds spent waiting for other ranks since the last call.
-    pub fn take_waited_s(&mut self) -> f64 {
-        std::mem::take(&mut self.waited).as_secs_f64()
-    }
-
     /// Accumulates the gradients of a unit's slots, and reduces them over the mesh in the last part of a batch.
     ///
     /// Returns while the reduction is in flight; [`Fsdp::finish_reduce`] waits for the last one.
@@ -429,7 +422,10 @@ impl Fsdp {
                     continue;
                 }
                 // The host adds to a gradient that is in its memory.
-                let from = from.to_device(to.device());
+                let from = match to.device() == from.device() {
+                    true => from,
+                    false => waits::at(Place::SwappedGradients, || from.to_device(to.device())),
+                };
                 tch::no_grad(|| if trained.filled { to += from } else { to.copy_(&from) });
             }
             trained.filled = true;
@@ -475,7 +471,7 @@ impl Fsdp {
             return Ok(grads);
         }
         let flat = Tensor::cat(&partial.iter().map(|(_, grad)| grad.view(-1)).collect::<Vec<_>>(), 0);
-        wait(self.groups.tp.all_reduce(&flat, Reduce::Sum)?, &mut self.waited)?;
+        self.groups.tp.all_reduce(&flat, Reduce::Sum)?.wait()?;
         let mut at = 0;
         for (_, grad) in &mut partial {
             let len = grad.numel() as i64;
@@ -489,11 +485,13 @@ impl Fsdp {
     /// replicas.
     fn wait_reduce(&mut self) -> Result<()> {
         let Some(Reducing { unit, pending, part, grad_sync }) = self.reducing.take() else { return Ok(()) };
-        wait(pending, &mut self.waited)?;
+        pending.wait()?;
         let ShardedUnit { swapped, trained: Some(trained), .. } = &mut self.units[unit] else { return Ok(()) };
         if let Some(part) = part {
-            let (mut to, part) = (trained.grad.shallow_clone(), part.to_device(trained.grad.device()));
-            tch::no_grad(|| if trained.filled { to += part } else { to.copy_(&part) });
+            waits::at(Place::SwappedGradients, || {
+                let (mut to, part) = (trained.grad.shallow_clone(), part.to_device(trained.grad.device()));
+                tch::no_grad(|| if trained.filled { to += part } else { to.copy_(&part) });
+            });
         }
         trained.filled = true;
         if *swapped {
@@ -525,29 +523,19 @@ impl Fsdp {
     pub fn finish_reduce(&mut self) -> Result<()> {
         self.wait_reduce()?;
         self.start_sums()?;
-        std::mem::take(&mut self.summing).into_iter().try_for_each(|sum| wait(sum, &mut self.waited))?;
+        std::mem::take(&mut self.summing).into_iter().try_for_each(Pending::wait)?;
         if self.groups.replicate.size() > 1 {
-            let mut waited = Duration::ZERO;
             let is_swapped = |unit: &ShardedUnit| unit.swapped;
             // A swapped shard is summed on the device. It leaves the device's memory after its sum.
             self.visit_units(Access::Write, is_swapped, |shard| {
-                wait(self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?, &mut waited)
+                self.groups.replicate.all_reduce(shard.grad, Reduce::Sum)?.wait()
             })?;
-            self.waited += waited;
         }
         for trained in self.units.iter_mut().filter_map(|unit| unit.trained.as_mut()) {
             trained.filled = false;
         }
         Ok(())
     }
-}
-
-/// Waits for a collective and adds the time to `waited`.
-fn wait(pending: Pending, waited: &mut Duration) -> Result<()> {
-    let start = Instant::now();
-    pending.wait()?;
-    *waited += start.elapsed();
-    Ok(())
 }
 
 fn release(offload: Option<&Offload>, tensors: &[&Tensor]) -> Result<()> {

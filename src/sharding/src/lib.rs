@@ -8,3 +8,4 @@ pub mod flat;
 pub mod fsdp;
 pub mod mesh;
 pub mod offload;
+pub mod slab;

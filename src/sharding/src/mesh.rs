@@ -19,6 +19,15 @@ pub struct MeshGroups {
     pub tp: Group,
 }
 
+/// The seconds that a rank waited for others.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Waited {
+    /// For gathers, reductions and sums over shards and replicas.
+    pub data_s: f64,
+    /// For the ranks of its TP group.
+    pub tp_s: f64,
+}
+
 impl MeshGroups {
     /// Joins the groups of `rank`: with NCCL for ranks that compute on GPUs, with gloo for CPU tensors.
     /// Every rank of the mesh must call this at about the same time.
@@ -59,6 +68,21 @@ impl MeshGroups {
         self.shard.all_reduce(tensor, Reduce::Sum)?.wait()?;
         self.tp.all_reduce(tensor, Reduce::Sum)?.wait()?;
         self.replicate.broadcast(tensor, 0)?.wait()
+    }
+
+    /// Returns the seconds that this rank waited for others since the last call or [`MeshGroups::drop_waited`], without `world`. On a GPU
+    /// they are those that its stream waited; call this after the host has waited for the stream anyway.
+    ///
+    /// # Errors
+    /// The GPU has failed.
+    pub fn take_waited_s(&self) -> c10d::Result<Waited> {
+        let data_s = self.shard.take_waited_s()? + self.replicate.take_waited_s()?;
+        Ok(Waited { data_s, tp_s: self.tp.take_waited_s()? })
+    }
+
+    /// Forgets the waits so far.
+    pub fn drop_waited(&self) {
+        [&self.shard, &self.replicate, &self.tp].into_iter().for_each(Group::drop_waited);
     }
 
     /// Sets the timeout of all later collectives.

@@ -3,9 +3,12 @@
 //! A [`BackingStore`] allocates tensors, and [`Offload`] copies them while the device computes: on the CPU in a thread of its own, on a
 //! GPU on a second stream. Copies run in the order in which they were started.
 
+use crate::slab::{HostMemory, bytes_of, view};
 use c10d::cuda::{self, Event};
 use c10d::mapped::{Mapped, copy_in_thread};
+use c10d::waits::{self, Place};
 use c10d::{Error, Result};
+use recipe::{ALIGNMENT, Slab};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -41,25 +44,90 @@ pub trait BackingStore: Send + Sync {
     }
 }
 
-/// The memory of the node.
-#[derive(Debug, Clone, Copy)]
+/// The memory of the node, in chunks that are allocated at the start, because libtorch rounds each request of page-locked memory up to a
+/// power of two. A tensor without a place in them gets memory of its own.
+#[derive(Debug)]
 pub struct HostStore {
-    /// Whether it is page-locked, for copies from and to a GPU.
-    pub pinned: bool,
+    memory: HostMemory,
+    arena: Mutex<Arena>,
+}
+
+/// Chunks, and the parts of them that are free or used.
+#[derive(Debug)]
+struct Arena {
+    /// Flat tensors of bytes.
+    chunks: Vec<Tensor>,
+    free: Vec<Region>,
+    /// Those of tensors, by address.
+    used: BTreeMap<usize, Region>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Region {
+    chunk: usize,
+    start: i64,
+    len: i64,
+}
+
+impl HostStore {
+    /// Allocates chunks with places for tensors of these sizes in bytes.
+    ///
+    /// # Errors
+    /// The memory is exhausted.
+    pub fn with_places(memory: HostMemory, sizes: &[u64]) -> Result<Self> {
+        let slab = Slab::of(sizes);
+        let free = sizes.iter().zip(&slab.places).filter(|(size, _)| **size > 0).map(|(size, place)| Region {
+            chunk: place.chunk,
+            start: place.start as i64,
+            len: size.next_multiple_of(ALIGNMENT) as i64,
+        });
+        let arena = Arena { chunks: memory.chunks(&slab)?, free: free.collect(), used: BTreeMap::new() };
+        Ok(HostStore { memory, arena: Mutex::new(arena) })
+    }
+
+    fn arena(&self) -> MutexGuard<'_, Arena> {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Arena {
+    /// Takes the smallest free region with enough bytes. The rest of it stays free.
+    fn take(&mut self, bytes: i64) -> Option<Region> {
+        let fits = self.free.iter().enumerate().filter(|(_, region)| region.len >= bytes);
+        let (at, _) = fits.min_by_key(|(_, region)| region.len)?;
+        let region = self.free.swap_remove(at);
+        let next = (bytes as u64).next_multiple_of(ALIGNMENT) as i64;
+        if region.len > next {
+            self.free.push(Region { start: region.start + next, len: region.len - next, ..region });
+        }
+        Some(Region { len: next, ..region })
+    }
 }
 
 impl BackingStore for HostStore {
     fn zeros(&self, size: &[i64], kind: Kind) -> Result<Tensor> {
-        let failed = |error: tch::TchError| Error::Torch {
+        let bytes = bytes_of(size, kind);
+        let mut arena = self.arena();
+        let mut tensor = match (bytes > 0).then(|| arena.take(bytes)).flatten() {
+            Some(region) => {
+                let tensor = view(&arena.chunks[region.chunk], region.start, size, kind);
+                arena.used.insert(address(&tensor), region);
+                tensor
+            }
+            None => view(&self.memory.bytes(bytes)?, 0, size, kind),
+        };
+        let _ = tensor.f_zero_().map_err(|error| Error::Torch {
             doing: format!("keep a tensor of {size:?} in the memory of the node"),
             why: error.to_string(),
-        };
-        if !self.pinned {
-            return Tensor::f_zeros(size, (kind, Device::Cpu)).map_err(failed);
+        })?;
+        Ok(tensor)
+    }
+
+    fn free(&self, tensor: Tensor) {
+        let mut arena = self.arena();
+        if let Some(region) = arena.used.remove(&address(&tensor)) {
+            arena.free.push(region);
         }
-        let mut memory = cuda::pinned(&Tensor::f_empty(size, (kind, Device::Cpu)).map_err(failed)?)?;
-        let _ = memory.f_zero_().map_err(failed)?;
-        Ok(memory)
     }
 }
 
@@ -355,7 +423,7 @@ impl Offload {
         }
         stored.into_iter().zip(device).try_for_each(|(to, from)| cuda::copy(to, from))?;
         // The host reads the tensors next: a snapshot of a save, or the next fetch.
-        Event::record()?.wait()
+        waits::at(Place::WriteBack, || Event::record()?.wait())
     }
 }
 
@@ -366,7 +434,8 @@ mod tests {
     fn stores() -> (tempfile::TempDir, [Arc<dyn BackingStore>; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let file = FileStore::new(folder.path().to_owned());
-        (folder, [Arc::new(HostStore { pinned: false }), Arc::new(file)])
+        let host = HostStore::with_places(HostMemory::Pageable, &[20_000; 4]).unwrap();
+        (folder, [Arc::new(host), Arc::new(file)])
     }
 
     #[test]
@@ -387,6 +456,35 @@ mod tests {
                 assert_eq!(offload.spare.len(), 5, "each round uses the same memory");
             }
         }
+    }
+
+    #[test]
+    fn tensors_of_the_node_are_in_the_chunks_as_long_as_there_is_place() {
+        let sizes = [4 * 1000, 4 * 1000, 4 * 300, 2 * 77];
+        let store = HostStore::with_places(HostMemory::Pageable, &sizes).unwrap();
+        let zeros = |len: i64, kind| store.zeros(&[len], kind).unwrap();
+        let in_chunks = |tensor: &Tensor| {
+            let within = |chunk: &Tensor| {
+                let start = address(chunk);
+                (start..start + chunk.numel()).contains(&address(tensor))
+            };
+            store.arena().chunks.iter().any(within)
+        };
+        let small = zeros(77, Kind::BFloat16);
+        let (mut first, mut second) = (zeros(1000, Kind::Float), zeros(1000, Kind::Float));
+        let (_, _) = (first.fill_(1.0), second.fill_(2.0));
+        // Three tensors share a place that was made for one.
+        let parts: Vec<Tensor> = (0..3).map(|_| zeros(60, Kind::Float)).collect();
+        assert!([&small, &first, &second].into_iter().all(in_chunks) && in_chunks(&parts[0]));
+        let beyond = zeros(1000, Kind::Float);
+        assert!(!in_chunks(&beyond));
+        assert!([&small, &beyond].into_iter().chain(&parts).all(|tensor| tensor.abs().max().double_value(&[]) == 0.0));
+        assert_eq!(first.sum(Kind::Float).double_value(&[]), 1000.0);
+        // A place is free after its tensor, and zero again.
+        let place = address(&first);
+        store.free(first);
+        let again = zeros(1000, Kind::Float);
+        assert_eq!((address(&again), again.abs().max().double_value(&[])), (place, 0.0));
     }
 
     #[test]

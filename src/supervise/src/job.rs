@@ -230,6 +230,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_dump_collectives_into_the_run_and_use_segments_that_grow_unless_these_are_set() {
+        let (_folder, job) = crate::tests::job();
+        let of = |set: &[(&str, &str)]| -> std::collections::BTreeMap<&str, String> {
+            let set: Vec<_> = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            job.libtorch_variables(&set).into_iter().collect()
+        };
+        let own = of(&[]);
+        assert_eq!(own.keys().copied().collect::<Vec<_>>(), [ALLOCATOR[0], DUMPS]);
+        assert_eq!(own[ALLOCATOR[0]], "expandable_segments:True");
+        // libtorch appends the number of the rank.
+        let dump = Utf8PathBuf::from(&own[DUMPS]);
+        assert!(dump.is_absolute() && dump.starts_with(job.run.node_dir(&job.node)), "{dump}");
+        assert_eq!(dump, job.run.nccl_dump_prefix(&job.node, job.attempt.number));
+        for name in ALLOCATOR {
+            assert_eq!(of(&[(name, "max_split_size_mb:64")]).keys().copied().collect::<Vec<_>>(), [DUMPS], "{name}");
+        }
+        assert_eq!(of(&[(DUMPS, "/elsewhere/")]).keys().copied().collect::<Vec<_>>(), [ALLOCATOR[0]]);
+        // The ranks get them in their environment.
+        let environment: std::collections::BTreeMap<String, String> =
+            job.environment(&job.places[0]).into_iter().collect();
+        assert!(own.iter().all(|(name, value)| environment.get(*name) == Some(value)), "{environment:?}");
+    }
+
+    #[test]
     fn with_zero_threads_the_ranks_of_a_node_share_its_cores() {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = |wanted, local_world| threads_with(wanted, local_world, None);

@@ -1,7 +1,7 @@
 //! Batches of precomputed latents in the order of [`dataset::order`].
 //!
-//! Samples are numbered from the start of the run, so the position is one integer. While a step computes, a thread reads the next
-//! batch, but not the batches after it.
+//! Samples are numbered from the start of the run, so the position is one integer. [`Data::reading`] returns what a thread needs to read
+//! some of them.
 
 use crate::conditions;
 use crate::exchange::{agree_on, peer_lost};
@@ -14,7 +14,6 @@ use recipe::{Conditioning, Flops, Model, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use tch::{Device, Kind, Tensor};
 use weights::Dtype;
 
@@ -22,7 +21,7 @@ use weights::Dtype;
 #[derive(Debug)]
 pub struct Data {
     table: Table,
-    reader: Arc<Reader>,
+    source: Source,
     fingerprint: String,
     order: Order,
     /// The steps of the run.
@@ -30,11 +29,24 @@ pub struct Data {
     global_batch: usize,
     /// The work of a sample of each bucket.
     work: Vec<StepWork>,
+}
+
+/// The files of the data sets, and what turns their tensors into batches.
+#[derive(Debug)]
+struct Source {
+    reader: Arc<Reader>,
     model: Model,
     condition: Conditioning,
     /// The text that replaces dropped texts, `[text_len, text_dim]`; zeros if neither the recipe nor the store has one.
     null_text: Option<Tensor>,
-    ahead: Option<Ahead>,
+}
+
+/// Samples that can be read in any thread.
+#[derive(Debug)]
+pub struct Reading {
+    source: Source,
+    numbers: Range<u64>,
+    samples: Vec<[Vec<Slot>; 3]>,
 }
 
 /// The work of samples.
@@ -55,13 +67,6 @@ pub struct Batch {
     pub text: Tensor,
     /// The conditions that the recipe names.
     pub conditions: Conditions,
-}
-
-/// A batch that a thread is reading.
-#[derive(Debug)]
-struct Ahead {
-    numbers: Range<u64>,
-    reading: JoinHandle<Result<Vec<Read>, Failure>>,
 }
 
 /// The tensors of a sample.
@@ -122,18 +127,15 @@ impl Data {
         {
             null_text = Some(repeated(&reader.read(slot)?));
         }
+        let (model, condition) = (recipe.model.clone(), recipe.condition.clone());
         Ok(Data {
             table,
-            reader,
+            source: Source { reader, model, condition, null_text },
             fingerprint,
-            null_text,
             order,
             steps: recipe.train.steps,
             global_batch: recipe.train.global_batch,
             work,
-            model: recipe.model.clone(),
-            condition: recipe.condition.clone(),
-            ahead: None,
         })
     }
 
@@ -174,13 +176,6 @@ impl Data {
         })
     }
 
-    /// Replaces the texts `[B, text_len, text_dim]` of samples that are not `kept`.
-    pub fn drop_texts(&self, text: &Tensor, kept: &[bool]) -> Tensor {
-        let kept = Tensor::from_slice(kept).view([-1, 1, 1]);
-        let none = self.null_text.as_ref().map_or_else(|| Tensor::from(0f32), Tensor::shallow_clone);
-        text.where_self(&kept, &none)
-    }
-
     /// Returns the epoch of a sample and the number of samples before it in that epoch. With several shapes both are estimates, because
     /// each shape has its own epochs.
     pub fn position(&self, sample: u64) -> (u64, u64) {
@@ -193,37 +188,9 @@ impl Data {
         samples as f64 / self.order.samples_per_epoch() as f64
     }
 
-    /// Returns the samples with these numbers, and starts to read `next`, the samples of the following call.
-    ///
-    /// `seed` is the key of the draws of latents whose file holds means and variances.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn batch(&mut self, numbers: Range<u64>, next: Range<u64>, seed: u64) -> Result<Batch, Failure> {
-        let read = match self.ahead.take() {
-            Some(ahead) if ahead.numbers == numbers => ahead.reading.join().expect("reading does not panic")?,
-            _ => {
-                let samples = self.samples(numbers.clone());
-                read_all(&self.reader, &samples)?
-            }
-        };
-        let (reader, samples) = (self.reader.clone(), self.samples(next.clone()));
-        // If no thread can be started, the next call reads the batch itself.
-        let reading = thread::Builder::new().name("read ahead".into()).spawn(move || read_all(&reader, &samples)).ok();
-        self.ahead = reading.map(|reading| Ahead { numbers: next, reading });
-
-        let latents: Vec<Tensor> = numbers
-            .clone()
-            .zip(&read)
-            .map(|(number, read)| drawn(&read.latent, Purpose::Latent, seed, number) * self.model.latent_scale)
-            .collect();
-        let texts: Vec<Tensor> =
-            read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
-        let conditions = conditions::of_batch(&self.condition, &self.model, |place| {
-            let purpose = conditions::purpose(place);
-            numbers.clone().zip(&read).map(|(number, read)| drawn(&read.extras[place], purpose, seed, number)).collect()
-        });
-        Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0), conditions })
+    /// Returns what is needed to read the samples with these numbers.
+    pub fn reading(&mut self, numbers: Range<u64>) -> Reading {
+        Reading { source: self.source.share(), samples: self.samples(numbers.clone()), numbers }
     }
 
     /// Returns the locations of the latents, texts and conditions of samples.
@@ -231,13 +198,54 @@ impl Data {
         numbers
             .map(|number| {
                 let OrderedItem { item, pass } = self.order.sample(number);
-                let (table, draws) = (&self.table, self.condition.draws().max(1));
+                let (table, draws) = (&self.table, self.source.condition.draws().max(1));
                 let extras = table.extras(item);
                 let count = extras.len() / draws;
                 let extras = &extras[(pass % draws as u64) as usize * count..][..count];
                 [vec![table.latent(item)], table.texts(item).to_vec(), extras.to_vec()]
             })
             .collect()
+    }
+}
+
+impl Source {
+    /// Returns a source that shares the tensors, which never change.
+    fn share(&self) -> Self {
+        Source {
+            reader: Arc::clone(&self.reader),
+            model: self.model.clone(),
+            condition: self.condition.clone(),
+            null_text: self.null_text.as_ref().map(Tensor::shallow_clone),
+        }
+    }
+}
+
+impl Reading {
+    /// Reads the samples. `seed` is the key of the draws of latents whose file holds means and variances.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn read(&self, seed: u64) -> Result<Batch, Failure> {
+        let Source { reader, model, condition, .. } = &self.source;
+        let read = read_all(reader, &self.samples)?;
+        let numbers = || self.numbers.clone().zip(&read);
+        let latents: Vec<Tensor> = numbers()
+            .map(|(number, read)| drawn(&read.latent, Purpose::Latent, seed, number) * model.latent_scale)
+            .collect();
+        let texts: Vec<Tensor> =
+            read.iter().map(|read| Tensor::cat(&read.texts.iter().map(tensor).collect::<Vec<_>>(), 0)).collect();
+        let conditions = conditions::of_batch(condition, model, |place| {
+            let purpose = conditions::purpose(place);
+            numbers().map(|(number, read)| drawn(&read.extras[place], purpose, seed, number)).collect()
+        });
+        Ok(Batch { latent: Tensor::stack(&latents, 0), text: Tensor::stack(&texts, 0), conditions })
+    }
+
+    /// Replaces the texts `[B, text_len, text_dim]` of samples that are not `kept`.
+    pub fn drop_texts(&self, text: &Tensor, kept: &[bool]) -> Tensor {
+        let kept = Tensor::from_slice(kept).view([-1, 1, 1]);
+        let none = self.source.null_text.as_ref().map_or_else(|| Tensor::from(0f32), Tensor::shallow_clone);
+        text.where_self(&kept, &none)
     }
 }
 
@@ -315,20 +323,25 @@ pub fn kind(dtype: Dtype) -> Kind {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use camino::{Utf8Path, Utf8PathBuf};
     use dataset::{LATENT, MOMENTS};
     use safetensors::tensor::TensorView;
+    use std::thread;
 
-    const ITEMS: u64 = 5;
+    pub(crate) const ITEMS: u64 = 5;
 
-    fn open(recipe: &recipe::Recipe) -> Result<Data, Failure> {
+    pub(crate) fn open(recipe: &recipe::Recipe) -> Result<Data, Failure> {
         Data::open(recipe, &Group::alone())
     }
 
+    fn read(data: &mut Data, numbers: Range<u64>, seed: u64) -> Result<Batch, Failure> {
+        data.reading(numbers).read(seed)
+    }
+
     /// Five samples whose latent has one element: the item's number. With `log_variance`, the latents are moments.
-    fn dataset(folder: &Utf8Path, log_variance: Option<f32>) -> recipe::Recipe {
+    pub(crate) fn dataset(folder: &Utf8Path, log_variance: Option<f32>) -> recipe::Recipe {
         let write = |name: String, key: &str, shape: Vec<usize>, values: Vec<f32>| {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             let view = TensorView::new(safetensors::Dtype::F32, shape, &bytes).unwrap();
@@ -353,7 +366,7 @@ mod tests {
         recipe::load(minimal.into(), &sets).unwrap().recipe
     }
 
-    fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
+    pub(crate) fn temp() -> (tempfile::TempDir, Utf8PathBuf) {
         let keep = tempfile::tempdir().unwrap();
         let folder = Utf8PathBuf::from_path_buf(keep.path().to_owned()).unwrap();
         (keep, folder)
@@ -369,15 +382,15 @@ mod tests {
     fn a_dropped_text_is_replaced_with_the_null_text() {
         let (_keep, folder) = temp();
         let mut recipe = dataset(&folder, None);
-        let zeros = open(&recipe).unwrap();
+        let mut zeros = open(&recipe).unwrap();
         let text = Tensor::ones([2, 16, 4], (Kind::Float, tch::Device::Cpu));
-        let dropped = zeros.drop_texts(&text, &[true, false]);
+        let dropped = zeros.reading(0..2).drop_texts(&text, &[true, false]);
         assert_eq!((dropped.get(0), dropped.get(1)), (text.get(0), text.get(1).zeros_like()));
 
         // Any text of the right shape is accepted.
         recipe.data.null_text = folder.join("0.text");
-        let null = open(&recipe).unwrap();
-        assert_eq!(null.drop_texts(&text, &[true, false]).get(1), text.get(1) * 0.5);
+        let mut null = open(&recipe).unwrap();
+        assert_eq!(null.reading(0..2).drop_texts(&text, &[true, false]).get(1), text.get(1) * 0.5);
         assert_ne!(null.fingerprint(), zeros.fingerprint());
 
         recipe.data.null_text = folder.join("0");
@@ -386,25 +399,24 @@ mod tests {
     }
 
     #[test]
-    fn reading_ahead_gives_the_same_batches_as_reading_on_demand() {
+    fn an_epoch_has_every_item_once_wherever_reading_begins() {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, None);
         let in_place: Vec<i64> = (0..20)
-            .map(|number| items(&open(&recipe).unwrap().batch(number..number + 1, 0..1, 1).unwrap())[0])
+            .map(|number| items(&read(&mut open(&recipe).unwrap(), number..number + 1, 1).unwrap())[0])
             .collect();
         for epoch in in_place.chunks(ITEMS as usize) {
             let mut seen = epoch.to_vec();
             seen.sort_unstable();
             assert_eq!(seen, [0, 1, 2, 3, 4]);
         }
-        // Two ranks with two samples per step each. The second call starts in the middle, like a resume.
+        // Two ranks with two samples per step each. The second one starts in the middle, like a resume.
         for (rank, from) in [(0, 0), (1, 4)] {
             let mut data = open(&recipe).unwrap();
             for first in (from..20).step_by(4) {
-                let own = |first: u64| first + 2 * rank..first + 2 * rank + 2;
-                let batch = data.batch(own(first), own(first + 4), 1).unwrap();
-                assert_eq!(data.ahead.as_ref().unwrap().numbers, own(first + 4));
-                assert_eq!(items(&batch), in_place[own(first).start as usize..own(first).end as usize]);
+                let own = first + 2 * rank..first + 2 * rank + 2;
+                let batch = read(&mut data, own.clone(), 1).unwrap();
+                assert_eq!(items(&batch), in_place[own.start as usize..own.end as usize]);
             }
         }
     }
@@ -418,10 +430,10 @@ mod tests {
         let gone = data.table.files_of(item)[0].to_owned();
         assert!(gone.starts_with(&folder));
         std::fs::remove_file(&gone).unwrap();
-        assert!(data.batch(0..1, 1..2, 1).is_ok());
-        let failure = data.batch(1..2, 2..3, 1).unwrap_err();
+        assert!(read(&mut data, 0..1, 1).is_ok());
+        let failure = read(&mut data, 1..2, 1).unwrap_err();
         assert!(failure.what.contains(gone.as_str()), "{failure}");
-        assert!(data.batch(2..3, 3..4, 1).is_ok());
+        assert!(read(&mut data, 2..3, 1).is_ok());
     }
 
     #[test]
@@ -429,7 +441,7 @@ mod tests {
         let (_keep, folder) = temp();
         let recipe = dataset(&folder, Some((0.25f32).ln()));
         let mut data = open(&recipe).unwrap();
-        let mut draw = |number: u64, seed| data.batch(number..number + 1, 0..1, seed).unwrap();
+        let mut draw = |number: u64, seed| read(&mut data, number..number + 1, seed).unwrap();
         let (first, again) = (draw(3, 1).latent, draw(3, 1).latent);
         assert_eq!(first.size(), [1, 3, 16, 8, 8]);
         assert_eq!(first, again);
@@ -439,7 +451,7 @@ mod tests {
         assert!((first.std(true).double_value(&[]) - 0.5).abs() < 0.02);
         assert_ne!(draw(3, 2).latent, first);
         let sure = dataset(&folder, Some(-100.0));
-        assert_eq!(items(&open(&sure).unwrap().batch(3..4, 0..1, 1).unwrap()), [item.round() as i64]);
+        assert_eq!(items(&read(&mut open(&sure).unwrap(), 3..4, 1).unwrap()), [item.round() as i64]);
     }
 
     /// Writes a store with the items of [`dataset`]. All values of its empty caption's embedding are 0.25.
@@ -507,7 +519,7 @@ mod tests {
         let (mut one, mut other) = (open(&files).unwrap(), open(&recipe).unwrap());
         assert!(recipe.data.index.join("latents-00001.safetensors").exists());
         for first in 0..8 {
-            let batch = |data: &mut Data| data.batch(first..first + 2, first + 2..first + 4, 5).unwrap();
+            let batch = |data: &mut Data| read(data, first..first + 2, 5).unwrap();
             let (one, other) = (batch(&mut one), batch(&mut other));
             assert_eq!((one.latent, one.text), (other.latent, other.text));
         }
@@ -554,7 +566,7 @@ mod tests {
         recipe.condition = Conditioning { kind, image_noise: true, draws: 2, ..Conditioning::default() };
         let mut data = open(&recipe).unwrap();
         let mut image = |number: u64| {
-            let batch = data.batch(number..number + 1, number + 1..number + 2, 1).unwrap();
+            let batch = read(&mut data, number..number + 1, 1).unwrap();
             (batch.conditions[0].1.mean(Kind::Float).double_value(&[]) / recipe.model.image_scale()).round()
         };
         let drawn: Vec<f64> = (0..3 * ITEMS).map(&mut image).collect();
@@ -567,7 +579,7 @@ mod tests {
         let (_keep, folder) = temp();
         let mut recipe = store(&folder.join("store"), dataset(&folder, None), 0.0);
         let text = Tensor::ones([1, 16, 4], (Kind::Float, tch::Device::Cpu));
-        let dropped = |recipe: &recipe::Recipe| open(recipe).unwrap().drop_texts(&text, &[false]);
+        let dropped = |recipe: &recipe::Recipe| open(recipe).unwrap().reading(0..1).drop_texts(&text, &[false]);
         recipe.train.text_dropout = 0.1;
         assert_eq!(dropped(&recipe), &text * 0.25);
         recipe.data.null_text = folder.join("0.text");

@@ -82,10 +82,34 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     }
 }
 
+/// Makes a GPU the current one of this thread.
+///
+/// # Errors
+/// The GPU does not exist.
+pub fn set_current(device: Device) -> c10d::Result<()> {
+    if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
+}
+
+/// Copies a host tensor to a device on a stream of this thread. The caller's stream reads the copy after the event; there is none on the
+/// CPU.
+///
+/// # Errors
+/// Memory is exhausted, or the GPU has failed.
+pub fn upload_beside(tensor: &Tensor, device: Device) -> c10d::Result<(Tensor, Option<Event>)> {
+    let Device::Cuda(_) = device else { return Ok((tensor.shallow_clone(), None)) };
+    let mut pinned = cuda::pinned(tensor)?;
+    pinned.f_copy_(tensor).map_err(c10d::Error::from)?;
+    let there = Tensor::f_empty(tensor.size(), (tensor.kind(), device)).map_err(c10d::Error::from)?;
+    let copied = cuda::copy_beside(&there, &pinned)?;
+    Ok((there, Some(copied)))
+}
+
 /// Copies a host tensor to a device. Does not wait for a copy to a GPU.
 pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
     match device {
-        Device::Cuda(_) => tensor.pin_memory(device).to_device_(device, tensor.kind(), true, false),
+        Device::Cuda(_) if tensor.device() != device => {
+            tensor.pin_memory(device).to_device_(device, tensor.kind(), true, false)
+        }
         _ => tensor.shallow_clone(),
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::exchange::{agree_on, peer_lost};
 use c10d::Group;
+use c10d::waits::{self, Place};
 use recipe::ParamSpec;
 use rundir::{ErrorCode, Failure};
 use sharding::flat::TpLayout;
@@ -29,7 +30,7 @@ pub fn check(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], step: u64, copies: bool) ->
     if groups.replicate.size() == 1 && groups.tp.size() == 1 {
         return Ok(());
     }
-    let found = difference(fsdp, tables, copies).map_err(peer_lost)?;
+    let found = waits::at(Place::Drift, || difference(fsdp, tables, copies)).map_err(peer_lost)?;
     agree_on(&groups.world, found.map_or(Ok(()), |found| Err(found.failure(step))))
 }
 

@@ -1,5 +1,6 @@
 //! The exponential moving average of the trained weights, sharded as they are.
 
+use c10d::waits::{self, Place};
 use recipe::{Ema, EmaDevice};
 use sharding::fsdp::{Access, Fsdp};
 use tch::{Device, Tensor};
@@ -59,7 +60,10 @@ impl EmaWeights {
         self.visit(fsdp, Access::Read, |master, average| {
             let _ = match average.device() == master.device() {
                 true => average.lerp_(master, share),
-                false => average.lerp_(&master.to_device(average.device()), share),
+                false => {
+                    let weights = waits::at(Place::Average, || master.to_device(average.device()));
+                    average.lerp_(&weights, share)
+                }
             };
         })
     }

@@ -1,6 +1,7 @@
 //! The embedded trainer: one process per rank, and the supervisor that starts and watches the ranks of a node.
 
 mod adapter_files;
+mod batches;
 mod checkpoint;
 mod conditions;
 mod data;
@@ -16,6 +17,7 @@ mod init;
 mod interface;
 mod log;
 mod memory;
+mod noising;
 mod offload;
 mod optim;
 #[cfg(test)]

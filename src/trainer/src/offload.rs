@@ -1,10 +1,12 @@
 //! Makes the backing store of a rank, if the store has enough space for the ranks of the node.
 
+use crate::exchange::device_failed;
 use crate::memory::node_available;
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{OFFLOAD_FIX, OFFLOAD_SHARE, OffloadStore, Recipe};
 use rundir::{ErrorCode, Failure};
 use sharding::offload::{BackingStore, FileStore, HostStore, Offload};
+use sharding::slab::HostMemory;
 use std::sync::Arc;
 use tch::Device;
 use units::size;
@@ -41,7 +43,8 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
         _ => {
             let free = node_available().map(|free| (free as f64 * OFFLOAD_SHARE) as u64);
             check_space(needed, free, "the memory of this node")?;
-            Arc::new(HostStore { pinned: true })
+            let store = HostStore::with_places(HostMemory::Pinned, &recipe.offloaded_tensors());
+            Arc::new(store.map_err(device_failed)?)
         }
     };
     let mut offload = Offload::new(store, device);

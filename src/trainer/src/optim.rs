@@ -6,13 +6,14 @@ mod prodigy;
 
 use adafactor::Adafactor;
 use adamw::AdamW;
+use c10d::cuda::Event;
 use prodigy::Prodigy;
 use recipe::{Optimizer, OptimizerKind, ParamGroup, ParamSpec};
 use sharding::flat::{ParamKind, TpLayout};
 use sharding::fsdp::{Fsdp, OwnedRange};
 use sharding::mesh::MeshGroups;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tch::{Kind, Tensor};
@@ -141,8 +142,8 @@ pub struct OptimizerState {
     pub steps: u64,
     /// Bytes of the state in a checkpoint, over all ranks.
     pub saved_bytes: u64,
-    /// A channel that closes when the snapshot of a save is complete.
-    snapshot: Option<Receiver<Infallible>>,
+    /// A channel that ends when the snapshot of a save is complete, or on a GPU with an event that follows its copies.
+    snapshot: Option<Receiver<Arc<Event>>>,
     stalled: Duration,
 }
 
@@ -184,7 +185,17 @@ trait Method {
 /// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, no update
 /// changes them.
 pub struct SnapshotGuard {
-    _open: Sender<Infallible>,
+    open: Sender<Arc<Event>>,
+}
+
+impl SnapshotGuard {
+    /// Ends the snapshot. The update waits for the event, which follows the copies on a GPU.
+    pub fn end(self, copied: Option<Arc<Event>>) {
+        if let Some(copied) = copied {
+            // If the optimizer has ended, nothing changes the weights.
+            let _ = self.open.send(copied);
+        }
+    }
 }
 
 /// State of a tensor as a checkpoint has it. The names of its tensors are the prefix and the name of the parameter.
@@ -247,20 +258,28 @@ impl OptimizerState {
 
     /// Starts a snapshot: another thread may copy the current weights and state until it drops the guard. Forward and
     /// backward passes may run meanwhile; [`OptimizerState::step`] waits.
-    pub fn begin_snapshot(&mut self) -> SnapshotGuard {
-        self.wait_for_snapshot();
+    ///
+    /// # Errors
+    /// The GPU has failed.
+    pub fn begin_snapshot(&mut self) -> c10d::Result<SnapshotGuard> {
+        self.wait_for_snapshot()?;
         let (open, snapshot) = channel();
         self.snapshot = Some(snapshot);
-        SnapshotGuard { _open: open }
+        Ok(SnapshotGuard { open })
     }
 
-    /// Waits for a snapshot in progress. Every change of weights or state calls this first.
-    pub fn wait_for_snapshot(&mut self) {
-        let Some(snapshot) = self.snapshot.take() else { return };
+    /// Waits for a snapshot in progress. Every change of weights or state calls this first. On a GPU, the host waits until the copies are
+    /// enqueued, and the stream that computes until they are complete.
+    ///
+    /// # Errors
+    /// The GPU has failed.
+    pub fn wait_for_snapshot(&mut self) -> c10d::Result<()> {
+        let Some(snapshot) = self.snapshot.take() else { return Ok(()) };
         let start = Instant::now();
-        // No message is sent. The channel closes when the thread ends, even by a panic.
-        let _ = snapshot.recv();
+        // The channel closes when the thread ends, even by a panic.
+        let copied = snapshot.recv();
         self.stalled += start.elapsed();
+        copied.map_or(Ok(()), |copied| copied.block())
     }
 
     /// Returns the seconds spent waiting for snapshots since the last call.
@@ -271,7 +290,7 @@ impl OptimizerState {
     /// Updates the master weights with their gradients times `grad_scale`. A collective of Adafactor and Prodigy. The gradients are
     /// undefined afterwards.
     pub fn step(&mut self, fsdp: &Fsdp, o: &Optimizer, lr: LearningRates, grad_scale: f64) -> c10d::Result<()> {
-        self.wait_for_snapshot();
+        self.wait_for_snapshot()?;
         self.steps += 1;
         self.method.step(&Update { fsdp, optimizer: o, lr, grad_scale, step: self.steps })
     }

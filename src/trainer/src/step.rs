@@ -1,27 +1,32 @@
 //! One training step: the computation on every rank, and the values that ranks exchange afterwards.
 
-use crate::conditions;
-use crate::data::{Batch, Data};
+use crate::batches::{Batches, Samples};
+#[cfg(test)]
+use crate::data::Batch;
+use crate::data::Data;
 use crate::device::{Mark, upload};
 use crate::exchange::all_gather_small;
 use crate::exchange::peer_lost;
 use crate::memory::Memory;
+use crate::noising::Noising;
 use crate::optim::{LearningRates, OptimizerState};
 use crate::parallelize::{Sharded, Training};
 use crate::phase::{self, Phase};
 use crate::requests::SaveStopRequests;
 use crate::seeds::{self, Purpose};
+use c10d::waits::{self, Place};
 use dataset::order::StepPlan;
 use dit::diffusion::Target;
 use dit::dropout::Dropout;
-use dit::family::{Conditions, Family, Inputs, shape_of};
+use dit::family::{Family, Inputs};
 use dit::network::Network;
 use dit::objective::Objective;
 use recipe::{ComputeDtype, Recipe};
 use rundir::Failure;
 use serde::{Deserialize, Serialize};
-use sharding::clip::{clip_factor, grad_norm, weight_norm};
+use sharding::clip::{clip_factor, grad_norm_squared, weight_norm};
 use sharding::fsdp::{Fsdp, GradSync};
+use sharding::mesh::Waited;
 use std::ops::Range;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -57,15 +62,16 @@ pub struct Outcome {
     pub data_s: f64,
     /// Seconds of the forward pass.
     pub forward_s: f64,
-    /// Seconds of the backward pass.
+    /// Seconds of the backward pass and of the norm of the gradient.
     pub backward_s: f64,
-    /// Seconds spent waiting for collectives of the forward and backward pass.
+    /// Seconds spent waiting for gathers, reductions and sums over shards and replicas. On a GPU they are those of its stream.
     pub reduce_s: f64,
-    /// Seconds of the optimizer.
+    /// Seconds of the optimizer. On a GPU they are those of its kernels in logged steps, and otherwise those of the host.
     pub optimizer_s: f64,
     /// Seconds that the optimizer waited for a save. Neither the other times nor `step_s_by_rank` include them.
     pub checkpoint_s: f64,
-    /// Seconds of the step that were not spent waiting for other ranks, by rank.
+    /// Seconds of the step that were not spent waiting for other ranks, those of the TP group included, by rank. On GPUs, waits for the
+    /// sums of Adafactor and Prodigy are not subtracted.
     pub busy_s_by_rank: Vec<f64>,
     /// Seconds of the whole step, by rank.
     pub step_s_by_rank: Vec<f64>,
@@ -82,30 +88,28 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         &self,
         fsdp: &mut Fsdp,
         moments: &mut OptimizerState,
-        data: &mut Data,
+        (data, batches): (&mut Data, &mut Batches),
         step: u64,
         plan: &StepPlan,
         requests: SaveStopRequests,
     ) -> Result<Outcome, Failure> {
         let train = &self.recipe.train;
         let own = fsdp.groups().data_place().0 * train.grad_accum;
+        let device = fsdp.groups().device;
         let mut micro_batch = own;
         self.run_on(fsdp, moments, step, plan, requests, |places| {
-            let numbers = |plan: &StepPlan, places: Range<u64>| plan.first + places.start..plan.first + places.end;
             micro_batch += 1;
+            let samples = |plan: &StepPlan, places| Samples { step: plan.numbers(), places };
             // The last micro-batch of a step is followed by the first one of the next step.
             let next = match micro_batch - own < train.grad_accum {
-                true => numbers(plan, plan.places(micro_batch)),
-                false => {
+                true => Some(samples(plan, plan.places(micro_batch))),
+                false if step + 1 < train.steps => {
                     let next = data.step(plan.numbers().end);
-                    numbers(&next, next.places(own))
+                    Some(samples(&next, next.places(own)))
                 }
+                false => None,
             };
-            let own_numbers = numbers(plan, places.clone());
-            let mut batch = data.batch(own_numbers.clone(), next, self.seed)?;
-            let keep = |k| !seeds::happens(self.seed, Purpose::TextDropout, k, train.text_dropout);
-            batch.text = data.drop_texts(&batch.text, &own_numbers.map(keep).collect::<Vec<_>>());
-            self.noised(batch, plan.numbers(), places.start)
+            batches.take(data, samples(plan, places), next, || self.noising(), device)
         })
     }
 
@@ -121,6 +125,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
     ) -> Result<Outcome, Failure> {
         let start = Instant::now();
         let device = fsdp.groups().device;
+        fsdp.groups().drop_waited();
         let began = Mark::now(device).map_err(peer_lost)?;
         let (mut data_s, mut losses, mut forward) = (0.0, Vec::new(), Vec::new());
         let train = &self.recipe.train;
@@ -139,7 +144,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             self.network
                 .forward_backward(&mut Training { units: Sharded(fsdp), dropout }, &inputs, |output| {
                     let loss = target.loss(output).sum(Kind::Float) / plan.samples() as f64;
-                    losses.push(loss.detach());
+                    losses.push(loss.detach().to_kind(Kind::Double).view(1));
                     ahead = Some(Mark::now(device));
                     phase::enter(Phase::Backward);
                     loss
@@ -149,23 +154,17 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             forward.push((here, ahead));
         }
         fsdp.finish_reduce().map_err(peer_lost)?;
-        let reduce_s = fsdp.take_waited_s();
-        let back = Mark::now(device).map_err(peer_lost)?;
         phase::enter(Phase::Optimizer);
-        let optimizing = Instant::now();
-        // The host waits for the GPU only here and, on logged steps, for the norm of weights.
-        let norm = grad_norm(fsdp).map_err(peer_lost)?;
-        let waited_s = match device {
-            Device::Cpu => reduce_s + optimizing.elapsed().as_secs_f64(),
-            // A GPU waits for other ranks in its stream, where the wait is not measured.
-            _ => 0.0,
-        };
-        let loss: f64 = losses.iter().map(|loss: &Tensor| loss.double_value(&[])).sum();
-        let spent_s = back.seconds_since(&began).map_err(peer_lost)?;
-        let mut forward_s = 0.0;
-        for (here, ahead) in &forward {
-            forward_s += ahead.seconds_since(here).map_err(peer_lost)?;
-        }
+        let squared = grad_norm_squared(fsdp).map_err(peer_lost)?;
+        let back = Mark::now(device).map_err(peer_lost)?;
+        // The host waits for the GPU here, and nowhere else in a step that is not logged: the norm decides whether the optimizer runs, and
+        // all ranks exchange the loss.
+        losses.insert(0, squared);
+        let numbers = waits::read(Place::LossAndNorm, &Tensor::cat(&losses, 0));
+        let (norm, loss) = (numbers[0].sqrt(), numbers[1..].iter().sum::<f64>());
+        let Times { spent_s, forward_s, waited } =
+            waits::at(Place::Times, || Times::of(fsdp, &began, &forward, &back)).map_err(peer_lost)?;
+        let reduce_s = waited.data_s;
         // The waits of the forward pass are short. They are part of `reduce_s`, so they are subtracted from the
         // backward pass.
         let backward_s = (spent_s - data_s - forward_s - reduce_s).max(0.0);
@@ -176,12 +175,24 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             let scale = clip_factor(norm, self.recipe.optimizer.clip_limit(step, norm));
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
+        let updated = Mark::now(device).map_err(peer_lost)?;
         let checkpoint_s = moments.take_stall_s();
         let step_s = start.elapsed().as_secs_f64() - checkpoint_s;
-        let optimizer_s = (step_s - spent_s).max(0.0);
+        let mut waited_s = waited.data_s + waited.tp_s;
+        if device == Device::Cpu {
+            // Adafactor and Prodigy sum over ranks.
+            let Waited { data_s, tp_s } = fsdp.groups().take_waited_s().map_err(peer_lost)?;
+            waited_s += data_s + tp_s;
+        }
         let busy_s = (step_s - waited_s).max(0.0);
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
+        // The norm of the weights is ready after the update. Without it, a GPU may still update them.
+        let optimizer_s = match weight_norm.is_some() || device == Device::Cpu {
+            true => waits::at(Place::Times, || updated.seconds_since(&back)).map_err(peer_lost)? - checkpoint_s,
+            false => step_s - spent_s,
+        };
+        let optimizer_s = optimizer_s.max(0.0);
         let loss = loss.is_finite().then_some(loss);
         let report = RankReport { loss, step_s, busy_s, memory: Memory::of(device), requests };
         // All ranks see the same requests, so all stop at the same step.
@@ -214,37 +225,18 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of a step of samples with these numbers. Returns the inputs, with the
-    /// conditions of the batch, and the target.
+    /// Returns what noises batches of the run.
+    pub fn noising(&self) -> Noising<O> {
+        Noising::new(self.recipe, self.network.family(), self.objective.clone(), self.seed)
+    }
+
+    /// Noises a batch as [`Noising::noised`] does.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
+    #[cfg(test)]
     pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
-        let (recipe, first) = (self.recipe, step.start);
-        let frames = self.network.family().frames(batch.latent.size()[1]);
-        let clean = dit::conditions::padded(&batch.latent, frames);
-        let size = clean.size();
-        let numbers = first + place..first + place + size[0] as u64;
-        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
-        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
-        let quantiles = quantiles(self.seed, first, (step.end - first) as usize);
-        let own = &quantiles[place as usize..place as usize + size[0] as usize];
-        let timestep = self.objective.timesteps(own, shape_of(&clean));
-        let conditions = conditions::inputs(batch.conditions, &recipe.condition, frames, self.seed, first, numbers)?;
-        let (latent, target) = self.objective.noised(&clean, &noise, &timestep, &conditions);
-        let compute = compute_kind(recipe.train.dtype);
-        let inputs = inputs(&latent, &batch.text, timestep, &conditions, compute);
-        Ok((inputs, target))
-    }
-}
-
-/// Returns the inputs of the network in the dtype that it computes in.
-pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Conditions, compute: Kind) -> Inputs {
-    Inputs {
-        latent: latent.to_kind(compute),
-        text: text.to_kind(compute),
-        timestep,
-        conditions: conditions.iter().map(|(name, tensor)| (*name, tensor.to_kind(compute))).collect(),
+        self.noising().noised(batch, step, place)
     }
 }
 
@@ -256,16 +248,24 @@ pub fn compute_kind(dtype: ComputeDtype) -> Kind {
     }
 }
 
-/// Returns the quantiles of the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
-///
-/// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
-fn quantiles(seed: u64, first: u64, batch: usize) -> Vec<f64> {
-    let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
-    let draw = |(i, band): (usize, usize)| {
-        let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
-        (band as f64 + within) / batch as f64
-    };
-    bands.into_iter().enumerate().map(draw).collect()
+/// The times of a step that are known after the host has waited for its gradient.
+struct Times {
+    /// From the start of the step to the norm of the gradient.
+    spent_s: f64,
+    forward_s: f64,
+    waited: Waited,
+}
+
+impl Times {
+    /// Measures the times between marks that the device has reached.
+    fn of(fsdp: &Fsdp, began: &Mark, forward: &[(Mark, Mark)], back: &Mark) -> c10d::Result<Self> {
+        let mut forward_s = 0.0;
+        for (here, ahead) in forward {
+            forward_s += ahead.seconds_since(here)?;
+        }
+        let waited = fsdp.groups().take_waited_s()?;
+        Ok(Times { spent_s: back.seconds_since(began)?, forward_s, waited })
+    }
 }
 
 /// The values that each rank reports to all others after a step.
@@ -296,24 +296,10 @@ mod tests {
                     // A rounding that differs on the second replica.
                     let _ = tch::no_grad(|| shard.grad.shallow_clone().fill_(if first { 0.5 } else { 0.5 + 1e-7 }));
                 }
-                let norm = grad_norm(&rank.fsdp).unwrap();
+                let norm = grad_norm_squared(&rank.fsdp).unwrap().double_value(&[0]).sqrt();
                 (norm, clip_factor(norm, 0.1))
             });
             assert!(norms.iter().all(|norm| norm == &norms[0]), "{mesh:?}: {norms:?}");
         }
-    }
-
-    #[test]
-    fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
-        let mut orders = std::collections::BTreeSet::new();
-        for first in (0..80).step_by(8) {
-            let drawn = quantiles(42, first, 8);
-            let bands: Vec<i64> = drawn.iter().map(|quantile| (quantile * 8.0) as i64).collect();
-            let mut sorted = bands.clone();
-            sorted.sort_unstable();
-            assert!(sorted.into_iter().eq(0..8), "{drawn:?}");
-            orders.insert(bands);
-        }
-        assert!(orders.len() > 5, "{orders:?}");
     }
 }

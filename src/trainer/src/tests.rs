@@ -12,3 +12,4 @@ mod recorded_training;
 mod released_models;
 mod sharded_settings;
 pub(crate) mod support;
+mod waits;

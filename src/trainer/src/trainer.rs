@@ -3,6 +3,7 @@
 mod saving;
 mod start;
 
+use crate::batches::Batches;
 use crate::checkpoint::{PendingSave, StagingMemory, TrainingState};
 use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
@@ -58,6 +59,7 @@ pub struct Trainer<F: Family, O: Objective> {
     moments: OptimizerState,
     ema: Option<EmaWeights>,
     data: Data,
+    batches: Batches,
     samples: TrainingSamples,
     signals: Signals,
     /// Only on rank 0.
@@ -177,6 +179,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             base: None,
             fsdp,
             data,
+            batches: Batches::default(),
             samples,
             signals,
             log,
@@ -330,7 +333,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         // A rank that saves waits for the copy of its state before it updates the weights.
         let timeout = if self.saving.is_some() { timeout.max(WAIT_OUTSIDE_STEPS) } else { timeout };
         self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
-        let outcome = step.run(&mut self.fsdp, &mut self.moments, &mut self.data, done, &plan, requests)?;
+        let outcome =
+            step.run(&mut self.fsdp, &mut self.moments, (&mut self.data, &mut self.batches), done, &plan, requests)?;
         self.fsdp.groups().set_timeout(WAIT_OUTSIDE_STEPS).map_err(device_failed)?;
         let slowest =
             outcome.step_s_by_rank.iter().copied().fold(self.progress.longest_step_s.unwrap_or(0.0), f64::max);
@@ -524,7 +528,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Exchanges the weights and their average, if samples are made from it.
     fn swap_average(&mut self) -> Result<(), Failure> {
         let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return Ok(()) };
-        self.moments.wait_for_snapshot();
+        self.moments.wait_for_snapshot().map_err(device_failed)?;
         ema.swap(&self.fsdp).map_err(device_failed)
     }
 

@@ -80,11 +80,12 @@ struct Reader {
     read: fn(&Utf8Path) -> Result<(), String>,
 }
 
-const READERS: [Reader; 10] = [
+const READERS: [Reader; 11] = [
     Reader { name: "safetensors", file: "a.safetensors", prepare: prepare_tensors, read: read_header },
     Reader { name: "index", file: INDEX, prepare: prepare_shards, read: read_index },
     Reader { name: "config", file: "config.json", prepare: prepare_config, read: read_config },
     Reader { name: "pickle", file: "data.pkl", prepare: prepare_pickle, read: read_pickle },
+    Reader { name: "flight-record", file: "record", prepare: prepare_record, read: read_record },
     Reader { name: "torch", file: "a.pt", prepare: prepare_torch, read: read_torch },
     Reader { name: "dcp", file: "dcp/.metadata", prepare: prepare_dcp, read: read_dcp },
     Reader { name: "distcp", file: "dcp/__0_0.distcp", prepare: prepare_distcp, read: read_dcp },
@@ -291,6 +292,14 @@ fn prepare_pickle(_: &Utf8Path) -> Vec<Vec<u8>> {
 
 fn read_pickle(folder: &Utf8Path) -> Result<(), String> {
     crate::pickle::Pickle::read(&fs::read(folder.join("data.pkl")).unwrap()).map(drop)
+}
+
+fn prepare_record(_: &Utf8Path) -> Vec<Vec<u8>> {
+    vec![fs::read(fixture("weights/flight-record")).unwrap()]
+}
+
+fn read_record(folder: &Utf8Path) -> Result<(), String> {
+    crate::read_flight_record(&folder.join("record")).map(drop).map_err(|failure| failure.to_string())
 }
 
 fn prepare_torch(_: &Utf8Path) -> Vec<Vec<u8>> {

@@ -16,6 +16,7 @@ mod dtype;
 mod encoder;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+mod flight_record;
 mod initial_values;
 mod inspect;
 mod location;
@@ -47,6 +48,7 @@ pub use encoder::{
     EncoderFiles, EncoderReader, Parameter, Peak, Rows, T5Config, TileSize, TileSpan, Tiles, VaeConfig, Window,
     t5_memory, vae_memory, windows,
 };
+pub use flight_record::{RecordedCollective, read_flight_record};
 pub use inspect::{Inspection, Stats, TensorRow, inspect, inspect_with};
 pub use location::{SourceKind, SourceLocation, TTT_FILE};
 pub use lora::{Factors, LoraFile, LoraForm, LoraLayer};

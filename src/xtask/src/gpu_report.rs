@@ -1,6 +1,9 @@
 //! `cargo xtask gpu-report`: runs the commands of `docs/gpu-first-run.md` and writes what they print into one file.
 //!
-//! A command that fails does not end the report: each later one shows more about the machine.
+//! A command that fails does not end the report: each later one shows more about the machine. Presets run at one layer on latents that
+//! the report makes, and their peak memory is compared with the plan of `vidtui check`.
+
+mod latents;
 
 use std::fmt::Write;
 use std::fs;
@@ -8,6 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::Value;
 
 use crate::bench::python::{nvcc, packages_with_cuda};
 use crate::failure::{Failure, Result};
@@ -21,6 +25,21 @@ const RECIPE: &str = "configs/demo/2s.toml";
 /// The most lines of a command's output that the report keeps, the last ones.
 const LINES: usize = 120;
 
+/// A stage that runs at one layer, with the sizes of its latents.
+struct Stage {
+    name: &'static str,
+    /// Latent frames, and the text tokens of each of its segments.
+    frames: usize,
+    segments: usize,
+    text_len: usize,
+}
+
+/// The stages that fit one GPU with one layer.
+const STAGES: [Stage; 2] = [
+    Stage { name: "3s", frames: 13, segments: 1, text_len: 498 },
+    Stage { name: "9s", frames: 37, segments: 3, text_len: 502 },
+];
+
 /// A command of the report.
 struct Step {
     /// The title of the command in the report.
@@ -28,6 +47,14 @@ struct Step {
     words: Vec<String>,
     /// The name of the run that the command starts, if it starts one.
     run: Option<&'static str>,
+}
+
+impl Step {
+    /// Returns the launch that does not wait for the end of the run.
+    fn in_background(mut self) -> Self {
+        self.words.retain(|word| word != "--wait");
+        Step { run: None, ..self }
+    }
 }
 
 /// Runs the command.
@@ -45,6 +72,11 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     let variables = environment.unwrap_or_default();
     let file = folder.join("report.txt");
+    for stage in STAGES {
+        if let Err(error) = latents::make(&folder, &stage) {
+            let _ = writeln!(report, "cannot make the latents of {}: {error}", stage.name);
+        }
+    }
     for step in steps(gpus.max(1)) {
         println!("{}: {}", step.shows, step.words.join(" "));
         report += &section(&step, &variables);
@@ -67,6 +99,12 @@ fn environment() -> Result<Vec<(&'static str, Utf8PathBuf)>> {
     Ok(vec![("LIBTORCH", packages_with_cuda()?.join("torch")), ("NVCC", nvcc()?), ("VIDTUI_TRAIN", trainer)])
 }
 
+/// Returns the titles of the commands.
+#[cfg(test)]
+pub fn titles() -> Vec<&'static str> {
+    steps(1).iter().map(|step| step.shows).collect()
+}
+
 /// Returns the commands for a machine with this number of GPUs.
 fn steps(gpus: usize) -> Vec<Step> {
     let step = |shows, line: &str| Step { shows, words: line.split(' ').map(str::to_owned).collect(), run: None };
@@ -78,6 +116,22 @@ fn steps(gpus: usize) -> Vec<Step> {
     };
     // The recipe's batch has four samples.
     let all = if gpus >= 4 { 4 } else { gpus };
+    let example = |package: &str, name: &str, args: &str| {
+        format!("cargo run --release -p {package} --features cuda --target-dir target/cuda --example {name} -- {args}")
+    };
+    let one_layer = |shows, name: &'static str, stage: &Stage| {
+        let sets = format!(
+            "--set data.index={FOLDER}/latents/{}/index.jsonl --set model.num_layers=1 --set train.global_batch=1 --set train.steps=4 \
+             --set optimizer.warmup_steps=0 --set log.interval=1 --set train.device=cuda --set train.ttt_scan=kernel",
+            stage.name
+        );
+        let line = format!(
+            "target/release/vidtui --runs {FOLDER}/runs launch configs/ttt-mlp/{}.toml --name {name} --fit 1 --local 1 --wait {sets}",
+            stage.name
+        );
+        Step { run: Some(name), ..step(shows, &line) }
+    };
+    let [first, second] = &STAGES;
     vec![
         step("driver and GPUs", "nvidia-smi"),
         step("links between GPUs", "nvidia-smi topo -m"),
@@ -97,6 +151,14 @@ fn steps(gpus: usize) -> Vec<Step> {
             "--set train.device=cuda --set train.dtype=bfloat16 --set train.ttt_scan=kernel",
         ),
         launch("losses of several GPUs, NCCL", "on-all-gpus", all, "--set train.device=cuda"),
+        step("scans against the peak", &example("kernels", "scan_speed", "cuda")),
+        step("collectives by size", &example("c10d", "collective_speed", &format!("cuda {gpus}"))),
+        one_layer("a layer of the 3 s stage, memory against the plan", "one-layer-3s", first),
+        one_layer("a layer of the 9 s stage, memory against the plan", "one-layer-9s", second),
+        launch("a run to profile", "profiled", 1, "--set train.device=cuda --set train.steps=2000").in_background(),
+        step("a profile", &format!("target/release/vidtui --runs {FOLDER}/runs profile latest --steps 3")),
+        step("time for the profile", "sleep 60"),
+        step("the end of the profiled run", &format!("target/release/vidtui --runs {FOLDER}/runs stop latest --wait")),
     ]
 }
 
@@ -118,9 +180,55 @@ fn section(step: &Step, variables: &[(&'static str, Utf8PathBuf)]) -> String {
         last_lines(&output)
     );
     if let Some(name) = step.run {
-        text += &files_of_run(&root().join(FOLDER).join("runs"), name, began);
+        let runs = root().join(FOLDER).join("runs");
+        text += &files_of_run(&runs, name, began);
+        text += &peak_against_plan(step, newest_run(&runs, name, began).as_deref());
     }
     text
+}
+
+/// Compares the peak memory of a run with the plan of its recipe.
+fn peak_against_plan(step: &Step, run: Option<&Utf8Path>) -> String {
+    let Some(words) = check_words(&step.words) else { return String::new() };
+    let metrics = run.and_then(|run| fs::read_to_string(run.join("metrics.jsonl")).ok()).unwrap_or_default();
+    let Some(measured) = peak_gib(&metrics) else { return String::new() };
+    let (program, args) = words.split_first().expect("a command has a program");
+    let out = command(program, args).current_dir(root()).output();
+    let planned = out.ok().and_then(|out| planned_gib(&serde_json::from_slice(&out.stdout).ok()?));
+    planned.map_or_else(String::new, |planned| {
+        let share = 100.0 * measured / planned;
+        format!("---- peak memory of tensors: measured {measured:.2} GiB, planned {planned:.2} GiB, {share:.0} %\n")
+    })
+}
+
+/// Returns the command that checks the recipe of a launch, with the same settings.
+fn check_words(launch: &[String]) -> Option<Vec<String>> {
+    let at = launch.iter().position(|word| word == "launch")?;
+    let (program, recipe) = (launch.first()?, launch.get(at + 1)?);
+    let mut words = [program.as_str(), "check", recipe, "--json"].map(str::to_owned).to_vec();
+    for pair in launch.windows(2).filter(|pair| pair[0] == "--set" || pair[0] == "--fit") {
+        words.extend_from_slice(pair);
+    }
+    Some(words)
+}
+
+/// Returns the largest peak of any rank in a file of metrics.
+fn peak_gib(metrics: &str) -> Option<f64> {
+    let peaks = metrics.lines().filter_map(|line| {
+        let sample: Value = serde_json::from_str(line).ok()?;
+        let ranks = sample["mem_peak_gib_by_rank"].as_array()?;
+        ranks.iter().filter_map(Value::as_f64).reduce(f64::max)
+    });
+    peaks.reduce(f64::max)
+}
+
+/// Returns the planned peak of the tensors of a rank: the state, and the larger of the backward pass and the update.
+fn planned_gib(check: &Value) -> Option<f64> {
+    let memory = check.pointer("/cost/memory")?;
+    let sum = |parts: &[&str]| parts.iter().map(|part| memory[*part].as_f64()).sum::<Option<f64>>();
+    let state = sum(&["weights", "gradients", "optimizer", "ema"])?;
+    let backward = sum(&["kept", "gathered", "accumulated", "scan_states", "workspace"])?;
+    Some((state + backward.max(sum(&["update"])?)) / f64::from(1 << 30))
 }
 
 fn last_lines(text: &str) -> String {
@@ -133,14 +241,7 @@ fn last_lines(text: &str) -> String {
 /// Returns the metrics of the run with this name that started at `began` or later, and what its ranks recorded: failures, memory and
 /// logs.
 fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
-    let entries = runs.read_dir_utf8().into_iter().flatten().flatten();
-    // The clock of files is some milliseconds behind.
-    let after = began - Duration::from_secs(1);
-    let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= after);
-    let of_name = |path: &Utf8PathBuf| path.file_name().is_some_and(|file| file.contains(&format!("-{name}-")));
-    let Some(run) = entries.map(|entry| entry.into_path()).filter(of_name).find(|path| is_new(path)) else {
-        return "(no run was started)\n".to_owned();
-    };
+    let Some(run) = newest_run(runs, name, began) else { return "(no run was started)\n".to_owned() };
     let mut files = vec![run.join("metrics.jsonl"), run.join("events.jsonl")];
     let nodes = run.join("nodes").read_dir_utf8().into_iter().flatten().flatten();
     for node in nodes {
@@ -164,6 +265,16 @@ fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
     })
 }
 
+/// Returns the folder of the run with this name that started at `began` or later.
+fn newest_run(runs: &Utf8Path, name: &str, began: SystemTime) -> Option<Utf8PathBuf> {
+    let entries = runs.read_dir_utf8().into_iter().flatten().flatten();
+    // The clock of files is some milliseconds behind.
+    let after = began - Duration::from_secs(1);
+    let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= after);
+    let of_name = |path: &Utf8PathBuf| path.file_name().is_some_and(|file| file.contains(&format!("-{name}-")));
+    entries.map(|entry| entry.into_path()).filter(of_name).find(|path| is_new(path))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +286,24 @@ mod tests {
             text.lines().filter_map(|line| line.trim_start().strip_prefix("$ ").map(str::to_owned)).collect();
         let wanted: Vec<String> = steps(4).iter().map(|step| step.words.join(" ")).collect();
         assert_eq!(commands, wanted);
+    }
+
+    #[test]
+    fn the_peak_of_a_run_is_compared_with_the_plan_of_its_settings() {
+        let launch = steps(1).into_iter().find(|step| step.run == Some("one-layer-3s")).unwrap();
+        let check = check_words(&launch.words).unwrap();
+        assert_eq!(check[..3], ["target/release/vidtui", "check", "configs/ttt-mlp/3s.toml"]);
+        assert!(check.windows(2).any(|pair| pair == ["--set", "model.num_layers=1"]));
+        assert!(check.windows(2).any(|pair| pair == ["--fit", "1"]) && !check.contains(&"--wait".to_owned()));
+        assert_eq!(check_words(&["nvidia-smi".to_owned()]), None);
+        let metrics = "{\"mem_peak_gib_by_rank\":[1.5,2.5]}\n{\"mem_peak_gib_by_rank\":[3.5,2.5]}\n{\"torn";
+        assert_eq!((peak_gib(metrics), peak_gib("")), (Some(3.5), None));
+        let gib = |n: u64| n << 30;
+        let plan = serde_json::json!({"cost": {"memory": {
+            "weights": gib(1), "gradients": gib(1), "optimizer": gib(2), "ema": 0, "kept": gib(3), "gathered": 0, "accumulated": 0,
+            "scan_states": gib(1), "workspace": gib(1), "update": gib(2),
+        }}});
+        assert_eq!((planned_gib(&plan), planned_gib(&Value::Null)), (Some(9.0), None));
     }
 
     #[test]

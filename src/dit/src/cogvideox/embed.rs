@@ -5,10 +5,10 @@ use crate::family::{Inputs, Tokens};
 use crate::params::UnitParams;
 use kernels::linear::linear;
 use recipe::{FsdpUnit, Model};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// The offset of the first image in CogVideoX 1.5 image-to-video, the same in training and sampling.
-const OFS: f64 = 2.0;
+pub const OFS: f64 = 2.0;
 
 /// Embeds patches, text and time.
 #[derive(Debug)]
@@ -21,8 +21,6 @@ pub struct Embedder {
     time1: usize,
     time2: usize,
     ofs: Option<[usize; 2]>,
-    /// `[1]` or `[B]`
-    offset: Tensor,
     /// The slot of the learned position table.
     learned: Option<usize>,
 }
@@ -40,14 +38,8 @@ impl Embedder {
             time1: slots.affine("time_embed.linear1"),
             time2: slots.affine("time_embed.linear2"),
             ofs: model.ofs_embedding.then(|| ["ofs_embed.linear1", "ofs_embed.linear2"].map(|name| slots.affine(name))),
-            offset: Tensor::full([1], OFS, (Kind::Float, Device::Cpu)),
             learned: slots.find("patch_embed.positions"),
         }
-    }
-
-    /// Sets the offset of the first image, `[1]` or `[B]`, for models that embed it.
-    pub fn set_offset(&mut self, offset: &Tensor) {
-        self.offset = offset.shallow_clone();
     }
 
     /// Embeds the inputs; builds a graph if the parameters or the latent require gradients.
@@ -75,7 +67,7 @@ impl Embedder {
         };
         let time = embed([self.time1, self.time2], &inputs.timestep);
         let time = match self.ofs {
-            Some(ofs) => time + embed(ofs, &self.offset.to_device(joined.device())),
+            Some(ofs) => time + embed(ofs, &grid.offset),
             None => time,
         };
         Tokens { streams: vec![x_bld], shared: vec![time.silu()] }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe};
+use super::{BlockCost, UnitSize, UnitSizes, page_locked};
+use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerKind, Recipe, Slab};
 
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
@@ -39,6 +39,8 @@ pub struct RankMemory {
     pub update: u64,
     /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
     pub saved: u64,
+    /// The chunks of page-locked memory of the copy that a save on GPUs makes.
+    pub save_chunks: u64,
     /// The tensors that are kept outside the memory of the device.
     pub offloaded: Offloaded,
 }
@@ -56,7 +58,7 @@ pub struct Offloaded {
     pub activations: u64,
     /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
     pub saved: u64,
-    /// The page-locked memory that holds all of them on a node. libtorch's allocator rounds each tensor up to a power of two.
+    /// The chunks of page-locked memory that hold all of them on a node.
     pub page_locked: u64,
 }
 
@@ -116,25 +118,6 @@ impl RankMemory {
             let saved_frozen = if recipe.saves_adapters_only() { Flat::default() } else { unit.frozen };
             weights(UnitSize { frozen: saved_frozen, ..unit })
         };
-        let swapped_weights: u64 = swapped(true)
-            .map(|unit| 2 * page_locked(gradients(unit)) + page_locked(frozen_bytes * share(unit.frozen)))
-            .sum();
-        let state_of = |unit: UnitSize| {
-            let (bytes, codes) = (unit.state_of(&recipe.optimizer, mesh.dp_shard), share(unit.trained));
-            match recipe.optimizer.kind {
-                // Two tensors of codes and two of scales.
-                OptimizerKind::Adamw8bit => {
-                    2 * page_locked(codes) + 2 * page_locked(bytes.saturating_sub(2 * codes).div_ceil(2))
-                }
-                // Two or four tensors of one size, whose sum is rounded as each of them is.
-                _ => page_locked(bytes),
-            }
-        };
-        let swapped_state: u64 = units.all().filter(|_| offload.optimizer_offload).map(state_of).sum();
-        let swapped_inputs = match input {
-            input if input > 0 && offload.activation_offload => inputs.div_ceil(input) * page_locked(samples * input),
-            _ => 0,
-        };
         let on_node = recipe.ema.device == EmaDevice::Cpu && recipe.train.device != Device::Cpu;
         RankMemory {
             weights: swapped(false).map(weights).sum(),
@@ -149,13 +132,14 @@ impl RankMemory {
             workspace: graphs_of_group(recipe, blocks) + gradients_of_block(recipe, units.block) + scan_kernel(recipe),
             update: update(recipe, units),
             saved: swapped(false).map(saved_weights).sum::<u64>() + state - state_away,
+            save_chunks: Slab::of(&page_locked::saved(recipe, units)).bytes(),
             offloaded: Offloaded {
                 weights: swapped(true).map(weights).sum(),
                 gradients: swapped(true).map(gradients).sum(),
                 optimizer: state_away,
                 activations: if offload.activation_offload { samples * inputs } else { 0 },
                 saved: swapped(true).map(saved_weights).sum::<u64>() + state_away,
-                page_locked: swapped_weights + swapped_state + swapped_inputs,
+                page_locked: Slab::of(&page_locked::offloaded(recipe, units, blocks)).bytes(),
             },
         }
     }
@@ -168,8 +152,10 @@ impl RankMemory {
     /// Returns the size of the copy that a save makes in the memory of the node before it writes: weights, moments and average. Only
     /// ranks of the first replica make one. The copy of a tensor in a file is in a file too: [`Offloaded::in_store`] counts it.
     pub fn save_copy(&self, store: OffloadStore) -> u64 {
-        let offloaded = if store == OffloadStore::File { 0 } else { self.offloaded.saved };
-        self.saved + self.ema + self.ema_on_node + offloaded
+        match store {
+            OffloadStore::File => self.saved + self.ema + self.ema_on_node,
+            _ => self.save_chunks,
+        }
     }
 
     /// Returns the sum at the peak.
@@ -198,11 +184,11 @@ impl RankMemory {
 }
 
 /// The bytes that the recomputed blocks keep for one sample.
-struct Kept {
+pub(super) struct Kept {
     /// The input of each group; with `remat.shard_inputs`, the rank's part of it.
-    inputs: u64,
+    pub inputs: u64,
     /// The largest of these inputs.
-    input: u64,
+    pub input: u64,
     /// With `remat.keep_attention`, the attention output and the float32 log-sum-exp of each block.
     attention: u64,
     /// With `remat.keep_scan`, the outputs and the inner states of the TTT scans of each block.
@@ -210,7 +196,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn of(recipe: &Recipe, blocks: &[BlockCost]) -> Self {
+    pub fn of(recipe: &Recipe, blocks: &[BlockCost]) -> Self {
         let compute = recipe.train.dtype.bytes();
         let recomputed = &blocks[..recipe.recomputed_blocks()];
         let parts = if recipe.remat.shard_inputs { recipe.mesh.tp as u64 } else { 1 };
@@ -251,11 +237,6 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
         0
     };
     temporaries + swapped + state
-}
-
-/// Returns the size of a tensor of page-locked memory, which libtorch's allocator rounds up to a power of two.
-fn page_locked(bytes: u64) -> u64 {
-    if bytes == 0 { 0 } else { bytes.next_power_of_two() }
 }
 
 /// Returns the memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values: those of as many groups of

@@ -77,7 +77,7 @@ fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 /// A file cannot be read, this rank cannot open a file that rank 0 can open, or a tensor is missing or has another
 /// shape.
 pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
-    sharded.moments.wait_for_snapshot();
+    sharded.moments.wait_for_snapshot().map_err(device_failed)?;
     let world = &sharded.fsdp.groups().world;
     let (rank, ranks) = (world.rank(), world.size());
     let checkpoint = match open(world, dir)? {

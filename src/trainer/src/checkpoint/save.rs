@@ -2,7 +2,8 @@
 
 use super::TrainingState;
 use super::pieces::{AT_ONCE, Piece, average_pieces, moment_pieces, weight_pieces};
-use crate::exchange::agree;
+use crate::device::set_current;
+use crate::exchange::{agree, device_failed};
 use crate::fault;
 use c10d::cuda::{self, Event};
 use camino::Utf8Path;
@@ -17,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use sharding::flat::ParamKind;
 use sharding::fsdp::Fsdp;
 use sharding::offload::BackingStore;
-use std::collections::{BTreeMap, VecDeque};
+use sharding::slab::{self, HostMemory};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,12 +32,12 @@ pub(super) struct RankPart {
     pub(super) tensors: Vec<LogicalTensor>,
 }
 
-/// The host memory that every save copies to. It is kept between saves, because allocating it would take longer than
-/// the copy.
+/// The host memory that every save copies to: tensors in the order of the pieces, in few large chunks. It is kept between saves, because
+/// allocating it would take longer than the copy.
 #[derive(Debug, Default)]
 pub struct StagingMemory {
-    pub(super) ready: VecDeque<Tensor>,
-    pub(super) allocating: Option<JoinHandle<c10d::Result<VecDeque<Tensor>>>>,
+    pub(super) ready: Vec<Tensor>,
+    pub(super) allocating: Option<JoinHandle<c10d::Result<Vec<Tensor>>>>,
 }
 
 impl StagingMemory {
@@ -46,14 +48,14 @@ impl StagingMemory {
         let like: Vec<Tensor> = pieces.flat_map(|piece| std::iter::once(piece.values).chain(piece.scales)).collect();
         let store = store_of(sharded.fsdp);
         let make = move || {
-            set_device(device)?;
-            like.iter().map(|values| host_like(values, store.as_deref())).collect()
+            set_current(device)?;
+            host_like(&like.iter().collect::<Vec<_>>(), device, store.as_deref())
         };
-        StagingMemory { ready: VecDeque::new(), allocating: Some(std::thread::spawn(make)) }
+        StagingMemory { ready: Vec::new(), allocating: Some(std::thread::spawn(make)) }
     }
 
     /// Waits for the allocation.
-    pub(super) fn get(&mut self) -> c10d::Result<&mut VecDeque<Tensor>> {
+    pub(super) fn get(&mut self) -> c10d::Result<&mut Vec<Tensor>> {
         if let Some(allocating) = self.allocating.take() {
             let panicked = |_| {
                 Err(c10d::Error::Torch {
@@ -65,6 +67,22 @@ impl StagingMemory {
         }
         Ok(&mut self.ready)
     }
+
+    /// Returns memory for copies of these tensors.
+    fn take(
+        &mut self,
+        like: &[&Tensor],
+        device: Device,
+        store: Option<&dyn BackingStore>,
+    ) -> c10d::Result<Vec<Tensor>> {
+        let ready = std::mem::take(self.get()?);
+        let fits = |(to, from): (&Tensor, &&Tensor)| (to.size(), to.kind()) == (from.size(), from.kind());
+        if ready.len() == like.len() && ready.iter().zip(like).all(fits) {
+            return Ok(ready);
+        }
+        drop(ready);
+        host_like(like, device, store)
+    }
 }
 
 impl Drop for StagingMemory {
@@ -74,11 +92,6 @@ impl Drop for StagingMemory {
             let _ = allocating.join();
         }
     }
-}
-
-/// Makes a device current in this thread.
-fn set_device(device: Device) -> c10d::Result<()> {
-    if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
 /// Tensors with fewer elements than this are processed by one thread of libtorch. More threads would slow down
@@ -94,41 +107,37 @@ fn release(store: Option<&dyn BackingStore>, tensors: &[&Tensor]) -> c10d::Resul
     store.map_or(Ok(()), |store| store.release(tensors))
 }
 
-/// Allocates host memory with the shape and dtype of a tensor. The memory is page-locked if the tensor is on a GPU, and a file if
-/// the tensor is in one.
-fn host_like(values: &Tensor, store: Option<&dyn BackingStore>) -> c10d::Result<Tensor> {
-    if values.device() != Device::Cpu {
-        return cuda::pinned(values);
-    }
-    if let Some(store) = store.filter(|store| store.releases(values)) {
-        return store.zeros(&values.size(), values.kind());
-    }
-    let make = || {
-        let memory = values.f_empty_like()?;
-        // Linux allocates a page when it is first written.
-        memory.f_split(ONE_THREAD, 0)?.into_iter().try_for_each(|mut part| part.f_zero_().map(drop))?;
+/// Allocates host memory with the shapes and dtypes of tensors. The memory is page-locked if the rank is on a GPU, and files for tensors
+/// that are in files.
+fn host_like(like: &[&Tensor], device: Device, store: Option<&dyn BackingStore>) -> c10d::Result<Vec<Tensor>> {
+    let is_file = |tensor: &Tensor| store.is_some_and(|store| store.releases(tensor));
+    let of_memory = like.iter().filter(|tensor| !is_file(tensor)).map(|tensor| (tensor.size(), tensor.kind()));
+    let mut memory = slab::allocate(HostMemory::beside(device), &of_memory.collect::<Vec<_>>())?.into_iter();
+    let make = |tensor: &&Tensor| -> c10d::Result<Tensor> {
+        if let Some(store) = store.filter(|_| is_file(tensor)) {
+            return store.zeros(&tensor.size(), tensor.kind());
+        }
+        let memory = memory.next().expect("every tensor has a place");
+        if device == Device::Cpu {
+            // Linux allocates a page when it is first written.
+            for mut part in memory.f_split(ONE_THREAD, 0)? {
+                let _ = part.f_zero_()?;
+            }
+        }
         Ok(memory)
     };
-    make().map_err(|error: tch::TchError| c10d::Error::Torch {
-        doing: format!("allocate memory for {:?}", values.size()),
-        why: error.to_string(),
-    })
+    like.iter().map(make).collect()
 }
 
-/// Copies a tensor to the next buffer. Every save must pass the tensors in the same order.
-///
-/// A copy from a GPU is asynchronous.
-fn copy(values: &Tensor, memory: &mut VecDeque<Tensor>, store: Option<&dyn BackingStore>) -> c10d::Result<Tensor> {
-    let fits = |t: &Tensor| (t.size(), t.kind()) == (values.size(), values.kind());
-    let to = memory.pop_front().filter(fits).map_or_else(|| host_like(values, store), Ok)?;
-    if values.device() == Device::Cpu {
-        let parts = |of: &Tensor| of.split(ONE_THREAD, 0).into_iter();
-        tch::no_grad(|| parts(&to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
-        release(store, &[&to, values])?;
-    } else {
-        cuda::copy(&to, values)?;
+/// Copies a tensor to host memory. A copy from a GPU is in progress until the event that is returned.
+fn copy(values: &Tensor, to: &Tensor, store: Option<&dyn BackingStore>) -> c10d::Result<Option<Event>> {
+    if values.device() != Device::Cpu {
+        return cuda::copy_beside(to, values).map(Some);
     }
-    Ok(to)
+    let parts = |of: &Tensor| of.split(ONE_THREAD, 0).into_iter();
+    tch::no_grad(|| parts(to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
+    release(store, &[to, values])?;
+    Ok(None)
 }
 
 /// The identity of a checkpoint to save.
@@ -215,12 +224,11 @@ pub fn begin(
     let (files, device, mut spare) = (to_save(sharded), groups.device, std::mem::take(spare));
     let (dir, step) = (staging.dir(), state.step);
     let store = store_of(sharded.fsdp);
-    let snapshot = sharded.moments.begin_snapshot();
+    let snapshot = sharded.moments.begin_snapshot().map_err(device_failed)?;
     let thread = std::thread::spawn(move || {
         let store = store.as_deref();
         let copied = Copies::of(files, device, &mut spare, store);
-        // On a GPU the copies may still run. The optimizer's kernels run after them, because all threads share one stream.
-        drop(snapshot);
+        snapshot.end(copied.as_ref().ok().and_then(|copies| copies.done.clone()));
         fault::reached("copied", step);
         // A copy error is reported when the write ends, where all ranks agree on the result.
         let copies = copied.and_then(Copies::wait);
@@ -266,8 +274,8 @@ pub(super) fn to_save(sharded: &TrainingState<'_>) -> Files {
 /// Copies of this rank's tensors. Copies from a GPU may still be in progress.
 pub(super) struct Copies {
     files: Files,
-    /// Recorded after the last copy from a GPU.
-    done: Option<Event>,
+    /// Follows the last copy from a GPU.
+    done: Option<Arc<Event>>,
 }
 
 impl Copies {
@@ -277,12 +285,17 @@ impl Copies {
         spare: &mut StagingMemory,
         store: Option<&dyn BackingStore>,
     ) -> c10d::Result<Self> {
-        set_device(device)?;
-        let memory = spare.get()?;
-        for tensor in files.iter_mut().flat_map(|(_, pieces)| pieces).flat_map(Piece::tensors_mut) {
-            *tensor = copy(tensor, memory, store)?;
+        set_current(device)?;
+        let mut tensors: Vec<&mut Tensor> =
+            files.iter_mut().flat_map(|(_, pieces)| pieces).flat_map(Piece::tensors_mut).collect();
+        let memory = spare.take(&tensors.iter().map(|tensor| &**tensor).collect::<Vec<_>>(), device, store)?;
+        let mut done = None;
+        for (tensor, to) in tensors.iter_mut().zip(memory) {
+            // The copies of this thread are in order: the last event follows all of them.
+            done = copy(tensor, &to, store)?.or(done);
+            **tensor = to;
         }
-        Ok(Copies { files, done: (device != Device::Cpu).then(Event::record).transpose()? })
+        Ok(Copies { files, done: done.map(Arc::new) })
     }
 
     /// Waits until every copy is complete.

@@ -11,7 +11,7 @@ use recipe::Recipe;
 use rundir::{Checkpoint, RunDir, RunId, TrainState};
 use sharding::flat::Layout;
 use sharding::mesh::MeshGroups;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
@@ -109,7 +109,20 @@ fn the_first_save_copies_to_memory_allocated_before_it() {
     let made = places(&mut spare.get().unwrap().iter());
     let copies = Copies::of(to_save(&sharded), Device::Cpu, &mut spare, None).unwrap().wait().unwrap();
     assert!(made.len() > 3 * 40);
-    assert_eq!(places(&mut copies.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
+    let copied: Vec<&Piece> = copies.iter().flat_map(|(_, pieces)| pieces).collect();
+    assert_eq!(places(&mut copied.iter().map(|piece| &piece.values)), made);
+    // The places are parts of few chunks, and the copies have the values of the tensors that they copy.
+    let originals = to_save(&sharded);
+    let of: Vec<&Piece> = originals.iter().flat_map(|(_, pieces)| pieces).collect();
+    assert!(copied.iter().zip(&of).all(|(copy, piece)| copy.values == piece.values));
+    let bytes: Vec<u64> = of.iter().map(|piece| 4 * piece.values.numel() as u64).collect();
+    let slab = recipe::Slab::of(&bytes);
+    assert!(slab.chunks.len() < made.len() / 4, "{:?}", slab.chunks);
+    // The next save uses the same memory.
+    let mut spare =
+        StagingMemory { ready: copied.iter().map(|piece| piece.values.shallow_clone()).collect(), allocating: None };
+    let again = Copies::of(to_save(&sharded), Device::Cpu, &mut spare, None).unwrap().wait().unwrap();
+    assert_eq!(places(&mut again.iter().flat_map(|(_, pieces)| pieces).map(|piece| &piece.values)), made);
 }
 
 #[test]
@@ -126,9 +139,9 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
     let (updated, update) = std::sync::mpsc::channel::<()>();
     let making = std::thread::spawn(move || {
         let _ = update.recv_timeout(Duration::from_secs(1));
-        Ok(VecDeque::new())
+        Ok(Vec::new())
     });
-    let mut spare = StagingMemory { ready: VecDeque::new(), allocating: Some(making) };
+    let mut spare = StagingMemory { ready: Vec::new(), allocating: Some(making) };
     let writing = rank.begin_save(&run, &mut spare);
     for mut grad in rank.fsdp.shards().map(|shard| shard.grad.shallow_clone()) {
         drop(tch::no_grad(|| grad.fill_(1.0)));

@@ -6,6 +6,7 @@
 //! Source: Shazeer and Stern 2018 (arXiv 1804.04235); `torch.optim.Adafactor` 2.11.
 
 use super::{Method, Segment, StateTensor, StateValues, Update, counts, trained};
+use c10d::waits::{self, Place};
 use recipe::{Optimizer, ParamSpec};
 use sharding::flat::ParamKind;
 use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
@@ -177,7 +178,7 @@ impl Method for Adafactor {
             Ok(())
         })?;
         groups.sum_over_replica(&squares)?;
-        let squares = Vec::<f64>::try_from(&squares.view(-1)).expect("a flat tensor of numbers");
+        let squares = waits::read(Place::OptimizerSums, &squares.view(-1));
         let (of_weights, of_updates) = squares.split_at(self.tensors.len());
         fsdp.visit(Access::Write, |view| {
             for range in self.ranges.iter().filter(|range| range.unit == view.unit) {

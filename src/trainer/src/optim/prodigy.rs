@@ -3,6 +3,7 @@
 //! Source: Mishchenko and Defazio 2023 (arXiv 2306.06101), algorithm 4; `prodigyopt` 1.1.2.
 
 use super::{Method, Segment, StateTensor, StateValues, Update, counts, segments, state_like, trained, with_state};
+use c10d::waits::{self, Place};
 use recipe::{Optimizer, ParamSpec};
 use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
 use std::collections::BTreeMap;
@@ -121,7 +122,9 @@ impl Method for Prodigy {
             })
         })?;
         fsdp.groups().sum_over_replica(&sums)?;
-        let (delta, denominator) = (sums.double_value(&[0]), sums.double_value(&[1]));
+        let [delta, denominator] = waits::read(Place::OptimizerSums, &sums)[..] else {
+            unreachable!("there are two sums")
+        };
         self.numerator = self.numerator * beta3 + relative * rate * delta;
         // Without any gradient there is no estimate and no update.
         if denominator == 0.0 {

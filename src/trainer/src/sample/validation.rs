@@ -6,9 +6,9 @@ use crate::conditions;
 use crate::data::Data;
 use crate::device::upload;
 use crate::exchange::{agree, peer_lost};
+use crate::noising::inputs;
 use crate::parallelize::Sharded;
 use crate::seeds::{self, Purpose};
-use crate::step::inputs;
 use c10d::Group;
 use dit::conditions::padded;
 use dit::family::{Family, shape_of};
@@ -66,7 +66,7 @@ impl Validation {
         for round in 0..self.clips.div_ceil(ranks) {
             let own = round * ranks + place;
             let clip = own.min(self.clips - 1);
-            let batch = self.data.batch(clip..clip + 1, clip..clip + 1, self.seed)?;
+            let batch = self.data.reading(clip..clip + 1).read(self.seed)?;
             let frames = network.family().frames(batch.latent.size()[1]);
             let clean = padded(&batch.latent, frames);
             // In training, all images of a batch are dropped together. Here each clip has its own draw.

@@ -221,6 +221,7 @@ impl Family for Another {
 }
 
 /// Flow matching with the timesteps of Open-Sora v2: logit-normal, shifted by the size of the latent.
+#[derive(Clone)]
 struct FlowMatching;
 
 impl Objective for FlowMatching {

@@ -1,5 +1,6 @@
 //! Trains CogVideoX on batches of alternating shapes.
 
+use crate::batches::Batches;
 use crate::data::Data;
 use crate::parallelize::{network, unit_tables};
 use crate::requests::SaveStopRequests;
@@ -90,7 +91,7 @@ fn dataset(folder: &camino::Utf8Path, items: usize) -> camino::Utf8PathBuf {
 /// Trains steps of a data set from sample `first`; returns the loss, the tokens and the shapes of each step, and the next sample.
 fn run(recipe: &Recipe, groups: MeshGroups, first: u64, steps: u64) -> (Vec<f64>, Vec<(u64, f64)>) {
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
-    let mut data = Data::open(recipe, &groups.world).unwrap();
+    let (mut data, mut batches) = (Data::open(recipe, &groups.world).unwrap(), Batches::default());
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
     let step = Step { recipe, network: &network, objective: &objective, seed: 3 };
     let mut next = first;
@@ -98,7 +99,8 @@ fn run(recipe: &Recipe, groups: MeshGroups, first: u64, steps: u64) -> (Vec<f64>
         let plan = data.step(next);
         next = plan.numbers().end;
         let requests = SaveStopRequests::default();
-        let outcome = step.run(&mut rank.fsdp, &mut rank.moments, &mut data, number, &plan, requests).unwrap();
+        let data_and_batches = (&mut data, &mut batches);
+        let outcome = step.run(&mut rank.fsdp, &mut rank.moments, data_and_batches, number, &plan, requests).unwrap();
         (outcome.loss, (next, data.work(&plan).tokens))
     };
     (0..steps).map(&mut train).unzip()

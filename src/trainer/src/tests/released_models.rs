@@ -1,5 +1,6 @@
 //! Trains each recipe in `configs/cogvideox` and `configs/fun` at toy width, on a data set with every tensor and shape that it needs.
 
+use crate::batches::Batches;
 use crate::data::Data;
 use crate::init;
 use crate::optim::OptimizerState;
@@ -117,12 +118,12 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     }
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();
     let step = Step { recipe, network: &network, objective: &objective, seed: 1 };
-    let mut samples = 0;
+    let (mut samples, mut batches) = (0, Batches::default());
     let steps = (0..recipe.train.steps).map(|number| {
         let plan = data.step(samples);
         samples += plan.samples();
         let requests = SaveStopRequests::default();
-        let outcome = step.run(&mut fsdp, &mut moments, &mut data, number, &plan, requests).unwrap();
+        let outcome = step.run(&mut fsdp, &mut moments, (&mut data, &mut batches), number, &plan, requests).unwrap();
         assert!(outcome.applied);
         [outcome.loss, outcome.grad_norm]
     });

@@ -27,7 +27,7 @@ pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
             "nodes": nodes,
             "ranks": beats,
             "collectives": ranks.waits,
-            "nccl_dumps": ranks.nccl_dumps,
+            "nccl_dumps": ranks.nccl_dumps.iter().map(|dump| &dump.path).collect::<Vec<_>>(),
         }));
     }
     for failure in stacks.iter().filter_map(|node| node.result.as_ref().err()) {

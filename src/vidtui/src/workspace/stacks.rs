@@ -5,7 +5,12 @@ use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
 use health::{CollectiveWait, collective_waits};
 use remote::NodeStacks;
-use rundir::{Attempt, ErrorCode, Failure, HEARTBEAT_EVERY_S, Heartbeat, RunDir, now_s, write_atomic};
+use rundir::{
+    Attempt, ErrorCode, Failure, GroupCollectives, HEARTBEAT_EVERY_S, Heartbeat, RankCollectives, RunDir, SCHEMA,
+    WaitingCollective, now_s, write_atomic,
+};
+use std::collections::BTreeMap;
+use weights::{RecordedCollective, read_flight_record};
 
 /// The stacks of a run's processes and the states of its ranks.
 pub struct CollectedStacks {
@@ -23,8 +28,88 @@ pub struct RankStates {
     /// The collectives in which ranks wait.
     pub waits: Vec<CollectiveWait>,
     /// The records that libtorch wrote when NCCL timed out.
-    pub nccl_dumps: Vec<Utf8PathBuf>,
+    pub nccl_dumps: Vec<NcclDump>,
 }
+
+/// A record of a rank's collectives that libtorch wrote when NCCL timed out.
+pub struct NcclDump {
+    /// The file.
+    pub path: Utf8PathBuf,
+    /// The rank that wrote it.
+    pub rank: Option<usize>,
+    /// The collectives, or why they cannot be read.
+    pub collectives: Result<Vec<RecordedCollective>, Failure>,
+}
+
+impl NcclDump {
+    fn read(path: Utf8PathBuf) -> Self {
+        // libtorch appends the rank to the name.
+        let digits = path.file_name().and_then(|name| name.rsplit('-').next());
+        NcclDump { rank: digits.and_then(|rank| rank.parse().ok()), collectives: read_flight_record(&path), path }
+    }
+
+    /// Returns the collectives that the rank waits in.
+    fn waiting(&self) -> impl Iterator<Item = &RecordedCollective> {
+        self.collectives.iter().flatten().filter(|collective| !collective.is_complete)
+    }
+
+    /// Returns the groups of the record, as if the rank had written it.
+    fn groups(&self) -> BTreeMap<&str, (u64, Vec<WaitingCollective>)> {
+        let mut groups: BTreeMap<&str, (u64, Vec<WaitingCollective>)> = BTreeMap::new();
+        for collective in self.collectives.iter().flatten() {
+            let (started, waiting) = groups.entry(&collective.group).or_default();
+            *started = collective.number.max(*started);
+            if !collective.is_complete {
+                let RecordedCollective { number, operation, started_s, .. } = collective;
+                waiting.push(WaitingCollective {
+                    number: *number,
+                    operation: operation.clone(),
+                    started_s: *started_s,
+                });
+            }
+        }
+        groups
+    }
+
+    /// Returns a line for the first collective that the rank waits in, and one for each function of its stack.
+    fn in_words(&self) -> Vec<String> {
+        let rank = self.rank.map_or_else(String::new, |rank| format!(" of rank {rank}"));
+        if let Err(failure) = &self.collectives {
+            return vec![format!("libtorch's record{rank}, {}: {}", self.path, failure.why)];
+        }
+        let Some(first) = self.waiting().next() else {
+            return vec![format!("libtorch's record{rank}, {}: every collective is complete", self.path)];
+        };
+        let RecordedCollective { group, number, operation, shapes, .. } = first;
+        let shapes: Vec<String> = shapes.iter().map(|shape| format!("{shape:?}")).collect();
+        let of = if shapes.is_empty() { String::new() } else { format!(" of {}", shapes.join(", ")) };
+        let line =
+            format!("libtorch's record{rank}, {}: in {operation}{of}, group {group}, collective {number}", self.path);
+        let functions = first.stack.iter().take(STACK).map(|function| format!("    {function}"));
+        std::iter::once(line).chain(functions).collect()
+    }
+}
+
+/// Compares the records of all ranks.
+fn waits_of_dumps(dumps: &[NcclDump]) -> Vec<CollectiveWait> {
+    let by_rank: Vec<_> = dumps.iter().filter_map(|dump| Some((dump.rank?, dump.groups()))).collect();
+    let members = |name: &str| -> Vec<usize> {
+        by_rank.iter().filter(|(_, groups)| groups.contains_key(name)).map(|(rank, _)| *rank).collect()
+    };
+    let record = |(rank, groups): &(usize, BTreeMap<&str, (u64, Vec<WaitingCollective>)>)| {
+        let group = |(name, (started, waiting)): (&&str, &(u64, Vec<WaitingCollective>))| GroupCollectives {
+            group: (*name).to_owned(),
+            ranks: members(name),
+            started: *started,
+            waiting: waiting.clone(),
+        };
+        RankCollectives { v: SCHEMA, rank: *rank, t: 0.0, groups: groups.iter().map(group).collect() }
+    };
+    collective_waits(&by_rank.iter().map(record).collect::<Vec<_>>())
+}
+
+/// The functions of a stack that are printed. libtorch records the innermost first.
+const STACK: usize = 24;
 
 impl Workspace {
     /// Writes the stacks of the processes of a run, and a summary of what its ranks do, into the folder of the run.
@@ -80,11 +165,14 @@ impl RankStates {
             .filter(|record| record.t >= phase_s(record.rank))
             .collect();
         let nodes = attempt.placement.by_node();
-        Self {
-            heartbeats,
-            waits: collective_waits(&records),
-            nccl_dumps: nodes.iter().flat_map(|(node, _)| dir.nccl_dumps(node, attempt.number)).collect(),
-        }
+        let dumps = nodes.iter().flat_map(|(node, _)| dir.nccl_dumps(node, attempt.number));
+        let nccl_dumps: Vec<NcclDump> = dumps.map(NcclDump::read).collect();
+        let mut waits = collective_waits(&records);
+        // The records of libtorch are from the end of the ranks, and often the only ones.
+        let known: Vec<(String, u64)> = waits.iter().map(|wait| (wait.group.clone(), wait.number)).collect();
+        let of_dumps = waits_of_dumps(&nccl_dumps).into_iter();
+        waits.extend(of_dumps.filter(|wait| !known.contains(&(wait.group.clone(), wait.number))));
+        Self { heartbeats, waits, nccl_dumps }
     }
 
     /// Returns one line per rank, collective and record of libtorch.
@@ -117,9 +205,7 @@ impl RankStates {
             };
             lines.push(format!("group {group}, collective {number}: {}; {reason}", inside.join(", ")));
         }
-        for dump in &self.nccl_dumps {
-            lines.push(format!("libtorch's record of NCCL's collectives, which torchfrtrace reads: {dump}"));
-        }
+        lines.extend(self.nccl_dumps.iter().flat_map(NcclDump::in_words));
         lines.into_iter().map(|line| line + "\n").collect()
     }
 }
@@ -166,8 +252,57 @@ mod tests {
                 wait("world", &[("gloo:all_gather", &[0, 1])], &[]),
                 CollectiveWait { unrecorded: vec![2, 3], ..wait("all", &[("gloo:all_reduce", &[0, 1])], &[]) },
             ],
-            nccl_dumps: vec!["runs/r/nodes/ml-1/0001-nccl-rank-0".into()],
+            nccl_dumps: vec![
+                dump(0, vec![recorded("tp-of-replica-0-shard-0", 57, false, &["reduce_from (shim.cpp:104)", "main"])]),
+                dump(1, vec![recorded("tp-of-replica-0-shard-0", 56, true, &[])]),
+                NcclDump {
+                    collectives: Err(Failure::new(ErrorCode::Malformed, "what", "it is truncated", "fix")),
+                    ..dump(2, vec![])
+                },
+            ],
         };
         insta::assert_snapshot!(ranks.in_words(1074.0));
+    }
+
+    fn recorded(group: &str, number: u64, is_complete: bool, stack: &[&str]) -> RecordedCollective {
+        RecordedCollective {
+            group: group.into(),
+            number,
+            operation: "nccl:all_reduce".into(),
+            shapes: vec![vec![2, 3072]],
+            is_complete,
+            started_s: 0.0,
+            stack: stack.iter().map(|function| (*function).to_owned()).collect(),
+        }
+    }
+
+    fn dump(rank: usize, collectives: Vec<RecordedCollective>) -> NcclDump {
+        let path = format!("runs/r/nodes/ml-1/0001-nccl-rank-{rank}").into();
+        NcclDump { path, rank: Some(rank), collectives: Ok(collectives) }
+    }
+
+    #[test]
+    fn the_records_of_libtorch_show_the_rank_that_others_wait_for() {
+        let of = |number, is_complete| recorded("tp", number, is_complete, &[]);
+        let dumps = [
+            dump(0, vec![of(6, true), of(7, false), recorded("world", 3, true, &[])]),
+            dump(1, vec![of(6, true)]),
+            dump(4, vec![recorded("world", 3, true, &[])]),
+        ];
+        let waits = waits_of_dumps(&dumps);
+        assert_eq!(waits.len(), 1);
+        let CollectiveWait { group, number, operations, absent, unrecorded } = &waits[0];
+        assert_eq!((group.as_str(), *number, absent.as_slice(), unrecorded.as_slice()), ("tp", 7, &[1][..], &[][..]));
+        assert_eq!(operations["nccl:all_reduce"], [0]);
+    }
+
+    #[test]
+    fn a_dump_has_the_rank_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = Utf8PathBuf::from_path_buf(folder.path().join("0001-nccl-rank-12")).unwrap();
+        std::fs::copy("../../tests/fixtures/weights/flight-record", &path).unwrap();
+        let dump = NcclDump::read(path);
+        assert_eq!(dump.rank, Some(12));
+        assert_eq!(dump.waiting().map(|one| (one.group.as_str(), one.number)).collect::<Vec<_>>(), [("world", 2)]);
     }
 }

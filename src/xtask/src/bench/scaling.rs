@@ -208,6 +208,7 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
     for (gpus, step) in wider {
         let _ = writeln!(text, "| {gpus} | {} | {step:.2} | {:.1} % |", gpus / 4, 100.0 * first / step);
     }
+    text += &basis(of);
     let _ = write!(
         text,
         "\n## Assumptions\n\n\
@@ -230,9 +231,181 @@ fn document(of: &Value, ours: &Seconds, theirs: &Seconds, wider: &[(u64, f64)]) 
     text
 }
 
+/// A quantity that the estimate depends on.
+struct Basis {
+    quantity: &'static str,
+    /// What was measured, on CPUs.
+    measured: &'static str,
+    /// The value that the formulas give for the stage.
+    computed: fn(&Value) -> String,
+    assumed: &'static str,
+    proof: Proof,
+}
+
+/// What proves a measured quantity, or would replace an assumed one.
+enum Proof {
+    /// A test: its file and its name.
+    Test(&'static str, &'static str),
+    /// A command of `cargo xtask gpu-report`, by its title.
+    Report(&'static str),
+    /// The trace of a run on the nodes in question.
+    Runs(&'static str),
+}
+
+/// Nothing is computed.
+fn none(_: &Value) -> String {
+    String::new()
+}
+
+/// The quantities, for what the code does today.
+const BASIS: [Basis; 12] = [
+    Basis {
+        quantity: "bytes that a rank sends",
+        measured: "on CPUs, exactly the formula on four meshes",
+        computed: |of| {
+            let gib = |name| number(of, &format!("/cost/traffic/{name}")) / f64::from(1 << 30);
+            let all = ["all_gather", "reduce_scatter", "all_reduce", "tensor_parallel"].map(gib).iter().sum::<f64>();
+            format!("{all:.0} GiB")
+        },
+        assumed: "",
+        proof: Proof::Test("src/trainer/src/tests/collective_traffic.rs", "a_step_sends_exactly_the_forecast_bytes"),
+    },
+    Basis {
+        quantity: "operations of a step",
+        measured: "",
+        computed: |of| format!("{:.0} PFLOP", number(of, "/cost/step_flops") / 1e15),
+        assumed: "",
+        proof: Proof::Test(
+            "src/recipe/tests/one_minute_video.rs",
+            "flops_and_memory_match_the_known_numbers_of_the_reference",
+        ),
+    },
+    Basis {
+        quantity: "waits of the host in a step",
+        measured: "one read, on CPUs with the same operators",
+        computed: none,
+        assumed: "",
+        proof: Proof::Test("src/trainer/src/tests/waits.rs", "a_step_waits_only_at_named_places"),
+    },
+    Basis {
+        quantity: "peak memory of tensors",
+        measured: "",
+        computed: |of| {
+            let part = |name| number(of, &format!("/cost/memory/{name}"));
+            let state: f64 = ["weights", "gradients", "optimizer", "ema"].map(part).iter().sum();
+            let backward: f64 = ["kept", "gathered", "accumulated", "scan_states", "workspace"].map(part).iter().sum();
+            format!("{:.1} GiB", (state + backward.max(part("update"))) / f64::from(1 << 30))
+        },
+        assumed: "",
+        proof: Proof::Report("a layer of the 9 s stage, memory against the plan"),
+    },
+    Basis {
+        quantity: "memory besides tensors",
+        measured: "",
+        computed: none,
+        assumed: "context, NCCL, cuBLAS, 3 % slack",
+        proof: Proof::Report("a layer of the 9 s stage, memory against the plan"),
+    },
+    Basis {
+        quantity: "rate of matrix products and attention",
+        measured: "",
+        computed: none,
+        assumed: "50 % of the peak",
+        proof: Proof::Report("a layer of the 3 s stage, memory against the plan"),
+    },
+    Basis {
+        quantity: "numbers of the CUDA kernel of TTT scans",
+        measured: "on an emulator, those of a reference",
+        computed: none,
+        assumed: "the same on a GPU",
+        proof: Proof::Report("the CUDA kernel against the CPU kernel"),
+    },
+    Basis {
+        quantity: "rate of the CUDA kernel of TTT scans",
+        measured: "",
+        computed: none,
+        assumed: "30 % of a multiprocessor",
+        proof: Proof::Report("scans against the peak"),
+    },
+    Basis {
+        quantity: "rate between GPUs of a node",
+        measured: "",
+        computed: none,
+        assumed: "80 % of NVLink 4",
+        proof: Proof::Report("collectives by size"),
+    },
+    Basis {
+        quantity: "rate between nodes",
+        measured: "",
+        computed: none,
+        assumed: "80 % of 400 Gb/s",
+        proof: Proof::Runs("`reduce_s` of a run on two nodes"),
+    },
+    Basis {
+        quantity: "overlap of gathers and reductions",
+        measured: "on CPUs, they are in flight while a block computes",
+        computed: none,
+        assumed: "complete on a GPU",
+        proof: Proof::Report("a profile"),
+    },
+    Basis {
+        quantity: "data",
+        measured: "on CPUs, a batch is made during the step before",
+        computed: none,
+        assumed: "takes no time of a step",
+        proof: Proof::Report("a layer of the 3 s stage, memory against the plan"),
+    },
+];
+
+/// Returns the table of the quantities.
+fn basis(of: &Value) -> String {
+    let mut text = String::from(
+        "\n## What is measured, computed and assumed\n\n\
+         For what the code does today. The last column is the test that proves a row, or the command of `cargo xtask gpu-report` that would replace its\n\
+         assumption.\n\n\
+         | quantity | measured | computed | assumed | proved or replaced by |\n|---|---|---|---|---|\n",
+    );
+    for Basis { quantity, measured, computed, assumed, proof } in &BASIS {
+        let proof = match proof {
+            Proof::Test(file, name) => format!("test `{name}` in {file}"),
+            Proof::Report(title) => format!("report: {title}"),
+            Proof::Runs(what) => (*what).to_owned(),
+        };
+        let _ = writeln!(text, "| {quantity} | {measured} | {} | {assumed} | {proof} |", computed(of));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_quantity_has_a_test_or_a_command_of_the_report_that_exists() {
+        let titles = crate::gpu_report::titles();
+        for Basis { quantity, measured, assumed, proof, .. } in &BASIS {
+            match proof {
+                Proof::Test(file, name) => {
+                    let text = fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+                    assert!(text.contains(&format!("#[test]\nfn {name}(")), "{file} has no test {name}");
+                    assert!(assumed.is_empty(), "{quantity}");
+                }
+                Proof::Report(title) => {
+                    assert!(titles.contains(title), "{quantity}: no command {title:?} in {titles:?}")
+                }
+                Proof::Runs(_) => assert!(measured.is_empty() && !assumed.is_empty(), "{quantity}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_has_the_rows_of_the_program() {
+        let page = fs::read_to_string(root().join("docs/scaling.md")).unwrap();
+        for Basis { quantity, measured, assumed, .. } in &BASIS {
+            let row = page.lines().find(|line| line.starts_with(&format!("| {quantity} |")));
+            assert!(row.is_some_and(|row| row.contains(measured) && row.contains(assumed)), "{quantity}: {row:?}");
+        }
+    }
 
     #[test]
     fn communication_that_exceeds_computation_or_cannot_overlap_is_exposed() {

@@ -1,0 +1,25 @@
+//! The threads of libtorch's operators.
+
+use crate::ffi;
+
+/// Lets the operators of the calling thread compute in it alone, without helpers that would compete with those of other threads.
+pub fn compute_alone() {
+    // SAFETY: the function takes nothing, and changes the calling thread only.
+    unsafe { ffi::vidtui_compute_alone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_computes_alone_leaves_the_threads_of_others() {
+        let before = tch::get_num_threads();
+        let alone = std::thread::spawn(|| {
+            compute_alone();
+            tch::get_num_threads()
+        });
+        assert_eq!((alone.join().unwrap(), tch::get_num_threads()), (1, before));
+        assert_eq!(std::thread::spawn(tch::get_num_threads).join().unwrap(), before);
+    }
+}

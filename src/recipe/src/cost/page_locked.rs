@@ -1,0 +1,104 @@
+//! The tensors of a rank on a GPU that are in page-locked memory of its node.
+
+use super::memory::{F32, Kept};
+use super::{BlockCost, UnitSize, UnitSizes};
+use crate::{Flat, OptimizerKind, Recipe};
+
+/// Returns the sizes in bytes of the tensors that are kept outside the memory of the device: swapped weights and gradients, the optimizer's
+/// state, and saved inputs.
+pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]) -> Vec<u64> {
+    let offload = &recipe.memory;
+    let is_swapped = offload.swapped(units.blocks.len());
+    let swapped = units.blocks.iter().zip(&is_swapped).filter(|(_, swapped)| **swapped);
+    let mut sizes: Vec<u64> = swapped.flat_map(|(unit, _)| weights(recipe, *unit, Of::Offload)).collect();
+    if offload.optimizer_offload {
+        sizes.extend(units.all().flat_map(|unit| state(recipe, unit)));
+    }
+    let Kept { inputs, input, .. } = Kept::of(recipe, blocks);
+    if offload.activation_offload && input > 0 {
+        sizes.extend(std::iter::repeat_n(recipe.micro_batch() * input, inputs.div_ceil(input) as usize));
+    }
+    sizes
+}
+
+/// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The rank saves parts of each, so that
+/// its tensors are smaller.
+pub(super) fn saved(recipe: &Recipe, units: &UnitSizes) -> Vec<u64> {
+    let average = |unit: UnitSize| recipe.ema.is_used().then(|| F32 * share(recipe, unit.trained));
+    units
+        .all()
+        .flat_map(|unit| {
+            let state = state(recipe, unit).into_iter().chain([unit.state.whole]);
+            weights(recipe, unit, Of::Save).into_iter().chain(state).chain(average(unit)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// What weights are kept for.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    /// Swapped blocks have gradients too.
+    Offload,
+    /// Checkpoints of adapters have no frozen weights.
+    Save,
+}
+
+fn weights(recipe: &Recipe, unit: UnitSize, of: Of) -> Vec<u64> {
+    let trained = F32 * share(recipe, unit.trained);
+    let frozen = recipe.train.frozen_dtype().bytes() * share(recipe, unit.frozen);
+    match of {
+        Of::Offload => vec![trained, trained, frozen],
+        Of::Save if recipe.saves_adapters_only() => vec![trained],
+        Of::Save => vec![trained, frozen],
+    }
+}
+
+/// Returns the sizes of the tensors of a unit's sharded state.
+fn state(recipe: &Recipe, unit: UnitSize) -> Vec<u64> {
+    let all = unit.state_of(&recipe.optimizer, recipe.mesh.dp_shard) - unit.state.whole;
+    let codes = share(recipe, unit.trained);
+    let tensors = match recipe.optimizer.kind {
+        OptimizerKind::Adamw8bit => return [codes, all.saturating_sub(2 * codes).div_ceil(2)].repeat(2),
+        OptimizerKind::Prodigy => 4,
+        OptimizerKind::Adamw | OptimizerKind::Adafactor => 2,
+    };
+    vec![all.div_ceil(tensors); tensors as usize]
+}
+
+/// Returns the elements of a rank's shard.
+fn share(recipe: &Recipe, flat: Flat) -> u64 {
+    flat.shard_len(recipe.mesh.dp_shard)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cost::tests::recipe;
+    use crate::{OffloadStore, Slab};
+
+    #[test]
+    fn the_sizes_are_those_of_the_plan() {
+        for kind in ["adamw", "adamw8bit", "prodigy"] {
+            let kind = format!("optimizer.kind={kind}");
+            let sets =
+                ["memory.block_swap=2", "memory.optimizer_offload=true", "memory.activation_offload=true", &kind];
+            let recipe = recipe(&[&sets[..], &["mesh.dp_shard=2", "train.device=cuda"]].concat());
+            let (sizes, memory) = (recipe.offloaded_tensors(), recipe.rank_memory());
+            let all: u64 = sizes.iter().sum();
+            // Sizes are rounded up to whole bytes of each part.
+            assert!(all.abs_diff(memory.offloaded.total()) <= sizes.len() as u64, "{kind}: {all} {memory:?}");
+            assert_eq!(memory.offloaded.page_locked, Slab::of(&sizes).bytes());
+            assert!(memory.offloaded.page_locked >= all);
+        }
+    }
+
+    #[test]
+    fn the_copy_of_a_save_on_gpus_counts_whole_chunks() {
+        for sets in [&["ema.decay=0.99"][..], &["optimizer.kind=adafactor"], &["memory.optimizer_offload=true"]] {
+            let of = |device: &str| recipe(&[sets, &["mesh.dp_shard=2", device]].concat()).rank_memory();
+            let memory = of("train.device=cuda");
+            let exact = memory.saved + memory.offloaded.saved + memory.ema + memory.ema_on_node;
+            let chunks = memory.save_copy(OffloadStore::Host);
+            assert!(chunks >= exact && chunks < 2 * exact + (1 << 20), "{sets:?}: {chunks} {exact}");
+        }
+    }
+}

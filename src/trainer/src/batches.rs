@@ -1,0 +1,204 @@
+//! Batches that a thread makes while the step before computes: read, drawn, noised, cast, and copied to the device.
+//!
+//! One batch is made ahead. The thread computes alone: threads of libtorch would compete with those of the step. On a GPU it copies on a
+//! stream of its own, from page-locked memory, and the stream that computes waits for an event.
+
+use crate::data::{Data, Reading};
+use crate::device::{self, upload_beside};
+use crate::exchange::device_failed;
+use crate::noising::Noising;
+use c10d::cuda::Event;
+use dit::diffusion::Target;
+use dit::family::Inputs;
+use dit::objective::Objective;
+use rundir::Failure;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::thread::{self, JoinHandle};
+use tch::{Device, Tensor};
+
+/// The samples of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Samples {
+    /// The numbers of the samples of its step.
+    pub step: Range<u64>,
+    /// The places of its own samples in the step.
+    pub places: Range<u64>,
+}
+
+impl Samples {
+    /// Returns the numbers of its own samples.
+    fn numbers(&self) -> Range<u64> {
+        self.step.start + self.places.start..self.step.start + self.places.end
+    }
+}
+
+/// The batches of a run.
+#[derive(Debug, Default)]
+pub struct Batches {
+    ahead: Option<Ahead>,
+}
+
+/// A batch that a thread makes.
+#[derive(Debug)]
+struct Ahead {
+    samples: Samples,
+    making: JoinHandle<Result<Made, Failure>>,
+}
+
+/// A batch on the device.
+#[derive(Debug)]
+struct Made {
+    inputs: Inputs,
+    target: Target,
+    /// Follows the last copy to a GPU.
+    copied: Option<Event>,
+}
+
+impl Batches {
+    /// Returns the inputs and the target of a batch, and starts to make `next`, the batch of the following call.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the device failed.
+    pub fn take<O: Objective>(
+        &mut self,
+        data: &mut Data,
+        samples: Samples,
+        next: Option<Samples>,
+        noising: impl Fn() -> Noising<O>,
+        device: Device,
+    ) -> Result<(Inputs, Target), Failure> {
+        let ahead = self.ahead.take().map(|ahead| (ahead.samples == samples, ahead.making.join()));
+        let made = match ahead {
+            Some((true, Ok(made))) => made?,
+            // A panic continues here: it may report that memory is exhausted.
+            Some((true, Err(panic))) => std::panic::resume_unwind(panic),
+            _ => make(&data.reading(samples.numbers()), &noising(), &samples, device)?,
+        };
+        if let Some(next) = next {
+            let (reading, noising, samples) = (data.reading(next.numbers()), noising(), next.clone());
+            let make = move || {
+                c10d::compute_alone();
+                device::set_current(device).map_err(device_failed)?;
+                make(&reading, &noising, &samples, device)
+            };
+            // If no thread can be started, the next call makes the batch itself.
+            let making = thread::Builder::new().name("batch".into()).spawn(make).ok();
+            self.ahead = making.map(|making| Ahead { samples: next, making });
+        }
+        if let Some(copied) = &made.copied {
+            copied.block().map_err(device_failed)?;
+        }
+        Ok((made.inputs, made.target))
+    }
+}
+
+impl Drop for Batches {
+    /// Waits for the thread: a process that exits while a thread is in libtorch may crash.
+    fn drop(&mut self) {
+        if let Some(ahead) = self.ahead.take() {
+            let _ = ahead.making.join();
+        }
+    }
+}
+
+/// Makes a batch.
+fn make<O: Objective>(
+    reading: &Reading,
+    noising: &Noising<O>,
+    samples: &Samples,
+    device: Device,
+) -> Result<Made, Failure> {
+    let mut batch = reading.read(noising.seed())?;
+    batch.text = reading.drop_texts(&batch.text, &noising.keeps_texts(samples.numbers()));
+    let (inputs, target) = noising.noised(batch, samples.step.clone(), samples.places.start)?;
+    // `map` takes a function without errors.
+    let (copied, failed) = (RefCell::new(None), RefCell::new(None));
+    let there = |tensor: &Tensor| match upload_beside(tensor, device) {
+        Ok((tensor, event)) => {
+            // The copies are in order: the last event follows all of them.
+            *copied.borrow_mut() = event;
+            tensor
+        }
+        Err(error) => {
+            *failed.borrow_mut() = Some(error);
+            tensor.shallow_clone()
+        }
+    };
+    let (inputs, target) = (inputs.map(there), target.map(there));
+    if let Some(error) = failed.into_inner() {
+        return Err(device_failed(error));
+    }
+    Ok(Made { inputs, target, copied: copied.into_inner() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::tests::{dataset, open, temp};
+    use crate::parallelize::network;
+    use dit::objective::VPrediction;
+    use recipe::Recipe;
+
+    fn noising(recipe: &Recipe) -> Noising<VPrediction> {
+        let objective = VPrediction::new(&recipe.model, &recipe.loss);
+        Noising::new(recipe, network(recipe).family(), objective, 7)
+    }
+
+    /// Two samples of each of two ranks in a step.
+    fn samples(step: u64, rank: u64) -> Samples {
+        Samples { step: 4 * step..4 * step + 4, places: 2 * rank..2 * rank + 2 }
+    }
+
+    fn tensors((inputs, target): (Inputs, Target)) -> Vec<Tensor> {
+        let all = RefCell::new(vec![inputs.latent, inputs.text, inputs.timestep]);
+        let _ = target.map(|tensor| {
+            all.borrow_mut().push(tensor.shallow_clone());
+            tensor.shallow_clone()
+        });
+        all.into_inner()
+    }
+
+    #[test]
+    fn a_batch_that_is_made_ahead_has_the_bits_of_one_that_is_made_on_demand() {
+        let (_keep, folder) = temp();
+        let mut recipe = dataset(&folder, Some(-2.0));
+        recipe.train.text_dropout = 0.5;
+        recipe.train.dtype = recipe::ComputeDtype::Bfloat16;
+        for rank in [0, 1] {
+            let (mut data, mut ahead) = (open(&recipe).unwrap(), Batches::default());
+            for step in 0..6 {
+                let mut take = |batches: &mut Batches, next| {
+                    batches.take(&mut data, samples(step, rank), next, || noising(&recipe), Device::Cpu).unwrap()
+                };
+                let made = tensors(take(&mut ahead, Some(samples(step + 1, rank))));
+                assert_eq!(ahead.ahead.as_ref().unwrap().samples, samples(step + 1, rank));
+                let demanded = tensors(take(&mut Batches::default(), None));
+                assert!(made.len() >= 4 && made.iter().zip(&demanded).all(|(one, other)| one == other), "step {step}");
+                assert_eq!(made[0].size(), [2, 3, 16, 8, 8]);
+            }
+            // A batch that was not announced, as after a resume.
+            let mut take = |batches: &mut Batches| {
+                batches.take(&mut data, samples(20, rank), None, || noising(&recipe), Device::Cpu).unwrap()
+            };
+            let (jumped, demanded) = (tensors(take(&mut ahead)), tensors(take(&mut Batches::default())));
+            assert!(jumped.iter().zip(&demanded).all(|(one, other)| one == other));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_fails_the_step_that_needs_it() {
+        let (_keep, folder) = temp();
+        let recipe = dataset(&folder, None);
+        let (mut data, mut batches) = (open(&recipe).unwrap(), Batches::default());
+        std::fs::remove_file(folder.join("2")).unwrap();
+        let on_demand: Vec<bool> =
+            (0..10).map(|step| data.reading(samples(step, 0).numbers()).read(7).is_err()).collect();
+        let mut take = |step| {
+            let next = Some(samples(step + 1, 0));
+            batches.take(&mut data, samples(step, 0), next, || noising(&recipe), Device::Cpu).is_err()
+        };
+        assert_eq!((0..10).map(&mut take).collect::<Vec<_>>(), on_demand);
+        assert!(on_demand.contains(&true) && on_demand.contains(&false), "{on_demand:?}");
+    }
+}

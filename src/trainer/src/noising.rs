@@ -1,0 +1,112 @@
+//! Noises batches: what a step trains on, besides the data itself.
+
+use crate::conditions;
+use crate::data::Batch;
+use crate::seeds::{self, Purpose};
+use crate::step::compute_kind;
+use dit::diffusion::Target;
+use dit::family::{Conditions, Family, Inputs, shape_of};
+use dit::objective::Objective;
+use recipe::{Conditioning, Recipe};
+use rundir::Failure;
+use std::ops::Range;
+use tch::{Kind, Tensor};
+
+/// Turns batches into inputs and targets of training. It owns all that it needs, so that a thread can have it.
+#[derive(Debug)]
+pub struct Noising<O> {
+    objective: O,
+    condition: Conditioning,
+    text_dropout: f64,
+    patch_frames: usize,
+    /// Key of every random draw.
+    seed: u64,
+    compute: Kind,
+}
+
+impl<O: Objective> Noising<O> {
+    /// Noises batches of a recipe for a family of networks.
+    pub fn new(recipe: &Recipe, family: &impl Family, objective: O, seed: u64) -> Self {
+        Noising {
+            objective,
+            condition: recipe.condition.clone(),
+            text_dropout: recipe.train.text_dropout,
+            patch_frames: family.patch_frames(),
+            seed,
+            compute: compute_kind(recipe.train.dtype),
+        }
+    }
+
+    /// Returns the key of every random draw.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Returns for each of these samples whether it keeps its text.
+    pub fn keeps_texts(&self, numbers: Range<u64>) -> Vec<bool> {
+        numbers.map(|k| !seeds::happens(self.seed, Purpose::TextDropout, k, self.text_dropout)).collect()
+    }
+
+    /// Adds noise to a batch whose first sample is at `place` of a step of samples with these numbers. Returns the inputs, with the
+    /// conditions of the batch, and the target.
+    ///
+    /// # Errors
+    /// The batch lacks a condition of the recipe.
+    pub fn noised(&self, batch: Batch, step: Range<u64>, place: u64) -> Result<(Inputs, Target), Failure> {
+        let first = step.start;
+        let frames = (batch.latent.size()[1] as usize).next_multiple_of(self.patch_frames) as i64;
+        let clean = dit::conditions::padded(&batch.latent, frames);
+        let size = clean.size();
+        let numbers = first + place..first + place + size[0] as u64;
+        let noise = numbers.clone().map(|k| seeds::normal(self.seed, Purpose::Noise, k, &size[1..]));
+        let noise = Tensor::stack(&noise.collect::<Vec<_>>(), 0);
+        let quantiles = quantiles(self.seed, first, (step.end - first) as usize);
+        let own = &quantiles[place as usize..place as usize + size[0] as usize];
+        let timestep = self.objective.timesteps(own, shape_of(&clean));
+        let conditions = conditions::inputs(batch.conditions, &self.condition, frames, self.seed, first, numbers)?;
+        let (latent, target) = self.objective.noised(&clean, &noise, &timestep, &conditions);
+        let inputs = inputs(&latent, &batch.text, timestep, &conditions, self.compute);
+        Ok((inputs, target))
+    }
+}
+
+/// Returns the inputs of the network in the dtype that it computes in.
+pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Conditions, compute: Kind) -> Inputs {
+    Inputs {
+        latent: latent.to_kind(compute),
+        text: text.to_kind(compute),
+        timestep,
+        conditions: conditions.iter().map(|(name, tensor)| (*name, tensor.to_kind(compute))).collect(),
+    }
+}
+
+/// Returns the quantiles of the timesteps of a global batch: one from each of `batch` equal bands, in a new random order every step.
+///
+/// Bands keep the mean noise level of all steps equal. The random order keeps a rank from always seeing the same level.
+fn quantiles(seed: u64, first: u64, batch: usize) -> Vec<f64> {
+    let bands = seeds::permutation(seed, Purpose::Timestep, first, batch);
+    let draw = |(i, band): (usize, usize)| {
+        let within = seeds::uniform(seed, Purpose::Timestep, first + i as u64);
+        (band as f64 + within) / batch as f64
+    };
+    bands.into_iter().enumerate().map(draw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_batch_has_one_timestep_of_each_band_in_changing_order() {
+        let mut orders = std::collections::BTreeSet::new();
+        for first in (0..80).step_by(8) {
+            let drawn = quantiles(42, first, 8);
+            let bands: Vec<i64> = drawn.iter().map(|quantile| (quantile * 8.0) as i64).collect();
+            let mut sorted = bands.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..8), "{drawn:?}");
+            orders.insert(bands);
+        }
+        assert!(orders.len() > 5, "{orders:?}");
+    }
+}
