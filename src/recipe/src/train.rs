@@ -562,6 +562,19 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_of_the_scan_proposes_widths_that_it_has() {
+        let fix = |width: usize| {
+            let own = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16", "model.num_heads=2"];
+            let sets =
+                own.iter().map(|set| (*set).to_owned()).chain([format!("model.head_dim={width}")]).collect::<Vec<_>>();
+            load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).err().map(|error| error.fix)
+        };
+        let proposes_64 = |width| fix(width).is_some_and(|fix| fix.contains("= 64,"));
+        assert!(proposes_64(128) && proposes_64(80));
+        assert_eq!((fix(64), fix(48)), (None, None));
+    }
+
+    #[test]
     fn a_timeout_below_five_seconds_is_refused() {
         let load = |seconds: u64| {
             let set = format!("train.collective_timeout_s={seconds}");
