@@ -31,7 +31,7 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(["cpp/ttt.cpp", "cpp/autograd.cpp", "cpp/linear.cpp"]);
+        .files(["cpp/ttt.cpp", "cpp/scan.cpp", "cpp/attention.cpp", "cpp/linear.cpp"]);
     if with_cuda {
         let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
         let roots: Vec<PathBuf> = beside
@@ -42,12 +42,12 @@ fn main() {
         for include in roots.iter().map(|root| root.join("include")).filter(|include| include.exists()) {
             build.flag("-isystem").flag(include);
         }
-        build.file("cpp/scan_cuda.cpp").compile("vidtui_kernels");
+        build.files(["cpp/scan_cuda.cpp", "cpp/attention_cuda.cpp"]).compile("vidtui_kernels");
         compile_for_gpus(&roots);
         println!("cargo:rustc-link-lib=torch_cuda");
         println!("cargo:rustc-link-lib=c10_cuda");
     } else {
-        build.file("cpp/no_scan_cuda.cpp").compile("vidtui_kernels");
+        build.file("cpp/no_cuda.cpp").compile("vidtui_kernels");
     }
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");

@@ -11,6 +11,11 @@ pub struct SavedScan {
     _private: [u8; 0],
 }
 
+#[repr(C)]
+pub struct SavedAttention {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn vidtui_kernels_free(text: *mut c_char);
     pub fn vidtui_ttt_scan(
@@ -29,10 +34,18 @@ unsafe extern "C" {
         q: *const C_tensor,
         k: *const C_tensor,
         v: *const C_tensor,
-        known_out: *const C_tensor,
-        known_logsumexp: *const C_tensor,
+        kernel: c_int,
+        known: *const SavedAttention,
+        made: *mut *mut SavedAttention,
         out: *mut *mut C_tensor,
-        logsumexp: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_saved_attention_drop(saved: *mut SavedAttention);
+    pub fn vidtui_attention_gpu(
+        q: *const C_tensor,
+        k: *const C_tensor,
+        v: *const C_tensor,
+        major: *mut c_int,
+        cudnn_can_run: *mut bool,
     ) -> Status;
     pub fn vidtui_linear(
         x: *const C_tensor,
