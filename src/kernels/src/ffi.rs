@@ -47,6 +47,22 @@ unsafe extern "C" {
         major: *mut c_int,
         cudnn_can_run: *mut bool,
     ) -> Status;
+    pub fn vidtui_modulated_norm(
+        x: *const C_tensor,
+        gain: *const C_tensor,
+        bias: *const C_tensor,
+        vectors: *const *const C_tensor,
+        split: i64,
+        eps: f64,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_gated_add(
+        x: *const C_tensor,
+        update: *const C_tensor,
+        gates: *const *const C_tensor,
+        split: i64,
+        out: *mut *mut C_tensor,
+    ) -> Status;
     pub fn vidtui_linear(
         x: *const C_tensor,
         weight: *const C_tensor,

@@ -6,6 +6,7 @@ use super::ttt::Ttt;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::{Affine, UnitParams};
+use kernels::fused::{self, Modulation};
 use recipe::{FsdpUnit, Model, TttScan};
 use tch::{TchError, Tensor};
 
@@ -163,23 +164,14 @@ impl Block {
     /// A modulation holds six vectors: shift, scale and gate of the video, then of the text.
     /// Source: ttt-video-dit `dit.py`.
     fn modulated_norm(&self, norm: Affine<'_>, x_bld: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
-        let normed = norm.layer_norm(x_bld, self.eps);
         let m = modulation.unsqueeze(1).chunk(6, -1);
-        let (text, video) = streams(&normed, text_tokens);
-        Tensor::cat(&[m[3].addcmul(&text, &(&m[4] + 1.0)), m[0].addcmul(&video, &(&m[1] + 1.0))], 1)
+        let [text, video] = [3, 0].map(|i| Modulation { shift: &m[i], scale: &m[i + 1] });
+        fused::modulated_norm(x_bld, (norm.weight, norm.bias), [text, video], text_tokens, self.eps)
     }
 }
 
 /// Adds `update`, multiplied by the gate of each stream, to the residual.
 fn gated_add(x_bld: &Tensor, update: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
     let m = modulation.unsqueeze(1).chunk(6, -1);
-    let (x_text, x_video) = streams(x_bld, text_tokens);
-    let (text, video) = streams(update, text_tokens);
-    Tensor::cat(&[x_text.addcmul(&m[5], &text), x_video.addcmul(&m[2], &video)], 1)
-}
-
-/// Splits a sequence into text and video tokens.
-fn streams(x_bld: &Tensor, text_tokens: i64) -> (Tensor, Tensor) {
-    let len = x_bld.size()[1];
-    (x_bld.narrow(1, 0, text_tokens), x_bld.narrow(1, text_tokens, len - text_tokens))
+    fused::gated_add(x_bld, update, [&m[5], &m[2]], text_tokens)
 }

@@ -8,6 +8,7 @@ use super::positions::rotate;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
+use kernels::fused;
 use kernels::ttt::{Inputs, OnGpu, Settings};
 use recipe::{FsdpUnit, Layer, Model, TttScan};
 use tch::{Kind, TchError, Tensor};
@@ -182,10 +183,6 @@ impl Ttt {
 
 /// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
 fn gated_add(scan: &Scan, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
-    let text = scan.text_tokens;
-    let stream = |slot: usize, start: i64, len: i64| {
-        let part = |whole: &Tensor| whole.narrow(1, start, len);
-        part(x_bld).addcmul(&part(update), &p.tensor(slot).tanh())
-    };
-    Tensor::cat(&[stream(gate.text, 0, text), stream(gate.video, text, x_bld.size()[1] - text)], 1)
+    let [text, video] = [gate.text, gate.video].map(|slot| p.tensor(slot).tanh());
+    fused::gated_add(x_bld, update, [&text, &video], scan.text_tokens)
 }
