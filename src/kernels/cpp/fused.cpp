@@ -1,11 +1,15 @@
-// Norm with modulation, and gate with residual, as autograd functions that keep few whole-width tensors. ../src/fused.rs has the formulas.
+// Norm with modulation, gate with residual, and rotary embedding as autograd functions that keep few whole-width tensors: on ATen's
+// operators, or on the CUDA kernels. ../src/fused.rs has the formulas.
 
+#include "fused_cuda.h"
 #include "interface.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
 
 namespace {
 
@@ -21,12 +25,30 @@ Tensor part(const Tensor& x, int64_t split, size_t which) {
 // The gradient of a vector that is the same for many tokens.
 Tensor sum_to_vector(const Tensor& grad, const Tensor& vector) { return at::sum_to(grad, vector.sizes()); }
 
+// Whether the tensors `first` to `last` need gradients.
+std::vector<bool> wanted_of(AutogradContext* ctx, size_t first, size_t last) {
+  std::vector<bool> wanted;
+  for (size_t i = first; i < last; ++i) wanted.push_back(ctx->needs_input_grad(i));
+  return wanted;
+}
+
 struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
   // Their order among the tensors: x, gain, bias, then shift and scale of each part.
-  static constexpr size_t kShift[2] = {3, 5}, kScale[2] = {4, 6}, kArguments = 9;
+  static constexpr size_t kShift[2] = {3, 5}, kScale[2] = {4, 6}, kTensors = 7, kArguments = 10;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& shift0,
-                        const Tensor& scale0, const Tensor& shift1, const Tensor& scale1, int64_t split, double eps) {
+                        const Tensor& scale0, const Tensor& shift1, const Tensor& scale1, int64_t split, double eps,
+                        bool on_kernel) {
+    variable_list kept{x, gain, bias, shift0, scale0, shift1, scale1};
+    ctx->saved_data["split"] = split;
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["on_kernel"] = on_kernel;
+    if (on_kernel) {
+      const variable_list made = fused_cuda::modulated_norm(kept, split, eps);
+      kept.insert(kept.end(), made.begin() + 1, made.end());
+      ctx->save_for_backward(kept);
+      return made[0];
+    }
     auto [out, mean, rstd] = at::native_layer_norm(x, {x.size(-1)}, gain, bias, eps);
     const Tensor *shifts[2] = {&shift0, &shift1}, *scales[2] = {&scale0, &scale1};
     for (size_t i = 0; i < 2; ++i) {
@@ -34,9 +56,8 @@ struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
       Tensor to = part(out, split, i);
       at::addcmul_out(to, *shifts[i], to, *scales[i] + 1);
     }
-    ctx->save_for_backward({x, gain, bias, shift0, scale0, shift1, scale1, mean, rstd});
-    ctx->saved_data["split"] = split;
-    ctx->saved_data["eps"] = eps;
+    kept.insert(kept.end(), {mean, rstd});
+    ctx->save_for_backward(kept);
     return out;
   }
 
@@ -44,6 +65,11 @@ struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &gain = saved[1], &bias = saved[2], &grad = grad_outputs[0];
     const int64_t split = ctx->saved_data["split"].toInt(), width[] = {x.size(-1)};
+    if (ctx->saved_data["on_kernel"].toBool()) {
+      variable_list grads = fused_cuda::modulated_norm_backward(saved, grad, split, wanted_of(ctx, 0, kTensors));
+      grads.resize(kArguments);
+      return grads;
+    }
     variable_list grads(kArguments);
     if (ctx->needs_input_grad(kScale[0]) || ctx->needs_input_grad(kScale[1])) {
       const Tensor normed = std::get<0>(at::native_layer_norm(x, width, gain, bias, ctx->saved_data["eps"].toDouble()));
@@ -71,18 +97,20 @@ struct ModulatedNorm : torch::autograd::Function<ModulatedNorm> {
 
 struct GatedAdd : torch::autograd::Function<GatedAdd> {
   // Their order among the tensors: x, update, then the gate of each part.
-  static constexpr size_t kGate[2] = {2, 3}, kArguments = 5;
+  static constexpr size_t kGate[2] = {2, 3}, kTensors = 4, kArguments = 6;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& update, const Tensor& gate0, const Tensor& gate1,
-                        int64_t split) {
+                        int64_t split, bool on_kernel) {
+    ctx->save_for_backward({gate0.requires_grad() || gate1.requires_grad() ? update : Tensor(), gate0, gate1});
+    ctx->saved_data["split"] = split;
+    ctx->saved_data["on_kernel"] = on_kernel;
+    if (on_kernel) return fused_cuda::gated_add(x, update, {gate0, gate1}, split);
     const Tensor out = at::empty_like(x);
     const Tensor* gates[2] = {&gate0, &gate1};
     for (size_t i = 0; i < 2; ++i) {
       Tensor to = part(out, split, i);
       at::addcmul_out(to, part(x, split, i), *gates[i], part(update, split, i));
     }
-    ctx->save_for_backward({gate0.requires_grad() || gate1.requires_grad() ? update : Tensor(), gate0, gate1});
-    ctx->saved_data["split"] = split;
     return out;
   }
 
@@ -93,6 +121,12 @@ struct GatedAdd : torch::autograd::Function<GatedAdd> {
     const int64_t split = ctx->saved_data["split"].toInt();
     variable_list grads(kArguments);
     if (ctx->needs_input_grad(0)) grads[0] = grad;
+    if (ctx->saved_data["on_kernel"].toBool()) {
+      const variable_list others =
+          fused_cuda::gated_add_backward(update, {saved[1], saved[2]}, grad, split, wanted_of(ctx, 1, kTensors));
+      std::copy(others.begin(), others.end(), grads.begin() + 1);
+      return grads;
+    }
     if (ctx->needs_input_grad(1)) grads[1] = at::empty_like(grad);
     for (size_t i = 0; i < 2; ++i) {
       const Tensor pull = part(grad, split, i);
@@ -105,20 +139,54 @@ struct GatedAdd : torch::autograd::Function<GatedAdd> {
   }
 };
 
+// Rotates adjacent pairs of numbers [B, L, heads, F] by complex factors [L, F/2], in fp32; or back, by the conjugate factors.
+Tensor rotated(const Tensor& x, const Tensor& factors, bool back, bool on_kernel) {
+  if (on_kernel) return fused_cuda::rotate(x, factors, back);
+  const Tensor pairs = at::view_as_complex(x.to(at::kFloat).reshape({x.size(0), x.size(1), x.size(2), x.size(3) / 2, 2}));
+  const Tensor by = (back ? factors.conj() : factors).unsqueeze(1);
+  return at::view_as_real(pairs * by).flatten(3, 4).to(x.scalar_type());
+}
+
+struct Rotate : torch::autograd::Function<Rotate> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& factors, bool on_kernel) {
+    ctx->save_for_backward({factors});
+    ctx->saved_data["on_kernel"] = on_kernel;
+    return rotated(x, factors, false, on_kernel);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+    const variable_list saved = ctx->get_saved_variables();
+    return {rotated(grad_outputs[0], saved[0], true, ctx->saved_data["on_kernel"].toBool()), Tensor(), Tensor()};
+  }
+};
+
 }  // namespace
 
 extern "C" {
 
 // `vectors`: shift and scale of the first `split` tokens, then of the others.
 char* vidtui_modulated_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* const* vectors, int64_t split,
-                            double eps, Tensor** out) {
+                            double eps, bool prefers_kernel, Tensor** out) {
   return guarded([&] {
-    *out = new Tensor(ModulatedNorm::apply(*x, *gain, *bias, *vectors[0], *vectors[1], *vectors[2], *vectors[3], split, eps));
+    const Tensor &a = *vectors[0], &b = *vectors[1], &c = *vectors[2], &d = *vectors[3];
+    const bool on_kernel = prefers_kernel && fused_cuda::can_run(*x, {*gain, *bias, a, b, c, d});
+    *out = new Tensor(ModulatedNorm::apply(*x, *gain, *bias, a, b, c, d, split, eps, on_kernel));
   });
 }
 
 // `gates`: the gate of the first `split` tokens, and of the others.
-char* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* const* gates, int64_t split, Tensor** out) {
-  return guarded([&] { *out = new Tensor(GatedAdd::apply(*x, *update, *gates[0], *gates[1], split)); });
+char* vidtui_gated_add(const Tensor* x, const Tensor* update, const Tensor* const* gates, int64_t split, bool prefers_kernel,
+                       Tensor** out) {
+  return guarded([&] {
+    const bool on_kernel = prefers_kernel && x->scalar_type() == update->scalar_type() && fused_cuda::can_run(*x, {*gates[0], *gates[1]});
+    *out = new Tensor(GatedAdd::apply(*x, *update, *gates[0], *gates[1], split, on_kernel));
+  });
+}
+
+char* vidtui_rotate(const Tensor* x, const Tensor* factors, bool prefers_kernel, Tensor** out) {
+  return guarded([&] {
+    const bool on_kernel = prefers_kernel && fused_cuda::can_rotate(*x, *factors);
+    *out = new Tensor(Rotate::apply(*x, *factors, on_kernel));
+  });
 }
 }

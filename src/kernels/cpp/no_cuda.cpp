@@ -1,6 +1,7 @@
 // Replaces the files *_cuda.cpp in a build without CUDA.
 
 #include "attention_cuda.h"
+#include "fused_cuda.h"
 #include "scan_cuda.h"
 
 namespace {
@@ -24,3 +25,19 @@ int major(const at::Tensor&) { missing(); }
 bool cudnn_can_run(const at::Tensor&, const at::Tensor&, const at::Tensor&) { missing(); }
 
 }  // namespace attention_cuda
+
+namespace fused_cuda {
+
+using at::Tensor;
+
+bool can_run(const Tensor&, const std::vector<Tensor>&) { return false; }
+std::vector<Tensor> modulated_norm(const std::vector<Tensor>&, int64_t, double) { missing(); }
+std::vector<Tensor> modulated_norm_backward(const std::vector<Tensor>&, const Tensor&, int64_t, const std::vector<bool>&) { missing(); }
+Tensor gated_add(const Tensor&, const Tensor&, const std::vector<Tensor>&, int64_t) { missing(); }
+std::vector<Tensor> gated_add_backward(const Tensor&, const std::vector<Tensor>&, const Tensor&, int64_t, const std::vector<bool>&) {
+  missing();
+}
+bool can_rotate(const Tensor&, const Tensor&) { return false; }
+Tensor rotate(const Tensor&, const Tensor&, bool) { missing(); }
+
+}  // namespace fused_cuda

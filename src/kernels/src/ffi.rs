@@ -54,6 +54,7 @@ unsafe extern "C" {
         vectors: *const *const C_tensor,
         split: i64,
         eps: f64,
+        prefers_kernel: bool,
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_gated_add(
@@ -61,6 +62,13 @@ unsafe extern "C" {
         update: *const C_tensor,
         gates: *const *const C_tensor,
         split: i64,
+        prefers_kernel: bool,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_rotate(
+        x: *const C_tensor,
+        factors: *const C_tensor,
+        prefers_kernel: bool,
         out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_linear(

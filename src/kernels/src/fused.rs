@@ -3,8 +3,11 @@
 //! A sequence `[B, L, D]` has two parts, the first `split` tokens and the others, each with vectors of its own: `[B, 1, D]`, or `[D]` if
 //! they are the same for all samples. The parts are views of one tensor; separate operators would concatenate them, and the gradient of
 //! each part would be as long as the sequence.
+//!
+//! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They take bf16 and fp32, and widths of whole
+//! pieces of 16 bytes, for the norm up to 3,072; other tensors are computed by libtorch's operators, as on the CPU.
 
-use crate::ffi;
+use crate::{OnGpu, ffi};
 use tch::Tensor;
 
 /// The vectors that modulate the tokens of one part of a sequence.
@@ -30,13 +33,23 @@ pub fn modulated_norm(
     parts: [Modulation<'_>; 2],
     split: i64,
     eps: f64,
+    on_gpu: OnGpu,
 ) -> Tensor {
     let vectors = parts.map(|part| [part.shift, part.scale].map(Tensor::as_ptr));
     let mut out = std::ptr::null_mut();
     // SAFETY: all pointers are of tensors that outlive the call; it reads four of `vectors` and writes one new tensor on success.
     let status = unsafe {
         let (gain, bias) = (norm.0.as_ptr(), norm.1.as_ptr());
-        ffi::vidtui_modulated_norm(x.as_ptr(), gain, bias, vectors.as_flattened().as_ptr(), split, eps, &raw mut out)
+        ffi::vidtui_modulated_norm(
+            x.as_ptr(),
+            gain,
+            bias,
+            vectors.as_flattened().as_ptr(),
+            split,
+            eps,
+            on_gpu == OnGpu::Kernel,
+            &raw mut out,
+        )
     };
     ffi::expect_done(status, "normalize and modulate tokens");
     // SAFETY: the call above created it and transfers ownership to us.
@@ -50,12 +63,27 @@ pub fn modulated_norm(
 ///
 /// # Panics
 /// The shapes do not match. tch's own operators panic too.
-pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64) -> Tensor {
+pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, on_gpu: OnGpu) -> Tensor {
     let gates = gates.map(Tensor::as_ptr);
     let mut out = std::ptr::null_mut();
     // SAFETY: all pointers are of tensors that outlive the call; it reads two of `gates` and writes one new tensor on success.
-    let status = unsafe { ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, &raw mut out) };
+    let status = unsafe {
+        ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, on_gpu == OnGpu::Kernel, &raw mut out)
+    };
     ffi::expect_done(status, "add an update to tokens");
+    // SAFETY: the call above created it and transfers ownership to us.
+    unsafe { Tensor::from_ptr(out) }
+}
+
+/// Rotates adjacent pairs of `x`, `[B, L, heads, F]`, by the complex factors `[L, F/2]`, in fp32; differentiable in `x`.
+///
+/// # Panics
+/// The shapes do not match. tch's own operators panic too.
+pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: both tensors outlive the call, which writes one new tensor on success.
+    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu == OnGpu::Kernel, &raw mut out) };
+    ffi::expect_done(status, "rotate tokens");
     // SAFETY: the call above created it and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }
 }
@@ -81,7 +109,7 @@ mod tests {
 
     fn fused_norm(t: &[Tensor]) -> Tensor {
         let part = |i: usize| Modulation { shift: &t[i], scale: &t[i + 1] };
-        modulated_norm(&t[0], (&t[1], &t[2]), [part(3), part(5)], SPLIT, EPS)
+        modulated_norm(&t[0], (&t[1], &t[2]), [part(3), part(5)], SPLIT, EPS, OnGpu::Kernel)
     }
 
     fn composite_norm(t: &[Tensor]) -> Tensor {
@@ -91,7 +119,7 @@ mod tests {
     }
 
     fn fused_gate(t: &[Tensor]) -> Tensor {
-        gated_add(&t[0], &t[1], [&t[2], &t[3]], SPLIT)
+        gated_add(&t[0], &t[1], [&t[2], &t[3]], SPLIT, OnGpu::Kernel)
     }
 
     fn composite_gate(t: &[Tensor]) -> Tensor {
@@ -186,6 +214,61 @@ mod tests {
             for (got, want) in of(fused).iter().zip(&of(composite)) {
                 assert!((got - want).abs().max().double_value(&[]) < 1e-12);
             }
+        }
+    }
+
+    /// Rotates as separate operators of libtorch do.
+    fn composite_rotation(x: &Tensor, factors: &Tensor) -> Tensor {
+        let size = x.size();
+        let pairs = x.to_kind(Kind::Float).reshape([size[0], size[1], size[2], size[3] / 2, 2]).view_as_complex();
+        (pairs * factors.unsqueeze(1)).view_as_real().flatten(3, 4).to_kind(x.kind())
+    }
+
+    #[test]
+    fn a_rotation_has_the_bits_of_separate_operators() {
+        let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));
+        let factors = Tensor::complex(&angles.cos(), &angles.sin());
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let random = || Tensor::randn([B, L, 3, 8], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let (x, pull) = (random().set_requires_grad(true), random());
+            let of = |out: Tensor| {
+                let grad = Tensor::run_backward(&[(&out * &pull).sum(Kind::Float)], &[&x], false, false).remove(0);
+                (out.detach(), grad)
+            };
+            assert_eq!(of(rotate(&x, &factors, OnGpu::Kernel)), of(composite_rotation(&x, &factors)));
+        }
+    }
+
+    #[test]
+    fn the_cuda_kernels_give_the_numbers_of_the_cpu() {
+        if !tch::Cuda::is_available() {
+            println!("skipped: no GPU");
+            return;
+        }
+        let there = |t: &Tensor| t.to_device(Device::Cuda(0));
+        let near = |got: &Tensor, want: &Tensor, kind: Kind, what: &str| {
+            let got = got.to_device(Device::Cpu).to_kind(Kind::Double);
+            let error = ((got - want).norm() / want.norm()).double_value(&[]);
+            // A rounding to bf16 is one part in 256; the kernels round once.
+            assert!(error < if kind == Kind::Float { 1e-5 } else { 5e-3 }, "{what}, {kind:?}: off by {error:e}");
+        };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (what, (sizes, fused, composite)) in ["norm", "gate", "gate of parameters"].into_iter().zip(PAIRS) {
+                let tensors = random(sizes, kind);
+                let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu)).to_kind(kind);
+                let all = (1 << sizes.len()) - 1;
+                let exact: Vec<Tensor> = tensors.iter().map(|t| t.to_kind(Kind::Double)).collect();
+                let want = results(composite, &exact, &pull.to_kind(Kind::Double), all);
+                let got = results(fused, &tensors.iter().map(there).collect::<Vec<_>>(), &there(&pull), all);
+                for (got, want) in got.iter().zip(&want) {
+                    near(got, want, kind, what);
+                }
+            }
+            let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));
+            let factors = Tensor::complex(&angles.cos(), &angles.sin());
+            let x = Tensor::randn([B, L, 3, 8], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let got = rotate(&there(&x), &there(&factors), OnGpu::Kernel);
+            near(&got, &composite_rotation(&x, &factors).to_kind(Kind::Double), kind, "rotation");
         }
     }
 }

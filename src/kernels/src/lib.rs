@@ -9,3 +9,12 @@ mod ffi;
 pub mod fused;
 pub mod linear;
 pub mod ttt;
+
+/// The implementation of an operator on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnGpu {
+    /// libtorch's operators.
+    Operators,
+    /// A CUDA kernel of this crate. The scan needs sizes that [`ttt::supports`].
+    Kernel,
+}

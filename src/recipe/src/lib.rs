@@ -77,6 +77,6 @@ pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
 pub use show::shown_settings;
 pub use train::{
-    CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
-    RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
+    CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Fused, Log, Loss, LossWeighting, Pattern,
+    Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
 };

@@ -128,6 +128,8 @@ pub struct Train {
     pub max_bad_steps: u64,
     /// The scan of TTT layers on GPUs.
     pub ttt_scan: TttScan,
+    /// The norms with modulation, gates and rotary embeddings on GPUs.
+    pub fused: Fused,
     /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
@@ -386,6 +388,16 @@ pub enum TttScan {
     /// libtorch's operators, mini-batch by mini-batch.
     Operators,
     /// The CUDA kernel, in bfloat16.
+    Kernel,
+}
+
+/// The implementation of norms with modulation, gates and rotary embeddings on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fused {
+    /// libtorch's operators.
+    Operators,
+    /// CUDA kernels, for tensors that they take.
     Kernel,
 }
 

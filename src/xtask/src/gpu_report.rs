@@ -85,16 +85,16 @@ fn steps(gpus: usize) -> Vec<Step> {
         step("the console", "cargo build --release -p vidtui"),
         step("libtorch sees the GPUs", "target/cuda/release/vidtui-train version --json"),
         step(
-            "the CUDA kernel against the CPU kernel",
+            "the CUDA kernels against the CPU",
             "cargo test --release -p kernels --features cuda --target-dir target/cuda -- --nocapture",
         ),
         launch("losses of the CPU", "on-the-cpu", 1, "--set train.device=cpu"),
         launch("losses of a GPU, libtorch's operators", "on-a-gpu", 1, "--set train.device=cuda"),
         launch(
-            "losses of a GPU, the CUDA kernel",
+            "losses of a GPU, the CUDA kernels",
             "by-the-kernel",
             1,
-            "--set train.device=cuda --set train.dtype=bfloat16 --set train.ttt_scan=kernel",
+            "--set train.device=cuda --set train.dtype=bfloat16 --set train.ttt_scan=kernel --set train.fused=kernel",
         ),
         launch("losses of several GPUs, NCCL", "on-all-gpus", all, "--set train.device=cuda"),
     ]

@@ -28,7 +28,7 @@ inline double relative(const std::vector<double>& got, const std::vector<double>
     error += (got[i] - want[i]) * (got[i] - want[i]);
     norm += want[i] * want[i];
   }
-  return want.empty() ? 0 : std::sqrt(error / norm);
+  return std::sqrt(norm > 0 ? error / norm : error);
 }
 
 inline bool agrees(const char* what, double error, double limit) {

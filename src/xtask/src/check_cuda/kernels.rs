@@ -26,16 +26,23 @@ const SHARED: &str = "bytes of shared memory";
 /// With this environment variable, the file is written instead of compared.
 const UPDATE: &str = "UPDATE_KERNEL_RESOURCES";
 
-/// Compiles `src/kernels/cuda/ttt.cu` and compares its resources with `resources.txt` beside it.
+/// The sources of kernels.
+const SOURCES: [&str; 2] = ["ttt", "fused"];
+
+/// Compiles the kernels in `src/kernels/cuda` and compares their resources with `resources.txt` beside them.
 pub fn check() -> Result<()> {
     let (nvcc, folder, target) = (python::nvcc()?, root().join("src/kernels/cuda"), root().join("target/cuda"));
     fs::create_dir_all(&target).map_err(|e| Failure::new(format!("cannot create {target}"), e, "check the disk"))?;
     println!("compiling the CUDA kernels for {} targets (a minute)", TARGETS.len());
-    let mut compile = command(nvcc, ["-std=c++17", "-O3", "--threads", "2", "-Xptxas", "-v", "-c"]);
-    compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
-    compile.arg(folder.join("ttt.cu")).arg("-o").arg(target.join("ttt.o"));
-    let log = output(&mut compile, "see the compiler's errors above")?;
-    let found = resources(&String::from_utf8_lossy(&log.stderr));
+    let mut log = String::new();
+    for source in SOURCES {
+        let mut compile = command(&nvcc, ["-std=c++17", "-O3", "--threads", "2", "-Xptxas", "-v", "-c"]);
+        compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
+        compile.arg(folder.join(source).with_extension("cu")).arg("-o").arg(target.join(source).with_extension("o"));
+        let out = output(&mut compile, "see the compiler's errors above")?;
+        log += &String::from_utf8_lossy(&out.stderr);
+    }
+    let found = resources(&log);
     let file = folder.join("resources.txt");
     let recorded =
         fs::read_to_string(&file).map_err(|e| Failure::new(format!("cannot read {file}"), e, "check it out"))?;
@@ -79,15 +86,32 @@ fn resources(log: &str) -> String {
     })
 }
 
-/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`.
+/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`, and `_ZN5fused12norm_forwardItLi4EEEv…`,
+/// whose lanes have four pieces of a row of 16-bit numbers, is `norm_forward bf16 4`.
 fn kernel_name(mangled: &str) -> String {
-    let Some((_, sizes)) = mangled.split_once("SizesILi") else { return mangled.to_owned() };
+    if let Some(name) = mangled.strip_prefix("_ZN5fused").and_then(fused_name) {
+        return name;
+    }
+    let Some((_, sizes)) = mangled.split_once("SizesILi") else {
+        return mangled.to_owned();
+    };
     let width: String = sizes.chars().take_while(char::is_ascii_digit).collect();
     let kind = if sizes[width.len()..].starts_with("ELb1") { "mlp" } else { "linear" };
     let names =
         [("ForwardResults", "forward"), ("ReplayResults", "replay"), ("ttt_chain", "chain"), ("ttt_keys", "keys")];
     let name = names.into_iter().find(|(part, _)| mangled.contains(part)).map_or(mangled, |(_, name)| name);
     format!("{name} {kind} {width}")
+}
+
+/// Shortens what follows the namespace of a fused operator: the length of the name, the name, the type, and perhaps a number.
+fn fused_name(rest: &str) -> Option<String> {
+    let name = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let length: usize = rest[..rest.len() - name.len()].parse().ok()?;
+    let (name, arguments) = name.split_at_checked(length)?;
+    let arguments = arguments.strip_prefix('I')?;
+    let dtype = if arguments.starts_with('t') { "bf16" } else { "float" };
+    let number = arguments[1..].strip_prefix("Li").and_then(|rest| rest.split_once('E')).map(|(number, _)| number);
+    Some([name, dtype].into_iter().chain(number).collect::<Vec<_>>().join(" "))
 }
 
 /// Returns the lines that are in one list only, or `None` if the lists have the same lines.
@@ -117,6 +141,13 @@ ptxas info    : Used 96 registers, used 1 barriers, 472 bytes cmem[0]";
         let want = "chain mlp 64 sm_90: 255 registers, 160 bytes spilled\n\
                     forward linear 16 sm_80: 96 registers, 0 bytes spilled\n";
         assert_eq!(resources(LOG), want);
+    }
+
+    #[test]
+    fn names_of_fused_operators_have_their_type_and_pieces() {
+        let name = |rest: &str| kernel_name(&format!("_ZN5fused{rest}"));
+        assert_eq!(name("12norm_forwardItLi4EEEvNS_4RowsENS_4NormEPvNS_10StatisticsE"), "norm_forward bf16 4");
+        assert_eq!(name("7rotatedIfEEvNS_4RowsEiPKvPKffPv"), "rotated float");
     }
 
     #[test]
