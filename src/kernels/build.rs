@@ -31,7 +31,7 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(["cpp/ttt.cpp", "cpp/autograd.cpp", "cpp/linear.cpp", "cpp/order.cpp"]);
+        .files(["cpp/ttt.cpp", "cpp/scan.cpp", "cpp/attention.cpp", "cpp/fused.cpp", "cpp/linear.cpp", "cpp/order.cpp"]);
     if with_cuda {
         let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
         let roots: Vec<PathBuf> = beside
@@ -42,12 +42,12 @@ fn main() {
         for include in roots.iter().map(|root| root.join("include")).filter(|include| include.exists()) {
             build.flag("-isystem").flag(include);
         }
-        build.file("cpp/scan_cuda.cpp").compile("vidtui_kernels");
+        build.files(["cpp/scan_cuda.cpp", "cpp/attention_cuda.cpp", "cpp/fused_cuda.cpp"]).compile("vidtui_kernels");
         compile_for_gpus(&roots);
         println!("cargo:rustc-link-lib=torch_cuda");
         println!("cargo:rustc-link-lib=c10_cuda");
     } else {
-        build.file("cpp/no_scan_cuda.cpp").compile("vidtui_kernels");
+        build.file("cpp/no_cuda.cpp").compile("vidtui_kernels");
     }
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");
@@ -71,14 +71,19 @@ fn compile_for_gpus(roots: &[PathBuf]) {
     let Some(nvcc) = std::env::var_os("NVCC").map(PathBuf::from).or(found) else {
         panic!("the feature `cuda` needs nvcc: set NVCC to its path, or CUDA_HOME to that of CUDA")
     };
-    let object = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("ttt.o");
-    // By hand, because cc passes flags to nvcc that are those of a C compiler.
-    let mut compile = Command::new(&nvcc);
-    compile.args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-c", "cuda/ttt.cu", "-o"]).arg(&object);
-    compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
-    let done = compile.status().unwrap_or_else(|error| panic!("cannot start {}: {error}", nvcc.display()));
-    assert!(done.success(), "{} cannot compile cuda/ttt.cu: {done}", nvcc.display());
-    cc::Build::new().object(&object).compile("vidtui_kernels_cuda");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    let mut library = cc::Build::new();
+    for source in ["ttt", "fused"] {
+        let (source, object) = (format!("cuda/{source}.cu"), out.join(source).with_extension("o"));
+        // By hand, because cc passes flags to nvcc that are those of a C compiler.
+        let mut compile = Command::new(&nvcc);
+        compile.args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-c", &source, "-o"]).arg(&object);
+        compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
+        let done = compile.status().unwrap_or_else(|error| panic!("cannot start {}: {error}", nvcc.display()));
+        assert!(done.success(), "{} cannot compile {source}: {done}", nvcc.display());
+        library.object(&object);
+    }
+    library.compile("vidtui_kernels_cuda");
     let folders = roots.iter().flat_map(|root| [root.join("lib"), root.join("lib64")]);
     for folder in folders.filter(|folder| folder.join("libcudart_static.a").exists()) {
         println!("cargo:rustc-link-search=native={}", folder.display());

@@ -1,80 +1,29 @@
 //! Runs the CUDA kernels of the TTT scan on a CPU and compares them with plain loops over doubles.
-//!
-//! `src/kernels/cuda/on_cpu` is the program: an emulator of the CUDA instructions that the kernels use, a race checker, and the
-//! reference. These tests compile it with g++, so they need neither a GPU, nor CUDA, nor libtorch.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
+#[path = "../emulated/mod.rs"]
+mod emulated;
 mod mutants;
 mod recorded;
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
 
+use emulated::{AGREES, Program, compiled, cuda, include, run};
 use tempfile::TempDir;
-
-/// The exit statuses of the program.
-const AGREES: i32 = 0;
-const NUMBERS_DIFFER: i32 = 1;
-const THREADS_RACE: i32 = 2;
-const STOPPED: i32 = 3;
 
 /// Head widths that the kernels are compiled for.
 const WIDTHS: [usize; 4] = [16, 32, 48, 64];
 
-fn cuda() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cuda").canonicalize().unwrap()
-}
+const PROGRAM: Program = Program { kernels: "kernels", parts: &["reference", "races", "check"] };
 
-fn compile<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
-    Command::new("g++").arg("-std=c++17").args(args).output().expect("g++ starts")
-}
-
-fn compiled<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) {
-    let out = compile(args);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-}
-
-/// Compiles the parts that do not contain kernels, once.
-fn parts() -> &'static [PathBuf] {
-    static PARTS: OnceLock<(TempDir, Vec<PathBuf>)> = OnceLock::new();
-    let (_, parts) = PARTS.get_or_init(|| {
-        let dir = TempDir::new().unwrap();
-        let part = |name: &str| {
-            let object = dir.path().join(name).with_extension("o");
-            let source = cuda().join("on_cpu").join(name).with_extension("cpp");
-            compiled([OsStr::new("-O2"), "-c".as_ref(), source.as_ref(), "-o".as_ref(), object.as_ref()]);
-            object
-        };
-        let parts = ["reference", "races", "check"].map(part).to_vec();
-        (dir, parts)
-    });
-    parts
-}
-
-/// Compiles the program with the kernels in the folder `kernels`.
+/// Compiles the program with the kernels in the folder `kernels` for a width.
 fn program(dir: &Path, kernels: &Path, width: usize) -> PathBuf {
-    let (program, object) = (dir.join("check"), dir.join("kernels.o"));
-    let on_cpu = cuda().join("on_cpu");
-    let include = |path: &Path| format!("-I{}", path.display());
-    // The race checker takes the place of the sanitizer's library, so linking does not name the sanitizer.
-    compiled([
-        "-O1",
-        "-fsanitize=thread",
-        "-fno-strict-aliasing",
-        "-Wno-unknown-pragmas",
-        &format!("-DWIDTH={width}"),
-        &include(&on_cpu),
-        &include(kernels),
-        "-c",
-        on_cpu.join("kernels.cpp").to_str().unwrap(),
-        "-o",
-        object.to_str().unwrap(),
-    ]);
-    compiled(parts().iter().chain([&object]).map(|p| p.as_os_str()).chain(["-o".as_ref(), program.as_os_str()]));
-    program
+    PROGRAM.compile(dir, kernels, &[format!("-DWIDTH={width}")])
 }
 
 /// Compiles the program with the project's kernels, once per width.
@@ -93,16 +42,14 @@ fn whole(width: usize) -> &'static Path {
 /// backward pass, and the seed of the order of threads.
 type Sizes = [u32; 5];
 
-fn run(program: &Path, kind: &str, sizes: Sizes) -> (i32, String) {
-    let out = Command::new(program).args(["kernels", kind]).args(sizes.map(|n| n.to_string())).output().unwrap();
-    let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    (out.status.code().unwrap_or(STOPPED), text.into_owned())
+fn arguments(kind: &str, sizes: Sizes) -> Vec<String> {
+    ["kernels", kind].map(str::to_owned).into_iter().chain(sizes.map(|n| n.to_string())).collect()
 }
 
 fn agrees(width: usize, runs: &[Sizes]) {
     for kind in ["mlp", "linear"] {
         for sizes in runs {
-            let (status, text) = run(whole(width), kind, *sizes);
+            let (status, text) = run(whole(width), &arguments(kind, *sizes));
             assert_eq!(status, AGREES, "{kind}, width {width}, {sizes:?}:\n{text}");
         }
     }
@@ -133,9 +80,49 @@ fn kernels_of_width_48_agree_with_the_reference() {
 }
 
 #[test]
-fn kernels_of_width_64_agree_with_the_reference_and_fit_in_the_shared_memory_of_an_a100() {
+fn kernels_of_width_64_agree_with_the_reference() {
     agrees(64, &[[64, 2, 1, 1, 1]]);
-    let out = Command::new(whole(64)).args(["shared", "64"]).output().unwrap();
-    let bytes: usize = String::from_utf8(out.stdout).unwrap().trim().parse().unwrap();
-    assert!(bytes <= 163 * 1024, "{bytes} bytes");
+}
+
+/// Twenty shapes and orders of threads, the same in every run.
+#[test]
+fn kernels_of_random_shapes_agree_with_the_reference() {
+    let mut state = 16_u32;
+    let mut draw = |from: u32, to: u32| {
+        // Numerical Recipes' generator. Its low bits repeat early.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        from + (state >> 8) % (to - from + 1)
+    };
+    for _ in 0..20 {
+        let (width, tokens) = (16 * draw(1, 4), 16 * draw(1, 4));
+        // The time of a run grows with the tokens and the square of the width.
+        let batches = draw(1, (5 * 16 * 16 / (tokens * width)).max(1) * 2);
+        let (group, chunk) = (draw(1, batches + 1), draw(1, batches + 1));
+        agrees(width as usize, &[[tokens, batches, group, chunk, draw(0, 99)]]);
+    }
+}
+
+/// The shared memory is set at a launch, so that nvcc does not report it. `UPDATE_KERNEL_RESOURCES=1` writes the lines of the file.
+#[test]
+fn the_shared_memory_of_each_kernel_is_recorded_and_fits_an_a100() {
+    let dir = TempDir::new().unwrap();
+    let program = dir.path().join("shared_memory");
+    let source = cuda().join("on_cpu/shared_memory.cpp");
+    let flags = ["-Wno-unknown-pragmas".to_owned(), include(&cuda()), include(&cuda().join("on_cpu"))];
+    compiled(flags.iter().map(OsStr::new).chain([source.as_ref(), "-o".as_ref(), program.as_ref()]));
+    let out = String::from_utf8(Command::new(program).output().unwrap().stdout).unwrap();
+    let bytes = |line: &str| -> usize { line.split_whitespace().rev().nth(4).unwrap().parse().unwrap() };
+    assert!(out.lines().all(|line| bytes(line) <= 163 * 1024), "{out}");
+
+    let mut found: Vec<&str> = out.lines().collect();
+    found.sort_unstable();
+    let file = cuda().join("resources.txt");
+    let text = fs::read_to_string(&file).unwrap();
+    let (recorded, others): (Vec<&str>, Vec<&str>) =
+        text.lines().partition(|line| line.contains("bytes of shared memory"));
+    if std::env::var_os("UPDATE_KERNEL_RESOURCES").is_some() {
+        let all: Vec<&str> = others.into_iter().chain(found).collect();
+        return fs::write(&file, all.join("\n") + "\n").unwrap();
+    }
+    assert_eq!(found, recorded, "{}", file.display());
 }

@@ -16,7 +16,7 @@ use crate::params::{Slots, UnitParams, unit_specs};
 use block::Block;
 use embed::Embedder;
 use head::Head;
-use recipe::{FsdpUnit, Layer, Model, ParamSpec, Positions, Shape, TttScan};
+use recipe::{FsdpUnit, Fused, Layer, Model, ParamSpec, Positions, Shape, TttScan};
 use segments::{ScanOrder, Segments};
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -46,10 +46,10 @@ impl CogVideoX {
         }
     }
 
-    /// Sets the implementation of the scan of TTT layers on GPUs.
+    /// Sets the implementations of the scan of TTT layers, and of norms, gates and rotary embeddings, on GPUs.
     #[must_use]
-    pub fn scan_by(mut self, scan: TttScan) -> Self {
-        self.block.scan_by(scan);
+    pub fn on_gpu(mut self, scan: TttScan, fused: Fused) -> Self {
+        self.block.on_gpu(scan, fused);
         self
     }
 }

@@ -1,7 +1,7 @@
 //! Attention and TTT scans, the parts of a block that mix tokens. The forward pass may save their outputs, and the backward pass
 //! reuses them.
 
-use kernels::attention::{AttentionOutput, scaled_dot_product};
+use kernels::attention::{AttentionOutput, scaled_dot_product, scaled_dot_product_and_save};
 use kernels::ttt::{Inputs, ScanOutput, Settings, scan, scan_and_save};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -58,11 +58,11 @@ impl Mixers {
     /// Computes attention without a mask, scale 1/√F, of queries, keys and values `[B, H, L, F]`.
     pub fn scaled_dot_product(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
         let known = self.known.borrow_mut().attentions.pop_front();
-        let attended = scaled_dot_product(q, k, v, known.as_ref());
-        let out = attended.out.shallow_clone();
-        if self.kept.attention {
-            self.made.borrow_mut().attentions.push_back(attended);
+        if known.is_some() || !self.kept.attention {
+            return scaled_dot_product(q, k, v, known.as_ref());
         }
+        let (out, saved) = scaled_dot_product_and_save(q, k, v);
+        self.made.borrow_mut().attentions.push_back(saved);
         out
     }
 

@@ -1,4 +1,4 @@
-// The tensors of the TTT scan on GPUs. Compiled with the feature `cuda`; no_scan_cuda.cpp replaces it otherwise.
+// The tensors of the TTT scan on GPUs. Compiled with the feature `cuda`; no_cuda.cpp replaces it otherwise.
 
 #include "scan_cuda.h"
 
@@ -28,6 +28,8 @@ Sizes sizes_of(const TttShape& s) {
     TORCH_CHECK(n <= std::numeric_limits<int>::max(), "a TTT scan of ", n, " is too long for the kernel");
     return static_cast<int>(n);
   };
+  TORCH_CHECK(s.width % 16 == 0 && s.width <= 64, "the CUDA kernel of the TTT scan has head widths of 16, 32, 48 and 64, not ", s.width,
+              ": the registers of a multiprocessor do not hold the state of a wider head");
   return {s.hidden > 0 ? ttt::Kind::Mlp : ttt::Kind::Linear, number(s.width),
           ttt::Shape{number(s.sequences), number(s.heads), number(s.length), number(s.mini_batch), number(s.group), s.eps}};
 }

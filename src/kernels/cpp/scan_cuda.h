@@ -1,4 +1,4 @@
-// The TTT scan on the kernels in ../cuda. no_scan_cuda.cpp replaces scan_cuda.cpp in a build without CUDA.
+// The TTT scan on the kernels in ../cuda. no_cuda.cpp replaces scan_cuda.cpp in a build without CUDA.
 
 #pragma once
 

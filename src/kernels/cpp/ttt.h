@@ -1,4 +1,4 @@
-// The inner loop of a TTT layer on plain arrays; autograd.cpp makes it a differentiable operator.
+// The inner loop of a TTT layer on plain arrays; scan.cpp makes it a differentiable operator.
 
 #pragma once
 

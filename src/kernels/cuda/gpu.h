@@ -25,6 +25,12 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return r;
 }
 
+__device__ __forceinline__ uint32_t bits_of(float v) { return __float_as_uint(v); }
+
+// 16 bytes of global memory, aligned to 16.
+__device__ __forceinline__ uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
+__device__ __forceinline__ void store16(void* to, uint4 v) { *static_cast<uint4*>(to) = v; }
+
 // Loads four 8×8 matrices of bf16. Lane l gives the address of row l % 8 of matrix l / 8, which is aligned to 16 bytes.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -9,13 +9,9 @@ namespace ttt {
 
 namespace {
 
-// Shared memory of each kernel. The layouts compute addresses from their base, so null is enough for the sizes.
-template <class S>
-__host__ size_t scan_shared(int tokens) { return ForwardShared<S>(nullptr, tokens).size; }
-template <class S>
-__host__ size_t chain_shared(int tokens) { return ChainShared<S>(nullptr, tokens).size; }
-template <class S>
-__host__ size_t keys_shared(int tokens) { return (size_t(tokens) * S::PU + size_t(S::U) * S::P) * sizeof(bf16); }
+// Bytes of shared memory of a kernel. The layouts compute addresses from their base, so null is enough for the sizes.
+template <class Layout>
+__host__ size_t shared_size(int tokens) { return Layout(nullptr, tokens).size; }
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
@@ -51,7 +47,8 @@ bool supports(Kind kind, int width, int mini_batch, int device) {
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major < 8) return false;
   return with_sizes(kind, width, false, [&](auto sizes) {
     using S = decltype(sizes);
-    return scan_shared<S>(mini_batch) <= size_t(shared) && chain_shared<S>(mini_batch) <= size_t(shared);
+    return shared_size<ForwardShared<S>>(mini_batch) <= size_t(shared) &&
+           shared_size<ChainShared<S>>(mini_batch) <= size_t(shared);
   });
 }
 
@@ -74,8 +71,9 @@ cudaError_t forward(Kind kind, int width, const Shape& shape, const Inputs& in, 
   if (saved != nullptr && shape.group < 1) return cudaErrorInvalidValue;
   return with_sizes(kind, width, cudaErrorInvalidValue, [&](auto sizes) {
     using S = decltype(sizes);
-    return launch(ttt_scan<S, ForwardResults>, dim3(shape.sequences), S::kThreads, scan_shared<S>(shape.mini_batch), stream,
-                  shape, in, ForwardResults{out, saved});
+    const size_t shared = shared_size<ForwardShared<S>>(shape.mini_batch);
+    return launch(ttt_scan<S, ForwardResults>, dim3(shape.sequences), S::kThreads, shared, stream, shape, in,
+                  ForwardResults{out, saved});
   });
 }
 
@@ -84,20 +82,21 @@ cudaError_t backward(Kind kind, int width, const Shape& shape, const Inputs& in,
   if (groups < 1 || shape.group < 1) return cudaErrorInvalidValue;
   return with_sizes(kind, width, cudaErrorInvalidValue, [&](auto sizes) {
     using S = decltype(sizes);
+    const int tokens = shape.mini_batch;
     cudaError_t error = cudaSuccess;
     for (int end = groups_of(shape); end > 0 && error == cudaSuccess; end -= groups) {
       const int begin = end > groups ? end - groups : 0;
       const Chunk chunk{begin, end - begin};
       error = launch(ttt_scan<S, ReplayResults>, dim3(shape.sequences, chunk.groups), S::kThreads,
-                     scan_shared<S>(shape.mini_batch), stream, shape, in, ReplayResults{work, chunk, grad_out, grads});
+                     shared_size<ForwardShared<S>>(tokens), stream, shape, in, ReplayResults{work, chunk, grad_out, grads});
       if (error != cudaSuccess) return error;
-      error = launch(ttt_chain<S>, dim3(shape.sequences), S::kThreads, chain_shared<S>(shape.mini_batch), stream, shape, in,
+      error = launch(ttt_chain<S>, dim3(shape.sequences), S::kThreads, shared_size<ChainShared<S>>(tokens), stream, shape, in,
                      work, chunk, grads);
       if constexpr (S::kMlp) {
         if (error != cudaSuccess) return error;
         const int last = end * shape.group < batches_of(shape) ? end * shape.group : batches_of(shape);
-        error = launch(ttt_keys<S>, dim3(shape.sequences, last - begin * shape.group), 128, keys_shared<S>(shape.mini_batch),
-                       stream, shape, work, chunk, grads);
+        error = launch(ttt_keys<S>, dim3(shape.sequences, last - begin * shape.group), kKeysThreads,
+                       shared_size<KeysShared<S>>(tokens), stream, shape, work, chunk, grads);
       }
     }
     return error;

@@ -354,9 +354,23 @@ __global__ void __launch_bounds__(S::kThreads, 1) ttt_chain(const Shape shape, c
   }
 }
 
+template <class S>
+struct KeysShared {
+  bf16 *rows, *image;
+  size_t size;
+
+  __host__ __device__ KeysShared(char* base, int tokens) {
+    rows = reinterpret_cast<bf16*>(base);
+    image = rows + tokens * S::PU;
+    size = (size_t(tokens) * S::PU + size_t(S::U) * S::P) * sizeof(bf16);
+  }
+};
+
+constexpr int kKeysThreads = 128;
+
 // dK = G1 D1ᵀ + dZ1 W1ᵀ of TTT-MLP. One block of four warps per sequence and mini-batch of the chunk.
 template <class S>
-__global__ void __launch_bounds__(128) ttt_keys(const Shape shape, const Workspace work, const Chunk chunk,
+__global__ void __launch_bounds__(kKeysThreads) ttt_keys(const Shape shape, const Workspace work, const Chunk chunk,
                                                 const Grads grads) {
   const Lane l;
   const int tokens = shape.mini_batch, first = chunk.first_group * shape.group, span = chunk.groups * shape.group;
@@ -364,17 +378,18 @@ __global__ void __launch_bounds__(128) ttt_keys(const Shape shape, const Workspa
   const bool has_tile = row < tokens;
   const Kept<S> layout(tokens);
   const char* kept = work.kept + (int64_t(sequence) * span + blockIdx.y) * layout.size;
-  bf16* rows = reinterpret_cast<bf16*>(gpu::shared_memory());
-  bf16* image = rows + tokens * S::PU;
+  const KeysShared<S> s(gpu::shared_memory(), tokens);
   float d[S::kColumnTiles][4] = {};
   for (int product = 0; product < 2; ++product) {
     __syncthreads();  // All warps have read the factors of the last product.
-    fetch<S::U>(rows, S::PU, reinterpret_cast<const bf16*>(kept + (product ? layout.x : layout.g1)), tokens, l.thread, 128);
-    fetch<S::F>(image, S::P, reinterpret_cast<const bf16*>(kept + (product ? layout.inner : layout.dinner)), S::U, l.thread, 128);
+    const auto* wide = reinterpret_cast<const bf16*>(kept + (product ? layout.x : layout.g1));
+    const auto* weights = reinterpret_cast<const bf16*>(kept + (product ? layout.inner : layout.dinner));
+    fetch<S::U>(s.rows, S::PU, wide, tokens, l.thread, kKeysThreads);
+    fetch<S::F>(s.image, S::P, weights, S::U, l.thread, kKeysThreads);
     gpu::copy_commit();
     gpu::copy_wait<0>();
     __syncthreads();  // The factors have arrived.
-    if (has_tile) add_product<S>(d, rows, S::PU, row, image, l.lane);
+    if (has_tile) add_product<S>(d, s.rows, S::PU, row, s.image, l.lane);
   }
   if (has_tile) {
 #pragma unroll

@@ -2,10 +2,13 @@
 
 #pragma once
 
-#include "gpu.h"
+#include "bf16.h"
 #include "ttt_sizes.h"
 
 namespace ttt {
+
+using gpu::high;
+using gpu::low;
 
 // A lane's place in a 16×8 accumulator: rows g and g + 8, columns c and c + 1.
 struct Lane {
@@ -14,16 +17,6 @@ struct Lane {
   __device__ Lane() : thread(threadIdx.x), warp(thread / 32), lane(thread % 32), g(lane / 4), c(lane % 4 * 2) {}
 };
 
-__device__ __forceinline__ float low(uint32_t v) {
-  union { uint32_t u; float f; } x;
-  x.u = v << 16;
-  return x.f;
-}
-__device__ __forceinline__ float high(uint32_t v) {
-  union { uint32_t u; float f; } x;
-  x.u = v & 0xffff0000u;
-  return x.f;
-}
 __device__ __forceinline__ float half_of(uint32_t v, int i) { return i ? high(v) : low(v); }
 __device__ __forceinline__ uint32_t& word(bf16* p) { return *reinterpret_cast<uint32_t*>(p); }
 __device__ __forceinline__ uint32_t word(const bf16* p) { return *reinterpret_cast<const uint32_t*>(p); }

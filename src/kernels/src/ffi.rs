@@ -11,6 +11,11 @@ pub struct SavedScan {
     _private: [u8; 0],
 }
 
+#[repr(C)]
+pub struct SavedAttention {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn vidtui_kernels_free(text: *mut c_char);
     pub fn vidtui_ttt_scan(
@@ -29,10 +34,42 @@ unsafe extern "C" {
         q: *const C_tensor,
         k: *const C_tensor,
         v: *const C_tensor,
-        known_out: *const C_tensor,
-        known_logsumexp: *const C_tensor,
+        kernel: c_int,
+        known: *const SavedAttention,
+        made: *mut *mut SavedAttention,
         out: *mut *mut C_tensor,
-        logsumexp: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_saved_attention_drop(saved: *mut SavedAttention);
+    pub fn vidtui_attention_gpu(
+        q: *const C_tensor,
+        k: *const C_tensor,
+        v: *const C_tensor,
+        major: *mut c_int,
+        cudnn_can_run: *mut bool,
+    ) -> Status;
+    pub fn vidtui_modulated_norm(
+        x: *const C_tensor,
+        gain: *const C_tensor,
+        bias: *const C_tensor,
+        vectors: *const *const C_tensor,
+        split: i64,
+        eps: f64,
+        prefers_kernel: bool,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_gated_add(
+        x: *const C_tensor,
+        update: *const C_tensor,
+        gates: *const *const C_tensor,
+        split: i64,
+        prefers_kernel: bool,
+        out: *mut *mut C_tensor,
+    ) -> Status;
+    pub fn vidtui_rotate(
+        x: *const C_tensor,
+        factors: *const C_tensor,
+        prefers_kernel: bool,
+        out: *mut *mut C_tensor,
     ) -> Status;
     pub fn vidtui_linear(
         x: *const C_tensor,

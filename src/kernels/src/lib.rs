@@ -1,11 +1,22 @@
 //! Operators that the model needs and libtorch lacks or computes slowly, each differentiable, behind one safe function.
 //!
 //! [`ttt::scan`] is the inner loop of TTT layers; [`attention::scaled_dot_product`] is attention that can reuse a saved
-//! result; [`linear::linear`] is a linear layer that is fast on any processor; [`order::Order`] reorders tokens.
+//! result; [`linear::linear`] is a linear layer that is fast on any processor; [`fused`] has operators that keep fewer tensors;
+//! [`order::Order`] reorders tokens.
 //! The code is in `cpp/`, and only this crate calls it. CUDA kernels belong here too.
 
 pub mod attention;
 mod ffi;
+pub mod fused;
 pub mod linear;
 pub mod order;
 pub mod ttt;
+
+/// The implementation of an operator on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnGpu {
+    /// libtorch's operators.
+    Operators,
+    /// A CUDA kernel of this crate. The scan needs sizes that [`ttt::supports`].
+    Kernel,
+}

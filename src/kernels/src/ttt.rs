@@ -13,7 +13,7 @@
 //!
 //! N sequences (samples × heads, heads innermost), H heads, L tokens, F head width, M hidden width.
 
-use crate::ffi;
+use crate::{OnGpu, ffi};
 use std::ptr::NonNull;
 use tch::{Device, Tensor};
 
@@ -26,7 +26,7 @@ pub struct Settings {
     pub scan_group: i64,
     /// ε of the inner LayerNorm.
     pub eps: f64,
-    /// The implementation on GPUs.
+    /// The implementation on GPUs. The CPU has a kernel of its own.
     pub on_gpu: OnGpu,
 }
 
@@ -47,15 +47,6 @@ pub struct Inputs<'a> {
     pub first: (&'a Tensor, &'a Tensor),
     /// Second weights `[H, M, F]` and biases `[H, 1, F]` of the MLP.
     pub second: Option<(&'a Tensor, &'a Tensor)>,
-}
-
-/// The implementation of the loop on GPUs. The CPU has a kernel of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnGpu {
-    /// ATen's operators.
-    Operators,
-    /// The CUDA kernel, which [`supports`] the sizes.
-    Kernel,
 }
 
 /// The output of a loop and the states for its backward pass, both of which the next pass over the same inputs can reuse.

@@ -74,6 +74,7 @@ pub fn recipe() -> Recipe {
             threads: 0,
             max_bad_steps: 10,
             ttt_scan: recipe::TttScan::Operators,
+            fused: recipe::Fused::Operators,
             collective_timeout_s: 0,
             drift_check: 100,
             accumulate: recipe::Accumulate::Whole,

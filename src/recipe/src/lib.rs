@@ -81,6 +81,6 @@ pub use secrets::Secrets;
 pub use show::shown_settings;
 pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
-    Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern,
-    Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
+    Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Fused, Log, Loss, LossWeighting,
+    Pattern, Remat, RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS, WandbMode,
 };

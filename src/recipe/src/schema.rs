@@ -147,7 +147,7 @@ impl Key {
             _ if self.path == "sample.lora" => &[Task::Sample],
             _ if ["train.device", "train.threads", "mesh.dp_replicate"].contains(&self.path) => &Task::ALL,
             "mesh" | "model" | "lora" | "sample" => &[Task::Train, Task::Sample],
-            _ if ["train.dtype", "train.ttt_scan"].contains(&self.path) => &[Task::Train, Task::Sample],
+            _ if ["train.dtype", "train.ttt_scan", "train.fused"].contains(&self.path) => &[Task::Train, Task::Sample],
             _ => &[Task::Train],
         }
     }
@@ -313,6 +313,7 @@ pub static SCHEMA: &[Key] = &[
     optional("train.threads", int(0, 4096), DefaultValue::Int(0), "CPU threads per rank; 0: OMP_NUM_THREADS, or the node's cores divided by its ranks"),
     optional("train.max_bad_steps", int(1, MANY), DefaultValue::Int(10), "consecutive steps with a non-finite loss or gradient after which the run stops; each one is skipped"),
     optional("train.ttt_scan", Kind::OneOf(&["operators", "kernel"]), DefaultValue::Str("operators"), "scan of TTT layers on GPUs; operators: those of libtorch; kernel: a CUDA kernel in bfloat16, not yet run on a GPU; the CPU has a kernel of its own"),
+    optional("train.fused", Kind::OneOf(&["operators", "kernel"]), DefaultValue::Str("operators"), "norms with modulation, gates and rotary embeddings on GPUs; operators: those of libtorch; kernel: CUDA kernels, not yet run on a GPU, which round once"),
     optional("train.collective_timeout_s", int(0, 86_400), DefaultValue::Int(0), "seconds that a rank waits for the others in a step before it fails; 0: 20 times the longest step, 10 to 30 minutes. The first step of an attempt and saves have at least 30 minutes"),
     optional("train.drift_check", int(0, MANY), DefaultValue::Int(100), "steps between comparisons of the weights of all replicas, and of the TP ranks of one node on the CPU, which must have the same bits; a difference ends the run; 0: never"),
     optional("train.accumulate", Kind::OneOf(&["whole", "sharded"]), DefaultValue::Str("whole"), "gradient that a rank accumulates over micro-batches with mesh.dp_shard > 1; whole: unsharded in float32, reduced once a step; sharded: that of its shard, reduced in every micro-batch, in less memory"),

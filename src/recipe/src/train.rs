@@ -128,6 +128,8 @@ pub struct Train {
     pub max_bad_steps: u64,
     /// The scan of TTT layers on GPUs.
     pub ttt_scan: TttScan,
+    /// The norms with modulation, gates and rotary embeddings on GPUs.
+    pub fused: Fused,
     /// Seconds that a rank waits for the others in a step; 0: derived from the longest step.
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
@@ -401,6 +403,16 @@ pub enum Accumulate {
     Sharded,
 }
 
+/// The implementation of norms with modulation, gates and rotary embeddings on GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fused {
+    /// libtorch's operators.
+    Operators,
+    /// CUDA kernels, for tensors that they take.
+    Kernel,
+}
+
 /// The device of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -583,6 +595,19 @@ mod tests {
             assert!(error.keys.iter().any(|key| key == "train.ttt_scan"), "{error}");
         }
         assert!(load(&["model.layer=none", "train.device=cpu"]).is_ok(), "without TTT layers it is not used");
+    }
+
+    #[test]
+    fn the_kernel_of_the_scan_proposes_widths_that_it_has() {
+        let fix = |width: usize| {
+            let own = ["train.ttt_scan=kernel", "model.layer=ttt_mlp", "model.ttt_mini_batch=16", "model.num_heads=2"];
+            let sets =
+                own.iter().map(|set| (*set).to_owned()).chain([format!("model.head_dim={width}")]).collect::<Vec<_>>();
+            load("../../tests/fixtures/configs/valid/minimal.toml".into(), &sets).err().map(|error| error.fix)
+        };
+        let proposes_64 = |width| fix(width).is_some_and(|fix| fix.contains("= 64,"));
+        assert!(proposes_64(128) && proposes_64(80));
+        assert_eq!((fix(64), fix(48)), (None, None));
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub fn by_unit(specs: Vec<ParamSpec>) -> Vec<Vec<ParamSpec>> {
 
 /// Builds the network of a recipe.
 pub fn network(recipe: &Recipe) -> Network<CogVideoX> {
-    network_of(CogVideoX::new(&recipe.model, recipe.remat.scan_group).scan_by(recipe.train.ttt_scan), recipe)
+    let family = CogVideoX::new(&recipe.model, recipe.remat.scan_group);
+    network_of(family.on_gpu(recipe.train.ttt_scan, recipe.train.fused), recipe)
 }
 
 /// Builds a network of any family with the activation checkpointing and the adapters of a recipe.

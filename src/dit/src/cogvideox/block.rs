@@ -1,12 +1,13 @@
 //! CogVideoX's transformer block.
 
 use super::Grid;
-use super::positions::rotate;
 use super::ttt::Ttt;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::{Affine, UnitParams};
-use recipe::{FsdpUnit, Model, TttScan};
+use kernels::OnGpu;
+use kernels::fused::{self, Modulation, rotate};
+use recipe::{FsdpUnit, Fused, Model, TttScan};
 use tch::{TchError, Tensor};
 
 /// The block of every layer: sizes, and the slots of its parameters in the unit's table.
@@ -16,6 +17,8 @@ pub struct Block {
     eps: f64,
     qk_eps: f64,
     ttt: Option<Ttt>,
+    /// The implementation of norms, gates and rotary embeddings on GPUs.
+    fused: OnGpu,
     norm1_linear: usize,
     norm1: usize,
     q: usize,
@@ -41,6 +44,7 @@ impl Block {
             eps: model.norm_eps,
             qk_eps: model.qk_norm_eps,
             ttt: Ttt::new(model, scan_group),
+            fused: OnGpu::Operators,
             norm1_linear: slots.affine("norm1.linear"),
             norm1: slots.affine("norm1.norm"),
             q: slots.affine("attn.q"),
@@ -56,10 +60,14 @@ impl Block {
         }
     }
 
-    /// Sets the implementation of the scan of TTT layers on GPUs.
-    pub fn scan_by(&mut self, scan: TttScan) {
+    /// Sets the implementations of the scan of TTT layers, and of norms, gates and rotary embeddings, on GPUs.
+    pub fn on_gpu(&mut self, scan: TttScan, fused: Fused) {
+        self.fused = match fused {
+            Fused::Operators => OnGpu::Operators,
+            Fused::Kernel => OnGpu::Kernel,
+        };
         if let Some(ttt) = &mut self.ttt {
-            ttt.scan_by(scan);
+            ttt.on_gpu(scan, self.fused);
         }
     }
 
@@ -80,7 +88,7 @@ impl Block {
         let modulation = p.affine(self.norm1_linear).linear(act_be);
         let normed = self.modulated_norm(p.affine(self.norm1), x_bld, &modulation, text);
         let mixed = self.mix(grid, p, &normed, mixers, tp)?;
-        let x = gated_add(x_bld, &mixed, &modulation, text);
+        let x = self.gated_add(x_bld, &mixed, &modulation, text);
 
         let modulation = p.affine(self.norm2_linear).linear(act_be);
         let normed = tp.copy_to(&self.modulated_norm(p.affine(self.norm2), &x, &modulation, text))?;
@@ -89,7 +97,7 @@ impl Block {
         let is_value_used = !p.is_for_gradients_only() || modulation.requires_grad();
         let down = p.affine(self.down);
         let update = if is_value_used { down } else { down.without_value() }.row_linear(&hidden, tp)?;
-        Ok(gated_add(&x, &update, &modulation, text))
+        Ok(self.gated_add(&x, &update, &modulation, text))
     }
 
     /// Mixes the tokens of a sequence, `[B, L, D]` after modulation: attention within segments, then TTT layers across
@@ -131,7 +139,7 @@ impl Block {
         // Frames that segments share are projected once; then each segment gets its tokens at its own positions.
         let split = |x: Tensor| grid.segments.as_ref().map_or_else(|| x.shallow_clone(), |s| s.split(&x));
         let turned = |x: Tensor| match &grid.rotary {
-            Some(rotary) => rotate(&x, rotary),
+            Some(rotary) => rotate(&x, rotary, self.fused),
             None => x,
         };
         let norms = self.head_norms(p, tp)?;
@@ -163,23 +171,14 @@ impl Block {
     /// A modulation holds six vectors: shift, scale and gate of the video, then of the text.
     /// Source: ttt-video-dit `dit.py`.
     fn modulated_norm(&self, norm: Affine<'_>, x_bld: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
-        let normed = norm.layer_norm(x_bld, self.eps);
         let m = modulation.unsqueeze(1).chunk(6, -1);
-        let (text, video) = streams(&normed, text_tokens);
-        Tensor::cat(&[m[3].addcmul(&text, &(&m[4] + 1.0)), m[0].addcmul(&video, &(&m[1] + 1.0))], 1)
+        let [text, video] = [3, 0].map(|i| Modulation { shift: &m[i], scale: &m[i + 1] });
+        fused::modulated_norm(x_bld, (norm.weight, norm.bias), [text, video], text_tokens, self.eps, self.fused)
     }
-}
 
-/// Adds `update`, multiplied by the gate of each stream, to the residual.
-fn gated_add(x_bld: &Tensor, update: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
-    let m = modulation.unsqueeze(1).chunk(6, -1);
-    let (x_text, x_video) = streams(x_bld, text_tokens);
-    let (text, video) = streams(update, text_tokens);
-    Tensor::cat(&[x_text.addcmul(&m[5], &text), x_video.addcmul(&m[2], &video)], 1)
-}
-
-/// Splits a sequence into text and video tokens.
-fn streams(x_bld: &Tensor, text_tokens: i64) -> (Tensor, Tensor) {
-    let len = x_bld.size()[1];
-    (x_bld.narrow(1, 0, text_tokens), x_bld.narrow(1, text_tokens, len - text_tokens))
+    /// Adds `update`, multiplied by the gate of each stream, to the residual.
+    fn gated_add(&self, x_bld: &Tensor, update: &Tensor, modulation: &Tensor, text_tokens: i64) -> Tensor {
+        let m = modulation.unsqueeze(1).chunk(6, -1);
+        fused::gated_add(x_bld, update, [&m[5], &m[2]], text_tokens, self.fused)
+    }
 }

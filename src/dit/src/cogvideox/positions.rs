@@ -94,13 +94,6 @@ pub fn rotary_from(cos: &Tensor, sin: &Tensor, text_len: i64) -> Tensor {
     Tensor::complex(&real.to_kind(Kind::Float), &imag.to_kind(Kind::Float))
 }
 
-/// Rotates adjacent pairs of `x_blhf` by the rotary factors `[L, F/2]`, in fp32.
-pub(crate) fn rotate(x_blhf: &Tensor, rotary: &Tensor) -> Tensor {
-    let size = x_blhf.size();
-    let pairs = x_blhf.to_kind(Kind::Float).reshape([size[0], size[1], size[2], size[3] / 2, 2]).view_as_complex();
-    (pairs * rotary.unsqueeze(1)).view_as_real().flatten(3, 4).to_kind(x_blhf.kind())
-}
-
 /// Returns the sine-cosine embedding of the 2B model, `[1, L, D]`: zero for text tokens, D/4 channels for time, then 3D/8 for
 /// the column and 3D/8 for the row.
 ///

@@ -4,11 +4,12 @@
 //! Test-Time Training".
 
 use super::Scan;
-use super::positions::rotate;
 use crate::mixers::Mixers;
 use crate::parallel::TensorParallel;
 use crate::params::UnitParams;
-use kernels::ttt::{Inputs, OnGpu, Settings};
+use kernels::OnGpu;
+use kernels::fused::{self, rotate};
+use kernels::ttt::{Inputs, Settings};
 use recipe::{FsdpUnit, Layer, Model, TttScan};
 use tch::{Kind, TchError, Tensor};
 
@@ -21,6 +22,8 @@ pub struct Ttt {
     head_dim: i64,
     base_lr: f64,
     settings: Settings,
+    /// The implementation of gates and rotary embeddings on GPUs.
+    fused: OnGpu,
     q: usize,
     k: usize,
     v: usize,
@@ -63,6 +66,7 @@ impl Ttt {
                 eps: EPS,
                 on_gpu: OnGpu::Operators,
             },
+            fused: OnGpu::Operators,
             q: slots.affine("ttt.q"),
             k: slots.affine("ttt.k"),
             v: slots.affine("ttt.v"),
@@ -76,8 +80,9 @@ impl Ttt {
         })
     }
 
-    /// Sets the implementation of the scan on GPUs.
-    pub fn scan_by(&mut self, scan: TttScan) {
+    /// Sets the implementations of the scan, and of gates and rotary embeddings, on GPUs.
+    pub fn on_gpu(&mut self, scan: TttScan, fused: OnGpu) {
+        self.fused = fused;
         self.settings.on_gpu = match scan {
             TttScan::Operators => OnGpu::Operators,
             TttScan::Kernel => OnGpu::Kernel,
@@ -98,9 +103,9 @@ impl Ttt {
         mixers: &Mixers,
         tp: &dyn TensorParallel,
     ) -> Result<Tensor, TchError> {
-        let there = gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, mixers, tp)?);
+        let there = self.gated_add(scan, p, self.gates[0], x_bld, &self.layer(scan, p, x_bld, mixers, tp)?);
         let back = scan.order.reversed(&self.layer(scan, p, &scan.order.reversed(&there), mixers, tp)?);
-        Ok(gated_add(scan, p, self.gates[1], &there, &back))
+        Ok(self.gated_add(scan, p, self.gates[1], &there, &back))
     }
 
     /// Applies the layer to tokens `[B, L, D]` in sequence order; the output has the same order. Each rank of `tp` computes its own
@@ -122,7 +127,7 @@ impl Ttt {
         let heads = |slot| p.affine(slot).linear(x_bld).view([batch, len, own_heads, self.head_dim]);
         let unit = |x: Tensor| {
             let norm = x.norm_scalaropt_dim(2.0, -1i64, true).clamp_min(1e-12);
-            rotate(&(x / norm), &scan.rotary)
+            rotate(&(x / norm), &scan.rotary, self.fused)
         };
         let (q, k, v) = (unit(heads(self.q)), unit(heads(self.k)), heads(self.v));
 
@@ -178,14 +183,10 @@ impl Ttt {
         let normed = (x - mean) * (var + EPS).rsqrt() * norm.weight + norm.bias;
         Ok(normed.to_kind(x_bld.kind()))
     }
-}
 
-/// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
-fn gated_add(scan: &Scan, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
-    let text = scan.text_tokens;
-    let stream = |slot: usize, start: i64, len: i64| {
-        let part = |whole: &Tensor| whole.narrow(1, start, len);
-        part(x_bld).addcmul(&part(update), &p.tensor(slot).tanh())
-    };
-    Tensor::cat(&[stream(gate.text, 0, text), stream(gate.video, text, x_bld.size()[1] - text)], 1)
+    /// Adds the output of one direction, each stream scaled by `tanh` of its gate: `[B, L, D]`.
+    fn gated_add(&self, scan: &Scan, p: &UnitParams, gate: Gate, x_bld: &Tensor, update: &Tensor) -> Tensor {
+        let [text, video] = [gate.text, gate.video].map(|slot| p.tensor(slot).tanh());
+        fused::gated_add(x_bld, update, [&text, &video], scan.text_tokens, self.fused)
+    }
 }

@@ -1,8 +1,6 @@
-// Compares the kernels on the emulator with the reference, and the reference's gradients with finite differences; or
-// prints the bytes of shared memory that a block needs.
+// Compares the kernels on the emulator with the reference, and the reference's gradients with finite differences.
 //
 //   check differences
-//   check shared MINI_BATCH
 //   check kernels mlp|linear MINI_BATCH BATCHES GROUP GROUPS_IN_CHUNK SEED
 //
 //   check recorded FILE
@@ -16,29 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <string>
 
+#include "compare.h"
 #include "kernels.h"
 
 extern "C" size_t race_count();
 
 namespace {
-
-std::mt19937_64 source;
-
-// Twelve uniform numbers sum to nearly a normal one, the same with every standard library.
-double normal() {
-  double sum = -6;
-  for (int i = 0; i < 12; ++i) sum += double(source() >> 11) * 0x1p-53;
-  return sum;
-}
-
-std::vector<double> normals(size_t count, double mean, double deviation) {
-  std::vector<double> v(count);
-  for (double& x : v) x = float(mean + deviation * normal());
-  return v;
-}
 
 std::vector<double> tokens(int length, int width, bool unit) {
   std::vector<double> v = normals(size_t(length) * width, 0, 1);
@@ -84,21 +67,6 @@ const std::vector<std::pair<const char*, std::vector<double> Problem::*>> kTenso
     {"gamma", &Problem::gamma},   {"beta", &Problem::beta},
     {"inner weight", &Problem::inner_weight}, {"inner bias", &Problem::inner_bias},
     {"outer weight", &Problem::outer_weight}, {"outer bias", &Problem::outer_bias}};
-
-double relative(const std::vector<double>& got, const std::vector<double>& want) {
-  double error = 0, norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    error += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
-  }
-  return want.empty() ? 0 : std::sqrt(error / norm);
-}
-
-bool agrees(const char* what, double error, double limit) {
-  const bool good = error <= limit;
-  printf("%-24s %.2e%s\n", what, error, good ? "" : "  differs");
-  return good;
-}
 
 bool differences() {
   bool good = true;
@@ -214,7 +182,6 @@ int main(int count, char** arguments) {
     const bool good = recorded(arguments[2]);
     return race_count() > 0 ? 2 : good ? 0 : 1;
   }
-  if (count == 3 && strcmp(arguments[1], "shared") == 0) return printf("%zu\n", most_shared_memory(number(2))) > 0 ? 0 : 4;
   if (count != 8 || strcmp(arguments[1], "kernels") != 0) return 4;
   const bool mlp = strcmp(arguments[2], "mlp") == 0;
   const bool good = kernels(mlp, number(3), number(4), number(5), number(6), unsigned(number(7)));

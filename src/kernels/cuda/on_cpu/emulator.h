@@ -279,6 +279,21 @@ UNSEEN inline char* shared_memory() { return emulator::block->shared; }
 UNSEEN inline uint32_t pack(float low, float high) {
   return emulator::to_bf16(low) | uint32_t(emulator::to_bf16(high)) << 16;
 }
+UNSEEN inline uint32_t bits_of(float v) {
+  uint32_t bits;
+  memcpy(&bits, &v, 4);
+  return bits;
+}
+UNSEEN inline uint4 load16(const void* from) {
+  if (uintptr_t(from) % 16) emulator::fail("an address of a load is not aligned to 16 bytes");
+  uint4 v;
+  memcpy(&v, from, 16);
+  return v;
+}
+UNSEEN inline void store16(void* to, uint4 v) {
+  if (uintptr_t(to) % 16) emulator::fail("an address of a store is not aligned to 16 bytes");
+  memcpy(to, &v, 16);
+}
 UNSEEN inline void load_matrices(uint32_t (&r)[4], const void* row) {
   race_access(row, 16, false);
   emulator::together({emulator::Instruction::Load, row, nullptr, r, 0});

@@ -88,7 +88,8 @@ Results run(const std::vector<Problem>& problems, const std::vector<Output>& gra
     launch(1, S::kThreads, chain_shared.size, [&] { ttt::ttt_chain<S>(shape, in, work, chunk, grads); });
     if constexpr (S::kMlp) {
       const int first = begin * how.group, last = std::min(end * how.group, batches);
-      launch(last - first, 128, (p.mini_batch * S::PU + U * S::P) * 2, [&] { ttt::ttt_keys<S>(shape, work, chunk, grads); });
+      const size_t shared = ttt::KeysShared<S>(nullptr, p.mini_batch).size;
+      launch(last - first, ttt::kKeysThreads, shared, [&] { ttt::ttt_keys<S>(shape, work, chunk, grads); });
     }
   }
 
@@ -126,11 +127,6 @@ double gelu_error() {
     for (double error : {got.value - gelu(z), got.slope - slope, got.curve - curve}) most = std::max(most, std::abs(error));
   }
   return most;
-}
-
-size_t most_shared_memory(int mini_batch) {
-  using S = ttt::Sizes<WIDTH, true>;
-  return std::max(ttt::ForwardShared<S>(nullptr, mini_batch).size, ttt::ChainShared<S>(nullptr, mini_batch).size);
 }
 
 Results run_kernels(const std::vector<Problem>& problems, const std::vector<Output>& grad_out, const Launch& launch) {

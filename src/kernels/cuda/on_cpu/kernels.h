@@ -2,15 +2,10 @@
 
 #pragma once
 
-#include <cstddef>
-
 #include "reference.h"
 
 // The head width that the kernels are compiled for.
 int kernel_width();
-
-// Bytes of shared memory of the kernel that needs most.
-size_t most_shared_memory(int mini_batch);
 
 // The largest error of the kernels' gelu and its two derivatives, by finite differences. Terms of the second derivative
 // are too small a part of the gradients to be seen there.

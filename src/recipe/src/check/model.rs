@@ -218,8 +218,9 @@ pub(super) fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// The CUDA kernel of the scan works on tiles of 16 × 16 numbers in bfloat16; the state of a head fits the registers of one block up to a
-/// width of 64.
+/// The CUDA kernel of the scan works on tiles of 16 × 16 numbers in bfloat16. One multiprocessor has 65,536 registers for the float32 state
+/// of a head. The state of TTT-MLP has 8 F² numbers: 32,768 at a width of 64; 51,200 at 80, which leave 44 registers to each thread for all
+/// else; and more than fit at 96. A mini-batch has at most one tile of 16 tokens for each of four warps.
 pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
     const TILE: usize = 16;
     const MOST: usize = 64;
@@ -238,12 +239,31 @@ pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
         let why = "train.ttt_scan \"kernel\" computes in bfloat16, and train.dtype is \"float32\"";
         return refuse(why.into(), "set train.dtype = \"bfloat16\"".into());
     }
-    let sizes = [("model.head_dim", model.head_dim), ("model.ttt_mini_batch", model.ttt_mini_batch)];
-    match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(TILE) || *size > MOST) {
-        None => Ok(()),
-        Some((key, size)) => refuse(
-            format!("train.ttt_scan \"kernel\" needs multiples of {TILE} up to {MOST}, and {key} is {size}"),
-            format!("set {key} = {}", around(size.min(MOST), TILE)),
+    let limits = [
+        (
+            "model.head_dim",
+            model.head_dim,
+            "the registers of a GPU's multiprocessor do not hold the state of a wider head",
         ),
+        (
+            "model.ttt_mini_batch",
+            model.ttt_mini_batch,
+            "a block of the kernel has a warp for each 16 tokens, up to four",
+        ),
+    ];
+    match limits.into_iter().find(|(_, size, _)| !size.is_multiple_of(TILE) || *size > MOST) {
+        None => Ok(()),
+        Some((key, size, reason)) => {
+            let (reason, wanted) = match size > MOST {
+                true => (format!(": {reason}"), MOST.to_string()),
+                false => (String::new(), around(size, TILE)),
+            };
+            refuse(
+                format!(
+                    "train.ttt_scan \"kernel\" needs multiples of {TILE} up to {MOST}, and {key} is {size}{reason}"
+                ),
+                format!("set {key} = {wanted}"),
+            )
+        }
     }
 }

@@ -8,8 +8,8 @@ use crate::{Layer, Model, ParamSpec, Recipe, param_specs};
 /// Sizes are counted in rows. A row has one number for each token and each feature of the model's width. Autograd keeps these
 /// rows for `dit`'s block; tests of the trainer compare them with measured peaks on the CPU.
 ///
-/// * Whole width: the outputs of two norms and two modulations, two gated updates, the residual between them, and the
-///   output, which is the next block's input.
+/// * Whole width: the outputs of two norms with modulation, two gated updates, the residual between them, and the output,
+///   which is the next block's input.
 /// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
 ///   joined outputs if there are several segments; the MLP's hidden layer before and after its activation.
 /// * A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads.
@@ -31,7 +31,7 @@ pub(super) fn block(recipe: &Recipe) -> BlockCost {
         attended: attended * (m.dim() / tp) as u64,
         scanned: if has_ttt { 2 * row / tp as u64 } else { 0 },
         logsumexps: attended * (m.num_heads / tp) as u64,
-        graph: (8.0 + ttt_whole + split) * row as f64,
+        graph: (6.0 + ttt_whole + split) * row as f64,
         temporaries: (4.0 + 4.0 / tp as f64) * row as f64,
         states: RankMemory::scan_states(recipe),
         // After attention, after each direction of the TTT layer and after the MLP.

@@ -198,6 +198,7 @@ impl Trace {
                 threads: 1,
                 max_bad_steps: 1,
                 ttt_scan: recipe::TttScan::Operators,
+                fused: recipe::Fused::Operators,
                 collective_timeout_s: 0,
                 drift_check: 0,
             },

@@ -1,7 +1,8 @@
 //! Compiles the CUDA kernels and compares their registers and spilled bytes with the recorded numbers.
 //!
 //! A kernel that spills its state to memory computes the right numbers, many times slower. No test on a CPU shows that, so the
-//! registers and spilled bytes of each kernel are in a file, and a change of them is a change of that file.
+//! registers and spilled bytes of each kernel are in a file, and a change of them is a change of that file. The file also has the
+//! shared memory of each kernel, which is set at its launch: `tests/scan` compares those lines.
 
 use std::fmt::Write;
 use std::fs;
@@ -19,26 +20,38 @@ const TARGETS: [&str; 4] = [
     "arch=compute_90,code=compute_90",
 ];
 
+/// The text of the lines that `tests/scan` compares.
+const SHARED: &str = "bytes of shared memory";
+
 /// With this environment variable, the file is written instead of compared.
 const UPDATE: &str = "UPDATE_KERNEL_RESOURCES";
 
-/// Compiles `src/kernels/cuda/ttt.cu` and compares its resources with `resources.txt` beside it.
+/// The sources of kernels.
+const SOURCES: [&str; 2] = ["ttt", "fused"];
+
+/// Compiles the kernels in `src/kernels/cuda` and compares their resources with `resources.txt` beside them.
 pub fn check() -> Result<()> {
     let (nvcc, folder, target) = (python::nvcc()?, root().join("src/kernels/cuda"), root().join("target/cuda"));
     fs::create_dir_all(&target).map_err(|e| Failure::new(format!("cannot create {target}"), e, "check the disk"))?;
     println!("compiling the CUDA kernels for {} targets (a minute)", TARGETS.len());
-    let mut compile = command(nvcc, ["-std=c++17", "-O3", "--threads", "2", "-Xptxas", "-v", "-c"]);
-    compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
-    compile.arg(folder.join("ttt.cu")).arg("-o").arg(target.join("ttt.o"));
-    let log = output(&mut compile, "see the compiler's errors above")?;
-    let found = resources(&String::from_utf8_lossy(&log.stderr));
-    let file = folder.join("resources.txt");
-    if std::env::var_os(UPDATE).is_some() {
-        return fs::write(&file, found).map_err(|e| Failure::new(format!("cannot write {file}"), e, "check the disk"));
+    let mut log = String::new();
+    for source in SOURCES {
+        let mut compile = command(&nvcc, ["-std=c++17", "-O3", "--threads", "2", "-Xptxas", "-v", "-c"]);
+        compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));
+        compile.arg(folder.join(source).with_extension("cu")).arg("-o").arg(target.join(source).with_extension("o"));
+        let out = output(&mut compile, "see the compiler's errors above")?;
+        log += &String::from_utf8_lossy(&out.stderr);
     }
+    let found = resources(&log);
+    let file = folder.join("resources.txt");
     let recorded =
         fs::read_to_string(&file).map_err(|e| Failure::new(format!("cannot read {file}"), e, "check it out"))?;
-    match differences(&recorded, &found) {
+    let (others, recorded): (Vec<_>, Vec<_>) = recorded.lines().partition(|line| line.contains(SHARED));
+    if std::env::var_os(UPDATE).is_some() {
+        let all: String = found.lines().chain(others).fold(String::new(), |text, line| text + line + "\n");
+        return fs::write(&file, all).map_err(|e| Failure::new(format!("cannot write {file}"), e, "check the disk"));
+    }
+    match differences(&recorded, &found.lines().collect::<Vec<_>>()) {
         None => {
             println!("registers and spilled bytes equal {file}: {} lines", found.lines().count());
             Ok(())
@@ -73,9 +86,15 @@ fn resources(log: &str) -> String {
     })
 }
 
-/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`.
+/// Shortens a mangled name: `_ZN3ttt9ttt_chainINS_5SizesILi64ELb1EEEEEv…` is `chain mlp 64`, and `_ZN5fused12norm_forwardItLi4EEEv…`,
+/// whose lanes have four pieces of a row of 16-bit numbers, is `norm_forward bf16 4`.
 fn kernel_name(mangled: &str) -> String {
-    let Some((_, sizes)) = mangled.split_once("SizesILi") else { return mangled.to_owned() };
+    if let Some(name) = mangled.strip_prefix("_ZN5fused").and_then(fused_name) {
+        return name;
+    }
+    let Some((_, sizes)) = mangled.split_once("SizesILi") else {
+        return mangled.to_owned();
+    };
     let width: String = sizes.chars().take_while(char::is_ascii_digit).collect();
     let kind = if sizes[width.len()..].starts_with("ELb1") { "mlp" } else { "linear" };
     let names =
@@ -84,10 +103,21 @@ fn kernel_name(mangled: &str) -> String {
     format!("{name} {kind} {width}")
 }
 
-/// Returns the lines that are in one text only, or `None` if the texts are equal.
-fn differences(recorded: &str, found: &str) -> Option<String> {
-    let missing = recorded.lines().filter(|line| !found.lines().any(|f| f == *line)).map(|line| format!("- {line}"));
-    let new = found.lines().filter(|line| !recorded.lines().any(|r| r == *line)).map(|line| format!("+ {line}"));
+/// Shortens what follows the namespace of a fused operator: the length of the name, the name, the type, and perhaps a number.
+fn fused_name(rest: &str) -> Option<String> {
+    let name = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let length: usize = rest[..rest.len() - name.len()].parse().ok()?;
+    let (name, arguments) = name.split_at_checked(length)?;
+    let arguments = arguments.strip_prefix('I')?;
+    let dtype = if arguments.starts_with('t') { "bf16" } else { "float" };
+    let number = arguments[1..].strip_prefix("Li").and_then(|rest| rest.split_once('E')).map(|(number, _)| number);
+    Some([name, dtype].into_iter().chain(number).collect::<Vec<_>>().join(" "))
+}
+
+/// Returns the lines that are in one list only, or `None` if the lists have the same lines.
+fn differences(recorded: &[&str], found: &[&str]) -> Option<String> {
+    let missing = recorded.iter().filter(|line| !found.contains(line)).map(|line| format!("- {line}"));
+    let new = found.iter().filter(|line| !recorded.contains(line)).map(|line| format!("+ {line}"));
     let lines: Vec<_> = missing.chain(new).collect();
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
@@ -114,8 +144,18 @@ ptxas info    : Used 96 registers, used 1 barriers, 472 bytes cmem[0]";
     }
 
     #[test]
+    fn names_of_fused_operators_have_their_type_and_pieces() {
+        let name = |rest: &str| kernel_name(&format!("_ZN5fused{rest}"));
+        assert_eq!(name("12norm_forwardItLi4EEEvNS_4RowsENS_4NormEPvNS_10StatisticsE"), "norm_forward bf16 4");
+        assert_eq!(name("7rotatedIfEEvNS_4RowsEiPKvPKffPv"), "rotated float");
+    }
+
+    #[test]
     fn a_changed_a_missing_and_a_new_kernel_are_differences() {
-        assert_eq!(differences("a: 1\nb: 2\n", "a: 1\nb: 2\n"), None);
-        assert_eq!(differences("a: 1\nb: 2\n", "a: 3\nc: 2\n").as_deref(), Some("- a: 1\n- b: 2\n+ a: 3\n+ c: 2"));
+        assert_eq!(differences(&["a: 1", "b: 2"], &["b: 2", "a: 1"]), None);
+        assert_eq!(
+            differences(&["a: 1", "b: 2"], &["a: 3", "c: 2"]).as_deref(),
+            Some("- a: 1\n- b: 2\n+ a: 3\n+ c: 2")
+        );
     }
 }

@@ -1,4 +1,4 @@
-// The TTT scan and attention as autograd functions.
+// The TTT scan as an autograd function.
 
 #include "interface.h"
 #include "scan_cuda.h"
@@ -279,72 +279,6 @@ struct Scan : torch::autograd::Function<Scan> {
   }
 };
 
-// The CPU has one attention kernel. A GPU has two: flash attention for 16-bit floats, and libtorch's memory-efficient
-// attention for fp32.
-enum class Kernel { Cpu, Flash, Efficient };
-
-Kernel kernel_for(const Tensor& q) {
-  if (q.device().is_cpu()) return Kernel::Cpu;
-  return q.scalar_type() == at::kFloat ? Kernel::Efficient : Kernel::Flash;
-}
-
-std::tuple<Tensor, Tensor> scaled_dot_product(const Tensor& q, const Tensor& k, const Tensor& v) {
-  switch (kernel_for(q)) {
-    case Kernel::Cpu: return at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, false);
-    case Kernel::Flash: {
-      const auto all = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, false, false);
-      return {std::get<0>(all), std::get<1>(all)};
-    }
-    case Kernel::Efficient: {
-      const auto all = at::_scaled_dot_product_efficient_attention(q, k, v, {}, true);
-      return {std::get<0>(all), std::get<1>(all)};
-    }
-  }
-  return {};
-}
-
-std::tuple<Tensor, Tensor, Tensor> scaled_dot_product_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
-                                                               const Tensor& v, const Tensor& out,
-                                                               const Tensor& logsumexp) {
-  if (kernel_for(q) == Kernel::Cpu) {
-    return at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, logsumexp, 0.0, false);
-  }
-  // The state of the random generator for dropout, which is not used.
-  const Tensor state = at::zeros({2}, q.options().dtype(at::kUInt64)), offset = at::zeros({}, state.options());
-  if (kernel_for(q) == Kernel::Flash) {
-    return at::_scaled_dot_product_flash_attention_backward(grad, q, k, v, out, logsumexp, {}, {}, q.size(2), k.size(2),
-                                                            0.0, false, state, offset);
-  }
-  const Tensor seed = at::zeros({}, q.options().dtype(at::kLong));
-  auto all = at::_scaled_dot_product_efficient_attention_backward(grad, q, k, v, {}, out, logsumexp, seed, seed, 0.0,
-                                                                  {true, true, true, false});
-  return {std::get<0>(all), std::get<1>(all), std::get<2>(all)};
-}
-
-// Full attention. If the result is known, only the backward pass is computed.
-struct Attention : torch::autograd::Function<Attention> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Maybe& known_out, const Maybe& known_logsumexp) {
-    Tensor out, logsumexp;
-    if (known_out && known_logsumexp) {
-      // Aliases, because an autograd function must not return its inputs.
-      out = known_out->detach();
-      logsumexp = known_logsumexp->detach();
-    } else {
-      std::tie(out, logsumexp) = scaled_dot_product(q, k, v);
-    }
-    ctx->save_for_backward({q, k, v, out, logsumexp});
-    ctx->mark_non_differentiable({logsumexp});
-    return {out, logsumexp};
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
-    const variable_list x = ctx->get_saved_variables();
-    auto [q, k, v] = scaled_dot_product_backward(grad_outputs[0], x[0], x[1], x[2], x[3], x[4]);
-    return {q, k, v, Tensor(), Tensor()};
-  }
-};
-
 }  // namespace
 
 extern "C" {
@@ -369,16 +303,6 @@ char* vidtui_ttt_scan(const Tensor* const* tensors, int64_t mini_batch, int64_t 
     *out = new Tensor(Scan::apply(t(0), t(1), t(2), t(3), t(4), t(5), t(6), t(7), given(tensors[8]), given(tensors[9]),
                                   mini_batch, group, eps, save, static_cast<Means>(means), known, saved.get()));
     if (made != nullptr) *made = saved.release();
-  });
-}
-
-// `known_out` and `known_logsumexp` are null unless the result is known.
-char* vidtui_attention(const Tensor* q, const Tensor* k, const Tensor* v, const Tensor* known_out,
-                       const Tensor* known_logsumexp, Tensor** out, Tensor** logsumexp) {
-  return guarded([&] {
-    variable_list result = Attention::apply(*q, *k, *v, given(known_out), given(known_logsumexp));
-    *out = new Tensor(result[0]);
-    *logsumexp = new Tensor(result[1]);
   });
 }
 }

@@ -1,0 +1,274 @@
+//! Operators of a transformer block that are one operator each, so that autograd keeps fewer tensors of the size of the sequence.
+//!
+//! A sequence `[B, L, D]` has two parts, the first `split` tokens and the others, each with vectors of its own: `[B, 1, D]`, or `[D]` if
+//! they are the same for all samples. The parts are views of one tensor; separate operators would concatenate them, and the gradient of
+//! each part would be as long as the sequence.
+//!
+//! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They take bf16 and fp32, and widths of whole
+//! pieces of 16 bytes, for the norm up to 3,072; other tensors are computed by libtorch's operators, as on the CPU.
+
+use crate::{OnGpu, ffi};
+use tch::Tensor;
+
+/// The vectors that modulate the tokens of one part of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Modulation<'a> {
+    /// Is added.
+    pub shift: &'a Tensor,
+    /// Is added to one and multiplied.
+    pub scale: &'a Tensor,
+}
+
+/// Normalizes tokens, then computes `norm · (1 + scale) + shift`; differentiable in all tensors. The graph keeps `x`.
+///
+/// * `x` — `[B, L, D]`
+/// * `norm` — gain and bias of the LayerNorm, `[D]` each.
+/// * `parts` — the modulation of the first `split` tokens, and of the others.
+///
+/// # Panics
+/// The shapes do not match. tch's own operators panic too.
+pub fn modulated_norm(
+    x: &Tensor,
+    norm: (&Tensor, &Tensor),
+    parts: [Modulation<'_>; 2],
+    split: i64,
+    eps: f64,
+    on_gpu: OnGpu,
+) -> Tensor {
+    let vectors = parts.map(|part| [part.shift, part.scale].map(Tensor::as_ptr));
+    let mut out = std::ptr::null_mut();
+    // SAFETY: all pointers are of tensors that outlive the call; it reads four of `vectors` and writes one new tensor on success.
+    let status = unsafe {
+        let (gain, bias) = (norm.0.as_ptr(), norm.1.as_ptr());
+        ffi::vidtui_modulated_norm(
+            x.as_ptr(),
+            gain,
+            bias,
+            vectors.as_flattened().as_ptr(),
+            split,
+            eps,
+            on_gpu == OnGpu::Kernel,
+            &raw mut out,
+        )
+    };
+    ffi::expect_done(status, "normalize and modulate tokens");
+    // SAFETY: the call above created it and transfers ownership to us.
+    unsafe { Tensor::from_ptr(out) }
+}
+
+/// Computes `x + gate · update`; differentiable in all tensors. The graph keeps `update`, if a gate has a gradient.
+///
+/// * `x`, `update` — `[B, L, D]`
+/// * `gates` — that of the first `split` tokens, and of the others.
+///
+/// # Panics
+/// The shapes do not match. tch's own operators panic too.
+pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, on_gpu: OnGpu) -> Tensor {
+    let gates = gates.map(Tensor::as_ptr);
+    let mut out = std::ptr::null_mut();
+    // SAFETY: all pointers are of tensors that outlive the call; it reads two of `gates` and writes one new tensor on success.
+    let status = unsafe {
+        ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, on_gpu == OnGpu::Kernel, &raw mut out)
+    };
+    ffi::expect_done(status, "add an update to tokens");
+    // SAFETY: the call above created it and transfers ownership to us.
+    unsafe { Tensor::from_ptr(out) }
+}
+
+/// Rotates adjacent pairs of `x`, `[B, L, heads, F]`, by the complex factors `[L, F/2]`, in fp32; differentiable in `x`.
+///
+/// # Panics
+/// The shapes do not match. tch's own operators panic too.
+pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: both tensors outlive the call, which writes one new tensor on success.
+    let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu == OnGpu::Kernel, &raw mut out) };
+    ffi::expect_done(status, "rotate tokens");
+    // SAFETY: the call above created it and transfers ownership to us.
+    unsafe { Tensor::from_ptr(out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    const B: i64 = 2;
+    const L: i64 = 7;
+    const D: i64 = 8;
+    const SPLIT: i64 = 3;
+    const EPS: f64 = 1e-5;
+
+    /// The tensors of both operators: x, gain, bias, shift and scale of each part; x, update, and the gate of each part.
+    const NORM: [&[i64]; 7] = [&[B, L, D], &[D], &[D], &[B, 1, D], &[B, 1, D], &[B, 1, D], &[B, 1, D]];
+    const GATED: [&[i64]; 4] = [&[B, L, D], &[B, L, D], &[B, 1, D], &[B, 1, D]];
+    /// The gates of a TTT layer are parameters.
+    const GATED_BY_PARAMETERS: [&[i64]; 4] = [&[B, L, D], &[B, L, D], &[D], &[D]];
+
+    type Operator = fn(&[Tensor]) -> Tensor;
+
+    fn fused_norm(t: &[Tensor]) -> Tensor {
+        let part = |i: usize| Modulation { shift: &t[i], scale: &t[i + 1] };
+        modulated_norm(&t[0], (&t[1], &t[2]), [part(3), part(5)], SPLIT, EPS, OnGpu::Kernel)
+    }
+
+    fn composite_norm(t: &[Tensor]) -> Tensor {
+        let normed = t[0].layer_norm([D], Some(&t[1]), Some(&t[2]), EPS, true);
+        let part = |start, len, i: usize| t[i].addcmul(&normed.narrow(1, start, len), &(&t[i + 1] + 1.0));
+        Tensor::cat(&[part(0, SPLIT, 3), part(SPLIT, L - SPLIT, 5)], 1)
+    }
+
+    fn fused_gate(t: &[Tensor]) -> Tensor {
+        gated_add(&t[0], &t[1], [&t[2], &t[3]], SPLIT, OnGpu::Kernel)
+    }
+
+    fn composite_gate(t: &[Tensor]) -> Tensor {
+        let part = |start, len, i: usize| t[0].narrow(1, start, len).addcmul(&t[i], &t[1].narrow(1, start, len));
+        Tensor::cat(&[part(0, SPLIT, 2), part(SPLIT, L - SPLIT, 3)], 1)
+    }
+
+    const PAIRS: [(&[&[i64]], Operator, Operator); 3] = [
+        (&NORM, fused_norm, composite_norm),
+        (&GATED, fused_gate, composite_gate),
+        (&GATED_BY_PARAMETERS, fused_gate, composite_gate),
+    ];
+
+    fn random(sizes: &[&[i64]], kind: Kind) -> Vec<Tensor> {
+        sizes.iter().map(|size| Tensor::randn(*size, (Kind::Double, Device::Cpu)).to_kind(kind)).collect()
+    }
+
+    /// Returns the output, then the gradients of the tensors whose bit in `trained` is set.
+    fn results(operator: Operator, tensors: &[Tensor], pull: &Tensor, trained: u32) -> Vec<Tensor> {
+        let is_trained = |i: usize| (trained >> i) & 1 == 1;
+        let leaves: Vec<Tensor> =
+            tensors.iter().enumerate().map(|(i, t)| t.detach().set_requires_grad(is_trained(i))).collect();
+        let out = operator(&leaves);
+        assert_eq!(out.requires_grad(), trained != 0);
+        let wanted: Vec<&Tensor> = leaves.iter().filter(|t| t.requires_grad()).collect();
+        let mut all = vec![out.detach()];
+        if trained != 0 {
+            all.extend(Tensor::run_backward(&[(&out * pull).sum(Kind::Double)], &wanted, false, false));
+        }
+        all
+    }
+
+    #[test]
+    fn every_choice_of_trained_tensors_gets_the_gradients_of_separate_operators() {
+        tch::manual_seed(5);
+        for (sizes, fused, composite) in PAIRS {
+            let tensors = random(sizes, Kind::Double);
+            let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu));
+            for trained in 0..1 << sizes.len() {
+                let got = results(fused, &tensors, &pull, trained);
+                let want = results(composite, &tensors, &pull, trained);
+                for (got, want) in got.iter().zip(&want) {
+                    assert_eq!(got.size(), want.size());
+                    let error = ((got - want).norm() / want.norm()).double_value(&[]);
+                    assert!(error < 1e-13, "trained tensors {trained:b}: off by {error:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradients_are_finite_differences() {
+        for (sizes, fused, _) in PAIRS {
+            let tensors = random(sizes, Kind::Double);
+            let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu));
+            let grads = results(fused, &tensors, &pull, (1 << sizes.len()) - 1);
+            for (i, grad) in grads[1..].iter().enumerate() {
+                let direction = tensors[i].randn_like();
+                let loss = |step: f64| {
+                    let mut moved: Vec<Tensor> = tensors.iter().map(Tensor::shallow_clone).collect();
+                    moved[i] = &tensors[i] + &direction * step;
+                    (fused(&moved) * &pull).sum(Kind::Double).double_value(&[])
+                };
+                let slope = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+                let want = (grad * &direction).sum(Kind::Double).double_value(&[]);
+                assert!((slope - want).abs() < 1e-7 * (1.0 + want.abs()), "tensor {i}: {slope} and {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_and_the_gradients_of_tokens_have_the_bits_of_separate_operators() {
+        for (kind, (sizes, fused, composite)) in
+            [Kind::Float, Kind::BFloat16].into_iter().flat_map(|kind| PAIRS.map(|pair| (kind, pair)))
+        {
+            let tensors = random(sizes, kind);
+            let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu)).to_kind(kind);
+            let of = |operator| results(operator, &tensors, &pull, 0b11);
+            for (got, want) in of(fused).iter().zip(&of(composite)) {
+                assert_eq!((got.kind(), got), (want.kind(), want));
+            }
+        }
+    }
+
+    #[test]
+    fn inputs_that_are_views_are_accepted() {
+        for (sizes, fused, composite) in PAIRS {
+            let mut tensors = random(sizes, Kind::Double);
+            tensors[0] = Tensor::randn([B, D, 2 * L], (Kind::Double, Device::Cpu)).narrow(2, 2, L).transpose(1, 2);
+            let pull = Tensor::randn([B, D, L], (Kind::Double, Device::Cpu)).transpose(1, 2);
+            let of = |operator| results(operator, &tensors, &pull, 0b1111);
+            for (got, want) in of(fused).iter().zip(&of(composite)) {
+                assert!((got - want).abs().max().double_value(&[]) < 1e-12);
+            }
+        }
+    }
+
+    /// Rotates as separate operators of libtorch do.
+    fn composite_rotation(x: &Tensor, factors: &Tensor) -> Tensor {
+        let size = x.size();
+        let pairs = x.to_kind(Kind::Float).reshape([size[0], size[1], size[2], size[3] / 2, 2]).view_as_complex();
+        (pairs * factors.unsqueeze(1)).view_as_real().flatten(3, 4).to_kind(x.kind())
+    }
+
+    #[test]
+    fn a_rotation_has_the_bits_of_separate_operators() {
+        let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));
+        let factors = Tensor::complex(&angles.cos(), &angles.sin());
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let random = || Tensor::randn([B, L, 3, 8], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let (x, pull) = (random().set_requires_grad(true), random());
+            let of = |out: Tensor| {
+                let grad = Tensor::run_backward(&[(&out * &pull).sum(Kind::Float)], &[&x], false, false).remove(0);
+                (out.detach(), grad)
+            };
+            assert_eq!(of(rotate(&x, &factors, OnGpu::Kernel)), of(composite_rotation(&x, &factors)));
+        }
+    }
+
+    #[test]
+    fn the_cuda_kernels_give_the_numbers_of_the_cpu() {
+        if !tch::Cuda::is_available() {
+            println!("skipped: no GPU");
+            return;
+        }
+        let there = |t: &Tensor| t.to_device(Device::Cuda(0));
+        let near = |got: &Tensor, want: &Tensor, kind: Kind, what: &str| {
+            let got = got.to_device(Device::Cpu).to_kind(Kind::Double);
+            let error = ((got - want).norm() / want.norm()).double_value(&[]);
+            // A rounding to bf16 is one part in 256; the kernels round once.
+            assert!(error < if kind == Kind::Float { 1e-5 } else { 5e-3 }, "{what}, {kind:?}: off by {error:e}");
+        };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (what, (sizes, fused, composite)) in ["norm", "gate", "gate of parameters"].into_iter().zip(PAIRS) {
+                let tensors = random(sizes, kind);
+                let pull = Tensor::randn([B, L, D], (Kind::Double, Device::Cpu)).to_kind(kind);
+                let all = (1 << sizes.len()) - 1;
+                let exact: Vec<Tensor> = tensors.iter().map(|t| t.to_kind(Kind::Double)).collect();
+                let want = results(composite, &exact, &pull.to_kind(Kind::Double), all);
+                let got = results(fused, &tensors.iter().map(there).collect::<Vec<_>>(), &there(&pull), all);
+                for (got, want) in got.iter().zip(&want) {
+                    near(got, want, kind, what);
+                }
+            }
+            let angles = Tensor::randn([L, 4], (Kind::Float, Device::Cpu));
+            let factors = Tensor::complex(&angles.cos(), &angles.sin());
+            let x = Tensor::randn([B, L, 3, 8], (Kind::Float, Device::Cpu)).to_kind(kind);
+            let got = rotate(&there(&x), &there(&factors), OnGpu::Kernel);
+            near(&got, &composite_rotation(&x, &factors).to_kind(Kind::Double), kind, "rotation");
+        }
+    }
+}

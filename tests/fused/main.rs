@@ -1,0 +1,160 @@
+//! Runs the CUDA kernels of the fused operators on a CPU and compares them with plain loops over doubles.
+
+#![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
+
+#[path = "../emulated/mod.rs"]
+mod emulated;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use emulated::{AGREES, Breaks, Mutant, Program, cuda, failure, run};
+use tempfile::TempDir;
+
+const PROGRAM: Program = Program { kernels: "fused_kernels", parts: &["reference", "races", "fused_check"] };
+
+/// Compiles the program with the project's kernels, once.
+fn whole() -> &'static Path {
+    static WHOLE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = WHOLE.get_or_init(|| {
+        let dir = TempDir::new().unwrap();
+        let path = PROGRAM.compile(dir.path(), &cuda(), &[]);
+        (dir, path)
+    });
+    path
+}
+
+/// Sizes of a run: samples, tokens, tokens of the first part, width, heads, whether all samples have the same vectors, and the seed of
+/// the order of threads.
+type Sizes = [u32; 7];
+
+fn arguments(operator: &str, dtype: &str, sizes: Sizes) -> Vec<String> {
+    [operator, dtype].map(str::to_owned).into_iter().chain(sizes.map(|n| n.to_string())).collect()
+}
+
+const ALL: [(&str, &str); 6] = [
+    ("norm", "bf16"),
+    ("norm", "float"),
+    ("gate", "bf16"),
+    ("gate", "float"),
+    ("rotation", "bf16"),
+    ("rotation", "float"),
+];
+
+fn agrees(sizes: Sizes) {
+    for (operator, dtype) in ALL {
+        let (status, text) = run(whole(), &arguments(operator, dtype, sizes));
+        assert_eq!(status, AGREES, "{operator}, {dtype}, {sizes:?}:\n{text}");
+    }
+}
+
+#[test]
+fn the_gradients_of_the_reference_are_its_finite_differences() {
+    let (status, text) = run(whole(), &["differences".to_owned()]);
+    assert_eq!(status, AGREES, "{text}");
+}
+
+#[test]
+fn kernels_agree_with_the_reference_for_one_part_one_token_and_several_chunks_of_tokens() {
+    agrees([1, 1, 0, 8, 1, 0, 0]);
+    agrees([2, 5, 5, 64, 2, 0, 1]);
+    // 17 and 80 tokens are chunks of 16 and of one, and five of 16.
+    agrees([2, 97, 17, 72, 3, 0, 2]);
+    agrees([3, 97, 17, 72, 3, 1, 3]);
+    // Several blocks of columns, and rows of more than 32 numbers in a lane.
+    agrees([1, 9, 4, 1216, 19, 0, 4]);
+}
+
+/// Twenty shapes and orders of threads, the same in every run.
+#[test]
+fn kernels_of_random_shapes_agree_with_the_reference() {
+    let mut state = 17_u32;
+    let mut draw = |from: u32, to: u32| {
+        // Numerical Recipes' generator. Its low bits repeat early.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        from + (state >> 8) % (to - from + 1)
+    };
+    for _ in 0..20 {
+        let (samples, length, heads) = (draw(1, 3), draw(1, 70), draw(1, 5));
+        let (split, width) = (draw(0, length), heads * 8 * draw(1, 9));
+        agrees([samples, length, split, width, heads, draw(0, 1), draw(0, 99)]);
+    }
+}
+
+const BREAKS: Breaks = Breaks {
+    headers: &["fused.h", "fused_sizes.h", "bf16.h", "gpu.h"],
+    kernels: &["fused.h"],
+    statements: &["__syncthreads();"],
+    wrong: &[
+        ("fused.h", "for (int distance = 16;", "for (int distance = 8;"),
+        ("fused.h", "gpu::pack(v[2], v[3]), gpu::pack(v[4], v[5])", "gpu::pack(v[4], v[5]), gpu::pack(v[2], v[3])"),
+        ("fused.h", "v[2 * i] = gpu::low(words[i]);", "v[2 * i] = gpu::high(words[i]);"),
+        ("fused.h", "sample * v.stride", "0 * v.stride"),
+        ("fused.h", "index % rows.length >= rows.split", "index % rows.length > rows.split"),
+        (
+            "fused.h",
+            "const int column = (p * 32 + lane) * kPiece<T>;\n    if (column < width) f",
+            "const int column = (p * 32 + lane) * kPiece<T>;\n    if (column <= width) f",
+        ),
+        ("fused.h", "if (!row.exists) return;", ""),
+        ("fused.h", "sum_of_warp(square) / width + in.eps", "sum_of_warp(square) / width"),
+        ("fused.h", "* (1 + scale[i]) + shift[i]", "* scale[i] + shift[i]"),
+        ("fused.h", "d[p][i] *= (1 + scale[i]) * gain[i];", "d[p][i] *= gain[i];"),
+        (
+            "fused.h",
+            "(d[p][i] - sum - (hat[i] - mean) * inverse * projection) * inverse",
+            "(d[p][i] - (hat[i] - mean) * inverse * projection) * inverse",
+        ),
+        ("fused.h", "(d[p][i] - sum - (hat[i] - mean) * inverse * projection) * inverse", "(d[p][i] - sum) * inverse"),
+        ("fused.h", "load(gate, vector_of<T>(first ? gate0 : gate1", "load(gate, vector_of<T>(first ? gate1 : gate1"),
+        ("fused.h", "v[i] += gate[i] * u[i];", "v[i] = gate[i] * u[i];"),
+        ("fused.h", "rows.split + (chunk - chunks.count[0]) * chunks.rows[1]", "rows.split + chunk * chunks.rows[1]"),
+        ("fused.h", "end_of_chunk < end_of_part ? end_of_chunk : end_of_part", "end_of_chunk"),
+        ("fused.h", "begin + warp; token < end; token += kWarps", "begin + warp; token < end; token += kWarps + 1"),
+        ("fused.h", "product[i] += dy[i] * (h[i] - mean) * inverse;", "product[i] += dy[i] * h[i] * inverse;"),
+        ("fused.h", "for (int w = 0; w < kWarps; ++w) sum", "for (int w = 1; w < kWarps; ++w) sum"),
+        ("fused.h", "if (own >= width) continue;", ""),
+        ("fused.h", "(part == 0 ? 0 : chunks.count[0]) + chunk", "chunk"),
+        ("fused.h", "gain * product + bias * plain", "gain * product"),
+        (
+            "fused.h",
+            "put(static_cast<T*>(to)[(vector.stride == 0 ? 0 : int64_t(sample) * width) + column], vector.stride == 0 ? total : grad);",
+            "put(static_cast<T*>(to)[(vector.stride == 0 ? 0 : int64_t(sample) * width) + column], grad);",
+        ),
+        (
+            "fused.h",
+            "row % rows.length * head_width + at % rows.width % head_width",
+            "row % rows.length * head_width + at % rows.width",
+        ),
+        ("fused.h", "sine = sign * f[k + 1]", "sine = f[k + 1]"),
+        ("fused.h", "load(f, factor + i);", "load(f, factor);"),
+        ("fused_sizes.h", "tokens = part == 0 ? all.split", "tokens = part == 1 ? all.split"),
+    ],
+};
+
+/// Runs all operators on a shape with samples, parts and chunks, and on rows of several blocks of columns; returns why one fails.
+fn why(program: &Path, what: &str) -> Option<&'static str> {
+    let runs = [[2, 50, 19, 72, 3, 0, 1], [2, 19, 18, 328, 41, 1, 2]]
+        .into_iter()
+        .flat_map(|sizes| ALL.map(|(operator, dtype)| arguments(operator, dtype, sizes)));
+    failure(program, runs, what)
+}
+
+fn all_found(mutants: impl IntoIterator<Item = Mutant>) {
+    assert_eq!(why(whole(), "the kernels as they are"), None, "the kernels as they are fail");
+    BREAKS.all_found(mutants, |kernels, what| {
+        let dir = TempDir::new().unwrap();
+        why(&PROGRAM.compile(dir.path(), kernels, &[]), what)
+    });
+}
+
+#[test]
+fn a_missing_barrier_is_found() {
+    all_found(BREAKS.mutants().into_iter().take(1));
+}
+
+#[test]
+#[ignore = "compiles thirty programs: two minutes; `cargo test -p xtask --test fused -- --ignored` after a change of the kernels"]
+fn every_broken_barrier_and_index_is_found() {
+    all_found(BREAKS.mutants());
+}
