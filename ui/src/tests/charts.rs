@@ -140,6 +140,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
             util_pct: spread(if busy { 90.0 } else { 0.0 }).filter(|_| gpus),
             power_w: spread(if busy { 620.0 + f64::from(i) } else { 90.0 }).filter(|_| gpus),
             gpu_mem_gib: spread(if busy { 62.0 } else { 1.0 }).filter(|_| gpus),
+            temp_c: None,
             cpu_pct: spread(if busy { 80.0 } else { 2.0 }),
             mem_gib: spread(3.0),
         }
