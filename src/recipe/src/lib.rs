@@ -75,7 +75,7 @@ pub use sample::{
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
-pub use show::shown_settings;
+pub use show::{default_settings, shown_settings};
 pub use train::{
     CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Log, Loss, LossWeighting, Pattern, Remat,
     RematMode, Shapes, Train, Trainable, TttScan, WAIT_OUTSIDE_STEPS,
