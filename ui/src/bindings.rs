@@ -41,6 +41,7 @@ pub enum Action {
     Filter,
     CopyPath,
     Compare,
+    RankMap,
     // charts
     FocusNext,
     FocusPrevious,
@@ -137,6 +138,9 @@ pub enum Action {
     Yes,
     No,
     Toggle,
+    MoveEarlier,
+    MoveLater,
+    Columns,
 }
 
 /// One row of a key table.
@@ -182,6 +186,24 @@ pub enum Context {
     Input,
 }
 
+impl Action {
+    /// Returns whether it only moves on the screen where it is pressed, or leaves that screen.
+    pub fn is_motion(self) -> bool {
+        matches!(
+            self,
+            Self::Up
+                | Self::Down
+                | Self::PageUp
+                | Self::PageDown
+                | Self::Top
+                | Self::Bottom
+                | Self::CursorLeft
+                | Self::CursorRight
+                | Self::Back
+        )
+    }
+}
+
 impl Context {
     /// All contexts, screens first.
     pub const ALL: [Self; 24] = [
@@ -210,6 +232,11 @@ impl Context {
         Self::Input,
         Self::Help,
     ];
+
+    /// Returns whether it is a screen, not a dialog.
+    pub fn is_screen(self) -> bool {
+        self.global().len() == SCREENS.len()
+    }
 
     /// Returns the heading of its section on the help screen.
     pub fn title(self) -> &'static str {
@@ -329,7 +356,7 @@ const ALWAYS: &[Binding] = &[
 const SCREENS: &[Binding] = &[
     bind(&[Key::ch('?')], Action::Help, "help", "Show all keys"),
     bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "Close the console; runs continue"),
-    bind(&[Key::ch(':')], Action::Palette, "", "List every action with its key; type to filter, Enter executes"),
+    bind(&[Key::ch(':')], Action::Palette, "actions", "List every action with its key; type to filter, Enter executes"),
     bind(&[Key::ch('1')], Action::ShowRuns, "", "List all runs"),
     bind(&[Key::ch('2')], Action::ShowStages, "", "List the stages"),
     bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
@@ -400,7 +427,14 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis on or off"),
     bind(&[Key::ch('S')], Action::Smooth, "smooth", "Change smoothing: light, strong, off; the raw line stays visible"),
     bind(&[Key::ch('x')], Action::ToggleX, "time", "Switch the x axis between steps and time"),
-    bind(&[Key::ch('m')], Action::PickPanels, "", "Pick the panels of training runs"),
+    bind(&[Key::ch('d')], Action::Recipes, "recipe", "Show the recipe of the run, or all panels"),
+    bind(&[Key::ch('R')], Action::RankMap, "ranks", "Show the slowness of each rank over the steps, or all panels"),
+    bind(
+        &[Key::ch('m')],
+        Action::PickPanels,
+        "metrics",
+        "Pick the metrics and panels of training runs, and their layout",
+    ),
     bind(&[Key::ch('N')], Action::NodesOfRun, "nodes", "List the nodes of the run"),
     bind(
         &[Key::ch('c')],
@@ -428,6 +462,13 @@ const COMPARE: &[Binding] = &[
     bind(&[Key::ch('x')], Action::ToggleX, "align", "Align the runs by steps, by time or by tokens"),
     bind(&[Key::ch('d')], Action::Recipes, "recipes", "Show the keys in which the recipes differ, or the charts"),
     bind(&[ESC], Action::Back, "back", "Go back to the runs; they stay marked"),
+    bind(
+        &[ENTER, Key::ch('z')],
+        Action::Enlarge,
+        "enlarge",
+        "Show the chart of the chosen metric alone, or several charts",
+    ),
+    bind(&[Key::ch(' ')], Action::Toggle, "one run", "Show the lines of one run alone, then of the next; then of all"),
     bind(
         &[Key::code(KeyCode::Right)],
         Action::CursorRight,
@@ -667,6 +708,10 @@ const TARGETS: &[Binding] = with_motion![
 
 const PANELS: &[Binding] = with_motion![
     bind(&[Key::ch(' ')], Action::Toggle, "show or hide", "Show the selected panel, or hide it"),
+    bind(&[Key::ch('[')], Action::MoveEarlier, "", "Move the selected panel up"),
+    bind(&[Key::ch(']')], Action::MoveLater, "", "Move the selected panel down"),
+    bind(&[Key::ch('c')], Action::Columns, "columns", "Arrange all panels in a grid of 2, 3 or 4 columns, or as usual"),
+    bind(&[Key::ch('L')], Action::LogY, "log y", "Turn the logarithmic y axis of the selected chart on or off"),
     bind(&[Key::ch('d')], Action::Defaults, "usual panels", "Show the usual panels"),
     bind(
         &[ESC, ENTER, Key::ch('q'), Key::ch('m')],

@@ -1,7 +1,7 @@
 //! The lines that the run screen draws of a metric.
 
 use crate::series::{MAX_RANK_LINES, Segment, Series, Statistic, Track};
-use rundir::{Metric, MetricLine, MetricSource};
+use rundir::{Chart, METRICS, find_metric};
 
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,25 +16,44 @@ pub struct Curve {
     pub label: String,
 }
 
-/// Returns the lines of a metric. With `each_rank`, the memory of a few ranks has one line per rank.
-pub fn curves(metric: &Metric, each_rank: bool) -> Vec<Curve> {
-    let Some(MetricLine { mark, label, .. }) = metric.line else { return Vec::new() };
+/// Returns the lines of a metric, by its index in [`METRICS`]. With `each_rank`, the memory of a few ranks has one line per rank.
+pub fn curves(index: usize, each_rank: bool) -> Vec<Curve> {
+    let metric = &METRICS[index];
+    // A metric without a chart of its own has one line in one.
+    let (mark, label) =
+        metric.line.map_or_else(|| (first_letter(metric.label), metric.label), |line| (line.mark, line.label));
     let curve = |track, mark, label: String| Curve { track, band: None, mark, label };
-    match (Track::of(metric.name), metric.source) {
-        (_, MetricSource::PerRank(_)) if each_rank => (0..MAX_RANK_LINES)
+    let [mean, lowest, highest] = [Statistic::Mean, Statistic::Lowest, Statistic::Highest];
+    match Track::of_metric(index) {
+        Track::MemoryMean if each_rank => (0..MAX_RANK_LINES)
             .map(|rank| curve(Track::Memory(rank), char::from(b'0' + rank as u8), format!("{label} {rank}")))
             .collect(),
-        (_, MetricSource::PerRank(_)) => {
+        Track::MemoryMean => {
             let band = Some((Track::MemoryLowest, Track::MemoryHighest));
             vec![Curve { band, ..curve(Track::MemoryMean, 'm', "mean".to_owned()) }]
         }
-        (Track::Nodes(index, _), _) => {
-            let [mean, lowest, highest] = [Statistic::Mean, Statistic::Lowest, Statistic::Highest];
+        Track::Ranks(..) => {
+            let [mean, lowest, highest] = [mean, lowest, highest].map(|statistic| Track::Ranks(index, statistic));
+            vec![Curve { band: Some((lowest, highest)), ..curve(mean, 'm', "mean".to_owned()) }]
+        }
+        Track::Nodes(..) => {
             let [mean, lowest, highest] = [mean, lowest, highest].map(|statistic| Track::Nodes(index, statistic));
+            let (mark, label) = metric.line.map_or(('m', "mean"), |line| (line.mark, line.label));
             vec![Curve { band: Some((lowest, highest)), ..curve(mean, mark, label.to_owned()) }]
         }
-        (track, _) => vec![curve(track, mark, label.to_owned())],
+        track => vec![curve(track, mark, label.to_owned())],
     }
+}
+
+/// Returns the lines of a chart. `has_gpu_power` is true if a node of the run reports GPU power.
+pub fn curves_of(chart: Chart, has_gpu_power: bool, each_rank: bool) -> impl Iterator<Item = Curve> {
+    let metrics = chart.metrics(has_gpu_power).filter_map(|metric| find_metric(metric.name));
+    metrics.flat_map(move |(index, _)| curves(index, each_rank))
+}
+
+/// Returns the letter that marks a line without one in the table.
+pub fn first_letter(label: &str) -> char {
+    label.chars().find(|c| c.is_ascii_alphanumeric()).map_or('x', |c| c.to_ascii_lowercase())
 }
 
 /// Returns whether two lines of a run lie on each other. The cost does not grow with the number of samples.

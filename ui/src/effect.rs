@@ -224,7 +224,7 @@ pub struct ChartSpec {
     /// The title: the run's short name.
     pub title: String,
     /// The chart.
-    pub chart: Chart,
+    pub chart: PlottedChart,
     /// Steps or seconds since the first sample.
     pub x: XAxis,
     /// Visible part of the x axis in its own unit; `None` for all of it.
@@ -237,13 +237,24 @@ pub struct ChartSpec {
     pub format: ImageFormat,
 }
 
+/// What an exported chart shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlottedChart {
+    /// A chart of the table of metrics.
+    Chart(Chart),
+    /// One metric of the table, by its name.
+    Metric(&'static str),
+    /// A series of an imported run that the table lacks, by its name.
+    Named(String),
+}
+
 /// A comparison as it is on the screen, for the exporter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComparisonSpec {
     /// The runs, in order.
     pub runs: Vec<RunId>,
-    /// The name of the metric in the table of metrics.
-    pub metric: &'static str,
+    /// The name of the metric in the table of metrics, or of a series of imported runs.
+    pub metric: String,
     /// The quantity by which the runs are aligned.
     pub x: Axis,
     /// Visible part of the x axis in its own unit; `None` for all of it.

@@ -2,7 +2,6 @@
 
 use crate::bindings::Action;
 use crate::msg::Size;
-use crate::panel_set::{PICKABLE, PanelSet};
 use ratatui_core::layout::Rect;
 use recipe::Task;
 use rundir::Chart;
@@ -44,6 +43,12 @@ pub fn areas(size: Size) -> Areas {
 pub enum Panel {
     /// One chart.
     Chart(Chart),
+    /// A chart of one metric, by its index in [`METRICS`](rundir::METRICS).
+    Metric(usize),
+    /// A chart of a series of an imported run, by its position in [`Series::names`](crate::series::Series::names).
+    Named(usize),
+    /// The recipe of the run.
+    Recipe,
     /// The slowness of each rank.
     Ranks,
     /// The stages of an encode: probe, decode, VAE, text.
@@ -56,8 +61,15 @@ pub enum Panel {
     Events,
 }
 
-/// The facts that decide which panels a run has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+impl Panel {
+    /// Returns whether it is a chart.
+    pub fn is_chart(self) -> bool {
+        matches!(self, Self::Chart(_) | Self::Metric(_) | Self::Named(_))
+    }
+}
+
+/// The facts that decide which panels a run has, and how large they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunContent {
     /// The task of the run.
     pub task: Task,
@@ -71,26 +83,35 @@ pub struct RunContent {
     pub large: bool,
     /// Whether it has made videos, and there is room for one beside its charts.
     pub videos: bool,
-    /// The panels that the user has picked for training runs; `None` for the usual ones.
-    pub picked: Option<PanelSet>,
+    /// The picked panels that a training run has, in the order of the user; `None` for the usual ones.
+    pub picked: Option<Vec<Panel>>,
+    /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
+    pub columns: u8,
+    /// The charts whose values do not change. Their value is in their heading.
+    pub constant: Vec<Panel>,
+    /// Whether throughput, utilization or goodput are known.
+    pub facts: bool,
+    /// The number of events.
+    pub events: usize,
+    /// The number of checkpoints.
+    pub checkpoints: usize,
 }
 
 impl RunContent {
     /// Returns the panels in the order of the Tab key.
-    pub fn panels(self) -> Vec<Panel> {
+    pub fn panels(&self) -> Vec<Panel> {
         let main = [self.main()].into_iter().chain(self.lanes());
-        let beside = (self.videos && self.task == Task::Train).then_some(Panel::Samples);
-        let all = self.top().into_iter().chain(main).chain(beside).chain(self.side()).chain(self.foot());
+        let all = self.top().into_iter().chain(main).chain(self.beside()).chain(self.side()).chain(self.foot());
         all.chain([Panel::Events]).collect()
     }
 
     /// The panel above all others.
-    fn top(self) -> Option<Panel> {
+    fn top(&self) -> Option<Panel> {
         (self.task == Task::Encode).then_some(Panel::Pipeline)
     }
 
     /// The large panel.
-    pub fn main(self) -> Panel {
+    pub fn main(&self) -> Panel {
         match self.task {
             Task::Train => Panel::Chart(Chart::Loss),
             Task::Encode => Panel::Chart(Chart::ItemRate),
@@ -98,8 +119,13 @@ impl RunContent {
         }
     }
 
+    /// The panel above the right column.
+    fn beside(&self) -> Option<Panel> {
+        (self.videos && self.task == Task::Train).then_some(Panel::Samples)
+    }
+
     /// Returns the panels below the large one, on the same x axis.
-    fn lanes(self) -> Vec<Panel> {
+    fn lanes(&self) -> Vec<Panel> {
         let large = self.has_lanes();
         let of_nodes =
             [(Chart::Power, true), (Chart::Utilization, large && self.utilization), (Chart::NodeMemory, true)];
@@ -112,17 +138,17 @@ impl RunContent {
     }
 
     /// Returns whether the lanes have marks and share the labels of their x axis.
-    fn has_lanes(self) -> bool {
+    fn has_lanes(&self) -> bool {
         self.large && self.task == Task::Train
     }
 
     /// Returns whether the user has not hidden a panel.
-    fn is_picked(self, panel: Panel) -> bool {
-        self.task != Task::Train || self.picked.is_none_or(|picked| picked.contains(panel))
+    fn is_picked(&self, panel: Panel) -> bool {
+        self.task != Task::Train || self.picked.as_ref().is_none_or(|picked| picked.contains(&panel))
     }
 
     /// Returns whether a picked panel has something to show.
-    fn has(self, panel: Panel) -> bool {
+    fn has(&self, panel: Panel) -> bool {
         match panel {
             Panel::Chart(Chart::Power | Chart::NodeMemory) => self.nodes,
             Panel::Chart(Chart::Utilization) => self.nodes && self.utilization,
@@ -132,16 +158,13 @@ impl RunContent {
     }
 
     /// The panels of the right column, which scrolls if they do not all fit.
-    fn side(self) -> Vec<Panel> {
-        if self.task != Task::Train || self.picked.is_none() {
-            return self.usual_side();
-        }
+    fn side(&self) -> Vec<Panel> {
+        let Some(picked) = self.picked.as_ref().filter(|_| self.task == Task::Train) else { return self.usual_side() };
         let lanes = self.lanes();
-        let picked = PICKABLE.into_iter().filter(|panel| self.is_picked(*panel) && self.has(*panel));
-        picked.filter(|panel| !lanes.contains(panel)).collect()
+        picked.iter().copied().filter(|panel| self.has(*panel) && !lanes.contains(panel)).collect()
     }
 
-    fn usual_side(self) -> Vec<Panel> {
+    fn usual_side(&self) -> Vec<Panel> {
         let charts: &[Chart] = match self.task {
             // The step time is among the lanes.
             Task::Train if self.large => {
@@ -164,8 +187,38 @@ impl RunContent {
     }
 
     /// The panel at the end of the right column. It is always visible.
-    fn foot(self) -> Option<Panel> {
+    fn foot(&self) -> Option<Panel> {
         (self.task == Task::Train).then_some(Panel::Checkpoints)
+    }
+
+    /// Returns the rows that a panel of `usual` rows gets at least: a chart of a constant has only a heading and two more rows.
+    fn least(&self, panel: Panel, usual: u16, air: u16) -> u16 {
+        if self.constant.contains(&panel) { (CONSTANT + air).min(usual) } else { usual }
+    }
+
+    /// Shares rows among panels. A chart of a constant gets few, and one of the learning rate, which changes slowly, half as many
+    /// as the others if `halved`. `air` of the rows of each panel stay blank.
+    fn shares(&self, rows: u16, panels: &[Panel], halved: bool, air: u16) -> Vec<u16> {
+        let is_constant = |panel: &Panel| self.constant.contains(panel);
+        let all_are_constant = panels.iter().all(is_constant);
+        let weight = |panel: &Panel| match *panel {
+            _ if is_constant(panel) && !all_are_constant => 0,
+            Panel::Chart(Chart::LearningRate) if halved => 1,
+            _ => 2,
+        };
+        let fixed = panels.iter().filter(|panel| weight(panel) == 0).count() as u16 * (CONSTANT + air);
+        let mut left = rows.saturating_sub(fixed);
+        let mut weights: u16 = panels.iter().map(weight).sum();
+        let mut share = |panel: &Panel| match weight(panel) {
+            0 => CONSTANT + air,
+            weight => {
+                let height = left * weight / weights.max(1);
+                weights -= weight;
+                left -= height;
+                height
+            }
+        };
+        panels.iter().map(&mut share).collect()
     }
 }
 
@@ -173,13 +226,15 @@ impl RunContent {
 const SHOWN_OF_SIDE: usize = 4;
 
 /// The largest number of panels beside the charts where there is room for lanes.
-const SHOWN_OF_LARGE_SIDE: usize = 6;
-/// Rows of the events below the lanes.
-const EVENTS_BELOW_LANES: u16 = 8;
+const SHOWN_OF_LARGE_SIDE: usize = 7;
+/// Rows of a chart of a constant: its heading, and a line that shows where it is measured.
+const CONSTANT: u16 = 3;
 /// Rows of the marks above the lanes: a heading and the marks.
 const MARKS: u16 = 2;
+/// The most rows of a lane.
+const LANE: u16 = 9;
 
-/// Rows of the table of an encode: a heading, the names of the columns, and four stages.
+/// Rows of the pipeline of an encode: a heading, the names of the columns, and four stages.
 const PIPELINE_ROWS: u16 = 6;
 
 /// Parts of the run screen.
@@ -200,9 +255,11 @@ pub struct RunAreas {
 }
 
 /// Splits the body of the run screen. `advice` is the preferred height of the advice.
-pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content: RunContent) -> RunAreas {
+pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content: &RunContent) -> RunAreas {
     let (state, rest) = cut_top(body, 1);
-    let (facts, rest) = cut_top(rest, u16::from(content.has_lanes()));
+    // On a low screen, the facts take the place of the blank row above the panels.
+    let has_facts = content.facts && (content.has_lanes() || rest.height >= 19);
+    let (facts, rest) = cut_top(rest, u16::from(has_facts));
     let most = match rest.height {
         0..4 => 0,
         4..10 => 1,
@@ -211,7 +268,7 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content:
         _ => (rest.height / 3).max(5),
     };
     let (advice, rest) = cut_top(rest, advice.min(most));
-    let (_, rest) = cut_top(rest, u16::from(rest.height >= 17));
+    let (_, rest) = cut_top(rest, u16::from(rest.height >= 17 && (content.has_lanes() || !has_facts)));
     let none = Rect { height: 0, ..rest };
     let mut areas = RunAreas { state, advice, facts, marks: none, x_labels: Vec::new(), panels: Vec::new() };
     if rest.height == 0 {
@@ -219,18 +276,41 @@ pub fn run_areas(body: Rect, advice: u16, focus: Panel, enlarged: bool, content:
     }
     if enlarged || rest.width < 60 || rest.height < 15 {
         areas.panels = vec![(focus, rest)];
+    } else if content.columns > 1 && content.task == Task::Train {
+        areas.panels = even_grid(rest, focus, content);
     } else {
-        grid(&mut areas, rest, focus, content);
+        columns(&mut areas, rest, focus, content);
     }
     areas
 }
 
+/// Blank columns between panels.
+const GAP: u16 = 3;
+
+/// Places all panels in a grid of equal cells. The grid scrolls to the row of the focused panel.
+fn even_grid(area: Rect, focus: Panel, content: &RunContent) -> Vec<(Panel, Rect)> {
+    const LEAST: (u16, u16) = (26, 7);
+    let panels = content.panels();
+    let columns = u16::from(content.columns).min((area.width + GAP) / (LEAST.0 + GAP)).max(1);
+    let rows = (panels.len() as u16).div_ceil(columns);
+    let shown = (area.height / LEAST.1).clamp(1, rows);
+    let focused = panels.iter().position(|panel| *panel == focus).unwrap_or(0) as u16 / columns;
+    let first = (focused + 1).saturating_sub(shown).min(rows - shown);
+    let width = (area.width - GAP * (columns - 1)) / columns;
+    let cell = |(at, panel): (u16, Panel)| {
+        let (row, column) = (at / columns, at % columns);
+        let (top, bottom) = (area.height * row / shown, area.height * (row + 1) / shown);
+        (panel, Rect { x: area.x + column * (width + GAP), y: area.y + top, width, height: bottom - top })
+    };
+    let visible = panels.into_iter().skip(usize::from(first * columns)).take(usize::from(shown * columns));
+    (0..).zip(visible).map(cell).collect()
+}
+
 /// Places the large panel, the node charts and the events on the left, and the other panels on the right. The right column
 /// scrolls to the focused panel.
-fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
-    const GAP: u16 = 3;
-    // Tall terminals have a blank row between panels, and more rows of checkpoints.
-    let (air, checkpoints) = if area.height >= 36 { (1, 7) } else { (0, 3) };
+fn columns(areas: &mut RunAreas, area: Rect, focus: Panel, content: &RunContent) {
+    // Tall terminals have a blank row between panels, and more rows of checkpoints and events.
+    let (air, checkpoints) = if area.height >= 36 { (1, area.height / 5) } else { (0, 3) };
     let (top, area) = cut_top(area, if content.top().is_some() { PIPELINE_ROWS } else { 0 });
     let (_, area) = cut_top(area, if content.top().is_some() { air } else { 0 });
     let right_width = (area.width * 2 / 5).max(34).min(area.width / 2);
@@ -238,7 +318,9 @@ fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
     let lanes = content.lanes();
     let has_lanes = content.has_lanes() && area.height >= 30 && !lanes.is_empty();
-    let events = if has_lanes { EVENTS_BELOW_LANES } else { (area.height / 3).max(5) };
+    // A heading, and a row for each event.
+    let events =
+        (content.events as u16).saturating_add(1).clamp(3, (area.height / if has_lanes { 4 } else { 3 }).max(5));
     let (main, events) = cut_top(left, area.height - events);
     let main = Rect { height: main.height - air, ..main };
     let side = content.side();
@@ -248,18 +330,19 @@ fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
     let mut panels: Vec<(Panel, Rect)> = content.top().map(|panel| (panel, top)).into_iter().collect();
     if has_lanes {
         areas.x_labels.extend(lanes.last());
-        areas.marks = under_a_large_main(&mut panels, content.main(), main, &lanes);
+        areas.marks = under_a_large_main(&mut panels, content, main, &lanes);
     } else {
         panels.extend(under_the_main(content.main(), main, air, focus, &of_nodes));
     }
     let mut rest = right;
-    if content.task == Task::Train && content.videos {
+    if let Some(beside) = content.beside() {
         let (top, below) = cut_top(rest, area.height * 2 / 5);
-        panels.push((Panel::Samples, Rect { height: top.height - air, ..top }));
+        panels.push((beside, Rect { height: top.height - air, ..top }));
         rest = below;
     }
     let foot = content.foot();
-    let foot_height = if foot.is_some() { checkpoints } else { 0 };
+    let wanted = (content.checkpoints as u16).saturating_add(1).max(2);
+    let foot_height = if foot.is_some() { wanted.min(checkpoints) } else { 0 };
     let charts = rest.height.saturating_sub(foot_height);
     let (least, most) = match (has_lanes, air) {
         (true, _) => (5, SHOWN_OF_LARGE_SIDE),
@@ -267,41 +350,51 @@ fn grid(areas: &mut RunAreas, area: Rect, focus: Panel, content: RunContent) {
         (false, _) => (6, SHOWN_OF_SIDE),
     };
     let air = if has_lanes { 0 } else { air };
-    let shown = usize::from(charts / least).clamp(1, most).min(side.len());
-    let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
-    let first = (focused + 1).saturating_sub(shown).min(side.len() - shown);
-    let visible = &side[first..first + shown];
-    // Learning rates change slowly: half the height of another chart is enough.
-    let weight = |panel: &Panel| if has_lanes && *panel == Panel::Chart(Chart::LearningRate) { 1 } else { 2 };
-    let mut weights: u16 = visible.iter().map(weight).sum();
-    let mut charts = charts;
-    for panel in visible {
-        let height = charts * weight(panel) / weights.max(1);
-        weights -= weight(panel);
-        charts -= height;
+    let visible = shown_of_side(&side, focus, charts, most, |panel| content.least(panel, least, air));
+    for (panel, height) in visible.iter().zip(content.shares(charts, visible, has_lanes, air)) {
         let (top, below) = cut_top(rest, height.saturating_sub(air));
         panels.push((*panel, top));
         rest = cut_top(below, air.min(height)).1;
     }
     if has_lanes {
-        areas.x_labels.extend(visible.iter().rev().find(|panel| matches!(panel, Panel::Chart(_))));
+        areas.x_labels.extend(visible.iter().rev().find(|panel| panel.is_chart() || **panel == Panel::Ranks));
     }
     panels.extend(foot.map(|foot| (foot, rest)));
     panels.push((Panel::Events, events));
     areas.panels = panels;
 }
 
+/// Returns the panels of the right column that are visible: as many as fit, the focused one among them.
+fn shown_of_side(side: &[Panel], focus: Panel, rows: u16, most: usize, least: impl Fn(Panel) -> u16) -> &[Panel] {
+    let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
+    let from = |first: usize| {
+        let mut left = rows;
+        let fits = |panel: &&Panel| {
+            let fits = least(**panel) <= left;
+            left = left.saturating_sub(least(**panel));
+            fits
+        };
+        let count = side[first..].iter().take(most).take_while(fits).count().max(1);
+        &side[first..(first + count).min(side.len())]
+    };
+    let first = (0..side.len()).find(|first| focused < first + from(*first).len()).unwrap_or(0);
+    if side.is_empty() { side } else { from(first) }
+}
+
 /// Places the marks and all lanes below the large panel, and returns the area of the marks.
-fn under_a_large_main(panels: &mut Vec<(Panel, Rect)>, main: Panel, area: Rect, lanes: &[Panel]) -> Rect {
-    let area = Rect { height: area.height - 1, ..area };
-    let count = lanes.len() as u16;
-    let each = (area.height / 2 / count).clamp(4, 9);
-    // The last lane has the labels of the x axis.
-    let (top, mut rest) = cut_top(area, area.height - each * count - 1);
+fn under_a_large_main(panels: &mut Vec<(Panel, Rect)>, content: &RunContent, area: Rect, lanes: &[Panel]) -> Rect {
+    let main = content.main();
+    let varying = lanes.iter().filter(|lane| !content.constant.contains(lane)).count() as u16;
+    let most = varying * LANE + (lanes.len() as u16 - varying) * CONSTANT;
+    // Two thirds for the lanes, and at least four rows for each of them.
+    let rows = ((area.height - MARKS) * 2 / 3).max(4 * lanes.len() as u16).min(most).min(area.height - MARKS - 5);
+    // The last lane also has the labels of the x axis.
+    let (top, mut rest) = cut_top(area, area.height - rows - 1);
     let (top, marks) = cut_top(top, top.height - MARKS);
     panels.push((main, top));
-    for (number, lane) in (1..).zip(lanes) {
-        let (chart, below) = cut_top(rest, each + u16::from(number == count));
+    let heights = content.shares(rows, lanes, false, 0);
+    for (number, (lane, height)) in (1..).zip(lanes.iter().zip(heights)) {
+        let (chart, below) = cut_top(rest, height + u16::from(number == lanes.len()));
         panels.push((*lane, chart));
         rest = below;
     }
@@ -397,16 +490,33 @@ pub fn scrolled(top: usize, selected: usize, visible: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::panel_set::PICKABLE;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn parts_stay_in_the_terminal_and_do_not_overlap(width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3, picked in prop::option::of(prop::collection::vec(0..PICKABLE.len(), 0..6))) {
+        fn parts_stay_in_the_terminal_and_do_not_overlap(
+            width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3,
+            picked in prop::option::of(prop::sample::subsequence(PICKABLE.to_vec(), 0..8)), columns in 0u8..5,
+            constant in prop::sample::subsequence(PICKABLE.to_vec(), 0..12), events in 0usize..40, checkpoints in 0usize..40,
+        ) {
             let screen = Rect::new(0, 0, width, height);
             let areas = areas(Size { width, height });
-            let large = has_room_for_lanes(areas.body);
-            let content = RunContent { task: Task::ALL[task], nodes, validation: nodes, utilization: nodes, large, videos, picked: picked.map(|all| PanelSet::of(all.into_iter().map(|at| PICKABLE[at]))) };
-            let run = run_areas(areas.body, advice, Panel::Events, false, content);
+            let content = RunContent {
+                task: Task::ALL[task],
+                nodes,
+                validation: nodes,
+                utilization: nodes,
+                large: has_room_for_lanes(areas.body),
+                videos,
+                picked,
+                columns,
+                constant,
+                facts: nodes,
+                events,
+                checkpoints,
+            };
+            let run = run_areas(areas.body, advice, Panel::Events, false, &content);
             let mut parts = vec![areas.header, areas.keys, run.state, run.facts, run.advice, run.marks];
             parts.extend(run.panels.iter().map(|(_, area)| *area));
             parts.retain(|part| part.area() > 0);

@@ -14,7 +14,7 @@ mod screen;
 mod session;
 mod viewport;
 
-pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED};
+pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED, Quantity};
 pub use convert_screen::{ConvertScreen, Preview, Work};
 pub use dialogs::{
     ActionDialog, CheckpointsDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, PaletteDialog,
@@ -25,7 +25,7 @@ pub use launch_form::{FormPanel, LaunchForm};
 pub(crate) use log_store::LogLine;
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
-pub use run_screen::RunScreen;
+pub use run_screen::{RecipeSetting, RunScreen};
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
 pub use session::Session;
@@ -39,7 +39,7 @@ use crate::key_map::KeyMap;
 use crate::layout;
 use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
-use crate::panel_set::PanelSet;
+use crate::panel_set::PanelChoice;
 use crate::run_state::{StateKind, short_id};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -128,8 +128,10 @@ pub struct Model {
     pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
     pub run: Option<RunScreen>,
-    /// The panels that the user has picked for training runs; `None` for the usual ones.
-    pub picked_panels: Option<PanelSet>,
+    /// The run whose curve the Runs screen shows, unless that is the open one.
+    pub preview: Option<RunScreen>,
+    /// How the user wants the panels of training runs.
+    pub panels: PanelChoice,
     /// The open comparison of runs.
     pub compare: Option<CompareScreen>,
     /// State of the Stages screen.
@@ -197,7 +199,8 @@ impl Model {
             screen: if setup.open.is_some() { Screen::Run } else { Screen::Runs },
             runs_screen: RunsScreen { selected: setup.open.clone(), ..Default::default() },
             run: setup.open.map(RunScreen::new),
-            picked_panels: None,
+            preview: None,
+            panels: PanelChoice::default(),
             compare: None,
             stages: StagesScreen::default(),
             recipes_screen: RecipesScreen::default(),
@@ -297,6 +300,12 @@ impl Model {
         rows.get(self.run_position(&rows)).copied()
     }
 
+    /// Returns the data of the selected run, if the Runs screen shows them.
+    pub fn previewed(&self) -> Option<&RunScreen> {
+        let selected = &self.selected_run()?.run;
+        [&self.run, &self.preview].into_iter().flatten().find(|open| open.id == *selected)
+    }
+
     /// Returns the position of the selected node among those that pass the filter.
     pub(crate) fn node_position(&self) -> usize {
         let nodes = self.fleet.nodes();
@@ -351,7 +360,9 @@ impl Model {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
             // A large chart has room for the raw line behind the moving average.
             let smoothing = layout::has_room_for_lanes(layout::areas(self.size).body).then_some(0);
-            self.run = Some(RunScreen { smoothing, ..RunScreen::new(run.clone()) });
+            // The stream of a run that the Runs screen shows goes on.
+            let shown = self.preview.take_if(|open| open.id == run);
+            self.run = Some(RunScreen { smoothing, ..shown.unwrap_or_else(|| RunScreen::new(run.clone())) });
         }
         self.runs_screen.selected = Some(run);
         self.logs = None;
@@ -401,7 +412,8 @@ pub fn context(model: &Model) -> Context {
     }
 }
 
-fn context_of(screen: Screen) -> Context {
+/// Returns the key table of a screen.
+pub(crate) fn context_of(screen: Screen) -> Context {
     match screen {
         Screen::Runs => Context::Runs,
         Screen::Run => Context::Run,

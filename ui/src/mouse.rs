@@ -8,10 +8,11 @@ use crate::effect::Effect;
 use crate::layout::{self, Panel};
 use crate::model::{Model, Screen, context};
 use crate::msg::{Key, KeyCode, Mouse, MouseKind};
+use crate::screens::compare::ClickedPart;
 use crate::screens::{alerts, compare, logs, nodes, processes, recipes, run, runs, stages};
 use crate::update::act;
 use crate::view::{header_action, key_bar_action};
-use crate::widgets::line_chart;
+use crate::widgets::shared_axis::position_at;
 use ratatui_core::layout::{Position, Rect};
 
 /// Rows that one notch of the wheel scrolls.
@@ -55,7 +56,7 @@ pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
         MouseKind::Drag => {
             if let Some(drag) = &mut model.drag {
                 drag.columns.1 = at.x.clamp(drag.plot.left(), drag.plot.right().saturating_sub(1));
-                drag.range.1 = line_chart::position_at(drag.plot, drag.window, drag.columns.1);
+                drag.range.1 = position_at(drag.plot, drag.window, drag.columns.1);
             }
             Vec::new()
         }
@@ -77,7 +78,7 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
     if model.modal.is_none()
         && let Some((plot, window)) = plot_at(model, at)
     {
-        let x = Some(line_chart::position_at(plot, window, at.x));
+        let x = Some(position_at(plot, window, at.x));
         match (model.screen, &mut model.run, &mut model.compare) {
             (Screen::Run, Some(run), _) => run.zoom(factor, x),
             (_, _, Some(open)) => open.zoom(factor, x),
@@ -108,7 +109,7 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
 fn plot_at(model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
     match (model.screen, &model.run, &model.compare) {
         (Screen::Run, Some(run), _) => Some((run::panel_at(model, at)?.plot?, run.window())),
-        (Screen::Compare, _, Some(open)) => Some((compare::plot_at(model, at)?, open.window())),
+        (Screen::Compare, _, Some(open)) => Some((compare::plot_at(model, at)?.0, open.window())),
         _ => None,
     }
 }
@@ -124,21 +125,35 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
         return action.map_or_else(Vec::new, |action| act(model, context, action));
     }
     if let Some((plot, window)) = plot_at(model, at) {
-        let x = line_chart::position_at(plot, window, at.x);
+        let x = position_at(plot, window, at.x);
         model.drag = Some(Drag { plot, window, range: (x, x), columns: (at.x, at.x) });
         let panel = run::panel_at(model, at).map(|under| under.panel);
+        let quantity = compare::plot_at(model, at).map(|(_, quantity)| quantity);
         match (model.screen, &mut model.run, &mut model.compare) {
             (Screen::Run, Some(run), _) => {
                 run.put_cursor_at(x);
                 panel.into_iter().for_each(|panel| focus(run, panel));
             }
-            (_, _, Some(open)) => open.view.put_cursor(Some(x), open.full_range()),
+            (_, _, Some(open)) => {
+                open.view.put_cursor(Some(x), open.full_range());
+                open.quantity = quantity.unwrap_or_else(|| open.quantity.clone());
+            }
             _ => {}
         }
         return Vec::new();
     }
     let until = match model.screen {
         Screen::Run => return press_panel(model, at),
+        Screen::Compare => {
+            let part = compare::part_at(model, at);
+            if let (Some(part), Some(open)) = (part, &mut model.compare) {
+                match part {
+                    ClickedPart::Quantity(quantity) => open.quantity = quantity,
+                    ClickedPart::Run(number) => open.toggle_run(number),
+                }
+            }
+            return Vec::new();
+        }
         Screen::Logs => {
             if let (Some(line), Some(logs)) = (logs::line_at(model, at.y), &mut model.logs) {
                 if logs.current == Some(line) {

@@ -1,10 +1,14 @@
-//! The panels beside and below the large chart of a training run, as the user has picked them.
+//! The panels beside and below the large chart of a training run: those that exist, and those that the user has picked.
 
+use crate::charts;
 use crate::layout::Panel;
-use rundir::Chart;
+use crate::series::Series;
+use rundir::{Chart, METRICS, find_metric};
+use std::collections::BTreeSet;
+use units::Unit;
 
-/// The panels that can be picked, in the order in which they are shown.
-pub const PICKABLE: [Panel; 11] = [
+/// The panels that can be picked for every run, in the usual order. Those of a run follow: see [`pickable`].
+pub const PICKABLE: [Panel; 12] = [
     Panel::Chart(Chart::LearningRate),
     Panel::Chart(Chart::GradNorm),
     Panel::Chart(Chart::StepTime),
@@ -16,69 +20,148 @@ pub const PICKABLE: [Panel; 11] = [
     Panel::Chart(Chart::Power),
     Panel::Chart(Chart::Utilization),
     Panel::Chart(Chart::NodeMemory),
+    Panel::Recipe,
 ];
 
-/// A set of [`PICKABLE`] panels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PanelSet(u16);
+/// The largest number of columns of a grid of panels.
+pub const MOST_COLUMNS: u8 = 4;
 
-impl PanelSet {
-    /// Returns the set of these panels, without those that cannot be picked.
-    pub fn of(panels: impl IntoIterator<Item = Panel>) -> Self {
-        Self(panels.into_iter().map(bit).fold(0, |set, bit| set | bit))
+/// How the user wants the panels of training runs. It is remembered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PanelChoice {
+    /// The names of the picked panels in their order; `None` for the usual ones.
+    pub picked: Option<Vec<String>>,
+    /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
+    pub columns: u8,
+    /// The names of the charts with a logarithmic y axis.
+    pub log_y: BTreeSet<String>,
+}
+
+impl PanelChoice {
+    /// Returns the picked panels that a run has, in their order; `None` for the usual ones. Other runs may have the others.
+    pub fn panels(&self, series: &Series) -> Option<Vec<Panel>> {
+        self.picked.as_ref().map(|names| names.iter().filter_map(|name| find(name, series)).collect())
     }
 
-    /// Returns whether a panel is in the set.
-    pub fn contains(self, panel: Panel) -> bool {
-        self.0 & bit(panel) != 0
+    /// Returns whether a chart has a logarithmic y axis.
+    pub fn is_log(&self, panel: Panel, series: &Series) -> bool {
+        self.log_y.contains(&name(panel, series))
     }
 
-    /// Adds a panel, or removes it.
-    pub fn toggle(&mut self, panel: Panel) {
-        self.0 ^= bit(panel);
-    }
-
-    /// Returns the names of its panels in files.
-    pub fn names(self) -> Vec<String> {
-        PICKABLE.into_iter().filter(|panel| self.contains(*panel)).map(|panel| name(panel).to_owned()).collect()
-    }
-
-    /// Returns the set of the panels with these names. Unknown names come from another version, and are ignored.
-    pub fn with_names(names: &[String]) -> Self {
-        Self::of(PICKABLE.into_iter().filter(|panel| names.iter().any(|known| known == name(*panel))))
+    /// Turns the logarithmic y axis of a chart on or off.
+    pub fn toggle_log(&mut self, panel: Panel, series: &Series) {
+        let name = name(panel, series);
+        if !self.log_y.remove(&name) {
+            self.log_y.insert(name);
+        }
     }
 }
 
-fn bit(panel: Panel) -> u16 {
-    PICKABLE.iter().position(|known| *known == panel).map_or(0, |at| 1 << at)
+/// Returns the panels that can be picked for a run: those of every run, each metric that it has measured, and its own series.
+pub fn pickable(series: &Series) -> Vec<Panel> {
+    let has_values = |metric: &usize| charts::curves(*metric, false).iter().any(|curve| series.has_values(curve.track));
+    let metrics = (0..METRICS.len()).filter(|metric| !has_chart(*metric) && has_values(metric)).map(Panel::Metric);
+    PICKABLE.into_iter().chain(metrics).chain((0..series.names().len()).map(Panel::Named)).collect()
 }
 
-/// Returns the title of a panel that can be picked.
-pub fn title(panel: Panel) -> &'static str {
+/// Returns whether a chart that can be picked, or the large one, is about this metric: it is the first one there.
+fn has_chart(metric: usize) -> bool {
+    let Some(line) = METRICS[metric].line else { return false };
+    let first = line.chart.metrics(true).next();
+    line.chart == Chart::ValidationLoss || first.is_some_and(|first| first.name == METRICS[metric].name)
+}
+
+const METRIC: &str = "metric:";
+const SERIES: &str = "series:";
+
+/// Returns the name of a panel in files.
+pub fn name(panel: Panel, series: &Series) -> String {
     match panel {
-        Panel::Chart(chart) => chart.info(true).title,
-        _ => "Ranks",
+        Panel::Chart(chart) => chart.info(true).name.to_owned(),
+        Panel::Metric(metric) => format!("{METRIC}{}", METRICS[metric].name),
+        Panel::Named(number) => format!("{SERIES}{}", series.names().get(number).map_or("", String::as_str)),
+        Panel::Ranks => "ranks".to_owned(),
+        Panel::Recipe => "recipe".to_owned(),
+        Panel::Pipeline => "pipeline".to_owned(),
+        Panel::Samples => "samples".to_owned(),
+        Panel::Checkpoints => "checkpoints".to_owned(),
+        Panel::Events => "events".to_owned(),
     }
 }
 
-fn name(panel: Panel) -> &'static str {
+/// Returns the panel of a run with this name, if it can be picked. Unknown names come from another run or another version.
+pub fn find(wanted: &str, series: &Series) -> Option<Panel> {
+    if let Some(metric) = wanted.strip_prefix(METRIC) {
+        return find_metric(metric).map(|(index, _)| Panel::Metric(index));
+    }
+    if let Some(own) = wanted.strip_prefix(SERIES) {
+        return series.names().iter().position(|known| known == own).map(Panel::Named);
+    }
+    PICKABLE.into_iter().find(|panel| name(*panel, series) == wanted)
+}
+
+/// Returns the title of a panel. `has_gpu_power` is true if a node of the run reports GPU power.
+pub fn title(panel: Panel, series: &Series, has_gpu_power: bool) -> String {
     match panel {
-        Panel::Chart(chart) => chart.info(true).name,
-        _ => "ranks",
+        Panel::Chart(chart) => chart.info(has_gpu_power).title.to_owned(),
+        Panel::Metric(metric) => crate::widgets::capitalized(METRICS[metric].label),
+        Panel::Named(number) => series.names().get(number).map_or_else(String::new, |name| crate::text::clean(name)),
+        Panel::Ranks => "Ranks".to_owned(),
+        Panel::Recipe => "Recipe".to_owned(),
+        Panel::Pipeline => "Stages".to_owned(),
+        Panel::Samples => "Samples".to_owned(),
+        Panel::Checkpoints => "Checkpoints".to_owned(),
+        Panel::Events => "Events".to_owned(),
+    }
+}
+
+/// Returns the unit of a chart.
+pub fn unit(panel: Panel, has_gpu_power: bool) -> Unit {
+    match panel {
+        Panel::Chart(chart) => chart.info(has_gpu_power).unit,
+        Panel::Metric(metric) => METRICS[metric].unit,
+        _ => Unit::Plain,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::sample;
+    use rundir::MetricSample;
+
+    fn series() -> Series {
+        let mut series = Series::default();
+        let other = [("train/aux".to_owned(), Some(0.5))].into();
+        series.push(&MetricSample { tokens_per_s: 900.0, forward_s: 0.3, other, ..sample(1, 1) });
+        series
+    }
 
     #[test]
-    fn every_set_is_read_back_from_its_names() {
-        for bits in 0..1 << PICKABLE.len() {
-            let set = PanelSet(bits);
-            assert_eq!(PanelSet::with_names(&set.names()), set);
+    fn every_panel_of_a_run_is_read_back_from_its_name() {
+        let series = series();
+        for panel in pickable(&series) {
+            assert_eq!(find(&name(panel, &series), &series), Some(panel));
         }
-        assert_eq!(PanelSet::with_names(&["of-a-newer-version".to_owned()]), PanelSet::default());
-        assert_eq!(PanelSet::of([Panel::Events]), PanelSet::default());
+        assert_eq!(find("of-a-newer-version", &series), None);
+        assert_eq!(find("series:of/another/run", &series), None);
+        let choice = PanelChoice {
+            picked: Some(vec!["series:train/aux".into(), "x".into(), "memory".into()]),
+            ..Default::default()
+        };
+        assert_eq!(choice.panels(&series), Some(vec![Panel::Named(0), Panel::Chart(Chart::Memory)]));
+    }
+
+    #[test]
+    fn metrics_that_were_measured_and_series_of_an_imported_run_can_be_picked() {
+        let series = series();
+        let names: Vec<String> = pickable(&series).into_iter().map(|panel| name(panel, &series)).collect();
+        for expected in ["metric:tokens_per_s", "metric:forward_s", "metric:data_s", "series:train/aux"] {
+            assert!(names.iter().any(|name| name == expected), "{expected} is not among {names:?}");
+        }
+        // The loss has the large chart, and this run does not log the others.
+        for hidden in ["metric:loss", "metric:mfu", "metric:backward_s", "metric:power"] {
+            assert!(!names.iter().any(|name| name == hidden), "{hidden}");
+        }
     }
 }

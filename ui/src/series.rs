@@ -9,12 +9,16 @@ pub use axis::Axis;
 
 use crate::rank_times::RankTimes;
 use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};
+use std::collections::BTreeMap;
 
 /// Samples per bucket of the pyramid's first level, and buckets per bucket above.
 const FAN: usize = 16;
 
 /// With more ranks than this, only the mean, the highest and the lowest memory are kept.
 pub const MAX_RANK_LINES: usize = 8;
+
+/// The most series of a run that the table of metrics lacks; those that appear later are left out.
+pub const MAX_NAMED: usize = 500;
 
 /// Weights of the moving averages, lightest first.
 pub const SMOOTHING: [f64; 2] = [0.9, 0.99];
@@ -37,9 +41,13 @@ pub enum Track {
     MemoryMean,
     /// A metric that nodes sample, by its index in [`METRICS`].
     Nodes(usize, Statistic),
+    /// A metric of each rank other than its memory, by its index in [`METRICS`].
+    Ranks(usize, Statistic),
+    /// A series of an imported run that the table of metrics lacks, by its position in [`Series::names`].
+    Named(usize),
 }
 
-/// A statistic over the GPUs or nodes at one time.
+/// A statistic over the GPUs, nodes or ranks at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are clear")]
 pub enum Statistic {
@@ -53,15 +61,21 @@ impl Track {
     const NODES: usize = Self::RANKS + MAX_RANK_LINES + 3;
     const COUNT: usize = Self::NODES + 3 * METRICS.len();
 
-    /// Returns the track of a metric, or its mean if nodes sample the metric.
+    /// Returns the track of a metric, or its mean if it has several values at one time.
     ///
     /// # Panics
     /// If there is no such metric.
     pub fn of(name: &str) -> Self {
-        let (index, metric) = find_metric(name).expect("the metric is in the table");
-        match metric.source {
+        Self::of_metric(find_metric(name).expect("the metric is in the table").0)
+    }
+
+    /// Returns the track of a metric by its index in [`METRICS`], or its mean if it has several values at one time.
+    pub fn of_metric(index: usize) -> Self {
+        match METRICS[index].source {
             MetricSource::Nodes { .. } => Self::Nodes(index, Statistic::Mean),
-            MetricSource::Step(..) | MetricSource::PerRank(_) => Self::Step(index),
+            MetricSource::PerRank(_) if index == memory() => Self::MemoryMean,
+            MetricSource::PerRank(_) => Self::Ranks(index, Statistic::Mean),
+            MetricSource::Step(..) => Self::Step(index),
         }
     }
 
@@ -72,7 +86,11 @@ impl Track {
             Self::MemoryHighest => Self::RANKS + MAX_RANK_LINES,
             Self::MemoryLowest => Self::RANKS + MAX_RANK_LINES + 1,
             Self::MemoryMean => Self::RANKS + MAX_RANK_LINES + 2,
-            Self::Nodes(metric, statistic) => Self::NODES + 3 * metric + statistic as usize,
+            // A metric is either one of nodes or one of ranks.
+            Self::Nodes(metric, statistic) | Self::Ranks(metric, statistic) => {
+                Self::NODES + 3 * metric + statistic as usize
+            }
+            Self::Named(number) => Self::COUNT + number,
         }
     }
 
@@ -80,6 +98,11 @@ impl Track {
     pub fn is_of_nodes(self) -> bool {
         matches!(self, Self::Nodes(..))
     }
+}
+
+/// Returns the index of the memory of ranks in [`METRICS`], of which the console keeps more than the mean and the extremes.
+fn memory() -> usize {
+    find_metric("mem_gib").map_or(0, |(index, _)| index)
 }
 
 /// Smallest and largest finite value of a range; empty when `min > max`.
@@ -268,7 +291,12 @@ pub struct Segment {
     attempts: Vec<u32>,
     columns: Vec<Column>,
     smoothed: Vec<[Column; SMOOTHING.len()]>,
+    /// The series that the table of metrics lacks, and their moving averages.
+    named: Vec<(Column, [Column; SMOOTHING.len()])>,
 }
+
+/// The column of a track that has no values yet.
+static EMPTY: Column = Column { values: Vec::new(), levels: Vec::new(), not_finite: Vec::new() };
 
 impl Default for Segment {
     fn default() -> Self {
@@ -279,6 +307,7 @@ impl Default for Segment {
             attempts: Vec::new(),
             columns: vec![Column::default(); Track::COUNT],
             smoothed: vec![Default::default(); METRICS.len()],
+            named: Vec::new(),
         }
     }
 }
@@ -306,13 +335,19 @@ impl Segment {
 
     /// Returns the column of a track.
     pub fn column(&self, track: Track) -> &Column {
-        &self.columns[track.index()]
+        match track {
+            Track::Named(number) => self.named.get(number).map_or(&EMPTY, |(column, _)| column),
+            _ => &self.columns[track.index()],
+        }
     }
 
     /// Returns the moving average of a track, if it is kept; `level` is an index into [`SMOOTHING`].
     pub fn smoothed(&self, track: Track, level: usize) -> Option<&Column> {
-        let column = self.smoothed.get(track.index()).and_then(|levels| levels.get(level));
-        column.filter(|column| !column.is_empty())
+        let levels = match track {
+            Track::Named(number) => self.named.get(number).map(|(_, levels)| levels),
+            _ => self.smoothed.get(track.index()),
+        };
+        levels.and_then(|levels| levels.get(level)).filter(|column| !column.is_empty())
     }
 
     /// Returns the first index whose step is at least `step`.
@@ -335,19 +370,40 @@ impl Segment {
         first_at_least(&self.tokens, |tokens| tokens, tokens)
     }
 
-    fn push(&mut self, sample: &MetricSample) {
+    /// Adds a sample. `names` are those of the series that the table of metrics lacks.
+    fn push(&mut self, sample: &MetricSample, names: &[String]) {
         let index = self.len();
         let tokens = sample.tokens_since(self.steps.last().copied().unwrap_or(0));
         self.tokens.push(self.tokens.last().copied().unwrap_or(0.0) + tokens);
         self.steps.push(sample.step);
         self.times.push(self.times.last().map_or(sample.t, |last| last.max(sample.t)));
         self.attempts.push(sample.attempt);
-        let mut add = |track: Track, reading: NewValue| self.columns[track.index()].push(index, reading);
-        for (metric, of) in drawn() {
-            if let MetricSource::Step(value, _) = of.source {
-                add(Track::Step(metric), NewValue::if_measured(value(sample)));
+        for (metric, of) in METRICS.iter().enumerate() {
+            match of.source {
+                MetricSource::Step(value, _) => {
+                    // A run that does not log a metric has zeros. Those of a metric without a chart take no space.
+                    let is_logged =
+                        |value: &f64| of.line.is_some() || *value != 0.0 || !self.columns[metric].is_empty();
+                    let reading = NewValue::if_measured(value(sample).filter(is_logged));
+                    self.columns[metric].push(index, reading);
+                }
+                MetricSource::PerRank(values) if metric != memory() => {
+                    let values = values(sample);
+                    let extreme = |pick: fn(f64, f64) -> f64| values.iter().copied().reduce(pick);
+                    let mean = values.iter().sum::<f64>() / values.len() as f64;
+                    for (statistic, value) in [
+                        (Statistic::Mean, Some(mean).filter(|_| !values.is_empty())),
+                        (Statistic::Lowest, extreme(f64::min).filter(|_| values.len() > 1)),
+                        (Statistic::Highest, extreme(f64::max)),
+                    ] {
+                        let track = Track::Ranks(metric, statistic);
+                        self.columns[track.index()].push(index, NewValue::if_measured(value));
+                    }
+                }
+                MetricSource::PerRank(_) | MetricSource::Nodes { .. } => {}
             }
         }
+        let mut add = |track: Track, reading: NewValue| self.columns[track.index()].push(index, reading);
         let memory = &sample.mem_gib_by_rank;
         let wide = memory.len() > MAX_RANK_LINES;
         for rank in 0..MAX_RANK_LINES {
@@ -358,11 +414,16 @@ impl Segment {
         add(Track::MemoryLowest, NewValue::if_measured(extreme(f64::min).filter(|_| memory.len() > 1)));
         let mean = memory.iter().sum::<f64>() / memory.len() as f64;
         add(Track::MemoryMean, NewValue::if_measured(Some(mean).filter(|_| !memory.is_empty())));
-        for (metric, _) in drawn().filter(|(_, of)| of.line.is_some_and(|line| line.smoothed)) {
-            for (level, weight) in SMOOTHING.into_iter().enumerate() {
-                let average = next_average(&self.columns[metric], &self.smoothed[metric][level], index, weight);
-                self.smoothed[metric][level].push(index, average);
-            }
+        for (metric, _) in smoothed_metrics() {
+            push_averages(&self.columns[metric], &mut self.smoothed[metric], index);
+        }
+        if self.named.len() < names.len() {
+            self.named.resize_with(names.len(), Default::default);
+        }
+        for (name, (column, averages)) in names.iter().zip(&mut self.named) {
+            let value = sample.other.get(name);
+            column.push(index, value.map_or(NewValue::Missing, |value| NewValue::of(*value)));
+            push_averages(column, averages, index);
         }
     }
 
@@ -372,7 +433,7 @@ impl Segment {
         self.tokens.push(0.0);
         self.times.push(self.times.last().map_or(moment.t, |last| last.max(moment.t)));
         self.attempts.push(0);
-        for (metric, of) in drawn() {
+        for (metric, of) in METRICS.iter().enumerate() {
             let MetricSource::Nodes { value, .. } = of.source else { continue };
             let spread = value(moment);
             let several = spread.filter(|spread| spread.of_several);
@@ -395,6 +456,11 @@ impl Segment {
             attempts: self.attempts.split_off(at),
             columns: self.columns.iter_mut().map(|column| column.split_off(at)).collect(),
             smoothed: self.smoothed.iter_mut().map(|levels| levels.each_mut().map(|c| c.split_off(at))).collect(),
+            named: self
+                .named
+                .iter_mut()
+                .map(|(column, levels)| (column.split_off(at), levels.each_mut().map(|c| c.split_off(at))))
+                .collect(),
         }
     }
 }
@@ -430,9 +496,17 @@ fn first_at_least<T: Copy>(values: &[T], number: impl Fn(T) -> f64, wanted: f64)
     low + values[low..high].partition_point(|value| number(*value) < wanted)
 }
 
-/// Returns the metrics that a chart shows, with their indices.
-fn drawn() -> impl Iterator<Item = (usize, &'static Metric)> {
-    METRICS.iter().enumerate().filter(|(_, metric)| metric.line.is_some())
+/// Returns the metrics whose moving averages are kept, with their indices.
+fn smoothed_metrics() -> impl Iterator<Item = (usize, &'static Metric)> {
+    METRICS.iter().enumerate().filter(|(_, metric)| metric.line.is_some_and(|line| line.smoothed))
+}
+
+/// Adds the moving averages after the value at `index`.
+fn push_averages(raw: &Column, averages: &mut [Column; SMOOTHING.len()], index: usize) {
+    for (column, weight) in averages.iter_mut().zip(SMOOTHING) {
+        let average = next_average(raw, column, index, weight);
+        column.push(index, average);
+    }
 }
 
 /// Returns the bias-corrected moving average after the value at `index`: m' = w·m + (1-w)·x, divided by 1 - w^n
@@ -466,6 +540,8 @@ pub struct Series {
     nodes: Segment,
     started_s: Option<f64>,
     rank_times: RankTimes,
+    names: Vec<String>,
+    numbers: BTreeMap<String, usize>,
 }
 
 impl Series {
@@ -486,8 +562,30 @@ impl Series {
             }
             self.rank_times.cut(sample.step);
         }
-        self.live.push(sample);
+        for name in sample.other.keys() {
+            if self.names.len() < MAX_NAMED && !self.numbers.contains_key(name) {
+                self.numbers.insert(name.clone(), self.names.len());
+                self.names.push(name.clone());
+            }
+        }
+        self.live.push(sample, &self.names);
         self.rank_times.push(sample);
+    }
+
+    /// Returns the names of the series that the table of metrics lacks, in the order in which they appeared.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the track of such a series.
+    pub fn track_of_name(&self, name: &str) -> Option<Track> {
+        self.numbers.get(name).copied().map(Track::Named)
+    }
+
+    /// Returns whether a track has a value, in effective samples or in superseded ones.
+    pub fn has_values(&self, track: Track) -> bool {
+        let mut pieces = std::iter::once(self.of_track(track)).chain(&self.superseded);
+        pieces.any(|piece| !piece.column(track).is_empty())
     }
 
     /// Adds a sample of the nodes; samples come in the order of time.

@@ -4,12 +4,15 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
+use crate::modals::palette::Listed;
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, context,
+    context_of,
 };
 use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
+use crate::run_actions;
 use crate::run_state::short_id;
 use crate::screens::{
     alerts, compare, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
@@ -22,6 +25,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Tick(now) => {
             model.tick(now);
+            runs::prepare_preview(model);
             if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
                 nodes::renew(model);
             }
@@ -123,10 +127,14 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         _ => {}
     }
     if let (Some(Modal::Palette(dialog)), Action::Accept) = (&model.modal, action) {
-        // The same as a press of the key on the screen.
-        let chosen = dialog.chosen(&model.keys);
+        let (chosen, here) = (dialog.chosen(), dialog.context);
         model.modal = None;
-        return chosen.map_or_else(Vec::new, |key| on_key(model, key));
+        let Some(Listed { context, binding }) = chosen else { return Vec::new() };
+        if context != here && !go_to(model, context) {
+            return Vec::new();
+        }
+        // The same as a press of the key on that screen.
+        return act(model, context, binding.action);
     }
     if let Some(modal) = model.modal.take() {
         return match modal {
@@ -190,6 +198,84 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         }
     }
     Vec::new()
+}
+
+/// Shows the screen that has a key table, if it has something to show. A warning states what is missing.
+fn go_to(model: &mut Model, context: Context) -> bool {
+    let missing = match context {
+        Context::Stages => {
+            stages::open(model);
+            None
+        }
+        Context::Nodes => {
+            nodes::open(model, model.fleet.of.clone());
+            None
+        }
+        Context::Alerts => {
+            alerts::open(model);
+            None
+        }
+        Context::Runs => {
+            model.screen = Screen::Runs;
+            None
+        }
+        Context::Recipes => {
+            model.screen = Screen::Recipes;
+            None
+        }
+        Context::Convert => {
+            model.screen = Screen::Convert;
+            None
+        }
+        Context::Run | Context::Samples | Context::Logs => {
+            let shown = model.target().map(|row| row.run.clone());
+            let run = shown.or_else(|| model.run.as_ref().map(|run| run.id.clone()));
+            let run = run.or_else(|| model.selected_run().map(|row| row.run.clone()));
+            match run {
+                Some(run) => {
+                    model.open_run(run);
+                    match context {
+                        Context::Samples => samples::open(model),
+                        Context::Logs => drop(run_actions::act(model, Action::Logs)),
+                        _ => {}
+                    }
+                    None
+                }
+                None => Some("There are no runs yet"),
+            }
+        }
+        Context::Compare => {
+            match model.compare {
+                Some(_) => model.screen = Screen::Compare,
+                None => compare::open(model),
+            }
+            None
+        }
+        Context::Launch if model.form.is_some() => {
+            model.screen = Screen::Launch;
+            None
+        }
+        Context::Launch => Some("Choose a recipe to launch first, on the Recipes screen"),
+        Context::Node | Context::Processes => {
+            nodes::open(model, model.fleet.of.clone());
+            match (context, model.selected_node().is_some()) {
+                (_, false) => Some("No node is listed yet"),
+                (Context::Node, true) => {
+                    node::open(model);
+                    None
+                }
+                (_, true) => {
+                    processes::open(model);
+                    None
+                }
+            }
+        }
+        _ => Some("This action belongs to a dialog"),
+    };
+    if let Some(missing) = missing {
+        model.warn(missing);
+    }
+    missing.is_none() && context_of(model.screen) == context
 }
 
 /// Adds pasted text to the open input line, if there is one. Pasted text never triggers key bindings.
@@ -260,6 +346,10 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
         return;
     }
     let text_size = logs::text_size(model);
+    if let Some(open) = model.preview.as_mut().filter(|open| open.id == *run) {
+        open.take_in(what);
+        return;
+    }
     let Some(open) = model.run.as_mut().filter(|open| open.id == *run) else { return };
     match what {
         RunMsg::Log(chunk) => {

@@ -4,7 +4,7 @@ use crate::effect::Watch;
 use crate::fleet::FleetSource;
 use crate::model::{Model, Screen};
 use crate::msg::Size;
-use crate::screens::{run, samples};
+use crate::screens::{run, runs, samples};
 use ratatui_core::layout::Rect;
 use rundir::SampleSidecar;
 use std::collections::BTreeSet;
@@ -22,6 +22,9 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
         wanted.insert(Watch::Draft(Box::new(form.draft.clone())));
         let path = form.draft.target.hostfile();
         wanted.extend(path.map(|path| Watch::Nodes(FleetSource::Hostfile(path.to_owned()))));
+    }
+    if runs::has_preview(model) {
+        wanted.extend(model.previewed().map(|open| Watch::Run(open.id.clone())));
     }
     if let (Screen::Compare, Some(open)) = (model.screen, &model.compare) {
         wanted.extend(open.runs.iter().map(|run| Watch::Compared(run.id.clone())));

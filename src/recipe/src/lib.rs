@@ -78,7 +78,7 @@ pub use sample::{
 pub use schedule::{Anneal, ClipRule, LrSchedule, Warmup};
 pub use schema::{Bounds, DefaultValue, Key, Kind, SCHEMA};
 pub use secrets::Secrets;
-pub use show::shown_settings;
+pub use show::{default_settings, shown_settings};
 pub use slab::{ALIGNMENT, Place, Slab};
 pub use train::{
     Accumulate, CheckpointPolicy, ComputeDtype, Data, DataSet, Device, FrozenDtype, Fused, Log, Loss, LossWeighting,

@@ -25,6 +25,11 @@ pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
     .collect()
 }
 
+/// Returns the keys that have a default, with it as [`shown_settings`] writes values, in the order of [`SCHEMA`].
+pub fn default_settings() -> Vec<(&'static str, String)> {
+    SCHEMA.iter().filter_map(|key| Some((key.path, shown(&key.default?.value())))).collect()
+}
+
 impl Resolved {
     /// Returns the recipe with every key, in the order of [`SCHEMA`], as TOML that [`load`](crate::load()) reads.
     ///
@@ -83,6 +88,13 @@ mod tests {
         let folder = resolved.recipe.data.index.parent().unwrap().as_str();
         let text = resolved.show(true).replace(folder, "/configs").replace("../../tests/fixtures/configs", "configs");
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn a_recipe_without_keys_has_the_defaults() {
+        let defaults = super::default_settings();
+        let shown = super::shown_settings(&toml::Table::new());
+        assert!(shown.len() > 50 && shown.iter().all(|setting| defaults.contains(setting)));
     }
 
     #[test]

@@ -263,6 +263,7 @@ pub const METRICS: &[Metric] = &[
         'm',
         "mean",
     ),
+    nodes("temperature", "GPU temperature, °C", Unit::Plain, "temp_c", |p| p.temp_c),
     nodes("cpu", "CPU", Unit::Share, "cpu_share", |p| p.cpu_pct.map(share)).drawn(Chart::Power, 'm', "mean"),
 ];
 

@@ -22,6 +22,9 @@ pub struct NodePoint {
     /// GPU utilization, in percent.
     #[serde(default)]
     pub util_pct: Option<Spread>,
+    /// GPU temperature, °C.
+    #[serde(default)]
+    pub temp_c: Option<Spread>,
     /// CPU utilization of the nodes.
     pub cpu_pct: Option<Spread>,
     /// Memory in use on the nodes.
@@ -45,7 +48,7 @@ pub struct Spread {
 /// matter.
 #[derive(Debug, Clone, Default)]
 pub struct NodeSeries {
-    open: BTreeMap<i64, [Sum; 5]>,
+    open: BTreeMap<i64, [Sum; 6]>,
     newest: BTreeMap<NodeId, f64>,
     taken: Option<i64>,
 }
@@ -89,13 +92,14 @@ impl NodeSeries {
         if self.taken.is_some_and(|taken| at <= taken) {
             return;
         }
-        let [power, gpu_mem, util, cpu, mem] = self.open.entry(at).or_default();
+        let [power, gpu_mem, util, temp, cpu, mem] = self.open.entry(at).or_default();
         let gib = |mib: u64| mib as f64 / 1024.0;
         let nodes = self.newest.len() > 1;
         let gpus = nodes || sample.gpus.power_w.len() > 1;
         sample.gpus.power_w.iter().filter_map(Reading::value).for_each(|w| power.add(w, gpus));
         sample.gpus.mem_used_mib.iter().filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib), gpus));
         sample.gpus.util_pct.iter().filter_map(Reading::value).for_each(|pct| util.add(pct, gpus));
+        sample.gpus.temp_c.iter().filter_map(Reading::value).for_each(|degrees| temp.add(degrees, gpus));
         sample.cpu_pct.into_iter().for_each(|pct| cpu.add(pct, nodes));
         sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib), nodes));
     }
@@ -117,14 +121,15 @@ impl NodeSeries {
         self.close(BTreeMap::new())
     }
 
-    fn close(&mut self, later: BTreeMap<i64, [Sum; 5]>) -> Vec<NodePoint> {
+    fn close(&mut self, later: BTreeMap<i64, [Sum; 6]>) -> Vec<NodePoint> {
         let done = std::mem::replace(&mut self.open, later);
         self.taken = done.keys().next_back().copied().or(self.taken);
-        let point = |(at, [power, gpu_mem, util, cpu, mem]): (i64, [Sum; 5])| NodePoint {
+        let point = |(at, [power, gpu_mem, util, temp, cpu, mem]): (i64, [Sum; 6])| NodePoint {
             t: (at as f64 + 0.5) * SPAN_S,
             power_w: power.spread(),
             gpu_mem_gib: gpu_mem.spread(),
             util_pct: util.spread(),
+            temp_c: temp.spread(),
             cpu_pct: cpu.spread(),
             mem_gib: mem.spread(),
         };

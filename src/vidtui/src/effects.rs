@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::{JoinSet, spawn_blocking};
-use ui::{Effect, JobId, JobMsg, Msg, Outcome};
+use ui::{Effect, JobId, JobMsg, Msg, Outcome, PlottedChart};
 use units::short_size;
 use weights::{Doing, WriteProgress};
 
@@ -210,14 +210,19 @@ fn run(
         Effect::Export { chart, to, .. } => {
             let (summary, _) = at.summary(&at.dir(&chart.run))?;
             let measured = curves::read(&summary.dir)?;
-            let group = curves::Group::of_chart(chart.chart, &measured);
+            let group = match &chart.chart {
+                PlottedChart::Chart(chart) => curves::Group::of_chart(*chart, &measured),
+                PlottedChart::Metric(name) => curves::Group::of_column(curves::Column::Metric(curves::metric(name)?)),
+                PlottedChart::Named(name) => curves::Group::of_column(curves::Column::Other(name.clone())),
+            };
             chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
         Effect::ExportComparison { comparison, to, .. } => {
             let read = |run| comparison::read(at, &at.dir(run));
             let runs = comparison.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-            let column = curves::Column::Metric(curves::metric(comparison.metric)?);
+            let has_series = |name: &str| runs.iter().any(|run| run.measured.others().contains(name));
+            let column = curves::Column::named(&comparison.metric, has_series)?;
             chart_export::write(&comparison::chart(&[column], View::from(&comparison), &runs), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }

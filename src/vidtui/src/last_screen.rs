@@ -4,7 +4,7 @@
 //! cannot be read is ignored: the console then opens on the list of runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use rundir::{RunDir, user_folder, write_atomic, xxh3_hex};
+use rundir::{RunDir, RunId, user_folder, write_atomic, xxh3_hex};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use ui::Session;
@@ -24,7 +24,9 @@ struct File {
 pub fn read(runs: &Utf8Path) -> Option<Session> {
     let file: File = serde_json::from_slice(&fs::read(path_of(runs)?).ok()?).ok()?;
     let mut session = Some(file).filter(|file| file.version == VERSION)?.session;
-    session.run = session.run.filter(|run| RunDir::of(runs, run).root.is_dir());
+    let exists = |run: &RunId| RunDir::of(runs, run).root.is_dir();
+    session.run = session.run.filter(exists);
+    session.compared.retain(exists);
     Some(session)
 }
 

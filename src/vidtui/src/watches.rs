@@ -163,6 +163,10 @@ impl Stream {
         let mut nodes = NodeFiles::default();
         let mut goodput = GoodputStream::default();
         let send = |what| self.send_blocking(Msg::Run { run: run.clone(), what });
+        let recipe = block_in_place(|| dir.read_run()).ok().map(|run| compared_stream::settings(&run.recipe));
+        if let Some(settings) = recipe {
+            self.send(Msg::Run { run: run.clone(), what: RunMsg::Recipe(settings) }).await?;
+        }
         // Files are read several times per read of the state, because files grow faster than states change.
         let mut round = 0;
         loop {

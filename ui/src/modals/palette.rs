@@ -1,11 +1,10 @@
-//! The list of the actions of a screen with their keys, filtered as the user types. Enter executes the selected one.
+//! The list of the actions of all screens with their keys, filtered as the user types. Enter executes the selected one; an action
+//! of another screen goes there first.
 
 use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
-use crate::key_map::KeyMap;
 use crate::layout;
 use crate::model::{Modal, Model, PaletteDialog};
-use crate::msg::Key;
 use crate::text;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
@@ -15,7 +14,16 @@ use ratatui_core::text::{Line, Span};
 /// The longest filter.
 const LONGEST: usize = 60;
 
-/// Opens the list for a screen.
+/// An action of the list.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed {
+    /// The screen that has it.
+    pub context: Context,
+    /// Its row in the table of that screen.
+    pub binding: &'static Binding,
+}
+
+/// Opens the list on a screen.
 pub fn open(model: &mut Model, context: Context) {
     model.modal = Some(Modal::Palette(PaletteDialog { context, filter: String::new(), selected: 0 }));
 }
@@ -57,19 +65,35 @@ impl PaletteDialog {
         }
     }
 
-    /// Returns the first key of the selected action.
-    pub fn chosen(&self, keys: &KeyMap) -> Option<Key> {
-        self.listed().get(self.selected).and_then(|binding| keys.keys(self.context, binding).first()).copied()
+    /// Returns the selected action.
+    pub fn chosen(&self) -> Option<Listed> {
+        self.listed().get(self.selected).copied()
     }
 
-    /// Returns the actions that contain every word of the filter, in the order of the help.
-    pub fn listed(&self) -> Vec<&'static Binding> {
+    /// Returns the actions that contain every word of the filter: those of this screen in the order of the help, then those of the
+    /// other screens that this one lacks.
+    pub fn listed(&self) -> Vec<Listed> {
+        let here = self.context.all_bindings().map(|binding| Listed { context: self.context, binding });
+        let is_here = |binding: &Binding| self.context.all_bindings().any(|own| own.action == binding.action);
+        let others = Context::ALL.into_iter().filter(|context| context.is_screen() && *context != self.context);
+        let elsewhere =
+            others.flat_map(|context| context.bindings().iter().map(move |binding| Listed { context, binding }));
+        let elsewhere = elsewhere.filter(|listed| !listed.binding.action.is_motion() && !is_here(listed.binding));
         let filter = self.filter.to_lowercase();
-        let passes = |binding: &&Binding| {
-            let text = format!("{} {}", binding.label, binding.help).to_lowercase();
-            binding.action != Action::Palette && filter.split_whitespace().all(|word| text.contains(word))
+        let passes = |listed: &Listed| {
+            let Binding { action, label, help, .. } = listed.binding;
+            let text = format!("{label} {help} {}", self.place(listed)).to_lowercase();
+            *action != Action::Palette && filter.split_whitespace().all(|word| text.contains(word))
         };
-        self.context.all_bindings().filter(passes).collect()
+        here.chain(elsewhere).filter(passes).collect()
+    }
+
+    /// Returns where an action is executed, if that is another screen.
+    fn place(&self, listed: &Listed) -> String {
+        match listed.context {
+            context if context == self.context => String::new(),
+            context => format!("on the {} screen", context.title()),
+        }
     }
 
     /// Draws the dialog.
@@ -87,14 +111,20 @@ impl PaletteDialog {
             Span::raw(filter),
             Span::styled(cursor, theme.accent),
         ])];
-        for (at, binding) in listed.iter().enumerate().skip(first).take(visible) {
+        for (at, listed) in listed.iter().enumerate().skip(first).take(visible) {
+            let Listed { context, binding } = *listed;
             let is_chosen = at == self.selected;
             let pointer = if is_chosen { model.symbols.pointer } else { " " };
-            let key = model.keys.keys(self.context, binding).first().map_or_else(String::new, |key| key.name());
-            let help = text::fit(binding.help, width.saturating_sub(KEYS + 3), model.symbols.ellipsis);
+            let key = model.keys.keys(context, binding).first().map_or_else(String::new, |key| key.name());
+            let room = width.saturating_sub(KEYS + 3);
+            // Where it is executed is more important than the end of a long help text.
+            let place = text::fit(&self.place(listed), room / 2, model.symbols.ellipsis);
+            let gap = if place.is_empty() { 0 } else { 2 };
+            let help = text::fit(binding.help, room.saturating_sub(text::width(&place) + gap), model.symbols.ellipsis);
             lines.push(Line::from(vec![
                 Span::styled(format!("{pointer} {key:<KEYS$} "), theme.accent),
                 Span::styled(help, if is_chosen { theme.strong } else { Style::new() }),
+                Span::styled(format!("{:gap$}{place}", ""), theme.faint),
             ]));
         }
         if listed.is_empty() {
@@ -103,7 +133,6 @@ impl PaletteDialog {
         let mut footer = hint(model, &model.keys.name(Context::Palette, Action::Accept), "execute");
         footer.push(Span::raw("   "));
         footer.extend(hint(model, &model.keys.name(Context::Palette, Action::Cancel), "close"));
-        let title = format!("Actions of {}", self.context.title());
-        dialog::draw(model, buf, &title, theme.accent, lines, Line::from(footer), 0);
+        dialog::draw(model, buf, "Actions", theme.accent, lines, Line::from(footer), 0);
     }
 }

@@ -1,11 +1,12 @@
-//! The dialog that picks the panels of training runs. The screen behind it changes at once.
+//! The dialog that picks the panels of training runs, their order and their layout. The screen behind it changes at once.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
-use crate::layout;
-use crate::model::{Modal, Model, PanelsDialog};
-use crate::panel_set::{PICKABLE, PanelSet, title};
-use crate::screens::run;
+use crate::layout::{self, Panel};
+use crate::model::{Modal, Model, PanelsDialog, RunScreen};
+use crate::panel_set::{MOST_COLUMNS, PICKABLE, find, name, pickable};
+use crate::screens::{run, run_panels};
+use crate::text;
 use crate::widgets::{dialog, hint};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
@@ -16,7 +17,7 @@ use recipe::Task;
 pub fn open(model: &mut Model) {
     let is_training = model.run.as_ref().is_some_and(|run| run::content(model, run).task == Task::Train);
     if is_training {
-        model.modal = Some(Modal::Panels(PanelsDialog { selected: 0 }));
+        model.modal = Some(Modal::Panels(PanelsDialog { order: order(model), selected: 0 }));
     } else {
         model.warn("The panels of training runs can be picked; this run has all of its panels");
     }
@@ -25,18 +26,50 @@ pub fn open(model: &mut Model) {
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
 /// closes.
 pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) -> Vec<Effect> {
-    let last = PICKABLE.len() - 1;
+    let last = dialog.order.len().saturating_sub(1);
     if let Some(to) = layout::moved(action, dialog.selected, room(model), last) {
         dialog.selected = to;
     }
-    match action {
-        Action::Cancel => return Vec::new(),
-        Action::Toggle => {
-            let mut picked = shown(model);
-            picked.toggle(PICKABLE[dialog.selected.min(last)]);
-            model.picked_panels = Some(picked);
+    let at = dialog.selected.min(last);
+    let selected = dialog.order.get(at).copied();
+    match (action, selected) {
+        (Action::Cancel, _) => return Vec::new(),
+        (Action::Toggle, Some(panel)) => {
+            let mut picked = picked(model);
+            match picked.iter().position(|known| *known == panel) {
+                Some(at) => drop(picked.remove(at)),
+                None => picked.push(panel),
+            }
+            pick(model, &dialog.order, &picked);
         }
-        Action::Defaults => model.picked_panels = None,
+        (Action::MoveEarlier, Some(_)) if at > 0 => {
+            let picked = picked(model);
+            dialog.order.swap(at, at - 1);
+            dialog.selected = at - 1;
+            pick(model, &dialog.order, &picked);
+        }
+        (Action::MoveLater, Some(_)) if at < last => {
+            let picked = picked(model);
+            dialog.order.swap(at, at + 1);
+            dialog.selected = at + 1;
+            pick(model, &dialog.order, &picked);
+        }
+        (Action::Columns, _) => {
+            model.panels.columns = match model.panels.columns {
+                0 | 1 => 2,
+                columns if columns < MOST_COLUMNS => columns + 1,
+                _ => 0,
+            }
+        }
+        (Action::LogY, Some(panel)) if panel.is_chart() => {
+            if let Some(run) = &model.run {
+                model.panels.toggle_log(panel, &run.series);
+            }
+        }
+        (Action::Defaults, _) => {
+            (model.panels.picked, model.panels.columns) = (None, 0);
+            dialog.order = order(model);
+        }
         _ => {}
     }
     keep_focus(model);
@@ -44,56 +77,103 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
     Vec::new()
 }
 
-/// Returns the picked panels; at first all of them. Those without values are hidden until they have some.
-fn shown(model: &Model) -> PanelSet {
-    model.picked_panels.unwrap_or_else(|| PanelSet::of(PICKABLE))
+/// Returns the picked panels of the open run; at first the usual ones.
+fn picked(model: &Model) -> Vec<Panel> {
+    let usual = || PICKABLE.into_iter().filter(|panel| *panel != Panel::Recipe).collect();
+    model.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
+}
+
+/// Returns all panels of the open run: the picked ones in their order, then the others.
+fn order(model: &Model) -> Vec<Panel> {
+    let mut order = picked(model);
+    let all = model.run.as_ref().map_or_else(Vec::new, |run| pickable(&run.series));
+    order.extend(all.into_iter().filter(|panel| !order.contains(panel)).collect::<Vec<_>>());
+    order
+}
+
+/// Picks panels in an order. Those that other runs have and this one lacks stay picked.
+fn pick(model: &mut Model, order: &[Panel], picked: &[Panel]) {
+    let Some(run) = &model.run else { return };
+    let names = order.iter().filter(|panel| picked.contains(panel)).map(|panel| name(*panel, &run.series));
+    let before = model.panels.picked.iter().flatten();
+    let of_others = before.filter(|name| find(name, &run.series).is_none()).cloned();
+    model.panels.picked = Some(names.chain(of_others).collect());
 }
 
 /// Focuses the large chart if the focused panel is hidden now.
 fn keep_focus(model: &mut Model) {
     let Some(content) = model.run.as_ref().map(|run| run::content(model, run)) else { return };
-    if let Some(run) = model.run.as_mut().filter(|run| !content.panels().contains(&run.focus)) {
-        (run.focus, run.enlarged) = (content.main(), false);
+    if let Some(run) = model.run.as_mut().filter(|run| !run.enlarged && !content.panels().contains(&run.focus)) {
+        run.focus = content.main();
     }
 }
 
 /// Returns the number of panels that fit.
 fn room(model: &Model) -> usize {
-    usize::from(model.size.height.saturating_sub(5)).max(1)
+    usize::from(model.size.height.saturating_sub(7)).max(1)
+}
+
+/// Returns the layout in words.
+fn layout_words(model: &Model) -> String {
+    match model.panels.columns {
+        0 | 1 => "loss and lanes at the left, the others beside them".to_owned(),
+        columns => format!("a grid of {columns} columns"),
+    }
 }
 
 impl PanelsDialog {
-    fn lines(&self, model: &Model) -> Vec<Line<'static>> {
-        let shown = shown(model);
-        let line = |(at, panel): (usize, &layout::Panel)| {
+    fn lines(&self, model: &Model, run: &RunScreen) -> Vec<Line<'static>> {
+        let theme = &model.theme;
+        let width = dialog::text_width(model.size);
+        let picked = picked(model);
+        let line = |(at, panel): (usize, Panel)| {
             let is_selected = at == self.selected;
+            let is_picked = picked.contains(&panel);
             let pointer = if is_selected { model.symbols.pointer } else { " " };
-            let mark = if shown.contains(*panel) { "[x]" } else { "[ ]" };
-            let style = if is_selected { model.theme.strong } else { Style::new() };
+            let mark = if is_picked { "[x]" } else { "[ ]" };
+            let style = if is_selected { theme.strong } else { Style::new() };
+            let log = if model.panels.is_log(panel, &run.series) { "  log y" } else { "" };
+            let title = text::fit(&run_panels::title(run, panel), width.saturating_sub(14), model.symbols.ellipsis);
             Line::from(vec![
-                Span::styled(format!("{pointer} "), model.theme.accent),
-                Span::styled(format!("{mark} "), model.theme.faint),
-                Span::styled(title(*panel), style),
+                Span::styled(format!("{pointer} "), theme.accent),
+                Span::styled(format!("{mark} "), theme.faint),
+                Span::styled(title, style),
+                Span::styled(log, theme.faint),
             ])
         };
         let top = layout::scrolled(0, self.selected, room(model));
-        PICKABLE.iter().enumerate().skip(top).take(room(model)).map(line).collect()
+        let mut lines = vec![Line::from(vec![
+            Span::styled("layout: ", theme.faint),
+            Span::styled(layout_words(model), theme.strong),
+        ])];
+        lines.push(Line::default());
+        lines.extend(self.order.iter().copied().enumerate().skip(top).take(room(model)).map(line));
+        lines
     }
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
+        let Some(run) = &model.run else { return };
         let key = |action| model.keys.name(Context::PanelsDialog, action);
-        let mut footer = hint(model, &key(Action::Toggle), "show or hide");
-        for (action, does) in [(Action::Defaults, "usual panels"), (Action::Cancel, "close")] {
-            footer.push(Span::raw("   "));
-            footer.extend(hint(model, &key(action), does));
+        let mut footer = Vec::new();
+        for (keys, text) in [
+            (key(Action::Toggle), "show or hide"),
+            (format!("{}/{}", key(Action::MoveEarlier), key(Action::MoveLater)), "move"),
+            (key(Action::Columns), "layout"),
+            (key(Action::LogY), "log y"),
+            (key(Action::Defaults), "usual"),
+            (key(Action::Cancel), "close"),
+        ] {
+            footer.extend(hint(model, &keys, text));
+            footer.push(Span::raw("  "));
         }
+        footer.pop();
         dialog::draw(
             model,
             buf,
             "Panels of training runs",
             model.theme.accent,
-            self.lines(model),
+            self.lines(model, run),
             Line::from(footer),
             0,
         );

@@ -3,12 +3,73 @@
 use crate::model::Viewport;
 use crate::model::run_screen::{MIN_SPAN, axis_ends};
 use crate::msg::RunMsg;
-use crate::series::{Axis, Series, Track};
-use rundir::{Failure, METRICS, Metric, MetricSource, RunId};
+use crate::series::{Axis, Series, Statistic, Track};
+use rundir::{Failure, METRICS, MetricSource, RunId, find_metric};
 use std::collections::BTreeSet;
+use units::Unit;
 
 /// The maximum number of runs that are compared; more lines cannot be distinguished.
 pub const MOST_COMPARED: usize = 8;
+
+/// A quantity that is compared.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Quantity {
+    /// A metric, by its index in [`METRICS`].
+    Metric(usize),
+    /// A series of imported runs that the table of metrics lacks, by its name.
+    Named(String),
+}
+
+impl Quantity {
+    /// Returns its name in files and on the command line.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Metric(metric) => METRICS[*metric].name,
+            Self::Named(name) => name,
+        }
+    }
+
+    /// Returns the quantity with a name: a metric, or a series of imported runs.
+    pub fn with_name(name: &str) -> Self {
+        find_metric(name).map_or_else(|| Self::Named(name.to_owned()), |(index, _)| Self::Metric(index))
+    }
+
+    /// Returns its label.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Metric(metric) => match METRICS[*metric].source {
+                MetricSource::PerRank(_) => format!("{}, highest", METRICS[*metric].label),
+                _ => METRICS[*metric].label.to_owned(),
+            },
+            Self::Named(name) => crate::text::clean(name),
+        }
+    }
+
+    /// Returns the unit of its values.
+    pub fn unit(&self) -> Unit {
+        match self {
+            Self::Metric(metric) => METRICS[*metric].unit,
+            Self::Named(_) => Unit::Plain,
+        }
+    }
+
+    /// Returns its track in a run: one value per sample; `None` if the run does not have the series.
+    pub fn track(&self, series: &Series) -> Option<Track> {
+        match self {
+            Self::Named(name) => series.track_of_name(name),
+            Self::Metric(metric) => Some(match Track::of_metric(*metric) {
+                Track::MemoryMean => Track::MemoryHighest,
+                Track::Ranks(metric, _) => Track::Ranks(metric, Statistic::Highest),
+                track => track,
+            }),
+        }
+    }
+
+    /// Returns whether a run has values of it.
+    fn is_measured(&self, series: &Series) -> bool {
+        self.track(series).is_some_and(|track| !series.of_track(track).column(track).is_empty())
+    }
+}
 
 /// One of the compared runs.
 #[derive(Debug, Clone)]
@@ -23,6 +84,8 @@ pub struct ComparedRun {
     pub lost: Option<Failure>,
     /// True once its stream has started.
     pub opened: bool,
+    /// Whether the user has hidden its lines.
+    pub hidden: bool,
 }
 
 /// The open comparison.
@@ -30,10 +93,12 @@ pub struct ComparedRun {
 pub struct CompareScreen {
     /// The runs, in the order of the Runs screen.
     pub runs: Vec<ComparedRun>,
-    /// The metric, as an index into [`METRICS`].
-    pub metric: usize,
-    /// Metrics with a logarithmic y axis.
-    pub log_y: BTreeSet<usize>,
+    /// The chosen quantity.
+    pub quantity: Quantity,
+    /// Whether its chart takes the place of all charts.
+    pub enlarged: bool,
+    /// Quantities with a logarithmic y axis.
+    pub log_y: BTreeSet<Quantity>,
     /// The moving average to show, as an index into [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
     /// The quantity by which the runs are aligned.
@@ -58,10 +123,12 @@ pub struct Difference {
 impl CompareScreen {
     /// Returns a comparison that has just been opened.
     pub fn new(runs: Vec<RunId>) -> Self {
-        let run = |id| ComparedRun { id, series: Series::default(), recipe: None, lost: None, opened: false };
+        let run =
+            |id| ComparedRun { id, series: Series::default(), recipe: None, lost: None, opened: false, hidden: false };
         Self {
             runs: runs.into_iter().map(run).collect(),
-            metric: 0,
+            quantity: Quantity::Metric(0),
+            enlarged: false,
             log_y: BTreeSet::new(),
             smoothing: None,
             x: Axis::Step,
@@ -86,33 +153,59 @@ impl CompareScreen {
         }
     }
 
-    /// Returns the compared metric.
-    pub fn metric(&self) -> &'static Metric {
-        &METRICS[self.metric]
-    }
-
-    /// Returns the track that is compared: one value per run and sample.
-    pub fn track(&self) -> Track {
-        track_of(self.metric())
-    }
-
-    /// Returns the metrics that at least one run has measured, and the chosen one.
-    pub fn choices(&self) -> Vec<usize> {
-        let measured = |at: &usize| {
-            let metric = &METRICS[*at];
-            let track = track_of(metric);
-            let has_values = |run: &ComparedRun| !run.series.of_track(track).column(track).is_empty();
-            *at == self.metric || (metric.line.is_some() && self.runs.iter().any(has_values))
+    /// Returns the quantities that at least one run has measured, and the chosen one: metrics, then series of imported runs.
+    pub fn choices(&self) -> Vec<Quantity> {
+        let names: BTreeSet<&String> = self.runs.iter().flat_map(|run| run.series.names()).collect();
+        let named = names.into_iter().map(|name| Quantity::Named(name.clone()));
+        let all = (0..METRICS.len()).map(Quantity::Metric).chain(named);
+        let measured = |quantity: &Quantity| {
+            *quantity == self.quantity || self.runs.iter().any(|run| quantity.is_measured(&run.series))
         };
-        (0..METRICS.len()).filter(measured).collect()
+        let mut choices: Vec<Quantity> = all.filter(measured).collect();
+        // The chosen series may not be loaded yet.
+        if !choices.contains(&self.quantity) {
+            choices.push(self.quantity.clone());
+        }
+        choices
     }
 
-    /// Chooses the next metric that was measured, or the one before.
+    /// Returns the quantities of `count` charts, the chosen one among them.
+    pub fn charts(&self, count: usize) -> Vec<Quantity> {
+        let choices = self.choices();
+        let at = choices.iter().position(|quantity| *quantity == self.quantity).unwrap_or(0);
+        let count = if self.enlarged { 1 } else { count.clamp(1, choices.len()) };
+        let first = (at / count * count).min(choices.len() - count);
+        choices[first..first + count].to_vec()
+    }
+
+    /// Chooses the next quantity that was measured, or the one before.
     pub(crate) fn choose_metric(&mut self, next: bool) {
         let choices = self.choices();
-        let at = choices.iter().position(|metric| *metric == self.metric).unwrap_or(0);
+        let at = choices.iter().position(|quantity| *quantity == self.quantity).unwrap_or(0);
         let step = if next { 1 } else { choices.len() - 1 };
-        self.metric = choices[(at + step) % choices.len()];
+        self.quantity = choices[(at + step) % choices.len()].clone();
+    }
+
+    /// Shows the lines of one run, then of the next one, then of all.
+    pub(crate) fn show_next_alone(&mut self) {
+        let mut shown = (0..self.runs.len()).filter(|number| !self.runs[*number].hidden);
+        let alone = match (shown.next(), shown.next()) {
+            (Some(only), None) if self.runs.len() > 1 => only + 1,
+            _ => 0,
+        };
+        let all = alone >= self.runs.len();
+        for (number, run) in self.runs.iter_mut().enumerate() {
+            run.hidden = !all && number != alone;
+        }
+    }
+
+    /// Hides the lines of a run, or shows them. Those of one run at least are shown.
+    pub(crate) fn toggle_run(&mut self, number: usize) {
+        let Some(run) = self.runs.get_mut(number) else { return };
+        run.hidden = !run.hidden;
+        if self.runs.iter().all(|run| run.hidden) {
+            self.runs.iter_mut().for_each(|run| run.hidden = false);
+        }
     }
 
     /// Aligns the runs by the next quantity. Tokens are left out if no run logs them.
@@ -128,7 +221,7 @@ impl CompareScreen {
 
     /// Returns the runs that have positions on the x axis, with their numbers.
     pub fn drawn(&self) -> impl Iterator<Item = (usize, &ComparedRun)> {
-        let has_positions = |run: &ComparedRun| self.x != Axis::Tokens || has_tokens(&run.series);
+        let has_positions = |run: &ComparedRun| !run.hidden && (self.x != Axis::Tokens || has_tokens(&run.series));
         self.runs.iter().enumerate().filter(move |(_, run)| has_positions(run))
     }
 
@@ -224,14 +317,6 @@ impl CompareScreen {
             differs.then(|| Difference { key: key.to_owned(), values: values() })
         };
         keys.into_iter().filter_map(difference).collect()
-    }
-}
-
-/// Returns the track of a metric that has one value per run and sample.
-fn track_of(metric: &Metric) -> Track {
-    match metric.source {
-        MetricSource::PerRank(_) => Track::MemoryHighest,
-        _ => Track::of(metric.name),
     }
 }
 

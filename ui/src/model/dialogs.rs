@@ -2,6 +2,7 @@
 
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::bindings::Context;
+use crate::layout::Panel;
 use crate::msg::JobId;
 use plan::{LaunchPlan, RunKill};
 use rundir::Failure;
@@ -27,7 +28,7 @@ pub enum Modal {
     Failure(FailureDialog),
     /// Lists all keys.
     Help(HelpDialog),
-    /// Lists the actions of a screen, to execute one.
+    /// Lists the actions of all screens, to execute one.
     Palette(PaletteDialog),
 }
 
@@ -116,6 +117,8 @@ pub struct TargetsDialog {
 /// The dialog of the panels of training runs.
 #[derive(Debug, Clone, Default)]
 pub struct PanelsDialog {
+    /// The panels that can be picked, in the order of the user.
+    pub order: Vec<Panel>,
     /// The position of the selected panel.
     pub selected: usize,
 }
@@ -138,10 +141,10 @@ pub struct HelpDialog {
     pub scroll: usize,
 }
 
-/// The list of the actions of a screen.
+/// The list of the actions of all screens.
 #[derive(Debug, Clone)]
 pub struct PaletteDialog {
-    /// The screen.
+    /// The screen that it was opened on.
     pub context: Context,
     /// The words that an action must contain.
     pub filter: String,

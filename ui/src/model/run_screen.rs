@@ -10,13 +10,31 @@ use recipe::Task;
 use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use runstate::Goodput;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The maximum number of events that are kept; older events are only in the run's files.
 const MAX_EVENTS: usize = 1000;
 
 /// The narrowest window of a zoomed chart, in samples.
 pub(super) const MIN_SPAN: f64 = 4.0;
+
+/// A key of a recipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecipeSetting {
+    /// The key, such as `optimizer.lr`.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Its default, if it has one.
+    pub default: Option<String>,
+}
+
+impl RecipeSetting {
+    /// Returns whether the value differs from the default, or there is no default.
+    pub fn is_set(&self) -> bool {
+        self.default.as_ref() != Some(&self.value)
+    }
+}
 
 /// An open run.
 #[derive(Debug, Clone)]
@@ -41,8 +59,10 @@ pub struct RunScreen {
     pub focus: Panel,
     /// Whether it fills the screen.
     pub enlarged: bool,
-    /// Charts with a logarithmic y axis.
-    pub log_y: BTreeSet<Chart>,
+    /// The panel that was focused before a key enlarged another one.
+    pub back_to: Option<Panel>,
+    /// The keys of its recipe, in the order of a recipe; `None` while they load.
+    pub recipe: Option<Vec<RecipeSetting>>,
     /// The moving average to show, as an index into [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
     /// The quantity on the x axes.
@@ -67,7 +87,8 @@ impl RunScreen {
             lost: None,
             focus: Panel::Chart(Chart::Loss),
             enlarged: false,
-            log_y: BTreeSet::new(),
+            back_to: None,
+            recipe: None,
             smoothing: None,
             x: XAxis::default(),
             view: Viewport::default(),
@@ -104,8 +125,16 @@ impl RunScreen {
             RunMsg::Samples(samples) => self.samples.samples = Some(samples),
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
             RunMsg::NextFrame => self.samples.frame = self.samples.frame.wrapping_add(1),
+            RunMsg::Recipe(settings) => {
+                let defaults: BTreeMap<&str, String> = recipe::default_settings().into_iter().collect();
+                let setting = |(key, value): (String, String)| {
+                    let default = defaults.get(key.as_str()).cloned();
+                    RecipeSetting { key, value, default }
+                };
+                self.recipe = Some(settings.into_iter().map(setting).collect());
+            }
             RunMsg::Lost(failure) => self.lost = Some(failure),
-            RunMsg::Log(_) | RunMsg::Logs(_) | RunMsg::Recipe(_) => {}
+            RunMsg::Log(_) | RunMsg::Logs(_) => {}
         }
     }
 
@@ -115,16 +144,31 @@ impl RunScreen {
         attempt.map_or(&[], |attempt| &attempt.placement.ranks)
     }
 
-    /// Returns the chart that keys apply to.
-    pub fn focused_chart(&self) -> Option<Chart> {
-        match self.focus {
-            Panel::Chart(chart) => Some(chart),
-            Panel::Ranks | Panel::Pipeline | Panel::Samples | Panel::Checkpoints | Panel::Events => None,
+    /// Focuses a panel and enlarges it. If it fills the screen already, the panel that was focused before is focused again.
+    pub(crate) fn show_panel(&mut self, panel: Panel) {
+        if self.enlarged && self.focus == panel {
+            self.restore_panels();
+            return;
+        }
+        self.back_to.get_or_insert(self.focus);
+        (self.focus, self.enlarged, self.scroll) = (panel, true, 0);
+    }
+
+    /// Shows all panels, and focuses the one that was focused before a key enlarged another one.
+    pub(crate) fn restore_panels(&mut self) {
+        self.enlarged = false;
+        if let Some(panel) = self.back_to.take() {
+            (self.focus, self.scroll) = (panel, 0);
         }
     }
 
+    /// Returns the chart that keys apply to.
+    pub fn focused_chart(&self) -> Option<Panel> {
+        Some(self.focus).filter(|panel| panel.is_chart())
+    }
+
     /// Returns the chart that fills the screen.
-    pub fn enlarged_chart(&self) -> Option<Chart> {
+    pub fn enlarged_chart(&self) -> Option<Panel> {
         self.focused_chart().filter(|_| self.enlarged)
     }
 

@@ -1,26 +1,28 @@
-//! The Compare screen: one metric of several runs in one chart, a legend with their values, and the differences of their
+//! The Compare screen: metrics of several runs in one chart each, a legend with their values, and the differences of their
 //! recipes.
 
 use crate::bindings::{Action, Context};
 use crate::effect::{ComparisonSpec, Effect, ImageFormat};
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Screen, Viewport};
+use crate::model::{CompareScreen, ComparedRun, MOST_COMPARED, Model, Quantity, Screen, Viewport};
 use crate::run_state::{StateKind, short_id};
 use crate::screens::compare_recipes;
+use crate::screens::run::smoothing_words;
 use crate::series::{Axis, SMOOTHING};
 use crate::text;
 use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{panel, state, write, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use rundir::{METRICS, RunId};
+use rundir::RunId;
 use units::counted;
 
-/// From this width on, the recipes are beside the chart.
-const WIDE: u16 = 120;
+/// The least width and height of a chart beside or above another one.
+const LEAST: (u16, u16) = (56, 12);
 
 /// Opens the screen with the marked runs.
 pub fn open(model: &mut Model) {
@@ -32,7 +34,10 @@ pub fn open(model: &mut Model) {
         2..=MOST_COMPARED => {
             // Runs that were compared before keep the metric and the settings.
             let same = model.compare.take_if(|open| open.runs.iter().map(|run| &run.id).eq(&runs));
-            model.compare = Some(same.unwrap_or_else(|| CompareScreen::new(runs)));
+            // A large chart has room for the raw line behind the moving average.
+            let smoothing = layout::has_room_for_lanes(layout::areas(model.size).body).then_some(0);
+            let new = || CompareScreen { smoothing, ..CompareScreen::new(runs) };
+            model.compare = Some(same.unwrap_or_else(new));
             model.screen = Screen::Compare;
         }
         n => model.warn(format!("{n} runs are marked; at most {MOST_COMPARED} can be compared")),
@@ -42,7 +47,7 @@ pub fn open(model: &mut Model) {
 /// Handles an action.
 pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let areas = areas(model, layout::areas(model.size).body);
-    let columns = usize::from(areas.chart.width.saturating_sub(10)).max(1);
+    let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
     let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
     let rows = usize::from(areas.recipes.height.saturating_sub(2));
     let Some(open) = &mut model.compare else { return Vec::new() };
@@ -54,14 +59,17 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     }
     match action {
         Action::Back if open.recipes_only => open.recipes_only = false,
+        Action::Back if open.enlarged => open.enlarged = false,
+        Action::Enlarge => open.enlarged = !open.enlarged,
+        Action::Toggle => open.show_next_alone(),
         Action::Back => model.screen = Screen::Runs,
         Action::Recipes => open.recipes_only = !open.recipes_only,
         Action::MetricNext | Action::MetricPrevious => open.choose_metric(action == Action::MetricNext),
         Action::ToggleX => open.align_next(),
         Action::LogY => {
-            let metric = open.metric;
-            if !open.log_y.remove(&metric) {
-                open.log_y.insert(metric);
+            let quantity = open.quantity.clone();
+            if !open.log_y.remove(&quantity) {
+                open.log_y.insert(quantity);
             }
         }
         Action::Smooth => {
@@ -69,6 +77,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 None => Some(0),
                 Some(level) => Some(level + 1).filter(|level| *level < SMOOTHING.len()),
             };
+            let text = smoothing_words(open.smoothing);
+            model.notify(text);
         }
         Action::CursorLeft => open.move_cursor(columns, false),
         Action::CursorRight => open.move_cursor(columns, true),
@@ -88,22 +98,23 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     let Some(open) = &model.compare else { return Vec::new() };
-    if lines(model, open).is_empty() {
+    if lines(model, open, &open.quantity).is_empty() {
         model.warn("There is nothing to export: no run has logged this metric yet");
         return Vec::new();
     }
     let comparison = ComparisonSpec {
         runs: open.runs.iter().map(|run| run.id.clone()).collect(),
-        metric: open.metric().name,
+        metric: open.quantity.name().to_owned(),
         x: open.x,
         window: open.view.span.map(|_| open.window()),
-        log_y: open.log_y.contains(&open.metric),
+        log_y: open.log_y.contains(&open.quantity),
         smoothing: open.smoothing.map(|level| SMOOTHING[level]),
     };
     // The names of all runs would be too long for the name of a file.
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
     let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
-    let to = model.export_dir.join(format!("{first}-and-{more}-{}.{extension}", comparison.metric));
+    let metric = comparison.metric.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "-");
+    let to = model.export_dir.join(format!("{first}-and-{more}-{metric}.{extension}"));
     let job = model.jobs.start(Intent::Export);
     vec![Effect::ExportComparison { job, comparison, to }]
 }
@@ -111,74 +122,114 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
 /// The parts of the screen. A part without room has height 0.
 struct CompareAreas {
     metrics: Rect,
-    chart: Rect,
+    charts: Vec<(Quantity, Rect)>,
     legend: Rect,
     recipes: Rect,
 }
 
 fn areas(model: &Model, body: Rect) -> CompareAreas {
     let none = Rect { height: 0, ..body };
-    let (runs, alone) = model.compare.as_ref().map_or((0, false), |open| (open.runs.len() as u16, open.recipes_only));
-    if alone {
-        return CompareAreas { metrics: none, chart: none, legend: none, recipes: body };
-    }
-    let (left, recipes) = if body.width >= WIDE {
-        const GAP: u16 = 3;
-        let width = body.width * 2 / 5;
-        let left = Rect { width: body.width - width - GAP, ..body };
-        (left, Rect { x: left.right() + GAP, width, ..body })
-    } else {
-        (body, none)
+    let Some(open) = &model.compare else {
+        return CompareAreas { metrics: none, charts: Vec::new(), legend: none, recipes: none };
     };
-    let (metrics, rest) = layout::cut_top(left, u16::from(left.height >= 6));
+    if open.recipes_only {
+        return CompareAreas { metrics: none, charts: Vec::new(), legend: none, recipes: body };
+    }
+    let (metrics, rest) = layout::cut_top(body, u16::from(body.height >= 6));
+    // A high screen has the recipes below the legend, as many keys as a fifth of the screen holds.
+    let keys = (open.differences().len() as u16).max(1) + 2;
+    let recipes = if body.height >= 30 { keys.min(body.height / 5).max(3) + 1 } else { 0 };
+    let (rest, recipes) = layout::cut_top(rest, rest.height - recipes);
+    let (_, recipes) = layout::cut_top(recipes, 1);
     // The values are more important than a large chart.
-    let legend = (runs + 1).min(rest.height);
-    let (chart, legend) = layout::cut_top(rest, rest.height - legend);
-    CompareAreas { metrics, chart, legend, recipes }
+    let legend = (open.runs.len() as u16 + 1).min(rest.height);
+    let (area, legend) = layout::cut_top(rest, rest.height - legend);
+    CompareAreas { metrics, charts: charts(open, area), legend, recipes }
+}
+
+/// Places as many charts as fit, at most two beside each other and two above each other.
+fn charts(open: &CompareScreen, area: Rect) -> Vec<(Quantity, Rect)> {
+    const GAP: u16 = 3;
+    let columns = ((area.width + GAP) / (LEAST.0 + GAP)).clamp(1, 2);
+    let rows = (area.height / LEAST.1).clamp(1, 2);
+    let shown = open.charts(usize::from(columns * rows));
+    let columns = columns.min(shown.len() as u16);
+    let rows = (shown.len() as u16).div_ceil(columns);
+    let width = (area.width - GAP * (columns - 1)) / columns;
+    let cell = |(at, quantity): (u16, Quantity)| {
+        let (row, column) = (at / columns, at % columns);
+        let (top, bottom) = (area.height * row / rows, area.height * (row + 1) / rows);
+        (quantity, Rect { x: area.x + column * (width + GAP), y: area.y + top, width, height: bottom - top })
+    };
+    (0..).zip(shown).map(cell).collect()
 }
 
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some(open) = &model.compare else { return };
     let areas = areas(model, body);
-    write(model, buf, areas.metrics, metrics_line(model, open, usize::from(areas.metrics.width)));
-    chart(model, open, buf, areas.chart);
+    let metrics = metric_items(model, open, usize::from(areas.metrics.width));
+    write(model, buf, areas.metrics, Line::from_iter(metrics.into_iter().flat_map(|(spans, _)| spans)));
+    for (quantity, area) in &areas.charts {
+        chart(model, open, quantity, areas.charts.len() > 1, buf, *area);
+    }
     legend(model, open, buf, areas.legend);
     compare_recipes::view(model, open, buf, areas.recipes);
 }
 
-/// Returns the name of a metric on this screen.
-fn metric_name(metric: usize) -> &'static str {
-    let metric = &METRICS[metric];
-    match metric.source {
-        rundir::MetricSource::PerRank(_) => "highest memory of a rank",
-        _ => metric.label,
-    }
+/// What a click on the screen chooses.
+pub enum ClickedPart {
+    /// The quantity of a name in the first row, or of a chart.
+    Quantity(Quantity),
+    /// A run of the legend.
+    Run(usize),
 }
 
-/// Returns the metrics with the chosen one marked, from the first that leaves room for it.
-fn metrics_line(model: &Model, open: &CompareScreen, width: usize) -> Line<'static> {
+/// Returns what a click at a position of the terminal chooses, outside of the plots.
+pub fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
+    let open = model.compare.as_ref()?;
+    let areas = areas(model, layout::areas(model.size).body);
+    if areas.metrics.contains(at) {
+        let mut end = areas.metrics.x;
+        let under = |(spans, _): &(Vec<Span<'static>>, Option<Quantity>)| {
+            end += spans.iter().map(Span::width).sum::<usize>() as u16;
+            at.x < end
+        };
+        let found = metric_items(model, open, usize::from(areas.metrics.width)).into_iter().find(under)?;
+        return found.1.map(ClickedPart::Quantity);
+    }
+    if areas.legend.contains(at) {
+        let number = usize::from(at.y - areas.legend.y).checked_sub(1)?;
+        return (number < open.runs.len()).then_some(ClickedPart::Run(number));
+    }
+    areas.charts.into_iter().find(|(_, area)| area.contains(at)).map(|(quantity, _)| ClickedPart::Quantity(quantity))
+}
+
+/// Returns the metrics with the chosen one marked, from the first that leaves room for it, each with what a click on it chooses.
+fn metric_items(model: &Model, open: &CompareScreen, width: usize) -> Vec<(Vec<Span<'static>>, Option<Quantity>)> {
     let choices = open.choices();
-    let names: Vec<&str> = choices.iter().map(|metric| metric_name(*metric)).collect();
-    let chosen = choices.iter().position(|metric| *metric == open.metric).unwrap_or(0);
+    let names: Vec<String> = choices.iter().map(Quantity::label).collect();
+    let chosen = choices.iter().position(|quantity| *quantity == open.quantity).unwrap_or(0);
     let mut first = chosen;
-    let mut used = names[chosen].len() + 3;
-    while first > 0 && used + names[first - 1].len() + 3 <= width {
+    let mut used = text::width(&names[chosen]) + 3;
+    while first > 0 && used + text::width(&names[first - 1]) + 3 <= width {
         first -= 1;
-        used += names[first].len() + 3;
+        used += text::width(&names[first]) + 3;
     }
-    let mut spans = Vec::new();
+    let mut items = Vec::new();
     if first > 0 {
-        spans.push(Span::styled(format!("{} ", model.symbols.ellipsis), model.theme.faint));
+        items.push((vec![Span::styled(format!("{} ", model.symbols.ellipsis), model.theme.faint)], None));
     }
-    for (at, name) in names.into_iter().enumerate().skip(first) {
+    for (at, (name, quantity)) in names.into_iter().zip(choices).enumerate().skip(first) {
         let style = if at == chosen { model.theme.accent } else { model.theme.faint };
         let pointer = if at == chosen { format!("{} ", model.symbols.pointer) } else { String::new() };
-        spans.push(Span::styled(format!("{pointer}{name}"), style));
-        spans.push(Span::raw("   "));
+        items.push((vec![Span::styled(format!("{pointer}{name}"), style), Span::raw("   ")], Some(quantity)));
     }
-    spans.pop();
-    Line::from(spans)
+    // Blanks at the end of the row must not cut it.
+    if let Some((spans, _)) = items.last_mut() {
+        spans.truncate(1);
+    }
+    items
 }
 
 /// Returns the mark of a run: `a` for the first one.
@@ -191,22 +242,32 @@ pub(super) fn ink(model: &Model, number: usize) -> Style {
     model.theme.lines[number % model.theme.lines.len()]
 }
 
-fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
+/// Draws the chart of a quantity. One of several has its settings in its heading only if it is the chosen one.
+fn chart(
+    model: &Model,
+    open: &CompareScreen,
+    quantity: &Quantity,
+    is_one_of_several: bool,
+    buf: &mut Buffer,
+    area: Rect,
+) {
+    let is_chosen = *quantity == open.quantity;
     let by = match open.x {
         Axis::Step => "by step",
         Axis::Time => "by time since the first step",
         Axis::Tokens => "by tokens",
     };
     let mut settings = vec![by.to_owned()];
-    settings.extend(open.log_y.contains(&open.metric).then(|| "log y".to_owned()));
+    settings.extend(open.log_y.contains(quantity).then(|| "log y".to_owned()));
     settings.extend(open.smoothing.map(|level| format!("smoothed over {:.0}", 1.0 / (1.0 - SMOOTHING[level]))));
     if open.view.span.is_some() {
         let ((low, high), (first, last)) = (open.window(), open.full_range());
         settings.push(format!("zoomed to {:.0} %", ((high - low) / (last - first) * 100.0).max(1.0)));
     }
-    let value = vec![Span::styled(settings.join(", "), model.theme.faint)];
-    let below = panel(model, buf, area, metric_name(open.metric), value, false);
-    let lines = lines(model, open);
+    let has_settings = is_chosen || !is_one_of_several;
+    let value = if has_settings { vec![Span::styled(settings.join(", "), model.theme.faint)] } else { Vec::new() };
+    let below = panel(model, buf, area, &quantity.label(), value, is_chosen && is_one_of_several);
+    let lines = lines(model, open, quantity);
     if lines.is_empty() {
         let nothing = if open.runs.iter().all(|run| run.opened || run.lost.is_some()) {
             "No run has logged this metric yet"
@@ -216,50 +277,60 @@ fn chart(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    line_chart(model, open, &lines).render(below, buf);
+    line_chart(model, open, quantity, is_one_of_several, &lines).render(below, buf);
 }
 
-fn lines<'a>(model: &Model, open: &'a CompareScreen) -> Vec<ChartLine<'a>> {
-    let track = open.track();
-    open.drawn()
-        .filter(|(_, run)| !run.series.of_track(track).column(track).is_empty())
-        .map(|(number, run)| ChartLine {
+fn lines<'a>(model: &Model, open: &'a CompareScreen, quantity: &Quantity) -> Vec<ChartLine<'a>> {
+    let line = |(number, run): (usize, &'a ComparedRun)| {
+        let track = quantity.track(&run.series)?;
+        let line = ChartLine {
             series: &run.series,
             track,
             band: None,
             label: short_id(&run.id).to_owned(),
             mark: mark(number),
             style: ink(model, number),
-        })
-        .collect()
+        };
+        (!run.series.of_track(track).column(track).is_empty()).then_some(line)
+    };
+    open.drawn().filter_map(line).collect()
 }
 
-fn line_chart<'a>(model: &Model, open: &CompareScreen, lines: &'a [ChartLine<'a>]) -> LineChart<'a> {
+fn line_chart<'a>(
+    model: &Model,
+    open: &CompareScreen,
+    quantity: &Quantity,
+    is_one_of_several: bool,
+    lines: &'a [ChartLine<'a>],
+) -> LineChart<'a> {
     let dragged = model.drag.and_then(|drag| drag.shown());
-    LineChart {
-        lines,
-        unit: open.metric().unit,
+    let axis = SharedAxis {
         x: open.x,
         step_word: "step",
         window: open.window(),
-        log_y: open.log_y.contains(&open.metric),
-        smoothing: open.smoothing,
-        aligned: None,
-        x_labels_from: 6,
         // The ends of a drag take the place of the cursor.
         cursor: open.view.cursor.filter(|_| dragged.is_none()),
         dragged,
+        // Charts above each other share their x axis.
+        gutter: if is_one_of_several { 8 } else { 0 },
+        margin: if is_one_of_several { 2 } else { 0 },
+        labels_from: 6,
         symbols: model.symbols,
         theme: model.theme,
-    }
+    };
+    let log_y = open.log_y.contains(quantity);
+    LineChart { lines, unit: quantity.unit(), axis, log_y, smoothing: open.smoothing }
 }
 
-/// Returns the area between the axes of the chart, if a position of the terminal is in it.
-pub fn plot_at(model: &Model, at: Position) -> Option<Rect> {
+/// Returns the area between the axes of the chart at a position of the terminal, if it is in there, and what the chart shows.
+pub fn plot_at(model: &Model, at: Position) -> Option<(Rect, Quantity)> {
     let open = model.compare.as_ref()?;
-    let area = areas(model, layout::areas(model.size).body).chart;
-    let lines = lines(model, open);
-    line_chart(model, open, &lines).plot(layout::cut_top(area, 1).1).filter(|plot| plot.contains(at))
+    let charts = areas(model, layout::areas(model.size).body).charts;
+    let several = charts.len() > 1;
+    let (quantity, area) = charts.into_iter().find(|(_, area)| area.contains(at))?;
+    let lines = lines(model, open, &quantity);
+    let plot = line_chart(model, open, &quantity, several, &lines).plot(layout::cut_top(area, 1).1)?;
+    plot.contains(at).then_some((plot, quantity))
 }
 
 /// The width of a column of values.
@@ -285,8 +356,12 @@ fn legend(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     for (number, run) in open.runs.iter().enumerate() {
         let name = text::fit(short_id(&run.id), name_width, model.symbols.ellipsis);
         let pad = " ".repeat(name_width - text::width(&name));
-        let mut spans =
-            vec![Span::styled(format!("{} ", mark(number)), ink(model, number)), Span::raw(format!("{name}{pad}"))];
+        let name_style = if run.hidden { faint } else { Style::new() };
+        let mark = if run.hidden { model.symbols.none.to_owned() } else { mark(number).to_string() };
+        let mut spans = vec![
+            Span::styled(format!("{mark} "), ink(model, number)),
+            Span::styled(format!("{name}{pad}"), name_style),
+        ];
         if has_state {
             let kind = model.row(&run.id).map(|row| state(model, StateKind::of(&row.state)));
             let kind = kind.unwrap_or_default();
@@ -317,11 +392,11 @@ fn columns(open: &CompareScreen) -> Vec<&'static str> {
 /// Returns the values of a run at the cursor, one per column.
 fn values(model: &Model, open: &CompareScreen, run: &ComparedRun) -> Vec<String> {
     let none = || model.symbols.none.to_owned();
-    let unit = open.metric().unit;
+    let unit = open.quantity.unit();
     let shown = |value: f32| if value.is_finite() { units::value(f64::from(value), unit) } else { none() };
     let Some(at) = open.sample_at_cursor(run) else { return columns(open).iter().map(|_| none()).collect() };
-    let track = open.track();
     let (series, live) = (&run.series, run.series.live());
+    let Some(track) = open.quantity.track(series) else { return columns(open).iter().map(|_| none()).collect() };
     let piece = series.of_track(track);
     let column = piece.column(track);
     // Nodes have samples of their own times, and some metrics are not measured at every step.

@@ -17,6 +17,7 @@ pub mod recipes;
 pub mod run;
 pub mod run_marks;
 pub mod run_panels;
+pub mod run_recipe;
 pub mod runs;
 pub mod samples;
 pub mod stages;

@@ -2,7 +2,7 @@
 
 use crate::advice;
 use crate::bindings::{Action, Context};
-use crate::effect::{ChartSpec, Effect, ImageFormat, XAxis};
+use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, XAxis};
 use crate::event_text::{self, Severity};
 use crate::goodput_text;
 use crate::jobs::Intent;
@@ -13,15 +13,16 @@ use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{run_marks, run_panels, samples, stages};
+use crate::screens::{run_marks, run_panels, run_recipe, samples, stages};
 use crate::series::{SMOOTHING, Track};
+use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{Chart, EventKind};
+use rundir::{Chart, EventKind, METRICS};
 use units::Unit;
 
 /// Handles an action.
@@ -34,10 +35,15 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
     let event_log = event_log(model);
+    let recipe_area = model.run.as_ref().and_then(|run| {
+        screen_areas(model, run).panels.into_iter().find(|(panel, _)| *panel == Panel::Recipe).map(|(_, area)| area)
+    });
+    let last_of_recipe = recipe_area.map_or(0, |area| run_recipe::last_scroll(model, area));
     let Some(run) = &mut model.run else { return Vec::new() };
-    let list = matches!(run.focus, Panel::Checkpoints | Panel::Events);
+    let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
     let longest = match run.focus {
         Panel::Events => run_panels::visible_events(run).len(),
+        Panel::Recipe => last_of_recipe + 1,
         _ => run.checkpoints.as_ref().map_or(0, Vec::len),
     };
     let last = longest.saturating_sub(1);
@@ -48,12 +54,18 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             model.screen = Screen::Logs;
         }
         Action::Open | Action::Enlarge if run.focus == Panel::Samples => samples::open(model),
-        Action::Open | Action::Enlarge => run.enlarged = !run.enlarged,
+        Action::Open | Action::Enlarge if run.enlarged => run.restore_panels(),
+        Action::Open | Action::Enlarge => run.enlarged = true,
         Action::Checkpoints if panels.contains(&Panel::Checkpoints) => checkpoints::open(model),
         Action::PickPanels => panels_dialog::open(model),
         Action::Samples => samples::open(model),
         Action::Prompt => samples::open_prompt(model),
-        Action::Back if run.enlarged => run.enlarged = false,
+        Action::Recipes => run.show_panel(Panel::Recipe),
+        Action::RankMap if panels.contains(&Panel::Chart(Chart::Loss)) => run.show_panel(Panel::Ranks),
+        Action::RankMap => {
+            model.warn("Only training runs log the times of their ranks");
+        }
+        Action::Back if run.enlarged => run.restore_panels(),
         Action::Back => model.screen = Screen::Runs,
         Action::CursorLeft if run.focus == Panel::Samples => run.samples.move_step(-1),
         Action::CursorRight if run.focus == Panel::Samples => run.samples.move_step(1),
@@ -83,12 +95,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 Some(level) if level + 1 < SMOOTHING.len() => Some(level + 1),
                 Some(_) => None,
             };
-            let text = match run.smoothing.map(|level| SMOOTHING[level]) {
-                Some(weight) => {
-                    format!("Smoothing over about {:.0} samples; the raw line is faint", 1.0 / (1.0 - weight))
-                }
-                None => "Smoothing off".to_owned(),
-            };
+            let text = smoothing_words(run.smoothing);
             model.notify(text);
         }
         Action::ToggleX => {
@@ -96,10 +103,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             run.reset_view();
         }
         Action::LogY => {
-            if let Some(chart) = run.focused_chart()
-                && !run.log_y.remove(&chart)
-            {
-                run.log_y.insert(chart);
+            if let Some(chart) = run.focused_chart() {
+                model.panels.toggle_log(chart, &run.series);
             }
         }
         Action::ExportSvg => return export(model, ImageFormat::Svg),
@@ -107,6 +112,14 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         other => return run_actions::act(model, other),
     }
     Vec::new()
+}
+
+/// Returns the moving average in words. `level` is an index into [`SMOOTHING`].
+pub fn smoothing_words(level: Option<usize>) -> String {
+    match level.map(|level| SMOOTHING[level]) {
+        Some(weight) => format!("Smoothing over about {:.0} samples; the raw line is faint", 1.0 / (1.0 - weight)),
+        None => "Smoothing off".to_owned(),
+    }
 }
 
 /// Returns whether the open run is an encode. Its next stage is any that trains on its data set.
@@ -141,19 +154,25 @@ fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
     run.scroll = 0;
 }
 
-/// Returns what decides which panels a run has.
+/// Returns what decides which panels a run has, and how large they are.
 pub fn content(model: &Model, run: &RunScreen) -> RunContent {
     let body = layout::areas(model.size).body;
     let has_videos = run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty());
-    RunContent {
+    let content = RunContent {
         task: model.row(&run.id).map_or_else(Default::default, |row| row.task),
         nodes: !run.series.nodes().is_empty(),
         validation: run_panels::is_measured(run, Chart::ValidationLoss),
         utilization: run_panels::is_measured(run, Chart::Utilization),
         large: layout::has_room_for_lanes(body),
         videos: has_videos && layout::has_room_for_video(body),
-        picked: model.picked_panels,
-    }
+        picked: model.panels.panels(&run.series),
+        columns: model.panels.columns,
+        constant: Vec::new(),
+        facts: facts_line(model, run).width() > 0,
+        events: run_panels::visible_events(run).len(),
+        checkpoints: run.checkpoints.as_ref().map_or(0, Vec::len),
+    };
+    RunContent { constant: run_panels::constant(run, &content.panels()), ..content }
 }
 
 /// Returns the area of the picture of the Samples panel, if it is visible.
@@ -185,14 +204,23 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
     }
     let title = short_id(&run.id).to_owned();
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
-    let to = model.export_dir.join(format!("{title}-{}.{extension}", run_panels::info(run, chart).name));
+    let (plotted, name) = match chart {
+        Panel::Metric(metric) => (PlottedChart::Metric(METRICS[metric].name), METRICS[metric].name.to_owned()),
+        Panel::Named(number) => {
+            let name = run.series.names().get(number).cloned().unwrap_or_default();
+            (PlottedChart::Named(name.clone()), name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+        }
+        Panel::Chart(chart) => (PlottedChart::Chart(chart), chart.info(run_panels::has_power(run)).name.to_owned()),
+        _ => return Vec::new(),
+    };
+    let to = model.export_dir.join(format!("{title}-{name}.{extension}"));
     let chart = ChartSpec {
         run: run.id.clone(),
         title,
-        chart,
+        chart: plotted,
         x: run.x,
         window: run.view.span.map(|_| run.window()),
-        log_y: run.log_y.contains(&chart),
+        log_y: model.panels.is_log(chart, &run.series),
         smoothing: run.smoothing.map(|level| SMOOTHING[level]),
         format,
     };
@@ -214,8 +242,8 @@ fn screen_areas(model: &Model, run: &RunScreen) -> RunAreas {
     let content = content(model, run);
     // The panels change with the task and the size of the terminal.
     let panels = content.panels();
-    let focus = if panels.contains(&run.focus) { run.focus } else { panels[0] };
-    layout::run_areas(body, advice, focus, run.enlarged, content)
+    let focus = if panels.contains(&run.focus) || run.enlarged { run.focus } else { panels[0] };
+    layout::run_areas(body, advice, focus, run.enlarged, &content)
 }
 
 /// Draws the screen.
@@ -234,19 +262,40 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let advice = advice_lines(model, run, usize::from(areas.advice.width));
     write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
     write(model, buf, areas.facts, facts_line(model, run));
-    run_marks::view(model, run, buf, areas.marks);
-    for (panel, area) in &areas.panels {
-        run_panels::view(model, run, *panel, buf, *area, x_labels_from(&areas, *panel));
+    let axes = axes(model, run, &areas);
+    if let Some(first) = axes.first() {
+        run_marks::view(model, run, first, buf, areas.marks);
+    }
+    for ((panel, area), axis) in areas.panels.iter().zip(axes) {
+        run_panels::view(model, run, *panel, axis, buf, *area);
     }
 }
 
-/// Returns the least height of a chart whose x axis has labels.
-fn x_labels_from(areas: &RunAreas, panel: Panel) -> u16 {
-    match areas.x_labels.contains(&panel) {
-        _ if areas.x_labels.is_empty() => 6,
-        true => 4,
-        false => u16::MAX,
-    }
+/// Returns the x axis of each panel. In each column of panels, those with an x axis have the same columns beside their plots; the
+/// first panel is in the column of the marks.
+fn axes(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<SharedAxis> {
+    /// Labels of usual widths do not move the plots: `100 MiB`.
+    const GUTTER: u16 = 8;
+    let axis = run_panels::axis(model, run);
+    let alone = areas.panels.iter().map(|(panel, area)| {
+        let labels_from = match areas.x_labels.contains(panel) {
+            _ if areas.x_labels.is_empty() => 6,
+            true => 4,
+            false => u16::MAX,
+        };
+        let axis = SharedAxis { labels_from, ..axis };
+        (*area, axis, run_panels::gutter(model, run, *panel, axis, *area))
+    });
+    let alone: Vec<(Rect, SharedAxis, Option<u16>)> = alone.collect();
+    let shared = |area: Rect, axis: SharedAxis| {
+        let column = alone.iter().filter(|(other, ..)| (other.x, other.width) == (area.x, area.width));
+        let gutters: Vec<u16> = column.filter_map(|(.., gutter)| *gutter).collect();
+        match gutters.iter().max() {
+            Some(most) if gutters.len() > 1 => SharedAxis { gutter: (*most).max(GUTTER), margin: 2, ..axis },
+            _ => axis,
+        }
+    };
+    alone.iter().map(|(area, axis, _)| shared(*area, *axis)).collect()
 }
 
 /// A panel under the mouse.
@@ -263,24 +312,38 @@ pub struct PanelAt {
 pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
     let run = model.run.as_ref()?;
     let areas = screen_areas(model, run);
-    let (panel, area) = *areas.panels.iter().find(|(_, area)| area.contains(at))?;
+    let at_panel = areas.panels.iter().position(|(_, area)| area.contains(at))?;
+    let (panel, area) = areas.panels[at_panel];
     let plot = match panel {
-        Panel::Chart(chart) => run_panels::plot(model, run, chart, area, x_labels_from(&areas, panel)),
+        _ if panel.is_chart() => run_panels::plot(model, run, panel, axes(model, run, &areas)[at_panel], area),
         _ => None,
     };
     let event = (panel == Panel::Events).then(|| run_panels::event_at(run, area, at.y)).flatten();
     Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
+/// Draws the main curve of a run, on another screen.
+pub fn curve(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
+    let task = model.row(&run.id).map_or_else(Default::default, |row| row.task);
+    let main = RunContent { task, ..RunContent::default() }.main();
+    if main.is_chart() {
+        run_panels::view(model, run, main, run_panels::axis(model, run), buf, area);
+    }
+}
+
 /// Returns throughput, utilization and goodput, as far as they are known.
-fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
+pub fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
     let live = run.series.live();
     let mfu = live.column(Track::of("mfu"));
     let mfu = mfu.last_finite(live.len()).map(|at| units::value(f64::from(mfu.get(at)), Unit::Share));
     let tokens = run.series.tokens_per_s().map(|rate| format!("{}/s", units::count(rate as u64)));
     let goodput = run.goodput.as_ref().and_then(goodput_text::share);
+    // The first row of a wide screen has the time per step.
+    let is_narrow = layout::areas(model.size).body.width < 120;
+    let step_s = model.row(&run.id).filter(|row| is_narrow && row.task == Task::Train).and_then(|row| row.step_s);
+    let step = step_s.map(|s| units::value(s, Unit::Seconds));
     let mut spans = Vec::new();
-    for (name, value) in [("MFU", mfu), ("tokens", tokens), ("goodput", goodput)] {
+    for (name, value) in [("MFU", mfu), ("tokens", tokens), ("goodput", goodput), ("step", step)] {
         let Some(value) = value else { continue };
         let gap = if spans.is_empty() { "" } else { "   " };
         spans.push(Span::styled(format!("{gap}{name} "), model.theme.faint));

@@ -1,13 +1,16 @@
-//! The marks above the lanes of the Run screen: checkpoints, samples, resumes, alerts and lost nodes, on the x axis of the charts.
+//! The marks above the lanes of the Run screen: checkpoints, samples, stages, resumes, alerts and lost nodes, on the x axis of the
+//! charts.
 
 use crate::model::{Model, RunScreen};
 use crate::series::Axis;
 use crate::widgets::panel;
+use crate::widgets::shared_axis::SharedAxis;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::Span;
-use rundir::{ErrorCode, EventKind};
+use rundir::{ErrorCode, Event, EventKind};
+use std::collections::BTreeMap;
 
 /// A kind of marks; where marks meet, the last kind is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,11 +19,12 @@ enum MarkKind {
     Sample,
     Alert,
     NodeLost,
+    Stage,
     Resume,
 }
 
 impl MarkKind {
-    const ALL: [Self; 5] = [Self::Checkpoint, Self::Sample, Self::Alert, Self::NodeLost, Self::Resume];
+    const ALL: [Self; 6] = [Self::Checkpoint, Self::Sample, Self::Alert, Self::NodeLost, Self::Stage, Self::Resume];
 
     /// Returns the letter and the name of the kind.
     fn words(self) -> (&'static str, &'static str) {
@@ -29,6 +33,7 @@ impl MarkKind {
             Self::Sample => ("v", "sample"),
             Self::Alert => ("a", "alert"),
             Self::NodeLost => ("x", "node lost"),
+            Self::Stage => ("s", "stage"),
             Self::Resume => ("r", "resume"),
         }
     }
@@ -39,7 +44,7 @@ impl MarkKind {
             Self::Sample => model.theme.lines[2],
             Self::Alert => model.theme.warn,
             Self::NodeLost => model.theme.bad,
-            Self::Resume => model.theme.accent,
+            Self::Stage | Self::Resume => model.theme.accent,
         }
     }
 
@@ -48,6 +53,9 @@ impl MarkKind {
             EventKind::CheckpointSaved { .. } => Some(Self::Checkpoint),
             EventKind::SampleSaved { .. } => Some(Self::Sample),
             EventKind::Resumed { .. } => Some(Self::Resume),
+            // The weights of the stage before.
+            EventKind::WeightsLoaded { .. } => Some(Self::Stage),
+            EventKind::NodeLost { .. } => Some(Self::NodeLost),
             EventKind::Failed { failure } if failure.code == ErrorCode::NodeLost => Some(Self::NodeLost),
             _ => None,
         }
@@ -63,17 +71,30 @@ fn marks(model: &Model, run: &RunScreen) -> Vec<(MarkKind, f64)> {
         (_, Some(step)) => step as f64,
         (_, None) => series.x_at(axis, time),
     };
-    let events = run.events.iter().filter_map(|event| Some((MarkKind::of(&event.kind)?, at(event.t, event.step))));
+    let is_first = |number: usize, event: &Event| !run.events.range(..number).any(|before| is_same_loss(before, event));
+    let of_events = run.events.iter().enumerate().filter_map(|(number, event)| {
+        let kind = MarkKind::of(&event.kind).filter(|kind| *kind != MarkKind::NodeLost || is_first(number, event))?;
+        Some((kind, at(event.t, event.step)))
+    });
     let of_run = model
         .alerts
         .iter()
         .flatten()
         .filter(|row| row.state.alert.run == run.id && row.state.alert.kind.needs_action());
-    events.chain(of_run.map(|row| (MarkKind::Alert, at(row.state.alert.t, row.state.alert.step)))).collect()
+    of_events.chain(of_run.map(|row| (MarkKind::Alert, at(row.state.alert.t, row.state.alert.step)))).collect()
 }
 
-/// Draws the marks with the number of each kind.
-pub fn view(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
+/// Returns whether two events report the loss of the same node. Every node that is left reports it.
+fn is_same_loss(a: &Event, b: &Event) -> bool {
+    a.attempt == b.attempt
+        && match (&a.kind, &b.kind) {
+            (EventKind::NodeLost { node: a, .. }, EventKind::NodeLost { node: b, .. }) => a == b,
+            (a, b) => a == b,
+        }
+}
+
+/// Draws the marks with the number of each kind. `axis` is that of the charts below.
+pub fn view(model: &Model, run: &RunScreen, axis: &SharedAxis, buf: &mut Buffer, area: Rect) {
     if area.height < 2 {
         return;
     }
@@ -94,20 +115,14 @@ pub fn view(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
         legend.push(Span::styled("none", model.theme.faint));
     }
     let below = panel(model, buf, area, "Marks", legend, false);
-    // The plot of the charts below: their labels, axis and the room for letters at the ends of lines.
-    const GUTTER: u16 = 9;
-    let columns = below.width.saturating_sub(GUTTER + 2);
-    if columns < 2 {
-        return;
+    let width = below.width.saturating_sub(axis.gutter + axis.margin);
+    let row = Rect { x: below.x + axis.gutter, width, height: 1, ..below };
+    axis.draw_cursors(buf, row);
+    let mut columns: BTreeMap<u16, MarkKind> = BTreeMap::new();
+    for (kind, column) in visible.into_iter().filter_map(|(kind, x)| Some((kind, axis.column(row, x)?))) {
+        columns.entry(column).and_modify(|known| *known = (*known).max(kind)).or_insert(kind);
     }
-    let mut cells: Vec<Option<MarkKind>> = vec![None; usize::from(columns)];
-    for (kind, x) in visible {
-        let cell = &mut cells[((x - low) / (high - low) * f64::from(columns - 1)).round() as usize];
-        *cell = (*cell).max(Some(kind));
-    }
-    for (column, kind) in (0..).zip(cells) {
-        let Some(kind) = kind else { continue };
-        let letter = kind.words().0;
-        buf.set_string(below.x + GUTTER + column, below.y, letter, kind.style(model));
+    for (column, kind) in columns {
+        buf.set_string(column, row.y, kind.words().0, kind.style(model));
     }
 }

@@ -6,47 +6,86 @@ use crate::event_text::{self, Severity};
 use crate::goodput_text;
 use crate::layout::{self, Panel};
 use crate::model::Model;
-use crate::model::RunScreen;
+use crate::model::{RunScreen, Screen};
+use crate::panel_set;
 use crate::rank_times::LEVELS;
 use crate::run_state::StateKind;
-use crate::screens::samples;
-use crate::series::{SMOOTHING, Segment, Track};
+use crate::screens::{run_recipe, samples};
+use crate::series::{Axis, Extent, SMOOTHING, Segment, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{panel as heading, write, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{Chart, ChartInfo, EncodeStages, Event, EventKind};
+use rundir::{Chart, EncodeStages, Event, EventKind};
 use units::Unit;
 
 /// Returns whether any node of the run has GPUs that report their power.
-fn has_power(run: &RunScreen) -> bool {
+pub fn has_power(run: &RunScreen) -> bool {
     !run.series.nodes().column(Track::of("power")).is_empty()
 }
 
-/// Returns a chart's title, file name and unit.
-pub fn info(run: &RunScreen, chart: Chart) -> ChartInfo {
-    chart.info(has_power(run))
+/// Returns the title of a panel.
+pub fn title(run: &RunScreen, panel: Panel) -> String {
+    panel_set::title(panel, &run.series, has_power(run))
+}
+
+fn unit(run: &RunScreen, panel: Panel) -> Unit {
+    panel_set::unit(panel, has_power(run))
 }
 
 /// Returns whether a metric of a chart was measured.
 pub fn is_measured(run: &RunScreen, chart: Chart) -> bool {
-    let mut curves = chart.metrics(has_power(run)).flat_map(|metric| charts::curves(metric, false));
+    let mut curves = charts::curves_of(chart, has_power(run), false);
     curves.any(|curve| !run.series.of_track(curve.track).column(curve.track).is_empty())
 }
 
+/// Returns the lines of a chart, whether they were measured or not.
+fn curves(run: &RunScreen, panel: Panel, each_rank: bool) -> Vec<Curve> {
+    match panel {
+        Panel::Chart(chart) => charts::curves_of(chart, has_power(run), each_rank).collect(),
+        Panel::Metric(metric) => charts::curves(metric, each_rank),
+        Panel::Named(number) => run.series.names().get(number).map_or_else(Vec::new, |name| {
+            let label = text::clean(name);
+            vec![Curve { track: Track::Named(number), band: None, mark: charts::first_letter(&label), label }]
+        }),
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the charts whose values do not change.
+pub fn constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
+    /// Fewer samples do not show that a value stays the same.
+    const ENOUGH: usize = 10;
+    let does_not_change = |curve: &Curve| {
+        let series = &run.series;
+        let pieces = std::iter::once(series.of_track(curve.track)).chain(series.superseded());
+        let extent = |piece: &Segment| {
+            let (lowest, highest) =
+                curve.band.filter(|band| series.has_values(band.0)).unwrap_or((curve.track, curve.track));
+            piece.column(lowest).extent(0, piece.len()).union(piece.column(highest).extent(0, piece.len()))
+        };
+        let all = pieces.map(extent).fold(Extent::EMPTY, Extent::union);
+        all.is_empty() || all.max - all.min <= all.max.abs() * 1e-6
+    };
+    let is_constant = |panel: &&Panel| {
+        let curves = curves(run, **panel, false);
+        !curves.is_empty() && run.series.live().len() >= ENOUGH && curves.iter().all(does_not_change)
+    };
+    panels.iter().filter(|panel| panel.is_chart()).filter(is_constant).copied().collect()
+}
+
 /// Returns the lines of a chart that were measured.
-fn lines<'a>(model: &Model, run: &'a RunScreen, chart: Chart) -> Vec<ChartLine<'a>> {
-    let (live, nodes) = (run.series.live(), run.series.nodes());
-    let superseded = run.series.superseded();
-    let has_values = |track: Track| [live, nodes].into_iter().chain(superseded).any(|p| !p.column(track).is_empty());
+fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'a>> {
+    let has_values = |track: Track| run.series.has_values(track);
     // A small panel has no room for a line per rank.
-    let each_rank = run.enlarged_chart() == Some(chart) && has_values(Track::Memory(0));
-    let curves = chart.metrics(has_power(run)).flat_map(|metric| charts::curves(metric, each_rank));
+    let each_rank = run.enlarged_chart() == Some(panel) && has_values(Track::Memory(0));
+    let curves = curves(run, panel, each_rank).into_iter();
     let mut lines: Vec<ChartLine<'a>> = Vec::new();
     for Curve { track, band, mark, label } in curves.filter(|curve| has_values(curve.track)) {
         let same = |line: &&mut ChartLine<'_>| charts::coincide(&run.series, line.track, track);
@@ -61,15 +100,44 @@ fn lines<'a>(model: &Model, run: &'a RunScreen, chart: Chart) -> Vec<ChartLine<'
     lines
 }
 
-/// Draws a panel. A chart of `x_labels_from` rows or more has labels on its x axis.
-pub fn view(model: &Model, run: &RunScreen, panel: Panel, buf: &mut Buffer, area: Rect, x_labels_from: u16) {
+/// Draws a panel. `axis` is the x axis of its column.
+pub fn view(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
     match panel {
-        Panel::Chart(chart) => chart_panel(model, run, chart, buf, area, x_labels_from),
-        Panel::Ranks => ranks(model, run, buf, area),
+        Panel::Chart(_) | Panel::Metric(_) | Panel::Named(_) => chart_panel(model, run, panel, axis, buf, area),
+        Panel::Ranks => ranks(model, run, axis, buf, area),
+        Panel::Recipe => run_recipe::view(model, run, buf, area),
         Panel::Pipeline => pipeline(model, run, buf, area),
         Panel::Samples => samples::panel(model, run, buf, area),
         Panel::Checkpoints => checkpoints(model, run, buf, area),
         Panel::Events => events(model, run, buf, area),
+    }
+}
+
+/// Returns the x axis of the charts, without the columns beside them.
+pub fn axis(model: &Model, run: &RunScreen) -> SharedAxis {
+    let dragged = model.drag.and_then(|drag| drag.shown());
+    SharedAxis {
+        x: run.x.into(),
+        step_word: step_word(run),
+        window: run.window(),
+        // The ends of a drag take the place of the cursor.
+        cursor: run.view.cursor.filter(|_| dragged.is_none()),
+        dragged,
+        gutter: 0,
+        margin: 0,
+        labels_from: 6,
+        symbols: model.symbols,
+        theme: model.theme,
+    }
+}
+
+/// Returns the columns left of the plot that a panel needs; `None` if it has no x axis.
+pub fn gutter(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<u16> {
+    let below = layout::cut_top(area, 1).1;
+    match panel {
+        Panel::Ranks => Some(rank_map(run, axis, &|x| x).gutter(below)),
+        _ if panel.is_chart() => Some(line_chart(model, run, panel, axis, &lines(model, run, panel)).gutter(below)),
+        _ => None,
     }
 }
 
@@ -90,25 +158,27 @@ fn no_step(run: &RunScreen) -> &'static str {
     }
 }
 
-fn chart_panel(model: &Model, run: &RunScreen, chart: Chart, buf: &mut Buffer, area: Rect, x_labels_from: u16) {
-    let focused = run.focus == Panel::Chart(chart);
+fn chart_panel(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
+    // The Runs screen has the large chart too.
+    let focused = run.focus == panel && model.screen == Screen::Run;
     let enlarged = focused && run.enlarged;
-    let lines = lines(model, run, chart);
-    let values = if enlarged { settings(model, run, chart) } else { heading_values(model, run, chart, &lines, area) };
-    let below = heading(model, buf, area, info(run, chart).title, values, focused);
+    let lines = lines(model, run, panel);
+    let values = if enlarged { settings(model, run, panel) } else { heading_values(model, run, panel, &lines, area) };
+    let below = heading(model, buf, area, &title(run, panel), values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { no_step(run) };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
     if lines.is_empty() {
-        let nothing = if chart == Chart::Mfu { "Set log.peak_tflops in the recipe" } else { "Not measured" };
+        let nothing =
+            if panel == Panel::Chart(Chart::Mfu) { "Set log.peak_tflops in the recipe" } else { "Not measured" };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
     let (plot, legend) = chart_parts(below, enlarged);
-    line_chart(model, run, chart, &lines, area, x_labels_from).render(plot, buf);
-    write(model, buf, legend, read_out(model, run, chart, &lines));
+    line_chart(model, run, panel, axis, &lines).render(plot, buf);
+    write(model, buf, legend, read_out(model, run, panel, &lines));
 }
 
 /// Splits the area below a chart's heading into the chart and the line with its values.
@@ -123,39 +193,20 @@ fn chart_parts(below: Rect, enlarged: bool) -> (Rect, Rect) {
 fn line_chart<'a>(
     model: &Model,
     run: &RunScreen,
-    chart: Chart,
+    panel: Panel,
+    axis: SharedAxis,
     lines: &'a [ChartLine<'a>],
-    area: Rect,
-    x_labels_from: u16,
 ) -> LineChart<'a> {
-    let enlarged = run.enlarged_chart() == Some(chart);
-    let has_nodes = !run.series.nodes().is_empty();
-    let dragged = model.drag.and_then(|drag| drag.shown());
-    LineChart {
-        lines,
-        unit: info(run, chart).unit,
-        x: run.x.into(),
-        step_word: step_word(run),
-        window: run.window(),
-        log_y: run.log_y.contains(&chart),
-        smoothing: run.smoothing,
-        // Charts in one column align their x axes.
-        aligned: (!enlarged && (area.width < model.size.width / 2 || has_nodes)).then_some(9),
-        x_labels_from,
-        // The ends of a drag take the place of the cursor.
-        cursor: run.view.cursor.filter(|_| dragged.is_none()),
-        dragged,
-        symbols: model.symbols,
-        theme: model.theme,
-    }
+    let log_y = model.panels.is_log(panel, &run.series);
+    LineChart { lines, unit: unit(run, panel), axis, log_y, smoothing: run.smoothing }
 }
 
 /// Returns the area between the axes of a chart in the area of its panel.
-pub fn plot(model: &Model, run: &RunScreen, chart: Chart, area: Rect, x_labels_from: u16) -> Option<Rect> {
+pub fn plot(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<Rect> {
     let below = layout::cut_top(area, 1).1;
-    let (place, _) = chart_parts(below, run.enlarged_chart() == Some(chart));
-    let lines = lines(model, run, chart);
-    line_chart(model, run, chart, &lines, area, x_labels_from).plot(place)
+    let (place, _) = chart_parts(below, run.enlarged_chart() == Some(panel));
+    let lines = lines(model, run, panel);
+    line_chart(model, run, panel, axis, &lines).plot(place)
 }
 
 /// Returns the position of the event in a row of the terminal, in the list of [`visible_events`].
@@ -208,21 +259,22 @@ fn value_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> 
 fn heading_values(
     model: &Model,
     run: &RunScreen,
-    chart: Chart,
+    panel: Panel,
     lines: &[ChartLine<'_>],
     area: Rect,
 ) -> Vec<Span<'static>> {
     let Some(index) = run.cursor_index() else { return Vec::new() };
-    let room = usize::from(area.width).saturating_sub(text::width(info(run, chart).title) + 6);
+    let unit = unit(run, panel);
+    let room = usize::from(area.width).saturating_sub(text::width(&title(run, panel)) + 6);
     let mut spans = Vec::new();
-    if run.view.cursor.is_some() && run.focus == Panel::Chart(chart) {
+    if run.view.cursor.is_some() && run.focus == panel {
         spans.push(Span::styled(
             format!("{} {}  ", step_word(run), units::grouped(run.series.live().step(index))),
             model.theme.faint,
         ));
     }
     let named = |line: &ChartLine<'_>, value: &str| text::width(&line.label) + text::width(value) + 3;
-    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, info(run, chart).unit)?)));
+    let values = lines.iter().filter_map(|line| Some((line, value_at(run, line, index, unit)?)));
     let values: Vec<(&ChartLine<'_>, String)> = values.collect();
     let used: usize = spans.iter().map(Span::width).sum();
     let all_named = used + values.iter().map(|(line, value)| named(line, value)).sum::<usize>() <= room;
@@ -233,7 +285,7 @@ fn heading_values(
             (_, false) => format!("{} ", line.mark),
         };
         let gap = if i > 0 { "  " } else { "" };
-        let range = range_at(run, line, index, info(run, chart).unit);
+        let range = range_at(run, line, index, unit);
         let mark = if range.is_some() { format!("{} ", line.label) } else { mark };
         let mut item = vec![Span::styled(format!("{gap}{mark}"), line.style), Span::styled(value, model.theme.strong)];
         item.extend(range.map(|range| Span::styled(format!("  {range}"), model.theme.faint)));
@@ -249,9 +301,9 @@ fn heading_values(
 }
 
 /// Returns the settings of an enlarged chart.
-fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> {
+fn settings(model: &Model, run: &RunScreen, panel: Panel) -> Vec<Span<'static>> {
     let mut settings = Vec::new();
-    if run.log_y.contains(&chart) {
+    if model.panels.is_log(panel, &run.series) {
         settings.push("log y".to_owned());
     }
     if let Some(level) = run.smoothing {
@@ -265,8 +317,9 @@ fn settings(model: &Model, run: &RunScreen, chart: Chart) -> Vec<Span<'static>> 
 }
 
 /// Returns the line under an enlarged chart: the position of the cursor and every value there.
-fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine<'_>]) -> Line<'static> {
+fn read_out(model: &Model, run: &RunScreen, panel: Panel, lines: &[ChartLine<'_>]) -> Line<'static> {
     let Some(index) = run.cursor_index() else { return Line::default() };
+    let unit = unit(run, panel);
     let live = run.series.live();
     let elapsed = live.time(index) - run.series.started_s().unwrap_or(0.0);
     let step = format!("{} {}", step_word(run), units::grouped(live.step(index)));
@@ -276,25 +329,33 @@ fn read_out(model: &Model, run: &RunScreen, chart: Chart, lines: &[ChartLine<'_>
     };
     let mut spans = vec![Span::styled(step, model.theme.strong), Span::styled(after, model.theme.faint)];
     for line in lines {
-        let Some(value) = value_at(run, line, index, info(run, chart).unit) else { continue };
+        let Some(value) = value_at(run, line, index, unit) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
         // A label such as "rank 0" ends with its mark.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
         spans.push(Span::styled(format!("   {mark}{} ", line.label), line.style));
         spans.push(Span::styled(value, model.theme.strong));
-        if let Some(range) = range_at(run, line, index, info(run, chart).unit) {
+        if let Some(range) = range_at(run, line, index, unit) {
             spans.push(Span::styled(format!(" ({range})"), model.theme.faint));
         }
         let average = run.smoothing.and_then(|level| live.smoothed(line.track, level)).map(|column| column.get(index));
         if let Some(average) = average.filter(|average| average.is_finite()) {
-            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), info(run, chart).unit))));
+            spans.push(Span::raw(format!(" (smoothed {})", units::value(f64::from(average), unit))));
         }
     }
     Line::from(spans)
 }
 
+/// Returns the map of the slowness of ranks. `step_at` returns the step at a position on the x axis.
+fn rank_map<'a>(run: &'a RunScreen, axis: SharedAxis, step_at: &'a dyn Fn(f64) -> f64) -> HeatMap<'a> {
+    let (series, live) = (&run.series, run.series.live());
+    let filled = live.len().checked_sub(1).map(|last| [0, last].map(|at| series.x_of(axis.x, live, at)));
+    let filled = filled.map_or((f64::INFINITY, f64::NEG_INFINITY), |[first, last]| (first, last));
+    HeatMap { times: series.rank_times(), axis, step_at, filled }
+}
+
 /// Draws the slowness of ranks: ranks from top to bottom, steps from left to right.
-fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
+fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Ranks;
     let times = run.series.rank_times();
     let index = run.cursor_index();
@@ -317,18 +378,12 @@ fn ranks(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     }
     let enlarged = focused && run.enlarged && below.height >= 6;
     let (plot, legend) = layout::cut_top(below, below.height - u16::from(enlarged));
-    let range = match run.x {
-        XAxis::Step => run.window(),
-        XAxis::Time => {
-            let (low, high) = run.window();
-            let live = run.series.live();
-            let step =
-                |x: f64| live.at_time(x + run.series.started_s().unwrap_or(0.0)).min(live.len().saturating_sub(1));
-            if live.is_empty() { (0.0, 1.0) } else { (live.step(step(low)) as f64, live.step(step(high)) as f64) }
-        }
+    let series = &run.series;
+    let step_at = |x: f64| match axis.x {
+        Axis::Time => series.x_at(Axis::Step, x + series.started_s().unwrap_or(0.0)),
+        _ => x,
     };
-    let cursor = run.view.cursor.and(row).map(|row| row.step as f64);
-    HeatMap { times, window: range, cursor, symbols: model.symbols, theme: model.theme }.render(plot, buf);
+    rank_map(run, axis, &step_at).render(plot, buf);
     let mut words = vec![Span::styled(format!("{} normal", model.symbols.shades[0]), model.theme.faint)];
     for (level, over) in LEVELS.iter().enumerate() {
         let style = shade_style(&model.theme, level + 1);

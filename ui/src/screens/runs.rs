@@ -1,15 +1,16 @@
-//! The Runs screen: all runs, newest first, and the details of the selected one.
+//! The Runs screen: all runs, newest first, and the details of the selected one, with its curve where there is room.
 
 use crate::advice;
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
+use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout;
-use crate::model::{Input, Model, Purpose};
+use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{compare, stages};
+use crate::screens::{compare, run, stages};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
@@ -23,6 +24,9 @@ use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 8;
+
+/// The least width and height of the part below the list that has the curve of the selected run.
+const PREVIEW: (u16, u16) = (110, 14);
 
 /// Scrolls to the selected run.
 pub fn keep_selection(model: &mut Model) {
@@ -85,7 +89,28 @@ pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
 
 fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
-    layout::list_and_details(body, rows as u16 + 2, DETAILS)
+    let details = if body.width >= PREVIEW.0 && body.height >= 2 * PREVIEW.1 { PREVIEW.1 } else { DETAILS };
+    layout::list_and_details(body, rows as u16 + 2, details)
+}
+
+/// Returns whether there is room for the curve of the selected run.
+pub fn has_preview(model: &Model) -> bool {
+    let has_room = || {
+        let (_, below) = list_area(model, model.visible_runs().len());
+        below.width >= PREVIEW.0 && below.height >= PREVIEW.1
+    };
+    model.screen == Screen::Runs && has_room()
+}
+
+/// Prepares the data of the selected run. Called once a tick, so that a fast scroll through the list opens no run.
+pub fn prepare_preview(model: &mut Model) {
+    if !has_preview(model) || model.previewed().is_some() {
+        return;
+    }
+    if let Some(run) = model.selected_run().map(|row| row.run.clone()) {
+        model.preview = Some(RunScreen { smoothing: Some(0), ..RunScreen::new(run) });
+        model.dirty = true;
+    }
 }
 
 /// Returns the number of runs from the selected one to the one in a row of the terminal.
@@ -285,12 +310,48 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     }
 }
 
+/// Returns the other findings of a run, its throughput, and how its time was spent.
+fn more_details(model: &Model, row: &RunRow, open: Option<&RunScreen>, width: usize) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    for finding in row.findings.iter().skip(1) {
+        let text = format!("{} {}", model.symbols.separator, advice::finding_in_words(model.now, finding));
+        lines.extend(text::wrap(&text::clean(&text), width).into_iter().map(Line::from));
+    }
+    let Some(open) = open else { return lines };
+    let facts = run::facts_line(model, open);
+    if facts.width() > 0 {
+        lines.extend([Line::default(), facts]);
+    }
+    let losses = open.goodput.as_ref().map(goodput_text::losses).filter(|losses| !losses.is_empty());
+    if let Some(losses) = losses {
+        let text = format!("lost: {losses}");
+        lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
+    }
+    lines
+}
+
 fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable: &[rundir::Failure]) {
     if area.height < 2 {
         return;
     }
+    let has_preview = has_preview(model);
+    let (area, beside) = if has_preview {
+        const GAP: u16 = 3;
+        let width = area.width * 2 / 5;
+        let x = area.x + width + GAP;
+        (Rect { width, ..area }, Rect { x, width: area.width - width - GAP, ..area })
+    } else {
+        (area, Rect { height: 0, ..area })
+    };
     let below = panel(model, buf, area, short_id(&row.run), Vec::new(), false);
     let width = usize::from(below.width);
+    let open = model.previewed().filter(|_| has_preview);
+    if let Some(open) = open {
+        run::curve(model, open, buf, beside);
+    } else if beside.height > 0 {
+        let below = panel(model, buf, beside, "Loss", Vec::new(), false);
+        write(model, buf, below, Span::styled("Loading…", model.theme.faint));
+    }
     let mut facts = Vec::new();
     facts.extend((row.task != Task::Train).then(|| row.task.name().to_owned()));
     facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
@@ -301,9 +362,17 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
         facts.push(format!("checkpoint at step {}", units::grouped(step)));
     }
     let dot = format!(" {} ", model.symbols.separator);
-    let mut lines = vec![Line::styled(facts.join(&dot), model.theme.faint)];
-    let room = usize::from(below.height) - lines.len();
+    let mut lines = match has_preview {
+        true => {
+            text::wrap(&facts.join(&dot), width).into_iter().map(|line| Line::styled(line, model.theme.faint)).collect()
+        }
+        false => vec![Line::styled(facts.join(&dot), model.theme.faint)],
+    };
+    let room = usize::from(below.height).saturating_sub(lines.len());
     lines.extend(advice::shortened(model, advice::lines(model, row, Context::Runs, width), room));
+    if has_preview {
+        lines.extend(more_details(model, row, open, width));
+    }
     if let Some(failure) = unreadable.first() {
         let others = match unreadable.len() {
             1 => String::new(),

@@ -2,9 +2,11 @@
 
 use super::{Segment, Series};
 use crate::effect::XAxis;
+use serde::{Deserialize, Serialize};
 
 /// The quantity by which samples are placed on an x axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Axis {
     /// Optimizer steps.
     #[default]

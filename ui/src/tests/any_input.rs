@@ -251,7 +251,8 @@ proptest! {
         msgs in prop::collection::vec(any_msg(), 1..40),
         sizes in prop::collection::vec(any_size(), 3),
         theme in any_theme(),
-        picked in prop::option::of(prop::collection::vec(prop::sample::select(panel_set::PICKABLE.to_vec()), 0..6)),
+        picked in prop::option::of(prop::sample::subsequence(panel_set::PICKABLE.to_vec(), 0..8)),
+        columns in 0u8..5,
         ascii in any::<bool>(),
     ) {
         let mut ui = match start {
@@ -279,7 +280,9 @@ proptest! {
             ui.model.symbols = Symbols::ascii();
         }
         ui.model.theme = theme;
-        ui.model.picked_panels = picked.map(panel_set::PanelSet::of);
+        let name = |panel| panel_set::name(panel, &Default::default());
+        ui.model.panels.picked = picked.map(|panels| panels.into_iter().map(name).collect());
+        ui.model.panels.columns = columns;
         for msg in msgs {
             ui.send(msg);
             watches(&ui.model);

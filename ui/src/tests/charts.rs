@@ -3,6 +3,7 @@
 use crate::fixtures::*;
 use crate::series::{Axis, Series, Statistic, Track};
 use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::widgets::shared_axis::SharedAxis;
 use crate::*;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -14,21 +15,19 @@ fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_
     let (track, style) = (Track::of("loss"), Style::new());
     let lines = [ChartLine { series, track, band: None, label: "loss".into(), mark: 'l', style }];
     let last = series.live().len().checked_sub(1).map_or(1, |i| series.live().step(i));
-    let mut chart = LineChart {
-        lines: &lines,
-        unit: Unit::Plain,
+    let axis = SharedAxis {
         x: Axis::Step,
         step_word: "step",
         window: (1.0, last.max(2) as f64),
-        log_y: false,
-        smoothing: None,
-        aligned: None,
-        x_labels_from: 6,
         cursor: None,
         dragged: None,
+        gutter: 0,
+        margin: 0,
+        labels_from: 6,
         symbols,
         theme: Theme::no_color(),
     };
+    let mut chart = LineChart { lines: &lines, unit: Unit::Plain, axis, log_y: false, smoothing: None };
     change(&mut chart);
     let mut buf = Buffer::empty(Rect::new(0, 0, 48, 9));
     chart.render(buf.area, &mut buf);
@@ -67,7 +66,7 @@ fn a_superseded_attempt_is_dotted() {
     for step in 20..=25 {
         series.push(&MetricSample { loss: Some(35.0), ..sample(2, step) });
     }
-    insta::assert_snapshot!(draw(&series, Symbols::unicode(), |chart| chart.window = (1.0, 40.0)));
+    insta::assert_snapshot!(draw(&series, Symbols::unicode(), |chart| chart.axis.window = (1.0, 40.0)));
 }
 
 #[test]
@@ -88,13 +87,13 @@ fn a_constant_is_a_line_in_the_middle() {
 
 #[test]
 fn a_single_sample_is_a_dot() {
-    insta::assert_snapshot!(draw(&series([Some(0.5)]), Symbols::unicode(), |chart| chart.window = (0.5, 1.5)));
+    insta::assert_snapshot!(draw(&series([Some(0.5)]), Symbols::unicode(), |chart| chart.axis.window = (0.5, 1.5)));
 }
 
 #[test]
 fn lines_enter_and_leave_a_zoomed_window_at_its_edges() {
     let zoomed = draw(&series((0..=20).map(|i| Some(f64::from(i)))), Symbols::unicode(), |chart| {
-        chart.window = (5.4, 6.6);
+        chart.axis.window = (5.4, 6.6);
     });
     insta::assert_snapshot!(zoomed);
 }
@@ -140,6 +139,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
             util_pct: spread(if busy { 90.0 } else { 0.0 }).filter(|_| gpus),
             power_w: spread(if busy { 620.0 + f64::from(i) } else { 90.0 }).filter(|_| gpus),
             gpu_mem_gib: spread(if busy { 62.0 } else { 1.0 }).filter(|_| gpus),
+            temp_c: None,
             cpu_pct: spread(if busy { 80.0 } else { 2.0 }),
             mem_gib: spread(3.0),
         }
@@ -236,6 +236,83 @@ fn a_large_screen_marks_checkpoints_resumes_samples_and_lost_nodes() {
     let marks = screen.lines().skip_while(|line| !line.contains("Marks")).nth(1).unwrap();
     let marks: String = marks.chars().take(90).filter(|c| !c.is_whitespace()).collect();
     assert_eq!(marks, "xrvc");
+}
+
+#[test]
+fn a_stage_is_marked_and_a_node_that_several_report_as_lost_is_marked_once() {
+    let mut ui = Ui::on_run(running(83));
+    let failure = || rundir::Failure::new(rundir::ErrorCode::NodeLost, "node gpu03 was lost", "no heartbeat", "");
+    let lost = || rundir::EventKind::NodeLost { node: cluster::NodeId::new("gpu03").unwrap(), failure: failure() };
+    let kinds = [rundir::EventKind::WeightsLoaded { from: "/x".into() }, lost(), lost()];
+    ui.run_msg(RunMsg::Events((0..).zip(kinds).map(|(n, kind)| event(200.0, Some(20 + 9 * n), kind)).collect()));
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    let marks = screen.lines().find(|line| line.contains("Marks")).unwrap();
+    assert!(marks.contains("s stage 1") && marks.contains("x node lost 1"), "{marks}");
+}
+
+/// Returns the columns of a text on the rows of the screen between two headings, without the right column of panels.
+fn columns_of(screen: &str, from: &str, to: &str, wanted: char) -> Vec<Vec<usize>> {
+    let rows = screen.lines().skip_while(|line| !line.contains(from)).skip(1).take_while(|line| !line.contains(to));
+    let columns = |line: &str| line.chars().enumerate().filter(|(_, c)| *c == wanted).map(|(at, _)| at).collect();
+    rows.map(|line| columns(&line.chars().take(92).collect::<String>())).collect()
+}
+
+#[test]
+fn one_cursor_crosses_the_lanes_the_marks_and_the_ranks() {
+    for keys in ["Left Left Left Left Left Left Left Left", "x Left Left Left Left Left Left Left Left"] {
+        let mut ui = Ui::on_run(running(83));
+        ui.run_msg(RunMsg::NodePoints(points(true)));
+        ui.resize(160, 48);
+        ui.press(keys);
+        let screen = ui.screen();
+        let mark = columns_of(&screen, "Marks", "GPU power", '│');
+        let [[cursor]] = mark.iter().map(Vec::as_slice).collect::<Vec<_>>()[..] else { panic!("{mark:?}\n{screen}") };
+        for (from, to) in [("Loss", "Marks"), ("GPU power", "GPU utilization"), ("Step time", "Events")] {
+            let rows = columns_of(&screen, from, to, '│');
+            assert!(rows.iter().any(|row| row.contains(cursor)), "{from} lacks {cursor}: {rows:?}\n{screen}");
+        }
+        let ranks = |text: &str| text.lines().skip_while(|line| !line.contains("Ranks")).nth(1).unwrap().to_owned();
+        ui.press("Tab Tab Tab Tab Tab Tab Tab Tab Tab Tab");
+        assert!(ranks(&ui.screen()).chars().skip(95).any(|c| c == '│'), "{}", ui.screen());
+    }
+}
+
+#[test]
+fn lanes_have_the_same_axes_without_samples_of_nodes() {
+    let mut ui = Ui::on_run(running(83));
+    ui.resize(160, 48);
+    let axes = |from, to| columns_of(&ui.screen(), from, to, '│').into_iter().flatten().min().unwrap();
+    assert_eq!(axes("Loss", "Marks"), axes("Step time", "Events"));
+}
+
+#[test]
+fn a_chart_has_three_labels_or_more() {
+    for high in [1.3, 2.9, 7.1, 61.0, 99.0, 740.0] {
+        let losses = (0..40).map(|i| Some(f64::from(i) / 39.0 * high));
+        let chart = draw(&series(losses), Symbols::unicode(), |chart| chart.axis.labels_from = 99);
+        assert!(chart.matches('┤').count() >= 3, "{chart}");
+    }
+}
+
+#[test]
+fn a_chart_of_a_constant_leaves_its_rows_to_the_others() {
+    let rows = |change: fn(&mut MetricSample)| {
+        let mut ui = Ui::on_run(running(0));
+        let samples = (1..=83).map(|step| {
+            let mut sample = sample(1, step);
+            change(&mut sample);
+            sample
+        });
+        ui.run_msg(RunMsg::Metrics(samples.collect()));
+        ui.resize(160, 48);
+        let screen = ui.screen();
+        let title = |line: &&str| line.contains("─ MFU ─");
+        let after = screen.lines().skip_while(|line| !title(line)).skip(1);
+        after.take_while(|line| !line.contains("─ Weight norm ─")).count()
+    };
+    assert!(rows(|_| {}) >= 4);
+    assert_eq!(rows(|sample| sample.mfu = Some(0.31)), 2);
 }
 
 #[test]

@@ -111,14 +111,62 @@ fn one_cursor_reads_every_run_that_has_a_sample_there() {
 fn the_next_metric_is_one_that_was_measured() {
     let mut ui = Ui::on_compare();
     let mut names = Vec::new();
-    for _ in 0..8 {
-        names.push(compared(&ui).metric().name);
+    for _ in 0..10 {
+        names.push(compared(&ui).quantity.name().to_owned());
         ui.press("Tab");
     }
-    assert_eq!(names, ["loss", "grad_norm", "weight_norm", "lr", "step_s", "data_s", "mfu", "mem_gib"]);
-    assert_eq!(compared(&ui).metric().name, "loss");
+    assert_eq!(
+        names,
+        ["loss", "grad_norm", "weight_norm", "lr", "step_s", "data_s", "tokens_per_s", "mfu", "mem_gib", "rank_busy_s"]
+    );
+    assert_eq!(compared(&ui).quantity.name().to_owned(), "loss");
     ui.press("Shift-Tab");
-    assert_eq!(compared(&ui).metric().name, "mem_gib");
+    assert_eq!(compared(&ui).quantity.name().to_owned(), "rank_busy_s");
+}
+
+#[test]
+fn a_series_of_imported_runs_is_compared_by_its_name() {
+    let mut ui = Ui::with_runs(compared_runs());
+    ui.resize(160, 48);
+    ui.press("Space Space Space c");
+    for (number, row) in compared_runs().into_iter().enumerate() {
+        let aux = |step: u64| {
+            let other = [("val/psnr".to_owned(), Some(20.0 + number as f64 + (step as f64).ln()))];
+            let other = if number < 2 { other.into() } else { Default::default() };
+            rundir::MetricSample { is_from_log: true, other, ..sample(1, step) }
+        };
+        ui.send(Msg::Run { run: row.run, what: RunMsg::Metrics((1..40).map(aux).collect()) });
+    }
+    ui.press("Shift-Tab");
+    assert_eq!(compared(&ui).quantity, model::Quantity::Named("val/psnr".into()));
+    assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
+    let effects = ui.press("E");
+    let [Effect::ExportComparison { comparison, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(comparison.metric, "val/psnr");
+    assert!(to.as_str().ends_with("-val-psnr.png"), "{to}");
+}
+
+#[test]
+fn one_run_after_the_other_is_shown_alone() {
+    let mut ui = Ui::on_compare();
+    let mut shown = Vec::new();
+    for _ in 0..4 {
+        ui.press("Space");
+        shown.push(compared(&ui).drawn().map(|(number, _)| number).collect::<Vec<_>>());
+    }
+    assert_eq!(shown, [vec![0], vec![1], vec![2], vec![0, 1, 2]]);
+}
+
+#[test]
+fn a_large_screen_compares_several_metrics_and_enter_enlarges_one() {
+    let mut ui = Ui::on_compare();
+    ui.resize(160, 48);
+    let titles = |ui: &Ui| ui.screen().matches("─ gradient norm ─").count();
+    assert_eq!(titles(&ui), 1);
+    ui.press("Enter");
+    assert_eq!(titles(&ui), 0);
+    ui.press("Tab");
+    picture("compare_enlarged", ui);
 }
 
 #[test]
@@ -145,7 +193,7 @@ fn a_recipe_that_lacks_a_key_differs_in_it_and_one_that_is_loading_does_not() {
 fn a_comparison_of_the_same_runs_keeps_its_settings() {
     let mut ui = Ui::on_compare();
     ui.press("Tab S Esc c");
-    assert_eq!((compared(&ui).metric().name, compared(&ui).smoothing), ("grad_norm", Some(0)));
+    assert_eq!((compared(&ui).quantity.name(), compared(&ui).smoothing), ("grad_norm", Some(0)));
 }
 
 #[test]

@@ -120,6 +120,7 @@ fn power(second: u64) -> NodePoint {
         t: NOW - 110.0 + second as f64,
         power_w: spread(if second > 40 { 610.0 } else { 240.0 }),
         gpu_mem_gib: spread(31.0),
+        temp_c: None,
         cpu_pct: spread(70.0),
         mem_gib: spread(40.0),
         ..NodePoint::default()

@@ -129,6 +129,21 @@ fn a_drag_over_a_chart_shows_its_range() {
 }
 
 #[test]
+fn a_click_chooses_a_compared_metric_and_hides_a_run() {
+    let mut ui = Ui::on_compare();
+    click(&mut ui, "weight norm");
+    assert_eq!(ui.model.compare.as_ref().unwrap().quantity.name(), "weight_norm");
+    click(&mut ui, "b demo-2s-lr3e4");
+    let hidden = |ui: &Ui| ui.model.compare.as_ref().unwrap().runs.iter().map(|run| run.hidden).collect::<Vec<_>>();
+    assert_eq!(hidden(&ui), [false, true, false]);
+    click(&mut ui, "demo-2s-lr3e4");
+    assert_eq!(hidden(&ui), [false; 3]);
+    ui.resize(160, 48);
+    click(&mut ui, "gradient norm ─");
+    assert_eq!(ui.model.compare.as_ref().unwrap().quantity.name(), "grad_norm");
+}
+
+#[test]
 fn a_click_on_a_panel_selects_it_and_a_second_one_enlarges_it() {
     let mut ui = Ui::on_run(running(83));
     click(&mut ui, "Gradient norm");

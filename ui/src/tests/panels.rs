@@ -4,7 +4,7 @@ use crate::fixtures::*;
 use crate::layout::Panel;
 use crate::screens::run;
 use crate::*;
-use recipe::Task;
+use ::recipe::Task;
 use rundir::Chart;
 
 fn panels(ui: &Ui) -> Vec<Panel> {
@@ -33,7 +33,7 @@ fn a_panel_is_hidden_and_shown_again() {
 #[test]
 fn without_any_picked_panel_the_large_chart_stays() {
     let mut ui = Ui::on_run(running(83));
-    ui.model.picked_panels = Some(panel_set::PanelSet::default());
+    ui.model.panels.picked = Some(Vec::new());
     assert_eq!(panels(&ui), [Panel::Chart(Chart::Loss), Panel::Checkpoints, Panel::Events]);
     for (width, height) in [(80, 24), (160, 48), (300, 100)] {
         ui.resize(width, height);
@@ -44,11 +44,11 @@ fn without_any_picked_panel_the_large_chart_stays() {
 #[test]
 fn picked_panels_are_remembered() {
     let mut ui = Ui::on_run(running(83));
-    ui.press("m j Space Esc");
+    ui.press("m j Space ] c L Esc");
     let session = ui.model.session();
     let again = Ui::with_setup(|setup| setup.session = Some(session));
-    assert!(again.model.picked_panels.is_some());
-    assert_eq!(again.model.picked_panels, ui.model.picked_panels);
+    assert!(again.model.panels.picked.is_some());
+    assert_eq!(again.model.panels, ui.model.panels);
 }
 
 #[test]
@@ -57,6 +57,110 @@ fn an_encode_has_all_of_its_panels() {
     let before = panels(&ui);
     ui.press("m");
     assert!(ui.model.modal.is_none() && ui.model.notice.is_some());
-    ui.model.picked_panels = Some(panel_set::PanelSet::default());
+    ui.model.panels.picked = Some(Vec::new());
     assert_eq!(panels(&ui), before);
+}
+
+/// A run that logs more metrics than the usual ones, and was partly imported.
+fn with_more_metrics() -> Ui {
+    let mut ui = Ui::on_run(running(0));
+    let more = |step: u64| {
+        let other = [("val/psnr".to_owned(), Some(20.0 + (step as f64).ln()))].into();
+        rundir::MetricSample {
+            tokens_per_s: 9000.0 + step as f64,
+            forward_s: 0.3,
+            backward_s: 0.7,
+            other,
+            ..sample(1, step)
+        }
+    };
+    ui.run_msg(RunMsg::Metrics((1..=83).map(more).collect()));
+    ui.run_msg(RunMsg::State(status(running(83))));
+    ui
+}
+
+#[test]
+fn every_metric_of_the_run_can_be_picked_and_moved() {
+    let mut ui = with_more_metrics();
+    ui.press("m");
+    ui.resize(160, 48);
+    insta::assert_snapshot!("panels_dialog_with_metrics_160x48", ui.screen());
+    let index = rundir::find_metric("tokens_per_s").unwrap().0;
+    let at = |ui: &Ui, panel| panels(ui).iter().position(|known| *known == panel);
+    assert_eq!(at(&ui, Panel::Metric(index)), None);
+    for _ in 0..40 {
+        let screen = ui.screen();
+        if screen.contains("▸ [ ] Tokens per second") {
+            break;
+        }
+        ui.press("j");
+    }
+    ui.press("Space");
+    assert!(at(&ui, Panel::Metric(index)).is_some());
+    ui.press("g");
+    while !ui.screen().contains("▸ [x] Tokens per second") {
+        ui.press("j");
+    }
+    for _ in 0..20 {
+        ui.press("[");
+    }
+    ui.press("Esc");
+    let first = panels(&ui).into_iter().find(|panel| !matches!(panel, Panel::Chart(Chart::Loss | Chart::StepTime)));
+    assert_eq!(first, Some(Panel::Metric(index)));
+    assert!(ui.screen().contains("Tokens per second"), "{}", ui.screen());
+}
+
+#[test]
+fn a_series_of_an_imported_run_is_a_panel_and_is_exported_by_its_name() {
+    let mut ui = with_more_metrics();
+    ui.press("m G Space Esc");
+    assert!(panels(&ui).contains(&Panel::Named(0)));
+    ui.press("Shift-Tab Shift-Tab Shift-Tab");
+    assert_eq!(ui.model.run.as_ref().unwrap().focus, Panel::Named(0));
+    assert!(ui.screen().contains("val/psnr"), "{}", ui.screen());
+    let effects = ui.press("e");
+    let [Effect::Export { chart, to, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(chart.chart, PlottedChart::Named("val/psnr".into()));
+    assert_eq!(to.as_str(), "/home/ada/vidtui/demo-2s-k7f2-val-psnr.svg");
+}
+
+#[test]
+fn a_grid_has_all_panels() {
+    let mut ui = with_more_metrics();
+    ui.press("m c c Esc");
+    ui.resize(160, 48);
+    insta::assert_snapshot!("run_as_a_grid_160x48", ui.screen());
+    ui.resize(80, 24);
+    insta::assert_snapshot!("run_as_a_grid_80x24", ui.screen());
+}
+
+fn recipe() -> RunMsg {
+    let keys = [
+        ("model.latent_frames", "25"),
+        ("data.index", "\"/home/ada/vidtui/assets/demo/4s.jsonl\""),
+        ("optimizer.kind", "\"adamw\""),
+        ("optimizer.lr", "0.0005"),
+        ("train.steps", "240"),
+        ("checkpoint.every_steps", "80"),
+    ];
+    let defaults = ::recipe::default_settings().into_iter().map(|(key, value)| (key.to_owned(), value));
+    let set = keys.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let others = defaults.filter(|(key, _)| keys.iter().all(|(known, _)| known != key));
+    RunMsg::Recipe(set.into_iter().chain(others).collect())
+}
+
+#[test]
+fn the_recipe_is_one_key_away_and_begins_with_what_the_stage_changes() {
+    let mut ui = Ui::on_run(RunRow { stage: Some("4s".into()), ..running(83) });
+    ui.run_msg(recipe());
+    ui.press("Tab d");
+    super::screens::picture("run_recipe", Ui { model: ui.model.clone() });
+    ui.press("PgDn Esc");
+    let run = ui.model.run.as_ref().unwrap();
+    assert!(!run.enlarged && run.focus == Panel::Chart(Chart::LearningRate), "{:?}", run.focus);
+    ui.press("R");
+    let run = ui.model.run.as_ref().unwrap();
+    assert!(run.enlarged && run.focus == Panel::Ranks);
+    ui.press("R");
+    assert!(!ui.model.run.as_ref().unwrap().enlarged);
 }

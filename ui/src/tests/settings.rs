@@ -64,11 +64,34 @@ fn every_screen_can_be_opened_again_or_is_replaced_by_one_that_can() {
         let again = Ui::with_setup(|setup| setup.session = Some(ui.model.session()));
         assert_eq!(again.model.screen, screen);
     }
-    let compared = Ui::on_compare().model.session();
-    assert_eq!(Ui::with_setup(|setup| setup.session = Some(compared)).model.screen, Screen::Runs);
+    let form = super::launch_form::on_form().model.session();
+    assert_eq!(Ui::with_setup(|setup| setup.session = Some(form)).model.screen, Screen::Recipes);
     // Written by another version.
     let odd = Session { screen: Screen::Logs, run: None, smoothing: Some(99), ..Session::default() };
     assert_eq!(Ui::with_setup(|setup| setup.session = Some(odd)).model.screen, Screen::Runs);
+}
+
+#[test]
+fn a_comparison_is_opened_again() {
+    let mut ui = Ui::on_compare();
+    ui.press("Tab x S");
+    let session = ui.model.session();
+    let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
+    assert_eq!((again.model.screen, again.model.session()), (Screen::Compare, session.clone()));
+    let streams = compared_runs().into_iter().map(|row| Watch::Compared(row.run));
+    assert!(watches(&again.model).is_superset(&streams.collect()));
+    // The other run was removed.
+    let alone = Session { compared: session.compared[..1].to_vec(), ..session };
+    assert_eq!(Ui::with_setup(|setup| setup.session = Some(alone)).model.screen, Screen::Runs);
+}
+
+#[test]
+fn a_file_of_an_earlier_version_is_read() {
+    let before = r#"{"screen":"run","run":"2026-11-20T0340-demo-2s-k7f2","x":"time","panels":["memory","ranks"]}"#;
+    let session: Session = serde_json::from_str(before).unwrap();
+    let again = Ui::with_setup(|setup| setup.session = Some(session));
+    assert_eq!(again.model.screen, Screen::Run);
+    assert_eq!(again.model.panels.picked, Some(vec!["memory".to_owned(), "ranks".to_owned()]));
 }
 
 #[test]

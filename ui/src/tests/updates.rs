@@ -232,8 +232,8 @@ fn export_requests_the_focused_chart_as_it_is_shown() {
     let [Effect::Export { chart, to, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!(to, "/home/ada/vidtui/demo-2s-k7f2-gradient-norm.png");
     assert_eq!(
-        (chart.chart, chart.x, chart.log_y, chart.format),
-        (rundir::Chart::GradNorm, XAxis::Time, true, ImageFormat::Png)
+        (&chart.chart, chart.x, chart.log_y, chart.format),
+        (&PlottedChart::Chart(rundir::Chart::GradNorm), XAxis::Time, true, ImageFormat::Png)
     );
     assert_eq!(chart.smoothing, Some(0.9));
     assert!(chart.window.is_some_and(|(low, high)| high - low < 60.0));
@@ -445,4 +445,33 @@ fn an_encode_leads_to_the_stages() {
         Ui::with_runs(vec![RunRow { task: recipe::Task::Encode, stage: None, curriculum: None, ..finished() }]);
     ui.press("Enter n");
     assert_eq!(ui.model.screen, Screen::Stages);
+}
+
+#[test]
+fn a_large_runs_screen_shows_the_curve_of_the_selected_run() {
+    let mut ui = Ui::with_runs(many_runs().rows);
+    ui.press("j");
+    let stream = |run| Watch::Run(run);
+    assert!(!watches(&ui.model).contains(&stream(stage_1())), "there is no room");
+    ui.resize(160, 48);
+    assert!(!watches(&ui.model).contains(&stream(stage_1())), "the selection may still move");
+    ui.send(Msg::Tick(NOW + 1.0));
+    assert!(watches(&ui.model).contains(&stream(stage_1())));
+    for what in [
+        RunMsg::Opened,
+        RunMsg::State(status(running(83))),
+        RunMsg::Metrics((1..=83).map(|step| sample(1, step)).collect()),
+        RunMsg::Goodput(runstate::Goodput { wall_s: 100.0, counted_s: 93.0, starting_s: 7.0, ..Default::default() }),
+    ] {
+        ui.send(Msg::Run { run: stage_1(), what });
+    }
+    insta::assert_snapshot!("runs_with_the_curve_of_the_selected_one_160x48", ui.screen());
+    ui.press("Enter");
+    let run = ui.model.run.as_ref().unwrap();
+    assert_eq!((run.series.live().len(), run.goodput.is_some()), (83, true), "the stream goes on");
+    ui.press("Esc");
+    assert!(ui.model.previewed().is_some_and(|open| !open.series.live().is_empty()));
+    ui.press("j");
+    assert!(ui.model.previewed().is_none());
+    assert!(watches(&ui.model).iter().all(|watch| !matches!(watch, Watch::Run(_))));
 }

@@ -4,6 +4,7 @@ use crate::advice;
 use crate::bindings::{Action, Binding};
 use crate::draft::LaunchTarget;
 use crate::fleet::Sort;
+use crate::layout::Panel;
 use crate::modals::targets;
 use crate::model::{Model, Purpose, Screen, context};
 use crate::run_actions;
@@ -132,7 +133,16 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::StartStage => stages::can_start(model),
         Action::Complete => is_input(model, |purpose| purpose == Purpose::Override),
         Action::UnsetKey => model.form.as_ref().is_some_and(|form| !form.draft.sets.is_empty()),
+        Action::Toggle if model.screen == Screen::Compare => has_charts(model),
         Action::Toggle => launch::listed(model).len() > 1,
+        Action::Enlarge => has_charts(model),
+        Action::Recipes if model.screen == Screen::Run => {
+            model.run.as_ref().is_some_and(|run| run.recipe.is_some() && run.focus != Panel::Recipe)
+        }
+        Action::RankMap => {
+            model.run.as_ref().is_some_and(|run| run.series.rank_times().ranks() > 1 && run.focus != Panel::Ranks)
+        }
+        Action::PickPanels => model.target().is_some_and(|row| row.task == Task::Train),
         Action::Targets => model.form.as_ref().is_some_and(|form| targets::targets(form).len() > 1),
         Action::Waive => model.form.as_ref().is_some_and(|form| form.checks.iter().any(launch::can_waive)),
         Action::Convert if model.screen == Screen::Launch => {
@@ -170,18 +180,19 @@ fn useful(model: &Model, binding: &Binding) -> bool {
                 && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
         }
         Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
-        Action::ExportSvg if model.screen == Screen::Compare => {
-            model.compare.as_ref().is_some_and(|open| !open.recipes_only)
-        }
+        Action::ExportSvg if model.screen == Screen::Compare => has_charts(model),
         Action::ExportSvg => {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
         }
-        action if model.screen == Screen::Compare && is_chart_action(action) => {
-            model.compare.as_ref().is_some_and(|open| !open.recipes_only)
-        }
+        action if model.screen == Screen::Compare && is_chart_action(action) => has_charts(model),
         action if is_chart_action(action) => enlarged.is_some(),
         _ => true,
     }
+}
+
+/// Returns whether the Compare screen shows charts.
+fn has_charts(model: &Model) -> bool {
+    model.compare.as_ref().is_some_and(|open| !open.recipes_only)
 }
 
 fn has_samples(model: &Model) -> bool {

@@ -3,11 +3,11 @@
 //! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The cost
 //! depends only on the width of the chart.
 
-use crate::series::{Axis, Column, Extent, Segment, Series, Track};
-use crate::theme::{Symbols, Theme};
+use crate::series::{Column, Extent, Segment, Series, Track};
+use crate::widgets::shared_axis::{SharedAxis, put};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
-use ratatui_core::style::Style;
+use ratatui_core::style::{Modifier, Style};
 use units::Unit;
 
 /// One line of a chart.
@@ -34,29 +34,12 @@ pub struct LineChart<'a> {
     pub lines: &'a [ChartLine<'a>],
     /// The unit of the y axis.
     pub unit: Unit,
-    /// The quantity on the x axis.
-    pub x: Axis,
-    /// The name of a step on the x axis.
-    pub step_word: &'static str,
-    /// Visible part of the x axis.
-    pub window: (f64, f64),
+    /// The x axis.
+    pub axis: SharedAxis,
     /// Logarithmic y axis.
     pub log_y: bool,
-    /// The moving average to draw over the faint raw line.
+    /// The moving average to draw in bold over the faint raw line.
     pub smoothing: Option<usize>,
-    /// Minimum width of the y axis labels, so that charts in one column align their x axes; it also reserves room for end
-    /// marks. `None` for a single chart.
-    pub aligned: Option<u16>,
-    /// The least height of a chart whose x axis has labels. Of charts on a shared axis, only the last one has them.
-    pub x_labels_from: u16,
-    /// Position of the cursor.
-    pub cursor: Option<f64>,
-    /// The ends of the range that the user drags over.
-    pub dragged: Option<(f64, f64)>,
-    /// Glyphs.
-    pub symbols: Symbols,
-    /// Colours.
-    pub theme: Theme,
 }
 
 /// The parts of a chart.
@@ -68,12 +51,6 @@ struct Parts {
     gutter: u16,
 }
 
-/// Returns the position on the x axis of a column of the terminal. `plot` is the area between the axes.
-pub fn position_at(plot: Rect, window: (f64, f64), column: u16) -> f64 {
-    let share = f64::from(column.saturating_sub(plot.x)) / f64::from(plot.width.saturating_sub(1).max(1));
-    window.0 + share.clamp(0.0, 1.0) * (window.1 - window.0)
-}
-
 impl<'a> LineChart<'a> {
     /// Draws the chart into an area. An area that is too small stays empty.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
@@ -81,12 +58,9 @@ impl<'a> LineChart<'a> {
         let Some(Parts { plot, scale, ticks, gutter }) = self.parts(area) else { return };
         self.y_axis(buf, plot, area.x, gutter, &scale, &ticks);
         if plot.height < area.height {
-            self.x_axis(buf, plot, area);
+            self.axis.draw_labels(buf, plot, area);
         }
-        self.vertical(buf, plot, self.cursor, self.theme.faint);
-        for end in self.dragged.into_iter().flat_map(|(from, to)| [from, to]) {
-            self.vertical(buf, plot, Some(end), self.theme.accent);
-        }
+        self.axis.draw_cursors(buf, plot);
         let mut ends = self.plot_lines(buf, plot, &scale);
         if self.lines.len() > 1 {
             self.end_marks(buf, plot, &mut ends);
@@ -98,22 +72,26 @@ impl<'a> LineChart<'a> {
         self.parts(area).map(|parts| parts.plot)
     }
 
+    /// Returns the columns that the labels of the y axis and the axis need.
+    pub fn gutter(&self, area: Rect) -> u16 {
+        self.parts(area).map_or(0, |parts| parts.gutter)
+    }
+
     fn parts(&self, area: Rect) -> Option<Parts> {
         if area.width < 4 || area.height < 2 {
             return None;
         }
         let scale = self.scale()?;
-        let x_rows = u16::from(area.height >= self.x_labels_from);
+        let x_rows = u16::from(area.height >= self.axis.labels_from);
         let plot_height = area.height - x_rows;
-        let ticks =
-            units::ticks(scale.low, scale.high, usize::from(plot_height / 3).clamp(2, 10), self.unit, scale.log);
+        let ticks = scale.ticks(plot_height, self.unit);
         let gutter = ticks.marks.iter().map(|(_, label)| units_width(label)).max().unwrap_or(0) + 1;
-        let gutter = gutter.max(self.aligned.unwrap_or(0));
-        let marks_width = if self.lines.len() > 1 || self.aligned.is_some() { 2 } else { 0 };
+        let gutter = gutter.max(self.axis.gutter);
+        let margin = self.axis.margin.max(if self.lines.len() > 1 { 2 } else { 0 });
         let plot = Rect {
             x: area.x + gutter,
             y: area.y,
-            width: area.width.saturating_sub(gutter + marks_width),
+            width: area.width.saturating_sub(gutter + margin),
             height: plot_height,
         };
         (plot.width >= 2).then_some(Parts { plot, scale, ticks, gutter })
@@ -131,8 +109,8 @@ impl<'a> LineChart<'a> {
         let mut extent = Extent::EMPTY;
         for line in self.lines {
             for (piece, _) in Self::pieces(line) {
-                let low = line.series.index_at(self.x, piece, self.window.0);
-                let high = line.series.index_at(self.x, piece, self.window.1.next_up());
+                let low = line.series.index_at(self.axis.x, piece, self.axis.window.0);
+                let high = line.series.index_at(self.axis.x, piece, self.axis.window.1.next_up());
                 let band = line.band.into_iter().flat_map(|(lowest, highest)| [lowest, highest]);
                 for track in band.chain([line.track]) {
                     extent = extent.union(piece.column(track).extent(low, high));
@@ -164,9 +142,9 @@ impl<'a> LineChart<'a> {
     }
 
     fn y_axis(&self, buf: &mut Buffer, plot: Rect, left: u16, gutter: u16, scale: &Scale, ticks: &units::Ticks) {
-        let faint = self.theme.faint;
+        let faint = self.axis.theme.faint;
         for y in plot.top()..plot.bottom() {
-            put(buf, plot.x - 1, y, self.symbols.axis, faint);
+            put(buf, plot.x - 1, y, self.axis.symbols.axis, faint);
         }
         let mut free_from = plot.bottom();
         for (value, label) in &ticks.marks {
@@ -177,49 +155,13 @@ impl<'a> LineChart<'a> {
             free_from = y;
             let width = units_width(label);
             put(buf, left + (gutter - 1).saturating_sub(width), y, label, faint);
-            put(buf, plot.x - 1, y, self.symbols.tick, faint);
-        }
-    }
-
-    fn x_axis(&self, buf: &mut Buffer, plot: Rect, area: Rect) {
-        let (low, high) = self.window;
-        let (unit, word) = match self.x {
-            Axis::Step => (Unit::Step, self.step_word),
-            Axis::Time => (Unit::Elapsed, "time"),
-            Axis::Tokens => (Unit::Count, "tokens"),
-        };
-        let y = plot.bottom();
-        let mut end = area.right();
-        if plot.width >= 24 {
-            end = area.right() - word.len() as u16;
-            put(buf, end, y, word, self.theme.faint);
-        }
-        let ticks = units::ticks(low, high, usize::from(plot.width / 12).clamp(1, 8), unit, false);
-        let mut free_from = area.x;
-        for (value, label) in ticks.marks {
-            let at = ((value - low) / (high - low) * f64::from(plot.width - 1)).round() as u16;
-            let width = units_width(&label);
-            let x = (plot.x + at).saturating_sub(width / 2).max(area.x);
-            if x >= free_from && x + width < end {
-                put(buf, x, y, &label, self.theme.faint);
-                free_from = x + width + 2;
-            }
-        }
-    }
-
-    /// Draws a vertical line at a position on the x axis.
-    fn vertical(&self, buf: &mut Buffer, plot: Rect, x: Option<f64>, style: Style) {
-        let (low, high) = self.window;
-        let Some(x) = x.filter(|x| *x >= low && *x <= high) else { return };
-        let column = plot.x + ((x - low) / (high - low) * f64::from(plot.width - 1)).round() as u16;
-        for y in plot.top()..plot.bottom() {
-            put(buf, column, y, self.symbols.cursor, style);
+            put(buf, plot.x - 1, y, self.axis.symbols.tick, faint);
         }
     }
 
     /// Draws all lines and returns the cell row in which each one ends.
     fn plot_lines(&self, buf: &mut Buffer, plot: Rect, scale: &Scale) -> Vec<(usize, u16)> {
-        let mut dots = Dots::new(plot, self.symbols.braille);
+        let mut dots = Dots::new(plot, self.axis.symbols.braille);
         let mut ends = Vec::new();
         let mut gaps = Vec::new();
         let mut bounds = (std::ptr::null(), Vec::new());
@@ -235,9 +177,12 @@ impl<'a> LineChart<'a> {
                     }
                     let raw = piece.column(line.track);
                     let (column, ink, texture) = match (layer, average) {
-                        (Layer::Superseded, _) if superseded => (raw, self.theme.faint, Texture::Dotted),
-                        (Layer::Raw, Some(_)) => (raw, self.theme.faint, Texture::Solid),
-                        (Layer::Lines, _) if !superseded => (average.unwrap_or(raw), line.style, Texture::Solid),
+                        (Layer::Superseded, _) if superseded => (raw, self.axis.theme.faint, Texture::Dotted),
+                        (Layer::Raw, Some(_)) => (raw, self.axis.theme.faint, Texture::Solid),
+                        (Layer::Lines, Some(average)) => {
+                            (average, line.style.add_modifier(Modifier::BOLD), Texture::Solid)
+                        }
+                        (Layer::Lines, None) if !superseded => (raw, line.style, Texture::Solid),
                         _ => continue,
                     };
                     // Most lines of a chart share their samples.
@@ -258,7 +203,7 @@ impl<'a> LineChart<'a> {
         }
         dots.flush(buf, plot);
         for cell in gaps {
-            put(buf, plot.x + cell as u16, plot.bottom() - 1, self.symbols.not_finite, self.theme.bad);
+            put(buf, plot.x + cell as u16, plot.bottom() - 1, self.axis.symbols.not_finite, self.axis.theme.bad);
         }
         ends
     }
@@ -278,16 +223,16 @@ impl<'a> LineChart<'a> {
             }
             // Between two samples, the range of the first one goes on.
             if let Some((top, low)) = range {
-                dots.vertical(c, top, low, self.theme.faint, Texture::Dotted);
+                dots.vertical(c, top, low, self.axis.theme.faint, Texture::Dotted);
             }
         }
     }
 
     /// Returns the index of the first sample of each dot column, and one more at the end.
     fn bounds(&self, series: &Series, piece: &Segment, width: usize) -> Vec<usize> {
-        let (low, high) = self.window;
+        let (low, high) = self.axis.window;
         let column = (high - low) / (width - 1) as f64;
-        (0..=width).map(|c| series.index_at(self.x, piece, low + (c as f64 - 0.5) * column)).collect()
+        (0..=width).map(|c| series.index_at(self.axis.x, piece, low + (c as f64 - 0.5) * column)).collect()
     }
 
     fn trace(
@@ -300,11 +245,11 @@ impl<'a> LineChart<'a> {
         texture: Texture,
     ) -> Option<u16> {
         let Trace { series, piece, bounds } = *samples;
-        let (low, high) = self.window;
+        let (low, high) = self.axis.window;
         let bottom = (dots.height - 1) as f64;
         let row = |value: f32| scale.row(f64::from(value), bottom);
         let rightmost = (dots.width - 1) as f64;
-        let across = |index: usize| (series.x_of(self.x, piece, index) - low) / (high - low) * rightmost;
+        let across = |index: usize| (series.x_of(self.axis.x, piece, index) - low) / (high - low) * rightmost;
         // The line from the sample left of the window enters at the edge.
         let mut previous = bounds[0].checked_sub(1);
         let mut end = None;
@@ -381,13 +326,6 @@ fn units_width(label: &str) -> u16 {
     crate::text::width(label) as u16
 }
 
-/// Writes a text if its position is inside the buffer.
-fn put(buf: &mut Buffer, x: u16, y: u16, text: &str, style: Style) {
-    if x < buf.area.right() && y < buf.area.bottom() && x >= buf.area.x && y >= buf.area.y {
-        buf.set_string(x, y, text, style);
-    }
-}
-
 /// Maps values to rows.
 #[derive(Debug, Clone, Copy)]
 struct Scale {
@@ -397,6 +335,25 @@ struct Scale {
 }
 
 impl Scale {
+    /// Returns the labels of an axis of this height: three or more if it has four rows.
+    fn ticks(&self, height: u16, unit: Unit) -> units::Ticks {
+        let rows = usize::from(height);
+        let wanted = (rows / 3).clamp(2, 10);
+        let least = rows.saturating_sub(1).min(3);
+        let tries =
+            || (wanted..=wanted.max(2 * rows)).map(|wanted| units::ticks(self.low, self.high, wanted, unit, self.log));
+        let enough = |ticks: &units::Ticks| self.labelled_rows(ticks, height) >= least;
+        tries().find(enough).or_else(|| tries().next()).unwrap_or(units::Ticks { marks: Vec::new() })
+    }
+
+    /// Returns the number of rows that have a label.
+    fn labelled_rows(&self, ticks: &units::Ticks, height: u16) -> usize {
+        let bottom = f64::from(height - 1);
+        let mut rows: Vec<u16> = ticks.marks.iter().map(|(value, _)| self.row(*value, bottom).round() as u16).collect();
+        rows.dedup();
+        rows.len()
+    }
+
     /// Returns the row of a value, 0 at the top and `bottom` at the low end; NaN for a gap.
     fn row(&self, value: f64, bottom: f64) -> f64 {
         let position = if self.log {
@@ -495,6 +452,21 @@ impl Dots {
                 cell.reset();
                 cell.set_char(symbol).set_style(*style);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_axis_of_four_rows_or_more_has_three_labels(low in 0.0..1e3f64, span in 1e-3..1e3f64, rows in 4u16..40) {
+            let scale = Scale { low, high: low + span, log: false };
+            let ticks = scale.ticks(rows, Unit::Plain);
+            prop_assert!(scale.labelled_rows(&ticks, rows) >= 3, "{:?}", ticks.marks);
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod dialog;
 pub mod heat_map;
 pub mod key_bar;
 pub mod line_chart;
+pub mod shared_axis;
 
 use crate::model::Model;
 use crate::msg::RunRow;

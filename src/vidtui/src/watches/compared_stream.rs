@@ -7,6 +7,11 @@ use std::convert::Infallible;
 use tokio::task::block_in_place;
 use ui::{Msg, RunMsg};
 
+/// Returns the keys of a recipe with their values, in the order of a recipe.
+pub(super) fn settings(recipe: &toml::Table) -> Vec<(String, String)> {
+    shown_settings(recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
 impl Stream {
     /// Reads the files of a run as they grow. The state of the run is in the list of runs.
     pub(super) async fn compared(&self, run: &RunId) -> Result<Infallible, Ended> {
@@ -16,8 +21,7 @@ impl Stream {
             send(RunMsg::Opened)?;
             match dir.read_run() {
                 Ok(run) => {
-                    let settings = shown_settings(&run.recipe).into_iter();
-                    send(RunMsg::Recipe(settings.map(|(key, value)| (key.to_owned(), value)).collect()))?;
+                    send(RunMsg::Recipe(settings(&run.recipe)))?;
                 }
                 Err(error) => send(RunMsg::Lost(error.into()))?,
             }
