@@ -11,6 +11,9 @@ inside_node() { # NAME
     } | ip -batch -
     mount -t tmpfs -o mode=755 tmpfs /run && mkdir -p /run/sshd
     mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+    # The network interfaces in /sys are those of this node.
+    mkdir /run/sys && mount -t sysfs sysfs /run/sys
+    mount --rbind /sys/fs/cgroup /run/sys/fs/cgroup && mount --move /run/sys /sys
     mount --bind "$folder" "$RIG/self"
     mount -t tmpfs -o size=64m tmpfs "$RIG/self/disk"
     mount --bind "$folder/hostname" /etc/hostname

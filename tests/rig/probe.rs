@@ -76,6 +76,19 @@ fn a_rank_is_listed_with_its_run_and_user_until_it_ends() {
 }
 
 #[test]
+fn the_network_counters_of_a_node_are_its_own() {
+    let Some(rig) = Options::new(2).up_or_skip() else { return };
+    let mut stream = Stream::open(&rig, GpuQuery::default());
+    let before = stream.wait_for(|_| true);
+    let names: Vec<&str> = before.host.links.iter().map(|link| link.name.as_str()).collect();
+    assert_eq!(names, ["eth0"], "its interface has no device, as in a container");
+    const SENT: u64 = 20_000_000;
+    ssh(&rig, "node01", &format!("head -c {SENT} /dev/zero")).unwrap();
+    let sent = |frame: &Frame| frame.host.links[0].tx_bytes - before.host.links[0].tx_bytes;
+    stream.wait_for(|frame| sent(frame) > SENT);
+}
+
+#[test]
 fn faults_and_repairs_of_gpus_appear_in_frames() {
     let Some(rig) = Options::new(1).gpus(2).up_or_skip() else { return };
     let mut stream = Stream::open(&rig, GpuQuery::default());

@@ -620,11 +620,23 @@ const NODES: &[Binding] = with_motion![
         &[Key::ch('m')],
         Action::HeatMap,
         "heat map",
-        "Show a heat map of all GPUs: power, utilization, memory, temperature; then the list"
+        "Show a heat map of all GPUs: power, utilization, memory, temperature, step time; then the list"
+    ),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "", "Show a shorter part of the history"),
+    bind(
+        &[Key::ch('-'), Key::ch('_')],
+        Action::ZoomOut,
+        "history",
+        "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
     ),
     bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move right in the heat map"),
     bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move left in the heat map"),
-    bind(&[Key::ch('o')], Action::Sort, "sort", "Change the order: faults, power, utilization, memory, …"),
+    bind(
+        &[Key::ch('o')],
+        Action::Sort,
+        "sort",
+        "Change the order: faults first, as listed, power, utilization, memory, …"
+    ),
     bind(&[Key::ch('O')], Action::ReverseSort, "reverse", "Reverse the order"),
     bind(&[Key::ch('/')], Action::Filter, "filter", "Filter nodes by name, state or fault"),
     bind(&[ESC], Action::Back, "back", "Clear the marks or the filter, or go back"),
@@ -632,6 +644,13 @@ const NODES: &[Binding] = with_motion![
 
 const NODE: &[Binding] = with_motion![
     bind(&[Key::ch('t')], Action::RawText, "nvidia-smi", "Show the output of nvidia-smi, or the tables"),
+    bind(&[Key::ch('+'), Key::ch('=')], Action::ZoomIn, "", "Show a shorter part of the history"),
+    bind(
+        &[Key::ch('-'), Key::ch('_')],
+        Action::ZoomOut,
+        "history",
+        "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
+    ),
     bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node"),
     bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
     bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),

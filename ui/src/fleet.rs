@@ -1,16 +1,23 @@
-//! The watched nodes: the latest sample, recent values and faults of each.
+//! The watched nodes: the latest sample, history and faults of each.
 //!
 //! A sample is summarized when it arrives. Sorting and totals use the summaries, so that a thousand nodes cost little
 //! more than ten.
 
+use crate::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
 use camino::Utf8PathBuf;
 use cluster::fault::{Fault, FaultSeverity, faults};
-use cluster::probe::{CpuTicks, Frame};
+use cluster::probe::Frame;
 use cluster::slurm::SlurmNode;
-use cluster::{GpuSample, Node, NodeId, Reading};
+use cluster::{GpuSample, LinkKind, Node, NodeId, Rate, Reading};
 use rundir::{Failure, RunId};
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+
+mod attention;
+mod history;
+
+use attention::Attention;
+pub use history::{GpuMoment, History, HistoryWindow, Moment, Point};
 
 /// The source of the watched nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
@@ -24,8 +31,6 @@ pub enum FleetSource {
     Hostfile(Utf8PathBuf),
 }
 
-/// Values kept per GPU and node: ten minutes at one every two seconds.
-pub const KEPT: usize = 300;
 /// The age in seconds from which a node's newest sample suggests a hang. Samples arrive every two seconds.
 const LATE_S: f64 = 10.0;
 
@@ -55,7 +60,18 @@ pub struct Fleet {
     pub listed: Option<Result<(), Failure>>,
     nodes: Vec<NodeView>,
     places: HashMap<NodeId, usize>,
+    /// The spread of each quantity of [`OUTLYING`] when outliers were last searched.
+    spreads: [Option<GpuSpread>; OUTLYING.len()],
+    /// When that was.
+    judged_s: Option<f64>,
+    /// When the nodes were watched again after a pause.
+    resumed_s: f64,
 }
+
+/// The quantities of which an outlier moves its node to the top. Memory is left out, because ranks may differ in it.
+const OUTLYING: [GpuValue; 3] = [GpuValue::Power, GpuValue::Utilization, GpuValue::Temperature];
+/// Seconds between two searches for outliers: about the time between two samples of a node.
+const JUDGED_EVERY_S: f64 = 2.0;
 
 /// A watched node.
 #[derive(Debug, Clone)]
@@ -74,24 +90,9 @@ pub struct NodeView {
     pub faults: Vec<Fault>,
     /// Totals and means of that sample.
     pub summary: NodeSummary,
-    /// Recent power of each GPU, oldest first; CPU utilization in a node without GPUs.
-    pub traces: Vec<VecDeque<f32>>,
-    /// Recent means of the node, oldest first.
-    pub moments: VecDeque<Moment>,
-    cpu: Option<CpuTicks>,
-}
-
-/// The means of a node at one time. A value that was not reported is NaN.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Moment {
-    /// When, Unix seconds.
-    pub t: f64,
-    /// Mean power per GPU.
-    pub power_w: f32,
-    /// Mean GPU utilization; that of the CPU in a node without GPUs.
-    pub util_pct: f32,
-    /// GPU memory in use, as a share; node memory in a node without GPUs.
-    pub mem_share: f32,
+    /// Its values and those of its GPUs over the last hours.
+    pub history: History,
+    attention: Attention,
 }
 
 /// Whether a node can be reached.
@@ -151,6 +152,14 @@ pub struct NodeSummary {
     pub mem_used_mib: Option<u64>,
     /// Total node memory.
     pub mem_total_mib: Option<u64>,
+    /// Bytes per second that the network interfaces receive.
+    pub net_rx_bytes_per_s: Option<f64>,
+    /// Bytes per second that the network interfaces send.
+    pub net_tx_bytes_per_s: Option<f64>,
+    /// Bytes per second that the InfiniBand ports receive.
+    pub ib_rx_bytes_per_s: Option<f64>,
+    /// Bytes per second that the InfiniBand ports send.
+    pub ib_tx_bytes_per_s: Option<f64>,
 }
 
 /// Totals and means over all nodes.
@@ -178,10 +187,11 @@ pub struct FleetSummary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names explain themselves")]
 pub enum Sort {
+    /// Nodes with faults first, then those with outliers, then the others as listed.
     #[default]
+    Faults,
     Listed,
     Name,
-    Faults,
     Power,
     Util,
     Memory,
@@ -192,8 +202,8 @@ pub enum Sort {
 impl Sort {
     /// All orders, in the sequence of the key that changes them, with their names.
     pub const ALL: [(Self, &'static str); 8] = [
-        (Self::Listed, "listed"),
         (Self::Faults, "faults"),
+        (Self::Listed, "listed"),
         (Self::Power, "power"),
         (Self::Util, "util"),
         (Self::Memory, "memory"),
@@ -289,6 +299,36 @@ impl Fleet {
         self.nodes.iter().any(|view| view.slurm.is_some())
     }
 
+    /// Searches the outliers, and updates which nodes need attention. Calls within two seconds change nothing.
+    pub fn judge(&mut self, now: f64) {
+        if self.judged_s.is_some_and(|judged_s| (now - judged_s).abs() < JUDGED_EVERY_S) {
+            return;
+        }
+        // After a time in which the nodes were not watched, all samples are old.
+        if self.judged_s.is_none_or(|judged_s| (now - judged_s).abs() > LATE_S) {
+            self.resumed_s = now;
+        }
+        self.judged_s = Some(now);
+        self.spreads = OUTLYING.map(|value| GpuSpread::of(&GpuReader::new(value, None), &self.nodes));
+        for at in 0..self.nodes.len() {
+            let view = &self.nodes[at];
+            let is_outlier = |gpu: &GpuSample| OUTLYING.iter().any(|value| self.is_outlier(*value, gpu));
+            let is_searched = is_current(view) && view.frame.is_some();
+            let has_outlier = is_searched.then(|| view.gpus().iter().any(is_outlier));
+            let condition = match view.condition(now) {
+                NodeHealth::Late if now - self.resumed_s < LATE_S => NodeHealth::Well,
+                condition => condition,
+            };
+            self.nodes[at].attention.update(condition, has_outlier, now);
+        }
+    }
+
+    /// Returns whether a value of a GPU is far from those of all GPUs.
+    pub fn is_outlier(&self, value: GpuValue, gpu: &GpuSample) -> bool {
+        let spread = OUTLYING.iter().position(|of| *of == value).and_then(|at| self.spreads[at]);
+        spread.is_some_and(|spread| spread.is_outlier(value.of(gpu)))
+    }
+
     /// Returns the indices of the nodes that pass a filter, sorted.
     pub fn order(&self, sort: Sort, reverse: bool, filter: &str, now: f64) -> Vec<usize> {
         let wanted = filter.to_lowercase();
@@ -311,10 +351,7 @@ impl Fleet {
         match sort {
             Sort::Listed => {}
             Sort::Name => order.sort_by(|a, b| self.nodes[*a].node.id.cmp(&self.nodes[*b].node.id)),
-            Sort::Faults => order.sort_by_key(|at| {
-                let view = &self.nodes[*at];
-                std::cmp::Reverse((view.condition(now), view.faults.len()))
-            }),
+            Sort::Faults => order.sort_by_key(|at| std::cmp::Reverse(self.nodes[*at].attention.level())),
             Sort::Power => order.sort_by_key(by(|view| view.summary.power_w_mean)),
             Sort::Util => order.sort_by_key(by(|view| view.summary.util_pct_mean.or(view.summary.cpu_pct))),
             Sort::Memory => order.sort_by_key(by(|view| view.memory_mib().map(|(used, _)| used as f64))),
@@ -393,51 +430,32 @@ impl NodeView {
             frame_s: None,
             faults: Vec::new(),
             summary: NodeSummary::default(),
-            traces: Vec::new(),
-            moments: VecDeque::new(),
-            cpu: None,
+            history: History::default(),
+            attention: Attention::default(),
         }
     }
 
     fn sampled(&mut self, frame: Box<Frame>, now: f64) {
-        let cpu_pct = frame.host.cpu.zip(self.cpu).and_then(|(now, before)| now.busy_pct_since(before));
-        self.cpu = frame.host.cpu;
         self.link = Link::Up;
         self.frame_s = Some(now);
         self.faults = faults(&frame);
-        self.summary = NodeSummary::of(&frame, cpu_pct);
+        self.summary = NodeSummary::of(&frame, self.frame.as_deref());
         let summary = &self.summary;
         let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
         let memory = self.memory_mib().filter(|(_, total)| *total > 0);
         let moment = Moment {
             t: now,
             power_w: number(summary.power_w_mean),
-            util_pct: number(summary.util_pct_mean.or(summary.cpu_pct)),
+            util_pct: number(summary.util_pct_mean),
             mem_share: number(memory.map(|(used, total)| used as f64 / total as f64)),
+            cpu_pct: number(summary.cpu_pct),
+            net_rx: number(summary.net_rx_bytes_per_s),
+            net_tx: number(summary.net_tx_bytes_per_s),
+            ib_rx: number(summary.ib_rx_bytes_per_s),
+            ib_tx: number(summary.ib_tx_bytes_per_s),
         };
-        if self.moments.len() == KEPT {
-            self.moments.pop_front();
-        }
-        self.moments.push_back(moment);
-        let mut add = |at: usize, value: Option<f64>| {
-            if self.traces.len() <= at {
-                self.traces.resize_with(at + 1, VecDeque::new);
-            }
-            let trace = &mut self.traces[at];
-            if trace.len() == KEPT {
-                trace.pop_front();
-            }
-            trace.push_back(value.map_or(f32::NAN, |value| value as f32));
-        };
-        if frame.gpus.is_empty() {
-            add(0, cpu_pct);
-        }
-        for gpu in &frame.gpus {
-            // An index that no node has means that the row was misread.
-            if gpu.index < 64 {
-                add(gpu.index as usize, gpu.power_w.value());
-            }
-        }
+        let gpus = frame.gpus.iter().map(|gpu| (gpu.index, moment_of(gpu)));
+        self.history.push(moment, gpus);
         self.frame = Some(frame);
     }
 
@@ -473,6 +491,12 @@ impl NodeView {
     }
 }
 
+fn moment_of(gpu: &GpuSample) -> GpuMoment {
+    let memory = gpu.mem_used_mib.value().zip(gpu.mem_total_mib.value()).filter(|(_, total)| *total > 0);
+    let share = memory.map(|(used, total)| used as f64 / total as f64);
+    GpuMoment::new(gpu.power_w.value(), gpu.util_pct.value(), share)
+}
+
 impl NodeHealth {
     /// Returns the name of the condition.
     pub fn word(self) -> &'static str {
@@ -488,8 +512,13 @@ impl NodeHealth {
 }
 
 impl NodeSummary {
-    fn of(frame: &Frame, cpu_pct: Option<f64>) -> Self {
+    /// Summarizes a frame; rates are differences to the frame before.
+    fn of(frame: &Frame, before: Option<&Frame>) -> Self {
         let gpus = &frame.gpus;
+        let cpu_before = before.and_then(|before| before.host.cpu);
+        let cpu_pct = frame.host.cpu.zip(cpu_before).and_then(|(now, before)| now.busy_pct_since(before));
+        let rate = |kind| before.and_then(|before| Rate::between(before, frame, kind));
+        let (network, infiniband) = (rate(LinkKind::Network), rate(LinkKind::Infiniband));
         let numbers = |of: fn(&GpuSample) -> &Reading<f64>| -> Vec<f64> {
             gpus.iter().filter_map(|gpu| of(gpu).value()).collect()
         };
@@ -513,6 +542,10 @@ impl NodeSummary {
             load: host.load,
             mem_used_mib: host.mem_total_mib.zip(host.mem_available_mib).map(|(all, free)| all.saturating_sub(free)),
             mem_total_mib: host.mem_total_mib,
+            net_rx_bytes_per_s: network.map(|rate| rate.rx_bytes_per_s),
+            net_tx_bytes_per_s: network.map(|rate| rate.tx_bytes_per_s),
+            ib_rx_bytes_per_s: infiniband.map(|rate| rate.rx_bytes_per_s),
+            ib_tx_bytes_per_s: infiniband.map(|rate| rate.tx_bytes_per_s),
         }
     }
 }

@@ -168,7 +168,7 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
         Screen::Runs => runs::runs_until(model, at.y),
         Screen::Stages => stages::stages_until(model, at.y),
         Screen::Recipes => recipes::recipes_until(model, at.y),
-        Screen::Nodes => nodes::nodes_until(model, at.y),
+        Screen::Nodes => nodes::nodes_until(model, at),
         Screen::Processes => processes::processes_until(model, at.y),
         Screen::Alerts => alerts::alerts_until(model, at.y),
         _ => None,

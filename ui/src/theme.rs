@@ -151,6 +151,22 @@ impl Theme {
         )
     }
 
+    /// Returns the colour of a value from low (0) to high (1). Between colours of 24 bits it is interpolated, so that values that differ
+    /// a little have colours that differ a little.
+    pub fn ramp_at(&self, share: f64) -> Style {
+        let last = self.ramp.len() - 1;
+        let position = share.clamp(0.0, 1.0) * last as f64;
+        let low = (position as usize).min(last - 1);
+        let (from, to, part) = (self.ramp[low], self.ramp[low + 1], position - low as f64);
+        match (from.fg, to.fg) {
+            (Some(Color::Rgb(r0, g0, b0)), Some(Color::Rgb(r1, g1, b1))) => {
+                let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part).round() as u8;
+                from.fg(Color::Rgb(mix(r0, r1), mix(g0, g1), mix(b0, b1)))
+            }
+            _ => self.ramp[((share * self.ramp.len() as f64) as usize).min(last)],
+        }
+    }
+
     /// Returns the theme with each style changed.
     pub fn map(self, change: impl Fn(Style) -> Style) -> Self {
         Self {

@@ -11,10 +11,12 @@ pub mod nvidia_smi;
 mod placement;
 pub mod probe;
 pub mod slurm;
+mod traffic;
 mod xid;
 
 pub use gpu::{Absent, GpuProcess, GpuSample, ProcessOwner, Reading, ThrottleReasons};
 pub use hostfile::{Hostfile, HostfileError};
 pub use node::{Node, NodeId, NodeIdError, Rank};
 pub use placement::{Placement, PlacementError, RankPlace};
+pub use traffic::{LinkBytes, LinkKind, Rate};
 pub use xid::{Xid, XidAction, XidAt};

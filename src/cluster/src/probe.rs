@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! #frame 17 1763612345.123456789 512.31  number, node clock in Unix seconds, uptime
-//! #host                                boot id, /proc/loadavg, lines of /proc/meminfo, the first of /proc/stat
+//! #host                                boot id, /proc/loadavg, lines of /proc/meminfo, the first of /proc/stat,
+//!                                      byte counters of network interfaces and InfiniBand ports
 //! #gpus                                rows or errors
 //!                                      (an empty line: the last row is complete)
 //! #exit 0
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::{GpuProcess, GpuSample, ProcessOwner};
 use crate::nvidia_smi::{COMPUTE_APPS, ComputeApp, FORMAT, GpuQuery, SmiError, read_compute_apps};
-use crate::{Xid, XidAt};
+use crate::{LinkBytes, Xid, XidAt};
 
 /// A longer line is truncated and a longer frame is dropped.
 const LONGEST_LINE: usize = 16 * 1024;
@@ -68,7 +69,7 @@ pub fn script(query: &GpuQuery, pace: Pace) -> String {
 fn functions(query: &GpuQuery, pace: Pace) -> String {
     let Pace { every_s, first_s, hung_s } = pace;
     format!(
-        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s} hung={hung_s}\n{}{}",
+        "query='{query}' format='{FORMAT}' apps='{COMPUTE_APPS}' every={every_s} first={first_s} hung={hung_s} sys=/sys\n{}{}",
         Xid::SCRIPT,
         include_str!("probe.sh")
     )
@@ -101,7 +102,7 @@ pub struct Frame {
     pub xids_denied: bool,
 }
 
-/// A sample of CPU and memory.
+/// A sample of CPU, memory and network.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostSample {
     /// The boot id; it changes when the node reboots.
@@ -115,6 +116,9 @@ pub struct HostSample {
     /// CPU ticks since boot.
     #[serde(default)]
     pub cpu: Option<CpuTicks>,
+    /// The counters of network interfaces and InfiniBand ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkBytes>,
 }
 
 /// Clock ticks of all CPUs since boot; two samples give the CPU utilization.
@@ -311,6 +315,8 @@ fn read_host(text: &str) -> HostSample {
             host.mem_available_mib = mib(rest);
         } else if let Some(rest) = line.strip_prefix("cpu ") {
             host.cpu = read_cpu(rest);
+        } else if let Some(link) = LinkBytes::read(line) {
+            host.links.push(link);
         } else if line.len() == 36 && !line.contains(' ') {
             host.boot_id = Some(line.into());
         } else if let Some(load) = line.split(' ').next().and_then(|load| load.parse().ok()) {

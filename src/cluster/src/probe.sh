@@ -1,4 +1,4 @@
-# Prints a frame of samples of this node every $every seconds, for `sh -c` with $query, $format, $apps, $every and $first set.
+# Prints a frame of samples of this node every $every seconds, for `sh -c` with $query, $format, $apps, $every, $first and $sys set.
 # Each frame is one write, so that the reader wakes up once per frame.
 # The script starts few programs, because on a busy node each of them waits for the CPU.
 export LC_ALL=C
@@ -8,7 +8,28 @@ host() {
     { read -r total && read -r _ && read -r available; } </proc/meminfo
     read -r cpu </proc/stat
     printf '#host\n%s\n%s\n%s\n%s\n%s\n' "$boot" "$load" "$total" "$available" "$cpu"
+    links
 }
+# Only interfaces of a device count: veth, bridges, bonds, VLANs and tunnels have none, and their traffic would count twice. In a
+# container no interface has a device; there all but lo count. Type 32 is IP over InfiniBand, whose traffic the port counts.
+links() {
+    device=''
+    for link in "$sys"/class/net/*/device; do
+        [ ! -e "$link" ] || device=/device
+    done
+    for link in "$sys"/class/net/*; do
+        [ "${link##*/}" != lo ] && [ -e "$link$device" ] || continue
+        read -r type <"$link/type" && [ "$type" != 32 ] || continue
+        read -r rx <"$link/statistics/rx_bytes" && read -r tx <"$link/statistics/tx_bytes" || continue
+        echo "net ${link##*/} $rx $tx"
+    done
+    for link in "$sys"/class/infiniband/*/ports/*; do
+        [ -e "$link/counters/port_rcv_data" ] || continue
+        read -r rx <"$link/counters/port_rcv_data" && read -r tx <"$link/counters/port_xmit_data" || continue
+        adapter=${link%/ports/*}
+        echo "ib ${adapter##*/}/${link##*/} $rx $tx"
+    done
+} 2>/dev/null
 frame() {
     host
     echo '#gpus'

@@ -4,8 +4,8 @@ use crate::lines::{LogLine, json_line};
 use crate::metrics::thousandth;
 use crate::{RunDir, SCHEMA, Tail};
 use cluster::nvidia_smi::SmiError;
-use cluster::probe::{CpuTicks, Frame};
-use cluster::{GpuSample, NodeId, Reading, ThrottleReasons, XidAt};
+use cluster::probe::Frame;
+use cluster::{GpuSample, LinkKind, NodeId, Rate, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
 
 /// Seconds from one sample to the next, plus the time that nvidia-smi takes. A day of eight GPUs takes 8 MB.
@@ -37,6 +37,18 @@ pub struct NodeSample {
     /// Memory of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_total_mib: Option<u64>,
+    /// Bytes per second that its network interfaces received since the line before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_rx_bytes_per_s: Option<u64>,
+    /// Bytes per second that they sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net_tx_bytes_per_s: Option<u64>,
+    /// Bytes per second that its InfiniBand ports received since the line before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ib_rx_bytes_per_s: Option<u64>,
+    /// Bytes per second that they sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ib_tx_bytes_per_s: Option<u64>,
     /// Its GPUs; empty if there are none.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
@@ -78,10 +90,15 @@ impl GpuColumns {
 }
 
 impl NodeSample {
-    /// Makes a sample from a frame of a node's stream; `before` is the CPU reading of the frame before.
-    pub fn new(attempt: u32, frame: &Frame, before: Option<CpuTicks>) -> Self {
+    /// Makes a sample from a frame of a node's stream and the frame before it.
+    pub fn new(attempt: u32, frame: &Frame, before: Option<&Frame>) -> Self {
         let host = &frame.host;
-        let cpu_pct = host.cpu.zip(before).and_then(|(now, before)| now.busy_pct_since(before));
+        let cpu_before = before.and_then(|before| before.host.cpu);
+        let cpu_pct = host.cpu.zip(cpu_before).and_then(|(now, before)| now.busy_pct_since(before));
+        let rate = |kind| before.and_then(|before| Rate::between(before, frame, kind));
+        let (network, infiniband) = (rate(LinkKind::Network), rate(LinkKind::Infiniband));
+        let rx = |rate: Option<Rate>| rate.map(|rate| rate.rx_bytes_per_s.round() as u64);
+        let tx = |rate: Option<Rate>| rate.map(|rate| rate.tx_bytes_per_s.round() as u64);
         let gpus = &frame.gpus;
         let no_gpus = SmiError::NotFound;
         let smi_errors = frame.smi_errors.iter().filter(|error| **error != no_gpus).map(ToString::to_string);
@@ -93,6 +110,10 @@ impl NodeSample {
             cpu_pct: cpu_pct.map(tenth),
             mem_used_mib: host.mem_total_mib.zip(host.mem_available_mib).map(|(all, free)| all.saturating_sub(free)),
             mem_total_mib: host.mem_total_mib,
+            net_rx_bytes_per_s: rx(network),
+            net_tx_bytes_per_s: tx(network),
+            ib_rx_bytes_per_s: rx(infiniband),
+            ib_tx_bytes_per_s: tx(infiniband),
             gpus: GpuColumns {
                 index: gpus.iter().map(|gpu| gpu.index).collect(),
                 power_w: gpus.iter().map(|gpu| rounded(&gpu.power_w)).collect(),
@@ -175,7 +196,7 @@ pub mod tests {
     use crate::fixtures::{node, temp};
     use cluster::Absent;
     use cluster::nvidia_smi::GpuQuery;
-    use cluster::probe::Frames;
+    use cluster::probe::{CpuTicks, Frames};
     use std::fs;
 
     /// Makes a frame of some GPUs. The last one does not report its power.
@@ -194,8 +215,9 @@ pub mod tests {
 
     #[test]
     fn a_line_of_eight_gpus_is_short_and_is_read_as_it_was_written() {
-        let before = CpuTicks { busy: 0, total: 0 };
-        let sample = NodeSample::new(2, &frame(1_763_612_345.123_456, 8), Some(before));
+        let mut before = frame(1_763_612_340.123_456, 8);
+        before.host.cpu = Some(CpuTicks { busy: 0, total: 0 });
+        let sample = NodeSample::new(2, &frame(1_763_612_345.123_456, 8), Some(&before));
         let line = serde_json::to_string(&sample).unwrap();
         assert!(line.len() < 560, "{}: {line}", line.len());
         let read = NodeSample::parse(line.as_bytes()).unwrap();
@@ -206,6 +228,21 @@ pub mod tests {
         assert_eq!((gpus.len(), gpus[3].index, gpus[3].power_w.value()), (8, 3, Some(603.2)));
         assert_eq!(gpus[7].power_w.absent(), Some(&Absent::UnknownError));
         assert_eq!(gpus[7].mem_total_mib.absent(), Some(&Absent::NotAsked));
+    }
+
+    #[test]
+    fn a_sample_has_the_rates_of_links_since_the_frame_before() {
+        let at = |t, links: &str| {
+            let text = format!("#frame 1 {t}\n#host\n{links}\n#gpus\n#exit 127\n#end 1\n");
+            Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)
+        };
+        let (before, now) = (at(5.0, "net eth0 100 0\nib mlx5_0/1 0 0"), at(10.0, "net eth0 600 50\nib mlx5_0/1 5 10"));
+        let sample = NodeSample::new(1, &now, Some(&before));
+        assert_eq!((sample.net_rx_bytes_per_s, sample.net_tx_bytes_per_s), (Some(100), Some(10)));
+        assert_eq!((sample.ib_rx_bytes_per_s, sample.ib_tx_bytes_per_s), (Some(4), Some(8)));
+        let line = serde_json::to_string(&sample).unwrap();
+        assert_eq!(NodeSample::parse(line.as_bytes()).unwrap(), sample);
+        assert_eq!(NodeSample::new(1, &now, None).net_rx_bytes_per_s, None, "the first frame has no rates");
     }
 
     #[test]

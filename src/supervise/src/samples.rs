@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cluster::Xid;
 use cluster::nvidia_smi::{GpuQuery, SmiError};
-use cluster::probe::{CpuTicks, Frame, Frames, Pace, script_until_input_ends};
+use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
 use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
 use crate::job::Job;
@@ -131,13 +131,13 @@ impl<C: Fn(&mut Command)> Sampler<C> {
                     self.query = other;
                     return Ok(true);
                 }
-                self.write(&frame, before);
-                before = frame.host.cpu;
+                self.write(&frame, before.as_ref());
+                before = Some(frame);
             }
         }
     }
 
-    fn write(&mut self, frame: &Frame, before: Option<CpuTicks>) {
+    fn write(&mut self, frame: &Frame, before: Option<&Frame>) {
         let mut sample = NodeSample::new(self.attempt, frame, before);
         let began_s = *self.began_s.get_or_insert(frame.t);
         // Older errors are those of earlier programs.

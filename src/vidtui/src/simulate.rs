@@ -92,7 +92,9 @@ fn text(node: usize, number: u64, t: f64) -> String {
     let ticks = number * 10_000;
     let _ = writeln!(text, "{:.2} 0 0 3/900 4711", if busy { 12.5 } else { 0.1 });
     let _ = writeln!(text, "MemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB");
-    let _ = writeln!(text, "cpu  {} 0 0 {} 0 0 0 0 0 0\n#gpus", ticks / 8, ticks * 7 / 8);
+    let _ = writeln!(text, "cpu  {} 0 0 {} 0 0 0 0 0 0", ticks / 8, ticks * 7 / 8);
+    text += &links(node, busy, t);
+    text += "#gpus\n";
     for gpu in 0..GPUS {
         let (power, mem, util, clock, reasons) =
             if busy { (600.0 + wave(gpu), 70_210, 100, 1980, 0x0) } else { (70.0, 4, 0, 345, 0x1) };
@@ -130,6 +132,23 @@ fn text(node: usize, number: u64, t: f64) -> String {
     text
 }
 
+/// Returns the counters of a network interface and two InfiniBand ports. A busy node exchanges about 11 GB/s over InfiniBand and reads
+/// 0.2 GB/s of data. Counters grow with the time `t`, so that rates are the same at any speed.
+fn links(node: usize, busy: bool, t: f64) -> String {
+    let share = if busy { 1.0 } else { 1e-4 };
+    // The integral of a rate that moves around its mean by a third.
+    let sent = |mean: f64, period_s: f64| {
+        let phase = t / period_s * std::f64::consts::TAU + node as f64;
+        (share * mean * (t - phase.cos() * period_s / std::f64::consts::TAU / 3.0)) as u64
+    };
+    let mut text = format!("net eth0 {} {}\n", sent(0.2e9, 40.0), sent(0.01e9, 25.0));
+    for adapter in 0..2 {
+        // The counters of InfiniBand count words of four bytes.
+        let _ = writeln!(text, "ib mlx5_{adapter}/1 {} {}", sent(5.5e9, 60.0) / 4, sent(5.4e9, 60.0) / 4);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +170,19 @@ mod tests {
         assert_eq!((owner.user.as_str(), owner.rank), ("ada", Some(42)));
         assert_eq!(cluster::fault::faults(&frame).len(), 1);
         assert!(frame.host.cpu.is_some() && frame.host.load.is_some());
+    }
+
+    #[test]
+    fn a_busy_simulated_node_uses_infiniband_more_than_the_network_and_an_idle_one_neither() {
+        use cluster::{LinkKind, Rate};
+        let rates = |node: usize| {
+            let frame = |t| Frames::new(GpuQuery::default()).push(text(node, 3, t).as_bytes()).remove(0);
+            let (before, now) = (frame(1_763_612_345.5), frame(1_763_612_347.5));
+            let rate = |kind| Rate::between(&before, &now, kind).unwrap().rx_bytes_per_s;
+            (rate(LinkKind::Network), rate(LinkKind::Infiniband))
+        };
+        let (network, infiniband) = rates(5);
+        assert!((1e8..4e8).contains(&network) && (6e9..16e9).contains(&infiniband), "{network} {infiniband}");
+        assert!(rates(15).1 < 1e7);
     }
 }

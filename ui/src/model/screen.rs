@@ -1,6 +1,6 @@
 //! The screens, and what those with a list or one node keep: selection, filter, order and scroll position.
 
-use crate::fleet::Sort;
+use crate::fleet::{HistoryWindow, Sort};
 use crate::gpu_value::GpuValue;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
@@ -79,6 +79,8 @@ pub struct NodesScreen {
     pub sort: Sort,
     /// Whether the order is reversed.
     pub reverse: bool,
+    /// The part of the history that is shown, also on the Node screen.
+    pub window: HistoryWindow,
     /// The nodes that pass the filter, in order: indices into the fleet. Each tick updates them, so that rows do not jump.
     pub order: Vec<usize>,
     /// The screen to go back to.

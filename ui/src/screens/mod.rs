@@ -8,6 +8,7 @@ pub mod launch;
 pub mod launch_view;
 pub mod logs;
 pub mod node;
+pub mod node_gpus;
 pub mod node_heat;
 pub mod node_history;
 pub mod node_table;

@@ -1,4 +1,4 @@
-//! The Node screen: GPUs, processes with their owners, or the output of nvidia-smi.
+//! The Node screen: GPUs with meters and history, processes with their owners, or the output of nvidia-smi.
 
 use crate::bindings::Action;
 use crate::effect::Effect;
@@ -6,16 +6,16 @@ use crate::fleet::{Link, NodeHealth, NodeView};
 use crate::layout;
 use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;
-use crate::screens::{node_table, processes};
+use crate::screens::node_gpus::{self, GpuColumns};
+use crate::screens::node_history::{self, Lanes};
+use crate::screens::{node_table, nodes, processes};
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
-use cluster::{GpuProcess, GpuSample, NodeId, Reading};
+use cluster::{GpuProcess, NodeId};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
-use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
-use std::collections::VecDeque;
 
 /// Opens the selected node.
 pub fn open(model: &mut Model) {
@@ -53,6 +53,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     match action {
         Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
         Action::Processes => processes::open(model),
+        Action::ZoomIn | Action::ZoomOut => nodes::zoom(model, action),
         Action::Kill => return processes::kill_on_nodes(model),
         Action::NodeNext | Action::NodePrevious => step(model, action == Action::NodeNext),
         Action::Back => model.screen = Screen::Nodes,
@@ -111,14 +112,35 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_lines(model, buf, below, lines);
         return;
     }
-    let lines = NodeLines::of(model, view, width);
+    let lines = NodeLines::of(model, view, width, room);
+    let columns = GpuColumns::new(model, view, width);
+    let mut drawn: Option<(usize, Buffer)> = None;
     for (y, row) in (rest.top()..rest.bottom()).zip(lines.rows.into_iter().skip(top)) {
-        let at = Rect { y, height: 1, ..rest };
+        let line = Rect { y, height: 1, ..rest };
         match row {
-            NodeLine::Text(line) => write(model, buf, at, line),
-            NodeLine::Heading(title, value) => drop(panel(model, buf, at, &title, value, false)),
+            NodeLine::Text(text) => write(model, buf, line, text),
+            NodeLine::Heading(title, value) => drop(panel(model, buf, line, &title, value, false)),
+            NodeLine::Gpu { at, row, history } => {
+                let Some(gpu) = view.gpus().get(at) else { continue };
+                // A GPU is drawn as a whole, and its visible rows are copied.
+                if drawn.as_ref().is_none_or(|(gpu, _)| *gpu != at) {
+                    let area = Rect::new(0, 0, rest.width, history as u16 + 1);
+                    let mut all = Buffer::empty(area);
+                    node_gpus::draw(model, view, gpu, &columns, &mut all, area);
+                    drawn = Some((at, all));
+                }
+                let Some((_, all)) = &drawn else { continue };
+                for x in 0..rest.width {
+                    if let (Some(to), Some(from)) = (buf.cell_mut((rest.x + x, y)), all.cell((x, row as u16))) {
+                        *to = from.clone();
+                    }
+                }
+            }
         }
     }
+    let (_, below) = layout::cut_top(rest, u16::try_from(total + 1).unwrap_or(u16::MAX));
+    let lanes = if view.gpus().is_empty() { Lanes::All } else { Lanes::OfNode };
+    node_history::view(model, view, lanes, buf, below);
 }
 
 /// Returns the scroll position, if the text does not fit.
@@ -138,7 +160,10 @@ fn lines_of(model: &Model) -> usize {
         // The heading takes a row too.
         Some(Ok(output)) if open.raw => output.lines().count() + 1,
         _ if open.raw => 1,
-        _ => NodeLines::of(model, view, usize::from(areas(model).1.width)).rows.len(),
+        _ => {
+            let area = areas(model).1;
+            NodeLines::of(model, view, usize::from(area.width), usize::from(area.height)).rows.len()
+        }
     }
 }
 
@@ -159,6 +184,12 @@ fn head_line(model: &Model, view: &NodeView) -> Line<'static> {
 enum NodeLine {
     Text(Line<'static>),
     Heading(String, Vec<Span<'static>>),
+    /// A row of a GPU: 0 has its meters, and the `history` rows below its history.
+    Gpu {
+        at: usize,
+        row: usize,
+        history: usize,
+    },
 }
 
 /// The scrolled part, a few dozen lines per node.
@@ -167,7 +198,7 @@ struct NodeLines {
 }
 
 impl NodeLines {
-    fn of(model: &Model, view: &NodeView, width: usize) -> Self {
+    fn of(model: &Model, view: &NodeView, width: usize, room: usize) -> Self {
         let mut lines = Self { rows: Vec::new() };
         let faint = model.theme.faint;
         match (&view.link, view.condition(model.now)) {
@@ -200,26 +231,30 @@ impl NodeLines {
             lines.text(Line::default());
         }
         let Some(frame) = &view.frame else { return lines };
+        // The history of a node without GPUs is drawn below.
         if frame.gpus.is_empty() {
-            lines.heading("CPU", Vec::new());
-            let trace = view.traces.first().map(|trace| sparkline(model, trace, width.saturating_sub(12), Some(100.0)));
-            let now = view.summary.cpu_pct.map_or_else(|| model.symbols.none.to_owned(), |pct| format!("{pct:.0} %"));
-            lines.text(Line::from(vec![
-                Span::raw(format!("CPU {now:>6}  ")),
-                Span::styled(trace.unwrap_or_default(), model.theme.lines[0]),
-            ]));
             return lines;
         }
-        let power = view.summary.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));
-        lines.heading("GPUs", power.into_iter().collect());
-        lines.text(Line::styled(GPU_HEADING, faint));
-        for gpu in &frame.gpus {
-            lines.text(gpu_line(model, view, gpu, width));
-        }
-        lines.text(Line::default());
         let mut processes: Vec<(Option<u32>, &GpuProcess)> =
             frame.gpus.iter().flat_map(|gpu| gpu.processes.iter().map(|process| (Some(gpu.index), process))).collect();
         processes.extend(frame.elsewhere.iter().map(|process| (None, process)));
+        let gpus = frame.gpus.len();
+        // Two headings and an empty row each for GPUs and processes. A long list of processes scrolls.
+        let others = lines.rows.len() + 5 + processes.len().clamp(1, gpus.max(8));
+        let history = node_gpus::history_rows(gpus, others, room);
+        let power = view.summary.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));
+        let mut value = Vec::new();
+        if history > 0 {
+            let window = units::short_duration(model.nodes.window.seconds());
+            value.push(Span::styled(format!("history of {window}, from 0 to the limit  "), faint));
+        }
+        value.extend(power);
+        lines.heading("GPUs", value);
+        lines.text(Line::styled(GpuColumns::new(model, view, width).heading(), faint));
+        for at in 0..gpus {
+            lines.rows.extend((0..=history).map(|row| NodeLine::Gpu { at, row, history }));
+        }
+        lines.text(Line::default());
         let count = Span::styled(processes.len().to_string(), model.theme.strong);
         lines.heading("Processes", vec![count]);
         if processes.is_empty() {
@@ -240,68 +275,6 @@ impl NodeLines {
     fn heading(&mut self, title: &str, value: Vec<Span<'static>>) {
         self.rows.push(NodeLine::Heading(title.to_owned(), value));
     }
-}
-
-const GPU_HEADING: &str = "gpu        power   util         memory   temp     clock";
-
-fn gpu_line(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Line<'static> {
-    let none = model.symbols.none;
-    let reading = |reading: &Reading<f64>, unit: &str| match reading.value() {
-        Some(value) => format!("{value:.0} {unit}"),
-        None => none.to_owned(),
-    };
-    let power = match (gpu.power_w.value(), gpu.power_limit_w.value()) {
-        (Some(power), Some(limit)) => format!("{power:.0}/{limit:.0} W"),
-        (Some(power), None) => format!("{power:.0} W"),
-        _ => none.to_owned(),
-    };
-    let memory = match (gpu.mem_used_mib.value(), gpu.mem_total_mib.value()) {
-        (Some(used), Some(total)) => node_table::of_memory(used, total),
-        (Some(used), None) => units::short_size(used << 20),
-        _ => none.to_owned(),
-    };
-    let util = if gpu.mig { "MIG".to_owned() } else { reading(&gpu.util_pct, "%") };
-    let (temp, clock) = (reading(&gpu.temp_c, "°C"), reading(&gpu.sm_clock_mhz, "MHz"));
-    let text = format!("{:>3}  {power:>11}  {util:>5}  {memory:>13}  {temp:>5}  {clock:>8}", gpu.index);
-    let used = text::width(&text);
-    let fault = view.faults.iter().find(|fault| fault.gpu == Some(gpu.index));
-    let stale = matches!(view.link, Link::Unreachable { .. });
-    let mut spans = vec![Span::styled(text, if stale { model.theme.faint } else { Style::new() })];
-    let mut room = width.saturating_sub(used + 2);
-    if let Some(fault) = fault {
-        let note = text::fit(&fault.what, room.min(40), model.symbols.ellipsis);
-        room = room.saturating_sub(text::width(&note) + 2);
-        spans.push(Span::styled(format!("  {note}"), node_table::condition_style(model, NodeHealth::Faulty)));
-    }
-    if room >= 8
-        && let Some(trace) = view.traces.get(gpu.index as usize)
-    {
-        let ink = if stale { model.theme.faint } else { model.theme.lines[0] };
-        let line = sparkline(model, trace, room.min(100), gpu.power_limit_w.value());
-        spans.extend([Span::raw("  "), Span::styled(line, ink)]);
-    }
-    Line::from(spans)
-}
-
-/// Draws values in one row, oldest first, scaled from 0 to `most`; a missing value is a gap.
-fn sparkline(model: &Model, trace: &VecDeque<f32>, width: usize, most: Option<f64>) -> String {
-    let levels = &model.symbols.levels;
-    let highest = trace.iter().copied().filter(|value| value.is_finite()).fold(0.0, f32::max);
-    let most = most.map_or(highest, |most| most as f32).max(f32::MIN_POSITIVE);
-    // If there are more values than cells, each cell shows the mean of several.
-    let each = trace.len().div_ceil(width.max(1)).max(1);
-    // Cells are counted from the first value, so that they do not change when values are added.
-    let cell = |values: &[f32]| {
-        let finite: Vec<f32> = values.iter().copied().filter(|value| value.is_finite()).collect();
-        if finite.is_empty() {
-            return " ";
-        }
-        let mean = finite.iter().sum::<f32>() / finite.len() as f32;
-        let at = (mean / most * levels.len() as f32).clamp(0.0, levels.len() as f32 - 1.0);
-        levels[at as usize]
-    };
-    let values: Vec<f32> = trace.iter().copied().collect();
-    values.chunks(each).map(cell).collect()
 }
 
 const PROCESS_HEADING: &str = "gpu      pid  user        rank  memory      age     run, command";

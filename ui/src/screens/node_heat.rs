@@ -1,15 +1,14 @@
 //! The heat map of the Nodes screen: one row per node in columns side by side, one cell per GPU.
 
 use crate::fleet::NodeView;
-use crate::gpu_value::{GpuSpread, GpuValue, is_current};
+use crate::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
 use crate::layout;
 use crate::model::Model;
 use crate::screens::node_table;
 use crate::text;
 use crate::widgets::{panel, write};
-use cluster::GpuSample;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::{Modifier, Style};
 use ratatui_core::text::{Line, Span};
 use units::counted;
@@ -41,86 +40,117 @@ impl HeatGrid {
         Self { rows, columns: columns.max(1), name_width, gpus }
     }
 
+    /// Returns the rows that all nodes and the heading take, if there is room for them.
+    pub fn rows_of_all(&self, count: usize) -> usize {
+        count.div_ceil(self.columns) + 1
+    }
+
     /// Returns the position of the first visible node, so that the selected one is visible.
     fn first(&self, selected: usize) -> usize {
         let page = self.rows * self.columns;
         selected / page * page
     }
+
+    fn width(&self) -> usize {
+        4 + self.name_width + 1 + self.gpus
+    }
+
+    /// Returns the area of the node at a position in the order. `below` is the area below the heading.
+    fn area_of(&self, below: Rect, first: usize, place: usize) -> Rect {
+        let (column, row) = ((place - first) / self.rows, (place - first) % self.rows);
+        let x = below.x + (column * (self.width() + GAP)) as u16;
+        Rect { x, y: below.y + row as u16, width: self.width() as u16, height: 1 }.intersection(below)
+    }
+
+    /// Returns the position in the order of the node that is drawn at a position of the terminal. `area` includes the heading.
+    pub fn place_at(&self, area: Rect, selected: usize, count: usize, at: Position) -> Option<usize> {
+        let below = layout::cut_top(area, 1).1;
+        let first = self.first(selected);
+        let places = first..(first + self.rows * self.columns).min(count);
+        places.into_iter().find(|place| self.area_of(below, first, *place).contains(at))
+    }
 }
 
-/// Returns the glyph and the style of a GPU: height and colour by its value.
-pub fn cell(model: &Model, value: GpuValue, gpu: &GpuSample) -> (&'static str, Style) {
+/// Returns the glyph and the style of a value as a share of its scale: height and colour by the share.
+pub fn cell(model: &Model, share: Option<f64>) -> (&'static str, Style) {
     // Without the highest bar, so that bars do not touch those of the node above.
     let levels = &model.symbols.levels[..7];
-    match value.share(gpu) {
+    match share {
         Some(share) => {
             let at = (share * levels.len() as f64).min(levels.len() as f64 - 1.0) as usize;
-            (levels[at], model.theme.ramp[at * model.theme.ramp.len() / levels.len()])
+            (levels[at], model.theme.ramp_at(share))
         }
         None => (model.symbols.not_finite, model.theme.faint),
     }
 }
 
+/// The glyph of each GPU of a node that cannot be reached: its values are unknown.
+pub const UNKNOWN: &str = "?";
+
+/// Returns the style of a value that is far from those of other GPUs.
+pub fn outlier_style(model: &Model) -> Style {
+    model.theme.warn.add_modifier(Modifier::REVERSED)
+}
+
 /// Draws the map of one quantity.
 pub fn view(model: &Model, buf: &mut Buffer, area: Rect, value: GpuValue) {
     let nodes = model.fleet.nodes();
-    let spread = GpuSpread::of(value, nodes);
+    let reader = GpuReader::new(value, model.run.as_ref());
+    let spread = GpuSpread::of(&reader, nodes);
     let grid = HeatGrid::new(model, area);
     let selected = model.node_position();
     let first = grid.first(selected);
-    let page = grid.rows * grid.columns;
-    let below = panel(model, buf, area, &title(value), legend(model, spread.as_ref(), usize::from(area.width)), false);
-    let shown = model.nodes.order.iter().enumerate().skip(first).take(page);
+    let count = model.nodes.order.len();
+    let last = (first + grid.rows * grid.columns).min(count);
+    let title = title(&reader, first, last, count);
+    let room = usize::from(area.width).saturating_sub(text::width(&title) + 6);
+    let below = panel(model, buf, area, &title, legend(model, &reader, spread.as_ref(), room), false);
+    let shown = model.nodes.order.iter().enumerate().skip(first).take(last - first);
     for (place, view) in shown.filter_map(|(place, at)| Some((place, nodes.get(*at)?))) {
-        let (column, row) = ((place - first) / grid.rows, (place - first) % grid.rows);
-        let width = 4 + grid.name_width + 1 + grid.gpus;
-        let x = below.x + (column * (width + GAP)) as u16;
-        let cell = Rect { x, y: below.y + row as u16, width: width as u16, height: 1 };
-        let line = node_line(model, &grid, view, value, spread.as_ref(), place == selected);
-        write(model, buf, cell.intersection(below), line);
+        let line = node_line(model, &grid, view, &reader, spread.as_ref(), place == selected);
+        write(model, buf, grid.area_of(below, first, place), line);
     }
 }
 
-fn title(value: GpuValue) -> String {
-    format!("GPU {}", value.word())
+/// Returns the name of the quantity, and the visible part of the nodes if not all fit.
+fn title(reader: &GpuReader<'_>, first: usize, last: usize, count: usize) -> String {
+    let what = match &reader.steps {
+        Some(steps) => format!("Step time of ranks, step {}", units::grouped(steps.step)),
+        None => format!("GPU {}", reader.value.word()),
+    };
+    if last - first < count { format!("{what}, nodes {}-{last} of {count}", first + 1) } else { what }
 }
 
-/// Returns the scale with its colours, the median and the outliers.
-fn legend(model: &Model, spread: Option<&GpuSpread>, width: usize) -> Vec<Span<'static>> {
+/// Returns the scale with its colours, the median and the outliers, in at most `room` columns.
+fn legend(model: &Model, reader: &GpuReader<'_>, spread: Option<&GpuSpread>, room: usize) -> Vec<Span<'static>> {
     let Some(spread) = spread else { return vec![Span::styled("not reported", model.theme.faint)] };
     let nodes = || model.fleet.nodes().iter().filter(|view| is_current(view));
-    let gpus = || nodes().flat_map(|view| view.gpus());
-    let scale = gpus().map(|gpu| spread.value.scale(gpu)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+    let gpus = || nodes().flat_map(|view| view.gpus().iter().map(move |gpu| (view, gpu)));
+    let scale = gpus().map(|(_, gpu)| reader.scale(gpu)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let (low, high) = scale.unwrap_or((0.0, 1.0));
     let levels = &model.symbols.levels[..7];
     let mut spans = vec![Span::styled(format!("{} ", spread.value.shown(low)), model.theme.faint)];
-    for (at, level) in levels.iter().enumerate() {
-        spans.push(Span::styled(*level, model.theme.ramp[at * model.theme.ramp.len() / levels.len()]));
+    for at in 0..levels.len() {
+        let (level, ink) = cell(model, Some((at as f64 + 0.5) / levels.len() as f64));
+        spans.push(Span::styled(level, ink));
     }
     spans.push(Span::styled(format!(" {}", spread.value.shown(high)), model.theme.faint));
-    let outliers = gpus().filter(|gpu| spread.is_outlier(gpu)).count();
-    let facts = [
-        (format!("   median {}", spread.value.shown(spread.median)), Style::new()),
-        (
-            format!("   {} to {}", spread.value.shown(spread.lowest), spread.value.shown(spread.highest)),
-            model.theme.faint,
-        ),
-    ];
-    let found =
-        Span::styled(format!("   {}", counted(outliers, "outlier")), model.theme.warn.add_modifier(Modifier::REVERSED));
-    let mut room = width.saturating_sub(30 + spans.iter().map(Span::width).sum::<usize>());
+    let outliers = gpus().filter(|(view, gpu)| spread.is_outlier(reader.of(view, gpu))).count();
+    let found = Span::styled(counted(outliers, "outlier"), outlier_style(model));
+    let mut room = room.saturating_sub(spans.iter().map(Span::width).sum::<usize>());
     if outliers > 0 {
-        room = room.saturating_sub(found.width());
+        room = room.saturating_sub(found.width() + 3);
     }
-    for (fact, style) in facts {
-        if text::width(&fact) <= room {
-            room -= text::width(&fact);
-            spans.push(Span::styled(fact, style));
+    let range = format!("{} to {}", spread.value.shown(spread.lowest), spread.value.shown(spread.highest));
+    let median = format!("median {}", spread.value.shown(spread.median));
+    for (fact, style) in [(median, Style::new()), (range, model.theme.faint)] {
+        if text::width(&fact) + 3 <= room {
+            room -= text::width(&fact) + 3;
+            spans.push(Span::styled(format!("   {fact}"), style));
         }
     }
     if outliers > 0 {
-        spans.push(Span::raw("   "));
-        spans.push(Span::styled(found.content.trim().to_owned(), found.style));
+        spans.extend([Span::raw("   "), found]);
     }
     spans
 }
@@ -129,7 +159,7 @@ fn node_line(
     model: &Model,
     grid: &HeatGrid,
     view: &NodeView,
-    value: GpuValue,
+    reader: &GpuReader<'_>,
     spread: Option<&GpuSpread>,
     is_chosen: bool,
 ) -> Line<'static> {
@@ -152,19 +182,20 @@ fn node_line(
         Span::styled(format!("{name}{pad}"), style),
     ];
     for gpu in view.gpus().iter().take(grid.gpus) {
-        let (glyph, ink) = cell(model, value, gpu);
-        // An old value is grey; one that is far from the others is reversed.
-        let ink = match spread {
-            _ if !is_current(view) => model.theme.faint,
-            Some(spread) if spread.is_outlier(gpu) => model.theme.warn.add_modifier(Modifier::REVERSED),
-            _ => ink,
-        };
-        spans.push(Span::styled(glyph, ink));
+        spans.push(match (cell(model, reader.share(view, gpu)), spread) {
+            _ if !is_current(view) => Span::styled(UNKNOWN, model.theme.faint),
+            ((glyph, _), Some(spread)) if spread.is_outlier(reader.of(view, gpu)) => {
+                Span::styled(glyph, outlier_style(model))
+            }
+            ((glyph, ink), _) => Span::styled(glyph, ink),
+        });
     }
     Line::from(spans)
 }
 
 /// Returns the area of the map; the details of the selected node are below it.
-pub fn area(body: Rect, details: u16) -> (Rect, Rect) {
-    layout::cut_top(body, if body.height >= details + 9 { body.height - details } else { body.height })
+pub fn area(model: &Model, body: Rect, details: u16) -> (Rect, Rect) {
+    let most = if body.height >= details + 9 { body.height - details } else { body.height };
+    let all = HeatGrid::new(model, body).rows_of_all(model.nodes.order.len());
+    layout::cut_top(body, u16::try_from(all).unwrap_or(u16::MAX).min(most))
 }

@@ -1,53 +1,187 @@
-//! The recent history of a node: power, utilization and memory over minutes, beside each other.
+//! The history of a node as lanes below each other on one time axis: power, utilization, memory, network, InfiniBand, CPU.
 
-use crate::fleet::{Moment, NodeView};
+use crate::fleet::{HistoryWindow, Moment, NodeView, Point};
 use crate::gpu_value::is_current;
 use crate::layout;
 use crate::model::Model;
-use crate::widgets::{bar_chart, panel, write};
+use crate::text;
+use crate::widgets::{history_chart, panel, write};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 
+/// The least rows of a lane: a heading and two rows of dots.
+const LANE: u16 = 3;
+/// The least rows of a history: a lane and the time axis.
+pub const LEAST: u16 = LANE + 1;
+/// The rows that a tall screen keeps for the history below a long list.
+pub const TALL: u16 = 4 * LANE + 1;
+/// The most rows of a lane; more show no more.
+const TALLEST: u16 = 14;
+
+/// The lanes to show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lanes {
+    /// All that have values.
+    All,
+    /// Those that are not values of GPUs.
+    OfNode,
+}
+
+/// A line of a lane: its name (empty if it is the only one), its newest value as text, and its values.
+type LaneLine = (&'static str, String, fn(&Moment) -> f32);
+
+struct Lane {
+    title: &'static str,
+    /// The upper end of the scale.
+    most: f32,
+    /// The same as text.
+    most_text: String,
+    lines: Vec<LaneLine>,
+}
+
 /// Draws the history of a node. An area that is too small stays empty.
-pub fn view(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect) {
-    const GAP: u16 = 3;
-    let (Some(first), Some(last)) = (view.moments.front(), view.moments.back()) else { return };
-    if area.height < 4 || area.width < 60 {
+pub fn view(model: &Model, view: &NodeView, which: Lanes, buf: &mut Buffer, area: Rect) {
+    if area.height < LEAST || area.width < 40 {
         return;
     }
-    let limit = view.gpus().iter().filter_map(|gpu| gpu.power_limit_w.value()).reduce(f64::max);
-    let highest = view.moments.iter().map(|moment| moment.power_w).fold(0.0, f32::max);
-    let limit = limit.map_or(highest, |limit| limit as f32);
-    let percent = |value: f32| format!("{value:.0} %");
-    type History<'a> = (&'a str, f32, String, fn(&Moment) -> f32, f32);
-    let mut histories: Vec<History<'_>> = Vec::new();
-    let power = format!("{:.0} of {limit:.0} W", last.power_w);
-    histories.push(("Mean GPU power", last.power_w, power, |moment| moment.power_w, limit));
-    let titles = if view.gpus().is_empty() { ["CPU", "Memory"] } else { ["GPU utilization", "GPU memory"] };
-    histories.push((titles[0], last.util_pct, percent(last.util_pct), |moment| moment.util_pct, 100.0));
-    histories.push((titles[1], last.mem_share, percent(last.mem_share * 100.0), |moment| moment.mem_share, 1.0));
-    histories.retain(|(_, newest, ..)| newest.is_finite());
-    let count = histories.len() as u16;
+    let mut lanes = lanes(model, view, which);
+    lanes.truncate(usize::from((area.height - 1) / LANE));
+    let Ok(count) = u16::try_from(lanes.len()) else { return };
     if count == 0 {
         return;
     }
-    let width = (area.width - GAP * (count - 1)) / count;
-    let since = format!("{} ago", units::short_duration(model.now - first.t));
-    let newest = if is_current(view) { "now".to_owned() } else { units::ago(model.now, last.t) };
-    for (number, (title, _, value, of, most)) in (0..).zip(histories) {
-        let part = Rect { x: area.x + number * (width + GAP), width, ..area };
-        let below = panel(model, buf, part, title, vec![Span::styled(value, model.theme.strong)], false);
-        let (bars, axis) = layout::cut_top(below, below.height - 1);
-        let values: Vec<f32> = view.moments.iter().map(of).collect();
-        bar_chart::draw(model, buf, bars, &values, most);
-        let columns = values.len().div_ceil(values.len().div_ceil(usize::from(width)).max(1));
-        // The age of the oldest bar is below it, or at the left end of the axis.
-        let at = usize::from(width)
-            .saturating_sub(columns)
-            .min(usize::from(width).saturating_sub(since.len() + newest.len() + 2));
-        let gap = usize::from(width).saturating_sub(at + since.len() + newest.len());
-        let line = format!("{:at$}{since}{:gap$}{newest}", "", "");
-        write(model, buf, axis, Line::styled(line, model.theme.faint));
+    let gutter = lanes.iter().map(|lane| text::width(&lane.most_text)).max().unwrap_or(0) as u16 + 2;
+    let (height, mut longer) = ((area.height - 1) / count, (area.height - 1) % count);
+    let mut rest = area;
+    for lane in &lanes {
+        let rows = (height + longer.min(1)).min(TALLEST);
+        longer = longer.saturating_sub(1);
+        let (part, below) = layout::cut_top(rest, rows);
+        draw(model, view, buf, part, gutter, lane);
+        rest = below;
     }
+    time_axis(model, view, buf, Rect { x: area.x + gutter, width: area.width - gutter, height: 1, ..rest });
+}
+
+fn draw(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect, gutter: u16, lane: &Lane) {
+    let ink = |at: usize| if is_current(view) { model.theme.lines[at] } else { model.theme.faint };
+    let mut value = Vec::new();
+    for (at, (name, newest, _)) in lane.lines.iter().enumerate() {
+        if at > 0 {
+            value.push(Span::raw("  "));
+        }
+        if !name.is_empty() {
+            value.push(Span::styled(format!("{}{} {name} ", model.symbols.rule, model.symbols.rule), ink(at)));
+        }
+        value.push(Span::styled(newest.clone(), if is_current(view) { model.theme.strong } else { model.theme.faint }));
+    }
+    let below = panel(model, buf, area, lane.title, value, false);
+    let plot = Rect { x: below.x + gutter, width: below.width.saturating_sub(gutter), ..below };
+    let label = |buf: &mut Buffer, y: u16, text: &str| {
+        let text = format!("{text:>width$} ", width = usize::from(gutter) - 2);
+        write(model, buf, Rect { y, height: 1, ..below }, Line::styled(text, model.theme.faint));
+    };
+    for y in plot.top()..plot.bottom() {
+        let at = Rect { x: plot.x - 1, y, width: 1, height: 1 };
+        write(model, buf, at, Line::styled(model.symbols.axis, model.theme.faint));
+    }
+    if plot.height > 0 {
+        label(buf, plot.top(), &lane.most_text);
+    }
+    if plot.height > 1 {
+        label(buf, plot.bottom() - 1, "0");
+    }
+    let lines = lane.lines.iter().enumerate().rev();
+    let lines = lines.map(|(at, (.., of))| {
+        let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.points(*of));
+        (points, ink(at))
+    });
+    history_chart::draw(model, buf, plot, model.nodes.window.seconds(), lane.most, lines.collect());
+}
+
+/// Writes the ages below the lanes.
+fn time_axis(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect) {
+    let seconds = model.nodes.window.seconds();
+    // Parts that end at whole minutes or hours.
+    let parts = match model.nodes.window {
+        _ if area.width < 60 => 2,
+        HistoryWindow::TenMinutes => 5,
+        HistoryWindow::Hour | HistoryWindow::TwelveHours => 4,
+    };
+    let width = usize::from(area.width);
+    let now = match view.history.newest() {
+        Some(newest) if !is_current(view) => format!("last sample {}", units::ago(model.now, newest.t)),
+        _ => "now".to_owned(),
+    };
+    let mut line = String::new();
+    for part in 0..parts {
+        let at = width * part / parts;
+        line += &" ".repeat(at.saturating_sub(text::width(&line)));
+        line += &units::ago(seconds * (parts - part) as f64 / parts as f64, 0.0);
+    }
+    line += &" ".repeat(width.saturating_sub(text::width(&line) + now.len()));
+    line += &now;
+    write(model, buf, area, Line::styled(line, model.theme.faint));
+}
+
+/// Returns the lanes that have values, the most useful first.
+fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
+    let Some(newest) = view.history.newest() else { return Vec::new() };
+    let none = model.symbols.none;
+    let shown = |value: f32, text: String| if value.is_finite() { text } else { none.to_owned() };
+    let since = model.now - model.nodes.window.seconds();
+    let highest = |of: fn(&Moment) -> f32| {
+        let visible = view.history.points(of).filter(move |point| point.t >= since);
+        visible.map(|point| point.value).filter(|value| value.is_finite()).reduce(f32::max)
+    };
+    let percent = |title, of: fn(&Moment) -> f32| Lane {
+        title,
+        most: 100.0,
+        most_text: "100 %".to_owned(),
+        lines: vec![("", shown(of(newest), format!("{:.0} %", of(newest))), of)],
+    };
+    let mut lanes = Vec::new();
+    if which == Lanes::All && !view.gpus().is_empty() {
+        let limit = view.gpus().iter().filter_map(|gpu| gpu.power_limit_w.value()).reduce(f64::max);
+        let power: fn(&Moment) -> f32 = |moment| moment.power_w;
+        let most = limit.map(|limit| limit as f32).or_else(|| highest(power)).unwrap_or(0.0);
+        let text = shown(newest.power_w, format!("{:.0} of {most:.0} W", newest.power_w));
+        let lines: Vec<LaneLine> = vec![("", text, power)];
+        lanes.push(Lane { title: "Mean GPU power", most, most_text: format!("{most:.0} W"), lines });
+        lanes.push(percent("GPU utilization", |moment| moment.util_pct));
+    }
+    if which == Lanes::All || view.gpus().is_empty() {
+        let (used, total) = view.memory_mib().unwrap_or_default();
+        let size = |mib: u64| units::short_size(mib << 20);
+        let text = shown(newest.mem_share, format!("{} of {}", size(used), size(total)));
+        let title = if view.gpus().is_empty() { "Memory" } else { "GPU memory" };
+        let share: fn(&Moment) -> f32 = |moment| moment.mem_share;
+        let lines: Vec<LaneLine> = vec![("", text, share)];
+        lanes.push(Lane { title, most: 1.0, most_text: size(total), lines });
+    }
+    let cpu = percent("CPU", |moment| moment.cpu_pct);
+    let rates = |title, of: [fn(&Moment) -> f32; 2]| {
+        let text = |of: fn(&Moment) -> f32| shown(of(newest), rate(of(newest)));
+        let most = of.into_iter().filter_map(highest).fold(0.0, f32::max);
+        // A power of two, so that the scale changes rarely.
+        let most = most.max(1024.0).log2().ceil().exp2();
+        let lines: Vec<LaneLine> = vec![("in", text(of[0]), of[0]), ("out", text(of[1]), of[1])];
+        Lane { title, most, most_text: rate(most), lines }
+    };
+    let network = rates("Network", [|moment| moment.net_rx, |moment| moment.net_tx]);
+    let infiniband = rates("InfiniBand", [|moment| moment.ib_rx, |moment| moment.ib_tx]);
+    match view.gpus().is_empty() {
+        true => lanes.splice(0..0, [cpu]).for_each(drop),
+        false => lanes.push(cpu),
+    }
+    let at = lanes.len() - usize::from(!view.gpus().is_empty());
+    lanes.splice(at..at, [infiniband, network]).for_each(drop);
+    lanes.retain(|lane| lane.lines.iter().any(|(.., of)| highest(*of).is_some()));
+    lanes
+}
+
+/// Formats bytes per second: `1.2 GiB/s`.
+pub fn rate(bytes_per_s: f32) -> String {
+    format!("{}/s", units::short_size(bytes_per_s.max(0.0).round() as u64))
 }

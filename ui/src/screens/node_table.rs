@@ -5,6 +5,7 @@ use crate::fleet::{Fleet, Link, NodeHealth, NodeView};
 use crate::model::Model;
 use crate::msg::RunRow;
 use crate::run_state::short_id;
+use crate::screens::node_history;
 use crate::text;
 use cluster::NodeId;
 use cluster::fault::{Fault, FaultSeverity};
@@ -40,7 +41,7 @@ const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&Node
 }
 
 /// The columns between a node's name and the note, the most useful first.
-pub const NODE_COLUMNS: [NodeColumn; 10] = [
+pub const NODE_COLUMNS: [NodeColumn; 12] = [
     NodeColumn {
         right: false,
         ..column("slurm", 5, false, |view| view.slurm.as_ref().map(|slurm| slurm.state.to_string()))
@@ -54,12 +55,21 @@ pub const NODE_COLUMNS: [NodeColumn; 10] = [
     column("cpu", 5, false, |view| view.summary.cpu_pct.map(|pct| format!("{pct:.0} %"))),
     column("load", 5, false, |view| view.summary.load.map(|load| format!("{load:.1}"))),
     column("clock", 8, true, |view| view.summary.sm_clock_mhz_mean.map(|mhz| format!("{mhz:.0} MHz"))),
+    column("network", 10, false, |view| {
+        let summary = &view.summary;
+        Some(node_history::rate(summary.net_rx_bytes_per_s?.max(summary.net_tx_bytes_per_s?) as f32))
+    }),
+    column("ib", 10, false, |view| {
+        let summary = &view.summary;
+        Some(node_history::rate(summary.ib_rx_bytes_per_s?.max(summary.ib_tx_bytes_per_s?) as f32))
+    }),
 ];
 
 /// Returns whether a column has values for these nodes.
 pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
     match column.title {
         "slurm" => fleet.is_of_slurm(),
+        "network" | "ib" => fleet.nodes().iter().any(|view| cell(column, view).is_some()),
         _ => !column.of_gpus || fleet.has_gpus(),
     }
 }
@@ -105,13 +115,18 @@ pub fn unreachable(now: f64, view: &NodeView) -> String {
     }
 }
 
+/// Returns the glyph and the colour of a fault.
+pub fn fault_sign(model: &Model, severity: FaultSeverity) -> (&'static str, Style) {
+    match severity {
+        FaultSeverity::Warn => (glyph(model, NodeHealth::Warned), model.theme.warn),
+        FaultSeverity::Bad => (glyph(model, NodeHealth::Faulty), model.theme.bad),
+    }
+}
+
 /// Returns a fault with its hint, in one line if both fit.
 pub fn fault_lines(model: &Model, fault: &Fault, width: usize) -> Vec<Line<'static>> {
-    let (condition, style) = match fault.severity {
-        FaultSeverity::Warn => (NodeHealth::Warned, model.theme.warn),
-        FaultSeverity::Bad => (NodeHealth::Faulty, model.theme.bad),
-    };
-    with_hint(model, format!("{} {fault}", glyph(model, condition)), style, &fault.fix, width)
+    let (sign, style) = fault_sign(model, fault.severity);
+    with_hint(model, format!("{sign} {fault}"), style, &fault.fix, width)
 }
 
 /// Returns a text and its hint in one line, or wrapped below each other if they do not fit.

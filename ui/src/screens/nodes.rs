@@ -3,27 +3,26 @@
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::fleet::{FleetSource, Link, NodeHealth, NodeView, Sort};
-use crate::gpu_value::GpuValue;
+use crate::gpu_value::{GpuReader, GpuValue, is_current};
 use crate::layout;
 use crate::model::{Input, Model, NodesScreen, Purpose, Screen};
 use crate::run_state::short_id;
 use crate::screens::node_heat::{self, HeatGrid};
+use crate::screens::node_history::{self, Lanes};
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
-use crate::screens::{node, node_history, processes};
+use crate::screens::{node, processes};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use units::counted;
 
 /// Rows of the part below the list.
 const DETAILS: u16 = 6;
-/// Rows of the history of the selected node.
-const HISTORY: u16 = 9;
-/// The least height of the body with a history.
+/// The least height of the body that keeps rows for the history below a long list.
 const HISTORY_FROM: u16 = 36;
 
 /// Opens the screen with the nodes of a source.
@@ -33,7 +32,8 @@ pub fn open(model: &mut Model, of: FleetSource) {
     }
     if model.fleet.of != of {
         model.fleet.turn_to(of);
-        model.nodes = NodesScreen { from: model.nodes.from, sort: model.nodes.sort, ..NodesScreen::default() };
+        let NodesScreen { from, sort, window, .. } = model.nodes;
+        model.nodes = NodesScreen { from, sort, window, ..NodesScreen::default() };
         model.node = None;
         model.processes = None;
     }
@@ -43,6 +43,7 @@ pub fn open(model: &mut Model, of: FleetSource) {
 
 /// Sorts and filters the nodes again, and scrolls to the selected one.
 pub fn renew(model: &mut Model) {
+    model.fleet.judge(model.now);
     let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
     model.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
     keep_selection(model);
@@ -88,11 +89,13 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             model.input = Some(Input::new(Purpose::NodeFilter, model.nodes.filter.clone()));
         }
         Action::HeatMap => {
-            model.nodes.heat = match model.nodes.heat {
+            let next = match model.nodes.heat {
                 None => Some(GpuValue::Power),
                 Some(value) => value.next(),
             };
+            model.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
         }
+        Action::ZoomIn | Action::ZoomOut => zoom(model, action),
         Action::Sort => {
             model.nodes.sort = model.nodes.sort.next();
             model.nodes.reverse = false;
@@ -125,6 +128,18 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
+/// Shows a shorter or longer part of the history.
+pub fn zoom(model: &mut Model, action: Action) {
+    let window = model.nodes.window;
+    model.nodes.window = if action == Action::ZoomIn { window.shorter() } else { window.longer() };
+}
+
+/// Returns whether the open run has the step times of any watched node.
+fn has_step_times(model: &Model) -> bool {
+    let reader = GpuReader::new(GpuValue::StepTime, model.run.as_ref());
+    model.fleet.nodes().iter().any(|view| view.gpus().iter().any(|gpu| reader.of(view, gpu).is_some()))
+}
+
 struct NodesAreas {
     summary: Rect,
     table: Rect,
@@ -136,21 +151,28 @@ fn areas(model: &Model) -> NodesAreas {
     let body = layout::areas(model.size).body;
     let (summary, rest) = layout::cut_top(body, u16::from(body.height >= 5));
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
-    let history = if body.height >= HISTORY_FROM { HISTORY } else { 0 };
-    let (rest, history) = layout::cut_top(rest, rest.height - history);
+    let history = if body.height >= HISTORY_FROM { node_history::TALL } else { 0 };
+    let (top, _) = layout::cut_top(rest, rest.height - history);
     let rows = u16::try_from(model.nodes.order.len()).unwrap_or(u16::MAX).saturating_add(2);
-    let (table, details) = match model.nodes.heat {
-        Some(_) => node_heat::area(rest, DETAILS),
-        None => layout::list_and_details(rest, rows, DETAILS),
+    let (table, _) = match model.nodes.heat {
+        Some(_) => node_heat::area(model, top, DETAILS),
+        None => layout::list_and_details(top, rows, DETAILS),
     };
+    let (_, below) = layout::cut_top(rest, table.height);
+    // The history gets all rows that table and details leave.
+    let details = if below.height >= DETAILS + node_history::LEAST { DETAILS } else { below.height };
+    let (details, history) = layout::cut_top(below, details);
     NodesAreas { summary, table, details, history }
 }
 
-/// Returns the number of nodes from the selected one to the one in a row of the terminal; none in the heat map.
-pub fn nodes_until(model: &Model, row: u16) -> Option<isize> {
-    let list = layout::cut_top(areas(model).table, 1).1;
-    let until = layout::entries_until(list, row, model.nodes.top, model.node_position(), model.nodes.order.len());
-    until.filter(|_| model.nodes.heat.is_none())
+/// Returns the number of nodes from the selected one to the one at a position of the terminal.
+pub fn nodes_until(model: &Model, at: Position) -> Option<isize> {
+    let (table, selected, count) = (areas(model).table, model.node_position(), model.nodes.order.len());
+    if model.nodes.heat.is_some() {
+        let place = HeatGrid::new(model, table).place_at(table, selected, count, at)?;
+        return Some(place as isize - selected as isize);
+    }
+    layout::entries_until(layout::cut_top(table, 1).1, at.y, model.nodes.top, selected, count)
 }
 
 /// Draws the screen.
@@ -181,7 +203,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
     if let Some(view) = model.selected_node() {
         details(model, buf, areas.details, view);
-        node_history::view(model, view, buf, areas.history);
+        node_history::view(model, view, Lanes::All, buf, areas.history);
     }
 }
 
@@ -222,7 +244,7 @@ fn summary(model: &Model) -> Line<'static> {
     if !model.nodes.marked.is_empty() {
         add(format!("{} marked", model.nodes.marked.len()), theme.accent);
     }
-    if model.nodes.sort != Sort::Listed {
+    if model.nodes.sort != Sort::default() || model.nodes.reverse {
         let reversed = if model.nodes.reverse { ", reversed" } else { "" };
         add(format!("sorted by {}{reversed}", model.nodes.sort.word()), theme.accent);
     }
@@ -234,6 +256,8 @@ fn summary(model: &Model) -> Line<'static> {
 
 /// Minimum width of the notes on faults.
 const NOTE: usize = 18;
+/// The width of the columns that are more important than the bars: GPUs and power.
+const FIRST_COLUMNS: usize = 14;
 const GAP: usize = 2;
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect) {
@@ -249,6 +273,12 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let name_width = name_width.min((width / 3).max(6));
     let has_gpus = model.fleet.has_gpus();
     let mut room = width.saturating_sub(4 + name_width);
+    let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
+    // The bars of the GPUs are more important than all but the first columns.
+    let bars = has_gpus && room >= FIRST_COLUMNS + widest + GAP + NOTE + GAP;
+    if bars {
+        room -= widest + GAP;
+    }
     let mut columns: Vec<(&NodeColumn, usize)> = Vec::new();
     for (i, column) in NODE_COLUMNS.iter().filter(|column| node_table::is_shown(column, &model.fleet)).enumerate() {
         let cells = shown.iter().filter_map(|view| node_table::cell(column, view));
@@ -260,9 +290,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             columns.push((column, wanted));
         }
     }
-    let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
-    let bars = has_gpus && room >= widest + GAP + NOTE + GAP;
-    let note = room.saturating_sub(GAP + if bars { widest + GAP } else { 0 });
+    let note = room.saturating_sub(GAP);
 
     let mut heading = vec![Span::styled(format!("    {:<name_width$}", "node"), faint)];
     for (column, width) in &columns {
@@ -310,8 +338,14 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             let fill = " ".repeat(widest.saturating_sub(gpus.len()));
             line.push(Span::raw(" ".repeat(GAP)));
             line.extend(gpus.map(|gpu| {
-                let (bar, ink) = node_heat::cell(model, GpuValue::Power, gpu);
-                Span::styled(bar, if condition == NodeHealth::Unreachable { faint } else { ink })
+                let (bar, ink) = node_heat::cell(model, GpuValue::Power.share(gpu));
+                match is_current(view) {
+                    false => Span::styled(node_heat::UNKNOWN, faint),
+                    true if model.fleet.is_outlier(GpuValue::Power, gpu) => {
+                        Span::styled(bar, node_heat::outlier_style(model))
+                    }
+                    true => Span::styled(bar, ink),
+                }
             }));
             line.push(Span::raw(fill));
         }

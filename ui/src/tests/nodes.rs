@@ -16,10 +16,15 @@ fn named(name: &str) -> NodeId {
 /// A sample, parsed from the output of a node.
 fn frame(number: u64, gpus: &str, apps: &str) -> Frame {
     let text = format!(
-        "#frame {number} 1795147200\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
-         cpu  {} 0 0 {} 0 0 0 0 0 0\n#gpus\n{gpus}#end {number}\n",
+        "#frame {number} {}\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
+         cpu  {} 0 0 {} 0 0 0 0 0 0\nnet eth0 {} {}\nib mlx5_0/1 {} {}\n#gpus\n{gpus}#end {number}\n",
+        1_795_147_200 + 2 * number,
         number * 100,
         number * 700,
+        number * 400_000_000,
+        number * 20_000_000 + number * number * 100_000,
+        number * 2_750_000_000,
+        number * 2_200_000_000,
     );
     let text = text.replace("#end", &format!("{apps}#end"));
     Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)
@@ -73,15 +78,19 @@ pub(super) fn away() -> Failure {
     )
 }
 
-/// The Nodes screen with these nodes and their samples.
+/// The Nodes screen with these nodes and their samples, one every two seconds, the last one now.
 fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
     let listed = nodes.iter().map(|(name, _)| Node { id: named(name), slots: 8 }.into()).collect();
     ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(listed) });
-    for (name, frames) in nodes {
-        for frame in frames {
-            ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame.clone())) });
+    let longest = nodes.iter().map(|(_, frames)| frames.len()).max().unwrap_or(0);
+    for later in (0..longest).rev() {
+        ui.send(Msg::Tick(NOW - 2.0 * later as f64));
+        for (name, frames) in nodes {
+            if let Some(frame) = frames.len().checked_sub(later + 1).map(|at| &frames[at]) {
+                ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame.clone())) });
+            }
         }
     }
     ui.send(Msg::Tick(NOW + 1.0));
@@ -102,7 +111,7 @@ fn mixed() -> Ui {
     ]);
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Down(away()) });
     // All other nodes have newer samples.
-    ui.send(Msg::Tick(NOW + 140.0));
+    ui.model.tick(NOW + 140.0);
     for (name, frame) in
         [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
     {
@@ -154,7 +163,7 @@ fn the_slurm_state_of_unreachable_nodes_is_shown_too() {
         ui.send(Msg::Node { node: named(name), what: NodeMsg::Down(away()) });
     }
     ui.send(Msg::Tick(NOW + 1.0));
-    ui.press("j j");
+    ui.press("o j j");
     insta::assert_snapshot!(ui.screen());
     // When Slurm stops responding, the previous list stays, with a note.
     let silent = Failure::new(
@@ -174,7 +183,7 @@ fn the_slurm_state_of_unreachable_nodes_is_shown_too() {
 #[test]
 fn an_unreachable_node_shows_since_when_and_why() {
     let mut ui = mixed();
-    ui.press("j j j j");
+    ui.press("o j j j j");
     insta::assert_snapshot!("nodes_with_an_unreachable_one_selected_80x24", ui.screen());
     ui.press("Enter");
     insta::assert_snapshot!("node_unreachable_80x24", ui.screen());
@@ -186,7 +195,7 @@ fn an_unreachable_node_shows_since_when_and_why() {
 #[test]
 fn a_node_shows_its_gpus_and_the_owners_of_processes() {
     let mut ui = mixed();
-    ui.press("Enter");
+    ui.press("o Enter");
     insta::assert_snapshot!(ui.screen());
     ui.resize(160, 48);
     insta::assert_snapshot!("a_node_shows_its_gpus_and_the_owners_of_processes_at_160x48", ui.screen());
@@ -195,14 +204,14 @@ fn a_node_shows_its_gpus_and_the_owners_of_processes() {
 #[test]
 fn a_node_with_faults_shows_them_with_hints() {
     let mut ui = mixed();
-    ui.press("j Enter");
+    ui.press("o j Enter");
     insta::assert_snapshot!(ui.screen());
 }
 
 #[test]
 fn a_node_with_mig_has_no_utilization_and_no_fault() {
     let mut ui = mixed();
-    ui.press("j j j Enter");
+    ui.press("o j j j Enter");
     insta::assert_snapshot!(ui.screen());
 }
 
@@ -235,7 +244,7 @@ fn nvidia_smi_runs_only_while_its_output_is_shown() {
     let mut ui = mixed();
     let nodes = Watch::Nodes(FleetSource::Given);
     assert!(watches(&ui.model).contains(&nodes));
-    ui.press("Enter t");
+    ui.press("o Enter t");
     let smi = Watch::Smi { of: FleetSource::Given, node: named("gpu001") };
     assert!(watches(&ui.model).contains(&smi) && watches(&ui.model).contains(&nodes));
     let output: String = (0..60).map(|i| format!("| line {i} |\n")).collect();
@@ -255,10 +264,10 @@ fn nodes_are_sorted_by_value_and_filtered_by_name_or_fault() {
     let order = |ui: &Ui| -> Vec<String> {
         ui.model.nodes.order.iter().map(|at| ui.model.fleet.nodes()[*at].node.id.to_string()).collect()
     };
-    assert_eq!(order(&ui)[0], "gpu001");
+    assert_eq!(order(&ui)[..4], ["gpu005", "gpu002", "gpu003", "gpu004"], "faults, then the outlier");
+    assert_eq!(order(&ui)[4..], ["gpu001", "cpu006", "gpu007", "gpu008"], "then as listed");
     ui.press("o");
-    assert_eq!(ui.model.nodes.sort, Sort::Faults);
-    assert_eq!(order(&ui)[..4], ["gpu005", "gpu002", "gpu003", "gpu008"]);
+    assert_eq!((ui.model.nodes.sort, order(&ui)[0].as_str()), (Sort::Listed, "gpu001"));
     ui.press("o");
     assert_eq!(order(&ui)[..2], ["gpu001", "gpu003"], "most power first");
     ui.press("O");
@@ -308,7 +317,7 @@ fn samples_of_nodes_are_drawn_with_the_next_tick() {
 #[test]
 fn the_next_node_follows_the_order_of_the_list() {
     let mut ui = mixed();
-    ui.press("Enter ]");
+    ui.press("o Enter ]");
     assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu002"));
     ui.press("[ [");
     assert_eq!(ui.model.node.as_ref().unwrap().id, named("gpu001"));
@@ -337,7 +346,7 @@ fn findings_about_a_node_are_shown_with_it() {
     let rows = vec![RunRow { findings: vec![found], ..running(83) }];
     ui.send(Msg::Runs(Ok(RunList { rows, unreadable: vec![] })));
     ui.resize(160, 48);
-    ui.press("g");
+    ui.press("o g");
     insta::assert_snapshot!("nodes_with_a_finding_160x48", ui.screen());
     ui.press("Enter");
     insta::assert_snapshot!("node_with_a_finding_160x48", ui.screen());
@@ -385,17 +394,19 @@ fn one_key_cycles_the_heat_map() {
 
 #[test]
 fn a_gpu_far_from_the_others_is_an_outlier_and_noise_is_not() {
-    use crate::gpu_value::{GpuSpread, GpuValue};
+    use crate::gpu_value::{GpuReader, GpuSpread, GpuValue};
     let ui = many(12);
     let nodes = ui.model.fleet.nodes();
     let outliers = |value: GpuValue| {
-        let spread = GpuSpread::of(value, nodes).unwrap();
+        let spread = GpuSpread::of(&GpuReader::new(value, None), nodes).unwrap();
         let gpus = nodes.iter().flat_map(|view| view.gpus().iter().map(move |gpu| (view.node.id.to_string(), gpu)));
-        gpus.filter(|(_, gpu)| spread.is_outlier(gpu)).map(|(node, gpu)| (node, gpu.index)).collect::<Vec<_>>()
+        gpus.filter(|(_, gpu)| spread.is_outlier(value.of(gpu)))
+            .map(|(node, gpu)| (node, gpu.index))
+            .collect::<Vec<_>>()
     };
     assert_eq!(outliers(GpuValue::Power), [("gpu007".to_owned(), 3)]);
     assert_eq!(outliers(GpuValue::Temperature), []);
-    assert_eq!(GpuSpread::of(GpuValue::Power, &[]), None);
+    assert_eq!(GpuSpread::of(&GpuReader::new(GpuValue::Power, None), &[]), None);
 }
 
 #[test]
@@ -403,7 +414,7 @@ fn the_selection_moves_over_the_columns_of_the_heat_map() {
     let mut ui = many(128);
     ui.resize(160, 48);
     let selected = |ui: &Ui| ui.model.selected_node().unwrap().node.id.to_string();
-    ui.press("m Right");
+    ui.press("o m Right");
     let beside = selected(&ui);
     assert_ne!(beside, "gpu000");
     ui.press("Left");
@@ -437,9 +448,187 @@ fn a_clock_that_is_set_back_leaves_the_history_in_order_and_still_finds_late_nod
 fn a_selected_node_has_a_history_where_there_is_room() {
     let mut ui = mixed();
     ui.resize(160, 48);
-    let moments = &ui.model.selected_node().unwrap().moments;
-    assert_eq!((moments.len(), moments.back().unwrap().power_w), (90, 690.5));
-    assert!(ui.screen().contains("Mean GPU power"));
+    ui.press("o");
+    let history = &ui.model.selected_node().unwrap().history;
+    assert_eq!((history.samples().len(), history.newest().unwrap().power_w), (90, 690.5));
+    for lane in ["Mean GPU power", "GPU utilization", "GPU memory", "InfiniBand", "10 min ago"] {
+        assert!(ui.screen().contains(lane), "{lane}");
+    }
     ui.resize(80, 24);
-    assert!(!ui.screen().contains("Mean GPU power"));
+    assert!(!ui.screen().contains("Mean GPU power"), "the list and the details need the rows");
+}
+
+#[test]
+fn a_short_list_leaves_rows_for_a_history_on_a_small_terminal_too() {
+    let ui = with(&[("gpu001", (1..90).map(busy).collect()), ("gpu002", vec![busy(1)])]);
+    assert!(ui.screen().contains("Mean GPU power"), "{}", ui.screen());
+}
+
+#[test]
+fn two_keys_zoom_the_history_and_both_screens_share_it() {
+    let mut ui = mixed();
+    ui.resize(160, 48);
+    ui.press("o - -");
+    assert!(ui.screen().contains("12 h ago"), "{}", ui.screen());
+    ui.press("Enter +");
+    assert!(ui.screen().contains("history of 1 h"), "{}", ui.screen());
+    ui.press("Esc");
+    assert!(ui.screen().contains("1 h ago"));
+    // Another list of nodes keeps it.
+    ui.model.fleet.turn_to(FleetSource::Run(stage_1()));
+    ui.press("3");
+    assert_eq!(ui.model.nodes.window, crate::fleet::HistoryWindow::Hour);
+}
+
+#[test]
+fn full_load_is_a_line_and_not_a_block() {
+    let full = (1..=300).map(|number| frame(number, &rows(699, ""), "")).collect();
+    let mut ui = with(&[("gpu001", full)]);
+    ui.resize(160, 48);
+    ui.press("Enter");
+    let screen = ui.screen();
+    let dots = |line: &str| line.chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).count();
+    let drawn: Vec<usize> = screen.split("Processes").next().unwrap().lines().map(dots).collect();
+    let widest = *drawn.iter().max().unwrap();
+    // The three GPUs have at least four rows of history each; only the first one of each has the lines of power and utilization.
+    assert_eq!(drawn.iter().filter(|count| **count > widest / 2).count(), 3, "{screen}");
+}
+
+#[test]
+fn a_node_is_pictured_with_its_history() {
+    let gpu = |node: u64, number: u64, gpu: u64| {
+        let wave = |period: f64| ((number as f64 / period + (node * 3 + gpu) as f64).sin() + 1.0) / 2.0;
+        let (power, util) = if number % 60 < 6 { (310.0, 40) } else { (590.0 + 80.0 * wave(9.0), 100) };
+        let (mem, temp) = (70_210 + number * 4, 58 + (6.0 * wave(30.0)) as u64);
+        let (power, temp) = if (node, gpu) == (2, 5) { (power * 0.45, 41) } else { (power, temp) };
+        format!(
+            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power:.1}, 700.00, {mem}, 81559, {util}, {temp}, 1980, 0, 0x4, Disabled\n"
+        )
+    };
+    let apps: String = (0..8).map(|gpu| format!("GPU-{gpu}, {}, vidtui-train, 70200\n", 4100 + gpu)).collect();
+    let owners: String = (0..8)
+        .map(|gpu| format!("{} ada 3700 /opt/vidtui/vidtui-train rank --run-dir /runs/x\n", 4100 + gpu))
+        .collect();
+    let set: String = (0..8)
+        .map(|gpu| {
+            format!(
+                "/proc/{0}/environ:VIDTUI_RUN=2026-11-20T0340-demo-2s-k7f2\n/proc/{0}/environ:RANK={1}\n",
+                4100 + gpu,
+                8 + gpu
+            )
+        })
+        .collect();
+    let sample = |node: u64, number: u64| {
+        let rows: String = (0..8).map(|at| gpu(node, number, at)).collect();
+        let apps = format!("#apps\n{apps}\n#exit 0\n#processes\n{owners}#environment\n{set}");
+        frame(number, &format!("{rows}\n#exit 0\n"), &apps)
+    };
+    let names = ["node01", "node02", "node03", "node04"];
+    let nodes: Vec<(&str, Vec<Frame>)> =
+        (1..).zip(names).map(|(node, name)| (name, (1..=290).map(|n| sample(node, n)).collect())).collect();
+    let mut ui = with(&nodes);
+    super::screens::picture("nodes_in_training", Ui { model: ui.model.clone() });
+    ui.press("Enter");
+    super::screens::picture("node_in_training", ui);
+}
+
+#[test]
+fn an_outlier_of_a_few_samples_does_not_reorder_the_nodes() {
+    let power = |power: u64| frame(1, &rows(power, ""), "");
+    let mut ui = with(&[("a", vec![power(600)]), ("b", vec![power(600)]), ("c", vec![power(600)])]);
+    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.nodes.order[0]].node.id.to_string();
+    let mut now = NOW + 1.0;
+    let mut hear = |ui: &mut Ui, watts: u64| {
+        now += 2.0;
+        for (name, watts) in [("a", 600), ("b", 600), ("c", watts)] {
+            ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(power(watts))) });
+        }
+        ui.send(Msg::Tick(now));
+        first(ui)
+    };
+    let firsts: Vec<String> = (0..60).map(|turn| hear(&mut ui, if turn % 4 == 1 { 200 } else { 600 })).collect();
+    assert!(firsts.iter().all(|first| first == "a"), "{firsts:?}");
+    let turns = (0..60).position(|_| hear(&mut ui, 200) == "c").unwrap();
+    assert!((4..12).contains(&turns), "{turns}");
+    assert!((0..29).all(|_| hear(&mut ui, 600) == "c"), "it stays for a minute");
+    assert!((0..30).any(|_| hear(&mut ui, 600) == "a"));
+}
+
+#[test]
+fn a_heat_map_of_more_nodes_than_fit_names_the_visible_ones() {
+    let mut ui = many(128);
+    ui.press("o m");
+    assert!(ui.screen().contains("nodes 1-33 of 128"), "{}", ui.screen());
+    ui.press("G");
+    assert!(ui.screen().contains("of 128") && !ui.screen().contains("nodes 1-"), "{}", ui.screen());
+    ui.resize(160, 48);
+    assert!(!ui.screen().contains("of 128"), "all fit");
+}
+
+#[test]
+fn a_click_in_the_heat_map_selects_the_node_and_another_one_opens_it() {
+    let mut ui = many(128);
+    ui.press("o m");
+    let click = |ui: &mut Ui, name: &str| {
+        let screen = ui.screen();
+        let (row, line) = screen.lines().enumerate().find(|(_, line)| line.contains(name)).unwrap();
+        let column = line.split(name).next().unwrap().chars().count();
+        // On a bar behind the name.
+        ui.send(Msg::Mouse(Mouse { kind: MouseKind::Press, column: column as u16 + 9, row: row as u16 }));
+    };
+    click(&mut ui, "gpu017");
+    assert_eq!((ui.model.selected_node().unwrap().node.id.as_str(), ui.model.screen), ("gpu017", Screen::Nodes));
+    click(&mut ui, "gpu030");
+    click(&mut ui, "gpu030");
+    assert_eq!((ui.model.selected_node().unwrap().node.id.as_str(), ui.model.screen), ("gpu030", Screen::Node));
+}
+
+#[test]
+fn the_heat_map_shows_the_step_times_of_the_open_run_on_its_gpus() {
+    let nodes = ["gpu001", "gpu002"].map(|name| Node { id: named(name), slots: 3 });
+    let mut ui = Ui::on_run(running(83));
+    let mut status = status(running(83));
+    status.attempt = Some(rundir::Attempt { placement: cluster::Placement::new(&nodes, 6).unwrap(), ..attempt(1, 0) });
+    ui.run_msg(RunMsg::State(status));
+    let slow = rundir::MetricSample { busy_s_by_rank: vec![1.0, 1.02, 1.01, 1.0, 1.9, 1.03], ..sample(1, 84) };
+    ui.run_msg(RunMsg::Metrics(vec![slow]));
+    ui.press("N");
+    let of = FleetSource::Run(stage_1());
+    ui.send(Msg::Nodes { of, nodes: Ok(nodes.into_iter().map(ListedNode::from).collect()) });
+    for name in ["gpu001", "gpu002"] {
+        ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(busy(3))) });
+    }
+    ui.send(Msg::Tick(NOW + 1.0));
+    ui.press("m m m m m");
+    assert_eq!(ui.model.nodes.heat.map(|value| value.word()), Some("step time"));
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    assert!(screen.contains("step 84") && screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");
+    super::screens::picture("heat_map_of_step_times", Ui { model: ui.model.clone() });
+    ui.press("m");
+    assert_eq!(ui.model.nodes.heat, None);
+}
+
+#[test]
+fn rates_of_links_are_differences_of_two_samples() {
+    let mut ui = with(&[("gpu001", vec![busy(1)])]);
+    let rates = |ui: &Ui| {
+        let summary = &ui.model.fleet.nodes()[0].summary;
+        (summary.net_rx_bytes_per_s, summary.ib_tx_bytes_per_s)
+    };
+    assert_eq!(rates(&ui), (None, None));
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(busy(2))) });
+    assert_eq!(rates(&ui), (Some(2e8), Some(4.4e9)));
+    // The node has rebooted: its counters begin at zero.
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(Frame { t: NOW + 99.0, ..busy(1) })) });
+    assert_eq!(rates(&ui), (None, None));
+}
+
+#[test]
+fn an_unreachable_node_has_no_bars() {
+    let mut ui = many(12);
+    let line = |ui: &Ui| ui.screen().lines().find(|line| line.contains("gpu009")).unwrap().to_owned();
+    assert!(line(&ui).contains("????????") && line(&ui).contains("unreachable"), "{}", line(&ui));
+    ui.press("o m");
+    assert!(line(&ui).contains("gpu009 ????????"), "{}", line(&ui));
 }

@@ -169,7 +169,7 @@ fn useful(model: &Model, binding: &Binding) -> bool {
         Action::Filter if model.screen == Screen::Recipes => model.recipes.as_ref().is_some_and(|all| all.len() > 1),
         Action::HeatMap => model.fleet.has_gpus(),
         Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
-        Action::ReverseSort => model.nodes.sort != Sort::Listed,
+        Action::ReverseSort => !matches!(model.nodes.sort, Sort::Listed | Sort::Faults),
         Action::NodesOfRun => model.target().is_some(),
         Action::Filter => model.rows().len() > 1,
         Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
@@ -185,6 +185,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
             model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
         }
         action if model.screen == Screen::Compare && is_chart_action(action) => has_charts(model),
+        Action::ZoomIn | Action::ZoomOut if matches!(model.screen, Screen::Nodes | Screen::Node) => {
+            model.selected_node().is_some_and(|view| view.frame.is_some())
+        }
         action if is_chart_action(action) => enlarged.is_some(),
         _ => true,
     }

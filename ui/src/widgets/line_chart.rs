@@ -369,16 +369,16 @@ impl Scale {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Texture {
+pub(super) enum Texture {
     Solid,
     /// Every other dot, for superseded samples.
     Dotted,
 }
 
 /// A grid of dots, several per cell.
-struct Dots {
-    width: usize,
-    height: usize,
+pub(super) struct Dots {
+    pub(super) width: usize,
+    pub(super) height: usize,
     across: usize,
     down: usize,
     braille: bool,
@@ -386,7 +386,7 @@ struct Dots {
 }
 
 impl Dots {
-    fn new(plot: Rect, braille: bool) -> Self {
+    pub(super) fn new(plot: Rect, braille: bool) -> Self {
         let (across, down) = if braille { (2, 4) } else { (1, 2) };
         Self {
             width: usize::from(plot.width) * across,
@@ -399,7 +399,7 @@ impl Dots {
     }
 
     /// Sets the dots of column `c` between two rows; rows outside are cut off, NaN draws nothing.
-    fn vertical(&mut self, c: usize, from: f64, to: f64, ink: Style, texture: Texture) {
+    pub(super) fn vertical(&mut self, c: usize, from: f64, to: f64, ink: Style, texture: Texture) {
         let (top, bottom) = (from.min(to), from.max(to));
         if from.is_nan() || to.is_nan() || bottom < -0.5 || top > self.height as f64 - 0.5 || c >= self.width {
             return;
@@ -423,7 +423,7 @@ impl Dots {
     }
 
     /// Draws a straight line, cut at the sides. Points are (column, row); NaN at either end leaves a gap.
-    fn segment(&mut self, from: (f64, f64), to: (f64, f64), ink: Style, texture: Texture) {
+    pub(super) fn segment(&mut self, from: (f64, f64), to: (f64, f64), ink: Style, texture: Texture) {
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
         if !(dx.is_finite() && dy.is_finite()) || dx <= 0.0 {
             return;
@@ -439,7 +439,7 @@ impl Dots {
         }
     }
 
-    fn flush(&self, buf: &mut Buffer, plot: Rect) {
+    pub(super) fn flush(&self, buf: &mut Buffer, plot: Rect) {
         let per_row = self.width / self.across;
         for (i, (mask, style)) in self.cells.iter().enumerate().filter(|(_, (mask, _))| *mask != 0) {
             let symbol = if self.braille {

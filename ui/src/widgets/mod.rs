@@ -1,8 +1,8 @@
 //! Drawing functions that several screens share.
 
-pub mod bar_chart;
 pub mod dialog;
 pub mod heat_map;
+pub mod history_chart;
 pub mod key_bar;
 pub mod line_chart;
 pub mod shared_axis;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Absent, Reading};
+use crate::{Absent, LinkKind, Reading};
 
 const STREAM: &str = "\
 message of the day: maintenance on Sunday
@@ -14,6 +14,8 @@ message of the day: maintenance on Sunday
 MemTotal:       2113331240 kB
 MemAvailable:   1900000000 kB
 cpu  700 100 200 8000 1000 0 0 0 500 0
+net eth0 808666053 999481
+ib mlx5_0/1 1000 250
 #gpus
 0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0000000000000000, Disabled
 1, GPU-b, NVIDIA H100 80GB HBM3, 00000000:2D:00.0, [Unknown Error], 700.00, 0, 81559, 0, 31, 345, 0, 0x0000000000000001, Disabled
@@ -68,6 +70,10 @@ fn a_frame_has_gpus_and_their_processes_with_owners() {
             mem_available_mib: Some(1_855_468),
             mem_total_mib: Some(2_063_800),
             cpu: Some(CpuTicks { busy: 1000, total: 10_000 }),
+            links: vec![
+                LinkBytes { name: "eth0".into(), kind: LinkKind::Network, rx_bytes: 808_666_053, tx_bytes: 999_481 },
+                LinkBytes { name: "mlx5_0/1".into(), kind: LinkKind::Infiniband, rx_bytes: 4000, tx_bytes: 1000 },
+            ],
         }
     );
 }
@@ -105,6 +111,11 @@ fn a_truncated_row_within_a_complete_frame_is_skipped() {
 
 /// Runs the script with fake programs, and returns its frames until there are enough.
 fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
+    made_in("/sys", programs, enough)
+}
+
+/// The same with a folder in place of /sys.
+fn made_in(sys: &str, programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
     use std::io::Read;
     let bin = tempfile::tempdir().unwrap();
     for (name, text) in programs {
@@ -118,7 +129,10 @@ fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Ve
     }
     let pace = Pace { hung_s: 1, ..Pace::every_s(0.05) };
     let mut child = std::process::Command::new("sh")
-        .args(["-c", &script_until_input_ends(&GpuQuery::default(), pace)])
+        .args([
+            "-c",
+            &script_until_input_ends(&GpuQuery::default(), pace).replace("sys=/sys\n", &format!("sys={sys}\n")),
+        ])
         .env("PATH", format!("{}:/usr/bin:/bin", bin.path().display()))
         .env("BIN", bin.path())
         .stdin(std::process::Stdio::piped())
@@ -178,6 +192,47 @@ fn xid_errors_have_the_time_at_which_they_happened() {
     assert_eq!(journal(one), (vec![48], false));
 }
 
+/// Makes a folder like /sys: an Ethernet interface, IP over InfiniBand, virtual interfaces, and a port of an adapter.
+fn fake_sys(with_devices: bool) -> tempfile::TempDir {
+    let sys = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = sys.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    for (name, kind, is_device) in [("eth0", 1, true), ("ib0", 32, true), ("lo", 772, false), ("veth9", 1, false)] {
+        write(&format!("class/net/{name}/type"), &format!("{kind}\n"));
+        write(&format!("class/net/{name}/statistics/rx_bytes"), "1000\n");
+        write(&format!("class/net/{name}/statistics/tx_bytes"), "2000\n");
+        if is_device && with_devices {
+            write(&format!("class/net/{name}/device/vendor"), "0x15b3\n");
+        }
+    }
+    // It vanishes while it is read, and the driver of this port has no counters.
+    write("class/net/eth1/device/vendor", "0x15b3\n");
+    write("class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
+    write("class/infiniband/mlx5_0/ports/2/counters/port_rcv_data", "500\n");
+    write("class/infiniband/mlx5_0/ports/2/counters/port_xmit_data", "250\n");
+    if !with_devices {
+        std::fs::remove_dir_all(sys.path().join("class/net/eth1")).unwrap();
+    }
+    sys
+}
+
+#[test]
+fn only_physical_interfaces_and_infiniband_ports_are_counted() {
+    let counted = |with_devices| {
+        let sys = fake_sys(with_devices);
+        let frame = made_in(sys.path().to_str().unwrap(), &[], |frames| !frames.is_empty()).remove(0);
+        let links = frame.host.links.into_iter().map(|link| (link.name, link.rx_bytes, link.tx_bytes));
+        links.collect::<Vec<_>>()
+    };
+    let link = |name: &str, rx, tx| (name.to_owned(), rx, tx);
+    assert_eq!(counted(true), [link("eth0", 1000, 2000), link("mlx5_0/2", 2000, 1000)]);
+    let in_a_container = [link("eth0", 1000, 2000), link("veth9", 1000, 2000), link("mlx5_0/2", 2000, 1000)];
+    assert_eq!(counted(false), in_a_container, "without devices");
+}
+
 #[test]
 fn xid_errors_are_read_while_nvidia_smi_hangs() {
     let stuck = ("timeout", "while [ -e $BIN/timeout ]; do sleep 0.05; done");
@@ -230,7 +285,7 @@ fn a_script_without_a_reader_ends() {
 fn the_script_makes_the_queries_that_are_read() {
     let script = script(&GpuQuery::default(), Pace::every_s(2.0));
     assert!(
-        script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2 hung=25\n"),
+        script.starts_with("query='--query-gpu=index,uuid,") && script.contains("every=2 first=2 hung=25 sys=/sys\n"),
         "{script}"
     );
 }

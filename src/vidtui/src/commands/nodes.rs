@@ -9,7 +9,7 @@ use crate::terminal::takes_escapes;
 use crate::workspace::Workspace;
 use cluster::fault::Fault;
 use cluster::slurm::SlurmNode;
-use cluster::{GpuProcess, GpuSample, Node, NodeId, Reading};
+use cluster::{GpuProcess, GpuSample, LinkBytes, Node, NodeId, Reading};
 use remote::{NodeUpdate, NodeWatch};
 use rundir::{ErrorCode, Failure, Login, RunId, now_s};
 use serde::Serialize;
@@ -41,6 +41,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
     updates.wait_for_all(&mut fleet);
     loop {
         let now = now_s();
+        fleet.judge(now);
         let order = fleet.order(sort, args.reverse, "", now);
         let views: Vec<&NodeView> = order.iter().filter_map(|at| fleet.nodes().get(*at)).collect();
         match (args.output.json, args.watch) {
@@ -401,6 +402,8 @@ struct NodeDocument<'a> {
     faults: &'a [Fault],
     /// The last samples.
     gpu: &'a [GpuSample],
+    /// The counters of its links.
+    links: &'a [LinkBytes],
 }
 
 /// Slurm's name of the state of a node.
@@ -449,6 +452,7 @@ impl<'a> NodeDocument<'a> {
             digest: &view.summary,
             faults: &view.faults,
             gpu: view.gpus(),
+            links: view.frame.as_ref().map_or(&[], |frame| &frame.host.links),
         }
     }
 }

@@ -1,0 +1,338 @@
+//! The history of a node at two resolutions: each sample of the last minutes, and means over minutes of the last hours.
+//!
+//! Memory is bounded: a node with eight GPUs takes at most 110 KB.
+
+use std::collections::VecDeque;
+
+/// Samples that are kept: ten minutes at one every two seconds.
+const SAMPLES: usize = 300;
+/// Means over a minute that are kept: twelve hours.
+const MINUTES: usize = 720;
+const MINUTE_S: f64 = 60.0;
+/// The longest time between two samples that a line joins. nvidia-smi takes several seconds on busy nodes.
+const SAMPLES_JOINED_S: f64 = 15.0;
+/// The longest time between two means that a line joins.
+const MINUTES_JOINED_S: f64 = 150.0;
+/// GPUs of a node that have a history. A larger index means that the row was misread.
+const MOST_GPUS: u32 = 64;
+
+/// The part of the history that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the names explain themselves")]
+pub enum HistoryWindow {
+    #[default]
+    TenMinutes,
+    Hour,
+    TwelveHours,
+}
+
+impl HistoryWindow {
+    const ALL: [Self; 3] = [Self::TenMinutes, Self::Hour, Self::TwelveHours];
+
+    /// Returns its length in seconds.
+    pub fn seconds(self) -> f64 {
+        match self {
+            Self::TenMinutes => 600.0,
+            Self::Hour => 3600.0,
+            Self::TwelveHours => 43_200.0,
+        }
+    }
+
+    /// Returns the next shorter part; the shortest one stays.
+    pub fn shorter(self) -> Self {
+        Self::ALL[(self as usize).saturating_sub(1)]
+    }
+
+    /// Returns the next longer part; the longest one stays.
+    pub fn longer(self) -> Self {
+        Self::ALL[(self as usize + 1).min(Self::ALL.len() - 1)]
+    }
+}
+
+/// The values of a node at one time. A value that was not reported is NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Moment {
+    /// When, Unix seconds.
+    pub t: f64,
+    /// Mean power per GPU.
+    pub power_w: f32,
+    /// Mean GPU utilization.
+    pub util_pct: f32,
+    /// GPU memory in use, as a share; node memory in a node without GPUs.
+    pub mem_share: f32,
+    /// CPU utilization.
+    pub cpu_pct: f32,
+    /// Bytes per second that the network interfaces receive.
+    pub net_rx: f32,
+    /// Bytes per second that the network interfaces send.
+    pub net_tx: f32,
+    /// Bytes per second that the InfiniBand ports receive.
+    pub ib_rx: f32,
+    /// Bytes per second that the InfiniBand ports send.
+    pub ib_tx: f32,
+}
+
+impl Moment {
+    fn values(&mut self) -> [&mut f32; 8] {
+        let Self { t: _, power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx } = self;
+        [power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx]
+    }
+}
+
+/// The values of a GPU at one time, rounded to four bytes, because a cluster has thousands of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuMoment {
+    power_w: u16,
+    util_pct: u8,
+    /// In steps of 0.4 %.
+    mem_share: u8,
+}
+
+impl GpuMoment {
+    const UNKNOWN: Self = Self { power_w: u16::MAX, util_pct: u8::MAX, mem_share: u8::MAX };
+    const MEM_STEPS: f64 = 250.0;
+
+    /// Rounds the values of a GPU.
+    pub fn new(power_w: Option<f64>, util_pct: Option<f64>, mem_share: Option<f64>) -> Self {
+        let byte = |value: Option<f64>| value.map_or(u8::MAX, |value| value.round().clamp(0.0, 254.0) as u8);
+        Self {
+            power_w: power_w.map_or(u16::MAX, |value| value.round().clamp(0.0, 65_534.0) as u16),
+            util_pct: byte(util_pct),
+            mem_share: byte(mem_share.map(|share| share * Self::MEM_STEPS)),
+        }
+    }
+
+    /// Returns power in watts; NaN if it was not reported.
+    pub fn power_w(self) -> f32 {
+        if self.power_w == u16::MAX { f32::NAN } else { f32::from(self.power_w) }
+    }
+
+    /// Returns utilization in percent; NaN if it was not reported.
+    pub fn util_pct(self) -> f32 {
+        if self.util_pct == u8::MAX { f32::NAN } else { f32::from(self.util_pct) }
+    }
+
+    /// Returns memory in use as a share; NaN if it was not reported.
+    pub fn mem_share(self) -> f32 {
+        if self.mem_share == u8::MAX { f32::NAN } else { f32::from(self.mem_share) / Self::MEM_STEPS as f32 }
+    }
+
+    fn mean(all: impl Iterator<Item = Self> + Clone) -> Self {
+        let mean = |of: fn(Self) -> f32| mean(all.clone().map(of)).map(f64::from);
+        Self::new(mean(Self::power_w), mean(Self::util_pct), mean(Self::mem_share))
+    }
+}
+
+fn mean(values: impl Iterator<Item = f32>) -> Option<f32> {
+    let (sum, count) = values.filter(|value| value.is_finite()).fold((0.0, 0), |(sum, n), value| (sum + value, n + 1));
+    (count > 0).then(|| sum / count as f32)
+}
+
+/// A value of the history.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    /// When, Unix seconds.
+    pub t: f64,
+    /// The value; NaN if it was not reported.
+    pub value: f32,
+    /// The longest time since the point before over which a line joins them.
+    pub joined_s: f64,
+}
+
+/// The history of a node and its GPUs.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    samples: Level,
+    minutes: Level,
+    /// The minute of the newest sample, since 1970.
+    minute: Option<i64>,
+}
+
+/// Values of one resolution, oldest first. Each GPU has one entry per moment.
+#[derive(Debug, Clone, Default)]
+struct Level {
+    moments: VecDeque<Moment>,
+    gpus: Vec<VecDeque<GpuMoment>>,
+}
+
+impl Level {
+    fn push(&mut self, moment: Moment, gpus: impl Iterator<Item = (u32, GpuMoment)>, most: usize) {
+        if self.moments.len() == most {
+            self.moments.pop_front();
+            for gpu in &mut self.gpus {
+                gpu.pop_front();
+            }
+        }
+        let before = self.moments.len();
+        self.moments.push_back(moment);
+        for (index, values) in gpus.filter(|(index, _)| *index < MOST_GPUS) {
+            let at = index as usize;
+            if self.gpus.len() <= at {
+                self.gpus.resize_with(at + 1, VecDeque::new);
+            }
+            self.gpus[at].resize(before, GpuMoment::UNKNOWN);
+            self.gpus[at].push_back(values);
+        }
+        // A GPU without a row in this sample.
+        self.gpus.iter_mut().for_each(|gpu| gpu.resize(before + 1, GpuMoment::UNKNOWN));
+    }
+}
+
+impl History {
+    /// Adds a sample with the values of each GPU by its index.
+    pub fn push(&mut self, moment: Moment, gpus: impl Iterator<Item = (u32, GpuMoment)>) {
+        let minute = (moment.t / MINUTE_S).floor() as i64;
+        if let Some(done) = self.minute.replace(minute).filter(|done| *done != minute) {
+            self.close_minute(done);
+        }
+        self.samples.push(moment, gpus, SAMPLES);
+    }
+
+    /// Adds the means over the samples of a minute.
+    fn close_minute(&mut self, minute: i64) {
+        let samples = &self.samples.moments;
+        let of_minute = |moment: &&Moment| (moment.t / MINUTE_S).floor() as i64 == minute;
+        let count = samples.iter().rev().take_while(of_minute).count();
+        let first = samples.len() - count;
+        let Some(mut means) = samples.back().copied().filter(|_| count > 0) else { return };
+        means.t = samples.range(first..).map(|moment| moment.t).sum::<f64>() / count as f64;
+        for (at, value) in means.values().into_iter().enumerate() {
+            let column = samples.range(first..).map(|moment| *{ *moment }.values()[at]);
+            *value = mean(column).unwrap_or(f32::NAN);
+        }
+        let gpus = self.samples.gpus.iter().map(|gpu| GpuMoment::mean(gpu.range(first..).copied()));
+        self.minutes.push(means, (0..).zip(gpus), MINUTES);
+    }
+
+    /// Returns the newest sample.
+    pub fn newest(&self) -> Option<&Moment> {
+        self.samples.moments.back()
+    }
+
+    /// Returns the samples that are kept one by one, oldest first.
+    pub fn samples(&self) -> impl ExactSizeIterator<Item = &Moment> {
+        self.samples.moments.iter()
+    }
+
+    /// Returns a value of the node over time, oldest first: means over minutes, then samples.
+    pub fn points(&self, of: fn(&Moment) -> f32) -> impl Iterator<Item = Point> + Clone {
+        self.joined(move |level, at| of(&level.moments[at]))
+    }
+
+    /// Returns a value of a GPU over time, oldest first: means over minutes, then samples.
+    pub fn gpu_points(&self, index: u32, of: fn(GpuMoment) -> f32) -> impl Iterator<Item = Point> + Clone {
+        self.joined(move |level, at| {
+            level.gpus.get(index as usize).and_then(|gpu| gpu.get(at)).map_or(f32::NAN, |values| of(*values))
+        })
+    }
+
+    fn joined(&self, of: impl Fn(&Level, usize) -> f32 + Copy) -> impl Iterator<Item = Point> + Clone {
+        let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
+        let level = move |level: &'_ Level, joined_s: f64, at: usize| Point {
+            t: level.moments[at].t,
+            value: of(level, at),
+            joined_s,
+        };
+        let (minutes, samples) = (&self.minutes, &self.samples);
+        let older = (0..minutes.moments.len()).map(move |at| level(minutes, MINUTES_JOINED_S, at));
+        let older = older.filter(move |point| point.t < oldest);
+        // The first sample continues the line of the means.
+        let joined_s = move |at: usize| if at == 0 { MINUTES_JOINED_S } else { SAMPLES_JOINED_S };
+        let newer = (0..samples.moments.len()).map(move |at| level(samples, joined_s(at), at));
+        older.chain(newer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moment(t: f64, power_w: f32) -> Moment {
+        let none = f32::NAN;
+        Moment {
+            t,
+            power_w,
+            util_pct: 100.0,
+            mem_share: 0.5,
+            cpu_pct: none,
+            net_rx: none,
+            net_tx: none,
+            ib_rx: none,
+            ib_tx: none,
+        }
+    }
+
+    fn gpu(power_w: f64) -> GpuMoment {
+        GpuMoment::new(Some(power_w), None, Some(0.5))
+    }
+
+    #[test]
+    fn minutes_are_means_of_their_samples_and_come_before_the_samples() {
+        let mut history = History::default();
+        // Two hours: the second one has twice the power.
+        for at in 0..3600 {
+            let power = if at < 1800 { 300.0 } else { 600.0 };
+            history.push(moment(f64::from(at) * 2.0, power), [(0, gpu(f64::from(power) / 2.0))].into_iter());
+        }
+        let points: Vec<Point> = history.points(|moment| moment.power_w).collect();
+        assert!(points.is_sorted_by(|a, b| a.t < b.t));
+        assert_eq!(points.iter().filter(|point| point.joined_s == SAMPLES_JOINED_S).count(), SAMPLES - 1);
+        assert_eq!((points[0].value, points[59].value, points[60].value), (300.0, 300.0, 600.0));
+        assert_eq!(points[0].t, 29.0, "the middle of its samples");
+        let gpus: Vec<f32> = history.gpu_points(0, GpuMoment::power_w).map(|point| point.value).collect();
+        assert_eq!((gpus.len(), gpus[0], gpus[points.len() - 1]), (points.len(), 150.0, 300.0));
+        assert!(history.gpu_points(1, GpuMoment::power_w).all(|point| point.value.is_nan()));
+    }
+
+    #[test]
+    fn a_day_takes_no_more_memory_than_twelve_hours() {
+        let mut history = History::default();
+        for at in 0..43_200 {
+            let gpus = (0..8).map(|index| (index, gpu(500.0)));
+            history.push(moment(f64::from(at) * 2.0, 500.0), gpus);
+        }
+        assert_eq!((history.samples.moments.len(), history.minutes.moments.len()), (SAMPLES, MINUTES));
+        let bytes = |level: &Level| {
+            let gpus: usize = level.gpus.iter().map(|gpu| gpu.capacity() * size_of::<GpuMoment>()).sum();
+            level.moments.capacity() * size_of::<Moment>() + gpus
+        };
+        let bytes = bytes(&history.samples) + bytes(&history.minutes);
+        assert!(bytes <= 115_000, "{bytes}");
+    }
+
+    #[test]
+    fn a_gpu_that_is_missing_in_a_sample_has_a_gap_there() {
+        let mut history = History::default();
+        history.push(moment(0.0, 1.0), [(0, gpu(10.0))].into_iter());
+        history.push(moment(2.0, 1.0), [(1, gpu(20.0))].into_iter());
+        history.push(moment(4.0, 1.0), [(0, gpu(30.0)), (1, gpu(40.0)), (900, gpu(1.0))].into_iter());
+        let of = |index| history.gpu_points(index, GpuMoment::power_w).map(|point| point.value).collect::<Vec<_>>();
+        assert!(of(0)[1].is_nan() && of(1)[0].is_nan());
+        assert_eq!(([of(0)[0], of(0)[2]], &of(1)[1..]), ([10.0, 30.0], &[20.0, 40.0][..]));
+    }
+
+    #[test]
+    fn rounded_values_of_a_gpu_are_close_and_missing_ones_are_not_zero() {
+        let values = GpuMoment::new(Some(631.95), Some(99.6), Some(0.861));
+        assert_eq!((values.power_w(), values.util_pct(), values.mem_share()), (632.0, 100.0, 0.86));
+        let none = GpuMoment::new(None, None, None);
+        assert!(none.power_w().is_nan() && none.util_pct().is_nan() && none.mem_share().is_nan());
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_neither_panics_nor_loses_the_newest_sample() {
+        let mut history = History::default();
+        for t in [1000.0, 1002.0, 400.0, 402.0, -5.0, 2000.0] {
+            history.push(moment(t, 1.0), std::iter::empty());
+        }
+        assert_eq!((history.newest().unwrap().t, history.samples().len()), (2000.0, 6));
+        assert!(history.points(|moment| moment.power_w).count() >= 6);
+    }
+
+    #[test]
+    fn the_window_is_zoomed_in_three_steps() {
+        let longest = HistoryWindow::default().longer().longer().longer();
+        assert_eq!((longest.seconds(), longest.shorter().seconds()), (43_200.0, 3600.0));
+        assert_eq!(longest.shorter().shorter().shorter(), HistoryWindow::TenMinutes);
+    }
+}

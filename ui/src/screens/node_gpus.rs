@@ -1,0 +1,189 @@
+//! The GPUs of the Node screen: a row of meters per GPU, and its history in the rows below, each under its meter.
+
+use crate::fleet::{GpuMoment, NodeView, Point};
+use crate::gpu_value::{GpuValue, is_current};
+use crate::model::Model;
+use crate::run_state::short_id;
+use crate::screens::node_table;
+use crate::text;
+use crate::widgets::{history_chart, write};
+use cluster::GpuSample;
+use cluster::fault::FaultSeverity;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+use ratatui_core::text::{Line, Span};
+use rundir::RunId;
+
+/// Columns of the number of a GPU and its condition.
+const INDEX: usize = 6;
+const GAP: usize = 2;
+
+/// The quantities with a meter.
+const METERS: [GpuValue; 3] = [GpuValue::Utilization, GpuValue::Memory, GpuValue::Power];
+
+/// The columns of the GPUs of a node.
+pub struct GpuColumns {
+    /// The cells of each bar.
+    bar: usize,
+    /// The widths of the texts beside the bars.
+    texts: [usize; 3],
+    /// The width of temperature, clock and notes.
+    right: usize,
+}
+
+impl GpuColumns {
+    /// Divides the width of the screen.
+    pub fn new(model: &Model, view: &NodeView, width: usize) -> Self {
+        let right = match width {
+            120.. => 36,
+            96.. => 15,
+            _ => 6,
+        };
+        let text = |value: GpuValue| {
+            let widths = view.gpus().iter().map(|gpu| text::width(&meter_text(model, value, gpu)));
+            widths.max().unwrap_or(0)
+        };
+        let texts = METERS.map(text);
+        let fixed = INDEX + right + METERS.len() * (1 + GAP) + texts.iter().sum::<usize>();
+        Self { bar: width.saturating_sub(fixed) / METERS.len(), texts, right }
+    }
+
+    /// Returns the position and the width of a meter.
+    fn meter(&self, number: usize) -> (usize, usize) {
+        let width = |number: usize| self.bar + 1 + self.texts[number];
+        (INDEX + (0..number).map(|before| width(before) + GAP).sum::<usize>(), width(number))
+    }
+
+    fn right(&self) -> usize {
+        let (at, width) = self.meter(METERS.len() - 1);
+        at + width + GAP
+    }
+
+    /// Returns the names of the columns.
+    pub fn heading(&self) -> String {
+        let mut heading = "gpu".to_owned();
+        for (number, value) in METERS.into_iter().enumerate() {
+            let (at, width) = self.meter(number);
+            heading += &" ".repeat(at.saturating_sub(heading.len()));
+            heading += &value.word()[..value.word().len().min(width)];
+        }
+        heading += &" ".repeat(self.right().saturating_sub(heading.len()));
+        heading + if self.right >= 15 { " temp     clock" } else { " temp" }
+    }
+}
+
+/// Returns the rows of history per GPU, so that all GPUs and the `others` rows fit. On a tall screen there are at least two, and long
+/// lists scroll.
+pub fn history_rows(gpus: usize, others: usize, room: usize) -> usize {
+    let most = if gpus <= 2 { 8 } else { 4 };
+    let least = if room >= 30.max(3 * gpus) { 2 } else { 0 };
+    (room.saturating_sub(others) / gpus.max(1)).saturating_sub(1).clamp(least, most)
+}
+
+/// Draws a GPU: its meters in the first row, and its history in the others.
+pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns, buf: &mut Buffer, area: Rect) {
+    write(model, buf, area, meters(model, view, gpu, columns));
+    let below = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
+    if below.height == 0 {
+        return;
+    }
+    let is_old = !is_current(view);
+    let power = GpuValue::Power.scale(gpu).1 as f32;
+    type OfGpu = fn(GpuMoment) -> f32;
+    let histories: [(OfGpu, f32); 3] =
+        [(GpuMoment::util_pct, 100.0), (GpuMoment::mem_share, 1.0), (GpuMoment::power_w, power)];
+    for (number, (of, most)) in histories.into_iter().enumerate() {
+        let (at, width) = columns.meter(number);
+        let plot = Rect { x: below.x + at as u16, width: width as u16, ..below };
+        let ink = if is_old { model.theme.faint } else { model.theme.lines[number] };
+        let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.gpu_points(gpu.index, of));
+        history_chart::draw(model, buf, plot, model.nodes.window.seconds(), most, vec![(points, ink)]);
+    }
+    if columns.right > 15 {
+        let right = Rect { x: below.x + columns.right() as u16, width: columns.right as u16, ..below };
+        let notes = notes(model, view, gpu, columns.right);
+        for (y, line) in (right.top()..right.bottom()).zip(notes) {
+            write(model, buf, Rect { y, height: 1, ..right }, line);
+        }
+    }
+}
+
+fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns) -> Line<'static> {
+    let is_old = !is_current(view);
+    let plain = if is_old { model.theme.faint } else { Style::new() };
+    let fault = view.faults.iter().find(|fault| fault.gpu == Some(gpu.index));
+    let mark = fault.map(|fault| node_table::fault_sign(model, fault.severity));
+    let (sign, sign_style) = mark.unwrap_or((" ", plain));
+    let mut line =
+        vec![Span::styled(format!("{:>3} ", gpu.index), plain), Span::styled(format!("{sign} "), sign_style)];
+    for (number, value) in METERS.into_iter().enumerate() {
+        let text = meter_text(model, value, gpu);
+        let share = value.share(gpu);
+        let ink = if is_old { model.theme.faint } else { share.map_or(plain, |share| model.theme.ramp_at(share)) };
+        // A meter is only full at the limit.
+        let full = share.map_or(0, |share| (share * columns.bar as f64 + 0.25) as usize).min(columns.bar);
+        line.push(Span::styled(model.symbols.bar_done.repeat(full), ink));
+        line.push(Span::styled(model.symbols.bar_open.repeat(columns.bar - full), model.theme.faint));
+        let outlier = !is_old && model.fleet.is_outlier(value, gpu);
+        let style = if outlier { model.theme.warn } else { plain };
+        let pad = columns.texts[number].saturating_sub(text::width(&text)) + 1;
+        line.push(Span::raw(" ".repeat(pad)));
+        line.push(Span::styled(text, style));
+        line.push(Span::raw(" ".repeat(GAP)));
+    }
+    let reading = |value: Option<f64>, unit: &str| match value {
+        Some(value) => format!("{value:.0} {unit}"),
+        None => model.symbols.none.to_owned(),
+    };
+    let outlier = !is_old && model.fleet.is_outlier(GpuValue::Temperature, gpu);
+    let temp = format!("{:>5}", reading(gpu.temp_c.value(), "°C"));
+    line.push(Span::styled(temp, if outlier { model.theme.warn } else { plain }));
+    if columns.right >= 15 {
+        line.push(Span::styled(format!("  {:>8}", reading(gpu.sm_clock_mhz.value(), "MHz")), plain));
+    }
+    Line::from(line)
+}
+
+fn meter_text(model: &Model, value: GpuValue, gpu: &GpuSample) -> String {
+    let none = || model.symbols.none.to_owned();
+    match value {
+        GpuValue::Utilization if gpu.mig => "MIG".to_owned(),
+        GpuValue::Memory => match (gpu.mem_used_mib.value(), gpu.mem_total_mib.value()) {
+            (Some(used), Some(total)) => node_table::of_memory(used, total),
+            (Some(used), None) => units::short_size(used << 20),
+            _ => none(),
+        },
+        GpuValue::Power => match (gpu.power_w.value(), gpu.power_limit_w.value()) {
+            (Some(power), Some(limit)) => format!("{power:.0}/{limit:.0} W"),
+            (Some(power), None) => format!("{power:.0} W"),
+            _ => none(),
+        },
+        _ => value.of(gpu).map_or_else(none, |reading| value.shown(reading)),
+    }
+}
+
+/// Returns the fault of a GPU, why its clocks are low, and the owners of its processes.
+fn notes(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Vec<Line<'static>> {
+    let cut = |text: &str| text::fit(text, width, model.symbols.ellipsis);
+    let mut notes = Vec::new();
+    let faults = view.faults.iter().filter(|fault| fault.gpu == Some(gpu.index));
+    notes.extend(faults.map(|fault| {
+        let style = if fault.severity == FaultSeverity::Bad { model.theme.bad } else { model.theme.warn };
+        Line::styled(cut(&fault.what), style)
+    }));
+    // A worrying reason is a fault already.
+    let reasons = gpu.throttle_reasons.value().filter(|reasons| reasons.is_slowed() && !reasons.is_worrying());
+    notes.extend(reasons.map(|reasons| Line::styled(cut(&reasons.to_string()), model.theme.faint)));
+    for process in &gpu.processes {
+        let Some(owner) = &process.owner else { continue };
+        let run = owner.run.as_deref().map(|run| match RunId::parse(run) {
+            Ok(id) => short_id(&id).to_owned(),
+            Err(_) => run.to_owned(),
+        });
+        let rank = owner.rank.map(|rank| format!("rank {rank}"));
+        let facts: Vec<String> = [rank, Some(owner.user.clone()), run].into_iter().flatten().collect();
+        notes.push(Line::styled(cut(&text::clean(&facts.join(" "))), model.theme.faint));
+    }
+    notes
+}

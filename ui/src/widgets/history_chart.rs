@@ -1,0 +1,44 @@
+//! Lines over the last minutes or hours on a fixed scale from 0, in braille dots (two by four per cell).
+
+use super::line_chart::{Dots, Texture};
+use crate::fleet::Point;
+use crate::model::Model;
+use ratatui_core::buffer::Buffer;
+use ratatui_core::layout::Rect;
+use ratatui_core::style::Style;
+
+/// The values of a line, oldest first, and its colour.
+pub type HistoryLine<'a> = (Box<dyn Iterator<Item = Point> + 'a>, Style);
+
+/// Draws lines over the `seconds` before now, the newest at the right, scaled from 0 to `most`; the last line is on top. A missing
+/// value or a long time without values is a gap.
+pub fn draw(model: &Model, buf: &mut Buffer, area: Rect, seconds: f64, most: f32, lines: Vec<HistoryLine<'_>>) {
+    let area = area.intersection(buf.area);
+    if area.width < 2 || area.height == 0 || most.is_nan() || most <= 0.0 {
+        return;
+    }
+    let mut dots = Dots::new(area, model.symbols.braille);
+    let column_s = seconds / (dots.width - 1) as f64;
+    // The window ends at a whole column, so that the drawn line moves by columns and does not change in between.
+    let low = (model.now / column_s).ceil() * column_s - seconds;
+    let across = |t: f64| (t - low) / column_s;
+    let bottom = (dots.height - 1) as f64;
+    let row = |value: f32| f64::from(1.0 - (value / most).clamp(0.0, 1.0)) * bottom;
+    for (points, ink) in lines {
+        let mut before: Option<Point> = None;
+        for point in points {
+            if !point.value.is_finite() {
+                before = None;
+                continue;
+            }
+            let at = (across(point.t), row(point.value));
+            match before.filter(|before| (0.0..=point.joined_s).contains(&(point.t - before.t))) {
+                Some(before) => dots.segment((across(before.t), row(before.value)), at, ink, Texture::Solid),
+                None if at.0 > -0.5 => dots.vertical(at.0.round() as usize, at.1, at.1, ink, Texture::Solid),
+                None => {}
+            }
+            before = Some(point);
+        }
+    }
+    dots.flush(buf, area);
+}
