@@ -31,7 +31,14 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files(["cpp/ttt.cpp", "cpp/scan.cpp", "cpp/attention.cpp", "cpp/fused.cpp", "cpp/linear.cpp", "cpp/order.cpp"]);
+        .files([
+            "cpp/ttt.cpp",
+            "cpp/scan.cpp",
+            "cpp/attention.cpp",
+            "cpp/fused.cpp",
+            "cpp/linear.cpp",
+            "cpp/order.cpp",
+        ]);
     if with_cuda {
         let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
         let roots: Vec<PathBuf> = beside

@@ -134,7 +134,6 @@ fn a_rank_is_not_busy_while_it_waits_for_a_slow_rank_of_any_axis() {
         assert!(busy[1] >= delay.as_secs_f64(), "{mesh:?}: {busy:?} of {whole:?}");
         // Half of the delay, because the first rank may be slow to start.
         assert!(busy[0] < whole[0] - delay.as_secs_f64() / 2.0, "{mesh:?}: {busy:?} of {whole:?}");
-        assert!(outcomes.iter().all(|outcome| outcome.optimizer_s >= 0.0 && outcome.backward_s > 0.0));
     }
 }
 
