@@ -236,7 +236,7 @@ impl Fleet {
     pub fn clock_set_back(&mut self, now: f64) {
         for view in &mut self.nodes {
             view.frame_s = view.frame_s.map(|sampled_s| sampled_s.min(now));
-            view.moments.iter_mut().for_each(|moment| moment.t = moment.t.min(now));
+            view.history.clock_set_back(now);
         }
     }
 

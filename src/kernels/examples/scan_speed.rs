@@ -3,7 +3,8 @@
 //! Prints microseconds for each mini-batch of all heads, forward and backward, and the share of the peak of the multiprocessors in use,
 //! one for each head.
 
-use kernels::ttt::{Inputs, OnGpu, Settings, scan};
+use kernels::OnGpu;
+use kernels::ttt::{Inputs, Settings, scan};
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 

@@ -50,8 +50,7 @@ impl Order {
     /// Returns the tokens in this order, `[B, L, …]` to `[B, S, …]`; differentiable.
     ///
     /// # Panics
-    /// It failed. tch's own operators panic too.
-    #[must_use]
+    /// The operator failed, as tch's own operators do.
     pub fn select(&self, x_bl: &Tensor) -> Tensor {
         self.call(x_bl, false).unwrap_or_else(|error| panic!("cannot reorder tokens: {error}"))
     }
@@ -60,8 +59,7 @@ impl Order {
     /// has one place.
     ///
     /// # Panics
-    /// It failed. tch's own operators panic too.
-    #[must_use]
+    /// The operator failed, as tch's own operators do.
     pub fn sum(&self, x_bs: &Tensor) -> Tensor {
         self.call(x_bs, true).unwrap_or_else(|error| panic!("cannot sum the places of tokens: {error}"))
     }

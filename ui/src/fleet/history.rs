@@ -204,6 +204,13 @@ impl History {
         self.minutes.push(means, (0..).zip(gpus), MINUTES);
     }
 
+    /// Moves times after `now` to it: the clock was set back.
+    pub fn clock_set_back(&mut self, now: f64) {
+        for level in [&mut self.samples, &mut self.minutes] {
+            level.moments.iter_mut().for_each(|moment| moment.t = moment.t.min(now));
+        }
+    }
+
     /// Returns the newest sample.
     pub fn newest(&self) -> Option<&Moment> {
         self.samples.moments.back()

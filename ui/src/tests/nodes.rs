@@ -436,7 +436,7 @@ fn a_clock_that_is_set_back_leaves_the_history_in_order_and_still_finds_late_nod
         ui.send(Msg::Tick(NOW - hour + 2.0 * f64::from(number as u32 - 19)));
     }
     let node = ui.model.selected_node().unwrap();
-    let times: Vec<f64> = node.moments.iter().map(|moment| moment.t).collect();
+    let times: Vec<f64> = node.history.samples().map(|moment| moment.t).collect();
     assert!(times.is_sorted() && times.len() == 24, "{times:?}");
     assert_eq!(node.condition(ui.model.now), NodeHealth::Well);
     assert!(ui.screen().contains("10 s ago"), "{}", ui.screen());

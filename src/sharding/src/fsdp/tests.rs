@@ -5,6 +5,7 @@ use crate::flat::Layout;
 use c10d::Store;
 use c10d::collectives::recent;
 use recipe::Mesh;
+use std::time::Duration;
 use tch::Device;
 
 /// The timeout of ranks, long enough for a busy machine.

@@ -109,7 +109,7 @@ impl OpenFile {
         }
         let mut values = step_values(sample);
         let earlier = self.points.partition_point(|point| point.t <= sample.t);
-        values.extend(self.points.drain(..earlier).last().iter().flat_map(node_values));
+        values.extend(self.points.drain(..earlier).next_back().iter().flat_map(node_values));
         self.writer.history(sample.t, sample.step, &values);
         self.last = Some(Written { step: sample.step, t: sample.t });
     }

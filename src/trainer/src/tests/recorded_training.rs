@@ -199,6 +199,7 @@ impl Trace {
                 max_bad_steps: 1,
                 ttt_scan: recipe::TttScan::Operators,
                 fused: recipe::Fused::Operators,
+                accumulate: recipe::Accumulate::Whole,
                 collective_timeout_s: 0,
                 drift_check: 0,
             },

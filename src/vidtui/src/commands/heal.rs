@@ -122,7 +122,7 @@ impl Watch<'_> {
         }
     }
 
-    fn look(&self) -> Result<Look, Failure> {
+    fn look(&self) -> Result<RunStatus, Failure> {
         let runs = &self.workspace.runs;
         if runs.is_dir() && !self.dir.root.exists() {
             return Ok(RunStatus::Ended);
