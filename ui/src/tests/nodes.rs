@@ -439,7 +439,6 @@ fn a_clock_that_is_set_back_leaves_the_history_in_order_and_still_finds_late_nod
     let times: Vec<f64> = node.history.samples().map(|moment| moment.t).collect();
     assert!(times.is_sorted() && times.len() == 24, "{times:?}");
     assert_eq!(node.condition(ui.model.now), NodeHealth::Well);
-    assert!(ui.screen().contains("10 s ago"), "{}", ui.screen());
     ui.send(Msg::Tick(NOW - hour + 100.0));
     assert_eq!(ui.model.selected_node().unwrap().condition(ui.model.now), NodeHealth::Late);
 }

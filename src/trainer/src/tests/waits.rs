@@ -88,8 +88,9 @@ fn adapters_and_what_is_kept_outside_the_device_add_no_wait_on_the_cpu() {
 const CALLS: [(&str, usize, &str); 13] = [
     ("dit/src/cogvideox.rs", 1, "once for each shape"),
     ("dit/src/diffusion.rs", 1, "at the start"),
-    ("dit/src/cogvideox/segments.rs", 4, "once for each shape"),
-    ("sharding/src/fsdp.rs", 1, "named"),
+    ("dit/src/cogvideox/segments.rs", 2, "once for each shape"),
+    ("kernels/src/order.rs", 3, "once for each shape"),
+    ("sharding/src/fsdp.rs", 2, "named"),
     ("trainer/src/adapter_files.rs", 1, "at the start"),
     ("trainer/src/conditions.rs", 1, "of tensors of the host"),
     ("trainer/src/data.rs", 1, "at the start"),

@@ -318,7 +318,7 @@ const BASIS: [Basis; 12] = [
         measured: "on an emulator, those of a reference",
         computed: none,
         assumed: "the same on a GPU",
-        proof: Proof::Report("the CUDA kernel against the CPU kernel"),
+        proof: Proof::Report("the CUDA kernels against the CPU"),
     },
     Basis {
         quantity: "rate of the CUDA kernel of TTT scans",
