@@ -85,7 +85,7 @@ fn adapters_and_what_is_kept_outside_the_device_add_no_wait_on_the_cpu() {
 
 /// The calls that copy to another device or read numbers, by file, with the reason why a step has no unnamed wait there. On the CPU they
 /// leave no trace, so that only the text shows a new one.
-const CALLS: [(&str, usize, &str); 13] = [
+const CALLS: [(&str, usize, &str); 14] = [
     ("dit/src/cogvideox.rs", 1, "once for each shape"),
     ("dit/src/diffusion.rs", 1, "at the start"),
     ("dit/src/cogvideox/segments.rs", 2, "once for each shape"),
