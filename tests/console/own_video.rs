@@ -54,7 +54,7 @@ fn run_of(site: &TestSite, task: Task) -> Option<RunDir> {
 #[test]
 fn a_folder_of_videos_becomes_a_video_with_the_keys_of_the_console() {
     let Some(trainer) = trainer() else {
-        eprintln!("SKIPPED: no vidtui-train beside vidtui; `cargo xtask test` builds it");
+        eprintln!("skipped: no vidtui-train beside vidtui; `cargo xtask test` builds it");
         return;
     };
     let site = TestSite::new().with("VIDTUI_TRAIN", trainer.as_str());

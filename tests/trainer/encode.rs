@@ -265,7 +265,7 @@ fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undist
     assert_eq!(files(&data), whole);
 
     let Some(disk) = SmallDisk::mount(&scene, "size=1m") else {
-        eprintln!("SKIPPED: a small disk cannot be mounted here (needs root)");
+        eprintln!("skipped: a small disk cannot be mounted here (needs root)");
         return;
     };
     let (data, gate) = (disk.path.join("full"), scene.path.join("gate-full"));

@@ -1,5 +1,6 @@
 //! libtorch's record of the last collectives of this process, its "flight recorder": what each group waits for.
 
+use std::collections::HashSet;
 use std::ffi::c_char;
 
 use crate::cuda;
@@ -68,13 +69,21 @@ fn parse(json: &str, backend: Backend) -> Result<Vec<Collective>> {
         time_created_ns: u64,
     }
     let record: Record = serde_json::from_str(json).map_err(|error| Error::torch(DOING, &error.to_string()))?;
+    // NCCL's coalesced operations have no events of their own. They end with the entry of the whole, which has the same number.
+    let ended: HashSet<(String, u64)> = record
+        .entries
+        .iter()
+        .filter(|entry| entry.state == "completed")
+        .map(|entry| (entry.process_group.0.clone(), entry.collective_seq_id))
+        .collect();
     let read = |entry: Entry| Collective {
+        // gloo has no CUDA events, so its collectives never reach the state. They are retired when they end. NCCL's are also
+        // retired when they time out.
+        complete: ended.contains(&(entry.process_group.0.clone(), entry.collective_seq_id))
+            || (backend == Backend::Gloo && entry.retired),
         group: entry.process_group.0.trim_end_matches('/').to_owned(),
         number: entry.collective_seq_id,
         operation: entry.profiling_name,
-        // gloo has no CUDA events, so its collectives never reach the state. They are retired when they end. NCCL's are also
-        // retired when they time out.
-        complete: entry.state == "completed" || (backend == Backend::Gloo && entry.retired),
         started_ns: entry.time_created_ns,
     };
     Ok(record.entries.into_iter().map(read).collect())
@@ -99,5 +108,23 @@ mod tests {
         assert_eq!((read[0].group.as_str(), read[0].number, read[0].started_ns), ("tp", 7, 5));
         assert_eq!(parse(r#"{"version":"2.10"}"#, Backend::Gloo).unwrap(), []);
         assert!(parse("not JSON", Backend::Gloo).is_err());
+    }
+
+    #[test]
+    fn operations_that_nccl_coalesced_are_complete_with_the_whole() {
+        let entry = |name: &str, number: u64, state: &str| {
+            format!(
+                r#"{{"process_group":["shard/",""],"collective_seq_id":{number},"profiling_name":"nccl:{name}","state":"{state}",
+                "retired":false,"time_created_ns":5,"is_p2p":false}}"#
+            )
+        };
+        let entries = [
+            entry("_all_gather_base", 7, "scheduled"),
+            entry("coalesced", 7, "completed"),
+            entry("_all_gather_base", 8, "scheduled"),
+            entry("coalesced", 8, "started"),
+        ];
+        let read = parse(&format!(r#"{{"entries":[{}]}}"#, entries.join(",")), Backend::Nccl).unwrap();
+        assert_eq!(read.iter().map(|entry| entry.complete).collect::<Vec<_>>(), [true, true, false, false]);
     }
 }

@@ -5,7 +5,7 @@
 //! each part would be as long as the sequence.
 //!
 //! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They take bf16 and fp32, and widths of whole
-//! pieces of 16 bytes, for the norm up to 3,072; other tensors are computed by libtorch's operators, as on the CPU.
+//! pieces of 16 bytes, for norms and gates up to 3,072; other tensors are computed by libtorch's operators, as on the CPU.
 
 use crate::{OnGpu, ffi};
 use tch::Tensor;

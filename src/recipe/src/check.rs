@@ -17,9 +17,10 @@ use memory::{
     store_fits_the_device,
 };
 use model::{
-    channels_fit_the_condition, kernel_fits_the_scan, learned_positions_have_one_size, masks_have_probabilities,
-    noise_grows, patches_in_time_have_rope, positions_fit, segments_share_a_frame, ttt_has_mini_batches,
-    whole_base_patches, whole_mini_batches, whole_patches, whole_segments, within_the_position_table,
+    channels_fit_the_condition, fused_kernels_have_a_gpu, kernel_fits_the_scan, learned_positions_have_one_size,
+    masks_have_probabilities, noise_grows, patches_in_time_have_rope, positions_fit, segments_share_a_frame,
+    ttt_has_mini_batches, whole_base_patches, whole_mini_batches, whole_patches, whole_segments,
+    within_the_position_table,
 };
 use optimizer::{
     average_decays, cooldown_fits, cycles_rise, falls, momentum_cycles, only_adamw_cycles_momentum,
@@ -104,6 +105,7 @@ const RULES: &[(&[&str], Rule)] = &[
         &["train.ttt_scan", "train.device", "train.dtype", "model.layer", "model.head_dim", "model.ttt_mini_batch"],
         kernel_fits_the_scan,
     ),
+    (&["train.fused", "train.device"], fused_kernels_have_a_gpu),
     (&["train.trainable"], patterns_match),
     (&["train.frozen"], frozen_patterns_match),
     (&["train.trainable", "train.frozen"], something_is_trained),

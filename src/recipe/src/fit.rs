@@ -1,7 +1,7 @@
 //! Fits a recipe to a number of ranks without changing the global batch.
 
 use crate::load::{Origin, Resolved};
-use crate::{Mesh, Recipe, RecipeError, RecipeErrorKind, TrainerKind};
+use crate::{Accumulate, Mesh, Recipe, RecipeError, RecipeErrorKind, TrainerKind};
 use units::counted;
 
 /// The changes of a fit.
@@ -113,11 +113,21 @@ impl Resolved {
         let before = self.recipe.clone();
         self.recipe.mesh = fit.mesh[1];
         self.recipe.train.grad_accum = fit.grad_accum[1];
+        // Keys that have no effect on the new mesh would be refused.
+        let is_sharded = self.recipe.mesh.dp_shard > 1;
+        if !is_sharded || self.recipe.train.grad_accum == 1 {
+            self.recipe.train.accumulate = Accumulate::Whole;
+        }
+        if !is_sharded {
+            self.recipe.memory.keep_gathered = 0;
+        }
         self.table = self.recipe.to_table();
         for (key, changed) in [
             ("mesh.dp_replicate", before.mesh.dp_replicate != self.recipe.mesh.dp_replicate),
             ("mesh.dp_shard", before.mesh.dp_shard != self.recipe.mesh.dp_shard),
             ("train.grad_accum", before.train.grad_accum != self.recipe.train.grad_accum),
+            ("train.accumulate", before.train.accumulate != self.recipe.train.accumulate),
+            ("memory.keep_gathered", before.memory.keep_gathered != self.recipe.memory.keep_gathered),
         ] {
             if changed {
                 self.origins.insert(key.to_owned(), Origin::Fit(ranks));
@@ -172,6 +182,15 @@ mod tests {
         let refused = |name: &str, ranks| stage(name).fit(ranks).unwrap_err().to_string();
         let refusals = [("3s", 24), ("3s", 128), ("3s", 0), ("63s", 30), ("63s", 24), ("63s", 2)];
         insta::assert_snapshot!(refusals.map(|(name, ranks)| refused(name, ranks)).join("\n\n"));
+    }
+
+    #[test]
+    fn keys_without_effect_on_the_new_mesh_are_reset() {
+        let sets = ["train.accumulate=sharded", "mesh.dp_replicate=1", "mesh.dp_shard=8", "train.grad_accum=8"];
+        let mut resolved = load("../../configs/ttt-mlp/3s.toml".into(), &sets.map(str::to_owned)).unwrap();
+        resolved.fit(1).unwrap();
+        assert_eq!((resolved.recipe.train.accumulate, resolved.recipe.check()), (Accumulate::Whole, Ok(())));
+        assert_eq!(resolved.origins["train.accumulate"].to_string(), "--fit 1");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
-use crate::{Device, Layer, Recipe, Remat, TttScan};
+use crate::{Device, Fused, Layer, Recipe, Remat, TttScan};
 
 /// The frozen weights that a rank keeps gathered. Block swap and offload: the tensors that it keeps in a backing store, outside the memory
 /// of its device.
@@ -104,6 +104,7 @@ impl Recipe {
         match self.train.device {
             Device::Cuda => Some("train.device is \"cuda\""),
             _ if self.uses_scan_kernel() => Some("train.ttt_scan is \"kernel\""),
+            _ if self.train.fused == Fused::Kernel => Some("train.fused is \"kernel\""),
             _ => None,
         }
     }

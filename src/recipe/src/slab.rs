@@ -28,7 +28,7 @@ impl Slab {
     /// Places tensors of these sizes in bytes.
     ///
     /// Each chunk takes the largest tensors that fit. Its size is the largest power of two that is at most the size of all that is left;
-    /// the last chunk takes all that is left. Where to end is chosen so that the sum of the chunks is smallest. The chunks are at most 10 %
+    /// the last chunk takes all that is left. The last chunk begins where the sum of all chunks is smallest. The chunks are at most 10 %
     /// larger than the tensors if no tensor is larger than a fortieth of all.
     pub fn of(sizes: &[u64]) -> Self {
         let aligned = |tensor: &usize| sizes[*tensor].next_multiple_of(ALIGNMENT);

@@ -64,7 +64,7 @@ struct ShardedUnit {
     swapped: bool,
     /// Master weights in fp32, and their gradient.
     trained: Option<TrainedShard>,
-    /// Weights in the compute dtype, or another that [`Fsdp::keeping_frozen_in`] sets.
+    /// Weights in the compute dtype, or in the dtype for frozen weights that [`Fsdp::with`] got.
     frozen: Option<Tensor>,
     /// Whether the whole frozen tensor stays gathered between uses.
     keeps: bool,

@@ -58,7 +58,7 @@ struct Arena {
     /// Flat tensors of bytes.
     chunks: Vec<Tensor>,
     free: Vec<Region>,
-    /// Those of tensors, by address.
+    /// The regions in use, by the address of their tensor.
     used: BTreeMap<usize, Region>,
 }
 

@@ -15,7 +15,11 @@ use rundir::Failure;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 use tch::{Device, Tensor};
+
+/// The longest wait for the thread at the end of a run.
+const END: Duration = Duration::from_secs(2);
 
 /// The samples of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,10 +98,11 @@ impl Batches {
 }
 
 impl Drop for Batches {
-    /// Waits for the thread: a process that exits while a thread is in libtorch may crash.
+    /// Waits for the thread, because a process that exits while a thread is in libtorch may crash; but not for a file system that hangs.
     fn drop(&mut self) {
-        if let Some(ahead) = self.ahead.take() {
-            let _ = ahead.making.join();
+        let began = Instant::now();
+        while self.ahead.as_ref().is_some_and(|ahead| !ahead.making.is_finished()) && began.elapsed() < END {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -142,7 +142,7 @@ pub struct OptimizerState {
     pub steps: u64,
     /// Bytes of the state in a checkpoint, over all ranks.
     pub saved_bytes: u64,
-    /// A channel that ends when the snapshot of a save is complete, or on a GPU with an event that follows its copies.
+    /// A channel that closes when the snapshot is complete. On a GPU it first sends an event that follows the copies.
     snapshot: Option<Receiver<Arc<Event>>>,
     stalled: Duration,
 }
@@ -182,8 +182,8 @@ trait Method {
     fn set_numbers(&mut self, _numbers: &BTreeMap<String, f64>) {}
 }
 
-/// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, no update
-/// changes them.
+/// Held by the thread that copies weights and optimizer state while training continues. Until it is dropped, and on a GPU until the
+/// copies are complete, no update changes them.
 pub struct SnapshotGuard {
     open: Sender<Arc<Event>>,
 }

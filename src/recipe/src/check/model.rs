@@ -1,7 +1,7 @@
 //! The rules about the model: patches, positions, noise, conditions, segments and TTT layers.
 
 use super::{Advice, around, division};
-use crate::{ComputeDtype, ConditionKind, Device, Layer, Positions, Recipe, SEGMENT_FRAMES};
+use crate::{ComputeDtype, ConditionKind, Device, Fused, Layer, Positions, Recipe, SEGMENT_FRAMES};
 
 pub(super) fn whole_patches(key: &str, size: usize, recipe: &Recipe) -> Result<(), Advice> {
     multiple(key, size, "patch_size", recipe.model.patch_size)
@@ -215,6 +215,16 @@ pub(super) fn whole_mini_batches(recipe: &Recipe) -> Result<(), Advice> {
             }
             None => "change model.latent_height or model.latent_width: no text length fits".into(),
         },
+    })
+}
+
+pub(super) fn fused_kernels_have_a_gpu(recipe: &Recipe) -> Result<(), Advice> {
+    if recipe.train.fused == Fused::Operators || recipe.train.device != Device::Cpu {
+        return Ok(());
+    }
+    Err(Advice {
+        why: "train.fused \"kernel\" selects CUDA kernels, and train.device is \"cpu\"".into(),
+        fix: "set train.device = \"cuda\", or train.fused = \"operators\"".into(),
     })
 }
 

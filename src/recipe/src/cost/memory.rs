@@ -386,7 +386,7 @@ mod tests {
         let Offloaded { weights, optimizer, saved, .. } = all.offloaded;
         assert!(saved == weights + optimizer && optimizer > 0);
         assert_eq!(all.offloaded.in_store(OffloadStore::File), all.offloaded.total() + saved);
-        // Page-locked memory is rounded up to powers of two, tensor by tensor.
+        // Page-locked memory is allocated in chunks whose sizes are powers of two.
         assert!(
             (all.offloaded.total()..2 * all.offloaded.total()).contains(&all.offloaded.in_store(OffloadStore::Host))
         );

@@ -21,7 +21,7 @@ pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]
     sizes
 }
 
-/// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The rank saves parts of each, so that
+/// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The rank saves parts of each, so
 /// its tensors are smaller.
 pub(super) fn saved(recipe: &Recipe, units: &UnitSizes) -> Vec<u64> {
     let average = |unit: UnitSize| recipe.ema.is_used().then(|| F32 * share(recipe, unit.trained));

@@ -88,7 +88,12 @@ impl<F: Family> Denoiser<'_, F> {
             &start,
             predict,
             |step| noise(Draw::Step(step)),
-            |_| after_step(&fsdp.borrow().groups().world),
+            |_| {
+                let fsdp = fsdp.borrow();
+                // The events of waits would pile up: only a training step reads them.
+                fsdp.groups().drop_waited();
+                after_step(&fsdp.groups().world)
+            },
         )?;
         Ok(latent.narrow(1, frames - latent_frames, latent_frames).to_device(tch::Device::Cpu))
     }
