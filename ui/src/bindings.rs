@@ -187,6 +187,36 @@ pub enum Context {
 }
 
 impl Action {
+    /// Returns whether it changes a run, a form, weights or alerts, some at once and without a dialog.
+    pub fn changes_something(self) -> bool {
+        matches!(
+            self,
+            Self::NextStage
+                | Self::Resume
+                | Self::Stop
+                | Self::Kill
+                | Self::Stacks
+                | Self::FreshData
+                | Self::WeightsOnly
+                | Self::Pin
+                | Self::Delete
+                | Self::StartStage
+                | Self::UnsetKey
+                | Self::Defaults
+                | Self::Fit
+                | Self::Push
+                | Self::Waive
+                | Self::Convert
+                | Self::Replace
+                | Self::CancelWork
+                | Self::Acknowledge
+                | Self::AcknowledgeAll
+                | Self::Snooze
+                | Self::TestAlerts
+                | Self::Accept
+        )
+    }
+
     /// Returns whether it only moves on the screen where it is pressed, or leaves that screen.
     pub fn is_motion(self) -> bool {
         matches!(

@@ -130,8 +130,16 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         let (chosen, here) = (dialog.chosen(), dialog.context);
         model.modal = None;
         let Some(Listed { context, binding }) = chosen else { return Vec::new() };
-        if context != here && !go_to(model, context) {
-            return Vec::new();
+        if context != here {
+            if !go_to(model, context) {
+                return Vec::new();
+            }
+            // The user has not seen what is selected there.
+            if binding.action.changes_something() {
+                let key = model.keys.name(context, binding.action);
+                model.warn(format!("Press {key} to do this to what is selected here"));
+                return Vec::new();
+            }
         }
         // The same as a press of the key on that screen.
         return act(model, context, binding.action);

@@ -2,6 +2,7 @@
 
 use crate::effect::Watch;
 use crate::fleet::FleetSource;
+use crate::gpu_value::GpuValue;
 use crate::model::{Model, Screen};
 use crate::msg::Size;
 use crate::screens::{run, runs, samples};
@@ -14,6 +15,10 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+    }
+    // The heat map of step times shows the newest step of the open run.
+    if let (Screen::Nodes, Some(GpuValue::StepTime), Some(open)) = (model.screen, model.nodes.heat, &model.run) {
+        wanted.insert(Watch::Run(open.id.clone()));
     }
     if model.screen == Screen::Recipes {
         wanted.insert(Watch::Recipes);

@@ -103,7 +103,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
         return Vec::new();
     }
     let comparison = ComparisonSpec {
-        runs: open.runs.iter().map(|run| run.id.clone()).collect(),
+        runs: open.runs.iter().filter(|run| !run.hidden).map(|run| run.id.clone()).collect(),
         metric: open.quantity.name().to_owned(),
         x: open.x,
         window: open.view.span.map(|_| open.window()),

@@ -88,6 +88,19 @@ fn a_dangerous_action_still_asks() {
 }
 
 #[test]
+fn an_action_of_another_screen_that_changes_something_waits_for_its_key() {
+    let mut ui = Ui::with_runs(many_runs().rows);
+    ui.press("4 :");
+    let at = palette(&ui).listed().iter().position(|listed| listed.binding.action == Action::Stop).unwrap();
+    for _ in 0..at {
+        ui.press("Down");
+    }
+    assert!(ui.press("Enter").is_empty());
+    assert_eq!(ui.model.screen, Screen::Runs);
+    assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
+}
+
+#[test]
 fn without_a_match_enter_only_closes_the_list() {
     let mut ui = Ui::on_run(running(83));
     ui.press(":");

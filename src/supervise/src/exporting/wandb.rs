@@ -66,7 +66,8 @@ impl Wandb {
         let Some(file) = &mut self.file else { return Ok(()) };
         // Flush first: on a full disk, nothing more is read into memory.
         file.writer.flush()?;
-        file.points.extend(self.logged.node_points(is_end)?);
+        // A file of a node that cannot be read does not keep the steps from being written.
+        let points = self.logged.node_points(is_end).map(|points| file.points.extend(points));
         loop {
             let (steps, more) = self.logged.steps()?;
             steps.iter().for_each(|sample| file.sample(sample, self.attempt));
@@ -81,7 +82,7 @@ impl Wandb {
             file.writer.end(now_s, u8::from(!is_good));
             file.writer.flush()?;
         }
-        Ok(())
+        points
     }
 
     fn create(&self, now_s: f64) -> io::Result<OpenFile> {

@@ -57,7 +57,15 @@ fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure>
         let folder = store_folder(index).unwrap_or_else(|| index.to_owned());
         matches!((folder.canonicalize_utf8(), data.canonicalize_utf8()), (Ok(a), Ok(b)) if a == b)
     };
-    let (runs, _) = workspace.summaries();
+    let (runs, unreadable) = workspace.summaries();
+    if let Some(failure) = unreadable.into_iter().next() {
+        return Err(Failure::new(
+            failure.code,
+            format!("cannot remove shards of {data}"),
+            format!("a run that may read them cannot be checked: {}: {}", failure.what, failure.why),
+            "make the run readable or remove it, or remove the shards anyway with --force",
+        ));
+    }
     let reader = runs
         .iter()
         .filter(|summary| !summary.state.is_end())

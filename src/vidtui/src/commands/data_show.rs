@@ -4,6 +4,7 @@ use crate::args::DataShowArgs;
 use crate::command_error::CommandError;
 use crate::output::{self, Side, facts, table};
 use crate::pictures::{self, Terminal};
+use crate::terminal::takes_escapes;
 use ::dataset::show::{Summary, find_clip, summarize};
 use ::dataset::store::{Line, StoreSpec, TensorLocation};
 use ::dataset::store_folder;
@@ -11,7 +12,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{ErrorCode, Failure};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::Command;
 use ui::Size;
 use weights::Header;
@@ -27,8 +28,11 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
         return if args.output.json { output::json(&summary) } else { output::text(&shown(&data, &summary)) };
     };
     let clip = find_clip(&data, id)?;
-    if args.picture && !io::stdout().is_terminal() {
-        let (what, why) = (format!("cannot print pictures of '{id}'"), "standard output is not a terminal");
+    if args.picture && !takes_escapes(&io::stdout()) {
+        let (what, why) = (
+            format!("cannot print pictures of '{id}'"),
+            "standard output is not a terminal that shows colours (NO_COLOR or TERM=dumb may be set)",
+        );
         let fix = "run the command in a terminal, or decode to a video with --decode clip.mp4";
         return Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)));
     }

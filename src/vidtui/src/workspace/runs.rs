@@ -137,7 +137,8 @@ impl Workspace {
             events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
             checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
-            spike: recipe.as_ref().map_or(0.0, |recipe| recipe.log.spike),
+            // A recipe of another version may be unreadable: the default of `log.spike`.
+            spike: recipe.as_ref().map_or(10.0, |recipe| recipe.log.spike),
             disk,
             nodes: &nodes,
         });
