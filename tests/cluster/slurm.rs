@@ -202,7 +202,7 @@ fn an_encode_as_a_job_goes_on_without_a_lost_node_and_a_job_samples_what_was_tra
     // Slurm marks the node as down while the others encode.
     set_slurmd_timeout(&site, 5);
     let data = site.rig.share().join("as-job");
-    let paced = format!("--set env.variables.VIDTUI_FFMPEG={}", slow_ffmpeg(&site));
+    let paced = format!("--set env.variables.PATH={}:/usr/local/bin:/usr/bin:/bin", folder_of_slow_ffmpeg(&site));
     let run = RunDir::new(site.runs.join(site.does(&videos.encode(&data, &format!("{JOB} {paced}")))));
     site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
     site.rig.verb("poweroff node03").unwrap();
@@ -229,12 +229,14 @@ fn an_encode_as_a_job_goes_on_without_a_lost_node_and_a_job_samples_what_was_tra
     assert_eq!((job.frames, job.seed, &job.weights_xxh3), (9, 7, &here.weights_xxh3));
 }
 
-/// Makes an ffmpeg that decodes one clip a second, so that an encode outlasts the loss of a node.
-fn slow_ffmpeg(site: &TestSite) -> Utf8PathBuf {
-    let path = site.rig.share().join("ffmpeg-slow");
-    fs::write(&path, "#!/bin/sh\ncase \"$*\" in *pipe:*) sleep 2;; esac\nexec ffmpeg \"$@\"\n").unwrap();
+/// Makes a folder with an ffmpeg that takes two seconds more for each clip, so that an encode outlasts the loss of a node.
+fn folder_of_slow_ffmpeg(site: &TestSite) -> Utf8PathBuf {
+    let folder = site.rig.share().join("slow");
+    fs::create_dir(&folder).unwrap();
+    let path = folder.join("ffmpeg");
+    fs::write(&path, "#!/bin/sh\ncase \"$*\" in *pipe:*) sleep 2;; esac\nexec /usr/bin/ffmpeg \"$@\"\n").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
+    folder
 }
 
 #[test]

@@ -199,12 +199,12 @@ fn the_mouse_is_handled_unless_the_user_turns_it_off() {
 }
 
 #[test]
-fn the_mouse_works_in_tmux_if_its_own_mouse_is_on() {
+fn the_mouse_works_in_tmux_whether_or_not_tmux_uses_the_mouse_itself() {
     if Command::new("tmux").arg("-V").output().is_err() {
         println!("skipped: no tmux on PATH");
         return;
     }
-    for (mouse, selected) in [("on", true), ("off", false)] {
+    for mouse in ["on", "off"] {
         let site = TestSite::new();
         site.write("tmux.conf", &format!("set -g mouse {mouse}\nset -g status off\nset -g escape-time 0\n"));
         let command = format!("{VIDTUI} --runs runs");
@@ -212,12 +212,7 @@ fn the_mouse_works_in_tmux_if_its_own_mouse_is_on() {
         let args = ["-u", "-S", "tmux.socket", "-f", "tmux.conf", "new-session", &command];
         let mut tmux = Pty::start(SIZE, "tmux", &args, &site.env(), &site.root);
         tmux.shows(&["No runs yet"]).press("\x1b[<0;22;1M\x1b[<0;22;1m");
-        if selected {
-            tmux.shows(&["Small: short, then long"]);
-        }
-        tmux.press("?").shows(&["Keys"]).press("q").shows_no("Keys");
-        assert_eq!(tmux.text().contains("Small: short, then long"), selected);
-        tmux.press("q");
+        tmux.shows(&["Small: short, then long"]).press("q");
         assert_eq!(tmux.ended(), 0);
         tmux.assert_restored();
     }

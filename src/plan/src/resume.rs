@@ -162,7 +162,13 @@ pub(crate) fn next_attempt(
         _ => {}
     }
     let mut warnings = warnings_about(request, checkpoint);
-    let steps = steps(what, request, &recipe, checkpoint)?;
+    let steps = match recipe.task {
+        recipe::Task::Sample => {
+            refuse_if_sampled(what, request, cx.now_s)?;
+            None
+        }
+        _ => steps(what, request, &recipe, checkpoint)?,
+    };
     let mesh = fit_mesh(what, request, &recipe, cx)?;
     if let Some(last) = &request.facts.attempt
         && last.mesh != mesh
@@ -478,6 +484,19 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
         warnings.push(format!("steps {} to {} are trained again", from + 1, latest.step));
     }
     warnings
+}
+
+/// Refuses a run that has made all its videos. Those that exist are kept by the next attempt.
+fn refuse_if_sampled(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<(), Failure> {
+    if derive(request.facts, now_s) != RunState::Finished {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorCode::RunFinished,
+        what,
+        "all its videos are made",
+        "make others with `vidtui sample`, or the same in a new run with another --seed",
+    ))
 }
 
 /// Returns the total steps of the run if they differ from the recipe's. Later resumes keep this number.
