@@ -35,7 +35,8 @@ fn the_console_shows_nodes_processes_and_a_fault() {
     rig.verb("smi node02 nodriver").unwrap();
     console.shows(&["1 fault", "the NVIDIA driv"]);
     assert!(rig.command_on("node01", "sh").args(["-c", RANK]).status().unwrap().success());
-    console.press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
+    // The node with the fault is the first row.
+    console.press("j").press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
     console.press("t").shows(&["NVIDIA-SMI"]);
     rig.verb("reset node03").unwrap();
     console.press(ESC).shows(&["1 unreachable"]);
