@@ -1,11 +1,11 @@
-//! Compiles the C++ shim against the libtorch that torch-sys linked, and lets this crate's tests find it at run time.
+//! Compiles the C++ shim against the libtorch that torch-sys links, and adds its folder to the rpath of this crate's tests.
 
 use std::path::Path;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
-    // torch-sys sets it, except in its `doc-only` build, which has no libtorch to compile against.
+    // torch-sys sets this variable, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
     let mut build = cc::Build::new();
@@ -16,13 +16,13 @@ fn main() {
         .opt_level(3)
         // The shim shares the OpenMP threads of libtorch's own loops.
         .flag("-fopenmp")
-        // Vector bodies and scalar tails of loops must round alike, and sqrt needs no errno.
+        // The vectorized and the scalar part of a loop must round alike, so contraction to FMA is off. sqrt need not set errno.
         .flag("-ffp-contract=off")
         .flag("-fno-math-errno")
         .define("USE_C10D_GLOO", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .include("cpp/include")
-        // Include them as system headers, so that the compiler does not report their warnings.
+        // System headers: the compiler does not report warnings in them.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")

@@ -1,4 +1,4 @@
-//! Checks that the workspace matches ARCHITECTURE.md: the arrows between crates, and what must be absent.
+//! Checks that the workspace matches ARCHITECTURE.md: the dependencies between crates, and what crates must not contain.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
@@ -9,12 +9,13 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Dependencies from outside the workspace that the arrows include.
+/// External crates that ARCHITECTURE.md lists among the dependencies.
 const OUTSIDE: [&str; 1] = ["tch"];
 
 /// The crates that call C++ and may use unsafe code.
 const UNSAFE: [&str; 2] = ["c10d", "kernels"];
 
+/// The direct dependencies of each crate: the block of arrows in ARCHITECTURE.md.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 fn root() -> PathBuf {
@@ -27,7 +28,7 @@ fn read(path: &Path) -> String {
 
 fn cargo(args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
-    // With it, each crate would seem to depend on what all of them need.
+    // With this variable, `cargo tree` would list for each crate the dependencies of features that only other crates enable.
     command.env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
     let out = command.args(args).current_dir(root()).output().unwrap();
     assert!(out.status.success(), "cargo {args:?}: {}", String::from_utf8_lossy(&out.stderr));
@@ -48,13 +49,13 @@ fn folder(package: &Value) -> &Path {
     Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap()
 }
 
-/// Returns the names of all crates that a crate is built from.
+/// Returns the names of a crate and of all its direct and indirect dependencies.
 fn tree(package: &str, edges: &str) -> BTreeSet<String> {
     let lines = cargo(&["tree", "--package", package, "--edges", edges, "--prefix", "none", "--format", "{p}"]);
     lines.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// Reads the block of lines `crate -> crate crate`.
+/// Parses the block of lines `crate -> dependency dependency` in ARCHITECTURE.md.
 fn drawn_arrows(text: &str) -> Arrows {
     let (_, rest) = text.split_once("```arrows\n").expect("ARCHITECTURE.md has a block of arrows");
     let (block, _) = rest.split_once("```").expect("the block of arrows ends");
@@ -76,7 +77,7 @@ fn real_arrows() -> Arrows {
     packages.iter().map(arrow).collect()
 }
 
-/// Calls `each` on every file below a folder with one of these endings.
+/// Calls `each` for every file with one of these extensions in a folder and its subfolders.
 fn walk(folder: &Path, endings: &[&str], each: &mut dyn FnMut(&Path)) {
     for entry in fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
         let path = entry.unwrap().path();
@@ -140,7 +141,7 @@ fn only_c10d_and_kernels_contain_c_or_cpp() {
 
 #[test]
 fn code_blocks_in_doc_comments_are_text() {
-    // Rust examples would be programs of their own, which take rustdoc longer to find than to run. They belong into tests.
+    // Examples in Rust belong in tests: rustdoc would compile each as a separate program, and takes longer to find them than to run them.
     let root = root();
     let mut tested = Vec::new();
     for part in ["src", "ui"] {

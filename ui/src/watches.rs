@@ -1,4 +1,4 @@
-//! The streams that the shell should run now.
+//! Selects the data streams that the console needs for the current screen.
 
 use crate::effect::Watch;
 use crate::fleet::FleetSource;
@@ -10,7 +10,8 @@ use ratatui_core::layout::Rect;
 use rundir::SampleSidecar;
 use std::collections::BTreeSet;
 
-/// Returns the streams that should run now. They follow from the model, so none is left running or missing.
+/// Returns the streams that should run now. The shell (the program around this crate, which does all IO) starts and stops streams until
+/// exactly these run. They depend only on the model, so no screen can forget to start or stop one.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
@@ -76,7 +77,7 @@ fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
     wanted.filter(|(_, _, size)| size.width >= 4 && size.height >= 2).collect()
 }
 
-/// Returns the time between two frames, milliseconds; `None` while no video moves.
+/// Returns the time between two frames in milliseconds; `None` while no visible video is playing.
 fn frame_ms(model: &Model) -> Option<u32> {
     let run = model.run.as_ref().filter(|run| !run.samples.paused)?;
     let clips =

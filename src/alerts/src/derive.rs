@@ -1,10 +1,10 @@
-//! Derives alerts: one table for events, one for findings, one for failures.
+//! Derives alerts from the events, health findings and failures of a run.
 
 use health::{Finding, Rule};
 use rundir::{Alert, AlertKind, ErrorCode, Event, EventKind, Failure, Run, SCHEMA};
 use units::counted;
 
-/// The parts of an alert that differ.
+/// The fields of an alert that depend on its cause.
 struct Parts {
     kind: AlertKind,
     subject: String,
@@ -49,7 +49,8 @@ impl Parts {
     }
 }
 
-/// Returns the alert about an event, if it is one. Failures that end an attempt are in its exit files, and are not read here.
+/// Returns the alert about an event; `None` for an event that users are not alerted about. A failure that ends an attempt is
+/// recorded in the exit files instead: see `of_end`.
 pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
     let resume = format!("see it: vidtui status {}", run.id);
     let parts = match &event.kind {
@@ -65,7 +66,7 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
             let kind = if failure.code == ErrorCode::DiskFull { AlertKind::DiskLow } else { AlertKind::Failed };
             Parts::of(kind, failure).subject("checkpoint")
         }
-        // One alert for all videos of a step.
+        // All videos of a step are in one folder, so that the step has one alert.
         EventKind::SampleSaved { path, .. } => {
             let folder = path.parent().unwrap_or(path);
             Parts { why: folder.to_string(), ..Parts::new(AlertKind::Sample, "videos were made") }.subject(folder)
@@ -95,7 +96,7 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
     Some(parts.alert(run, event.attempt, event.step, event.t, now_s))
 }
 
-/// Returns the alert about a finding, if it is one.
+/// Returns the alert about a finding; `None` for a finding that users are not alerted about.
 pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &Finding, now_s: f64) -> Option<Alert> {
     let kind = match finding.rule {
         Rule::Stalled => AlertKind::Stalled,

@@ -1,4 +1,4 @@
-//! Records alerts in a run and sends them. Each channel has a thread, so that one that hangs does not delay the others.
+//! Records alerts in the folder of a run and sends them. Each channel has a thread, so that a channel that hangs does not delay the others.
 
 use crate::channel::SendError;
 use crate::settings::{Channel, Settings, Target};
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// An alert of the same attempt, kind and subject is raised again if it began this many seconds later.
+/// An alert with the same attempt, kind and subject is raised again only if it began at least this many seconds after the last one.
 const REPEAT_S: f64 = 3600.0;
-/// The alerts about normal progress that a channel gets within an hour.
+/// The most alerts about normal progress that a channel gets within an hour.
 const ROUTINE_PER_HOUR: usize = 30;
 
 /// The time limits of sending.
@@ -19,7 +19,7 @@ const ROUTINE_PER_HOUR: usize = 30;
 pub struct Limits {
     /// The time limit of a request or a program.
     pub request: Duration,
-    /// The pauses before the second and later tries, unless the server requests another one.
+    /// The pauses before retries, unless the server requests another pause.
     pub pauses: Vec<Duration>,
     /// The longest pause that a server can request.
     pub longest_pause: Duration,
@@ -38,12 +38,12 @@ impl Default for Limits {
     }
 }
 
-/// Raises the alerts of a run.
+/// Records and sends the alerts of a run.
 pub struct Outbox {
     record: Arc<Record>,
     reader: AlertReader,
     settings: Settings,
-    /// The id and the beginning of the last alert of each attempt, kind and subject.
+    /// The id and the time of the last alert of each attempt, kind and subject. The time is [`Alert::since_s`].
     raised: BTreeMap<(u32, AlertKind, String), (String, f64)>,
     queues: Vec<Queue>,
     limits: Limits,
@@ -61,14 +61,14 @@ struct Queue {
     alerts: Sender<Alert>,
     /// The ids of alerts that have not been sent yet.
     pending: Arc<Mutex<Vec<String>>>,
-    /// Disconnected when the thread has sent all alerts.
+    /// The thread holds the sender and drops it when it has sent all alerts.
     ended: Receiver<()>,
     /// The times of the last alerts about normal progress.
     routine: VecDeque<f64>,
 }
 
 impl Outbox {
-    /// Opens the file of a writer and starts the threads of its channels. Errors go to `log`.
+    /// Opens the alerts file of this writer and starts a thread for each channel. Errors are passed to `log`.
     pub fn open(run: &RunDir, writer: AlertWriter, settings: Settings, limits: Limits, log: fn(&str)) -> Self {
         let file = run.append_alerts(writer).inspect_err(|error| log(&error.to_string())).ok();
         let record = Arc::new(Record { file: Mutex::new(file), log });
@@ -77,7 +77,7 @@ impl Outbox {
         Self { record, reader: AlertReader::new(run), settings, raised: BTreeMap::new(), queues, limits }
     }
 
-    /// Records an alert and sends it, unless it was raised before. An alert about normal progress needs a channel that wants it.
+    /// Records an alert and sends it, unless it was raised before. Ignores an alert about normal progress that no channel is set to get.
     pub fn raise(&mut self, alert: Alert) {
         if alert.kind.is_routine() && !self.settings.channels.iter().any(|channel| channel.wants(&alert)) {
             return;
@@ -102,12 +102,13 @@ impl Outbox {
                 continue;
             }
             lock(&queue.pending).push(alert.id.clone());
-            // The thread ends only with the queue.
+            // The send cannot fail: the thread receives until the queue is dropped.
             let _ = queue.alerts.send(alert.clone());
         }
     }
 
-    /// Waits until all alerts are sent, for at most `limit` and the limit of the end. The others are recorded as not sent.
+    /// Waits until all alerts are sent, for at most `limit` or [`Limits::end`], whichever is shorter. The remaining alerts are recorded as
+    /// not sent.
     pub fn end(self, limit: Duration) {
         let deadline = Instant::now() + limit.min(self.limits.end);
         for Queue { channel, alerts, pending, ended, .. } in self.queues {
@@ -115,7 +116,7 @@ impl Outbox {
             if let Err(mpsc::RecvTimeoutError::Timeout) =
                 ended.recv_timeout(deadline.saturating_duration_since(Instant::now()))
             {
-                // The ids leave the list here, so that the thread does not record them once more.
+                // Empty the list, so that the thread does not record these alerts as not sent again.
                 for id in std::mem::take(&mut *lock(&pending)) {
                     self.record.not_sent(&id, &channel.to, "the run ended before the channel answered".into());
                 }
@@ -131,7 +132,7 @@ impl Queue {
         let pending: Arc<Mutex<Vec<String>>> = Arc::default();
         let (to, record, limits, waiting) = (channel.to.clone(), record.clone(), limits.clone(), pending.clone());
         thread::spawn(move || {
-            // Dropped when the thread ends.
+            // Its drop at the end of the thread disconnects `ended`.
             let _end: Sender<()> = end;
             for alert in queued {
                 let sent = send(&to, &alert, &limits);
@@ -146,7 +147,7 @@ impl Queue {
         Self { channel: channel.clone(), alerts, pending, ended, routine: VecDeque::new() }
     }
 
-    /// Returns whether another alert about normal progress may be sent, and counts it.
+    /// Returns whether another alert about normal progress may be sent now. If so, counts it.
     fn has_room(&mut self, now_s: f64) -> bool {
         self.routine.retain(|t| t + 3600.0 > now_s);
         let has_room = self.routine.len() < ROUTINE_PER_HOUR;
@@ -157,7 +158,7 @@ impl Queue {
     }
 }
 
-/// Sends an alert, with more tries if the channel is busy.
+/// Sends an alert. Retries if the channel reports a temporary error.
 fn send(to: &Target, alert: &Alert, limits: &Limits) -> Result<(), SendError> {
     let mut pauses = limits.pauses.iter();
     loop {

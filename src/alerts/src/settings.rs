@@ -1,4 +1,5 @@
-//! The channels of a user and the kinds of alerts that they get: `alerts.toml`, and the copy in the folder of an attempt.
+//! The settings of alerts: the channels of a user and the kinds of alerts that each gets. They are read from `alerts.toml`, or from the
+//! copy in the folder of an attempt.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use recipe::{RecipeErrorKind, Secrets, nearest};
@@ -9,10 +10,10 @@ use std::fmt;
 use std::io;
 use toml::{Table, Value};
 
-/// The channels, in the order of the file.
+/// The settings of alerts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The channels.
+    /// The channels, in the order of the file.
     pub channels: Vec<Channel>,
 }
 
@@ -26,7 +27,7 @@ pub struct Channel {
     pub to: Target,
 }
 
-/// The recipient of a channel, with its secrets. They are not shown by `{:?}`.
+/// The recipient of a channel, with its secrets. `{:?}` does not print them.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "channel", rename_all = "snake_case")]
 #[allow(missing_docs, reason = "docs/alerts.md describes the keys")]
@@ -72,12 +73,12 @@ const CHANNELS: [(&str, &[&str]); 8] = [
     ("apprise", &["urls"]),
     ("exec", &["command"]),
 ];
-/// The key of the file of secrets, and its default, beside `alerts.toml`.
+/// The key with the name of the secrets file, and its default. The name is relative to the folder of `alerts.toml`.
 const SECRETS: &str = "secrets";
 const SECRETS_FILE: &str = "secrets.env";
 
 impl Target {
-    /// Returns its name in the settings.
+    /// Returns the name of the channel in `alerts.toml`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Bell => "bell",
@@ -91,7 +92,7 @@ impl Target {
         }
     }
 
-    /// Returns whether the console serves it, because it is its terminal.
+    /// Returns whether the channel is the terminal of the console. Only the console can send to it.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Bell | Self::Osc { .. })
     }
@@ -104,8 +105,8 @@ impl fmt::Debug for Target {
 }
 
 impl Channel {
-    /// Returns whether it gets an alert. A channel of `failed` gets each alert about a failure that ended an attempt, and one of
-    /// `finished` gets the end of each stage.
+    /// Returns whether the channel gets an alert. The kind `failed` includes each alert about a failure that ended an attempt, and the
+    /// kind `finished` includes the end of each stage.
     pub fn wants(&self, alert: &Alert) -> bool {
         let also = match alert.kind {
             AlertKind::StageDone => Some(AlertKind::Finished),
@@ -121,10 +122,10 @@ impl Settings {
         Some(rundir::user_folder("XDG_CONFIG_HOME", ".config")?.join("vidtui/alerts.toml"))
     }
 
-    /// Reads the settings of this user, with the secrets that they name. `None` if there is no file.
+    /// Reads the settings of this user, with the secrets that they name; `None` if there is no file.
     ///
     /// # Errors
-    /// The file or the file of secrets is not valid, or other users can access the latter. No error contains a secret.
+    /// The settings or the secrets file are not valid, or other users can access the secrets file. No error contains a secret.
     pub fn of_user() -> Result<Option<Self>, Failure> {
         let Some(path) = Self::user_file() else { return Ok(None) };
         match std::fs::read_to_string(&path) {
@@ -134,10 +135,10 @@ impl Settings {
         }
     }
 
-    /// Reads the settings in the folder of an attempt; empty if the user had none.
+    /// Reads the settings in the folder of an attempt. They are empty if the user had no channels.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read or is not valid.
     pub fn of_attempt(run: &RunDir, attempt: u32) -> Result<Self, Failure> {
         let path = run.alert_channels(attempt);
         let text = match std::fs::read(&path) {
@@ -152,7 +153,7 @@ impl Settings {
         })
     }
 
-    /// Returns the bytes of the file in the folder of an attempt; `None` without channels.
+    /// Returns the content of the file for the folder of an attempt; `None` without channels.
     pub fn for_attempt(&self) -> Option<Vec<u8>> {
         if self.channels.is_empty() { None } else { serde_json::to_vec(self).ok() }
     }
@@ -160,7 +161,7 @@ impl Settings {
     /// Parses `alerts.toml`, and reads the secrets that it names.
     ///
     /// # Errors
-    /// As [`Self::of_user`].
+    /// Those of [`Self::of_user`].
     pub fn parse(path: &Utf8Path, text: &str) -> Result<Self, Failure> {
         let mut file = File { path, secrets_file: Utf8PathBuf::new(), secrets: None };
         let table: Table = toml::from_str(text).map_err(|error| {
@@ -190,7 +191,7 @@ impl Settings {
     }
 }
 
-/// The file, for its errors, and the secrets, which are read when the first one is needed.
+/// The path of `alerts.toml`, for error messages, and the secrets, which are read when the first one is needed.
 struct File<'a> {
     path: &'a Utf8Path,
     secrets_file: Utf8PathBuf,
@@ -202,7 +203,7 @@ impl File<'_> {
         Failure::new(ErrorCode::InvalidAlerts, format!("cannot use {}", self.path), why, fix)
     }
 
-    /// Makes the error of an unknown word, which names the most similar known one, or all of them.
+    /// Makes the error for an unknown word. The hint names the most similar known word, or else all of them.
     fn unknown<'a>(&self, why: &str, word: &str, known: impl Iterator<Item = &'a str> + Clone) -> Failure {
         let fix = match nearest(word, known.clone()) {
             Some(near) => format!("did you mean {near}?"),
@@ -337,7 +338,7 @@ impl Section<'_, '_> {
         self.url("url", secrecy)?.ok_or_else(|| self.missing("url"))
     }
 
-    /// Returns the secret that `$NAME` names, or the text itself if it need not be secret.
+    /// Returns the secret that `$NAME` names, or the text itself if the value may be public.
     fn resolved(&mut self, key: &str, text: &str, secrecy: Secrecy) -> Result<String, Failure> {
         match (text.strip_prefix('$'), secrecy) {
             (Some(name), _) => self.file.secret(name),
@@ -357,6 +358,6 @@ impl Section<'_, '_> {
 enum Secrecy {
     /// The value may be in `alerts.toml`.
     Public,
-    /// The value must be in the secrets file; `alerts.toml` has its name.
+    /// The value must be in the secrets file; `alerts.toml` has `$` and its name.
     Secret,
 }

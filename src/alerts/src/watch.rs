@@ -1,4 +1,4 @@
-//! Watches a run on the first node of an attempt, and raises its alerts.
+//! Watches one attempt of a run, from the node of rank 0, and raises its alerts.
 
 use crate::derive::{of_end, of_event, of_finding};
 use crate::outbox::Outbox;
@@ -10,9 +10,9 @@ use runstate::{Liveness, NewestCache, RunFacts, RunState, derive};
 use std::thread;
 use std::time::Duration;
 
-/// The time that the supervisor of the node whose failure was the first has to record it.
+/// How long to wait for the root cause: the exit file of the node that failed first.
 const ROOT_CAUSE: Duration = Duration::from_secs(3);
-/// The interval at which its exit file is looked for.
+/// The interval at which the exit files are read again.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A watched attempt.
@@ -27,10 +27,10 @@ pub struct Watch {
     first_seen: FirstSeen,
 }
 
-/// The samples of a node.
+/// The file with the samples of a node, and the evidence from them.
 struct NodeFile {
     samples: Tail<NodeSample>,
-    /// Its ranks, which use its first GPUs.
+    /// The number of ranks on the node. They use its first GPUs.
     ranks: usize,
     evidence: NodeEvidence,
 }
@@ -59,7 +59,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Raises the alert about the end of the attempt, unless a healer will report it, and waits until all alerts are sent.
+    /// Raises the alert about a failure of the attempt, and waits until all alerts are sent. If the run has a healer (the program that
+    /// resumes it after failures), the healer raises that alert instead.
     ///
     /// * `limit` — the longest wait.
     ///
@@ -74,7 +75,7 @@ impl Watch {
     fn raise_end(&mut self, now_s: f64) -> Result<(), Error> {
         let facts = self.facts()?;
         self.raise_events(&facts, now_s);
-        // The healer knows whether the run is resumed, and reports that instead. The script of a Slurm job has no healer.
+        // The healer reports whether it resumes the run. In a Slurm job, the job script resumes the run but sends no alerts.
         if self.attempt.slurm.is_none() && self.run.healer().is_some() {
             return Ok(());
         }
@@ -92,7 +93,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns why the attempt failed, from the exit files of its nodes.
+    /// Returns the failure of the attempt from the exit files of its nodes; `None` if it did not fail.
     fn failure(&self, mut facts: RunFacts, now_s: f64) -> Result<Option<Failure>, Error> {
         for node in &self.nodes {
             facts.exits.extend(self.run.read_exit(&node.evidence.node, self.attempt.number)?);
@@ -103,7 +104,7 @@ impl Watch {
         })
     }
 
-    /// Reads the facts of the run. Its processes are alive: this is one of them.
+    /// Reads the facts of the run. The run is alive, because this process belongs to it.
     fn facts(&self) -> Result<RunFacts, Error> {
         let mut facts = RunFacts::of_run(&self.meta, Some(self.attempt.clone()));
         facts.alive = Liveness::Alive;
@@ -114,11 +115,11 @@ impl Watch {
 
     fn raise_events(&mut self, facts: &RunFacts, now_s: f64) {
         for event in facts.newest.events.iter().filter(|event| event.attempt == self.attempt.number) {
-            // The healer reports what it does. In a Slurm job, no process of its own does.
+            // The healer sends the alerts about its own events. In a Slurm job, the job script records these events but sends no alerts.
             if event.kind.is_of_healer() && self.attempt.slurm.is_none() {
                 continue;
             }
-            // A node that is lost ends the attempt, unless its ranks work independently.
+            // Unless the ranks work independently, the loss of a node ends the attempt, and the alert about the end is enough.
             if matches!(event.kind, EventKind::NodeLost { .. }) && !facts.is_independent {
                 continue;
             }
@@ -143,7 +144,7 @@ impl Watch {
             facts.load = load;
         }
         let checkpoint = other_trainers::latest(&self.run);
-        // The size of a command's checkpoint is known after the first one.
+        // The size of the checkpoints of an external trainer is unknown until its first checkpoint.
         let checkpoint_bytes = match self.meta.is_command() {
             _ if facts.is_independent => None,
             true => checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),

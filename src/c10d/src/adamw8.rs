@@ -1,4 +1,4 @@
-//! AdamW with moments of 8 bits: codes of a dynamic map, and a scale for each block of 256 elements.
+//! AdamW with 8-bit moments: each element is a code of a dynamic map, and each block of 256 elements has a scale.
 //!
 //! Source: Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861); torchao 0.18 `optim`.
 
@@ -14,7 +14,7 @@ pub const BLOCK: i64 = 256;
 /// The smallest scale of a block that has been quantized.
 const SMALLEST_SCALE: f64 = 1e-12;
 
-/// A map of 256 codes to ascending values from -1 or 0 to 1, denser near zero.
+/// A map of 256 codes to ascending values, denser near zero: from about -1 to 1 if signed, and from 0 to 1 if unsigned.
 #[derive(Debug)]
 pub struct Map {
     values: Tensor,
@@ -39,7 +39,7 @@ impl Maps {
 }
 
 impl Map {
-    /// Makes the dynamic map: decades from 1e-6 to 1, each with twice the values of the one below.
+    /// Makes the dynamic map: 0, 1, and values in seven decades from 1e-7 to 1, each with twice as many values as the decade below.
     fn dynamic(signed: bool, device: Device) -> Self {
         const DECADES: i32 = 7;
         let mut values = vec![0.0, 1.0];
@@ -67,26 +67,26 @@ impl Map {
     }
 }
 
-/// A run of elements as codes and the scales of their blocks.
+/// A contiguous range of the elements of a tensor, as codes and the scales of their blocks.
 #[derive(Debug)]
 pub struct Quantized {
     /// One byte for each element.
     pub codes: Tensor,
-    /// fp32, one for each block that has an element of the run.
+    /// fp32, one for each block that has an element of the range.
     pub scales: Tensor,
-    /// The place of the first element in its block.
+    /// The index of the first element in its block.
     phase: i64,
 }
 
 impl Quantized {
-    /// Makes a run of zeros. `start` is the place of its first element in the tensor, whose blocks begin at multiples of
+    /// Makes a range of zeros. `start` is the index of its first element in the tensor, whose blocks begin at multiples of
     /// [`BLOCK`].
     pub fn zeros(start: i64, len: i64, device: Device) -> Self {
         let zeros = |len: i64, kind| Ok(Tensor::zeros([len], (kind, device)));
         Self::zeros_in(start, len, zeros).expect("the function returns no error")
     }
 
-    /// Makes a run as [`Quantized::zeros`] does, in memory that `zeros` allocates.
+    /// Makes a range as [`Quantized::zeros`] does, in memory that `zeros` allocates.
     ///
     /// # Errors
     /// The errors of `zeros`.
@@ -100,28 +100,28 @@ impl Quantized {
         Quantized { codes: codes.shallow_clone(), scales: scales.shallow_clone(), phase: self.phase }
     }
 
-    /// Returns the number of blocks that have an element of a run.
+    /// Returns the number of blocks that have an element of a range.
     pub fn blocks(start: i64, len: i64) -> i64 {
         (start % BLOCK + len + BLOCK - 1) / BLOCK
     }
 
-    /// Returns a tensor of one number per element as one row per block, padded with zeros.
+    /// Returns a tensor with one number per element as a matrix with one row per block, padded with zeros.
     fn rows(&self, of: &Tensor) -> Tensor {
         let after = self.scales.size()[0] * BLOCK - self.phase - of.size()[0];
         of.constant_pad_nd([self.phase, after]).view([-1, BLOCK])
     }
 
-    /// Returns the elements of rows.
+    /// Reverses [`Self::rows`]: returns one number per element, without the padding.
     fn elements(&self, rows: &Tensor) -> Tensor {
         rows.view(-1).narrow(0, self.phase, self.codes.size()[0])
     }
 
-    /// Returns the values.
+    /// Returns the dequantized values.
     pub fn values(&self, map: &Map) -> Tensor {
         self.elements(&(self.rows(&map.of(&self.codes)) * self.scales.unsqueeze(1)))
     }
 
-    /// Quantizes values.
+    /// Quantizes and stores values.
     pub fn set(&mut self, map: &Map, values: &Tensor) {
         let rows = self.rows(values);
         let scales = rows.abs().amax([1], false).clamp_min(SMALLEST_SCALE);
@@ -130,8 +130,8 @@ impl Quantized {
         self.codes.copy_(&codes);
     }
 
-    /// Stores codes with one scale each, which may differ within a block. Codes that have the largest scale of their block are
-    /// unchanged; the others are requantized.
+    /// Stores codes that have one scale per element. The largest scale in a block becomes the scale of the block. Codes with that scale
+    /// are unchanged; the others are requantized.
     pub fn set_scaled(&self, map: &Map, codes: &Tensor, scales: &Tensor) {
         let rows = self.rows(scales);
         let largest = rows.amax([1], false);
@@ -144,11 +144,11 @@ impl Quantized {
 }
 
 impl AdamW {
-    /// Updates `param` and its quantized moments in place. On the CPU in one pass over memory, on other devices with tensor
-    /// operations. The update takes the moments before they are quantized.
+    /// Updates `param` and its quantized moments in place: on the CPU in one pass over memory, on other devices with tensor
+    /// operations. The update of `param` uses the new moments before they are quantized.
     ///
     /// # Errors
-    /// The tensors differ in length or device, are not contiguous or not fp32, or `step` is 0.
+    /// The lengths differ, the parameter or gradient is not contiguous or not fp32, or `step` is 0. Devices are not compared.
     pub fn step8(&self, param: &Tensor, grad: &Tensor, moments: [&mut Quantized; 2], maps: &Maps) -> Result<()> {
         let doing = || format!("apply 8-bit AdamW step {} to a tensor of {:?}", self.step, param.size());
         for (name, tensor) in [("parameter", param), ("gradient", grad)] {
@@ -171,7 +171,7 @@ impl AdamW {
         }
         let [first, second] = moments;
         // SAFETY: the tensors are contiguous, on the CPU, and have the dtypes and lengths that the function requires: the
-        // parameter and gradient are checked above, `Quantized` and `Map` make theirs.
+        // parameter and gradient are checked above, and `Quantized` and `Map` create their tensors in this form.
         let status = unsafe {
             ffi::vidtui_adamw8(
                 param.as_ptr(),
@@ -250,7 +250,7 @@ mod tests {
                 adamw.step8(&param, &grad, [first, second], &maps).unwrap();
                 let [first, second] = &mut theirs;
                 adamw.step8_in_tensors(&other, &grad, [first, second], &maps);
-                // Relative, because an update is large where the second moment has been rounded to zero.
+                // The error is relative, because an update is large where the second moment has been rounded to zero.
                 let off = (&param - &other).abs() / (param.abs() + 1e-3);
                 assert!(off.max().double_value(&[]) < 1e-5);
                 other.shallow_clone().copy_(&param);

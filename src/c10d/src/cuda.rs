@@ -52,7 +52,8 @@ pub fn pinned(like: &Tensor) -> Result<Tensor> {
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Enqueues a copy on the current stream and returns at once. Wait for an [`Event`] recorded later before reading `to`.
+/// Enqueues a copy on the current stream and returns at once. Before the host reads `to`, wait for an [`Event`] that was recorded after
+/// this call.
 ///
 /// # Errors
 /// The sizes differ.
@@ -68,11 +69,11 @@ pub struct Event(NonNull<EventHandle>);
 
 // SAFETY: CUDA's events may be waited for and freed by any thread; the handle has one owner.
 unsafe impl Send for Event {}
-// SAFETY: after it was recorded, the functions of an event only read it.
+// SAFETY: the methods only read an event after it was recorded.
 unsafe impl Sync for Event {}
 
-/// Enqueues a copy on a stream beside the current one, after the work that is enqueued on the current stream, and returns at once. The
-/// tensor in host memory must be page-locked. The current stream reads `to` after [`Event::block`].
+/// Enqueues a copy on a second stream and returns at once. The copy starts after the work that is already enqueued on the current
+/// stream. The tensor in host memory must be page-locked. Call [`Event::block`] before the current stream reads `to`.
 ///
 /// # Errors
 /// The sizes differ.
@@ -112,7 +113,7 @@ pub fn total_bytes(gpu: usize) -> Result<u64> {
 }
 
 impl Event {
-    /// Lets the work that is enqueued later on the current stream wait for the event. The host does not wait.
+    /// Makes work that is enqueued later on the current stream wait for the event. The host does not wait.
     ///
     /// # Errors
     /// The GPU failed.

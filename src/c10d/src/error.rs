@@ -1,6 +1,6 @@
 //! The errors of collectives, stores and CUDA calls.
 
-/// A failed call into the distributed engine.
+/// A failed call of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,7 +12,7 @@ pub enum Error {
         /// The message of libtorch.
         why: String,
     },
-    /// The arguments are invalid. Nothing was sent.
+    /// The arguments are invalid. Nothing was sent to other ranks.
     #[error("cannot {doing}: {why}")]
     Argument {
         /// The operation, with its real values.
@@ -32,7 +32,7 @@ impl Error {
     }
 }
 
-/// Converts the error of a graph that contains a collective.
+/// Converts an error of libtorch in a block whose autograd graph contains collectives.
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
         let text = match error {
@@ -43,7 +43,7 @@ impl From<tch::TchError> for Error {
     }
 }
 
-/// Removes the parts that only libtorch's developers need: the leading `[file.cc:123]`, and the lines after the first.
+/// Removes the parts that only developers of libtorch need: each leading `[file.cc:123]`, and all lines after the first.
 fn readable(text: &str) -> String {
     let mut rest = text.trim();
     while let Some((place, message)) = rest.strip_prefix('[').and_then(|tail| tail.split_once("] ")) {

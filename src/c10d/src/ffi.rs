@@ -1,4 +1,4 @@
-//! The functions in `cpp/`, and the conversion of their errors.
+//! Declares the functions of the C++ shim in `cpp/`, and converts their errors.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -31,7 +31,7 @@ pub struct ScopeHandle {
     _private: [u8; 0],
 }
 
-/// nullptr, or an error message to free with `vidtui_c10d_free`.
+/// Null on success, else an error message that the caller frees with `vidtui_c10d_free`.
 pub type Status = *mut c_char;
 
 unsafe extern "C" {
@@ -229,7 +229,7 @@ pub unsafe fn take_text(text: *mut c_char) -> String {
     owned
 }
 
-/// Turns the shim's status into a result; `doing` completes "cannot …".
+/// Converts a status of the shim to a result. `doing` returns the operation for the error text "cannot {doing}".
 pub fn check(status: Status, doing: impl FnOnce() -> String) -> Result<()> {
     if status.is_null() {
         return Ok(());

@@ -2,13 +2,13 @@
 //!
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
 //! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
-//! ([`cuda`]), tensors whose memory is a file ([`mapped`]),
-//! libtorch's profiler ([`profile`]), the places where the host waits for the device ([`waits`]), and a fast end of the process ([`exit`]).
+//! ([`cuda`]), tensors in memory-mapped files ([`mapped`]), libtorch's profiler ([`profile`]), counts of the waits of the host for the
+//! device ([`waits`]), and an exit of the process that skips libtorch's destructors ([`exit`]).
 //!
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
-//! with CUDA. Without the feature, the CUDA functions exist too and return an error.
+//! with CUDA. Without the feature, the CUDA functions also exist, but return an error.
 //!
-//! All `unsafe` code calls the C++ in `cpp/`.
+//! Most `unsafe` code calls the C++ functions in `cpp/`, which comments call the shim.
 
 mod error;
 mod exit;

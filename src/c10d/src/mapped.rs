@@ -1,4 +1,4 @@
-//! CPU tensors whose memory is a file, so that pages that are not used need no memory of the process.
+//! CPU tensors in memory-mapped files. Their pages can leave the memory of the process while the tensors are not used.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use crate::ffi::{self, check};
 use crate::{Error, Result};
 
-/// A tensor whose memory is a file without a name on disk. The file ends with the tensor.
+/// A tensor in a memory-mapped file that has no name. The operating system deletes the file when the tensor is freed or the process ends.
 #[derive(Debug)]
 pub struct Mapped(Tensor);
 
@@ -18,7 +18,7 @@ pub struct Mapped(Tensor);
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Makes a tensor of zeros with a file in `folder`. The space on disk is reserved at once.
+    /// Makes a tensor of zeros in a file in `folder`. The call reserves the space on disk.
     ///
     /// # Errors
     /// The folder does not exist or is not writable, or its disk has too little space.
@@ -41,17 +41,17 @@ impl Mapped {
         self.0.shallow_clone()
     }
 
-    /// Returns whether a tensor is a view of this one.
+    /// Returns whether the first element of `view` is in the memory of this tensor.
     pub fn contains(&self, view: &Tensor) -> bool {
         let begin = self.0.data_ptr() as usize;
         let len = self.0.numel() * self.0.kind().elt_size_in_bytes();
         view.device() == Device::Cpu && (begin..begin + len).contains(&(view.data_ptr() as usize))
     }
 
-    /// Takes the pages of the tensor out of the process's memory. The next use reads them from the page cache or the disk.
+    /// Removes the pages of the tensor from the memory of the process. The next use reads them from the page cache or the disk.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system returned an error.
     pub fn release(&self) -> Result<()> {
         let doing = || "release the pages of a mapped file".to_owned();
         // SAFETY: `zeros` made the tensor, so its storage is a shared mapping, whose content the file keeps.
@@ -73,7 +73,7 @@ pub fn copy_in_thread(to: &Tensor, from: &Tensor) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Returns the MiB of the process that are in memory.
+    /// Returns the resident memory of this process, in MiB.
     fn resident_mib() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

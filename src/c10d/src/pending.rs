@@ -1,4 +1,4 @@
-//! A collective in flight.
+//! [`Pending`]: a collective that was started and may not be complete.
 
 use std::cmp::Ordering;
 use std::ptr::NonNull;
@@ -15,12 +15,12 @@ pub enum Reduce {
     Sum,
     /// The maximum over ranks.
     Max,
-    /// The mean over ranks: each rank divides the sum by the number of ranks once it is received.
+    /// The mean over ranks: each rank receives the sum and divides it by the number of ranks.
     Avg,
 }
 
 impl Reduce {
-    /// Returns the shim's number of the reduction. gloo has no mean: it is a sum that is divided later.
+    /// Returns the number of the reduction in the C++ shim. gloo has no mean: `Avg` requests a sum, which [`Finish`] divides.
     pub(crate) fn code(self) -> i32 {
         match self {
             Self::Sum | Self::Avg => 0,
@@ -31,7 +31,7 @@ impl Reduce {
 
 /// A collective that was started. Do not read or write its tensors until [`Pending::wait`] returns.
 ///
-/// It keeps the tensors alive. Dropping it waits too, so that no buffer is freed while in use, but discards the error.
+/// `Pending` keeps the tensors alive. Dropping it waits too, so that no buffer is freed while in use, but discards the error.
 #[must_use = "a collective is complete only after wait()"]
 pub struct Pending {
     work: Option<Work>,
@@ -41,10 +41,10 @@ pub struct Pending {
     _tensors: Vec<Tensor>,
 }
 
-/// The local work that remains when the network is done.
+/// The local computation after the network transfer.
 pub(crate) enum Finish {
     Nothing,
-    /// Divides in place.
+    /// Divides the tensors in place, by the number of ranks.
     Divide(Vec<Tensor>, i64),
     /// Reduces the parts of all ranks.
     Combine(Combine),

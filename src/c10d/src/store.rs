@@ -13,8 +13,8 @@ use crate::{Error, Result};
 
 /// A client of the run's key-value store. On one rank, the client also runs the server.
 ///
-/// A TCP server lives as long as the last clone or prefix of its store; ranks that still use the store
-/// after that get an error. The last rank removes the file of a file store.
+/// A TCP server runs until the last clone or prefix of its store is dropped. After that, other ranks that use the store get an
+/// error. The last rank removes the file of a file store.
 #[derive(Clone)]
 pub struct Store {
     handle: Arc<Handle>,
@@ -23,7 +23,7 @@ pub struct Store {
 
 struct Handle(NonNull<StoreHandle>);
 
-// SAFETY: the handle is made for sharing: TCPStore and FileStore take a mutex of their own in each operation.
+// SAFETY: the handle can be used from several threads: TCPStore and FileStore lock a mutex in each operation.
 unsafe impl Send for Handle {}
 // SAFETY: as above; the port is written once, before the handle is shared.
 unsafe impl Sync for Handle {}
@@ -38,11 +38,11 @@ impl Drop for Handle {
 impl Store {
     /// Connects to the store at `host:port`, and serves it if `is_server`.
     ///
-    /// Returns once the server accepts connections. The server itself returns once all `world_size` clients, itself included,
-    /// are connected.
+    /// On a client, returns once the server accepts connections. On the server, returns once all `world_size` ranks, including
+    /// its own, are connected.
     ///
     /// # Errors
-    /// The connection takes longer than `timeout`, or the server's port is in use. Later waits have the same timeout.
+    /// The connection takes longer than `timeout`, or the server's port is in use. `timeout` is also the limit of later waits.
     pub fn tcp(host: &str, port: u16, world_size: usize, is_server: bool, timeout: Duration) -> Result<Self> {
         let doing = || match is_server {
             true => format!("serve the store of {world_size} ranks at {host}:{port}"),
@@ -60,14 +60,14 @@ impl Store {
 
     /// Opens a store in a file on this node. The file must not be from an earlier attempt.
     ///
-    /// It needs no port and no DNS. libtorch's TCP store looks up the name of every address for its
-    /// log, and a DNS server that does not answer then delays each connection by five seconds.
+    /// A file store needs no port and no DNS. libtorch's TCP store looks up the name of every address for its
+    /// log, so that a DNS server that does not answer delays each connection by five seconds.
     ///
     /// # Errors
     /// The file cannot be created. `timeout` is the limit of later waits.
     pub fn file(path: &Path, world_size: usize, timeout: Duration) -> Result<Self> {
         let doing = || format!("open the store of {world_size} ranks in {}", path.display());
-        // FileStore would retry forever.
+        // FileStore would retry forever if the file cannot be created.
         if let Err(error) = OpenOptions::new().append(true).create(true).open(path) {
             return Err(Error::argument(doing(), error.to_string()));
         }
@@ -85,7 +85,7 @@ impl Store {
         Ok(Self { handle: Arc::new(Handle(handle)), prefix: String::new() })
     }
 
-    /// Returns the port of a TCP store's server; 0 for a file.
+    /// Returns the port of a TCP store's server; 0 for a file store.
     #[must_use]
     pub fn port(&self) -> u16 {
         // SAFETY: the handle is alive as long as `self`.
@@ -147,9 +147,9 @@ impl Store {
     }
 }
 
-/// Waits until a server accepts connections at `host:port`, and returns the rest of `timeout`.
+/// Waits until a server accepts connections at `host:port`, and returns the remaining part of `timeout`.
 ///
-/// TCPStore can wait too, but it retries only every one or two seconds and logs a page each time.
+/// TCPStore can wait too, but it retries only every one or two seconds and logs many lines each time.
 fn await_server(host: &str, port: u16, timeout: Duration, doing: impl FnOnce() -> String) -> Result<Duration> {
     const RETRY: Duration = Duration::from_millis(20);
     let started = Instant::now();
@@ -178,7 +178,7 @@ fn connect(host: &str, port: u16, limit: Duration) -> std::io::Result<()> {
     Err(last)
 }
 
-/// Converts to milliseconds: at least one, because libtorch takes zero as "no limit".
+/// Converts to milliseconds: at least 1, because 0 means "no limit" to libtorch.
 pub(crate) fn millis(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1)
 }

@@ -1,9 +1,9 @@
-//! The places where the host waits for the device.
+//! Names and counts the places where the host waits for the device.
 //!
-//! A host that waits cannot enqueue work, and the device is idle until it does. So each wait of training has a name, [`Place`], and a test
-//! counts the waits of a step: libtorch's operators that read numbers, blocking copies between devices, waits for events, and
-//! [`read`]. On the CPU nothing waits, but the operators and reads are the same, so that the test needs no GPU. It cannot see copies between
-//! devices there.
+//! A host that waits cannot enqueue work, so the device becomes idle. Therefore each wait of training has a name, [`Place`], and a test
+//! counts the waits of a step: libtorch operators that return numbers to the host, blocking copies between devices, waits for events, and
+//! calls of [`read`]. On the CPU the host never waits, but the operators and reads are the same, so the test needs no GPU. Only copies
+//! between devices are not counted there.
 
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
@@ -16,21 +16,21 @@ use crate::ffi::{self, check, take_text};
 /// A place where the host waits for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// Each step: loss and norm of the gradient, which decide whether the optimizer runs.
+    /// Each step: the loss, and the norm of the gradient. The optimizer runs only if the norm is finite.
     LossAndNorm,
-    /// Each step: times between events, which are over.
+    /// Each step: times between events. The events are already complete.
     Times,
     /// Each logged step: the norm of the weights.
     WeightNorm,
-    /// Each step of Adafactor and Prodigy: sums that their rates depend on.
+    /// Each step of Adafactor and Prodigy: sums that their learning rates depend on.
     OptimizerSums,
-    /// Each gradient of a swapped block that the host adds or keeps.
+    /// Each gradient of a swapped block (its weights are kept outside the memory of the device) that is copied to the host.
     SwappedGradients,
-    /// Each shard that an update writes back to the backing store.
+    /// Each shard of a swapped block that the optimizer writes back to its backing store.
     WriteBack,
-    /// Each step, if the average of the weights is in the memory of the node.
+    /// Each step, if the average of the weights (EMA) is in host memory.
     Average,
-    /// Each comparison of the weights over replicas.
+    /// Each comparison of the weights between replicas.
     Drift,
 }
 
@@ -48,7 +48,7 @@ impl Place {
     ];
 }
 
-/// Runs code that waits for the device at a place.
+/// Runs `wait`, and counts its waits for the device at `place`.
 pub fn at<T>(place: Place, wait: impl FnOnce() -> T) -> T {
     let _inside = Inside::enter(place);
     wait()
@@ -57,7 +57,7 @@ pub fn at<T>(place: Place, wait: impl FnOnce() -> T) -> T {
 /// Reads numbers from the device, as fp64.
 ///
 /// # Panics
-/// The tensor has not one dimension.
+/// If the tensor does not have exactly one dimension.
 pub fn read(place: Place, numbers: &Tensor) -> Vec<f64> {
     at(place, || {
         count(c"read");
@@ -65,7 +65,7 @@ pub fn read(place: Place, numbers: &Tensor) -> Vec<f64> {
     })
 }
 
-/// Restores the place of the thread when it is dropped.
+/// Restores the previous place of the thread on drop.
 struct Inside(c_int);
 
 impl Inside {
@@ -82,13 +82,13 @@ impl Drop for Inside {
     }
 }
 
-/// Counts a call that is no operator of libtorch.
+/// Counts a call that is not a libtorch operator.
 pub(crate) fn count(call: &CStr) {
     // SAFETY: the text outlives the call.
     unsafe { ffi::vidtui_waits_count(call.as_ptr()) }
 }
 
-/// Counts the waits of the calling thread, until [`Counting::end`]. For tests: each operator costs a call more.
+/// Counts the waits of the calling thread until [`Counting::end`]. For tests only: it slows down every libtorch operator.
 #[derive(Debug)]
 pub struct Counting {
     is_running: bool,
@@ -99,7 +99,7 @@ pub struct Counting {
 /// The waits of one kind at one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
-    /// The place; `None` outside all of them.
+    /// The place; `None` for a wait outside [`at`] and [`read`].
     pub place: Option<Place>,
     /// The operator or function.
     pub call: String,
@@ -111,17 +111,17 @@ impl Counting {
     /// Starts to count.
     ///
     /// # Errors
-    /// The thread counts already.
+    /// The thread is already counting.
     pub fn begin() -> Result<Self> {
         // SAFETY: nothing is passed.
         check(unsafe { ffi::vidtui_waits_begin() }, || "count waits for the device".to_owned())?;
         Ok(Counting { is_running: true, not_send: PhantomData })
     }
 
-    /// Ends the count, and returns the waits by place and call.
+    /// Stops counting, and returns the waits by place and call.
     ///
     /// # Errors
-    /// libtorch refuses.
+    /// libtorch returned an error.
     pub fn end(mut self) -> Result<Vec<Wait>> {
         self.finish()
     }

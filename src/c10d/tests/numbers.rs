@@ -1,10 +1,10 @@
-//! Results of the optimizer step.
+//! Tests of the results of the fused AdamW step.
 
 use c10d::Result;
 use c10d::ops::AdamW;
 use tch::{Device, Kind, Tensor};
 
-/// Returns roughly normal numbers. libtorch has one generator per process, and tests run in parallel.
+/// Returns roughly normal numbers from a generator of its own: that of libtorch is shared by all tests, which run in parallel.
 fn random(len: usize, seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut uniform = || {
@@ -31,7 +31,7 @@ fn textbook(settings: &AdamW, [p, g, m, v]: [&Tensor; 4]) -> [Tensor; 3] {
 fn the_fused_step_equals_the_textbook_step() -> Result<()> {
     for (threads, grad_scale, weight_decay) in [(1, 1.0, 1e-2), (2, 1.0, 0.0), (1, 0.037, 0.0), (2, 0.037, 1e-2)] {
         tch::set_num_threads(threads);
-        // Not a multiple of any vector length; weights have a realistic magnitude.
+        // The length is not a multiple of a vector length. The weights have a realistic magnitude.
         let (p, m, v) = (random(100_003, 1) * 0.02, random(100_003, 2) * 0.01, random(100_003, 3).square() * 1e-4);
         for step in [1, 2, 3, 1000] {
             let g = random(100_003, 10 + step) * 0.01;
@@ -41,7 +41,7 @@ fn the_fused_step_equals_the_textbook_step() -> Result<()> {
             for (name, got, want) in [("param", &p, &want[0]), ("exp_avg", &m, &want[1]), ("exp_avg_sq", &v, &want[2])]
             {
                 let error = (got.to_kind(Kind::Double) - want).abs().max() / want.abs().max();
-                // A few roundings of fp32 (6e-8 each), relative to the largest element.
+                // The tolerance is a few roundings of fp32 (6e-8 each), relative to the largest element.
                 let error = error.double_value(&[]);
                 assert!(error < 5e-7, "{name} after step {step} is off by {error:e} (scale {grad_scale})");
             }

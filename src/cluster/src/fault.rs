@@ -1,4 +1,4 @@
-//! Faults of a node in one frame.
+//! Finds the faults of a node in one frame, one sample of the node probe.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,16 +10,16 @@ use crate::nvidia_smi::SmiError;
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
-/// Seconds for which an Xid error of a failed program is shown. The GPU is healthy.
+/// Seconds for which an Xid error (a driver error in the kernel log) is shown if it was caused by a program and the GPU is healthy.
 const HOUR_S: f64 = 3600.0;
-/// Seconds for which an Xid error that needs a reset is shown: longer than a night. It is not shown until the next
-/// boot, because the kernel log does not record a reset.
+/// Seconds for which an Xid error that needs a reset is shown: longer than a night. The fault ends after this time, not at the
+/// next boot: the kernel log does not record a reset, so the GPU may be healthy again without a boot.
 const DAY_S: f64 = 24.0 * HOUR_S;
 
 /// A fault of a node or GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The index of the GPU; none if it concerns the whole node.
+    /// The index of the GPU; `None` if the fault concerns the whole node, or if the GPU is unknown.
     pub gpu: Option<u32>,
     /// The severity.
     #[serde(rename = "weight")]
@@ -36,7 +36,7 @@ pub struct Fault {
 pub enum FaultSeverity {
     /// Training continues, slower or at risk.
     Warn,
-    /// A GPU, or all of them, cannot be used.
+    /// A GPU or all GPUs of the node cannot be used, or their results may be wrong.
     Bad,
 }
 
@@ -79,7 +79,7 @@ fn of_smi_error(error: &SmiError) -> Option<Fault> {
     Some(Fault { gpu, severity, what, fix: error.fix().into() })
 }
 
-/// Returns recent errors of the driver in the kernel log, each once.
+/// Returns the recent Xid errors in the kernel log, without duplicates.
 fn of_xids(frame: &Frame) -> Vec<Fault> {
     let recent = frame.xids.iter().filter_map(|at| {
         let (severity, shown_s) = match at.xid.action() {
@@ -109,7 +109,7 @@ fn of_gpu(gpu: &GpuSample) -> Vec<Fault> {
         gpu.power_w.absent(),
     ];
     let mut broken = absent.into_iter().flatten().filter(|why| why.is_fault());
-    // `ERR!` for power alone is usually gone in the next sample; for other fields the GPU is faulty.
+    // `ERR!` for power alone has usually disappeared in the next sample. For other fields, it is a fault of the GPU.
     let only_power = gpu.power_w.absent().is_some_and(|why| *why == Absent::Error) && broken.clone().count() == 1;
     if let Some(why) = broken.next().filter(|_| !only_power) {
         let fix = match why {
@@ -180,7 +180,7 @@ mod tests {
             line(50_001, "19", 48),
             line(99_000, "19", 31),
             line(90_000, "19", 13),
-            // A consequence of another error.
+            // Xid 45 only follows from other errors.
             line(99_990, "19", 45),
             line(99_991, "3b", 79),
         ];

@@ -1,15 +1,15 @@
-//! Nodes and ranks.
+//! Names of nodes, numbers of ranks, and the slots of a node.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a node: letters, digits, `.`, `_` and `-`, because names of folders and files contain it.
+/// The name of a node: letters, digits, `.`, `_` and `-`, because it is part of file and folder names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NodeId(String);
 
-/// A name is not valid for a node.
+/// The error for an invalid node name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a valid node name: use letters, digits, '.', '_' and '-', and do not begin with '.'")]
 pub struct NodeIdError {
@@ -18,7 +18,7 @@ pub struct NodeIdError {
 }
 
 impl NodeId {
-    /// Makes a node's name.
+    /// Validates the name of a node.
     ///
     /// # Errors
     /// When the name is empty, begins with a dot or contains a character that is not allowed.
@@ -30,7 +30,7 @@ impl NodeId {
         Ok(NodeId(name))
     }
 
-    /// Makes a name from a hostname, with `-` in place of characters that are not allowed.
+    /// Makes a valid name from any hostname: replaces characters that are not allowed with `-`, and removes dots at both ends.
     pub fn from_hostname(hostname: &str) -> Self {
         let name: String =
             hostname.chars().map(|c| if is_allowed(c) { c } else { '-' }).collect::<String>().trim_matches('.').into();
@@ -78,12 +78,12 @@ impl fmt::Display for Rank {
     }
 }
 
-/// A node and the number of ranks that it takes.
+/// A node and the number of ranks that can run on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// The name.
     pub id: NodeId,
-    /// The number of ranks: one per GPU, or per share of the CPU.
+    /// The number of ranks: one for each GPU. On a node without GPUs, the ranks share the CPU.
     pub slots: usize,
 }
 

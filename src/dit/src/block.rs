@@ -1,4 +1,4 @@
-//! One block of any family and its backward pass, with activation checkpointing.
+//! The forward and backward pass of one block of any model family, with activation checkpointing.
 //!
 //! A block is a function of its input and parameters. The forward pass runs it without an autograd graph. The backward
 //! pass recomputes it with a graph from the saved tensors, and takes the gradients of input and parameters in one call.
@@ -17,7 +17,7 @@ pub enum ActivationCheckpointing {
     Full,
     /// Saves the input and the outputs of some mixers: the backward pass recomputes the rest.
     Selective(Kept),
-    /// Saves the graph: nothing is recomputed. For the last block, whose backward pass comes next.
+    /// Saves the graph: nothing is recomputed. Used for the last blocks, whose backward passes come next.
     None,
 }
 
@@ -28,21 +28,22 @@ pub(crate) struct Block<'a, F: Family> {
     pub number: usize,
     /// The tensors that all blocks share.
     pub shared: &'a [Tensor],
-    /// Whether gradients of the shared tensors are used.
+    /// Whether the caller needs gradients of the shared tensors.
     pub needs_shared_grads: bool,
 }
 
 /// The tensors that [`Block::forward`] saved for [`backward`].
 pub(crate) struct SavedForBackward {
-    /// The input streams; `None` when they are recomputed from the input of an earlier block.
+    /// The input streams; `None` if the graph is saved, or if the input is recomputed from that of an earlier block.
     streams: Option<Vec<Tensor>>,
+    /// The saved outputs of mixers.
     mixed: Saved,
     graph: Option<Graph>,
 }
 
 /// A block that ran with an autograd graph.
 struct Graph {
-    /// The leaves: copies of the inputs.
+    /// The leaves of the graph: copies of the inputs.
     tokens: Tokens,
     /// The streams after the block.
     out: Vec<Tensor>,
@@ -54,12 +55,12 @@ pub(crate) struct BlockGrads {
     pub params: Vec<SlotGrad>,
     /// Gradients of the input streams.
     pub streams: Vec<Tensor>,
-    /// Gradients of the shared tensors; the caller sums them over blocks. `None` for those without a gradient.
+    /// Gradients of the shared tensors, which the caller sums over blocks. `None` for a tensor without a gradient.
     pub shared: Vec<Option<Tensor>>,
 }
 
 impl SavedForBackward {
-    /// Takes the saved input out.
+    /// Removes the saved input and returns it.
     pub fn take_input(&mut self) -> Option<Vec<Tensor>> {
         self.streams.take()
     }
@@ -69,7 +70,7 @@ impl SavedForBackward {
         self.streams.as_deref()
     }
 
-    /// Replaces the saved input, one stream after the other.
+    /// Replaces each stream of the saved input with the result of `change`. After an error, no input is saved.
     pub fn change_input<E>(&mut self, change: impl FnMut(Tensor) -> Result<Tensor, E>) -> Result<(), E> {
         self.streams = self.streams.take().map(|streams| streams.into_iter().map(change).collect()).transpose()?;
         Ok(())
@@ -77,7 +78,7 @@ impl SavedForBackward {
 }
 
 impl<F: Family> Block<'_, F> {
-    /// Applies the block to streams.
+    /// Applies the block to streams. Returns the output streams and the tensors that the backward pass needs.
     pub fn forward(
         &self,
         params: &UnitParams,
@@ -100,7 +101,7 @@ impl<F: Family> Block<'_, F> {
         Ok((out, SavedForBackward { streams: Some(tokens.streams), mixed, graph: None }))
     }
 
-    /// Recomputes the block with a graph for [`backward`], and returns its output. `streams` is its input. The output is not valid
+    /// Recomputes the block from its input `streams` with a graph for [`backward`], and returns its output. The output is not valid
     /// if the pass is for gradients only ([`UnitParams::for_gradients_only`]).
     pub fn recompute(
         &self,
@@ -130,7 +131,7 @@ impl<F: Family> Block<'_, F> {
     }
 }
 
-/// Returns the gradients of a block that ran with a graph, given those of its output.
+/// Returns the gradients of a block that ran with a graph. `grad_out` has the gradients of its output streams.
 pub(crate) fn backward(
     params: &UnitParams,
     saved: SavedForBackward,
@@ -149,7 +150,7 @@ pub(crate) fn backward(
 }
 
 impl Tokens {
-    /// Returns copies that are leaves of a graph; of the shared tensors only if their gradients are needed.
+    /// Returns copies that are leaves of a graph. Shared tensors become leaves only if their gradients are needed.
     pub(crate) fn leaves_of(streams: &[Tensor], shared: &[Tensor], needs_shared_grads: bool) -> Tokens {
         let has_grad = |tensor: &Tensor| needs_shared_grads && tensor.is_floating_point();
         let copy = |tensor: &Tensor| if has_grad(tensor) { leaf(tensor) } else { tensor.detach() };
@@ -161,7 +162,7 @@ impl Tokens {
         self.streams.iter().chain(self.shared.iter().filter(|tensor| tensor.requires_grad())).collect()
     }
 
-    /// Splits gradients in the order of [`Tokens::leaves`].
+    /// Splits gradients, which are in the order of [`Tokens::leaves`], into those of the streams and those of the shared tensors.
     pub(crate) fn split_grads(&self, mut grads: Vec<Tensor>) -> (Vec<Tensor>, Vec<Option<Tensor>>) {
         let mut of_shared = grads.split_off(self.streams.len()).into_iter();
         let shared = self.shared.iter().map(|tensor| tensor.requires_grad().then(|| of_shared.next()).flatten());
@@ -169,7 +170,7 @@ impl Tokens {
     }
 }
 
-/// Returns the tensors without their graph.
+/// Returns the tensors detached from their graph.
 pub(crate) fn detached(tensors: &[Tensor]) -> Vec<Tensor> {
     tensors.iter().map(Tensor::detach).collect()
 }

@@ -1,4 +1,4 @@
-//! The processes of nodes: listed with their owners, and signalled if they are still the same.
+//! Lists the processes of nodes with their owners. Signals a process only if its id has not been reused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{RemoteError, Transport, proc, this_node};
 const LIST: &str = include_str!("scripts/processes.sh");
 const SIGNAL: &str = include_str!("scripts/signal.sh");
 
-/// Time limit for a command. A loaded node needs seconds.
+/// Time limit for a command. On a node under load, a command takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Lists the processes of several nodes in parallel.
@@ -139,7 +139,7 @@ fn ancestry(pid: i32, stats: &BTreeMap<i32, (char, i32, i32, i32, u64)>) -> BTre
     own
 }
 
-/// Lists the orphans that are still there, and still the same processes.
+/// Lists the orphans that still run. A process that reuses the id of an orphan is not listed.
 pub(crate) fn remaining(orphans: &NodeOrphans, transport: &mut dyn Transport) -> Result<Vec<Process>, RemoteError> {
     let now = list(transport)?;
     if now.boot_id != orphans.boot_id {
@@ -157,7 +157,7 @@ fn as_process(process: &ListedProcess) -> Process {
     Process { pid, pgid, start_ticks, role: ProcessRole::Other, state, command }
 }
 
-/// Signals processes. The script compares each once more at that moment: same boot, same start time, same group.
+/// Signals processes. Immediately before each signal, the script checks that boot id, start time and process group are unchanged.
 pub(crate) fn signal(
     boot_id: &str,
     to: &[Process],

@@ -1,5 +1,5 @@
-//! Kills of processes by their command lines. Only matching processes are signalled, and only while their identity is
-//! unchanged.
+//! Tests of killing processes by their command lines. Only matching processes are signalled, and only if their ids have not been
+//! reused.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 
@@ -14,11 +14,11 @@ use remote::{
     this_node,
 };
 
-/// Long enough for a busy machine; only a failing test waits for it.
+/// Long enough for a busy machine. Only a failing test waits that long.
 const LONG: Duration = Duration::from_secs(60);
 const PATIENCE: Patience = Patience { stop: LONG, term: LONG, kill: LONG };
 
-/// A process that is ended when it is dropped.
+/// A child process, which is killed on drop.
 struct Orphan(Child);
 
 impl Orphan {

@@ -1,4 +1,4 @@
-//! The phase of training that this process is in, which an error names.
+//! The phase of training of this process, which errors, reports of hangs and traces name.
 
 use c10d::profile::Scope;
 use std::cell::RefCell;
@@ -28,7 +28,7 @@ pub struct Position {
     pub step: u64,
     /// The phase.
     pub phase: Phase,
-    /// When it began, Unix seconds; 0 before the first phase.
+    /// When the phase began, Unix seconds; 0 before the first phase.
     pub since_s: f64,
 }
 
@@ -45,13 +45,13 @@ pub fn enter(phase: Phase) {
     *position = Position { phase, since_s: rundir::now_s(), ..*position };
     drop(position);
     SCOPE.with_borrow_mut(|scope| {
-        // The range before ends first.
+        // End the previous range before the new one begins.
         *scope = None;
         *scope = Scope::begin(phase.name()).ok();
     });
 }
 
-/// Ends the range of the phase in a trace. The phase itself lasts until the next one.
+/// Ends the range of the phase in a trace. The phase itself lasts until the next call of [`enter`].
 pub fn end_range() {
     SCOPE.with_borrow_mut(|scope| *scope = None);
 }

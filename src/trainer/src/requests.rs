@@ -1,4 +1,4 @@
-//! Requests to save, to stop, to make samples or to profile. The ranks exchange them once a step, so that all ranks act at the same step.
+//! Requests to save, stop, make samples or profile. The ranks exchange their requests once a step, so that all ranks act at the same step.
 
 use crate::deadline::Deadline;
 use crate::exchange::{all_gather_small, peer_lost};
@@ -7,18 +7,18 @@ use c10d::Group;
 use rundir::{Failure, RequestSource, RunDir};
 use serde::{Deserialize, Serialize};
 
-/// The requests of one rank, or of all.
+/// The requests of one rank, or the merged requests of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SaveStopRequests {
-    /// Save a checkpoint now.
+    /// Save a checkpoint now; `None` without a request.
     pub save: Option<RequestSource>,
-    /// Save and stop.
+    /// Save and stop; `None` without a request.
     pub stop: Option<RequestSource>,
     /// Make samples now.
     pub sample: bool,
-    /// Profile this many steps from the next one on.
+    /// The number of steps to profile, from the next step on; 0 without a request.
     pub profile: u64,
-    /// Whether the pending checkpoint, if any, is written.
+    /// Whether this rank has written its part of the pending checkpoint, or no checkpoint is pending.
     pub save_done: bool,
 }
 
@@ -43,7 +43,7 @@ impl SaveStopRequests {
 pub struct StopSources<'a> {
     /// The signals of this rank.
     pub signals: &'a Signals,
-    /// Only on rank 0.
+    /// The run, for its stop file, and the time limit. `None` on ranks other than 0.
     pub first: Option<(&'a RunDir, &'a Deadline)>,
 }
 
@@ -62,7 +62,7 @@ impl StopSources<'_> {
         .find_map(|(requested, source)| requested.then_some(source))
     }
 
-    /// Returns the stop request of any rank. A collective.
+    /// Returns a stop request of any rank. This is a collective: every rank of `world` must call it.
     ///
     /// # Errors
     /// A peer is lost.

@@ -1,4 +1,4 @@
-//! Converts a video to an animated GIF, for programs that show pictures only.
+//! Converts a video to an animated GIF, for programs that cannot show videos, such as TensorBoard.
 
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
@@ -7,15 +7,15 @@ use crate::child::{self, Run};
 use crate::failures::{self, Complaints};
 use crate::programs::Programs;
 
-/// The rate of the GIF. Browsers show frames of less than 0.02 s slower.
+/// Frames per second of the GIF. Above 50, browsers would play it too slowly.
 const FPS: u32 = 8;
-/// The most bytes of a GIF: about half a minute at this size.
+/// The largest size of a GIF in bytes.
 const MAX_BYTES: usize = 32 << 20;
 
 /// An animated GIF.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gif {
-    /// The file.
+    /// The content of the file.
     pub bytes: Vec<u8>,
     /// Pixels per row.
     pub width: u16,
@@ -31,7 +31,7 @@ impl Programs {
     pub fn gif(&self, video: &Utf8Path, max_width: u32) -> Result<Gif, Failure> {
         let mut command = self.ffmpeg_command();
         self.limit_threads(&mut command);
-        // The best palette of 256 colours for this video.
+        // `palettegen` computes the best 256 colours for this video.
         let filter = format!(
             "fps={FPS},scale='min({max_width},iw)':-2:flags=lanczos,split[a][b];[a]palettegen[p];[b][p]paletteuse"
         );

@@ -1,6 +1,6 @@
 //! Draws charts into SVG and PNG files with plotters, one panel per group of curves.
 //!
-//! A chart is plain data from the caller. This file has no types of runs.
+//! A chart is plain data from the caller: this file does not depend on runs and their metrics.
 
 use camino::Utf8Path;
 use plotters::coord::Shift;
@@ -19,7 +19,7 @@ const PANEL: (u32, u32) = (1200, 420);
 const HEADER: u32 = 76;
 /// Pixels above the axes of a panel for its legend.
 const LEGEND: u32 = 34;
-/// Columns of a thinned curve. Each keeps its extremes, and there are more columns than pixels.
+/// The number of groups of points of a thinned curve, more than a panel has columns of pixels. Each group keeps its extremes.
 const COLUMNS: usize = 1600;
 
 const FONT: &str = "sans-serif";
@@ -87,7 +87,7 @@ pub type Point = (f64, Option<f64>);
 pub enum Scale {
     /// Linear.
     Linear,
-    /// Logarithmic. Values that are not positive are left out.
+    /// Logarithmic. Values that are not positive do not affect the range, and are drawn on the lower edge.
     Log,
 }
 
@@ -98,7 +98,7 @@ pub enum Weight {
     Full,
     /// The values under a smoothed curve.
     Raw,
-    /// Values that a later attempt repeated.
+    /// Values of steps that a later attempt repeated.
     Superseded,
 }
 
@@ -129,7 +129,7 @@ pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
     rundir::write_atomic(to, &bytes).map_err(Failure::from)
 }
 
-/// Draws a chart as SVG, to be a part of a page. Without a title, it has no header.
+/// Draws a chart as SVG for an HTML page. A chart without a title has no header.
 ///
 /// # Errors
 /// When drawing fails.
@@ -140,7 +140,7 @@ pub fn to_svg(chart: &Chart) -> Result<String, Failure> {
         .map_err(|why| Failure::new(ErrorCode::Internal, "cannot draw a chart", why, "export a .csv table instead"))
 }
 
-/// Returns the pixels of a picture.
+/// Returns width and height of the picture of a chart, in pixels.
 fn size(chart: &Chart) -> (u32, u32) {
     (PANEL.0, header_height(chart) + PANEL.1 * chart.panels.len() as u32)
 }
@@ -228,7 +228,7 @@ where
             Weight::Superseded => PALETTE[3].mix(0.7).stroke_width(1),
         };
         draw_curve(curve, style, &heights, &mut axes)?;
-        // The raw values under an average have no entry of their own in a comparison.
+        // In a comparison, the raw values under a smoothed curve have no label and no legend entry.
         if !curve.label.is_empty() {
             legend.push((curve.label.as_str(), style));
         }
@@ -264,7 +264,7 @@ where
     B::ErrorType: 'static,
 {
     for piece in thinned(&curve.points).split(|(_, value)| value.is_none()) {
-        // Only superseded points can lie outside, because the others define the range.
+        // Superseded points can lie outside, and so can values that are not positive on a logarithmic axis: they do not define the range.
         let inside = |value: f64| value.clamp(heights.start, heights.end);
         let piece: Vec<(f64, f64)> = piece.iter().filter_map(|&(step, value)| Some((step, inside(value?)))).collect();
         match piece[..] {
@@ -273,13 +273,13 @@ where
             _ => drop(axes.draw_series(LineSeries::new(piece, style))?),
         }
     }
-    // A loss that is not finite is a gap. The mark on the upper edge distinguishes it from a missing line.
+    // A value that is not finite is a gap. A mark on the upper edge shows that the step was logged.
     let lost = curve.points.iter().filter(|(_, value)| value.is_none()).map(|&(step, _)| (step, heights.end));
     axes.draw_series(lost.map(|at| TriangleMarker::new(at, 6, BAD.filled())))?;
     Ok(())
 }
 
-/// An axis with the same tick values and labels as on the screen.
+/// An axis with the tick values and labels of the console's charts.
 #[derive(Clone)]
 struct Axis {
     range: Range<f64>,
@@ -325,7 +325,7 @@ fn label_at(labels: &[(f64, String)], value: f64) -> String {
     labels.iter().find(|(at, _)| *at == value).map(|(_, label)| label.clone()).unwrap_or_default()
 }
 
-/// Keeps the first, lowest, highest and last point of each column, and every gap, so that spikes stay visible.
+/// Keeps the first, lowest, highest and last point of each group, and every gap, so that spikes stay visible.
 fn thinned(points: &[Point]) -> Vec<Point> {
     if points.len() <= 4 * COLUMNS {
         return points.to_vec();
@@ -367,9 +367,9 @@ fn y_range(panel: &Panel) -> Range<f64> {
     if (low, high) == (0.0, 0.0) {
         return 0.0..1.0;
     }
-    // A margin above and below a constant, so that the labels of the axis differ.
+    // Add a margin above and below. That of a constant curve is large, so that the labels of the axis differ.
     let room = if low == high { low.abs() * 0.5 } else { (high - low) * 0.06 };
-    // The margin does not extend below zero, because no metric is negative.
+    // If no value is negative, the margin does not extend below zero.
     let floor = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
     floor..high + room
 }
@@ -384,7 +384,7 @@ fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 fn install_font() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // This fails only if the bytes are not a font, and the tests draw with it.
+        // This fails only if the bytes are not a font. The tests draw with this font, so they would fail too.
         let _ = register_font(FONT, FontStyle::Normal, include_bytes!("../../../assets/DejaVuSans.ttf"));
     });
 }

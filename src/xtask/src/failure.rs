@@ -19,12 +19,12 @@ pub struct Failure {
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// Returns the failure of a task.
+    /// Makes the failure of a task, with exit code 1.
     pub fn new(what: impl Into<String>, why: impl fmt::Display, fix: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.to_string(), fix: fix.into(), code: 1 }
     }
 
-    /// Returns the failure of an invalid request.
+    /// Makes the failure of an invalid request, such as an unknown argument, with exit code 2.
     pub fn request(what: impl Into<String>, why: impl fmt::Display, fix: impl Into<String>) -> Self {
         Self { code: 2, ..Self::new(what, why, fix) }
     }

@@ -1,4 +1,4 @@
-//! Progress of a long task: a bar on a terminal, otherwise a line at every tenth.
+//! Prints the progress of a long task: a bar on a terminal, otherwise a line after every 10 %.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -12,12 +12,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts at zero of `total`.
+    /// Starts at 0 of `total`. Prints nothing yet.
     pub fn new(what: &'static str, unit: &'static str, total: u64) -> Self {
         Self { what, unit, total: total.max(1), on_terminal: stderr().is_terminal(), shown_tenth: 0 }
     }
 
-    /// Shows that `done` of the total is done, with a short note.
+    /// Shows that `done` of the total is complete, with a short note.
     pub fn show(&mut self, done: u64, note: &str) {
         let line = format!("{}  {note}", self.line(done));
         let line = line.trim_end();

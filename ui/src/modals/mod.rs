@@ -1,4 +1,4 @@
-//! The dialogs: reaction to keys and drawing.
+//! The dialogs: each handles its keys and draws itself. `model::Modal` holds their state.
 
 pub mod action;
 pub mod checkpoints;
@@ -33,7 +33,7 @@ pub fn view(modal: &Modal, model: &Model, buf: &mut Buffer) {
     }
 }
 
-/// Scrolls a dialog; returns whether the action scrolls.
+/// Scrolls a dialog of `lines` lines. Returns `false` if `action` does not scroll.
 fn scrolls(model: &Model, scroll: &mut usize, lines: usize, action: Action) -> bool {
     let last = dialog::max_scroll(model.size, lines);
     let page = usize::from(model.size.height.saturating_sub(6)).max(1);

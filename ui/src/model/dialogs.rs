@@ -1,4 +1,4 @@
-//! The dialogs: the content of each, and its scroll position.
+//! The state of each dialog: its content, selection and scroll position.
 
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::bindings::Context;
@@ -20,15 +20,15 @@ pub enum Modal {
     Results(ResultsDialog),
     /// Lists the checkpoints of the open run.
     Checkpoints(CheckpointsDialog),
-    /// Lists the machines that a launch can run on.
+    /// Chooses the target of a launch: this machine, a hostfile or a Slurm file.
     Targets(TargetsDialog),
-    /// Lists the panels of training runs.
+    /// Chooses the panels that training runs show.
     Panels(PanelsDialog),
     /// Shows an error.
     Failure(FailureDialog),
     /// Lists all keys.
     Help(HelpDialog),
-    /// Lists the actions of all screens, to execute one.
+    /// Finds an action of any screen and executes it.
     Palette(PaletteDialog),
 }
 
@@ -66,7 +66,7 @@ pub struct LaunchDialog {
 pub struct KillDialog {
     /// The plan that is shown and then executed.
     pub plan: Box<RunKill>,
-    /// Whether Yes is marked.
+    /// Whether the answer "Yes" is selected.
     pub yes: bool,
     /// First visible line.
     pub scroll: usize,
@@ -86,7 +86,7 @@ pub struct ActionDialog {
 pub struct ResultsDialog {
     /// The job that executes the action.
     pub job: JobId,
-    /// The action as a phrase.
+    /// The heading, which describes the action.
     pub title: String,
     /// The results so far.
     pub results: Vec<ActionResult>,
@@ -105,7 +105,7 @@ pub struct CheckpointsDialog {
     pub top: usize,
 }
 
-/// The dialog of the machines that a launch can run on.
+/// The dialog that chooses the target of a launch.
 #[derive(Debug, Clone, Default)]
 pub struct TargetsDialog {
     /// The position of the selected target.
@@ -114,10 +114,10 @@ pub struct TargetsDialog {
     pub top: usize,
 }
 
-/// The dialog of the panels of training runs.
+/// The dialog that chooses the panels of training runs.
 #[derive(Debug, Clone, Default)]
 pub struct PanelsDialog {
-    /// The panels that can be picked, in the order of the user.
+    /// The panels that can be chosen, in the order that the user arranged.
     pub order: Vec<Panel>,
     /// The position of the selected panel.
     pub selected: usize,
@@ -141,10 +141,10 @@ pub struct HelpDialog {
     pub scroll: usize,
 }
 
-/// The list of the actions of all screens.
+/// The command palette: the list of the actions of all screens.
 #[derive(Debug, Clone)]
 pub struct PaletteDialog {
-    /// The screen that it was opened on.
+    /// The screen on which the palette was opened.
     pub context: Context,
     /// The words that an action must contain.
     pub filter: String,

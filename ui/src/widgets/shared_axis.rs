@@ -1,4 +1,4 @@
-//! The x axis that charts, marks and heat maps in one column share: positions, labels, the cursor and the ends of a drag.
+//! The x axis that the plots in one column of panels share: positions, labels, the cursor and the ends of a drag.
 
 use crate::series::Axis;
 use crate::text;
@@ -13,9 +13,9 @@ use units::Unit;
 pub struct SharedAxis {
     /// The quantity.
     pub x: Axis,
-    /// The name of a step.
+    /// The label of an axis of steps, such as `step`.
     pub step_word: &'static str,
-    /// The visible part.
+    /// The lowest and highest visible position.
     pub window: (f64, f64),
     /// Position of the cursor.
     pub cursor: Option<f64>,
@@ -25,7 +25,7 @@ pub struct SharedAxis {
     pub gutter: u16,
     /// The least number of columns right of a plot, for the letters at the ends of its lines.
     pub margin: u16,
-    /// The least height of a plot that has labels below. Of plots on a shared axis, only the last one has them.
+    /// The least height of an area in which labels are drawn below the plot. `u16::MAX` hides them: in a column, only the lowest plot has labels.
     pub labels_from: u16,
     /// Glyphs.
     pub symbols: Symbols,
@@ -91,7 +91,7 @@ impl SharedAxis {
     }
 }
 
-/// Writes a text if its position is inside the buffer.
+/// Writes a text if it begins inside the buffer.
 pub fn put(buf: &mut Buffer, x: u16, y: u16, text: &str, style: Style) {
     if x < buf.area.right() && y < buf.area.bottom() && x >= buf.area.x && y >= buf.area.y {
         buf.set_string(x, y, text, style);

@@ -1,8 +1,8 @@
-//! The uniform draws of numpy's `default_rng(seed)`: PCG64 (XSL-RR 128/64), seeded through `SeedSequence`.
+//! Draws the uniform random numbers of numpy's `default_rng(seed)`: PCG64 (XSL-RR 128/64), seeded through `SeedSequence`.
 //!
 //! Sources: numpy's `bit_generator.pyx` and `pcg64.h`. Open-Sora draws the buckets of clips in this way.
 
-/// A stream of uniform numbers.
+/// A generator of uniform random numbers.
 #[derive(Debug)]
 pub(crate) struct Draws {
     state: u128,
@@ -12,7 +12,7 @@ pub(crate) struct Draws {
 const MULTIPLIER: u128 = 0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645;
 
 impl Draws {
-    /// Begins the stream of a seed.
+    /// Seeds a generator.
     pub fn new(seed: u64) -> Self {
         let words = seed_words(seed);
         let wide = |high: u64, low: u64| u128::from(high) << 64 | u128::from(low);
@@ -27,7 +27,7 @@ impl Draws {
         self.state = self.state.wrapping_mul(MULTIPLIER).wrapping_add(self.increment);
     }
 
-    /// Draws a number of `[0, 1)`.
+    /// Draws a number in `[0, 1)`.
     pub fn uniform(&mut self) -> f64 {
         self.step();
         let mixed = ((self.state >> 64) ^ self.state) as u64;
@@ -35,7 +35,7 @@ impl Draws {
         (bits >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Draws one of `count` indices, all with the same probability.
+    /// Draws an index below `count`. All have the same probability.
     pub fn index(&mut self, count: usize) -> usize {
         (self.uniform() * count as f64) as usize
     }
@@ -73,7 +73,7 @@ fn seed_words(seed: u64) -> [u64; 4] {
 mod tests {
     use super::*;
 
-    /// Open-Sora's recorded draws: `default_rng(42)` and `default_rng(171)`.
+    /// The expected numbers were recorded from Open-Sora: draws of `default_rng(42)` and `default_rng(171)`.
     #[test]
     fn the_draws_are_those_of_numpy() {
         let mut of_42 = Draws::new(42);

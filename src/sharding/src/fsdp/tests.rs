@@ -1,4 +1,4 @@
-//! The ranks of a mesh as threads, over gloo.
+//! Tests of FSDP. The ranks of a mesh are threads of this process, which communicate with gloo.
 
 use super::*;
 use crate::flat::Layout;
@@ -11,7 +11,7 @@ use tch::Device;
 /// The timeout of ranks, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs every rank of a mesh in a thread of its own; returns their results. The names of their groups begin with `name`.
+/// Runs every rank of a mesh in a separate thread, and returns their results. The names of their groups begin with `name`.
 fn on_ranks<T: Send>(mesh: Mesh, name: &str, run: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -28,13 +28,13 @@ fn on_ranks<T: Send>(mesh: Mesh, name: &str, run: impl Fn(MeshGroups) -> T + Syn
     })
 }
 
-/// Returns `units` units of a trained matrix and a trained vector.
+/// Returns the layouts of `units` FSDP units. Each unit has a trained matrix and a trained vector.
 fn units(units: usize, shards: usize) -> Vec<Layout> {
     let tensors = [vec![7, 5], vec![3]].map(|shape| (shape, ParamKind::Trained, TpLayout::Replicated));
     (0..units).map(|_| Layout::new(tensors.clone(), shards)).collect()
 }
 
-/// Returns gradients of a unit's slots that differ from unit to unit and from rank to rank.
+/// Returns gradients for the trained slots of a unit. They differ between units and between ranks.
 fn grads(fsdp: &Fsdp, unit: usize) -> Vec<(usize, Tensor)> {
     let shift = (10 * fsdp.groups().world.rank() + unit) as f64;
     let of = |(slot, s): (usize, &Slot)| {
@@ -45,7 +45,7 @@ fn grads(fsdp: &Fsdp, unit: usize) -> Vec<(usize, Tensor)> {
     slots.filter(|(_, slot)| slot.kind == ParamKind::Trained).map(of).collect()
 }
 
-/// Returns the gradients of this rank's ranges, by unit, slot and first element.
+/// Returns the reduced gradient of each range that this rank owns: unit, slot, first element, values.
 fn reduced(fsdp: &Fsdp) -> Vec<(usize, usize, i64, Vec<f32>)> {
     let of = |owned: OwnedRange| {
         let shard = fsdp.shards().find(|shard| shard.unit == owned.unit).unwrap();
@@ -72,7 +72,7 @@ fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
             };
             reduce(&mut fsdp, 2);
             reduce(&mut fsdp, 1);
-            // All ranks are before the reduction of the last unit.
+            // At this barrier, no rank has started to reduce the last unit.
             fsdp.groups().world.barrier().unwrap();
             let before = sums();
             fsdp.groups().world.barrier().unwrap();
@@ -87,7 +87,7 @@ fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
             }
             (before, sums())
         });
-        // With shards, unit 1 is still being scattered at the barrier.
+        // With two shards, the reduce-scatter of unit 1 is still in flight at the barrier, so only unit 2 has been summed.
         let before = if dp_shard == 2 { 1 } else { 2 } * mesh.world();
         assert!(started.iter().all(|sums| *sums == (before, 3 * mesh.world())), "{started:?}");
     }
@@ -99,7 +99,7 @@ fn gradients_that_are_accumulated_in_shards_are_the_sums_of_unsharded_ones() {
     let of = |accumulate| {
         on_ranks(mesh, "accumulated", |groups| {
             let mut fsdp = Fsdp::new(units(3, 2), groups, Kind::Float).accumulating(accumulate);
-            // The second step shows that nothing of the first one is left.
+            // The second step verifies that it does not include gradients of the first one.
             for _ in 0..2 {
                 for part in 0..3 {
                     fsdp.set_grad_sync(if part == 2 { GradSync::Reduce } else { GradSync::Accumulate });
@@ -118,7 +118,7 @@ fn gradients_that_are_accumulated_in_shards_are_the_sums_of_unsharded_ones() {
             (reduced(&fsdp), sent)
         })
     };
-    // Small integers, so that sums are exact in any order.
+    // The gradients are small integers, so that their sums are exact in any order.
     for ((whole, of_whole), (sharded, of_shards)) in of(Accumulate::Whole).into_iter().zip(of(Accumulate::Sharded)) {
         assert_eq!(whole, sharded);
         assert_eq!([3 * of_whole[0], of_whole[1]], of_shards, "a reduce-scatter in each of three parts, one sum");

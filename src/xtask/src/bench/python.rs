@@ -1,4 +1,4 @@
-//! The Python environment of the benches and of `check-cuda`: PyTorch and diffusers in the cache folder.
+//! Installs the Python environments of the benches and of `check-cuda` in the cache folder: PyTorch, diffusers and others.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use std::fs;
@@ -7,10 +7,10 @@ use crate::failure::{Failure, Result};
 use crate::process::{command, output, run};
 use crate::workspace::cache_dir;
 
-/// The packages that the benches compare with. Their versions are pinned, because they affect the results.
+/// The packages that the benches compare this project with. Their versions are pinned, because they affect the results.
 const PACKAGES: [&str; 3] = ["torch==2.11.0", "diffusers==0.42.1", "numpy"];
 
-/// Headers that PyTorch's own headers include with CUDA and that its wheel does not contain.
+/// Packages with CUDA headers that PyTorch's headers include and its wheel does not contain.
 const CUDA_HEADERS: [&str; 2] = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-cccl==13.0.*"];
 
 /// The additional packages for the comparison of text encoders and tokenizers.
@@ -79,10 +79,10 @@ pub fn environment() -> Result<Utf8PathBuf> {
     environment_of("bench-python", &PACKAGES, "5 GB")
 }
 
-/// Viewers of runs, with which the console is compared.
+/// The run viewers that the benches compare the console with.
 const VIEWERS: [&str; 2] = ["wandb==0.31.0", "tensorboard==2.21.0"];
 
-/// Returns the `bin` folder of an environment with W&B, which contains leet, and TensorBoard.
+/// Returns the `bin` folder of an environment with TensorBoard and W&B, which includes the terminal viewer `wandb leet`.
 pub fn environment_with_viewers() -> Result<Utf8PathBuf> {
     environment_of("viewers-python", &VIEWERS, "200 MB")
 }

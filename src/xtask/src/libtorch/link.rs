@@ -1,4 +1,4 @@
-//! The link `.libtorch` that cargo's configuration names.
+//! Creates and replaces the symbolic link `.libtorch`, the libtorch that `.cargo/config.toml` names.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,12 +7,12 @@ use camino::Utf8Path;
 
 use crate::failure::{Failure, Result};
 
-/// Returns whether the path is something other than a link. Such a path is never replaced.
+/// Returns whether a file or folder that is not a symbolic link exists at the path. The caller must not replace it.
 pub fn is_real(link: &Utf8Path) -> bool {
     fs::symlink_metadata(link).is_ok_and(|m| !m.file_type().is_symlink())
 }
 
-/// Points the link to the folder. The link is replaced in one step, so that cargo always finds it.
+/// Points the link to the folder. An existing link is replaced atomically, so that cargo always finds it.
 pub fn point(link: &Utf8Path, folder: &Utf8Path) -> Result<()> {
     if fs::read_link(link).is_ok_and(|to| to == folder.as_std_path()) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! How much CPU of this machine is idle.
+//! Measures how many CPU cores of this machine are idle.
 
 use std::fs;
 use std::time::Instant;
@@ -14,8 +14,8 @@ impl IdleCpu {
         Self { last: idle_ticks().map(|ticks| (Instant::now(), ticks)) }
     }
 
-    /// Returns how many cores were idle on average since the last call. Zero where there is no `/proc`, and where this process may use
-    /// fewer cores than the machine has, as in some containers: the file counts all cores.
+    /// Returns how many cores were idle on average since the last call. Returns 0 without `/proc`, and if this process may use fewer cores
+    /// than the machine has, as in some containers: `/proc/stat` counts all cores.
     pub fn cores_since_last(&mut self) -> f64 {
         let now = idle_ticks().map(|ticks| (Instant::now(), ticks));
         let cores = match (self.last, now) {
@@ -43,7 +43,7 @@ fn cores_in(stat: &str) -> usize {
     stat.lines().filter(is_core).count()
 }
 
-/// Reads the time that all cores were idle or waited for a disk: fields 4 and 5 of the first line.
+/// Reads the ticks for which cores were idle or waited for a disk, summed over all cores: fields 4 and 5 of the first line.
 fn read(stat: &str) -> Option<u64> {
     let fields = stat.lines().next()?.strip_prefix("cpu ")?;
     let mut idle = fields.split_whitespace().skip(3).take(2);
