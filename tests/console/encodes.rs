@@ -113,3 +113,14 @@ fn options_for_listing_videos_are_refused_with_a_manifest() {
     let words: Vec<&str> = encode.split(' ').chain(["--layout", "pairs", "--dry-run"]).collect();
     assert_eq!(site.error(&words), (2, "invalid-argument".into()));
 }
+
+#[test]
+fn a_setting_that_replaces_the_manifest_or_the_folder_of_the_arguments_is_refused() {
+    let site = site();
+    site.write("mine.jsonl", "kept");
+    for set in ["encode.manifest=mine.jsonl", "encode.out=elsewhere"] {
+        assert_eq!(site.error(&words(&format!("--local 1 --dry-run --set {set}"))), (2, "invalid-argument".into()));
+    }
+    assert_eq!(fs::read_to_string(site.root.join("mine.jsonl")).unwrap(), "kept");
+    assert!(!site.root.join("encoded").exists());
+}

@@ -197,6 +197,14 @@ impl Column {
         high.checked_sub(1)
     }
 
+    /// Returns the number of values in the largest bucket with at most `most` values, or 1.
+    pub fn bucket(most: usize) -> usize {
+        std::iter::successors(Some(1), |values| Some(values * FAN))
+            .take_while(|values| *values <= most)
+            .last()
+            .unwrap_or(1)
+    }
+
     /// Returns the extremes of `low..high`, in logarithmic time.
     pub fn extent(&self, low: usize, high: usize) -> Extent {
         let (mut low, mut high) = (low, high.min(self.values.len()));

@@ -253,9 +253,10 @@ fn go_to(model: &mut Model, context: Context) -> bool {
             }
         }
         Context::Compare => {
+            // Runs that are marked now replace those of the last comparison.
             match model.compare {
-                Some(_) => model.screen = Screen::Compare,
-                None => compare::open(model),
+                Some(_) if model.runs_screen.marked.len() < 2 => model.screen = Screen::Compare,
+                _ => compare::open(model),
             }
             None
         }

@@ -110,8 +110,19 @@ impl Recipe {
     /// Returns the sizes in bytes of the tensors that a rank on a GPU keeps in the memory of its node; with buckets, in steps of the largest
     /// one.
     pub fn offloaded_tensors(&self) -> Vec<u64> {
-        let recipe = self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(bucket.latent()));
+        let recipe = self.in_largest_steps();
         page_locked::offloaded(&recipe, &UnitSizes::of(&recipe, &recipe.param_specs()), &recipe.blocks())
+    }
+
+    /// Returns the bytes of the saved input of a block that a rank keeps in the backing store; with buckets, in steps of the largest one.
+    pub fn offloaded_input(&self) -> u64 {
+        let recipe = self.in_largest_steps();
+        page_locked::input(&recipe, &recipe.blocks())
+    }
+
+    /// Returns the recipe; with buckets, in steps of the largest one.
+    fn in_largest_steps(&self) -> Recipe {
+        self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(bucket.latent()))
     }
 
     /// Returns the samples that a rank processes at a time.

@@ -188,6 +188,8 @@ pub struct Offload {
     pub takes_inputs: bool,
     /// Whether the optimizer's state is in the store.
     pub takes_state: bool,
+    /// Bytes of the largest input. Every buffer has at least as many, so that batches of all shapes use the same buffers.
+    pub input_bytes: usize,
     store: Arc<dyn BackingStore>,
     device: Device,
     /// The thread that copies on the CPU; `None` on a GPU.
@@ -298,6 +300,7 @@ impl Offload {
         Offload {
             takes_inputs: false,
             takes_state: false,
+            input_bytes: 0,
             store,
             device,
             copier,
@@ -357,6 +360,7 @@ impl Offload {
     /// Returns the smallest spare buffer with enough bytes. If there is none, it frees the largest spare one and allocates a new one: the
     /// number of buffers does not grow with the number of shapes.
     fn buffer(&mut self, bytes: usize) -> Result<Tensor> {
+        let bytes = bytes.max(self.input_bytes);
         let fits = self.spare.partition_point(|spare| spare.numel() < bytes);
         if fits < self.spare.len() {
             return Ok(self.spare.remove(fits));
@@ -503,6 +507,24 @@ mod tests {
             assert_eq!((offload.used.len(), offload.spare.len(), store.mapped().len()), (0, 4, 4), "{len}");
         }
         assert!(offload.spare.iter().all(|buffer| buffer.numel() == 36_000), "the buffers of the largest shape remain");
+    }
+
+    #[test]
+    fn batches_of_every_shape_stay_in_the_places_of_the_largest_inputs() {
+        let largest = 4 * 2 * 9000;
+        let host = Arc::new(HostStore::with_places(HostMemory::Pageable, &[largest; 4]).unwrap());
+        let mut offload = Offload::new(Arc::clone(&host) as Arc<dyn BackingStore>, Device::Cpu);
+        offload.input_bytes = largest as usize;
+        // A small batch first: its inputs must not split the places.
+        for len in [700, 9000, 20, 3000, 9000] {
+            let batch: Vec<Tensor> = (0..4).map(|_| Tensor::randn([len, 2], (Kind::Float, Device::Cpu))).collect();
+            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.put_away(input).unwrap()).collect();
+            assert_eq!((host.arena().used.len(), host.arena().free.len()), (4, 0), "{len}");
+            for input in batch.iter().rev() {
+                let stored = away.pop().unwrap();
+                assert!(offload.take_back(stored, away.last()).unwrap().equal(input));
+            }
+        }
     }
 
     #[test]

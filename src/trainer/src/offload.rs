@@ -50,6 +50,7 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
     let mut offload = Offload::new(store, device);
     offload.takes_inputs = memory.activation_offload;
     offload.takes_state = memory.optimizer_offload;
+    offload.input_bytes = recipe.offloaded_input() as usize;
     // The root, the first unit, is never swapped.
     let swapped = std::iter::once(false).chain(memory.swapped(recipe.model.num_layers)).collect();
     Ok(Some((offload, swapped)))

@@ -157,16 +157,12 @@ impl Stream {
         let dir = self.workspace.dir(run);
         self.send(Msg::Run { run: run.clone(), what: RunMsg::Opened }).await?;
         let (mut known, mut sent, mut lost) = (CachedRun::default(), None, false);
-        let (mut folders, mut sample_folders) = (None, None);
+        let (mut folders, mut sample_folders, mut recipe_sent) = (None, None, false);
         let mut metrics = Tail::<MetricSample>::new(dir.metrics());
         let mut events = EventFiles::default();
         let mut nodes = NodeFiles::default();
         let mut goodput = GoodputStream::default();
         let send = |what| self.send_blocking(Msg::Run { run: run.clone(), what });
-        let recipe = block_in_place(|| dir.read_run()).ok().map(|run| compared_stream::settings(&run.recipe));
-        if let Some(settings) = recipe {
-            self.send(Msg::Run { run: run.clone(), what: RunMsg::Recipe(settings) }).await?;
-        }
         // Files are read several times per read of the state, because files grow faster than states change.
         let mut round = 0;
         loop {
@@ -184,6 +180,10 @@ impl Stream {
                             lost = true;
                         }
                         _ => {}
+                    }
+                    if !recipe_sent && let Ok(run) = dir.read_run() {
+                        send(RunMsg::Recipe(compared_stream::settings(&run.recipe)))?;
+                        recipe_sent = true;
                     }
                     let found = listings::checkpoint_folders(&dir);
                     if folders.as_ref() != Some(&found)
@@ -211,7 +211,7 @@ impl Stream {
                     if batch.restarted {
                         send(RunMsg::Opened)?;
                         (sent, folders, events) = (None, None, EventFiles::default());
-                        sample_folders = None;
+                        (sample_folders, recipe_sent) = (None, false);
                         nodes = NodeFiles::default();
                         goodput = GoodputStream::default();
                     }

@@ -108,12 +108,13 @@ pub fn titles() -> Vec<&'static str> {
 /// Returns the commands for a machine with this number of GPUs.
 fn steps(gpus: usize) -> Vec<Step> {
     let step = |shows, line: &str| Step { shows, words: line.split(' ').map(str::to_owned).collect(), run: None };
-    let launch = |shows, name: &'static str, ranks: usize, sets: &str| {
+    let launch_for = |steps: u32, shows, name: &'static str, ranks: usize, sets: &str| {
         let line = format!(
-            "target/release/vidtui --runs {FOLDER}/runs launch {RECIPE} --name {name} --fit {ranks} --local {ranks} --wait --set train.steps=20 {sets}"
+            "target/release/vidtui --runs {FOLDER}/runs launch {RECIPE} --name {name} --fit {ranks} --local {ranks} --wait --set train.steps={steps} {sets}"
         );
         Step { run: Some(name), ..step(shows, &line) }
     };
+    let launch = |shows, name, ranks, sets: &str| launch_for(20, shows, name, ranks, sets);
     // The recipe's batch has four samples.
     let all = if gpus >= 4 { 4 } else { gpus };
     let example = |package: &str, name: &str, args: &str| {
@@ -155,7 +156,7 @@ fn steps(gpus: usize) -> Vec<Step> {
         step("collectives by size", &example("c10d", "collective_speed", &format!("cuda {gpus}"))),
         one_layer("a layer of the 3 s stage, memory against the plan", "one-layer-3s", first),
         one_layer("a layer of the 9 s stage, memory against the plan", "one-layer-9s", second),
-        launch("a run to profile", "profiled", 1, "--set train.device=cuda --set train.steps=2000").in_background(),
+        launch_for(2000, "a run to profile", "profiled", 1, "--set train.device=cuda").in_background(),
         step("a profile", &format!("target/release/vidtui --runs {FOLDER}/runs profile latest --steps 3")),
         step("time for the profile", "sleep 60"),
         step("the end of the profiled run", &format!("target/release/vidtui --runs {FOLDER}/runs stop latest --wait")),

@@ -6,6 +6,8 @@ use super::NodeHealth;
 const HELD_S: f64 = 60.0;
 /// The weight of the newest search in the share of searches that found an outlier: a moving average over about ten of them.
 const WEIGHT: f32 = 0.1;
+/// Searches before which no node counts as an outlier: while GPUs start to compute, their power differs.
+const FIRST_SEARCHES: u32 = 3;
 /// The shares from which a node counts as an outlier, and below which it no longer does.
 const OUTLIER: (f32, f32) = (0.6, 0.2);
 
@@ -40,8 +42,10 @@ pub struct Attention {
     level: Level,
     /// When the node last had this level or a more urgent one.
     seen_s: f64,
-    /// The share of searches that found an outlier; `None` before the first one.
-    outlier_share: Option<f32>,
+    /// The number of searches for outliers.
+    searches: u32,
+    /// The share of searches that found an outlier.
+    outlier_share: f32,
 }
 
 impl Attention {
@@ -51,15 +55,16 @@ impl Attention {
     }
 
     /// Applies the condition of the node and the result of a search for outliers, which has none if the node has no current sample. The
-    /// level rises at once for a fault, and after about nine searches for an outlier, unless the first search finds it. It falls
-    /// after a minute.
+    /// level rises at once for a fault, and after about nine searches for an outlier, or after three at the start. It falls after a
+    /// minute.
     pub fn update(&mut self, condition: NodeHealth, has_outlier: Option<bool>, now: f64) {
         if let Some(found) = has_outlier.map(|found| f32::from(u8::from(found))) {
-            let share = self.outlier_share.map_or(found, |share| share + (found - share) * WEIGHT);
-            self.outlier_share = Some(share);
+            self.searches = self.searches.saturating_add(1);
+            // At first it is the mean of all searches.
+            self.outlier_share += (found - self.outlier_share) * WEIGHT.max(1.0 / self.searches as f32);
         }
         let least = if self.level == Level::Outlier { OUTLIER.1 } else { OUTLIER.0 };
-        let is_outlier = self.outlier_share.is_some_and(|share| share > least);
+        let is_outlier = self.searches >= FIRST_SEARCHES && self.outlier_share > least;
         let level = Level::from(condition).max(if is_outlier { Level::Outlier } else { Level::Well });
         // A clock that is set back does not keep the level.
         if level >= self.level || (now - self.seen_s).abs() >= HELD_S {
@@ -102,11 +107,12 @@ mod tests {
         let well = |_| NodeHealth::Well;
         assert_eq!(changes(well, |at| at >= 10), [(36, Level::Outlier)]);
         assert_eq!(changes(well, |at| at % 3 == 1), [], "every third sample");
-        assert_eq!(changes(well, |at| at != 0 && at < 100).first(), Some(&(18, Level::Outlier)));
+        assert_eq!(changes(well, |at| at != 0 && at < 100).first(), Some(&(4, Level::Outlier)));
     }
 
     #[test]
-    fn an_outlier_at_the_start_is_first_from_the_start() {
-        assert_eq!(changes(|_| NodeHealth::Well, |_| true), [(0, Level::Outlier)]);
+    fn at_the_start_an_outlier_rises_after_three_samples_and_one_sample_is_not_enough() {
+        assert_eq!(changes(|_| NodeHealth::Well, |_| true), [(4, Level::Outlier)]);
+        assert_eq!(changes(|_| NodeHealth::Well, |at| at == 0), []);
     }
 }

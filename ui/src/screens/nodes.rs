@@ -290,6 +290,10 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             columns.push((column, wanted));
         }
     }
+    // Where there is room, bars stand apart: equal ones side by side look like one block.
+    let apart = if bars && room >= widest + GAP + NOTE { 1 } else { 0 };
+    let bars_width = widest + (widest - 1) * apart;
+    room = room.saturating_sub(bars_width - widest);
     let note = room.saturating_sub(GAP);
 
     let mut heading = vec![Span::styled(format!("    {:<name_width$}", "node"), faint)];
@@ -297,7 +301,9 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         heading.push(Span::styled(padded(column, *width, column.title), faint));
     }
     if bars {
-        heading.push(Span::styled(format!("{:GAP$}{:<widest$}", "", "each"), faint));
+        let names = ["power per GPU", "per GPU", "each"];
+        let name = names.into_iter().find(|name| name.len() <= bars_width).unwrap_or_default();
+        heading.push(Span::styled(format!("{:GAP$}{name:<bars_width$}", ""), faint));
     }
     write(model, buf, top, Line::from(heading));
 
@@ -335,18 +341,21 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         }
         if bars {
             let gpus = view.gpus().iter().take(widest);
-            let fill = " ".repeat(widest.saturating_sub(gpus.len()));
+            let fill = " ".repeat(bars_width - gpus.len() - gpus.len().saturating_sub(1) * apart);
             line.push(Span::raw(" ".repeat(GAP)));
-            line.extend(gpus.map(|gpu| {
+            for (number, gpu) in gpus.enumerate() {
+                if number > 0 {
+                    line.push(Span::raw(" ".repeat(apart)));
+                }
                 let (bar, ink) = node_heat::cell(model, GpuValue::Power.share(gpu));
-                match is_current(view) {
+                line.push(match is_current(view) {
                     false => Span::styled(node_heat::UNKNOWN, faint),
                     true if model.fleet.is_outlier(GpuValue::Power, gpu) => {
                         Span::styled(bar, node_heat::outlier_style(model))
                     }
                     true => Span::styled(bar, ink),
-                }
-            }));
+                });
+            }
             line.push(Span::raw(fill));
         }
         if note >= 6

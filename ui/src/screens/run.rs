@@ -16,7 +16,7 @@ use crate::run_state::{StateKind, short_id};
 use crate::screens::{run_marks, run_panels, run_recipe, samples, stages};
 use crate::series::{SMOOTHING, Track};
 use crate::widgets::shared_axis::SharedAxis;
-use crate::widgets::{failure_lines, progress, state, write, write_centered, write_lines};
+use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -151,7 +151,7 @@ fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
     let at = panels.iter().position(|panel| *panel == run.focus).unwrap_or(0);
     let step = if forward { 1 } else { panels.len().saturating_sub(1) };
     run.focus = panels.get((at + step) % panels.len().max(1)).copied().unwrap_or(run.focus);
-    run.scroll = 0;
+    (run.scroll, run.back_to) = (0, None);
 }
 
 /// Returns what decides which panels a run has, and how large they are.
@@ -322,12 +322,17 @@ pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
     Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
-/// Draws the main curve of a run, on another screen.
-pub fn curve(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
-    let task = model.row(&run.id).map_or_else(Default::default, |row| row.task);
-    let main = RunContent { task, ..RunContent::default() }.main();
-    if main.is_chart() {
-        run_panels::view(model, run, main, run_panels::axis(model, run), buf, area);
+/// Draws the main curve of a run, or its events if it has none, on another screen. `run` is `None` while the run loads.
+pub fn preview(model: &Model, row: &RunRow, run: Option<&RunScreen>, buf: &mut Buffer, area: Rect) {
+    let main = RunContent { task: row.task, ..RunContent::default() }.main();
+    let shown = if main.is_chart() { main } else { Panel::Events };
+    match run {
+        Some(run) => run_panels::view(model, run, shown, run_panels::axis(model, run), buf, area),
+        None => {
+            let title = run_panels::title(&RunScreen::new(row.run.clone()), shown);
+            let below = panel(model, buf, area, &title, Vec::new(), false);
+            write(model, buf, below, Span::styled("Loading…", model.theme.faint));
+        }
     }
 }
 

@@ -346,11 +346,8 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     let below = panel(model, buf, area, short_id(&row.run), Vec::new(), false);
     let width = usize::from(below.width);
     let open = model.previewed().filter(|_| has_preview);
-    if let Some(open) = open {
-        run::curve(model, open, buf, beside);
-    } else if beside.height > 0 {
-        let below = panel(model, buf, beside, "Loss", Vec::new(), false);
-        write(model, buf, below, Span::styled("Loading…", model.theme.faint));
+    if beside.height > 0 {
+        run::preview(model, row, open, buf, beside);
     }
     let mut facts = Vec::new();
     facts.extend((row.task != Task::Train).then(|| row.task.name().to_owned()));

@@ -2,7 +2,7 @@
 //!
 //! With more ranks than rows, or more steps than columns, a cell shows the slowest of its ranks and steps.
 
-use crate::rank_times::{LEVELS, RankRow, RankTimes};
+use crate::rank_times::{LEVELS, RankTimes};
 use crate::text;
 use crate::theme::Theme;
 use crate::widgets::shared_axis::SharedAxis;
@@ -46,27 +46,24 @@ impl HeatMap<'_> {
         let crossed: Vec<u16> = self.axis.cursors(plot).map(|(column, _)| column).collect();
         let (low, high) = self.axis.window;
         let column = (high - low) / f64::from(plot.width - 1);
+        let position = |x: f64| self.times.position((self.step_at)(x));
+        let left = position(low);
+        let mut next = position(low - 0.5 * column);
         for c in 0..plot.width {
             let from = low + (f64::from(c) - 0.5) * column;
+            let (first, end) = (next, position(from + column).max(next));
+            next = end;
             if from + column < self.filled.0 || from > self.filled.1 {
                 continue;
             }
-            let (first, end) = ((self.step_at)(from), (self.step_at)(from + column));
-            let mut worst: Vec<Option<f32>> = vec![None; groups.len()];
-            let mut of_step = |row: &RankRow| {
-                for (worst, group) in worst.iter_mut().zip(&groups) {
-                    let times = row.over.iter().take(group.end).skip(group.start).copied();
-                    *worst = worst.iter().copied().chain(times).reduce(f32::max);
+            // With fewer steps than columns, a step covers several columns.
+            let worst =
+                self.times.worst(if first < end { first..end } else { left.max(first.saturating_sub(1))..first });
+            for (y, group) in (plot.top()..).zip(&groups) {
+                let over = worst[group.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                if over == f32::NEG_INFINITY {
+                    continue;
                 }
-            };
-            let mut steps = self.times.between(first, end).peekable();
-            match steps.peek() {
-                Some(_) => steps.for_each(of_step),
-                // Fewer steps than columns: a step covers several columns.
-                None => self.times.between((self.step_at)(low), first).next_back().into_iter().for_each(&mut of_step),
-            }
-            for (y, worst) in (plot.top()..).zip(worst) {
-                let Some(over) = worst else { continue };
                 let shade = LEVELS.iter().filter(|level| over >= **level).count();
                 // The cursor is visible where no rank is slow.
                 if shade > 0 || !crossed.contains(&(plot.x + c)) {

@@ -232,7 +232,12 @@ impl<'a> LineChart<'a> {
     fn bounds(&self, series: &Series, piece: &Segment, width: usize) -> Vec<usize> {
         let (low, high) = self.axis.window;
         let column = (high - low) / (width - 1) as f64;
-        (0..=width).map(|c| series.index_at(self.axis.x, piece, low + (c as f64 - 0.5) * column)).collect()
+        let index = |c: usize| series.index_at(self.axis.x, piece, low + (c as f64 - 0.5) * column);
+        let (first, last) = (index(0), index(width));
+        // Less than a thirtieth of a column to the left, so that the extremes of a column are those of whole buckets.
+        let bucket = Column::bucket((last - first) / (30 * width));
+        let between = (1..width).map(|c| (index(c) / bucket * bucket).max(first));
+        [first].into_iter().chain(between).chain([last]).collect()
     }
 
     fn trace(

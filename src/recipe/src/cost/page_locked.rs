@@ -14,11 +14,16 @@ pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]
     if offload.optimizer_offload {
         sizes.extend(units.all().flat_map(|unit| state(recipe, unit)));
     }
-    let Kept { inputs, input, .. } = Kept::of(recipe, blocks);
-    if offload.activation_offload && input > 0 {
-        sizes.extend(std::iter::repeat_n(recipe.micro_batch() * input, inputs.div_ceil(input) as usize));
+    let Kept { inputs, input: of_sample, .. } = Kept::of(recipe, blocks);
+    if offload.activation_offload && of_sample > 0 {
+        sizes.extend(std::iter::repeat_n(input(recipe, blocks), inputs.div_ceil(of_sample) as usize));
     }
     sizes
+}
+
+/// Returns the bytes of the saved input of a block.
+pub(super) fn input(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
+    recipe.micro_batch() * Kept::of(recipe, blocks).input
 }
 
 /// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The rank saves parts of each, so

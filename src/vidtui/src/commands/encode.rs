@@ -96,13 +96,9 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     let here = std::env::current_dir().ok().and_then(|here| Utf8PathBuf::try_from(here).ok()).unwrap_or_default();
     // The same arguments give the same recipe, which can also be launched directly.
     let (file, text) = (args.out.join(RECIPE), encode_recipe(args, &manifest, trained.as_ref(), &here));
-    let report = match is_manifest {
-        true => None,
-        false => {
-            let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
-            Some(check(args, &recipe, trained.as_ref(), progress)?)
-        }
-    };
+    let recipe = recipe::load_text(&file, &text, &args.how.sets()).map_err(recipe_failure)?.recipe;
+    refuse_other_paths(&recipe, [&here.join(&manifest), &here.join(&args.out)])?;
+    let report = if is_manifest { None } else { Some(check(args, &recipe, trained.as_ref(), progress)?) };
     create_folder(&args.out)?;
     rundir::write_atomic(&file, text.as_bytes()).map_err(Failure::from)?;
     let subject = workspace.subject(file.as_str(), &args.how.sets())?;
@@ -169,6 +165,23 @@ fn refuse_sizes(args: &DataEncodeArgs) -> Result<(), CommandError> {
         format!("cannot use --{flag} {size}"),
         "the recipe of --for has buckets, which give each clip its own size",
         format!("remove --{flag}, or remove data.buckets from the recipe"),
+    )))
+}
+
+/// Refuses settings that replace the manifest or the folder that are given as arguments: an encode would overwrite that file.
+fn refuse_other_paths(recipe: &Recipe, [manifest, out]: [&Utf8Path; 2]) -> Result<(), CommandError> {
+    let keys = [
+        ("encode.manifest", &recipe.encode.manifest, manifest, "give the manifest as SRC"),
+        ("encode.out", &recipe.encode.out, out, "use --out"),
+    ];
+    let Some((key, set, _, fix)) = keys.into_iter().find(|(_, set, given, _)| set.as_path() != *given) else {
+        return Ok(());
+    };
+    Err(CommandError::request(Failure::new(
+        ErrorCode::InvalidArgument,
+        format!("cannot set {key} to {set}"),
+        "an argument of `vidtui data encode` names this path",
+        fix,
     )))
 }
 
