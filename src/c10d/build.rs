@@ -14,9 +14,9 @@ fn main() {
         .std("c++17")
         .pic(true)
         .opt_level(3)
-        // The shim shares the OpenMP threads of libtorch's own loops.
+        // The shim uses the OpenMP threads of libtorch.
         .flag("-fopenmp")
-        // The vectorized and the scalar part of a loop must round alike, so contraction to FMA is off. sqrt need not set errno.
+        // The vectorized and the scalar part of a loop must round alike, so contraction to FMA is off. Without errno, sqrt vectorizes.
         .flag("-ffp-contract=off")
         .flag("-fno-math-errno")
         .define("USE_C10D_GLOO", None)
@@ -43,8 +43,8 @@ fn main() {
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }
 
-/// Adds NCCL. PyTorch's wheels install the headers of NCCL and the CUDA runtime next to it, in `nvidia/`; otherwise they
-/// come from the CUDA installation.
+/// Adds the sources that need CUDA and NCCL, and their headers. PyTorch's wheels install the headers beside `torch/`, in `nvidia/`;
+/// otherwise they come from the CUDA installation in `CUDA_HOME`.
 fn with_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo:rerun-if-env-changed=CUDA_HOME");
     let found = lib.join("libtorch_cuda.so").exists();

@@ -7,7 +7,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cpp");
     println!("cargo:rerun-if-changed=cuda");
-    // torch-sys sets it, except in its `doc-only` build, which has no libtorch to compile against.
+    // torch-sys sets this variable, except in its `doc-only` build, which has no libtorch to compile against.
     let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") else { return };
     let include = Path::new(&lib).with_file_name("include");
     let with_cuda = std::env::var_os("CARGO_FEATURE_CUDA").is_some();
@@ -26,7 +26,7 @@ fn main() {
         .flag("-fassociative-math")
         .flag("-fno-signed-zeros")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // Include them as system headers, so that the compiler does not report their warnings.
+        // Include libtorch's headers as system headers, so that the compiler reports no warnings in them.
         .flag("-isystem")
         .flag(&include)
         .flag("-isystem")
@@ -82,7 +82,7 @@ fn compile_for_gpus(roots: &[PathBuf]) {
     let mut library = cc::Build::new();
     for source in ["ttt", "fused"] {
         let (source, object) = (format!("cuda/{source}.cu"), out.join(source).with_extension("o"));
-        // By hand, because cc passes flags to nvcc that are those of a C compiler.
+        // Call nvcc directly, because cc passes it flags of a C compiler.
         let mut compile = Command::new(&nvcc);
         compile.args(["-std=c++17", "-O3", "-w", "-Xcompiler", "-fPIC", "-c", &source, "-o"]).arg(&object);
         compile.args(TARGETS.iter().flat_map(|target| ["-gencode", target]));

@@ -1,7 +1,7 @@
 //! Lets the tests and programs of this crate find libtorch at run time without `LD_LIBRARY_PATH`.
 
 fn main() {
-    // torch-sys sets it to the directory of the linked libtorch.
+    // torch-sys sets this variable to the directory of the linked libtorch.
     if let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
     }

@@ -215,7 +215,7 @@ fn a_command_that_cannot_save_is_requeued_after_the_warning_of_slurm_and_continu
     site.until_step(&run, 1, 8);
     site.until("its checkpoint is found", || other_trainers::latest(&run).is_some_and(|saved| saved.step == 5));
     let job = run.read_attempt(1).unwrap().slurm.unwrap().job.unwrap();
-    // Slurm does this shortly before the time limit.
+    // Slurm sends this signal shortly before the time limit.
     site.slurm(&format!("scancel --batch --signal=USR1 {job}"));
     site.until("it is requeued", || {
         site.slurm(&format!("squeue --noheader --jobs={job} --format=%T/%r")) == "PENDING/BeginTime"

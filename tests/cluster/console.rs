@@ -13,12 +13,12 @@ use crate::site::{TestSite, VIDTUI, losses, samples};
 
 const STEPS: u64 = 400;
 
-/// Opens the console on the head.
+/// Opens the console on the head node.
 fn open(site: &TestSite) -> Pty {
     open_with(site, &[])
 }
 
-/// Opens the console on the head with these environment variables.
+/// Opens the console on the head node with these environment variables.
 fn open_with(site: &TestSite, variables: &[(&str, &str)]) -> Pty {
     let hostfile = site.rig.hostfile();
     let mut words = site.rig.prefix();

@@ -1,11 +1,11 @@
-//! Tests of runs that are resumed after a failure without a user.
+//! Tests of the healer on several nodes: it resumes a run after a failure, without a user.
 
 use cluster::NodeId;
 use rundir::{AttemptWhy, EventKind, RunDir, read_events};
 
 use crate::site::{SMALL, TestSite, losses};
 
-/// Launches 16 steps of half a second on some ranks of the rig; the run heals itself.
+/// Launches a run of 16 steps of half a second on `ranks` nodes of the rig. The healer resumes the run after a failure.
 fn launch(site: &TestSite, ranks: usize, more: &str) -> RunDir {
     let words = format!(
         "launch configs/demo/2s.toml {SMALL} --hostfile hostfiles/rig.txt --set mesh.dp_shard={ranks} --set train.threads=1 \

@@ -7,7 +7,7 @@ use rundir::RunDir;
 
 use crate::site::TestSite;
 
-/// Makes a step per second and logs it like cogvideox-factory.
+/// Logs one step per second like cogvideox-factory.
 const TRAINER: &str = r#"#!/usr/bin/env bash
 echo "***** Running training *****"
 step=0

@@ -1,4 +1,4 @@
-//! The checks of every node before a launch, and the copy of the trainer to nodes.
+//! Tests of the checks of every node before a launch, and of the copy of the trainer to nodes.
 
 use std::fs;
 
@@ -52,7 +52,7 @@ fn every_failed_check_has_its_node_and_code_and_can_be_waived() {
     let Some(site) = TestSite::new() else { return };
     let verbs = ["clock node02 7", "newkey node04"];
     verbs.iter().for_each(|verb| site.rig.verb(verb).unwrap());
-    // A process of another user on a GPU of node01.
+    // A process on a GPU of node01 that belongs to no run.
     let orphan = "LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null & until pgrep -f '^sleep 1000'; do :; done";
     assert!(site.rig.command("ssh").args(["node01", orphan]).output().unwrap().status.success());
     let mut failed = site.failed_checks(CHECK);
@@ -103,7 +103,7 @@ fn a_node_with_a_broken_driver_is_refused_for_a_command() {
 #[test]
 fn the_trainer_is_copied_on_request_to_nodes_that_lack_it_or_have_another() {
     let Some(mut site) = TestSite::new() else { return };
-    // Each node has its own folder under this name, and so has the head.
+    // This path is a separate folder on each node and on the head node.
     let folder = site.rig.own().join("home/bin");
     fs::create_dir_all(&folder).unwrap();
     fs::copy(&site.trainer, folder.join("vidtui-train")).unwrap();
@@ -111,7 +111,7 @@ fn the_trainer_is_copied_on_request_to_nodes_that_lack_it_or_have_another() {
     let of_node = |node: &str| site.rig.node_folder(node).join("home/bin/vidtui-train");
     fs::create_dir_all(of_node("node02").parent().unwrap()).unwrap();
     fs::write(of_node("node02"), "#!/bin/sh\necho an older one\n").unwrap();
-    // One server has no SFTP.
+    // The SSH server of one node has no SFTP.
     let config = site.rig.node_folder("node03").join("sshd_config");
     let without = fs::read_to_string(&config).unwrap().replace("Subsystem sftp internal-sftp", "");
     fs::write(&config, without).unwrap();
@@ -141,7 +141,7 @@ fn nodes_that_share_the_folder_of_the_trainer_do_not_write_over_each_other() {
     let (shared, own) = (site.rig.share().join("bin"), site.rig.own().join("home/bin"));
     fs::create_dir_all(&own).unwrap();
     fs::create_dir_all(&shared).unwrap();
-    // Like home folders on NFS that this machine does not mount.
+    // The nodes share this folder, and this machine does not, like home folders on NFS that only nodes mount.
     for node in site.rig.nodes() {
         std::os::unix::fs::symlink(&shared, site.rig.node_folder(&node).join("home/bin")).unwrap();
     }
@@ -167,7 +167,7 @@ fn two_names_of_the_same_machine_are_refused() {
 #[test]
 fn a_folder_that_the_nodes_do_not_share_is_refused() {
     let Some(mut site) = TestSite::new() else { return };
-    // Each node has its own folder under this name.
+    // This path is a separate folder on each node.
     site.runs = site.rig.own().join("home/runs");
     let failed = site.failed_checks(CHECK);
     let refused = failed.iter().filter(|(id, _, code)| id == "run-folder" && *code == ErrorCode::CheckFailed);

@@ -1,4 +1,4 @@
-//! Unreachable nodes, full disks, and two consoles at once do not harm a run.
+//! Tests that unreachable nodes, full disks, and two consoles at once do not harm a run.
 
 use std::fs;
 use std::process::Stdio;
@@ -83,7 +83,7 @@ fn two_consoles_can_stop_and_resume_the_same_run_without_harm() {
     assert_eq!(won, 1, "{printed:?}");
     site.until_step(&run, 2, saved + 1);
     assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
-    // There is one attempt.
+    // Each node runs processes of one attempt only.
     site.until_one_on_each();
     site.does("kill latest --yes");
     assert!(site.all_gone());
@@ -117,7 +117,7 @@ fn a_disk_that_fills_up_during_a_run_is_reported_and_the_run_can_be_resumed_afte
         "trainer = 'command'\n[command]\nrun = ['sh', '-c', '{chatty}']\n[mesh]\ndp_replicate = 2\n[train]\nsteps = 9\n"
     );
     fs::write(&recipe, text).unwrap();
-    // The disk is small.
+    // The disk is smaller than the check requires.
     site.does(&format!("launch {recipe} --hostfile hostfiles/rig.txt --include node[01-02] --waive disk"));
     site.until("it runs", || site.state() == "running");
     let head = |script: String| site.rig.command("sh").args(["-c", &script]).output().unwrap();

@@ -1,4 +1,4 @@
-//! Runs as Slurm jobs: stops, requeues, lost nodes, and a controller that does not answer.
+//! Tests of runs as Slurm jobs: stops, requeues, lost nodes, and a controller that does not answer.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -155,7 +155,7 @@ fn set_slurmd_timeout(site: &TestSite, seconds: u32) {
 fn a_run_that_loses_nodes_continues_in_another_job_or_after_a_requeue_with_the_same_losses() {
     let Some(site) = TestSite::with_slurm() else { return };
     let here = site.losses_here(24);
-    // The default of Slurm.
+    // The default timeout of Slurm.
     set_slurmd_timeout(&site, 300);
     let run = site.launch(JOB, 24);
     site.until("it has saved", || other_trainers::latest(&run).is_some());

@@ -91,7 +91,7 @@ fn a_run_is_resumed_from_an_older_checkpoint_with_fresh_data() {
 #[test]
 fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     let site = TestSite::new().with("FAKE_STEP_MS", "10");
-    // It does not finish before the stop, and no checkpoint is removed as old.
+    // The run does not finish before the stop, and keeps all checkpoints.
     let longer = ["--set", "train.steps=100000", "--set", "checkpoint.keep_last=0"];
     let run = site.succeeds(&[&["launch", "configs/small:short"], &longer[..]].concat());
     let run = run.trim();
@@ -99,7 +99,7 @@ fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     let error = |args: [String; 5]| site.error(&args.each_ref().map(String::as_str)).1;
     site.until_step(run, 45);
     let newest = site.json(&["status", run, "--json"])["checkpoint"]["step"].as_u64().unwrap();
-    // A newer checkpoint may be saved before the request is checked.
+    // No checkpoint has this step.
     let refused = error(delete("1000"));
     assert_eq!(refused, "no-checkpoint");
     assert!(newest >= 40);

@@ -12,17 +12,17 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// The secret of the tests. Only the file of channels in an attempt may contain it.
+/// The secret of the tests. In a run's folder, only the file with the alert channels of an attempt may contain it.
 const SECRET: &str = "hush-77aa-0b1c";
 
-/// A server that keeps the alerts that it gets.
+/// An HTTP server that records the alerts that it receives.
 struct Receiver {
     url: String,
     received: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Receiver {
-    /// Starts a server that answers with a status line; empty to never answer.
+    /// Starts a server that answers with a status line. With an empty `answer`, the server never replies.
     fn start(answer: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -68,7 +68,7 @@ fn body(stream: &TcpStream) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Makes a site with a command that fails, and with these settings.
+/// Makes a site with a recipe whose command fails, and with these settings of alerts.
 fn site(settings: &str) -> TestSite {
     let site = TestSite::new();
     site.write("config/vidtui/alerts.toml", settings);
@@ -196,7 +196,7 @@ fn each_command_of_the_document_about_alerts_succeeds() {
     let site = site("[slack]\nurl = \"$SLACK_URL\"\n").with("FAKE_STEP_MS", "1");
     secrets(&site, &format!("SLACK_URL={}\n", receiver.url));
     raise(&run(&site), "3f9c20aa", AlertKind::Failed);
-    // In the document, the settings are in the folder that most users have.
+    // The document uses `~/.config`, so this path links to the settings of the site.
     fs::create_dir_all(site.root.join("home")).unwrap();
     symlink(site.root.join("config"), site.root.join("home/.config")).unwrap();
     symlink(VIDTUI, site.root.join("bin/vidtui")).unwrap();

@@ -66,8 +66,8 @@ fn project() -> Utf8PathBuf {
     Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap()
 }
 
-/// Makes a site with copies of folders of `configs`, since a curriculum names weights beside them. The copies have the sizes of this
-/// machine: two ranks, and a folder without a program.
+/// Makes a site with copies of folders of `configs`, since a curriculum names weights beside them. The copies use two ranks, and an
+/// empty folder in place of Open-Sora.
 fn site(folders: &[&str]) -> TestSite {
     let site = TestSite::new().with("VIDTUI_TRAIN", "/nowhere/vidtui-train");
     for folder in folders {
@@ -90,7 +90,7 @@ fn program(site: &TestSite, name: &str, text: &str) {
     fs::set_permissions(site.root.join(&path), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The arguments of the last command that started, as `--name value` pairs in one line.
+/// Returns the arguments of the last command that started, as `--name value` pairs in one line.
 fn arguments(site: &TestSite) -> String {
     fs::read_to_string(site.root.join("arguments")).unwrap().replace('\n', " ")
 }
@@ -175,7 +175,7 @@ fn fresh_data_and_weights_of_a_command_make_new_runs() {
     site.succeeds(&["resume", first.name(), "--weights-only", "--wait"]);
     assert!(arguments(&site).ends_with(&format!("--ckpt-path {checkpoint} ")));
 
-    // Another checkpoint of a run by its path, and one that is not complete.
+    // A run can start from an older checkpoint by its path, but not from an incomplete one.
     let older = checkpoint.with_file_name("epoch0-global_step2");
     let init = |path| ["launch", "configs/lambda/stage2.toml", "--wait", "--init", path];
     site.succeeds(&init(older.as_str()));
@@ -232,7 +232,7 @@ fn each_command_of_the_document_succeeds() {
     let mut commands = 0;
     for line in blocks("sh").into_iter().flat_map(str::lines).filter(|line| !line.trim().is_empty()) {
         let command = line.split(" #").next().unwrap().trim();
-        // This machine in place of a cluster.
+        // This machine takes the place of a cluster.
         let mut command = command.replace("--hostfile nodes.txt", "--local 2").replace("/opt/Open-Sora", "Open-Sora");
         for begin in ["vidtui launch ", "vidtui next ", "vidtui resume "] {
             if command.starts_with(begin) && !command.contains("--wait") && !command.contains("--dry-run") {

@@ -1,4 +1,4 @@
-//! The commands without a terminal: output, errors and exit codes.
+//! Tests of the commands without a terminal: output, errors and exit codes.
 
 use crate::test_site::{Finish, TestSite};
 use std::process::Stdio;
@@ -306,7 +306,7 @@ fn without_a_terminal_the_console_fails_without_escape_codes() {
     insta::assert_snapshot!(done.stderr);
 }
 
-/// For screen readers and files.
+/// Screen readers and files need text without escape codes.
 #[test]
 fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
@@ -339,7 +339,7 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
         assert_eq!(console.ended() as i32, piped.code, "{args:?}: {}", console.raw());
         assert!(!console.raw().contains('\x1b'), "{args:?}: {}", console.raw());
     }
-    // This one prints again and again. On a terminal with colours, it clears the screen before.
+    // `--watch` prints repeatedly. On a terminal with colours, it clears the screen before each output.
     let watched = |env: &[(&str, &str)]| {
         let console = site.console((100, 30), &["nodes", "--simulate", "2", "--watch"], env);
         console.shows(&["sim0001"]);

@@ -150,7 +150,7 @@ fn buckets_show_where_clips_go_and_the_check_drops_the_same_clips() {
     let misfit = manifest.clips[1].excluded.as_ref();
     assert!(matches!(misfit, Some(dataset::ExclusionReason::NoBucket { frames: 12, .. })), "{misfit:?}");
     assert_eq!(manifest.clips[0].bucket.map(|bucket| bucket.to_string()), Some("49x48x64".into()));
-    // A manifest and a recipe of one size.
+    // The source may also be a manifest, and the recipe may have one size.
     assert_eq!(site.json(&["data", "buckets", "clips.jsonl", "--recipe", "configs/long.toml", "--json"])["clips"], 2);
     let none = ["data", "buckets", "clips", "--recipe", "configs/small/short.toml"];
     assert_eq!(site.error(&none), (1, "invalid-recipe".into()));

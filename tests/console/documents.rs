@@ -63,7 +63,7 @@ const NEEDS_TRAINER: [&str; 12] = [
     "vidtui convert latest ",
 ];
 
-/// The blocks of code in a language.
+/// Returns the code blocks of a document in one language.
 pub fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     let begin = format!("```{language}\n");
     document.split(&begin).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
@@ -112,7 +112,7 @@ fn write_files(site: &TestSite, document: &str) {
     for block in [blocks(document, "toml"), blocks(document, "text")].concat() {
         let name =
             block.lines().next().and_then(|line| line.strip_prefix("# ")).expect("the first line names the file");
-        // The size of the clips in place of CogVideoX-5B's.
+        // The buckets have the size of the small clips, not that of CogVideoX-5B.
         let small = [("height = 480, width = 720", "height = 64, width = 96"), ("frames = 49", "frames = 5")];
         let block = if name == "buckets.toml" {
             small.iter().fold(block.to_owned(), |block, (from, to)| block.replace(from, to))
@@ -174,7 +174,7 @@ fn run(site: &TestSite, blocks: &[&str], stand_ins: &[(&str, &str)]) {
                 assert!(video.with_extension("json").exists());
             }
         }
-        // Between two commands, the text describes this step.
+        // The document needs a second data set, `held-out`. A copy of `data` stands in for it.
         if command.starts_with("vidtui data encode ") {
             let copied =
                 Command::new("cp").arg("-r").args(["data", "held-out"].map(|name| site.root.join(name))).status();
@@ -194,7 +194,7 @@ fn each_command_of_the_document_succeeds() {
         assert_eq!((frames("clip.mp4"), frames("image.mp4"), frames("masked.mp4")), (9, 1, 9));
         let watched = site.runs().into_iter().find(|run| run.name().contains("-mine-")).expect("a run of mine.toml");
         let samples = watched.list_samples().unwrap();
-        // At two requests.
+        // Each of the two requests sampled both prompts.
         assert_eq!(samples.iter().map(|sample| sample.seed).collect::<Vec<_>>(), [42, 7, 42, 7]);
         assert!(samples[0].step < samples[2].step);
         assert_eq!(watched.attempt_numbers().unwrap(), [1, 2], "it was stopped and resumed");
@@ -203,7 +203,7 @@ fn each_command_of_the_document_succeeds() {
     }
 }
 
-/// The commands of docs/lora.md that use the demo's model, and those for a released model.
+/// Returns the part of docs/lora.md about the demo's model, and the part about a released model.
 fn parts_of_lora() -> (&'static str, &'static str) {
     let (_, rest) = LORA.split_once("\n## Try it with the demo's model\n").expect("docs/lora.md has the section");
     rest.split_once("\n## ").expect("another section follows")
@@ -220,7 +220,7 @@ fn the_commands_that_train_an_adapter_on_the_demos_model_succeed() {
     for folder in ["configs/bunny", "assets"] {
         symlink(project.join(folder), site.root.join(folder)).unwrap();
     }
-    // The files of the demo, fewer of them: clips with captions, and a model.
+    // A few files as the demo makes them: clips with captions, and a model.
     for clip in 0..4 {
         site.write(&format!("demo/clips/2s/{clip}.txt"), &format!("a grey rabbit yawns {clip}"));
         let video = site.root.join(format!("demo/clips/2s/{clip}.mp4"));
@@ -238,7 +238,7 @@ fn the_commands_that_train_an_adapter_on_the_demos_model_succeed() {
         let done = site.program("sh", &["-c", &command]).finish();
         assert_eq!(done.code, 0, "{command}\n{}{}", done.stdout, done.stderr);
     }
-    // The recipe is in the repository, whose demo/ is another folder.
+    // The recipe is in the repository, whose `demo/` is not that of this site.
     let launch = format!("--set data.index=demo/lora {short}");
     let stand_ins = [("vidtui launch ", launch.as_str())];
     run(&site, &blocks(parts_of_lora().0, "sh"), &stand_ins);

@@ -1,7 +1,7 @@
 //! A fake of `vidtui-train`: a supervisor and ranks that write the files of the real ones and compute nothing.
 //!
-//! It is the test binary itself: a script named `vidtui-train` runs [`act`] with the arguments in `FAKE_TRAINER_ARGS`.
-//! So it needs no other binary, and writes its files with the same crate with which the console reads them.
+//! The fake is the test binary itself: a script named `vidtui-train` runs [`act`] with the arguments in
+//! `FAKE_TRAINER_ARGS`. So the fake needs no other binary, and writes its files with the crate with which the console reads them.
 //!
 //! `FAKE_STEP_MS` is the time of a step in ms. `FAKE_DIES_AT` is a step at which rank 1 of the first
 //! attempt is killed, or of each attempt with `FAKE_DIES_ALWAYS`.

@@ -1,4 +1,4 @@
-//! Tests of runs that are resumed after a failure without a user, on this machine.
+//! Tests of the healer on this machine: it resumes a run after a failure, without a user.
 
 use crate::test_site::TestSite;
 use rundir::{AttemptWhy, EventKind, RunDir, read_events};

@@ -1,4 +1,4 @@
-//! Runs in other tools, runs of other tools, reports and the status line.
+//! Tests of exports to TensorBoard, W&B and Prometheus, imports from other tools, reports and the status line.
 
 use crate::test_site::TestSite;
 use std::fs;

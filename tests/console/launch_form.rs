@@ -1,11 +1,11 @@
-//! The launch form: any recipe is launched from the console, with its settings, its target and its checks on the screen.
+//! Tests of the launch form, which launches any recipe from the console and shows its settings, target and checks.
 
 use crate::pty::{ENTER, ESC, Pty};
 use crate::test_site::TestSite;
 
 const SIZE: (u16, u16) = (110, 34);
 const TAB: &str = "\t";
-/// Deletes the text of an input.
+/// Ctrl-U, which deletes the text of an input.
 const CLEAR: &str = "\x15";
 
 /// Opens the form of the recipe `short` from the list of recipes.
@@ -36,7 +36,7 @@ fn a_plain_recipe_is_launched_with_an_override_from_the_list_of_recipes() {
 fn wrong_input_is_refused_in_place_and_starts_nothing() {
     let site = TestSite::new();
     let console = form(&site);
-    // A mistyped key, a value of the wrong type, a number of ranks that is none.
+    // A mistyped key, a value of the wrong type, and a number of ranks that is not a number.
     for (key, text, shown) in
         [("s", "train.step=3", "did you mean"), ("s", "train.steps=ten", "hint"), ("n", "two", "hint")]
     {
@@ -91,7 +91,7 @@ fn a_hostfile_that_changes_while_the_form_is_open_is_planned_again() {
     site.write("hostfiles/nodes.txt", "gpu01 slots=many\n");
     console.shows(&["line 1", "many"]).press(ENTER);
     enter_is_refused(&site, &console);
-    // The recipe changes too.
+    // The form also reads a changed recipe again.
     console.press("t").press("g").press(ENTER).shows(&["On this machine", "Start small-short?"]);
     let recipe = std::fs::read_to_string(site.root.join("configs/small/short.toml")).unwrap();
     site.write("configs/small/short.toml", &recipe.replace("steps = 6000", "steps = 41"));

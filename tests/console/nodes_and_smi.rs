@@ -1,4 +1,4 @@
-//! The node screens and commands, on a rig of SSH servers. Skipped with a message where the rig cannot start.
+//! Tests of the node screens and commands, on a rig of SSH servers. Where the rig cannot start, they print that they are skipped.
 
 use crate::pty::{ENTER, ESC, Pty};
 use crate::test_site::{TestSite, VIDTUI};
@@ -22,7 +22,7 @@ fn console(rig: &Rig, site: &TestSite, size: (u16, u16)) -> Pty {
     Pty::start(size, &words[0], &args, &[], &site.root)
 }
 
-/// Starts a process that looks like a rank of a run.
+/// A shell command that starts a process with the environment of a rank.
 const RANK: &str =
     "VIDTUI_RUN=2026-11-20T0340-demo-k7f2 RANK=5 LOCAL_RANK=1 setsid sleep 1000 >/dev/null 2>&1 </dev/null &";
 

@@ -1,4 +1,4 @@
-//! Runs with `trainer = "command"`: a shell script that logs and saves like cogvideox-factory.
+//! Tests of runs with `trainer = "command"`: a shell script that logs and saves like cogvideox-factory.
 
 use crate::test_site::TestSite;
 use rundir::{EventKind, RunDir};

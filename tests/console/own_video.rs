@@ -1,4 +1,5 @@
-//! From a folder of videos to a video, with the keys of the console and the real trainer. Skipped aloud without one.
+//! Encodes a folder of videos, trains on it and samples a video, with the keys of the console and the real trainer.
+//! Without the trainer, the test prints that it is skipped.
 
 use crate::pty::ENTER;
 use crate::real_trainer::trainer;

@@ -117,13 +117,13 @@ impl Pty {
         writer.flush().unwrap();
         drop(writer);
         if keys == ESC {
-            // If the program reads Escape together with the next key, it is Alt and that key.
+            // If the program reads Escape together with the next key, it takes them for Alt and that key.
             self.meanwhile("Escape to be read", || self.has_read_everything());
         }
         self
     }
 
-    /// Whether the program has read every key.
+    /// Returns whether the program has read every key.
     pub fn has_read_everything(&self) -> bool {
         let mut open = std::fs::File::options();
         let terminal =

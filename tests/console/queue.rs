@@ -1,4 +1,4 @@
-//! The queue of runs: order, hold, entries that cannot start, stages that continue each other, and the program that works on it.
+//! Tests of the queue of runs: order, hold, entries that cannot start, stages that continue each other, and the worker.
 
 use crate::test_site::TestSite;
 use nix::sys::signal::{Signal, kill};
@@ -22,7 +22,7 @@ fn add(site: &TestSite, name: &str, more: &[&str]) {
     site.succeeds(&[&SHORT[..], &["--name", name], more].concat());
 }
 
-/// The entries in their order, each with a field as text.
+/// Returns the id and one field of each entry, in the order of the queue.
 fn entries(site: &TestSite, field: &str) -> Vec<(u64, String)> {
     let listed = site.json(&["queue", "--json"]);
     let text = |entry: &Value| match &entry[field] {
@@ -40,7 +40,7 @@ fn are(states: &[(u64, String)], want: &[(u64, &str)]) -> bool {
     states.iter().map(|(id, state)| (*id, state.as_str())).eq(want.iter().copied())
 }
 
-/// The names of the runs in the order in which they were created.
+/// Returns the names of the runs in the order in which they were created.
 fn names(site: &TestSite) -> Vec<String> {
     let mut runs: Vec<_> = site.runs().iter().map(|run| run.read_run().unwrap()).collect();
     runs.sort_by(|a, b| a.created_s.total_cmp(&b.created_s));
@@ -88,7 +88,7 @@ fn a_held_entry_is_skipped_until_it_is_released() {
     site.succeeds(&["queue", "release", "1"]);
     until_idle(&site);
     assert_eq!(names(&site), ["b", "a"]);
-    // What was started cannot be held, and what is removed does not come back.
+    // A started entry cannot be held, and removing an entry keeps its run.
     assert_eq!(site.error(&["queue", "hold", "1"]).1, "run-is-alive");
     assert_eq!(site.error(&["queue", "hold", "7"]), (2, "unknown-name".into()));
     site.succeeds(&["queue", "remove", "1", "2"]);
@@ -103,7 +103,7 @@ fn an_entry_that_cannot_start_reports_why_and_the_next_one_starts() {
     until_idle(&site);
     let source = site.runs().remove(0);
     let checkpoint = source.step_dir(10);
-    // They wait while their checkpoint and their data are deleted.
+    // The entries are held while a checkpoint is deleted. The data of the second one does not exist yet.
     add(&site, "gone", &["--hold", "--init", checkpoint.as_str()]);
     add(&site, "no-data", &["--hold", "--set", "data.index=data/copy.jsonl"]);
     add(&site, "good", &["--hold"]);
@@ -121,7 +121,7 @@ fn an_entry_that_cannot_start_reports_why_and_the_next_one_starts() {
         "{failures:?}"
     );
     assert!(failures[2].1.contains("data/copy.jsonl"), "{failures:?}");
-    // Once the reason is gone, it can start.
+    // Once the data exists, the entry can start.
     fs::copy(site.root.join("data/short.jsonl"), site.root.join("data/copy.jsonl")).unwrap();
     site.succeeds(&["queue", "release", "3"]);
     until_idle(&site);
@@ -180,7 +180,7 @@ fn a_queue_has_one_worker_and_another_one_continues_after_its_end() {
     let worker = queue(&site).worker().unwrap();
     kill(Pid::from_raw(worker.pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     site.until("the worker to be gone", || queue(&site).worker().is_none());
-    // It was killed after it had recorded a run, and before it created the run.
+    // The worker was killed after it had recorded a run, and before it created the run.
     let record = |entries: &mut Vec<rundir::QueueEntry>, _| {
         let run = rundir::RunId::parse("2026-11-20T0340-a-k7f2").unwrap();
         entries[0].state = QueueState::Starting { run, at_s: 1.0 };

@@ -1,4 +1,4 @@
-//! Sessions at the console: stages, launch, monitoring, stop, resume, export, kill, quit and reopen.
+//! Tests of console sessions: stages, launch, monitoring, stop, resume, export, kill, quit and reopen.
 
 use crate::pty::{ENTER, ESC, Pty};
 use crate::test_site::{TestSite, VIDTUI};
@@ -72,7 +72,7 @@ fn the_console_and_the_export_command_write_the_same_chart() {
     let site = TestSite::new().with("FAKE_STEP_MS", "1");
     site.succeeds(&["launch", "configs/small:short", "--set", "train.steps=30", "--wait"]);
     let console = site.console(SIZE, &[], &[]);
-    // The values follow after the panels.
+    // The console draws the panels before it has the values.
     console.shows(&["finished"]).press(ENTER).shows(&["Gradient norm", "mean 1."]);
     console.press("L").press("S").press("e").shows(&["Wrote "]);
     let by_key = site.root.read_dir_utf8().unwrap().flatten().find(|entry| entry.file_name().ends_with("loss.svg"));
@@ -208,7 +208,7 @@ fn the_mouse_works_in_tmux_whether_or_not_tmux_uses_the_mouse_itself() {
         let site = TestSite::new();
         site.write("tmux.conf", &format!("set -g mouse {mouse}\nset -g status off\nset -g escape-time 0\n"));
         let command = format!("{VIDTUI} --runs runs");
-        // The server of this test, which ends with its only session.
+        // The test has its own tmux server, which ends with its only session.
         let args = ["-u", "-S", "tmux.socket", "-f", "tmux.conf", "new-session", &command];
         let mut tmux = Pty::start(SIZE, "tmux", &args, &site.env(), &site.root);
         tmux.shows(&["No runs yet"]).press("\x1b[<0;22;1M\x1b[<0;22;1m");

@@ -1,4 +1,4 @@
-//! The console restores the terminal on every exit.
+//! Tests that the console restores the terminal on every exit.
 
 use crate::pty::{CTRL_C, CTRL_Z, ENTER, ESC, Pty, colour_codes};
 use crate::test_site::TestSite;
@@ -230,7 +230,7 @@ fn kill_on_a_terminal_asks_and_only_a_yes_kills() {
 #[allow(dead_code, reason = "the console uses the rest")]
 mod of_the_console;
 
-/// Set where [`panic_with_the_terminal_taken`] must panic.
+/// The environment variable with which [`panic_with_the_terminal_taken`] panics.
 const PANIC: &str = "VIDTUI_TEST_PANIC";
 
 /// Not a test: the program that panics. The test above runs it in a terminal.

@@ -178,7 +178,7 @@ impl TestSite {
         self.until(&format!("{run} to reach step {step}"), || self.has_reached(run, step));
     }
 
-    /// Whether a run has completed a step.
+    /// Returns whether a run has completed a step.
     pub fn has_reached(&self, run: &str, step: u64) -> bool {
         self.json(&["status", run, "--json"])["step"].as_u64().is_some_and(|done| done >= step)
     }
@@ -197,7 +197,7 @@ impl TestSite {
 
 impl Drop for TestSite {
     fn drop(&mut self) {
-        // First the program that would start more runs.
+        // The worker of the queue is killed first, because it would start more runs.
         if let Some(worker) = rundir::Queue::of(&self.root.join("runs")).worker() {
             let _ = Command::new("kill").args(["-KILL", &worker.pid.to_string()]).status();
         }

@@ -1,4 +1,4 @@
-//! Compiles and runs CUDA kernels on a CPU, and breaks them on purpose. For the tests of kernels.
+//! Support for tests of CUDA kernels: compiles and runs the kernels on a CPU, and breaks them on purpose.
 //!
 //! `src/kernels/cuda/on_cpu` has an emulator of the CUDA instructions that the kernels use, a race checker, and programs that compare
 //! kernels with a reference. g++ compiles them, so they need neither a GPU, nor CUDA, nor libtorch.
@@ -41,7 +41,7 @@ pub fn compiled<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) {
 pub struct Program {
     /// The source that includes the kernels.
     pub kernels: &'static str,
-    /// The others.
+    /// The sources without kernels.
     pub parts: &'static [&'static str],
 }
 
@@ -90,7 +90,7 @@ pub fn run(program: &Path, args: &[String]) -> (i32, String) {
     (out.status.code().unwrap_or(STOPPED), text.into_owned())
 }
 
-/// Runs a program with each list of arguments; returns why the first run that fails does.
+/// Runs a program with each list of arguments; returns the reason of the first failure.
 pub fn failure(program: &Path, runs: impl IntoIterator<Item = Vec<String>>, what: &str) -> Option<&'static str> {
     for args in runs {
         match run(program, &args).0 {
@@ -108,7 +108,7 @@ pub fn failure(program: &Path, runs: impl IntoIterator<Item = Vec<String>>, what
 pub struct Breaks {
     /// Headers that the kernels need. All are copied.
     pub headers: &'static [&'static str],
-    /// Those of them in which statements are removed.
+    /// The headers in which statements are removed.
     pub kernels: &'static [&'static str],
     /// Statements that are removed, one place at a time.
     pub statements: &'static [&'static str],

@@ -132,7 +132,8 @@ const BREAKS: Breaks = Breaks {
     ],
 };
 
-/// Runs all operators on a shape with samples, parts and chunks, and on rows of several blocks of columns; returns why one fails.
+/// Runs all operators on a shape with samples, parts and chunks, and on rows of several blocks of columns; returns the reason of
+/// the first failure.
 fn why(program: &Path, what: &str) -> Option<&'static str> {
     let runs = [[2, 50, 19, 72, 3, 0, 1], [2, 19, 18, 328, 41, 1, 2]]
         .into_iter()

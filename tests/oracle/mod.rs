@@ -1,4 +1,4 @@
-//! Locates the recorded numbers: the project's fixtures, or the folder in `VIDTUI_ORACLE`.
+//! Locates the recorded numbers of reference implementations: the project's fixtures, or the folder in `VIDTUI_ORACLE`.
 //!
 //! Each crate that is compared with these numbers compiles this file into its tests.
 
@@ -6,10 +6,10 @@
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-/// The variable with another folder of recorded numbers.
+/// The environment variable that names another folder of recorded numbers.
 pub const VARIABLE: &str = "VIDTUI_ORACLE";
 
-/// The subfolders of such a folder.
+/// The subfolders of such a folder. It has at least one of them.
 const KINDS: [&str; 13] = [
     "cogvideox",
     "cogvideox15",
@@ -26,10 +26,10 @@ const KINDS: [&str; 13] = [
     "vae",
 ];
 
-/// The folder of recorded numbers.
+/// Returns the folder of recorded numbers.
 ///
 /// # Panics
-/// When the variable names no such folder: a test that compares nothing must not pass.
+/// If the variable does not name such a folder: a test that compares nothing must not pass.
 pub fn root() -> Utf8PathBuf {
     let workspace = Utf8Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let here = std::env::current_dir().expect("tests run somewhere");
@@ -72,14 +72,14 @@ pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> V
     found
 }
 
-/// The files `START*.safetensors` of TTT layers.
+/// Returns the files `START*.safetensors` of TTT layers.
 pub fn ttt_files(start: &str) -> Vec<Utf8PathBuf> {
     entries("ttt", &format!("{start}*.safetensors"), |path| {
         path.extension() == Some("safetensors") && path.file_name().is_some_and(|name| name.starts_with(start))
     })
 }
 
-/// The diffusers models.
+/// Returns the folders of diffusers models.
 pub fn models() -> Vec<Utf8PathBuf> {
     entries("cogvideox", "*/transformer/config.json", |folder| folder.join("transformer/config.json").is_file())
 }
@@ -111,8 +111,8 @@ pub fn weight_files(transformer: &Utf8Path) -> Vec<Utf8PathBuf> {
     files.into_iter().map(|file| transformer.join(file)).collect()
 }
 
-/// The Python of the benches, with torch, diffusers and the packages of a marker: `complete`, or `complete-lora` for peft and
-/// transformers.
+/// Returns the Python of the benches with torch, diffusers and the packages of a marker: `complete`, or `complete-lora` for
+/// peft and transformers. Returns `None` if it is not installed.
 pub fn python(marker: &str) -> Option<Utf8PathBuf> {
     let absolute = |name| std::env::var(name).ok().map(Utf8PathBuf::from).filter(|dir| dir.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;

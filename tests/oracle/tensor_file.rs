@@ -6,7 +6,7 @@ use safetensors::tensor::TensorView;
 use std::collections::HashMap;
 use tch::{Kind, Tensor};
 
-/// Writes a safetensors file with this free text.
+/// Writes a safetensors file with this metadata.
 pub fn write<'a>(
     path: &Utf8Path,
     tensors: impl IntoIterator<Item = (&'a String, &'a Tensor)>,

@@ -1,4 +1,4 @@
-//! Tests that a rig ends with its value, its process or its parent, and that nothing of it is left.
+//! Tests that a rig ends with its `Rig` value, its process or its parent, and that nothing of the rig is left.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

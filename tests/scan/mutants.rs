@@ -39,7 +39,7 @@ const BREAKS: Breaks = Breaks {
     ],
 };
 
-/// Runs a program in three orders of threads; returns why it fails.
+/// Runs a program in three orders of threads; returns the reason of the first failure.
 fn why(program: &Path, what: &str) -> Option<&'static str> {
     let runs =
         ["mlp", "linear"].into_iter().flat_map(|kind| (0..3).map(move |seed| arguments(kind, [32, 5, 2, 1, seed])));

@@ -1,4 +1,4 @@
-//! Compares the reference and the kernels with recorded numbers of upstream's scan in fp64: the files `op_ttt_*`.
+//! Compares the plain loops and the kernels with numbers of ttt-video-dit's scan, recorded in fp64: the files `op_ttt_*`.
 
 #[path = "../oracle/mod.rs"]
 mod oracle;

@@ -1,4 +1,4 @@
-//! Adapters (LoRA) end to end: trained on a diffusers model, exported, merged at sampling, trained further, with dropout.
+//! Tests of adapters (LoRA): trained on a diffusers model, exported, merged at sampling, trained further, with dropout.
 
 use crate::harness::{RunUnderTest, Scene, assert_close, latest, losses, tensors};
 use crate::oracle;
@@ -40,7 +40,7 @@ fn adapted(scene: &Scene, model: &TinyModel) -> Vec<String> {
     sets
 }
 
-/// Trains from weights, with more settings.
+/// Trains a run from weights, with `sets` and then `more` settings.
 fn train(scene: &Scene, name: &str, mesh: &[usize], from: &Utf8Path, sets: &[String], more: &[&str]) -> RunUnderTest {
     let sets: Vec<&str> = sets.iter().map(String::as_str).chain(more.iter().copied()).collect();
     scene.launch_from(name, mesh, &sets, StartFrom::Weights { path: from.to_owned() }).finish()
@@ -60,7 +60,7 @@ fn exported(scene: &Scene, run: &RunUnderTest) -> [Utf8PathBuf; 3] {
     })
 }
 
-/// Returns the largest difference between two videos, of 255.
+/// Returns the largest difference between two videos, on a scale of 255.
 fn apart(a: &[u8], b: &[u8]) -> u8 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
@@ -78,7 +78,7 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
         convert(&ConvertRequest { merge, scale, ..ConvertRequest::new(&model.checkpoint, target, Form::Internal) })
     };
     let (merged, half) = (merging("merged", 1.0), merging("half", 0.5));
-    // The weights that it was trained on are known.
+    // The adapter records the weights that it was trained on. Merging into other weights gives a note.
     let lora = LoraFile::open(&checkpoint).unwrap();
     let warnings = |weights: &Utf8Path| {
         let merge = Some(checkpoint.clone());
@@ -103,7 +103,7 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
     let without = pixels(&sample("without", &[1, 1], &model.checkpoint, &plain), 0);
     assert!(apart(&want, &without) > 20 && apart(&want, &want_half) > 5, "the adapters have no effect");
 
-    // The adapters of the checkpoint, beside the weights that it names.
+    // The adapters of the checkpoint, with the base weights that it names.
     let own = |recipe: &mut Recipe| recipe.lora = run.dir.read_run().unwrap().recipe().unwrap().lora;
     // Files of each form and the checkpoint, merged into the base.
     let files = exported(&scene, &run);
@@ -166,7 +166,7 @@ fn adapters_of_ttt_layers_are_merged_and_start_training() {
     let (started, fresh) = (first("from", &model.checkpoint, &[&from]), first("fresh", &merged, &[]));
     assert!((started - fresh).abs() < 1e-5, "first loss {started}, with merged weights {fresh}");
 
-    // Files have no names for them.
+    // Adapter files have no names for TTT layers, so the export leaves them out.
     let request = ConvertRequest::new(&checkpoint, scene.path.join("file"), Form::Lora(LoraForm::Peft));
     let report = weights::plan_conversion(&request).unwrap().report;
     assert!(
@@ -197,7 +197,7 @@ fn diffusers_and_peft_compute_with_exported_adapters_what_merged_weights_give() 
 }
 
 /// Prints the relative error of the network's output against that of merged weights: without adapters, and with the file of
-/// each form. kohya's formula is written out, because ComfyUI is no package.
+/// each form. kohya's formula is written out, because ComfyUI is not a Python package.
 const COMPARES: &str = r#"
 import json, sys, torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXPipeline, CogVideoXTransformer3DModel
@@ -274,7 +274,7 @@ fn training_starts_from_an_adapter_file_as_from_its_checkpoint() {
             assert_close(&losses(&run), &want, 1e-4, &name);
         }
     }
-    // Another alpha scales the product of the factors otherwise, so B is rescaled.
+    // With another alpha, the trainer rescales B, so that the product of the factors stays the same.
     let from = format!("lora.from={}", exported_once(&scene, &run));
     let rescaled = losses(&train(&scene, "alpha", &[1, 1], &model.checkpoint, &sets, &[&from, "lora.alpha=1.5"]));
     assert_close(&rescaled[..1], &want[..1], 1e-4, "the first loss with another alpha");
@@ -290,7 +290,7 @@ fn training_starts_from_an_adapter_file_as_from_its_checkpoint() {
     assert_eq!(refused("more", "lora.targets=[\"attention\", \"feed_forward\"]"), Some(ErrorCode::TensorMismatch));
 }
 
-/// Exports the adapters of a run as another file.
+/// Exports the adapters of a run to another file, in the form of diffusers.
 fn exported_once(scene: &Scene, run: &RunUnderTest) -> Utf8PathBuf {
     let target = scene.path.join("again");
     convert(&ConvertRequest::new(latest(&run.dir).unwrap().dir, target, Form::Lora(LoraForm::Diffusers)))

@@ -1,4 +1,4 @@
-//! Ranks that encode videos, and training on the conditions that they make. Skipped aloud without ffmpeg.
+//! Tests of ranks that encode videos, and of training on the encoded conditions. Without ffmpeg, the tests print that they are skipped.
 
 use crate::harness::{Env, RunUnderTest, Running, Scene, SmallDisk, losses};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// Makes clips with captions and checks them; returns the manifest. None without ffmpeg.
+/// Makes clips with captions and checks them; returns the manifest, or `None` without ffmpeg.
 fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
     if let Err(failure) = video::check_installed() {
         eprintln!("skipped: {failure}");
@@ -26,7 +26,7 @@ fn manifest(scene: &Scene, clips: usize) -> Option<Utf8PathBuf> {
     for clip in 0..clips {
         let path = folder.join(format!("{clip:02}.mp4"));
         if clip > 0 {
-            // Other bytes with the same pictures: a box that players skip.
+            // An appended MP4 box that players skip changes the bytes and not the pictures.
             fs::copy(&first, &path).unwrap();
             let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
             file.write_all(&[0, 0, 0, 9, b'f', b'r', b'e', b'e', clip as u8]).unwrap();
@@ -46,7 +46,7 @@ fn encode(scene: &Scene, manifest: &Utf8Path, out: &str, ranks: usize, sets: &[&
     encode_with(scene, manifest, (out, ranks), sets, Vec::new())
 }
 
-/// As [`encode`], with environment variables of the ranks.
+/// Like [`encode`], with environment variables of the ranks.
 fn encode_with(scene: &Scene, manifest: &Utf8Path, (out, ranks): (&str, usize), sets: &[&str], env: Env) -> Running {
     let fixtures = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/oracle");
     let model = scene.path.join("model");
@@ -104,7 +104,7 @@ fn train(scene: &Scene, data: &str, name: &str, sets: &[&str]) -> Running {
 fn image_to_video_and_inpainting_train_on_an_encoded_data_set() {
     let scene = Scene::new();
     let Some(manifest) = manifest(&scene, 4) else { return };
-    // A clip that is written after it was checked.
+    // This clip changes after the check.
     let changed = scene.path.join("clips/03.mp4");
     fs::copy(scene.path.join("clips/00.mp4"), &changed).unwrap();
 
@@ -138,7 +138,7 @@ fn waiting(run: &RunUnderTest) -> [u64; 4] {
     [stages.probe, stages.decode, stages.vae, stages.text].map(|stage| stage.waiting)
 }
 
-/// Returns the environment with an ffmpeg that first does something for some arguments: a case of a shell.
+/// Returns the environment with an ffmpeg that first runs `case`, a branch of a shell `case` over its arguments.
 fn ffmpeg_that(scene: &Scene, name: &str, case: &str) -> Env {
     let path = scene.path.join(name);
     fs::write(&path, format!("#!/bin/sh\ncase \"$*\" in {case};; esac\nexec ffmpeg \"$@\"\n")).unwrap();
@@ -174,7 +174,7 @@ fn an_ffmpeg_that_is_killed_once_is_run_again_and_one_that_is_always_killed_cost
     let data = scene.path.join("always");
     let ids = || lines(&data).into_iter().map(|line| line.id).collect::<Vec<_>>();
     assert_eq!(ids(), ["00.mp4", "02.mp4"]);
-    // The program works again.
+    // With a working ffmpeg, the failed clip is encoded.
     fs::remove_dir_all(scene.path.join("runs")).unwrap();
     encode(&scene, &manifest, "always", 1, &["encode.retry_failed=true"]).finish();
     assert_eq!(ids(), ["00.mp4", "01.mp4", "02.mp4"]);
@@ -215,7 +215,7 @@ fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encod
     let whole = files(&scene.path.join("alone"));
     assert_eq!(lines(&scene.path.join("alone")).len(), MANY);
 
-    // The rank that made the queue and holds the folder.
+    // Rank 0 made the queue and holds the lease of the folder.
     let data = scene.path.join("killed");
     let mut ranks = encode(&scene, &manifest, "killed", 2, &[]);
     ranks.wait_for("the first item", |_| has_begun(&data));
@@ -224,7 +224,7 @@ fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encod
     assert!(outputs[1].status.success(), "{}", String::from_utf8_lossy(&outputs[1].stderr));
     assert_eq!(files(&data), whole);
 
-    // All ranks, and a second attempt.
+    // All ranks are killed, and a second attempt completes the data set.
     let data = scene.path.join("resumed");
     let mut ranks = encode(&scene, &manifest, "resumed", 2, &[]);
     ranks.wait_for("the first item", |_| has_begun(&data));
@@ -238,7 +238,7 @@ fn a_rank_that_is_killed_while_encoding_leaves_the_bytes_of_an_undisturbed_encod
 /// So many clips that their latents take several blocks of a disk.
 const MANY: usize = 40;
 
-/// Returns the environment in which all clips but the first ten are decoded when `gate` exists.
+/// Returns the environment in which all clips but the first ten are decoded only after `gate` exists.
 fn gated(scene: &Scene, gate: &Utf8Path) -> Env {
     let case = format!("*/[123]?.mp4*pipe:*) while [ ! -e {gate} ]; do sleep 0.05; done");
     ffmpeg_that(scene, &format!("ffmpeg-{}", gate.file_name().unwrap()), &case)
@@ -280,7 +280,7 @@ fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undist
         assert_eq!(run.rank_failure(rank), Some(ErrorCode::DiskFull));
     }
     assert!(failed(&run).is_empty(), "a full disk fails no clip: {:?}", failed(&run));
-    // Nothing that a training run reads is there.
+    // The folder has no file that a training run reads.
     assert_eq!(names(&data), ["work"]);
     disk.grow();
     run.attempt(&[2, 1], StartFrom::Random, 0).finish();

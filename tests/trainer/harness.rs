@@ -29,14 +29,14 @@ pub struct Scene {
     _folder: tempfile::TempDir,
     pub path: Utf8PathBuf,
     index: Utf8PathBuf,
-    /// The settings of its recipes.
+    /// The settings of all recipes of this scene.
     sets: &'static [&'static str],
 }
 
-/// A run whose processes have ended.
+/// A run, and the settings of its next attempts.
 pub struct RunUnderTest {
     pub dir: RunDir,
-    /// The rendezvous of the ranks.
+    /// The folder with a rendezvous store for each attempt.
     stores: Utf8PathBuf,
     attempt: u32,
     /// The steps of the next attempts, if different from the recipe's.
@@ -47,7 +47,7 @@ pub struct RunUnderTest {
     pub env: Env,
 }
 
-/// Variables of ranks.
+/// Environment variables of ranks.
 pub type Env = Vec<(&'static str, String)>;
 
 /// A run with running ranks.
@@ -57,12 +57,12 @@ pub struct Running {
 }
 
 impl Scene {
-    /// Videos of three latent frames, and plain CogVideoX.
+    /// Makes a scene with videos of three latent frames and a CogVideoX without TTT layers.
     pub fn new() -> Self {
         Self::with(3, 1, &[])
     }
 
-    /// Videos of two segments with a text each, and a network with TTT layers.
+    /// Makes a scene with videos of two segments, each with a text, and a network with TTT layers.
     pub fn of_segments() -> Self {
         Self::with(
             25,
@@ -103,7 +103,7 @@ impl Scene {
         self.text_dataset_of_width(folder, text_len, texts, 8)
     }
 
-    /// As [`Scene::text_dataset`], with texts of `width` features.
+    /// Like [`Scene::text_dataset`], with texts of `width` features.
     pub fn text_dataset_of_width(&self, folder: &Utf8Path, text_len: usize, texts: u64, width: usize) -> Utf8PathBuf {
         let mut lines = String::new();
         for item in 0.. {
@@ -137,7 +137,7 @@ impl Scene {
         self.start(&self.path.join("runs"), name, mesh, sets, start, Vec::new())
     }
 
-    /// Starts a run of one rank whose process may have this many bytes of its own data.
+    /// Starts a run of one rank whose process may have this many bytes of private memory.
     pub fn launch_within(&self, bytes: u64, name: &str, sets: &[&str]) -> Running {
         let env = vec![(DATA_LIMIT, bytes.to_string())];
         self.start(&self.path.join("runs"), name, &[1, 1], sets, StartFrom::Random, env)
@@ -190,7 +190,7 @@ impl Scene {
         self.begin(runs, name, mesh, resolved.table, start, env)
     }
 
-    /// Starts a run of a recipe that is not that of this scene.
+    /// Starts a run of a recipe that does not use the settings of this scene.
     pub fn launch_recipe(&self, name: &str, ranks: usize, recipe: Resolved, env: Env) -> Running {
         let runs = self.path.join("runs");
         self.begin(&runs, name, &[ranks, 1], recipe.table, StartFrom::Random, env)
@@ -208,7 +208,7 @@ impl Scene {
         let source = weights::WeightsSource::open(weights).unwrap_or_else(|failure| panic!("{failure}"));
         let mut model = source.model().unwrap().clone();
         if model.layer != Layer::None {
-            // Two tokens divide the sequences of all tests.
+            // The sequence lengths of all tests are multiples of 2.
             model.ttt_mini_batch = 2;
         }
         let mut recipe = Recipe::for_sampling(&model, None).unwrap();

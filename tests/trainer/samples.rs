@@ -86,7 +86,7 @@ pub fn failure(run: &RunUnderTest) -> Failure {
     run.events().into_iter().find_map(|event| failed(event.kind)).expect("the run failed")
 }
 
-/// Returns the files in a folder and below whose names do not begin with `logs`.
+/// Returns all files in a folder and its subfolders.
 fn files(folder: &Utf8Path) -> Vec<Utf8PathBuf> {
     let Ok(entries) = folder.read_dir_utf8() else { return Vec::new() };
     let paths = entries.map(|entry| entry.unwrap().into_path());
@@ -150,7 +150,7 @@ fn the_first_image_changes_the_video_of_an_image_to_video_model() {
     let (a, b) = (picture("a.png", |i| i as u8), picture("b.png", |i| 255 - (i / 9) as u8));
     let prompts = [format!("a rabbit --i {a}"), format!("a rabbit --i {b}")];
     let prompts = [prompts[0].as_str(), prompts[1].as_str()];
-    // Learned positions hold for one size.
+    // Learned positions hold for one size only, so the recipe does not set a size.
     let own_size = |recipe: &mut Recipe| (recipe.sample.height, recipe.sample.width) = (0, 0);
     let run = model.sample(&scene, "images", &[1, 1], &prompts, Vec::new(), own_size).finish();
     assert_eq!((sidecar(&run, 0).image, sidecar(&run, 1).image), (Some(a), Some(b)));
@@ -205,7 +205,7 @@ fn a_model_for_inpainting_trains_with_samples_and_makes_videos_from_text_and_fro
     assert!(while_training[0] != while_training[1] && while_training[1] != while_training[2], "images have no effect");
     assert_eq!((sidecar(&trained, 0).image, sidecar(&trained, 1).image), (None, Some(a)));
 
-    // The checkpoint alone, on one rank and on a mesh.
+    // Samples the checkpoint outside training, on one rank and with TP.
     let checkpoint = latest(&trained.dir).unwrap().dir;
     let sample = |name: &str, mesh: &[usize]| {
         let run = scene.sample(name, mesh, &checkpoint, Vec::new(), |recipe| {
@@ -239,7 +239,7 @@ fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
     let finished = |run: &RunUnderTest| run.events().iter().any(|event| event.kind == EventKind::Finished);
     assert!(finished(&calm));
 
-    // In the second round, which makes the third and the fourth sample.
+    // The kill is in the second round, which makes the third and the fourth sample.
     let mut running = start("killed", vec![("TRAIN_PACE_S", "1".into())]);
     running.wait_for_step(6);
     running.signal(1, "KILL");
@@ -273,7 +273,7 @@ fn a_killed_or_stopped_attempt_resumes_to_the_bytes_of_an_undisturbed_one() {
 fn a_full_disk_leaves_no_half_written_video_and_a_resume_makes_it() {
     let scene = Scene::new();
     let model = TinyModel::text_to_video(&scene);
-    // The disk is full in the middle of the video, and then after it.
+    // The first disk is full in the middle of the video, the second after it.
     for size in ["size=4k", "size=8k"] {
         let Some(disk) = SmallDisk::mount(&scene, size) else {
             eprintln!("skipped: a small disk cannot be mounted here (needs root)");
@@ -425,8 +425,8 @@ fn sidecars_record_whether_a_video_is_made_from_the_average_of_the_weights() {
     assert!(!sample("none", &model.checkpoint, UseEma::Auto), "converted weights have no average");
 }
 
-/// Writes clips with the tensors of a condition beside their latents, each with `tensors` of these frames and channels, and texts of
-/// `text_dim` features; returns the index. The masks of the first clip hide everything.
+/// Writes clips with the tensors of a condition beside their latents, and texts of `text_dim` features; returns the index. `tensors`
+/// has the name, the frames and the channels of each tensor. The masks of the first clip hide everything.
 fn conditioned(
     scene: &Scene,
     name: &str,
@@ -480,7 +480,7 @@ fn the_validation_loss_of_models_with_conditions_has_the_same_noise_masks_and_dr
         // New weights return zeros, whatever the condition is.
         let learned = launch("learned", &[1, 1], 0.0, &["optimizer.lr=0.01"], StartFrom::Random);
         let path = latest(&learned.dir).unwrap().dir;
-        // Weights that do not move have the same loss at every point: nothing is drawn again.
+        // Weights that do not move have the same loss at every point if the validation draws nothing new.
         let still = ["optimizer.lr=1e-30", "optimizer.lr_end=1e-30", "optimizer.weight_decay=0"];
         let points = |name: &str, mesh: &[usize], share: f64| {
             let points = validation(&launch(name, mesh, share, &still, StartFrom::Weights { path: path.clone() }));

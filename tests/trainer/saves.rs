@@ -1,5 +1,5 @@
-//! Checkpoints after crashes, damage and full disks: a resume finds the newest complete one, and gives the
-//! losses of a run without faults.
+//! Tests of checkpoints after crashes, damage and full disks: a resume finds the newest complete checkpoint, and gives
+//! the losses of a run without faults.
 
 use crate::harness::{RunUnderTest, Running, Scene, SmallDisk, latest, losses};
 use camino::Utf8Path;
@@ -185,7 +185,7 @@ fn the_next_attempt_reserves_the_time_of_the_last_saves_from_its_first_step() {
     let kind = EventKind::CheckpointSaved { path: run.dir.step_dir(2), bytes: 1, seconds: 1000.0 };
     let slow = Event::new(run.events().last().unwrap().t, 1, Some(2), kind);
     let mut events = LineAppender::open(&run.dir.events()).unwrap();
-    // One slow save could be a disk that hung once.
+    // One slow save could be a disk that hung once, so two are recorded.
     events.append(&slow).unwrap();
     events.append(&slow).unwrap();
     run.train_on_to(100_000);

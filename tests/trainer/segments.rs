@@ -1,4 +1,4 @@
-//! The trainer in a later stage of long videos: TTT layers, two segments with a text each, several blocks.
+//! Tests of the trainer in a later stage of long videos: TTT layers, two segments with a text each, several blocks.
 
 use crate::harness::{RunUnderTest, Scene, assert_close, losses};
 use rundir::StartFrom;
@@ -66,7 +66,7 @@ fn ttt_layers_in_half_precision_have_losses_close_to_fp32() {
             let set = format!("train.dtype={dtype}");
             losses(&trained(&scene, &format!("{name}-{dtype}"), &mesh, &[&set, "train.trainable=qkvo"]))
         };
-        // A bfloat16 has eight bits: a rounding is at most one part in 256.
+        // A bfloat16 has eight significant bits: rounding changes a number by at most one part in 256.
         assert_close(&run("bfloat16"), &run("float32"), 0.02, name);
     }
 }

@@ -15,7 +15,7 @@ pub enum ActionRequest {
     KillOnNodes {
         /// The source of the node list.
         of: FleetSource,
-        /// The nodes.
+        /// The nodes on which processes end.
         nodes: Vec<NodeId>,
         /// The users whose processes may be ended.
         scope: KillScope,
@@ -24,14 +24,14 @@ pub enum ActionRequest {
     },
     /// Resume, stop or kill several runs.
     Runs {
-        /// The action.
+        /// Whether the runs are resumed, stopped or killed.
         verb: RunVerb,
         /// The runs.
         runs: Vec<RunId>,
     },
     /// Delete a checkpoint.
     DeleteCheckpoint {
-        /// The run.
+        /// The run that the checkpoint belongs to.
         run: RunId,
         /// The step of the checkpoint.
         step: u64,
@@ -72,7 +72,7 @@ pub enum ActionPlan {
     },
     /// Resume, stop or kill several runs.
     Runs {
-        /// The action.
+        /// Whether the runs are resumed, stopped or killed.
         verb: RunVerb,
         /// The runs, each with its plan, or why it is refused.
         runs: Vec<(RunId, Result<RunPlan, Failure>)>,
@@ -100,7 +100,7 @@ impl ActionPlan {
         }
     }
 
-    /// Returns the runs that the plan changes by name. One run has one such job at a time.
+    /// Returns the runs that the plan changes by name. A run has at most one such action in progress.
     pub fn runs(&self) -> Vec<RunId> {
         match self {
             Self::KillOnNodes { kill, .. } => {
@@ -123,7 +123,7 @@ impl ActionPlan {
 pub struct ActionResult {
     /// The node, run or checkpoint.
     pub subject: String,
-    /// Whether it succeeded.
+    /// How the action ended.
     pub end: ActionEnd,
     /// The result in one sentence.
     pub text: String,
@@ -138,6 +138,6 @@ pub enum ActionEnd {
     Pending,
     /// The result could not be verified.
     Unknown,
-    /// It failed.
+    /// The action failed.
     Failed,
 }

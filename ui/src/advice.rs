@@ -75,7 +75,7 @@ fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     let text = match &row.state {
         RunState::Failed(failure) | RunState::Crashed(failure) => return failure_lines(model, failure, width),
         RunState::New => "Prepared, never started.".to_owned(),
-        // The sentence about its Slurm job follows.
+        // The sentence about the run's Slurm job follows.
         RunState::Queued => String::new(),
         RunState::Starting if let Some(left_s) = start_left_s(model, row) => late_start(row, left_s),
         RunState::Starting => {
@@ -246,7 +246,7 @@ pub fn may_hang(row: &RunRow) -> bool {
     StateKind::of(&row.state) == StateKind::Stalled || row.findings.iter().any(|found| found.rule == Rule::SlowStep)
 }
 
-/// Returns where a run's first weights came from; none if that is not known or the run has none.
+/// Returns where a run's first weights came from; `None` for a run that does not train and has no parent.
 pub fn origin(row: &RunRow) -> Option<String> {
     match &row.lineage {
         Some(parent) => Some(format!("weights from {}, step {}", short_id(&parent.run), units::grouped(parent.step))),

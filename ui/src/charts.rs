@@ -1,4 +1,4 @@
-//! The lines that the run screen draws of a metric.
+//! The lines that the run screen draws for each metric.
 
 use crate::series::{MAX_RANK_LINES, Segment, Series, Statistic, Track};
 use rundir::{Chart, METRICS, find_metric};
@@ -6,9 +6,9 @@ use rundir::{Chart, METRICS, find_metric};
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
-    /// The track.
+    /// The track with the values of the line.
     pub track: Track,
-    /// The lowest and the highest value around a mean.
+    /// The tracks of the lowest and the highest value, if the line is a mean.
     pub band: Option<(Track, Track)>,
     /// The letter at the end of the line.
     pub mark: char,
@@ -19,7 +19,7 @@ pub struct Curve {
 /// Returns the lines of a metric, by its index in [`METRICS`]. With `each_rank`, the memory of a few ranks has one line per rank.
 pub fn curves(index: usize, each_rank: bool) -> Vec<Curve> {
     let metric = &METRICS[index];
-    // A metric without a chart of its own has one line in one.
+    // A metric without a line in the table is marked with the first letter of its label.
     let (mark, label) =
         metric.line.map_or_else(|| (first_letter(metric.label), metric.label), |line| (line.mark, line.label));
     let curve = |track, mark, label: String| Curve { track, band: None, mark, label };
@@ -51,12 +51,12 @@ pub fn curves_of(chart: Chart, has_gpu_power: bool, each_rank: bool) -> impl Ite
     metrics.flat_map(move |(index, _)| curves(index, each_rank))
 }
 
-/// Returns the letter that marks a line without one in the table.
+/// Returns the letter that marks a line, if the table of metrics has no mark for it.
 pub fn first_letter(label: &str) -> char {
     label.chars().find(|c| c.is_ascii_alphanumeric()).map_or('x', |c| c.to_ascii_lowercase())
 }
 
-/// Returns whether two lines of a run lie on each other. The cost does not grow with the number of samples.
+/// Returns whether two lines of a run coincide. The cost does not grow with the number of samples.
 pub fn coincide(series: &Series, a: Track, b: Track) -> bool {
     /// Parts of a line that are compared by their extremes.
     const PARTS: usize = 32;

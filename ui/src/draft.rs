@@ -16,11 +16,11 @@ pub struct LaunchDraft {
     pub recipe: String,
     /// The name of the run (`--name`).
     pub name: Option<String>,
-    /// The weights that it starts from: a path or a run (`--init`).
+    /// The weights that the run starts from: a path or a run (`--init`).
     pub init: Option<String>,
     /// The overridden keys as `section.key=value` (`--set`), in order.
     pub sets: Vec<String>,
-    /// Where it runs.
+    /// The machines on which the run starts.
     pub target: LaunchTarget,
     /// Whether the mesh is fitted to the ranks.
     pub fit: Fit,
@@ -28,14 +28,14 @@ pub struct LaunchDraft {
     pub push: bool,
     /// The names of the checks that may fail (`--waive`).
     pub waived: Vec<String>,
-    /// How often the user has requested the checks again.
+    /// How many times the user has requested the checks again.
     pub round: u32,
 }
 
 /// The machines of a launch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LaunchTarget {
-    /// This machine, with a number of ranks. By default, the size of the mesh.
+    /// This machine, with a number of ranks; `None` for the size of the mesh.
     Local(Option<usize>),
     /// Nodes of a hostfile.
     Hostfile {
@@ -69,7 +69,7 @@ pub enum Fit {
 }
 
 impl LaunchTarget {
-    /// Returns the hostfile.
+    /// Returns the hostfile; `None` for other targets.
     pub fn hostfile(&self) -> Option<&Utf8Path> {
         match self {
             Self::Hostfile { path, .. } => Some(path),
@@ -77,7 +77,7 @@ impl LaunchTarget {
         }
     }
 
-    /// Returns the file that describes the nodes.
+    /// Returns the file that describes the nodes: a hostfile or a Slurm request.
     pub fn file(&self) -> Option<&Utf8Path> {
         match self {
             Self::Hostfile { path, .. } | Self::Slurm(path) => Some(path),
@@ -109,7 +109,7 @@ impl LaunchTarget {
         }
     }
 
-    /// Forgets nodes that are left out and that the hostfile no longer lists. Returns whether there were any.
+    /// Removes excluded nodes that the hostfile no longer lists. Returns whether there were any.
     pub fn forget_unlisted(&mut self, listed: &[NodeId]) -> bool {
         let Self::Hostfile { exclude, .. } = self else { return false };
         let Some(names) = exclude.as_ref().and_then(|list| hostlist::expand(list).ok()) else { return false };
@@ -124,7 +124,7 @@ impl LaunchTarget {
 }
 
 impl LaunchDraft {
-    /// Sets a key, in place of an earlier value.
+    /// Overrides a key, and replaces an earlier override.
     pub fn set(&mut self, set: &str) {
         self.unset(key_of(set));
         self.sets.push(set.to_owned());
@@ -135,7 +135,7 @@ impl LaunchDraft {
         self.sets.retain(|set| key_of(set) != key);
     }
 
-    /// Waives a check, or no longer.
+    /// Waives a check, or removes its waiver.
     pub fn toggle_waived(&mut self, check: &str) {
         match self.waived.iter().position(|name| name == check) {
             Some(at) => _ = self.waived.remove(at),
@@ -186,8 +186,8 @@ pub fn key_of(set: &str) -> &str {
 /// An answer of the shell to a draft.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum DraftMsg {
-    /// The files of the draft were read. This is the first answer. It is sent again when a file has changed; the launch is then planned
-    /// and checked again.
+    /// The files of the draft were read. This is the first answer. The shell sends it again when a file has changed, and then plans and
+    /// checks the launch again.
     Read {
         /// The files that have changed since the last time.
         changed: Vec<Utf8PathBuf>,
@@ -209,16 +209,16 @@ pub enum DraftMsg {
     Planned {
         /// The plan.
         plan: Box<LaunchPlan>,
-        /// The state of the files that it was made from.
+        /// A hash of the files that the plan was made from.
         files: u64,
     },
     /// The checks so far.
     Checked {
         /// The checks, in order.
         checks: Vec<PreflightRow>,
-        /// Whether these are all.
+        /// Whether `checks` has all checks.
         is_complete: bool,
-        /// The conversion that makes the weights usable.
+        /// The conversion that makes the weights usable, if they need one.
         convert: Option<Box<ConvertOptions>>,
     },
 }
@@ -232,14 +232,14 @@ pub struct PreflightRow {
     pub node: Option<NodeId>,
     /// The result of the check.
     pub result: PreflightResult,
-    /// Whether the launch may go on without it.
+    /// Whether `--waive` accepts the check.
     pub is_waivable: bool,
 }
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum PreflightResult {
-    /// There is no answer yet.
+    /// The check has no result yet.
     Pending,
     /// The check passed; the text gives the values.
     Passed(String),

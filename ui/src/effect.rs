@@ -19,7 +19,7 @@ pub enum Effect {
     PlanResume {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run to resume.
         run: RunId,
         /// The checkpoint, and what is restored from it. The default continues from the newest complete checkpoint.
         options: ResumeOptions,
@@ -28,7 +28,7 @@ pub enum Effect {
     PlanNext {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run that has the checkpoint.
         run: RunId,
         /// The step of the checkpoint; `None` for the newest complete one.
         step: Option<u64>,
@@ -40,31 +40,31 @@ pub enum Effect {
         /// The action.
         request: ActionRequest,
     },
-    /// Execute such an action as shown; answered by `JobMsg::Results` as it progresses, then by `Outcome::Acted` or `Failed`.
+    /// Execute an action plan as shown; answered by `JobMsg::Results` as it progresses, then by `Outcome::Acted` or `Failed`.
     Act {
         /// The job that receives the answer.
         job: JobId,
         /// The plan that was shown.
         plan: Box<ActionPlan>,
-        /// Proof that the user confirmed it.
+        /// Proof that the user confirmed the plan.
         confirmed: Confirmed,
     },
     /// Pin a checkpoint, or unpin it; answered by `Outcome::Pinned` or `Failed`.
     PinCheckpoint {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run that has the checkpoint.
         run: RunId,
         /// The step of the checkpoint.
         step: u64,
-        /// Whether it is pinned afterwards.
+        /// Whether the checkpoint is pinned afterwards.
         is_pinned: bool,
     },
     /// Find the processes that a kill would signal (`KillHow::Kill`); answered by `JobMsg::KillPlanned` or `Failed`.
     PlanKill {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run to kill.
         run: RunId,
     },
     /// Execute a launch or resume plan as shown; answered by `Outcome::Launched` or `Failed`.
@@ -78,7 +78,7 @@ pub enum Effect {
     Stop {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run to stop.
         run: RunId,
     },
     /// Execute a kill plan as shown; answered by `Outcome::Killed` or `Failed`.
@@ -87,14 +87,14 @@ pub enum Effect {
         job: JobId,
         /// The plan that was shown.
         plan: Box<RunKill>,
-        /// Proof that the user confirmed it.
+        /// Proof that the user confirmed the plan.
         confirmed: Confirmed,
     },
     /// Write the stack traces of a run's processes into its folder; answered by `Outcome::Stacks` or `Failed`. Sends no signal.
     CollectStacks {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run whose processes are traced.
         run: RunId,
     },
     /// Draw a chart into a file.
@@ -143,7 +143,7 @@ pub enum Effect {
         job: JobId,
         /// The draft that was planned.
         draft: Box<LaunchDraft>,
-        /// The state of the files that the plan was made from.
+        /// A hash of the files that the plan was made from.
         files: u64,
         /// The plan that was shown.
         plan: Box<LaunchPlan>,
@@ -159,7 +159,7 @@ pub enum Effect {
     PlanSample {
         /// The job that receives the answer.
         job: JobId,
-        /// The run.
+        /// The run whose checkpoint makes the video.
         run: RunId,
         /// The prompt with its flags, as typed.
         prompt: String,
@@ -182,7 +182,7 @@ pub enum Effect {
     Notify {
         /// Whether the bell rings.
         bell: bool,
-        /// The notification.
+        /// The title and the text of the notification; `None` for no notification.
         text: Option<(String, String)>,
     },
     /// Record that alerts are acknowledged, or snoozed; answered by `Outcome::AlertsMuted` or `Failed`.
@@ -223,7 +223,7 @@ pub struct ChartSpec {
     pub run: RunId,
     /// The title: the run's short name.
     pub title: String,
-    /// The chart.
+    /// The chart to draw.
     pub chart: PlottedChart,
     /// Steps or seconds since the first sample.
     pub x: XAxis,
@@ -304,14 +304,14 @@ pub enum Watch {
     Smi {
         /// The source of the node list.
         of: FleetSource,
-        /// The node.
+        /// The node on which nvidia-smi runs.
         node: NodeId,
     },
     /// The processes of nodes that use GPUs or belong to training: `NodeMsg::Processes` for each node repeatedly.
     Processes {
         /// The source of the node list.
         of: FleetSource,
-        /// The nodes.
+        /// The nodes whose processes are listed.
         nodes: Vec<NodeId>,
     },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
@@ -320,18 +320,18 @@ pub enum Watch {
     Compared(RunId),
     /// The video of a sample as cells: one `RunMsg::Clip`.
     Clip {
-        /// The run.
+        /// The run that made the sample.
         run: RunId,
         /// The step of the sample.
         step: u64,
-        /// The number of the prompt.
+        /// The index of the prompt.
         prompt: usize,
         /// The size of the area that shows it.
         size: Size,
     },
-    /// The time of the videos: `RunMsg::NextFrame` at this rate.
+    /// The clock of playing videos: `RunMsg::NextFrame` at this rate.
     Frames {
-        /// The run.
+        /// The run whose videos play.
         run: RunId,
         /// Milliseconds between two frames.
         every_ms: u32,

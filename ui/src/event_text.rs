@@ -97,7 +97,7 @@ pub fn describe(event: &Event) -> (String, Severity) {
     }
 }
 
-/// Returns the end of a path, if it is a checkpoint: its run and its step.
+/// Returns the run and the step of a checkpoint's path, and any other path unchanged.
 fn end_of(path: &Utf8Path) -> String {
     let parts: Vec<&str> = path.components().map(|part| part.as_str()).collect();
     match &parts[..] {

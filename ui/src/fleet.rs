@@ -37,10 +37,10 @@ const LATE_S: f64 = 10.0;
 /// A node to watch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListedNode {
-    /// Its name and number of slots.
+    /// The node's name and number of slots.
     #[serde(flatten)]
     pub node: Node,
-    /// Its state in Slurm, if Slurm manages it.
+    /// The node's state in Slurm; `None` if Slurm does not manage it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmNode>,
 }
@@ -54,7 +54,7 @@ impl From<Node> for ListedNode {
 /// All watched nodes.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
-    /// Their source.
+    /// The source of the node list.
     pub of: FleetSource,
     /// Whether the list could be read; `None` while it loads.
     pub listed: Option<Result<(), Failure>>,
@@ -62,13 +62,13 @@ pub struct Fleet {
     places: HashMap<NodeId, usize>,
     /// The spread of each quantity of [`OUTLYING`] when outliers were last searched.
     spreads: [Option<GpuSpread>; OUTLYING.len()],
-    /// When that was.
+    /// When outliers were last searched, Unix seconds.
     judged_s: Option<f64>,
-    /// When the nodes were watched again after a pause.
+    /// When the nodes were watched again after a pause, Unix seconds.
     resumed_s: f64,
 }
 
-/// The quantities of which an outlier moves its node to the top. Memory is left out, because ranks may differ in it.
+/// The quantities whose outliers move their node to the top. Memory is left out, because ranks may differ in it.
 const OUTLYING: [GpuValue; 3] = [GpuValue::Power, GpuValue::Utilization, GpuValue::Temperature];
 /// Seconds between two searches for outliers: about the time between two samples of a node.
 const JUDGED_EVERY_S: f64 = 2.0;
@@ -76,11 +76,11 @@ const JUDGED_EVERY_S: f64 = 2.0;
 /// A watched node.
 #[derive(Debug, Clone)]
 pub struct NodeView {
-    /// Its name and number of slots.
+    /// The node's name and number of slots.
     pub node: Node,
-    /// Its state in Slurm, known even when the node is unreachable.
+    /// The node's state in Slurm, known even when the node is unreachable.
     pub slurm: Option<SlurmNode>,
-    /// Whether it can be reached.
+    /// Whether the node can be reached.
     pub link: Link,
     /// The latest sample.
     pub frame: Option<Box<Frame>>,
@@ -90,7 +90,7 @@ pub struct NodeView {
     pub faults: Vec<Fault>,
     /// Totals and means of that sample.
     pub summary: NodeSummary,
-    /// Its values and those of its GPUs over the last hours.
+    /// The values of the node and of its GPUs over the last hours.
     pub history: History,
     attention: Attention,
 }
@@ -104,9 +104,9 @@ pub enum Link {
     Up,
     /// The node cannot be reached; its processes may still run.
     Unreachable {
-        /// When the last sample arrived, or the first attempt was made.
+        /// When the last sample arrived, or the first attempt was made, Unix seconds.
         since_s: f64,
-        /// The error.
+        /// Why the node cannot be reached.
         why: Failure,
     },
 }
@@ -212,7 +212,7 @@ impl Sort {
         (Self::Name, "name"),
     ];
 
-    /// Returns its name.
+    /// Returns the name of the order.
     pub fn word(self) -> &'static str {
         Self::ALL.iter().find(|(sort, _)| *sort == self).map_or("", |(_, word)| word)
     }
@@ -232,7 +232,8 @@ impl Fleet {
         }
     }
 
-    /// Moves times after `now` to it: the clock was set back. Otherwise a node that sends nothing would not be late for as long.
+    /// Moves times after `now` to `now`, because the clock was set back. Otherwise a node without samples would become late only
+    /// after the clock has caught up.
     pub fn clock_set_back(&mut self, now: f64) {
         for view in &mut self.nodes {
             view.frame_s = view.frame_s.map(|sampled_s| sampled_s.min(now));
@@ -299,7 +300,7 @@ impl Fleet {
         self.nodes.iter().any(|view| view.slurm.is_some())
     }
 
-    /// Searches the outliers, and updates which nodes need attention. Calls within two seconds change nothing.
+    /// Searches for outliers, and updates which nodes need attention. Calls within two seconds change nothing.
     pub fn judge(&mut self, now: f64) {
         if self.judged_s.is_some_and(|judged_s| (now - judged_s).abs() < JUDGED_EVERY_S) {
             return;
@@ -323,13 +324,13 @@ impl Fleet {
         }
     }
 
-    /// Returns whether a value of a GPU is far from those of all GPUs.
+    /// Returns whether a value of a GPU is an outlier among all GPUs.
     pub fn is_outlier(&self, value: GpuValue, gpu: &GpuSample) -> bool {
         let spread = OUTLYING.iter().position(|of| *of == value).and_then(|at| self.spreads[at]);
         spread.is_some_and(|spread| spread.is_outlier(value.of(gpu)))
     }
 
-    /// Returns the indices of the nodes that pass a filter, sorted.
+    /// Returns the indices of the nodes that pass a filter, in the given order.
     pub fn order(&self, sort: Sort, reverse: bool, filter: &str, now: f64) -> Vec<usize> {
         let wanted = filter.to_lowercase();
         let passes = |view: &NodeView| {

@@ -1,9 +1,9 @@
-//! How the time of a run was spent, as text.
+//! Texts about the goodput of a run: the share of time in steps that counted, and the lost time by cause.
 
 use rundir::ErrorCode;
 use runstate::{EndCause, Goodput, Loss};
 
-/// Returns the share of the time in steps that counted: `93.1 %`. Without it, the steps are not logged.
+/// Returns the share of the time in steps that counted: `93.1 %`. Returns `None` if the steps are not logged.
 pub fn share(goodput: &Goodput) -> Option<String> {
     goodput.share().map(|share| format!("{:.1} %", (share * 1000.0).floor() / 10.0))
 }

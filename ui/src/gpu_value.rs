@@ -14,7 +14,7 @@ pub enum GpuValue {
     Utilization,
     Memory,
     Temperature,
-    /// The time of the newest step of the open run; its metrics have it, not the samples of GPUs.
+    /// The time of the newest step of the open run. The run's metrics have it; the samples of GPUs do not.
     StepTime,
 }
 
@@ -28,7 +28,7 @@ impl GpuValue {
         Self::ALL.get(at + 1).copied()
     }
 
-    /// Returns its name.
+    /// Returns the name of the quantity.
     pub fn word(self) -> &'static str {
         match self {
             Self::Power => "power",
@@ -50,7 +50,7 @@ impl GpuValue {
         }
     }
 
-    /// Returns the value in the sample of a GPU, if it reports it.
+    /// Returns the value in the sample of a GPU; `None` if the GPU does not report it.
     pub fn of(self, gpu: &GpuSample) -> Option<f64> {
         let value = match self {
             Self::Power => gpu.power_w.value(),
@@ -62,7 +62,7 @@ impl GpuValue {
         value.filter(|value| value.is_finite())
     }
 
-    /// Returns the ends of the scale of a GPU. That of step times is in [`GpuReader::scale`].
+    /// Returns the ends of the scale of a GPU. The scale of step times is in [`GpuReader::scale`].
     pub fn scale(self, gpu: &GpuSample) -> (f64, f64) {
         match self {
             Self::Power => (0.0, gpu.power_limit_w.value().unwrap_or(700.0)),
@@ -96,7 +96,8 @@ pub struct StepTimes<'a> {
 }
 
 impl<'a> StepTimes<'a> {
-    /// Joins the newest step of a run with the placement of its ranks, if it has both. A rank has the GPU of its local rank.
+    /// Joins the newest step of a run with the placement of its ranks; `None` if the run lacks either. The local rank of a
+    /// rank is the index of its GPU.
     pub fn of(run: &'a RunScreen) -> Option<Self> {
         let row = run.series.rank_times().at(u64::MAX)?;
         let median_s = f64::from(row.median_s);
@@ -188,7 +189,7 @@ impl GpuSpread {
     }
 }
 
-/// Returns whether the latest sample of a node is current: the node can be reached.
+/// Returns whether the latest sample of a node counts as current: the node is not unreachable.
 pub fn is_current(view: &NodeView) -> bool {
     !matches!(view.link, Link::Unreachable { .. })
 }

@@ -20,7 +20,7 @@ pub enum Intent {
     PlanKill(RunId),
     /// Start or resume a run.
     Launch {
-        /// The run.
+        /// The run to start or resume.
         run: RunId,
         /// Whether the run is new: its screen opens when it starts.
         fresh: bool,
@@ -41,11 +41,11 @@ pub enum Intent {
         /// The work, as a phrase.
         what: String,
     },
-    /// Execute such an action.
+    /// Execute a planned action.
     Act {
         /// The action, as a phrase: `kill 3 processes on ml-1`.
         what: String,
-        /// The runs that it changes.
+        /// The runs that the action changes.
         runs: Vec<RunId>,
     },
     /// Pin a checkpoint, or unpin it.
@@ -68,7 +68,7 @@ pub enum Intent {
 }
 
 impl Intent {
-    /// Returns whether the job changes a run. One run has one such job at a time.
+    /// Returns whether the job changes a run. A run has at most one such job.
     pub fn changes(&self, wanted: &RunId) -> bool {
         match self {
             Self::PlanResume(run) | Self::PlanKill(run) | Self::Stop(run) | Self::Kill(run) => run == wanted,
@@ -124,9 +124,9 @@ pub struct Jobs {
 /// One job without an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Its purpose.
+    /// The purpose of the job.
     pub intent: Intent,
-    /// Its latest progress line.
+    /// The latest progress line of the job.
     pub progress: Option<String>,
     /// The reason for waiting, while the job retries and can be cancelled.
     pub waiting: Option<Waiting>,

@@ -19,7 +19,7 @@ pub struct KeyChange {
     pub context: Option<Context>,
     /// The action.
     pub action: Action,
-    /// Its keys.
+    /// The keys that replace the default keys.
     pub keys: Vec<Key>,
 }
 
@@ -63,10 +63,10 @@ impl fmt::Display for KeyError {
 const ALWAYS_QUITS: Key = Key::ctrl('c');
 
 impl KeyMap {
-    /// Changes the keys of an action. A change of one context counts more than a change of all.
+    /// Changes the keys of an action. A change for one context takes precedence over a change for all contexts.
     ///
     /// # Errors
-    /// The keys cannot be used, whatever the other changes are.
+    /// Fails if there is no key, a key is reserved for closing the console, or a key types a character in this context.
     pub fn change(&mut self, change: KeyChange) -> Result<(), KeyError> {
         let KeyChange { context, action, mut keys } = change;
         if keys.is_empty() {
@@ -90,7 +90,7 @@ impl KeyMap {
     /// Checks that no key has two actions on a screen or in a dialog.
     ///
     /// # Errors
-    /// The first clash.
+    /// Returns the first key that has two actions.
     pub fn check(&self) -> Result<(), KeyError> {
         for context in Context::ALL {
             let mut seen: Vec<(Key, Action)> = Vec::new();
@@ -137,7 +137,7 @@ impl KeyMap {
 }
 
 impl Context {
-    /// Returns its name in files.
+    /// Returns the name of the context in files.
     pub fn name(self) -> String {
         snake_case(&format!("{self:?}"))
     }
@@ -147,19 +147,19 @@ impl Context {
         Self::ALL.into_iter().find(|context| context.name() == name)
     }
 
-    /// Returns whether characters are typed into it.
+    /// Returns whether the context takes typed text.
     pub fn is_typed(self) -> bool {
         matches!(self, Self::Input | Self::Palette)
     }
 
-    /// Returns its action with a name.
+    /// Returns the action of this context with a name.
     pub fn find_action(self, name: &str) -> Option<Action> {
         self.all_bindings().map(|binding| binding.action).find(|action| action.name() == name)
     }
 }
 
 impl Action {
-    /// Returns its name in files.
+    /// Returns the name of the action in files.
     pub fn name(self) -> String {
         snake_case(&format!("{self:?}"))
     }

@@ -62,7 +62,7 @@ pub enum Panel {
 }
 
 impl Panel {
-    /// Returns whether it is a chart.
+    /// Returns whether the panel is a chart.
     pub fn is_chart(self) -> bool {
         matches!(self, Self::Chart(_) | Self::Metric(_) | Self::Named(_))
     }
@@ -73,21 +73,21 @@ impl Panel {
 pub struct RunContent {
     /// The task of the run.
     pub task: Task,
-    /// Whether there are samples of its nodes.
+    /// Whether the run has samples of its nodes.
     pub nodes: bool,
-    /// Whether it has a validation loss.
+    /// Whether the run has a validation loss.
     pub validation: bool,
-    /// Whether its GPUs report their utilization.
+    /// Whether the run's GPUs report their utilization.
     pub utilization: bool,
     /// Whether the terminal has room for lanes below the large chart, and for more panels beside it.
     pub large: bool,
-    /// Whether it has made videos, and there is room for one beside its charts.
+    /// Whether the run has made videos, and there is room for one beside its charts.
     pub videos: bool,
     /// The picked panels that a training run has, in the order of the user; `None` for the usual ones.
     pub picked: Option<Vec<Panel>>,
     /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
     pub columns: u8,
-    /// The charts whose values do not change. Their value is in their heading.
+    /// The charts whose values do not change. Each shows its value in its heading and gets few rows.
     pub constant: Vec<Panel>,
     /// Whether throughput, utilization or goodput are known.
     pub facts: bool,
@@ -248,7 +248,7 @@ pub struct RunAreas {
     pub facts: Rect,
     /// The marks of events above the lanes.
     pub marks: Rect,
-    /// The charts that have the labels of an x axis which others share. Empty if none is shared.
+    /// The charts that draw the labels of the x axis for other charts too. Empty if no labels are shared.
     pub x_labels: Vec<Panel>,
     /// The visible panels.
     pub panels: Vec<(Panel, Rect)>,

@@ -6,7 +6,7 @@
 //! * [`update`] applies one message to the model and returns effects; nothing else changes the model;
 //! * [`view`] draws the model; nothing else writes cells;
 //! * [`watches`] returns the streams that should run now; they follow from the model;
-//! * [`context`] returns the keys that work now; dispatch, key bar and help share its tables.
+//! * [`context`] returns the screen or dialog that receives keys; dispatch, key bar and help share its tables.
 
 mod action_plan;
 pub mod advice;

@@ -119,7 +119,7 @@ static TIME: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// The number of bytes at the beginning of a line in which its time is searched.
+/// The number of bytes at the beginning of a line that are searched for a time.
 const TIME_WITHIN: usize = 64;
 
 /// Returns the time that a line begins with, in seconds on a clock without a zone: only differences between lines of the same
@@ -159,8 +159,8 @@ static VARYING: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Returns a line without the parts that differ between ranks that print the same. The number of a rank is removed only if it
-/// is that of the rank that printed the line: "rank 3 was lost" and "rank 5 was lost" differ.
+/// Returns a line without the parts that differ between ranks that print the same. The number of a rank is removed only if
+/// that rank printed the line: "rank 3 was lost" and "rank 5 was lost" differ.
 pub fn fold_key(text: &str, rank: usize) -> String {
     let mut key = String::with_capacity(text.len());
     let mut at = 0;

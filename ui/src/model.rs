@@ -51,13 +51,13 @@ use rundir::{Failure, RunId};
 pub struct Setup {
     /// The terminal's size.
     pub size: Size,
-    /// Unix seconds.
+    /// The time of the start, Unix seconds.
     pub now: f64,
-    /// Colours the terminal can show.
+    /// The colours that the terminal can show.
     pub theme: Theme,
-    /// Glyphs the terminal can show.
+    /// The glyphs that the terminal can show.
     pub symbols: Symbols,
-    /// The keys of the user.
+    /// The key bindings, with the changes of the user.
     pub keys: KeyMap,
     /// The runs folder, for display.
     pub runs_dir: Utf8PathBuf,
@@ -65,15 +65,15 @@ pub struct Setup {
     pub export_dir: Utf8PathBuf,
     /// The source of the watched nodes, for display: a hostfile, or this machine.
     pub nodes_from: String,
-    /// The launch that the options before the command describe; it has no recipe yet.
+    /// The launch that the command-line options describe; its recipe is empty.
     pub launch: LaunchDraft,
-    /// Whether files can be opened by the programs of a desktop.
+    /// Whether the programs of a desktop can open files on this machine.
     pub has_desktop: bool,
     /// The run to open at the start.
     pub open: Option<RunId>,
-    /// The last screen of an earlier console, which is opened if no run is.
+    /// The last screen of the previous console; `open` replaces its screen and its run.
     pub session: Option<Session>,
-    /// Why the settings of the user cannot be used. It is shown at the start.
+    /// Why the user's settings cannot be used; shown at the start.
     pub problem: Option<Failure>,
 }
 
@@ -88,7 +88,7 @@ pub struct Notice {
     pub since_s: f64,
 }
 
-/// The seconds for which a notice stays: long enough to read a path.
+/// Seconds for which a notice is shown: long enough to read a path.
 const NOTICE_S: f64 = 10.0;
 
 /// The state of the console.
@@ -98,21 +98,21 @@ pub struct Model {
     pub now: f64,
     /// The terminal's size.
     pub size: Size,
-    /// Colours.
+    /// The colours.
     pub theme: Theme,
-    /// Glyphs.
+    /// The glyphs.
     pub symbols: Symbols,
-    /// Keys.
+    /// The key bindings.
     pub keys: KeyMap,
     /// The runs folder.
     pub runs_dir: Utf8PathBuf,
     /// The folder for exported charts.
     pub export_dir: Utf8PathBuf,
-    /// The source of the nodes when they are not those of a run, for display.
+    /// The source of the watched nodes when they are not those of a run, for display.
     pub nodes_from: String,
-    /// A launch without a recipe, with the target that the console was started with.
+    /// The defaults of a new launch: the target and options that the console was started with, without a recipe.
     pub launch: LaunchDraft,
-    /// Whether files can be opened by the programs of a desktop.
+    /// Whether the programs of a desktop can open files on this machine.
     pub has_desktop: bool,
     /// All runs, newest first; `None` while they load.
     pub runs: Option<Result<RunList, Failure>>,
@@ -128,9 +128,9 @@ pub struct Model {
     pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
     pub run: Option<RunScreen>,
-    /// The run whose curve the Runs screen shows, unless that is the open one.
+    /// The run whose curve the Runs screen shows; `None` if that is the open run.
     pub preview: Option<RunScreen>,
-    /// How the user wants the panels of training runs.
+    /// The panels of training runs and their layout, as the user picked them.
     pub panels: PanelChoice,
     /// The open comparison of runs.
     pub compare: Option<CompareScreen>,
@@ -150,21 +150,21 @@ pub struct Model {
     pub node: Option<NodeScreen>,
     /// State of the Alerts screen.
     pub alerts_screen: AlertsScreen,
-    /// The processes of some nodes.
+    /// State of the Processes screen.
     pub processes: Option<ProcessesScreen>,
     /// State of the Convert screen.
     pub convert: ConvertScreen,
     /// The open text input.
     pub input: Option<Input>,
-    /// The arguments of the last encode, so that a mistake can be corrected.
+    /// The arguments of the last encode; the user can correct a mistake in them.
     pub encode_arguments: String,
-    /// The arguments of the last launch.
+    /// The arguments of the last launch; the user can correct a mistake in them.
     pub launch_arguments: String,
     /// The open dialog.
     pub modal: Option<Modal>,
-    /// Requests to the shell that have no answer yet.
+    /// Requests to the shell that are not answered yet.
     pub jobs: Jobs,
-    /// The drag over a chart.
+    /// The drag over a chart that is in progress.
     pub(crate) drag: Option<Drag>,
     /// The latest notice.
     pub notice: Option<Notice>,
@@ -175,7 +175,7 @@ pub struct Model {
 impl Model {
     /// Returns the model of a console that has just opened.
     pub fn new(setup: Setup) -> Self {
-        // The open run replaces the screen of the earlier console, and nothing else.
+        // The run to open replaces only the screen and the run of the restored session.
         let session = setup.session.map(|session| match &setup.open {
             Some(run) => Session { screen: Screen::Run, run: Some(run.clone()), ..session },
             None => session,
@@ -244,7 +244,7 @@ impl Model {
         self.dirty
     }
 
-    /// Marks the model as drawn.
+    /// Marks the current state of the model as drawn.
     pub fn drawn(&mut self) {
         self.dirty = false;
     }
@@ -257,7 +257,7 @@ impl Model {
         }
     }
 
-    /// Returns the newest row of a run.
+    /// Returns the most recent row of a run: from the stream of the open run on its screens, otherwise from the list.
     pub fn row(&self, run: &RunId) -> Option<&RunRow> {
         // The stream of the open run is newer than the list, but it runs only while its screens are shown.
         let open = self.run.as_ref().filter(|open| open.id == *run).and_then(|open| open.status.as_ref());
@@ -300,7 +300,7 @@ impl Model {
         rows.get(self.run_position(&rows)).copied()
     }
 
-    /// Returns the data of the selected run, if the Runs screen shows them.
+    /// Returns the metrics and events of the selected run, if the Runs screen has them.
     pub fn previewed(&self) -> Option<&RunScreen> {
         let selected = &self.selected_run()?.run;
         [&self.run, &self.preview].into_iter().flatten().find(|open| open.id == *selected)
@@ -318,13 +318,13 @@ impl Model {
         self.fleet.nodes().get(*self.nodes.order.get(self.node_position())?)
     }
 
-    /// Returns the stages of a curriculum, if it could be read.
+    /// Returns the stages of a curriculum; empty if the file is unknown or cannot be read.
     pub fn stages_of(&self, curriculum: &Utf8Path) -> &[StageView] {
         let found = self.curricula.iter().flatten().find(|view| view.path == curriculum);
         found.and_then(|view| view.stages.as_ref().ok()).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the stage after that of a run.
+    /// Returns the stage that follows the stage of a run.
     pub fn next_stage(&self, row: &RunRow) -> Option<&StageView> {
         let stages = self.stages_of(row.curriculum.as_deref()?);
         let at = stages.iter().position(|stage| Some(&stage.name) == row.stage.as_ref())?;
@@ -360,7 +360,7 @@ impl Model {
         if self.run.as_ref().is_none_or(|open| open.id != run) {
             // A large chart has room for the raw line behind the moving average.
             let smoothing = layout::has_room_for_lanes(layout::areas(self.size).body).then_some(0);
-            // The stream of a run that the Runs screen shows goes on.
+            // The Runs screen may already stream this run: keep its data and its stream.
             let shown = self.preview.take_if(|open| open.id == run);
             self.run = Some(RunScreen { smoothing, ..shown.unwrap_or_else(|| RunScreen::new(run.clone())) });
         }
@@ -381,7 +381,7 @@ impl Model {
         self.runs = runs;
     }
 
-    /// Sets the clock, and marks the screen for drawing if a text on it depends on the time.
+    /// Sets the clock, and marks the screen as dirty if a text on it depends on the time.
     pub(crate) fn tick(&mut self, now: f64) {
         let before = std::mem::replace(&mut self.now, now);
         if now < before {
@@ -431,7 +431,8 @@ pub(crate) fn context_of(screen: Screen) -> Context {
     }
 }
 
-/// Returns the text to print after the console closes: which runs continue, and how to reopen it.
+/// Returns the text to print after the console closes, if runs are active: which runs continue, and how to reopen the
+/// console.
 pub fn closing_message(model: &Model) -> Option<String> {
     // The stream of the open run is newer than the list: a run that was just resumed is active only there.
     let newest = model.rows().iter().filter_map(|row| model.row(&row.run));

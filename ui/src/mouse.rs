@@ -1,7 +1,8 @@
-//! The mouse: a click selects, a click on the selected entry opens it, the wheel scrolls or zooms, a drag over a chart zooms.
+//! Handles the mouse: a click selects, a click on the selected entry opens it, the wheel scrolls or zooms, and a drag
+//! over a chart zooms.
 //!
-//! Areas come from the functions that lay out the screen. A click on the key bar does what the key does. Dialogs accept keys only, so
-//! a second click cannot confirm what the first one opened.
+//! The layout functions that drawing uses also locate the clicked area. A click on an item of the key bar performs
+//! the action of its key. Dialogs accept keys only, so that a second click cannot confirm what the first one opened.
 
 use crate::bindings::Action;
 use crate::effect::Effect;
@@ -18,7 +19,7 @@ use ratatui_core::layout::{Position, Rect};
 /// Rows that one notch of the wheel scrolls.
 const NOTCH: usize = 3;
 
-/// The change of a chart's visible range by one notch of the wheel.
+/// The factor by which one notch of the wheel changes the visible range of a chart.
 const ZOOM: f64 = 0.8;
 
 /// A drag over a chart.
@@ -28,26 +29,27 @@ pub struct Drag {
     plot: Rect,
     /// The visible range when the drag began.
     window: (f64, f64),
-    /// The range between its ends on the x axis.
+    /// The positions of the ends of the drag on the x axis.
     range: (f64, f64),
-    /// The columns of its ends.
+    /// The columns of the ends of the drag.
     columns: (u16, u16),
 }
 
 impl Drag {
-    /// Returns the range to show; `None` for a click, which may move a little on some terminals.
+    /// Returns the range to show; `None` for a click, during which the pointer may move by a column on some
+    /// terminals.
     pub fn shown(&self) -> Option<(f64, f64)> {
         (self.columns.0.abs_diff(self.columns.1) >= 2).then_some(self.range)
     }
 }
 
-/// Handles an event of the mouse.
+/// Handles a mouse event.
 pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
     let at = Position { x: mouse.column, y: mouse.row };
     match mouse.kind {
         MouseKind::WheelUp => wheel(model, at, Action::Up),
         MouseKind::WheelDown => wheel(model, at, Action::Down),
-        // The text input and the dialogs have the keyboard.
+        // The open text input or dialog accepts keys only.
         _ if model.modal.is_some() || model.input.is_some() => {
             model.drag = None;
             Vec::new()
@@ -90,7 +92,7 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
         return Vec::new();
     }
     if let (None, Screen::Run) = (&model.modal, model.screen) {
-        // The list under the pointer scrolls.
+        // Scroll the list under the pointer.
         let panel = run::panel_at(model, at).map(|under| under.panel);
         if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples))) =
             (&mut model.run, panel)
@@ -99,13 +101,13 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
         }
     }
     let context = context(model);
-    // Only what moves: in some dialogs, other actions have these keys.
+    // Scroll only if the direction is bound here: in some dialogs, these keys have other actions.
     let moves = context.bindings().iter().any(|binding| binding.action == direction);
     let notches = if moves { NOTCH } else { 0 };
     (0..notches).flat_map(|_| act(model, context, direction)).collect()
 }
 
-/// Returns the area between the axes of the chart at a position, and its visible range.
+/// Returns the plot area of the chart at a position, and the visible range of the chart.
 fn plot_at(model: &Model, at: Position) -> Option<(Rect, (f64, f64))> {
     match (model.screen, &model.run, &model.compare) {
         (Screen::Run, Some(run), _) => Some((run::panel_at(model, at)?.plot?, run.window())),
@@ -159,7 +161,7 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
                 if logs.current == Some(line) {
                     logs.toggle(line);
                 } else {
-                    // The lines must not move under the pointer.
+                    // Do not scroll: the lines must not move under the pointer.
                     logs.current = Some(line);
                 }
             }
@@ -186,7 +188,7 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
     }
 }
 
-/// Selects a panel of the run screen; a click on the selected one enlarges it, or opens its selected entry.
+/// Focuses a panel of the Run screen. A click on the focused panel enlarges the panel, or opens its selected entry.
 fn press_panel(model: &mut Model, at: Position) -> Vec<Effect> {
     let Some(under) = run::panel_at(model, at) else { return Vec::new() };
     let context = context(model);

@@ -1,4 +1,4 @@
-//! The messages that the model reacts to, as data. One queue orders them.
+//! The messages to the model, as plain data. The shell puts them in one queue, which defines their order.
 
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::draft::{DraftMsg, LaunchDraft};
@@ -71,7 +71,7 @@ impl Key {
     }
 }
 
-/// An event of the mouse.
+/// A mouse event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mouse {
     /// The kind of the event.
@@ -82,7 +82,7 @@ pub struct Mouse {
     pub row: u16,
 }
 
-/// The kind of an event of the mouse; the shell drops all others.
+/// The kind of a mouse event; the shell drops all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names explain themselves")]
 pub enum MouseKind {
@@ -117,13 +117,13 @@ pub struct JobId(pub u64);
 pub enum Msg {
     /// A key was pressed.
     Key(Key),
-    /// The mouse was used: its left button, or its wheel.
+    /// The left button or the wheel of the mouse was used.
     Mouse(Mouse),
     /// Text was pasted. It goes to an open text input, never to the key bindings.
     Paste(String),
     /// The terminal's size changed.
     Resize(Size),
-    /// The time, Unix seconds; this crate reads no clock.
+    /// The current time, Unix seconds; this crate reads no clock.
     Tick(f64),
     /// The contents of the runs folder (answers [`Watch::Runs`](crate::Watch::Runs)).
     Runs(Result<RunList, Failure>),
@@ -135,7 +135,7 @@ pub enum Msg {
     Recipes(Vec<RecipeView>),
     /// An update of the launch form (answers [`Watch::Draft`](crate::Watch::Draft)).
     Draft {
-        /// The draft that it answers.
+        /// The draft to which the update belongs.
         draft: Box<LaunchDraft>,
         /// The update.
         what: DraftMsg,
@@ -151,7 +151,7 @@ pub enum Msg {
     Nodes {
         /// The source of the list.
         of: FleetSource,
-        /// The nodes in their order, or why there is no list.
+        /// The nodes in their order, or why they cannot be listed.
         nodes: Result<Vec<ListedNode>, Failure>,
     },
     /// An update of one node (answers [`Watch::Nodes`](crate::Watch::Nodes) and [`Watch::Smi`](crate::Watch::Smi)).
@@ -173,11 +173,11 @@ pub enum Msg {
 /// An alert as the Alerts screen shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AlertRow {
-    /// The alert and what happened to it.
+    /// The alert, and whether it was sent, acknowledged or snoozed.
     pub state: AlertState,
-    /// Whether the bell of the terminal is one of its channels.
+    /// Whether the alert rings the bell of the terminal.
     pub bell: bool,
-    /// Whether notifications of the terminal are one of its channels.
+    /// Whether the alert is shown as a notification of the terminal (OSC escape sequence).
     pub osc: bool,
 }
 
@@ -199,7 +199,7 @@ pub enum NodeMsg {
 pub struct RunList {
     /// Every readable run, in any order; the model sorts them, newest first.
     pub rows: Vec<RunRow>,
-    /// Why the other folders could not be read.
+    /// The folders that cannot be read as runs, each with the reason.
     pub unreadable: Vec<Failure>,
 }
 
@@ -212,58 +212,58 @@ pub struct RunRow {
     pub name: String,
     /// The path of its curriculum, equal to [`CurriculumView::path`].
     pub curriculum: Option<Utf8PathBuf>,
-    /// Its stage in that curriculum.
+    /// The run's stage in that curriculum.
     pub stage: Option<String>,
     /// The run that its weights came from.
     pub lineage: Option<Lineage>,
-    /// Its derived state.
+    /// The run's derived state.
     pub state: RunState,
-    /// The last finished step.
+    /// The last finished step; for an encode, the number of finished items.
     pub step: u64,
-    /// The number of steps in the recipe.
+    /// The number of steps in the recipe; for an encode, the number of items.
     pub steps_total: u64,
     /// The last loss; `None` before the first step and when it is not finite.
     pub loss: Option<f64>,
     /// Median seconds per step.
     pub step_s: Option<f64>,
-    /// Estimated seconds left, while it trains.
+    /// Estimated seconds left; `None` if unknown.
     pub eta_s: Option<f64>,
     /// Number of ranks of the newest attempt.
     pub ranks: usize,
     /// When the run was created, Unix seconds.
     pub created_s: f64,
-    /// When it last wrote a file, Unix seconds.
+    /// When the run last wrote a file, Unix seconds.
     pub updated_s: f64,
     /// Step of the newest complete checkpoint, from which a resume starts.
     pub checkpoint_step: Option<u64>,
-    /// Findings of its health checks, the most urgent first.
+    /// Findings of the health checks of the run, the most urgent first.
     #[serde(default)]
     pub findings: Vec<Finding>,
-    /// Its Slurm job, if it has one.
+    /// The run's Slurm job, if it has one.
     #[serde(default)]
     pub job: Option<JobStatus>,
-    /// Whether a command of the user trains, instead of the embedded trainer.
+    /// Whether the run trains with a user-supplied command instead of the embedded trainer.
     #[serde(default)]
     pub is_command: bool,
-    /// Whether its steps are unknown: no adapter reads the log of its command.
+    /// Whether the steps are unknown, because no adapter reads the log of the command.
     #[serde(default)]
     pub is_stepless: bool,
     /// The task of the run.
     #[serde(default)]
     pub task: Task,
-    /// The progress of its items, if its steps are items.
+    /// The progress in items, for an encode.
     #[serde(default)]
     pub items: Option<ItemCounts>,
     /// The progress of each stage of an encode.
     #[serde(default)]
     pub stages: Option<EncodeStages<EncodeStageProgress>>,
-    /// The videos of a run that samples.
+    /// The number of finished videos, for a run that samples.
     #[serde(default)]
     pub videos: Option<SamplingProgress>,
-    /// The progress of a training run in epochs, if it counts them.
+    /// The progress of a training run in epochs, if its length is given in epochs.
     #[serde(default)]
     pub epochs: Option<Epochs>,
-    /// The time until which a run without processes counts as starting, Unix seconds.
+    /// Until when a run without processes counts as starting, Unix seconds.
     #[serde(default)]
     pub start_deadline_s: Option<f64>,
 }
@@ -290,14 +290,14 @@ pub enum RunMsg {
     Metrics(Vec<MetricSample>),
     /// Lines of the event files, in time order.
     Events(Vec<Event>),
-    /// The keys of its recipe with their values, in the order of a recipe.
+    /// The keys of the recipe with their values, in the order of a recipe.
     Recipe(Vec<(String, String)>),
-    /// Samples of all nodes of the run taken together, oldest first.
+    /// Metrics aggregated over all nodes of the run, oldest first.
     #[serde(alias = "Moments")]
     NodePoints(Vec<NodePoint>),
     /// The state of the run; sent when it changes.
     State(Box<RunStatus>),
-    /// How its time was spent; sent every few seconds if it trains.
+    /// How the wall time was spent; sent every few seconds if the run trains.
     Goodput(Goodput),
     /// All checkpoints, ascending; replaces the list.
     Checkpoints(Vec<CheckpointEntry>),
@@ -305,31 +305,33 @@ pub enum RunMsg {
     Samples(Vec<rundir::SampleSidecar>),
     /// A video as cells (answers [`Watch::Clip`](crate::Watch::Clip)).
     Clip {
-        /// The step of its sample.
+        /// The step of the sample.
         step: u64,
-        /// The number of its prompt.
+        /// The number of the prompt.
         prompt: usize,
         /// The size that was requested.
         size: Size,
         /// The video, or why it cannot be shown.
         clip: Result<Clip, Failure>,
     },
-    /// The next frame of the videos is due (answers [`Watch::Frames`](crate::Watch::Frames)).
+    /// The videos must show their next frame (answers [`Watch::Frames`](crate::Watch::Frames)).
     NextFrame,
     /// Lines of one rank's log.
     Log(LogChunk),
     /// Lines of the logs of all ranks.
     Logs(RankLines),
-    /// The stream has failed (folder gone, unreadable…). Shown until the next [`RunMsg::Opened`].
+    /// The stream has failed, for example because the folder was removed. The error is shown until the next
+    /// [`RunMsg::Opened`].
     Lost(Failure),
 }
 
-/// A video as cells of the terminal, made by the shell for one size. A recorded session has no pictures.
+/// A video as cells of the terminal, rendered by the shell for one size. Recordings of a session do not contain the
+/// frames.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Clip {
     /// Frames per second; 0 for a single picture.
     pub fps: f64,
-    /// One buffer per frame, all of the same size, which is at most the size that was requested.
+    /// One buffer per frame. All buffers have the same size, which is at most the requested size.
     #[serde(skip)]
     pub frames: Arc<Vec<Buffer>>,
 }
@@ -337,7 +339,7 @@ pub struct Clip {
 /// A run as the Run screen shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
-    /// The same row as in the list.
+    /// The row of the run, as in the list.
     pub row: RunRow,
     /// The run's folder.
     pub dir: Utf8PathBuf,
@@ -345,7 +347,7 @@ pub struct RunStatus {
     pub start: StartFrom,
     /// The newest attempt; its placement lists the ranks that have logs.
     pub attempt: Option<Attempt>,
-    /// The folder of its samples, unless it is unknown.
+    /// The folder of the run's samples; `None` if it is unknown.
     #[serde(default)]
     pub samples: Option<SampleFolder>,
 }
@@ -355,9 +357,9 @@ pub struct RunStatus {
 pub struct LogChunk {
     /// The rank.
     pub rank: usize,
-    /// The attempt that wrote them.
+    /// The attempt that wrote the lines.
     pub attempt: u32,
-    /// Whether this is the first chunk of a stream; earlier lines are dropped then.
+    /// Whether this is the first chunk of a stream; the model then drops the lines that it has.
     pub from_start: bool,
     /// Bytes at the beginning of the file that were not read.
     pub skipped_bytes: u64,
@@ -365,12 +367,12 @@ pub struct LogChunk {
     pub lines: Vec<String>,
 }
 
-/// Lines of the logs of all ranks of an attempt, in one order.
+/// Lines of the logs of all ranks of an attempt, merged into one order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankLines {
-    /// The attempt that wrote them.
+    /// The attempt that wrote the lines.
     pub attempt: u32,
-    /// Whether this is the first message of a stream; earlier lines are dropped then.
+    /// Whether this is the first message of a stream; the model then drops the lines that it has.
     pub from_start: bool,
     /// Whether the lines that were in the files when the stream began have all been sent.
     pub is_caught_up: bool,
@@ -385,7 +387,7 @@ pub struct RankLines {
 pub struct CurriculumView {
     /// Absolute path of the file.
     pub path: Utf8PathBuf,
-    /// Its title.
+    /// The title of the curriculum.
     pub title: String,
     /// The stages in order, or why the file cannot be read.
     pub stages: Result<Vec<StageView>, Failure>,
@@ -396,7 +398,7 @@ pub struct CurriculumView {
 pub struct StageView {
     /// The stage's name.
     pub name: String,
-    /// The command that trains the stage instead of the embedded trainer. Its model is unknown then.
+    /// The command that trains the stage instead of the embedded trainer. The facts about the model are then unknown.
     #[serde(default)]
     pub command: Option<String>,
     /// Number of parameters of the model.
@@ -414,7 +416,7 @@ pub struct StageView {
     pub global_batch: usize,
     /// Ranks of the mesh.
     pub ranks: usize,
-    /// The source of the weights.
+    /// The source of the initial weights.
     pub start: recipe::StageStart,
     /// The differences from the previous stage.
     pub changes: Vec<recipe::Change>,
@@ -435,16 +437,16 @@ impl StageView {
 pub struct RecipeView {
     /// Absolute path of the file.
     pub path: Utf8PathBuf,
-    /// Its first comment.
+    /// The first comment in the file.
     pub about: String,
-    /// The number of recipes that build on it.
+    /// The number of recipes that use this file as their base.
     pub bases: usize,
-    /// The facts about it, or why it cannot be launched.
+    /// The facts about the recipe, or why it cannot be launched.
     pub facts: Result<RecipeFacts, Failure>,
 }
 
 impl RecipeView {
-    /// Returns whether it only has settings that other recipes share, and cannot be launched by itself.
+    /// Returns whether the file only has settings that other recipes share, and cannot be launched by itself.
     pub fn is_base(&self) -> bool {
         self.bases > 0 && self.facts.is_err()
     }
@@ -453,19 +455,19 @@ impl RecipeView {
 /// The facts about a recipe that can be launched.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecipeFacts {
-    /// The name that its runs get.
+    /// The name that runs of the recipe get.
     pub name: String,
     /// The task, or the training system that the command starts.
     pub kind: String,
-    /// The command that trains instead of the embedded trainer. Its model is unknown then.
+    /// The command that trains instead of the embedded trainer. The facts about the model are then unknown.
     pub command: Option<String>,
-    /// Number of parameters of the model; `None` if it has none of its own.
+    /// Number of parameters of the model; `None` if the recipe defines no model.
     pub params: Option<u64>,
     /// Tokens per sample, text included; `None` if the model is unknown.
     pub seq_len: Option<usize>,
     /// Length, and samples per step: `240 steps of 4 samples`; empty for an encode and for samples.
     pub length: String,
-    /// The mesh, in words.
+    /// The mesh as text.
     pub mesh: String,
     /// Ranks of the mesh.
     pub ranks: usize,
@@ -480,9 +482,9 @@ pub struct ConvertOptions {
     pub target: Utf8PathBuf,
     /// The form to convert to.
     pub to: ConvertForm,
-    /// The layers besides attention; `None` keeps those of the source.
+    /// The sequence layer to convert to, besides attention; `None` keeps the layers of the source.
     pub layer: Option<recipe::Layer>,
-    /// The type of the parameters; `None` keeps that of the source.
+    /// The dtype of the parameters; `None` keeps that of the source.
     pub dtype: Option<WeightType>,
     /// A LoRA adapter to merge into the weights.
     pub merge: Option<Utf8PathBuf>,
@@ -498,16 +500,16 @@ pub enum ConvertForm {
     Internal,
     /// A folder for diffusers' `from_pretrained`.
     Diffusers,
-    /// An adapter in the form of diffusers, converted from another adapter.
+    /// An adapter in the format of diffusers, converted from another adapter.
     LoraDiffusers,
-    /// An adapter in the form of PEFT, converted from another adapter.
+    /// An adapter in the format of PEFT, converted from another adapter.
     LoraPeft,
-    /// An adapter with kohya's names, converted from another adapter.
+    /// An adapter with the key names of kohya, converted from another adapter.
     LoraKohya,
 }
 
 impl ConvertForm {
-    /// Returns the form as on the command line.
+    /// Returns the name of the form on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Internal => "internal",
@@ -519,7 +521,7 @@ impl ConvertForm {
     }
 }
 
-/// The type of parameters.
+/// The dtype of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names explain themselves")]
 pub enum WeightType {
@@ -529,7 +531,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// Returns the type as on the command line.
+    /// Returns the name of the dtype on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
@@ -542,21 +544,21 @@ impl WeightType {
 /// A conversion that was planned but not executed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConvertPreview {
-    /// Its options.
+    /// The options of the conversion.
     pub options: ConvertOptions,
     /// The equivalent command line.
     pub command: String,
-    /// Names and values, in order.
+    /// Facts about the conversion: names and values, in order.
     pub facts: Vec<(String, String)>,
-    /// The conversion of each tensor. The blocks of a model share rows.
+    /// What happens to each tensor. Tensors that differ only in their block share a row.
     pub rows: Vec<ConvertRow>,
     /// Bytes to write.
     pub bytes: u64,
     /// Why the conversion is not possible.
     pub refusal: Option<Failure>,
-    /// Whether the only obstacle is an existing conversion, which can be replaced.
+    /// Whether the target folder has an existing conversion that can be replaced, and no other obstacle exists.
     pub in_the_way: bool,
-    /// Hash of the plan, which covers every byte that it reads and writes.
+    /// Hash of the plan, which covers every byte that the conversion reads and writes.
     pub fingerprint: String,
 }
 
@@ -565,11 +567,11 @@ pub struct ConvertPreview {
 pub struct ConvertRow {
     /// Number of tensors.
     pub count: usize,
-    /// Their name in the source, with `{i}` for the block, or the origin of their values.
+    /// The name of the tensors in the source, with `{i}` for the number of the block, or the origin of their values.
     pub source: String,
-    /// Their name in the target, or why they have none there.
+    /// The name of the tensors in the target, or why they are left out.
     pub target: String,
-    /// Whether they make the conversion impossible.
+    /// Whether these tensors make the conversion impossible.
     pub wrong: bool,
 }
 
@@ -578,11 +580,11 @@ pub struct ConvertRow {
 pub enum JobMsg {
     /// A short progress line.
     Progress(String),
-    /// A short line about what the job waits for before it retries; it can be cancelled.
+    /// The job waits before it retries; the line states what for. The user can cancel it.
     Waiting(String),
     /// Answers [`Effect::PlanResume`](crate::Effect::PlanResume), `PlanNext`, `PlanEncode` and `PlanSample`.
     LaunchPlanned(Box<LaunchPlan>),
-    /// Answers [`Effect::ReadLaunch`](crate::Effect::ReadLaunch): the typed arguments.
+    /// Answers [`Effect::ReadLaunch`](crate::Effect::ReadLaunch): the draft that the typed arguments describe.
     LaunchRead(Box<LaunchDraft>),
     /// Answers [`Effect::PlanKill`](crate::Effect::PlanKill).
     KillPlanned(Box<RunKill>),
@@ -623,9 +625,9 @@ pub enum Outcome {
     Acted(Vec<ActionResult>),
     /// A checkpoint was pinned or unpinned.
     Pinned {
-        /// Its step.
+        /// The step of the checkpoint.
         step: u64,
-        /// Whether it is pinned now.
+        /// Whether the checkpoint is now pinned.
         is_pinned: bool,
     },
     /// The stack traces of a run's processes were written.

@@ -1,4 +1,5 @@
-//! The panels beside and below the large chart of a training run: those that exist, and those that the user has picked.
+//! The panels beside and below the large chart of a training run: the available ones, and those that the user has
+//! picked.
 
 use crate::charts;
 use crate::layout::Panel;
@@ -7,7 +8,8 @@ use rundir::{Chart, METRICS, find_metric};
 use std::collections::BTreeSet;
 use units::Unit;
 
-/// The panels that can be picked for every run, in the usual order. Those of a run follow: see [`pickable`].
+/// The panels that can be picked for every run, in the default order. Those that depend on the run follow: see
+/// [`pickable`].
 pub const PICKABLE: [Panel; 12] = [
     Panel::Chart(Chart::LearningRate),
     Panel::Chart(Chart::GradNorm),
@@ -26,19 +28,20 @@ pub const PICKABLE: [Panel; 12] = [
 /// The largest number of columns of a grid of panels.
 pub const MOST_COLUMNS: u8 = 4;
 
-/// How the user wants the panels of training runs. It is remembered.
+/// The panels of training runs and their layout, as the user picked them. They are saved with the session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PanelChoice {
-    /// The names of the picked panels in their order; `None` for the usual ones.
+    /// The names of the picked panels in their order; `None` for the default panels.
     pub picked: Option<Vec<String>>,
-    /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
+    /// The number of columns of the panel grid; 0 or 1 for the default layout.
     pub columns: u8,
     /// The names of the charts with a logarithmic y axis.
     pub log_y: BTreeSet<String>,
 }
 
 impl PanelChoice {
-    /// Returns the picked panels that a run has, in their order; `None` for the usual ones. Other runs may have the others.
+    /// Returns the picked panels that the run has, in their order; `None` for the default panels. Picked panels that
+    /// the run lacks are skipped.
     pub fn panels(&self, series: &Series) -> Option<Vec<Panel>> {
         self.picked.as_ref().map(|names| names.iter().filter_map(|name| find(name, series)).collect())
     }
@@ -57,14 +60,15 @@ impl PanelChoice {
     }
 }
 
-/// Returns the panels that can be picked for a run: those of every run, each metric that it has measured, and its own series.
+/// Returns the panels that can be picked for a run: those of every run, the metrics that this run has measured, and
+/// its own series.
 pub fn pickable(series: &Series) -> Vec<Panel> {
     let has_values = |metric: &usize| charts::curves(*metric, false).iter().any(|curve| series.has_values(curve.track));
     let metrics = (0..METRICS.len()).filter(|metric| !has_chart(*metric) && has_values(metric)).map(Panel::Metric);
     PICKABLE.into_iter().chain(metrics).chain((0..series.names().len()).map(Panel::Named)).collect()
 }
 
-/// Returns whether a chart that can be picked, or the large one, is about this metric: it is the first one there.
+/// Returns whether a chart panel already shows this metric, so that it needs no panel of its own.
 fn has_chart(metric: usize) -> bool {
     let Some(line) = METRICS[metric].line else { return false };
     let first = line.chart.metrics(true).next();
@@ -89,7 +93,8 @@ pub fn name(panel: Panel, series: &Series) -> String {
     }
 }
 
-/// Returns the panel of a run with this name, if it can be picked. Unknown names come from another run or another version.
+/// Returns the panel with this name, if the run has it and it can be picked. Other names come from another run or
+/// another version.
 pub fn find(wanted: &str, series: &Series) -> Option<Panel> {
     if let Some(metric) = wanted.strip_prefix(METRIC) {
         return find_metric(metric).map(|(index, _)| Panel::Metric(index));
@@ -159,7 +164,7 @@ mod tests {
         for expected in ["metric:tokens_per_s", "metric:forward_s", "metric:data_s", "series:train/aux"] {
             assert!(names.iter().any(|name| name == expected), "{expected} is not among {names:?}");
         }
-        // The loss has the large chart, and this run does not log the others.
+        // The large chart shows the loss, and this run does not log the other metrics.
         for hidden in ["metric:loss", "metric:mfu", "metric:backward_s", "metric:power"] {
             assert!(!names.iter().any(|name| name == hidden), "{hidden}");
         }

@@ -1,4 +1,4 @@
-//! Sets of ranks as text: `0-3,8`.
+//! A set of ranks, written as `0-3,8`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ impl RankSet {
     /// Parses a list of ranks and ranges, such as `0-3,8`. An empty text is an empty set.
     ///
     /// # Errors
-    /// The part that is neither a rank nor an ascending range.
+    /// The part of the text that is neither a rank nor an ascending range.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut ranks = Self::default();
         for part in text.split([',', ' ']).filter(|part| !part.is_empty()) {
@@ -29,7 +29,7 @@ impl RankSet {
         Ok(ranks)
     }
 
-    /// Returns whether it has no rank.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -39,7 +39,7 @@ impl RankSet {
         self.0.iter().fold(0usize, |sum, (first, last)| sum.saturating_add(last - first).saturating_add(1))
     }
 
-    /// Returns its rank, if it has exactly one.
+    /// Returns the rank of a set that has exactly one.
     pub fn single(&self) -> Option<usize> {
         match self.0[..] {
             [(first, last)] if first == last => Some(first),

@@ -1,34 +1,35 @@
-//! The busy time of each rank in each step, relative to the other ranks: which ranks are slow.
+//! The busy time of each rank in each step, relative to the median rank: shows which ranks are slow.
 
 use rundir::MetricSample;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The maximum number of values that are kept; older steps are dropped.
+/// The maximum number of values in memory; older steps are dropped.
 const MAX_VALUES: usize = 1 << 19;
 
-/// Levels of slowness: the excess over the median of all ranks, as a fraction of it.
+/// Thresholds of slowness: the excess over the median rank, as a fraction of the median.
 pub const LEVELS: [f32; 4] = [0.05, 0.10, 0.25, 0.50];
 
-/// Busy times of the newest steps, ascending.
+/// Busy times of the newest steps, in ascending order of steps.
 #[derive(Debug, Clone, Default)]
 pub struct RankTimes {
     steps: VecDeque<Step>,
-    /// The excess of each rank, step after step. Those of dropped steps are at the beginning, until there are as many as others.
+    /// The excess of each rank, step after step. The values of dropped steps stay at the beginning until there are
+    /// more than [`MAX_VALUES`] of them.
     over: Vec<f32>,
-    /// The number of values before `over`.
+    /// The number of values that were removed from the beginning of `over`.
     before: usize,
 }
 
-/// Where the values of a step are.
+/// The position of the values of a step.
 #[derive(Debug, Clone)]
 struct Step {
     step: u64,
     median_s: f32,
-    /// The position of its first value among all values that were added.
+    /// The position of the step's first value among all values that were added, including removed ones.
     first: usize,
     ranks: usize,
-    /// The number of steps of as many ranks that end with this one.
+    /// The number of consecutive steps with the same number of ranks, up to and including this one.
     alike: usize,
 }
 
@@ -39,7 +40,7 @@ pub struct RankRow<'a> {
     pub step: u64,
     /// Busy time of the median rank, seconds.
     pub median_s: f32,
-    /// The excess of each rank over the median, as a fraction of it: 0.5 means 50 % slower.
+    /// The excess of each rank over the median, as a fraction of the median: 0.5 means 50 % slower.
     pub over: &'a [f32],
 }
 
@@ -52,8 +53,8 @@ impl RankRow<'_> {
 }
 
 impl RankTimes {
-    /// Adds a step. If the trainer reports the time spent waiting for other ranks, that time is excluded; with it, all
-    /// ranks would seem equally slow.
+    /// Adds a step. If the trainer reports the time that ranks wait for each other, that time is excluded; otherwise
+    /// all ranks would seem equally slow.
     pub fn push(&mut self, sample: &MetricSample) {
         let times = if sample.busy_s_by_rank.is_empty() { &sample.step_s_by_rank } else { &sample.busy_s_by_rank };
         let mut sorted = times.clone();
@@ -75,7 +76,7 @@ impl RankTimes {
         }
     }
 
-    /// Drops the steps from this one on, which a later attempt repeats.
+    /// Drops this step and all later ones, because a later attempt repeats them.
     pub fn cut(&mut self, step: u64) {
         while let Some(last) = self.steps.pop_back_if(|row| row.step >= step) {
             self.over.truncate(last.first - self.before);
@@ -97,19 +98,20 @@ impl RankTimes {
         RankRow { step: step.step, median_s: step.median_s, over: &self.over[first..first + step.ranks] }
     }
 
-    /// Returns the position of the first step at `x` or after it, among the steps that are kept.
+    /// Returns the position of the first step at or after `x` among the steps in memory.
     pub fn position(&self, x: f64) -> usize {
         self.steps.partition_point(|row| (row.step as f64) < x)
     }
 
-    /// Returns the largest excess of each rank in steps by their positions; for a rank that no step has, less than any excess.
+    /// Returns the largest excess of each rank over a range of positions; negative infinity for a rank without
+    /// values.
     pub fn worst(&self, positions: Range<usize>) -> Vec<f32> {
         let mut worst = vec![f32::NEG_INFINITY; self.ranks()];
         let mut add = |over: &[f32]| worst.iter_mut().zip(over).for_each(|(worst, over)| *worst = worst.max(*over));
         let Some(last) = positions.end.checked_sub(1).filter(|last| positions.contains(last)) else { return worst };
         let last = &self.steps[last];
         if last.alike >= positions.len() {
-            // Most steps have as many ranks as the one before: their values are one table.
+            // All these steps have the same number of ranks, so that their values form one table.
             let values = self.steps[positions.start].first - self.before..last.first + last.ranks - self.before;
             self.over[values].chunks_exact(last.ranks).for_each(&mut add);
         } else {

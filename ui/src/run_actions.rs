@@ -1,4 +1,4 @@
-//! The actions on a run: whether each is possible now, and the effect that performs it.
+//! The actions on a run: whether each one is possible now, and the effect that performs it.
 
 use crate::action_plan::{ActionRequest, RunVerb};
 use crate::advice;
@@ -13,12 +13,12 @@ use plan::ResumeOptions;
 use rundir::RunId;
 use units::counted;
 
-/// Returns the run that an action applies to, or why the action is not possible now.
+/// Returns the run to which an action applies, if the action is possible now.
 ///
-/// The key bar hides keys whose action would be refused, so both always agree.
+/// The key bar uses this check to hide keys whose action would be refused, so that both always agree.
 ///
 /// # Errors
-/// The reason, as a sentence to show.
+/// Why the action is not possible, as a sentence for the user.
 pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     let key = |action| model.key_name(action);
     let row = model.target().ok_or_else(|| match (&model.runs, model.screen) {
@@ -77,7 +77,8 @@ pub fn check(model: &Model, action: Action) -> Result<&RunRow, String> {
     }
 }
 
-/// Requests the plan of an action on the marked runs. The dialog shows what happens to each, and which are refused.
+/// Requests the plan of an action on the marked runs. The action dialog then shows the plan for each run, or why it
+/// is refused.
 pub fn act_on_marked(model: &mut Model, action: Action) -> Vec<Effect> {
     let verb = match action {
         Action::Resume => RunVerb::Resume,

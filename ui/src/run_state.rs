@@ -1,4 +1,4 @@
-//! A run's state and id as the screens and the command line show them.
+//! A run's state and id as the console and the command line show them.
 
 use rundir::RunId;
 use runstate::RunState;

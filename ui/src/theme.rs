@@ -1,32 +1,33 @@
-//! Colours and glyphs. Every state has a glyph and a word besides its colour.
+//! Colours and glyphs of the console. Colour is never the only sign of a state: each state also has a glyph and a
+//! word.
 
 use ratatui_core::style::{Color, Modifier, Style};
 
-/// The styles of the screen. The shell chooses them for the terminal.
+/// The styles of the console. The shell selects a theme for the terminal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Theme {
-    /// Keys, focus, the selected line.
+    /// Style of keys, the focus and the selected line.
     pub accent: Style,
-    /// Axes, rules, secondary text.
+    /// Style of axes, rules and secondary text.
     pub faint: Style,
-    /// Titles.
+    /// Style of titles and important values.
     pub strong: Style,
-    /// Running and finished.
+    /// Style of good states, such as running and finished.
     pub good: Style,
-    /// Warnings.
+    /// Style of warnings.
     pub warn: Style,
-    /// Errors.
+    /// Style of errors.
     pub bad: Style,
-    /// A search match.
+    /// Style of a search match.
     pub matched: Style,
-    /// The colours of values from low to high. Green and red are left to states.
+    /// The colours of values from low to high. Green and red are reserved for states.
     pub ramp: [Style; 4],
     /// The colours of chart lines, in order.
     pub lines: [Style; 8],
 }
 
 impl Theme {
-    /// No colours, only bold and dim text: for `NO_COLOR` and terminals without colours.
+    /// Returns a theme without colours, with bold and dim text only: for `NO_COLOR` and terminals without colours.
     pub const fn no_color() -> Self {
         let plain = Style::new();
         let bold = plain.add_modifier(Modifier::BOLD);
@@ -43,7 +44,7 @@ impl Theme {
         }
     }
 
-    /// The sixteen colours of the terminal's palette, light or dark.
+    /// Returns a theme of the sixteen colours in the palette of the terminal, for light and dark palettes.
     pub const fn ansi16() -> Self {
         Self::colored(
             [Color::Cyan, Color::DarkGray, Color::Green, Color::Yellow, Color::Red],
@@ -61,8 +62,8 @@ impl Theme {
         )
     }
 
-    /// 24-bit colours of medium lightness, legible on dark and light backgrounds. The line colours can be distinguished
-    /// with the common kinds of colour blindness (after Okabe and Ito, 2008).
+    /// Returns a theme of 24-bit colours of medium lightness, legible on dark and light backgrounds. People with the
+    /// common kinds of colour blindness can distinguish the line colours (after Okabe and Ito, 2008).
     pub const fn truecolor() -> Self {
         Self::colored(
             [
@@ -86,7 +87,7 @@ impl Theme {
         )
     }
 
-    /// 24-bit colours for a dark background.
+    /// Returns a theme of 24-bit colours for a dark background.
     pub const fn dark() -> Self {
         Self::colored(
             [
@@ -110,7 +111,7 @@ impl Theme {
         )
     }
 
-    /// 24-bit colours for a light background.
+    /// Returns a theme of 24-bit colours for a light background.
     pub const fn light() -> Self {
         Self::colored(
             [
@@ -134,8 +135,9 @@ impl Theme {
         )
     }
 
-    /// The palette of Okabe and Ito (2008), which can be distinguished with the common kinds of colour blindness: success is
-    /// blue and an error is vermilion. Yellow and black are left out, because they vanish on one of the backgrounds.
+    /// Returns a theme of the palette of Okabe and Ito (2008), whose colours people with the common kinds of colour
+    /// blindness can distinguish: success is blue and an error is vermilion. Yellow and black are left out, because
+    /// they are invisible on a light or a dark background.
     pub const fn colour_blind() -> Self {
         const SKY: Color = Color::Rgb(86, 180, 233);
         const ORANGE: Color = Color::Rgb(230, 159, 0);
@@ -151,8 +153,8 @@ impl Theme {
         )
     }
 
-    /// Returns the colour of a value from low (0) to high (1). Between colours of 24 bits it is interpolated, so that values that differ
-    /// a little have colours that differ a little.
+    /// Returns the colour of a value from low (0) to high (1). 24-bit colours are interpolated, so that close values
+    /// have close colours.
     pub fn ramp_at(&self, share: f64) -> Style {
         let last = self.ramp.len() - 1;
         let position = share.clamp(0.0, 1.0) * last as f64;
@@ -167,7 +169,7 @@ impl Theme {
         }
     }
 
-    /// Returns the theme with each style changed.
+    /// Returns the theme with `change` applied to each style.
     pub fn map(self, change: impl Fn(Style) -> Style) -> Self {
         Self {
             accent: change(self.accent),
@@ -207,28 +209,28 @@ impl Theme {
     }
 }
 
-/// The glyphs of the screen.
+/// The glyphs of the console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Symbols {
-    /// Whether charts may use braille dots.
+    /// Whether the terminal can show UTF-8; charts then use braille dots.
     pub braille: bool,
-    /// End of a cut text.
+    /// The end of a text that was cut.
     pub ellipsis: &'static str,
-    /// Mark of the selected line.
+    /// The mark of the selected line.
     pub pointer: &'static str,
-    /// Mark of the lines that a key applies to.
+    /// The mark of the lines that the user has marked.
     pub mark: &'static str,
     /// Horizontal rule.
     pub rule: &'static str,
     /// Vertical axis.
     pub axis: &'static str,
-    /// Vertical axis at a tick.
+    /// The vertical axis at a tick.
     pub tick: &'static str,
-    /// Vertical line of the cursor.
+    /// The vertical line of the cursor.
     pub cursor: &'static str,
-    /// Done part of a progress bar.
+    /// The finished part of a progress bar.
     pub bar_done: &'static str,
-    /// Remaining part of a progress bar.
+    /// The remaining part of a progress bar.
     pub bar_open: &'static str,
     /// Vertical bars, lowest first.
     pub levels: [&'static str; 8],
@@ -236,20 +238,20 @@ pub struct Symbols {
     pub not_finite: &'static str,
     /// Separator between facts.
     pub separator: &'static str,
-    /// Between an old and a new value.
+    /// The arrow between an old and a new value.
     pub arrow: &'static str,
     /// Placeholder for a missing value.
     pub none: &'static str,
     /// Corners and sides of a dialog: top left, top right, bottom left, bottom right, horizontal, vertical.
     pub frame: [&'static str; 6],
-    /// Shades from normal to very slow, in the order of [`crate::rank_times::LEVELS`].
+    /// The shade of a rank that is not slow, then one for each of [`crate::rank_times::LEVELS`].
     pub shades: [&'static str; 5],
-    /// Run states, in the order of [`crate::run_state::StateKind`].
+    /// The glyphs of run states, in the order of [`crate::run_state::StateKind`].
     pub states: [&'static str; 12],
 }
 
 impl Symbols {
-    /// For UTF-8 terminals.
+    /// Returns the glyphs for UTF-8 terminals.
     pub const fn unicode() -> Self {
         Self {
             braille: true,
@@ -273,7 +275,7 @@ impl Symbols {
         }
     }
 
-    /// For all other terminals.
+    /// Returns the glyphs for all other terminals.
     pub const fn ascii() -> Self {
         Self {
             braille: false,

@@ -1,4 +1,4 @@
-//! The only place that writes cells.
+//! Draws the model: header, screen, notice line, key bar and dialog.
 
 use crate::bindings::{Action, Context};
 use crate::jobs::Job;
@@ -17,7 +17,7 @@ use ratatui_core::style::Modifier;
 use ratatui_core::terminal::Frame;
 use ratatui_core::text::{Line, Span};
 
-/// Draws the model at any size.
+/// Draws the model into a frame of any size.
 pub fn view(model: &Model, frame: &mut Frame<'_>) {
     let area = frame.area();
     let buf = frame.buffer_mut();
@@ -25,7 +25,8 @@ pub fn view(model: &Model, frame: &mut Frame<'_>) {
         draw(model, buf);
         return;
     }
-    // The model learns a new size by a message. Until then, nothing may be drawn outside the real one.
+    // The model gets the new size of a terminal through a message. Until then, draw to a separate buffer and copy the
+    // part that fits.
     let mut canvas = Buffer::empty(ratatui_core::layout::Rect::new(0, 0, model.size.width, model.size.height));
     draw(model, &mut canvas);
     if !model.symbols.braille {
@@ -68,18 +69,20 @@ fn draw(model: &Model, buf: &mut Buffer) {
     }
 }
 
-/// Returns whether the key bar is on the screen. A dialog shows its own keys, and on a low screen a notice takes its place.
+/// Returns whether the key bar is on the screen. A dialog replaces it with its own keys, and on a low screen a notice
+/// replaces it.
 fn key_bar_is_shown(model: &Model, areas: &layout::Areas, has_notice: bool) -> bool {
     model.modal.is_none() && (!has_notice || areas.notice != areas.keys)
 }
 
-/// Returns the action of a click in a column of the key bar, if it is on the screen.
+/// Returns the action of a click on a column of the key bar; `None` if the key bar is hidden.
 pub fn key_bar_action(model: &Model, areas: &layout::Areas, column: u16) -> Option<Action> {
     let is_shown = key_bar_is_shown(model, areas, notice(model).is_some());
     key_bar::action_at(model, areas.keys, column).filter(|_| is_shown)
 }
 
-/// Returns the product name, the screens with their keys and the number of alerts, each with the action of a click on it.
+/// Returns the items of the header, each with the action of a click on it: the product name, the screens with their
+/// keys, and the number of alerts.
 fn header_items(model: &Model) -> Vec<(Vec<Span<'static>>, Option<Action>)> {
     let theme = &model.theme;
     let key = |action| model.keys.name(Context::Runs, action);
@@ -108,7 +111,7 @@ fn header_items(model: &Model) -> Vec<(Vec<Span<'static>>, Option<Action>)> {
     items
 }
 
-/// Returns the action of a click in a column of the header.
+/// Returns the action of a click on a column of the header.
 pub fn header_action(model: &Model, area: ratatui_core::layout::Rect, column: u16) -> Option<Action> {
     let mut end = usize::from(area.x);
     let under = |(spans, _): &(Vec<Span<'static>>, Option<Action>)| {
@@ -118,14 +121,15 @@ pub fn header_action(model: &Model, area: ratatui_core::layout::Rect, column: u1
     header_items(model).into_iter().find(under)?.1
 }
 
-/// Draws the product name, the screens with their keys, and the open run, folder or hostfile.
+/// Draws the header: the product name, the screens with their keys, and at the right the open run, folder or
+/// hostfile.
 fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     let theme = &model.theme;
     let left: Vec<Span<'static>> = header_items(model).into_iter().flat_map(|(spans, _)| spans).collect();
     let used: usize = left.iter().map(Span::width).sum();
     let room = usize::from(area.width).saturating_sub(used + 4);
     let place = match (model.screen, &model.run) {
-        // Where there is no room for the whole id, it loses its date.
+        // If there is no room for the whole id of the run, show it without its date.
         (Screen::Run | Screen::Logs | Screen::Samples, Some(run)) if run.id.as_str().len() > room => {
             short_id(&run.id).to_owned()
         }
@@ -139,14 +143,15 @@ fn header(model: &Model, buf: &mut Buffer, area: ratatui_core::layout::Rect) {
     write_split(model, buf, area, Line::from(left), Line::styled(place, theme.faint));
 }
 
-/// Returns the notice line: the text input, a running job, or the latest notice.
+/// Returns the content of the notice line: the text input, a job in progress, or the latest notice.
 fn notice(model: &Model) -> Option<Line<'static>> {
     let theme = &model.theme;
-    // The form draws its own fields.
+    // The launch form draws its own fields.
     if let Some(input) = model.input.as_ref().filter(|input| !input.purpose.is_of_form()) {
         return Some(input_line(model, input));
     }
-    // A warning is shown before a running job, and any notice before a waiting job, because the wait may take days.
+    // A warning has priority over a job in progress, and any notice over a waiting job, because the wait may take
+    // days.
     let is_first = |job: &&Job| model.notice.as_ref().is_none_or(|notice| !notice.is_warning && job.waiting.is_none());
     if let Some(job) = model.jobs.latest().filter(is_first) {
         let text = match &job.waiting {
@@ -161,12 +166,13 @@ fn notice(model: &Model) -> Option<Line<'static>> {
     Some(Line::styled(notice.text.clone(), if notice.is_warning { theme.warn } else { theme.good }))
 }
 
-/// Returns the line of a text input. A long text loses its beginning, and the end of what follows the cursor.
+/// Returns the line of a text input. If the text is too long, the beginning before the cursor and the end after it
+/// are cut.
 fn input_line(model: &Model, input: &Input) -> Line<'static> {
     edited(model, input, input.purpose.title(), usize::from(layout::areas(model.size).notice.width))
 }
 
-/// Returns the text of an input with its cursor, behind a title, in at most `width` cells.
+/// Returns a title and the text of an input with its cursor, in at most `width` cells.
 pub(crate) fn edited(model: &Model, input: &Input, title: &'static str, width: usize) -> Line<'static> {
     let (theme, ellipsis) = (&model.theme, model.symbols.ellipsis);
     let room = width.saturating_sub(title.len() + 1);
@@ -185,7 +191,7 @@ pub(crate) fn edited(model: &Model, input: &Input, title: &'static str, width: u
     ])
 }
 
-/// Replaces the characters that a terminal without UTF-8 cannot show.
+/// Replaces characters that are not ASCII, for terminals without UTF-8.
 fn only_ascii(buf: &mut Buffer) {
     for cell in buf.content.iter_mut().filter(|cell| !cell.symbol().is_ascii()) {
         let plain = match cell.symbol() {

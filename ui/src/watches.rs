@@ -10,8 +10,9 @@ use ratatui_core::layout::Rect;
 use rundir::SampleSidecar;
 use std::collections::BTreeSet;
 
-/// Returns the streams that should run now. The shell (the program around this crate, which does all IO) starts and stops streams until
-/// exactly these run. They depend only on the model, so no screen can forget to start or stop one.
+/// Returns the streams that should run now. The shell (the program around this crate, which does all IO) starts and
+/// stops streams until exactly these run. The streams depend only on the model, so that screens need not start or
+/// stop them.
 pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
@@ -65,7 +66,7 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     wanted
 }
 
-/// Returns the clips that the screen shows now: step, prompt and the size of their area.
+/// Returns the clips that are visible now: step, prompt, and the size of the area.
 fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
     let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
     let placed: Vec<(&SampleSidecar, Rect)> = match model.screen {

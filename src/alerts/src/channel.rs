@@ -1,4 +1,4 @@
-//! Sends one alert to one channel: the form of each request, and what an answer means.
+//! Sends one alert to one channel: builds the request of each service and interprets the response.
 
 use crate::message::{body, title};
 use crate::settings::{Channel, Settings, Target};
@@ -18,10 +18,10 @@ use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 
 /// The most characters that Discord accepts.
 const DISCORD_CHARACTERS: usize = 2000;
-/// The hint of an error of TLS.
+/// The hint for a TLS error.
 const CERTIFICATES: &str =
     "check the address; a certificate of a company must be among those of the system (or SSL_CERT_FILE)";
-/// The interval at which a program is checked for its end.
+/// The interval at which [`run`] checks whether the program has ended.
 const CHECK: Duration = Duration::from_millis(20);
 
 /// Why an alert did not reach a channel. Neither text contains a secret.
@@ -31,7 +31,7 @@ pub enum SendError {
     Retry {
         /// The reason.
         why: String,
-        /// The pause that the server requested.
+        /// The pause that the server requested with `Retry-After`; `None` if it requested none.
         after: Option<Duration>,
     },
     /// The server would refuse the alert again.
@@ -59,11 +59,13 @@ impl SendError {
 /// The name of a channel, and whether it accepted the test alert.
 pub type TestResult = (&'static str, Result<(), Failure>);
 
-/// Sends a test alert to each channel, or to one, and returns the results. Each gets one try. The console serves the channels of
-/// its terminal itself: they are left out.
+/// Sends a test alert to each channel, or only to the channel `only`, without retries, and returns the results. Skips the channels
+/// of the terminal (bell and notification), which the console tests itself.
+///
+/// * `limit` — the time limit of each request or program.
 ///
 /// # Errors
-/// There is no such channel in the settings.
+/// The settings have no channel of the name `only`.
 pub fn test_alert(settings: &Settings, only: Option<&str>, limit: Duration) -> Result<Vec<TestResult>, Failure> {
     let wanted = |channel: &&Channel| only.is_none_or(|only| only == channel.to.name());
     let channels: Vec<&Channel> = settings.channels.iter().filter(wanted).collect();
@@ -151,7 +153,7 @@ impl Target {
     }
 
     fn post(&self, url: &str, token: Option<&str>, message: &Value, limit: Duration) -> Result<(), SendError> {
-        // The certificates of the system: a company adds its own to them.
+        // The certificates of the system, because companies install their own certificates there.
         let tls = TlsConfig::builder().provider(TlsProvider::Rustls).root_certs(RootCerts::PlatformVerifier).build();
         let config = Agent::config_builder()
             .tls_config(tls)
@@ -174,7 +176,8 @@ impl Target {
         }
     }
 
-    /// Makes the error of a request without an answer. The texts of some errors contain the address: they are not used.
+    /// Makes the error of a request that got no response. The messages of some errors contain the address, which is a secret, so they
+    /// are replaced.
     fn unreachable(&self, error: &ureq::Error, limit: Duration) -> SendError {
         let retry = |why: String| SendError::Retry { why, after: None };
         match error {
@@ -197,13 +200,13 @@ impl Target {
     }
 }
 
-/// Runs apprise. The addresses are secrets, and other users can read command lines: they are in its environment.
+/// Runs apprise. The addresses are secrets, so they are passed in the environment: other users can read command lines.
 pub(crate) fn run_apprise(program: &str, urls: &[String], alert: &Alert, limit: Duration) -> Result<(), SendError> {
     let command = [program.to_owned(), "--title".to_owned(), title(alert)];
     run(&command, &[("APPRISE_URLS", urls.join(" "))], body(alert), limit)
 }
 
-/// Returns what an answer means: nothing is wrong, or why the alert was not accepted.
+/// Interprets the status of a response. Returns `None` if the server accepted the alert.
 pub(crate) fn answer(status: u16, retry_after: Option<&str>) -> Option<SendError> {
     let why = format!("the server answered {status}");
     Some(match status {
@@ -238,7 +241,7 @@ fn run(command: &[String], variables: &[(&str, String)], input: String, limit: D
     })?;
     let fix = format!("run {program} by hand");
     if let Some(mut stdin) = child.stdin.take() {
-        // A program need not read its input. If it does not, a large one would block.
+        // In a thread, because writing a large input to a program that does not read it would block.
         thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     }
     let last_line = last_line(&mut child);
@@ -262,7 +265,7 @@ fn run(command: &[String], variables: &[(&str, String)], input: String, limit: D
     }
 }
 
-/// Reads the last line that a program writes to its standard error.
+/// Reads the standard error of a program in a thread, and sends its last line that is not empty when the program closes it.
 fn last_line(child: &mut Child) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     let stderr = child.stderr.take();

@@ -49,8 +49,8 @@ impl Parts {
     }
 }
 
-/// Returns the alert about an event; `None` for an event that users are not alerted about. A failure that ends an attempt is
-/// recorded in the exit files instead: see `of_end`.
+/// Returns the alert about an event; `None` for an event that raises no alert. Failures that end an attempt are in the exit files
+/// and not among the events: see `of_end`.
 pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
     let resume = format!("see it: vidtui status {}", run.id);
     let parts = match &event.kind {
@@ -66,7 +66,7 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
             let kind = if failure.code == ErrorCode::DiskFull { AlertKind::DiskLow } else { AlertKind::Failed };
             Parts::of(kind, failure).subject("checkpoint")
         }
-        // All videos of a step are in one folder, so that the step has one alert.
+        // The subject is the folder that all videos of a step share, so that the step has one alert.
         EventKind::SampleSaved { path, .. } => {
             let folder = path.parent().unwrap_or(path);
             Parts { why: folder.to_string(), ..Parts::new(AlertKind::Sample, "videos were made") }.subject(folder)
@@ -96,7 +96,7 @@ pub fn of_event(run: &Run, event: &Event, now_s: f64) -> Option<Alert> {
     Some(parts.alert(run, event.attempt, event.step, event.t, now_s))
 }
 
-/// Returns the alert about a finding; `None` for a finding that users are not alerted about.
+/// Returns the alert about a finding; `None` for a finding that raises no alert.
 pub(crate) fn of_finding(run: &Run, attempt: u32, step: Option<u64>, finding: &Finding, now_s: f64) -> Option<Alert> {
     let kind = match finding.rule {
         Rule::Stalled => AlertKind::Stalled,

@@ -1,8 +1,9 @@
-//! Alerts: what needs the attention of the user of a run, sent where the user reads it.
+//! Alerts about a run: derives them, records them, and sends them to the channels of the user, such as Slack or a program.
 //!
 //! [`Watch`] derives alerts on the first node of an attempt, from the events of the run and the findings of the crate `health`.
-//! [`Outbox`] records each alert in the run and sends it, with one thread per channel. A channel that fails stops nothing.
-//! [`Settings`] are the channels of a user; a launch copies them to the folder of the attempt, so that nodes need no home directory.
+//! [`Outbox`] records each alert in the run directory and sends it, with one thread per channel. A channel that fails affects neither the
+//! other channels nor the run. [`Settings`] are the channels of a user; a launch copies them to the folder of the attempt, so that nodes need
+//! no home directory.
 
 mod channel;
 mod derive;

@@ -1,4 +1,4 @@
-//! The text of an alert.
+//! The title and text of an alert, as people read them.
 
 use rundir::Alert;
 
@@ -7,7 +7,7 @@ pub fn title(alert: &Alert) -> String {
     format!("{}: {}", alert.run, alert.kind.name().replace('-', " "))
 }
 
-/// Returns the text: what, why, since when, and the hint.
+/// Returns the text: what happened, why, at which step and for how long, and the hint.
 pub fn body(alert: &Alert) -> String {
     let mut text = alert.what.clone();
     if !alert.why.is_empty() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// An alert with the same attempt, kind and subject is raised again only if it began at least this many seconds after the last one.
 const REPEAT_S: f64 = 3600.0;
-/// The most alerts about normal progress that a channel gets within an hour.
+/// The maximum number of alerts about normal progress that a channel gets within an hour.
 const ROUTINE_PER_HOUR: usize = 30;
 
 /// The time limits of sending.
@@ -19,9 +19,9 @@ const ROUTINE_PER_HOUR: usize = 30;
 pub struct Limits {
     /// The time limit of a request or a program.
     pub request: Duration,
-    /// The pauses before retries, unless the server requests another pause.
+    /// The pauses before each retry, unless the server requests another pause. Their number is the maximum number of retries.
     pub pauses: Vec<Duration>,
-    /// The longest pause that a server can request.
+    /// The longest pause before a retry, even if the server requests a longer one.
     pub longest_pause: Duration,
     /// The time limit of [`Outbox::end`].
     pub end: Duration,
@@ -61,9 +61,9 @@ struct Queue {
     alerts: Sender<Alert>,
     /// The ids of alerts that have not been sent yet.
     pending: Arc<Mutex<Vec<String>>>,
-    /// The thread holds the sender and drops it when it has sent all alerts.
+    /// Disconnected when the thread has sent all alerts: the thread then drops the sender.
     ended: Receiver<()>,
-    /// The times of the last alerts about normal progress.
+    /// The times of the alerts about normal progress in the last hour.
     routine: VecDeque<f64>,
 }
 
@@ -77,7 +77,7 @@ impl Outbox {
         Self { record, reader: AlertReader::new(run), settings, raised: BTreeMap::new(), queues, limits }
     }
 
-    /// Records an alert and sends it, unless it was raised before. Ignores an alert about normal progress that no channel is set to get.
+    /// Records an alert and sends it, unless it was raised before. Drops an alert about normal progress if no channel wants its kind.
     pub fn raise(&mut self, alert: Alert) {
         if alert.kind.is_routine() && !self.settings.channels.iter().any(|channel| channel.wants(&alert)) {
             return;

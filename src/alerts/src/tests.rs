@@ -348,7 +348,7 @@ fn the_addresses_of_apprise_are_not_on_its_command_line() {
     let bin = dir.root.join("bin");
     fs::create_dir_all(&bin).unwrap();
     file(&bin, "apprise", "#!/bin/sh\n(echo \"$*\"; echo \"$APPRISE_URLS\"; cat) >\"$0.log\"\n", 0o755);
-    // The program is found by its path, as in PATH, which other tests share.
+    // Run by its path: other tests of this process share PATH, so it must not change.
     let urls = vec!["tgram://token/chat".to_owned(), "mailto://ada".to_owned()];
     crate::channel::run_apprise(bin.join("apprise").as_str(), &urls, &alert(AlertKind::Healed, 1.0), PATIENCE).unwrap();
     insta::assert_snapshot!(fs::read_to_string(bin.join("apprise.log")).unwrap());

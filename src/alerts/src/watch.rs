@@ -1,4 +1,4 @@
-//! Watches one attempt of a run, from the node of rank 0, and raises its alerts.
+//! Watches the files of one attempt on the node of rank 0, and raises the alerts of the attempt.
 
 use crate::derive::{of_end, of_event, of_finding};
 use crate::outbox::Outbox;
@@ -15,7 +15,7 @@ const ROOT_CAUSE: Duration = Duration::from_secs(3);
 /// The interval at which the exit files are read again.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A watched attempt.
+/// Watches one attempt and raises its alerts. The supervisor of the first node owns it.
 pub struct Watch {
     run: RunDir,
     meta: Run,
@@ -51,7 +51,7 @@ impl Watch {
     /// Raises the alerts about new events and about the findings at `now_s`, Unix seconds.
     ///
     /// # Errors
-    /// When the files of the run cannot be read now.
+    /// A file of the run cannot be read. A later call can succeed.
     pub fn look(&mut self, now_s: f64) -> Result<(), Error> {
         let facts = self.facts()?;
         self.raise_events(&facts, now_s);
@@ -62,10 +62,10 @@ impl Watch {
     /// Raises the alert about a failure of the attempt, and waits until all alerts are sent. If the run has a healer (the program that
     /// resumes it after failures), the healer raises that alert instead.
     ///
-    /// * `limit` — the longest wait.
+    /// * `limit` — the longest wait for alerts that are not sent yet.
     ///
     /// # Errors
-    /// When the files of the run cannot be read.
+    /// A file of the run cannot be read.
     pub fn end(mut self, now_s: f64, limit: Duration) -> Result<(), Error> {
         let read = self.raise_end(now_s);
         self.outbox.end(limit);

@@ -1,6 +1,7 @@
 //! Times the collectives of sharded training by size over processes of this node: `collective_speed [cpu|cuda] [RANKS] [ROUNDS] [MIB…]`.
 //!
-//! Each rank on a GPU has its own. Prints the median time, and the bytes per second that each rank sends as a ring algorithm counts them.
+//! With `cuda`, each rank has its own GPU. Prints the median and best time, and the bytes per second that each rank would send in a ring
+//! algorithm.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ pub fn measure(group: &Group, device: Device, sizes: &[f64], rounds: usize) -> R
     let (ranks, kind) = (group.size() as f64, if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 });
     let mut rows = Vec::new();
     for &mib in sizes {
-        // Equal parts for all ranks.
+        // Rounded up, so that all ranks have equal parts.
         let part = ((mib * f64::from(1 << 20)) as usize / kind.elt_size_in_bytes()).div_ceil(group.size()) as i64;
         let (whole, own) = (Tensor::ones([part * ranks as i64], (kind, device)), Tensor::ones([part], (kind, device)));
         let bytes = (whole.numel() * kind.elt_size_in_bytes()) as f64;
@@ -69,7 +70,7 @@ pub fn measure(group: &Group, device: Device, sizes: &[f64], rounds: usize) -> R
                 group.barrier()?;
                 let start = Instant::now();
                 run()?;
-                // On a GPU the stream waits, not the host. A read waits for the stream.
+                // On a GPU, `run` makes the stream wait and not the host. Reading a number waits for the stream.
                 let _ = own.get(0).double_value(&[]);
                 seconds.push(start.elapsed().as_secs_f64());
             }

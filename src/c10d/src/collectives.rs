@@ -1,4 +1,4 @@
-//! libtorch's record of the last collectives of this process, its "flight recorder": what each group waits for.
+//! Reads libtorch's "flight recorder", the record of the last collectives of this process, which shows what each group waits for.
 
 use std::collections::HashSet;
 use std::ffi::c_char;
@@ -7,12 +7,12 @@ use crate::cuda;
 use crate::ffi::{self, check};
 use crate::{Error, Result};
 
-/// A collective of the record.
+/// A collective in the flight recorder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collective {
     /// The name of the group: the prefix of its store, without the last `/`.
     pub group: String,
-    /// The number of the collective in the group.
+    /// The sequence number of the collective in the group, the same on all ranks.
     pub number: u64,
     /// The operation: `gloo:all_gather`, `nccl:_all_gather_base`.
     pub operation: String,
@@ -22,11 +22,12 @@ pub struct Collective {
     pub started_ns: u64,
 }
 
-/// Returns the last collectives of all groups of this process, in the order in which they started. libtorch keeps the last 2,000 of gloo
-/// and of NCCL each, or `TORCH_FR_BUFFER_SIZE`. Any thread may call this function, even if another thread waits for a collective.
+/// Returns the last collectives of all groups of this process: those of gloo, then those of NCCL, each in the order in which they started.
+/// libtorch keeps the last 2,000 of each, or as many as the variable `TORCH_FR_BUFFER_SIZE`. Any thread may call this function, even while
+/// another thread waits for a collective.
 ///
 /// # Errors
-/// libtorch cannot write the record.
+/// libtorch fails to write its record, or the record is not in the known format.
 pub fn recent() -> Result<Vec<Collective>> {
     let mut all = parse(&text(ffi::vidtui_collectives)?, Backend::Gloo)?;
     if cuda::is_built() {
@@ -69,7 +70,7 @@ fn parse(json: &str, backend: Backend) -> Result<Vec<Collective>> {
         time_created_ns: u64,
     }
     let record: Record = serde_json::from_str(json).map_err(|error| Error::torch(DOING, &error.to_string()))?;
-    // NCCL's coalesced operations have no events of their own. They end with the entry of the whole, which has the same number.
+    // NCCL's coalesced operations have no CUDA events of their own. They are complete when the entry `coalesced` with the same number is.
     let ended: HashSet<(String, u64)> = record
         .entries
         .iter()
@@ -77,8 +78,8 @@ fn parse(json: &str, backend: Backend) -> Result<Vec<Collective>> {
         .map(|entry| (entry.process_group.0.clone(), entry.collective_seq_id))
         .collect();
     let read = |entry: Entry| Collective {
-        // gloo has no CUDA events, so its collectives never reach the state. They are retired when they end. NCCL's are also
-        // retired when they time out.
+        // gloo has no CUDA events, so its collectives never reach the state `completed`. They are retired when they end. NCCL's
+        // collectives are also retired when they time out, so for NCCL `retired` does not mean complete.
         complete: ended.contains(&(entry.process_group.0.clone(), entry.collective_seq_id))
             || (backend == Backend::Gloo && entry.retired),
         group: entry.process_group.0.trim_end_matches('/').to_owned(),

@@ -10,8 +10,8 @@ use crate::pending::{Combine, Finish, Pending, Work, torch};
 use crate::store::millis;
 use crate::{Error, Reduce, Result, Store};
 
-/// What one rank of a group sent: bytes by kind of collective, as a ring algorithm counts them: for W bytes over n ranks,
-/// each rank sends (n-1)/n W in an all-gather or reduce-scatter, and twice that in an all-reduce.
+/// The bytes that one rank of a group sent, by kind of collective, as in a ring algorithm: for W bytes over n ranks, each rank
+/// sends (n-1)/n W in an all-gather or reduce-scatter, and twice that in an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sent {
     /// Bytes of all-gathers.
@@ -20,7 +20,7 @@ pub struct Sent {
     pub scattered: u64,
     /// Bytes of all-reduces.
     pub summed: u64,
-    /// Collectives that were started, of any kind. Those that were started together count as one.
+    /// The number of collectives that were started, of any kind. Collectives that were started in one call count as one.
     pub launches: u64,
 }
 
@@ -29,7 +29,7 @@ pub struct Sent {
 /// A group of one rank uses no network: its collectives are local copies that complete at once.
 pub struct Group {
     network: Option<Network>,
-    /// The device of its tensors.
+    /// The device of the tensors of its collectives.
     device: Device,
     rank: usize,
     size: usize,
@@ -54,7 +54,8 @@ impl Group {
     /// gloo uses the address that the host name of this node resolves to.
     ///
     /// # Errors
-    /// The other ranks do not join within `timeout`, which is also the timeout of every collective.
+    /// `rank` is not below `size`, the interface does not exist, or the other ranks do not join within `timeout`, which is also the timeout
+    /// of every collective.
     pub fn gloo(store: &Store, rank: usize, size: usize, timeout: Duration, interface: Option<&str>) -> Result<Self> {
         let doing = || match interface {
             Some(name) => format!("join the group of {size} ranks as rank {rank} on interface {name}"),
@@ -89,7 +90,8 @@ impl Group {
     /// makes that stream wait and returns without blocking.
     ///
     /// # Errors
-    /// As [`Group::gloo`]; or the program was built without CUDA.
+    /// `rank` is not below `size`, the other ranks do not join within `timeout`, the GPU cannot be used, or the program was built without
+    /// CUDA.
     pub fn nccl(store: &Store, rank: usize, size: usize, timeout: Duration, gpu: usize) -> Result<Self> {
         let doing = || format!("join the NCCL group of {size} ranks as rank {rank} with GPU {gpu}");
         if size == 1 && rank == 0 {
@@ -137,10 +139,10 @@ impl Group {
         self.size
     }
 
-    /// Sets the timeout of the collectives that start later.
+    /// Sets the timeout of the collectives that start after this call.
     ///
     /// # Errors
-    /// libtorch refuses.
+    /// libtorch returned an error.
     pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         // SAFETY: the group is alive; only a number is passed.
@@ -148,8 +150,8 @@ impl Group {
         check(status, || format!("set the timeout of the group of {} ranks", self.size))
     }
 
-    /// Returns the bytes that this rank sent since it joined, including those of autograd graphs and backward passes.
-    /// The bytes of broadcasts and barriers are not counted: in a training step, one number is broadcast.
+    /// Returns the bytes that this rank sent since it joined, including those of collectives in autograd graphs and backward passes.
+    /// The bytes of broadcasts and barriers are not counted: a training step broadcasts only one number.
     #[must_use]
     pub fn sent(&self) -> Sent {
         let Some(network) = &self.network else { return Sent::default() };
@@ -160,11 +162,12 @@ impl Group {
         Sent { gathered, scattered, summed, launches }
     }
 
-    /// Returns the seconds that this rank waited for collectives of the group since the last call, including those of autograd graphs and
-    /// backward passes. On a GPU they are the seconds that its stream waited; call this after the host has waited for the stream anyway.
+    /// Returns the seconds that this rank waited for collectives of the group since the last call, including collectives in autograd graphs
+    /// and backward passes. On a GPU they are the seconds that its stream waited. This call waits for the end of these collectives, so call
+    /// it when the host has waited for the stream anyway.
     ///
     /// # Errors
-    /// The GPU has failed.
+    /// A CUDA call failed.
     pub fn take_waited_s(&self) -> Result<f64> {
         let Some(network) = &self.network else { return Ok(0.0) };
         let mut seconds = 0.0;
@@ -174,7 +177,7 @@ impl Group {
         Ok(seconds)
     }
 
-    /// Forgets the waits so far. Waits for nothing.
+    /// Discards the waits since the last [`Group::take_waited_s`], without waiting for the GPU.
     pub fn drop_waited(&self) {
         if let Some(network) = &self.network {
             // SAFETY: the group is alive.
@@ -262,8 +265,8 @@ impl Group {
             return Ok(Pending::new(work, doing(), finish, vec![to, flat]));
         }
         let parts = Tensor::empty([(self.size as i64 - 1) * len], (input.kind(), input.device()));
-        // gloo's own reduce-scatter is an all-reduce and a copy: for 26 MiB of fp32 over two processes of one
-        // node it takes 40 ms. This exchange with a local sum takes 14 ms.
+        // gloo's own reduce-scatter is an all-reduce and a copy, which takes 40 ms for 26 MiB of fp32 over two processes of one
+        // node. This exchange of parts with a local sum takes 14 ms.
         let work = self.start(doing, |group, pending| {
             // SAFETY: group and tensors are alive; the shim keeps its own references to the tensors.
             unsafe { ffi::vidtui_group_exchange(group, flat.as_ptr(), parts.as_ptr(), pending) }
@@ -292,7 +295,7 @@ impl Group {
         Ok(Pending::new(work, doing(), Finish::Nothing, vec![tensor.shallow_clone()]))
     }
 
-    /// Waits until every rank calls it.
+    /// Waits until every rank of the group has called this function.
     pub fn barrier(&self) -> Result<()> {
         let doing = || format!("wait for {} ranks at a barrier", self.size);
         // SAFETY: the group is alive.
@@ -336,7 +339,7 @@ impl Group {
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 
-    /// Starts `count` collectives as [`Group::start`] does, unless there is none.
+    /// Starts `count` collectives in one call as [`Group::start`] does; does nothing if `count` is 0.
     fn start_many(
         &self,
         doing: impl FnOnce() -> String + Copy,
@@ -346,7 +349,7 @@ impl Group {
         if count == 0 { Ok(None) } else { self.start(doing, call) }
     }
 
-    /// Starts a collective, unless the group has one rank.
+    /// Starts a collective. Returns `None` for a group of one rank, which needs no communication.
     fn start(
         &self,
         doing: impl FnOnce() -> String + Copy,

@@ -1,4 +1,4 @@
-//! PyTorch's distributed engine, called from Rust.
+//! Rust bindings for PyTorch's distributed library c10d: stores, process groups and collectives over gloo and NCCL.
 //!
 //! Ranks find each other through a [`Store`], a [`Group`] moves tensors between them, and every collective returns a
 //! [`Pending`] to wait on. The crate also has the optimizer steps of a shard ([`ops`], [`adamw8`]), CUDA functions that tch does not bind
@@ -8,7 +8,7 @@
 //! On the CPU, gloo runs the collectives. The feature `cuda` adds NCCL, and then the crate links against a libtorch
 //! with CUDA. Without the feature, the CUDA functions also exist, but return an error.
 //!
-//! Most `unsafe` code calls the C++ functions in `cpp/`, which comments call the shim.
+//! Most `unsafe` code calls the C++ functions in `cpp/`. Comments call these functions the shim.
 
 mod error;
 mod exit;

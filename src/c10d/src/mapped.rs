@@ -51,7 +51,7 @@ impl Mapped {
     /// Removes the pages of the tensor from the memory of the process. The next use reads them from the page cache or the disk.
     ///
     /// # Errors
-    /// The operating system returned an error.
+    /// The operating system fails to release the pages.
     pub fn release(&self) -> Result<()> {
         let doing = || "release the pages of a mapped file".to_owned();
         // SAFETY: `zeros` made the tensor, so its storage is a shared mapping, whose content the file keeps.

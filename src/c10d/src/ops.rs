@@ -1,4 +1,4 @@
-//! Fused operations that tch does not bind.
+//! The fused AdamW step on fp32 tensors, which tch does not bind.
 
 use tch::{Device, Kind, Tensor};
 
@@ -36,12 +36,12 @@ enum Means {
 impl AdamW {
     /// Updates `param` and its moments in place, in one pass over memory, as `torch.optim.AdamW` does.
     ///
-    /// All four are contiguous, fp32, of one length and on one device; they may be views of longer tensors. On the CPU each
-    /// element's result has the same bits for every sharding and every number of threads. On other devices the
-    /// gradient is scaled in place.
+    /// All four tensors must be contiguous, fp32, of one shape and on one device; they may be views of longer tensors. On the CPU,
+    /// the result of each element has the same bits for every sharding and every number of threads. On other devices, libtorch
+    /// multiplies the gradient by `grad_scale` in place.
     ///
     /// # Errors
-    /// The shapes, dtypes or devices of the tensors differ, or `step` is 0.
+    /// [`Error::Argument`] if the tensors are not like this, or `step` is 0.
     pub fn step(&self, param: &Tensor, grad: &Tensor, exp_avg: &Tensor, exp_avg_sq: &Tensor) -> Result<()> {
         let doing = || format!("apply AdamW step {} to a tensor of {:?}", self.step, param.size());
         let place = param.device();
@@ -63,8 +63,10 @@ impl AdamW {
         check(status, doing)
     }
 
+    /// Calls an implementation without checks.
+    ///
     /// # Safety
-    /// All four are contiguous fp32 tensors of one length on one device, which is the CPU for [`Means::OnePass`].
+    /// All four must be contiguous fp32 tensors of one length on one device, which is the CPU for [`Means::OnePass`].
     unsafe fn call(&self, means: Means, [param, grad, exp_avg, exp_avg_sq]: [&Tensor; 4]) -> ffi::Status {
         let call = match means {
             Means::OnePass => ffi::vidtui_adamw,

@@ -1,4 +1,4 @@
-//! libtorch's profiler: operators and named ranges of this process as a Chrome trace, for Perfetto.
+//! Records operators and named ranges of a thread with libtorch's profiler, as a Chrome trace that Perfetto opens.
 
 use std::ffi::CString;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use crate::ffi::{self, ScopeHandle, c_text, check};
 use crate::{Error, Result};
 
-/// A recording of the calling thread. It ends on that thread.
+/// A recording of the thread that began it, which must also end it. Dropping it discards the trace.
 #[derive(Debug)]
 pub struct Recording {
     is_running: bool,
@@ -18,10 +18,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts to record the operators of this thread, with their shapes; with `gpu`, also the kernels.
+    /// Starts to record the operators of this thread with their shapes; with `gpu`, also the kernels on the GPU.
     ///
     /// # Errors
-    /// libtorch has no profiler for the device, or one runs already.
+    /// libtorch was built without the profiler of the device, or a recording is running.
     pub fn begin(gpu: bool) -> Result<Self> {
         // SAFETY: only a number is passed.
         check(unsafe { ffi::vidtui_profile_begin(gpu.into()) }, || "start the profiler".to_owned())?;
@@ -31,7 +31,7 @@ impl Recording {
     /// Ends the recording and writes it as a Chrome trace (JSON).
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The path contains a zero byte, or the file cannot be written.
     pub fn end(mut self, path: &Path) -> Result<()> {
         self.is_running = false;
         let doing = || format!("write the trace {}", path.display());

@@ -1,8 +1,8 @@
-//! The threads of libtorch's operators.
+//! The number of threads that libtorch's operators use.
 
 use crate::ffi;
 
-/// Lets the operators of the calling thread compute in it alone, without helpers that would compete with those of other threads.
+/// Makes the operators of the calling thread use this thread only, so that they do not compete with other threads for cores.
 pub fn compute_alone() {
     // SAFETY: the function takes nothing, and changes the calling thread only.
     unsafe { ffi::vidtui_compute_alone() }

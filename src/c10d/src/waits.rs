@@ -2,8 +2,8 @@
 //!
 //! A host that waits cannot enqueue work, so the device becomes idle. Therefore each wait of training has a name, [`Place`], and a test
 //! counts the waits of a step: libtorch operators that return numbers to the host, blocking copies between devices, waits for events, and
-//! calls of [`read`]. On the CPU the host never waits, but the operators and reads are the same, so the test needs no GPU. Only copies
-//! between devices are not counted there.
+//! calls of [`read`]. On the CPU the host never waits, but it calls the same operators and [`read`], so the test needs no GPU. A run on the
+//! CPU has no copies between devices, so it does not count these.
 
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
@@ -111,7 +111,7 @@ impl Counting {
     /// Starts to count.
     ///
     /// # Errors
-    /// The thread is already counting.
+    /// This thread already counts.
     pub fn begin() -> Result<Self> {
         // SAFETY: nothing is passed.
         check(unsafe { ffi::vidtui_waits_begin() }, || "count waits for the device".to_owned())?;

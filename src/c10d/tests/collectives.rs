@@ -1,4 +1,4 @@
-//! Results of the collectives, over gloo on the loopback interface.
+//! Tests of the results of collectives, over gloo on the loopback interface.
 
 mod together;
 
@@ -219,7 +219,7 @@ fn split_linear_layers_equal_whole_ones_forward_and_backward() -> Result<()> {
             let mine = |t: &Tensor, dim: i64| t.narrow(dim, rank * part, part);
             let (x1, up1, down1) = (leaf(&x), leaf(&mine(&up, 0)), leaf(&mine(&down, 1)));
             let hidden = group.copy_to(&x1)?.linear(&up1, None::<&Tensor>).tanh();
-            // Scatter and gather, so that the graph contains both.
+            // A gather and a scatter cancel out; the graph then contains both.
             let hidden = group.scatter_to(&group.gather_from(&hidden)?)?;
             let got = group.reduce_from(&hidden.linear(&down1, None::<&Tensor>))?;
             let grads = Tensor::run_backward(&[(&got * &weights).sum(Kind::Float)], &[&x1, &up1, &down1], false, false);

@@ -4,7 +4,7 @@ use c10d::Result;
 use c10d::ops::AdamW;
 use tch::{Device, Kind, Tensor};
 
-/// Returns roughly normal numbers from a generator of its own: that of libtorch is shared by all tests, which run in parallel.
+/// Returns roughly normal numbers from a generator of this call: parallel tests share libtorch's generator.
 fn random(len: usize, seed: u64) -> Tensor {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut uniform = || {

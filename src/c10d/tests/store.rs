@@ -1,4 +1,4 @@
-//! Values in stores, and errors when ranks do not connect.
+//! Tests of values in stores, and of errors when ranks do not connect.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use c10d::{Error, Group, Result, Store};
 
-/// Longer than the delay of libtorch's connections if the DNS server does not answer.
+/// Longer than libtorch needs to connect if the DNS server does not answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn keeps_bytes_counts_and_prefixes(store: &Store, other: &Store) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Finds the faults of a node in one frame, one sample of the node probe.
+//! Finds the faults of a node and its GPUs in one [`Frame`], a sample of the node probe.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::nvidia_smi::SmiError;
 use crate::probe::Frame;
 use crate::xid::{Xid, XidAction};
 
-/// Seconds for which an Xid error (a driver error in the kernel log) is shown if it was caused by a program and the GPU is healthy.
+/// Seconds for which an Xid error (a driver error in the kernel log) is shown if a program caused it and the GPU is healthy.
 const HOUR_S: f64 = 3600.0;
 /// Seconds for which an Xid error that needs a reset is shown: longer than a night. The fault ends after this time, not at the
 /// next boot: the kernel log does not record a reset, so the GPU may be healthy again without a boot.
@@ -26,7 +26,7 @@ pub struct Fault {
     pub severity: FaultSeverity,
     /// The problem, in a few words.
     pub what: String,
-    /// The advice.
+    /// What the user should do.
     pub fix: String,
 }
 
@@ -79,7 +79,7 @@ fn of_smi_error(error: &SmiError) -> Option<Fault> {
     Some(Fault { gpu, severity, what, fix: error.fix().into() })
 }
 
-/// Returns the recent Xid errors in the kernel log, without duplicates.
+/// Returns the faults from recent Xid errors in the kernel log, without duplicates.
 fn of_xids(frame: &Frame) -> Vec<Fault> {
     let recent = frame.xids.iter().filter_map(|at| {
         let (severity, shown_s) = match at.xid.action() {
@@ -187,7 +187,7 @@ mod tests {
         let lost = (FaultSeverity::Bad, None, Some(79));
         let all = [(FaultSeverity::Bad, Some(0), Some(48)), lost, (FaultSeverity::Warn, Some(0), Some(31))];
         assert_eq!(shown(1, 100_000, &format!("#xids\n{}", log.concat())), all);
-        // Not every frame contains the log.
+        // A frame without the kernel log keeps the errors of the last frame that had it.
         assert_eq!(shown(2, 100_002, ""), all);
         assert_eq!(shown(13, 100_030, &format!("#xids\n{}", log[5])), [lost]);
         assert_eq!(shown(25, 190_000, &format!("#xids\n{}", log[5])), vec![], "a day later");

@@ -1,4 +1,4 @@
-//! A sample of a GPU.
+//! A sample of one GPU: the values that nvidia-smi reports, and the processes on the GPU.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -36,8 +36,8 @@ impl<T> Reading<T> {
     }
 }
 
-/// Not derived, because the derived implementation tries each variant on a copy of the input, which is too slow for
-/// millions of samples.
+/// Written by hand: the derived implementation tries each variant on a copy of the input, which is too slow for millions of
+/// samples.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reading<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(NumberOrReason(PhantomData))
@@ -70,7 +70,7 @@ impl<'de, T: Deserialize<'de>> de::Visitor<'de> for NumberOrReason<T> {
     }
 }
 
-/// Returns `NotAsked`, for samples of an older version that did not have the field.
+/// Returns [`Absent::NotAsked`], for samples that an older version wrote without the field.
 impl<T> Default for Reading<T> {
     fn default() -> Self {
         Reading::Absent(Absent::NotAsked)
@@ -190,7 +190,7 @@ pub struct GpuSample {
     /// GPU memory.
     #[serde(default)]
     pub mem_total_mib: Reading<u64>,
-    /// The share of time in which a kernel ran. A waiting collective counts as 100 % too.
+    /// The share of time in which a kernel ran, in percent. A collective that waits for other ranks also counts as 100 %.
     #[serde(default)]
     pub util_pct: Reading<f64>,
     /// The GPU temperature.
@@ -247,7 +247,7 @@ pub struct ProcessOwner {
 pub struct ThrottleReasons(pub u64);
 
 impl ThrottleReasons {
-    /// Bit, name, and whether the reason slows the GPU down.
+    /// NVML's bit, the name, and whether the reason slows a busy GPU down.
     const TABLE: [(u64, &'static str, bool); 9] = [
         (0x1, "idle", false),
         (0x2, "application clocks", false),

@@ -15,13 +15,13 @@ use crate::{Node, NodeId};
 /// gpu02 slots=8                       # as in DeepSpeed and Open MPI
 /// gpu03:8                             # MPI: 8 slots
 /// gpu[004-024,030] slots=8            # Slurm's ranges
-/// me@gpu31                            # a user, and
-/// me@gpu32:2222                       # after a user a port
-/// gpu33:port=2222 slots=8             # a port without a user
+/// me@gpu31                            # the user of SSH
+/// me@gpu32:2222                       # the user and the port of SSH
+/// gpu33:port=2222 slots=8             # the port without a user
 /// ```
 ///
-/// A number after a colon means slots, as in MPI, unless the line has a user or `port=`. 22 and numbers above 256 look like
-/// ports and are refused with a hint.
+/// A number after a colon is the number of slots, as in MPI, unless the address has a user or the number follows `port=`. 22 and
+/// numbers of slots above 256 look like ports and are refused with a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hostfile {
     /// The nodes.
@@ -33,7 +33,7 @@ pub struct Hostfile {
 pub struct Entry {
     /// The name that SSH resolves.
     pub node: NodeId,
-    /// The number of ranks that it takes, if given.
+    /// The number of ranks that the node takes, if given.
     pub slots: Option<usize>,
     /// The user who logs in, if given; otherwise the SSH configuration decides.
     pub user: Option<String>,
@@ -46,9 +46,9 @@ pub struct Entry {
 /// The reason why a hostfile cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct HostfileError {
-    /// The line number, from 1; none if the error concerns the whole file.
+    /// The line number, from 1; `None` if the error concerns the whole file or a filter.
     pub line: Option<usize>,
-    /// The fault, with the values.
+    /// What is wrong, with the values from the file.
     pub why: String,
     /// The hint: what to write instead.
     pub fix: String,
@@ -66,9 +66,9 @@ impl fmt::Display for HostfileError {
 /// A selection of the nodes of a hostfile, as lists of names: `gpu[001-004],gpu009`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Use only these.
+    /// Uses only these nodes; `None` for all.
     pub include: Option<String>,
-    /// Use all except these.
+    /// Leaves out these nodes.
     pub exclude: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl Hostfile {
     /// Reads the text of a hostfile.
     ///
     /// # Errors
-    /// When a line is not valid or lists a node a second time, or the file has no nodes.
+    /// A line is not valid or lists a node a second time, or the file lists no nodes.
     pub fn parse(text: &str) -> Result<Hostfile, HostfileError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut line_of: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -101,7 +101,7 @@ impl Hostfile {
     /// Returns the nodes that a filter selects, in the file's order.
     ///
     /// # Errors
-    /// When the filter is not a list of names, names a node that is not listed, or selects none.
+    /// The filter is not a list of names, names a node that is not in the file, or selects no node.
     pub fn select(&self, filter: &Filter) -> Result<Hostfile, HostfileError> {
         let include = filter.include.as_deref().map(|list| self.named(list, "--include")).transpose()?;
         let exclude = filter.exclude.as_deref().map(|list| self.named(list, "--exclude")).transpose()?;
@@ -129,20 +129,20 @@ impl Hostfile {
         Ok(names.into_iter().collect())
     }
 
-    /// Returns the nodes; those without slots take `slots` ranks.
+    /// Returns the nodes. A node whose line gives no number of slots gets `slots`.
     pub fn nodes(&self, slots: usize) -> Vec<Node> {
         self.entries.iter().map(|e| Node { id: e.node.clone(), slots: e.slots.unwrap_or(slots) }).collect()
     }
 }
 
-/// The fault in a line, and the hint.
+/// What is wrong in a line, and the hint.
 type Wrong = (String, String);
 
 fn wrong<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Wrong> {
     Err((why.into(), fix.into()))
 }
 
-/// Reads a line. A range gives several entries, an empty line none.
+/// Reads a line. Returns several entries for a range, and none for an empty line.
 fn read_line(line: &str) -> Result<Vec<Entry>, Wrong> {
     let line = without_comment(line);
     // Open MPI allows blanks around `=`.
@@ -159,7 +159,7 @@ fn read_line(line: &str) -> Result<Vec<Entry>, Wrong> {
             "slots" => slots = Some(read_slots(value)?),
             "port" if port.is_some() => return wrong("port is given twice", "give it once"),
             "port" => port = Some(read_port(value)?),
-            // Open MPI's limit of oversubscription, which does not apply here.
+            // Open MPI's limit of oversubscription, which vidtui does not use.
             "max_slots" | "max-slots" => {}
             _ => return wrong(format!("the key {key:?} is unknown"), "the keys are slots and port"),
         }

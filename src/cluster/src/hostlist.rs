@@ -1,6 +1,6 @@
 //! Slurm's notation for lists of names: `gpu[001-024,030],login`.
 
-/// The maximum number of names in a list. A longer list is a typing mistake and would fill the memory.
+/// The maximum number of names in a list. A longer list is probably a typing mistake, and would use much memory.
 const MAX_NAMES: usize = 65_536;
 
 /// The reason why a list of names cannot be read.
@@ -40,11 +40,11 @@ pub enum HostlistError {
 
 /// Returns the names of a list, in its order.
 ///
-/// Numbers have the leading zeros of the first number of their range: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may contain several
+/// Numbers are as wide as the first number of their range: `gpu[008-010]` is gpu008, gpu009, gpu010. A name may contain several
 /// brackets.
 ///
 /// # Errors
-/// When a name is missing, brackets do not match, a range is not valid, or the list is too long.
+/// A name is missing, brackets do not match, a range is not valid, or the list has too many names.
 pub fn expand(list: &str) -> Result<Vec<String>, HostlistError> {
     let mut names = Vec::new();
     for item in items(list)? {

@@ -1,6 +1,6 @@
 //! Nodes, ranks and their placement; parsers for hostfiles and for the output of nvidia-smi, node probes and Slurm.
 //!
-//! Nothing here reads a file or starts a program: the input is text.
+//! This crate reads no files and starts no programs: callers pass it text.
 
 pub mod fault;
 pub mod gpu;

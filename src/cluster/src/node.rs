@@ -1,4 +1,4 @@
-//! Names of nodes, numbers of ranks, and the slots of a node.
+//! A node with its name and slots, and the number of a rank.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl NodeId {
     /// Validates the name of a node.
     ///
     /// # Errors
-    /// When the name is empty, begins with a dot or contains a character that is not allowed.
+    /// The name is empty, begins with a dot or contains a character that is not allowed.
     pub fn new(name: impl Into<String>) -> Result<Self, NodeIdError> {
         let name = name.into();
         if name.is_empty() || name.starts_with('.') || !name.chars().all(is_allowed) {
@@ -83,7 +83,7 @@ impl fmt::Display for Rank {
 pub struct Node {
     /// The name.
     pub id: NodeId,
-    /// The number of ranks: one for each GPU. On a node without GPUs, the ranks share the CPU.
+    /// The maximum number of ranks: one for each GPU. On a node without GPUs, the ranks share the CPU.
     pub slots: usize,
 }
 

@@ -10,7 +10,7 @@
 //! #gpus                                rows or errors
 //!                                      (an empty line: the last row is complete)
 //! #exit 0
-//! #apps                                the same for compute processes
+//! #apps                                rows of compute processes or errors, as after #gpus
 //!
 //! #exit 0
 //! #processes                           pid, user, age and command of each
@@ -36,32 +36,32 @@ const LONGEST_FRAME: usize = 1024 * 1024;
 pub struct Pace {
     /// Seconds between two frames.
     pub every_s: f64,
-    /// Seconds between the first two frames. It differs between nodes, so that they do not print frames at the same time.
+    /// Seconds between the first two frames. The value differs between nodes, so that they do not print frames at the same time.
     pub first_s: f64,
-    /// Seconds after which nvidia-smi counts as hung and frames continue without it. It is killed a little earlier, if
-    /// possible.
+    /// Seconds after which nvidia-smi counts as hung and frames continue without it. The script tries to kill nvidia-smi a little
+    /// earlier.
     pub hung_s: u32,
 }
 
 impl Pace {
-    /// Makes a pace with equal intervals.
+    /// Makes a pace with equal intervals and the default limit for nvidia-smi.
     pub fn every_s(every_s: f64) -> Self {
         Pace { every_s, first_s: every_s, hung_s: 25 }
     }
 }
 
-/// Ends the loop when the connection closes standard input. Otherwise the loop would end only at its next write.
+/// Ends the loop as soon as the connection closes standard input. Without this, the loop would end only when its next write fails.
 const UNTIL_INPUT_ENDS: &str = "frames &
 loop=$!
 cat >/dev/null
 kill $loop 2>/dev/null";
 
-/// Returns the script of a node, for `sh -c`. It ends when its standard input closes.
+/// Returns the probe script for `sh -c`, which ends when its standard input closes.
 pub fn script_until_input_ends(query: &GpuQuery, pace: Pace) -> String {
     format!("{}{UNTIL_INPUT_ENDS}", functions(query, pace))
 }
 
-/// Returns the script of a node, for `sh -c`. The caller must end it.
+/// Returns the probe script for `sh -c`, which runs until the caller ends it or closes its output.
 pub fn script(query: &GpuQuery, pace: Pace) -> String {
     format!("{}frames", functions(query, pace))
 }
@@ -89,12 +89,12 @@ pub struct Frame {
     pub host: HostSample,
     /// The GPUs with their processes.
     pub gpus: Vec<GpuSample>,
-    /// Processes on GPUs that nvidia-smi does not list, such as lost GPUs.
+    /// Compute processes on GPUs that are not in `gpus`, such as lost GPUs.
     pub elsewhere: Vec<GpuProcess>,
     /// Errors of nvidia-smi.
     #[serde(rename = "troubles")]
     pub smi_errors: Vec<SmiError>,
-    /// Xid errors since boot, from the last time that the kernel log was read.
+    /// Xid errors since boot, from the last frame that contained the kernel log.
     #[serde(default)]
     pub xids: Vec<XidAt>,
     /// Whether the user may not read the kernel log.
@@ -165,7 +165,7 @@ pub struct Frames {
     /// The incomplete last line.
     line: Vec<u8>,
     open: Option<Open>,
-    /// The last Xid errors; not every frame contains the kernel log.
+    /// The Xid errors of the last frame with the kernel log, which frames without it get too.
     xids: Vec<XidAt>,
 }
 
@@ -293,14 +293,14 @@ impl Open {
                 None => frame.elsewhere.push(process),
             }
         }
-        // Both queries report the same errors: each error is kept once.
+        // Both queries report errors such as a missing driver: keep each error once.
         let more: Vec<_> = apps.smi_errors.into_iter().filter(|error| !frame.smi_errors.contains(error)).collect();
         frame.smi_errors.extend(more);
         frame
     }
 }
 
-/// Removes the line end that the script adds. The rest ends with a line end only if the last row is complete.
+/// Removes the line end that the script adds. The remaining text ends with a line end only if the last row is complete.
 fn rows(text: &str) -> &str {
     text.strip_suffix('\n').unwrap_or(text)
 }

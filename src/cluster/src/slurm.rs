@@ -1,7 +1,7 @@
-//! Slurm: requests for jobs, and the output of Slurm's commands.
+//! Slurm: the commands that query it, the parsers of their output, and the file in which a user requests resources.
 //!
 //! The commands print text in an explicit format, because their JSON changes with every version. Times are requested in Unix
-//! seconds, because the console may be in another time zone. Lines that cannot be parsed are kept and do not affect others.
+//! seconds, because the console may be in another time zone. A line that cannot be parsed is kept as text; the other lines are read.
 
 mod job;
 mod node;
@@ -17,9 +17,9 @@ pub use spec::{SlurmSpec, SlurmSpecError};
 pub use status::{JobReply, JobStatus, NoReply};
 pub use value::{ExitCode, SlurmTime, read_duration};
 
-/// Lists jobs, including finished ones that Slurm still has. `--jobs=ID` restricts it to one; an unknown id is an error.
+/// Lists jobs, including ended jobs that Slurm still has. Append `--jobs=ID` for one job; an unknown id is an error.
 ///
-/// The name is last, because it may contain the separator.
+/// The name is the last column, because it may contain the separator `|`.
 pub const QUEUE: [&str; 6] = [
     "env",
     "SLURM_TIME_FORMAT=%s",
@@ -29,12 +29,12 @@ pub const QUEUE: [&str; 6] = [
     "--format=%i|%T|%r|%M|%l|%D|%N|%S|%e|%u|%P|%b|%j",
 ];
 
-/// Lists nodes, once per partition. The reason is last.
+/// Lists nodes, each once per partition. The reason is the last column, because it may contain the separator.
 pub const NODES: [&str; 6] =
     ["env", "SLURM_TIME_FORMAT=%s", "sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G|%H|%E"];
 
-/// Lists jobs and their steps from accounting. `--jobs=ID` restricts it to one. Fails without an accounting database. The name
-/// is last.
+/// Lists jobs and their steps from accounting. Append `--jobs=ID` for one job. The command fails without an accounting database.
+/// The name is the last column.
 pub const ACCOUNTING: [&str; 6] = [
     "env",
     "SLURM_TIME_FORMAT=%s",
@@ -44,7 +44,7 @@ pub const ACCOUNTING: [&str; 6] = [
     "--format=JobID,State,ExitCode,Elapsed,NodeList,Start,End,JobName",
 ];
 
-/// Shows all details of a job in one line; append its id.
+/// Shows all details of a job in one line. Append the id of the job.
 pub const JOB: [&str; 6] = ["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "show", "job"];
 
 /// The rows of a list, and the lines that could not be parsed.
@@ -52,7 +52,7 @@ pub const JOB: [&str; 6] = ["env", "SLURM_TIME_FORMAT=%s", "scontrol", "-o", "sh
 pub struct Rows<T> {
     /// The rows.
     pub rows: Vec<T>,
-    /// Lines that are not rows, unchanged.
+    /// The lines that could not be parsed, unchanged.
     pub odd: Vec<String>,
 }
 

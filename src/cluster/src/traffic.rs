@@ -58,8 +58,8 @@ pub struct Rate {
 impl Rate {
     /// Returns the rate over all links of a kind between two frames of a node.
     ///
-    /// Returns `None` if there are no such links in both frames, if the node has rebooted, if its clock was set back, or if a
-    /// counter is smaller than before, because the driver was loaded again or the counter has wrapped.
+    /// Returns `None` if no link of this kind is in both frames, if the node has rebooted, if its clock was set back, or if a
+    /// counter is smaller than before (the driver was reloaded, or the counter wrapped).
     pub fn between(before: &Frame, now: &Frame, kind: LinkKind) -> Option<Self> {
         let seconds = Some(now.t - before.t).filter(|seconds| *seconds > 0.0)?;
         if before.host.boot_id != now.host.boot_id {
@@ -70,7 +70,7 @@ impl Rate {
         };
         let (earlier, mut sum) = (of_kind(before), None);
         for link in of_kind(now) {
-            // A link that is new has no earlier counters.
+            // A link that is new since `before` has no earlier counters.
             let Some(earlier) = earlier.iter().find(|earlier| earlier.name == link.name) else { continue };
             let (rx, tx) = sum.unwrap_or((0, 0));
             let rx: u64 = link.rx_bytes.checked_sub(earlier.rx_bytes)?.saturating_add(rx);

@@ -46,7 +46,7 @@ pub enum XidAction {
 }
 
 impl Xid {
-    /// The meaning of the relevant numbers. NVIDIA's "Xid Errors" lists all of them.
+    /// Action and meaning of the numbers that matter for training. NVIDIA's documentation "Xid Errors" lists all numbers.
     const TABLE: [(u32, XidAction, &str); 20] = [
         (13, XidAction::Restart, "a kernel accessed invalid memory"),
         (31, XidAction::Restart, "a kernel accessed invalid memory"),
@@ -73,7 +73,7 @@ impl Xid {
     /// The shell function `xids`, which prints the Xid lines of the kernel log, or `denied` if the user may not read the log.
     pub const SCRIPT: &str = include_str!("xids.sh");
 
-    /// Reads a line of the kernel log. Returns none for other messages.
+    /// Reads a line of the kernel log. Returns `None` if the line is not an Xid error.
     pub fn read(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once("NVRM: Xid (PCI:")?;
         let (bus_id, rest) = rest.split_once("): ")?;
@@ -92,8 +92,8 @@ impl Xid {
         self.row().map(|(.., meaning)| *meaning)
     }
 
-    /// Returns the required action. An unknown number requires a restart of the program, because most errors are
-    /// failures of a program.
+    /// Returns the required action. For an unknown number, this is a restart of the program, because programs cause most Xid
+    /// errors.
     pub fn action(&self) -> XidAction {
         self.row().map_or(XidAction::Restart, |(_, action, _)| *action)
     }

@@ -1,4 +1,4 @@
-//! The bucket of each clip: the size that its latent is encoded at.
+//! Assigns each clip to a bucket: the number of frames and the size at which the clip is encoded.
 
 use crate::store::seed_of;
 use crate::{Clip, ClipManifest, ExclusionReason};
@@ -7,18 +7,18 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use video::{FrameChoice, FrameMode};
 
-/// Assigns clips to buckets. The draws depend on the seed and the content of a clip, so that the bucket of a clip does not change
-/// when others are added.
+/// Assigns clips to buckets. Random draws depend only on the seed and the content of a clip, so the bucket of a clip does not change
+/// when other clips are added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Assigner {
     buckets: Buckets,
-    /// The choice of frames; their number is that of the bucket.
+    /// The choice of frames, whose number of frames is not used.
     choice: FrameChoice,
 }
 
 impl Assigner {
-    /// Makes the assigner of a recipe that has buckets. `choice` is how an encode takes frames from a clip; its number of frames
-    /// is not used.
+    /// Makes the assigner of a recipe; `None` if the recipe has no buckets. `choice` is how an encode takes frames from a clip; its
+    /// number of frames is not used, because the bucket sets it.
     pub fn new(recipe: &Recipe, choice: FrameChoice) -> Option<Self> {
         Some(Self { buckets: recipe.buckets()?, choice })
     }
@@ -26,7 +26,7 @@ impl Assigner {
     /// Returns the bucket of a clip.
     ///
     /// # Errors
-    /// Why no bucket takes it.
+    /// The reason why no bucket takes the clip.
     pub fn bucket_of(&self, clip: &Clip) -> Result<Bucket, Misfit> {
         let size = ClipSize { frames: available(clip, &self.choice), height: clip.height, width: clip.width };
         self.buckets.assign(size, seed_of(self.choice.seed, &clip.content))
@@ -58,14 +58,15 @@ pub(crate) fn available(clip: &Clip, choice: &FrameChoice) -> usize {
 pub struct BucketClips {
     /// Frames × height × width.
     pub bucket: Bucket,
-    /// Clips.
+    /// The number of clips.
     pub clips: usize,
-    /// Hours of these clips, before frames are taken from them.
+    /// The total length of these videos in hours.
     pub hours: f64,
 }
 
 impl ClipManifest {
-    /// Sets the bucket of each clip, and excludes clips without one. Removes the buckets of an earlier call; with `None`, all.
+    /// Sets the bucket of each usable clip and excludes clips that no bucket takes, after undoing an earlier call. With `None`, only
+    /// undoes the earlier call.
     pub fn assign(&mut self, assigner: Option<&Assigner>) {
         for clip in &mut self.clips {
             clip.bucket = None;

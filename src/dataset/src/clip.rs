@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Clip {
-    /// Unique in its manifest: the path of the video below the folder of the data set. If a video has several captions,
-    /// `#2`, `#3`… follow.
+    /// The id, unique in its manifest: the path of the video below the folder of the data set. Further clips of the same video, with
+    /// other captions, have `#2`, `#3`… appended.
     pub id: String,
-    /// The path of the video. On disk, a path below [`crate::ManifestHeader::root`] is relative to it; in memory, every
-    /// path is absolute.
+    /// The absolute path of the video. In the manifest's file, a path below [`crate::ManifestHeader::root`] is written relative to
+    /// this root.
     pub path: Utf8PathBuf,
     /// The caption, without white space at its ends. If each segment of the video has its own caption: all captions,
     /// one per line.
@@ -25,7 +25,7 @@ pub struct Clip {
     /// Where the caption was read, for people: `clips/a.txt`, `metadata.csv line 17`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub origin: String,
-    /// Hash of the bytes of the video: XXH3 of 128 bits in hexadecimal digits.
+    /// The hash of the bytes of the video: 128-bit XXH3 in hexadecimal digits.
     pub content: String,
     /// The size and modification time of the file when it was checked.
     #[serde(flatten)]
@@ -38,7 +38,7 @@ pub struct Clip {
     pub fps: f64,
     /// Seconds.
     pub duration_s: f64,
-    /// The number of frames; an estimate if the file does not state it.
+    /// The number of frames.
     pub frames: usize,
     /// Name of the codec, as ffprobe prints it.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -52,7 +52,7 @@ pub struct Clip {
     /// The size that its latent is encoded at, if the recipe has buckets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
-    /// Tokens of the caption, if a tokenizer has counted them.
+    /// The number of tokens of the caption (of the longest one with several segments); `None` if no tokenizer was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
     /// Why the clip cannot be used. `None` for a usable clip.

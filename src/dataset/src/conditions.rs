@@ -1,4 +1,5 @@
-//! The tensors of a sample that a recipe's condition needs, besides its latent and its texts.
+//! Finds and checks the tensors that a recipe's condition (`[condition]`: image-to-video or inpainting) needs for each sample, besides
+//! its latent and its texts.
 
 use crate::import::IMPORTED;
 use crate::index::{DTYPES, Index};
@@ -10,15 +11,15 @@ use rundir::{ErrorCode, Failure};
 use std::collections::HashMap;
 use weights::Header;
 
-/// The tensor with the latent of the first image: `[1, C, H, W]`, or its means and log-variances `[1, 2C, H, W]`.
+/// The name of the tensor with the latent of the first image: `[1, C, H, W]`, or its means and log-variances `[1, 2C, H, W]`.
 pub const IMAGE: &str = "image";
-/// The tensor with the known part of each latent pixel, from 0 to 1: `[T, 1, H, W]`.
+/// The name of the tensor with the share of each latent pixel that is not masked, from 0 to 1: `[T, 1, H, W]`.
 pub const KNOWN: &str = "known";
-/// The tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
+/// The name of the tensor with the latent of the masked video: `[T, C, H, W]`, or its means and log-variances `[T, 2C, H, W]`.
 pub const MASKED: &str = "masked";
 
-/// Returns the names of the tensors that a condition needs. In a store, these are the roles of tensors that a clip has
-/// besides its latent. With one file per clip, the tensors are in the file of the latent.
+/// Returns the names of the tensors that a condition needs. In a store, a name is the role of a tensor that a clip has besides its
+/// latent. With one file per clip, the tensors are in the file of the latent.
 pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     match kind {
         ConditionKind::None => &[],
@@ -27,7 +28,7 @@ pub fn condition_tensors(kind: ConditionKind) -> &'static [&'static str] {
     }
 }
 
-/// Returns the role of a draw of a tensor: `masked`, `masked.1`, `masked.2`…
+/// Returns the role of a tensor of the random draw `draw` of the condition, from 0: `masked`, `masked.1`, `masked.2`…
 pub fn drawn_role(role: &str, draw: usize) -> String {
     if draw == 0 { role.to_owned() } else { format!("{role}.{draw}") }
 }
@@ -46,8 +47,8 @@ impl Table {
     /// Finds the tensors of a condition for every sample, and checks that they fit `model` and the sample's latent.
     ///
     /// # Errors
-    /// The data set was encoded with another condition. Otherwise names the first sample that has no such tensor, or one of
-    /// another shape.
+    /// The data set was encoded with another condition, or a sample lacks a tensor or has it in another shape; the failure names the
+    /// first such sample.
     pub fn with_conditions(mut self, condition: &Conditioning, model: &Model) -> Result<Self, Failure> {
         let roles = condition_tensors(condition.kind);
         let all: Vec<(&str, String)> = (0..condition.draws())
@@ -88,7 +89,7 @@ impl Table {
     }
 }
 
-/// The way to a data set that a recipe with a condition can train on.
+/// The hint of failures here: how to make a data set that fits the recipe.
 const ENCODE: &str =
     "encode the videos for this recipe: vidtui data encode VIDEOS --for RECIPE --model FOLDER --out DATA";
 

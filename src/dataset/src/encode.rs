@@ -12,7 +12,7 @@ use crate::store::{
 };
 use crate::{Assigner, BucketClips, ClipManifest};
 
-/// The folders of a diffusers folder that an encode reads.
+/// The subfolders of a diffusers model that an encode reads.
 pub const ENCODER_FOLDERS: [&str; 3] = ["vae", "text_encoder", "tokenizer"];
 
 /// The inputs of a recipe with `task = "encode"`, opened and checked.
@@ -31,7 +31,7 @@ pub struct EncodeInputs {
     text_files: EncoderFiles,
 }
 
-/// The sizes of an encode in bytes: its outputs, and the memory of a rank.
+/// The sizes in bytes that determine the disk space and the memory of an encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeCost {
     /// One latent, with the tensors of its condition.
@@ -87,7 +87,7 @@ impl EncodeInputs {
         Ok(Self { recipe: recipe.clone(), manifest, vae, text, tokenizer, vae_files, text_files })
     }
 
-    /// Returns how the data set is made. Reads all weights for their hashes.
+    /// Returns the specification of the data set. Reads all weights to hash them.
     ///
     /// # Errors
     /// Weights cannot be read.
@@ -135,7 +135,7 @@ impl EncodeInputs {
         Ok(StoreSpec { condition, buckets, ..StoreSpec::new(frames, picture, vae, text) })
     }
 
-    /// Plans the encode: which items are reused, new or stale. Reads all weights for their hashes, and writes nothing.
+    /// Plans the encode: which items are reused, new or stale. Reads all weights to hash them, and writes nothing.
     ///
     /// # Errors
     /// The weights or the existing data set cannot be read.
@@ -144,8 +144,8 @@ impl EncodeInputs {
         plan_encode(&self.recipe.encode.out, &self.manifest, &self.spec()?, quarantined)
     }
 
-    /// Returns the sizes of the outputs and the memory that the encode needs. With buckets, a latent is the mean of all clips, and
-    /// memory is that of the bucket that needs the most.
+    /// Returns the sizes of the outputs and the memory that the encode needs. With buckets, the size of a latent is the mean over all
+    /// clips, and the memory is that of the bucket that needs the most.
     pub fn cost(&self) -> EncodeCost {
         let encode = &self.recipe.encode;
         let buckets = self.manifest.buckets();

@@ -21,7 +21,8 @@ use weights::{Dtype, NewTensorFile, OnProgress, StoredTensor, TensorToWrite, des
 /// The size of a shard in bytes. A shard is closed before it would grow beyond this.
 const SHARD: u64 = 2_000_000_000;
 
-/// The mode of frames and the crop of a store whose settings are not known, because another program made its latents.
+/// The value of [`FrameSpec::mode`] and [`PictureSpec::crop`] in an imported store: another program made its latents, with settings that are
+/// not known.
 pub(crate) const IMPORTED: &str = "imported";
 
 /// The options of an import.
@@ -33,11 +34,11 @@ pub struct ImportRequest {
     pub root: Option<Utf8PathBuf>,
     /// The folder to create.
     pub target: Utf8PathBuf,
-    /// The number of channels of a latent. A latent with twice as many channels holds means and log-variances.
+    /// The number of channels of a latent. A tensor with twice as many channels holds means and log-variances.
     pub channels: usize,
 }
 
-/// A planned import that fixes every file of the output.
+/// A planned import, with every file that it will write.
 #[derive(Debug, Clone)]
 pub struct ImportPlan {
     /// The folder to create.
@@ -67,7 +68,7 @@ pub struct Imported {
 /// Plans an import. Reads only headers and pickles, and writes nothing.
 ///
 /// # Errors
-/// Names the first item that cannot be imported, its file, and why.
+/// A file cannot be read or imported; the failure names the first such file and the reason.
 pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     let (program, clips) = source::read(&request.index, request.root.as_deref(), request.channels)?;
     let spec = spec(program, &clips, request)?;
@@ -122,7 +123,8 @@ pub fn plan_import(request: &ImportRequest) -> Result<ImportPlan, Failure> {
     Ok(ImportPlan { target, samples, source, files, spec, head, lines })
 }
 
-/// Checks that all texts have the same shape, and returns the known settings by which the latents were made.
+/// Checks that all texts have the same shape, and returns the specification of the new store. Settings of the other program that are
+/// not known are empty or 0.
 fn spec(program: &str, clips: &[Prepared], request: &ImportRequest) -> Result<StoreSpec, Failure> {
     let mut texts = clips.iter().flat_map(|clip| &clip.texts);
     let (len, dim) = texts.next().map_or((0, 0), |(_, text)| (text.shape[0], text.shape[1]));
@@ -205,7 +207,8 @@ impl ImportPlan {
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
     /// # Errors
-    /// Fails when the target exists (with `force`, when it is not an earlier import), or when an I/O error occurs.
+    /// The target exists (with `force`: and is not an earlier import), the disk has too little space, or a file cannot be read or
+    /// written.
     pub fn execute(&self, force: bool, progress: OnProgress<'_>) -> Result<Imported, Failure> {
         destination::check(&self.target, &[&self.source], force)?;
         destination::check_space(&self.target, self.bytes())?;

@@ -1,4 +1,5 @@
-//! An index of one file per clip: which files hold each sample, and whether they fit a model.
+//! The index of a data set that has separate files for each clip, unlike a store with its shards. Reads the index and checks that the
+//! files of each sample fit a model.
 //!
 //! One JSON object per line, with paths relative to the folder of the index:
 //! `{"vid_emb": "000.latent.safetensors", "text_chunk_emb": ["000.text.safetensors"], "caption": "…"}`
@@ -15,10 +16,10 @@ use weights::{Dtype, Error, Header, TensorInfo, is_torch_file};
 
 /// The name of the tensor in a latent file: `[T, C, H, W]`.
 pub const LATENT: &str = "latent";
-/// The name of the tensor that a latent file may have instead, `[T, 2C, H, W]`: means, then log-variances. Training
-/// draws a new latent from these moments at each read.
+/// The name of the tensor that a latent file may have instead of [`LATENT`], `[T, 2C, H, W]`: means, then log-variances. Training
+/// draws a new latent from them at each read.
 pub const MOMENTS: &str = "moments";
-/// The name of the tensor in a text file: `[t, text_dim]`.
+/// The name of the tensor in a text file: `[text_len, text_dim]`.
 pub const TEXT: &str = "text";
 
 /// The element types a dataset may have.
@@ -54,7 +55,7 @@ struct RawSample {
     caption: String,
 }
 
-/// Opens the file whose text replaces dropped texts, and checks that it has the shape of a text of the data set.
+/// Opens the file of the text that replaces dropped texts (`data.null_text`), and checks the shape of the text.
 ///
 /// # Errors
 /// The file cannot be read, or its text has another shape than a text of `model`.
@@ -76,7 +77,7 @@ impl Index {
     /// Reads an index file. [`Index::check`] reads the files that it names.
     ///
     /// # Errors
-    /// The file is missing or empty, or a line is malformed; the failure names the first such line.
+    /// The file cannot be read or has no samples, or a line is not a sample; the failure names the first such line.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         Self::open_in(path, path.parent().unwrap_or(Utf8Path::new("")))
     }
@@ -119,7 +120,7 @@ impl Index {
     /// Checks that every file exists, is complete, and has the shape and type that `model` expects. Reads headers only.
     ///
     /// # Errors
-    /// Names the first line that does not fit, its file, the found and the expected value.
+    /// A sample does not fit; the failure names its line, the file, and the found and expected values.
     pub fn check(&self, model: &Model) -> Result<DatasetInfo, Failure> {
         Ok(self.table_of(Latents { model, any: None })?.info)
     }
@@ -205,7 +206,7 @@ impl Index {
     }
 }
 
-/// Returns the failure of a sample with another number of texts than the model has segments.
+/// Returns the failure for a sample whose number of texts differs from the model's number of segments.
 pub(crate) fn wrong_count(what: String, texts: usize, model: &Model) -> Failure {
     Failure::new(
         ErrorCode::InvalidDataset,
@@ -219,7 +220,8 @@ pub(crate) fn wrong_count(what: String, texts: usize, model: &Model) -> Failure 
     )
 }
 
-/// Checks the shape of a text. `holder` is its file or tensor; `what` completes the first words of a failure.
+/// Checks the shape of a text. `holder` names its file or tensor in a failure; `what` puts the place in front of a failure's first
+/// words.
 pub(crate) fn check_text(
     what: impl Fn(&str) -> String,
     holder: &str,

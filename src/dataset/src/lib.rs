@@ -1,7 +1,7 @@
-//! Data sets of video clips. This crate does not need libtorch.
+//! Data sets of video clips: checks sources, plans encodes, stores latents and texts, and orders samples. Needs no libtorch.
 //!
 //! A [`ClipManifest`] lists the clips of a data set, each with its caption and, if it cannot be used, the [`ExclusionReason`]. The
-//! [`store`] holds their latents and texts.
+//! [`store`] holds their latents and texts. [`order`] determines the samples of every training step.
 
 mod buckets;
 pub mod check;
@@ -47,11 +47,11 @@ pub struct RawTensor {
     pub shape: Vec<usize>,
     /// Its element type.
     pub dtype: weights::Dtype,
-    /// True if it holds means, then log-variances.
+    /// True if the tensor holds means, then log-variances, along its channels.
     pub moments: bool,
 }
 
-/// Returns the number of channels that a model expects of the data set's latents.
+/// Returns the number of channels that the latents of a data set for this model must have.
 pub(crate) fn latent_channels(model: &recipe::Model) -> usize {
     // Conditions such as an image latent add channels to the model's input, not to the data set's latents.
     model.out_channels.min(model.in_channels)

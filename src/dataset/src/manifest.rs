@@ -1,4 +1,4 @@
-//! The manifest: a header line, then one clip per line, as JSON.
+//! Reads and writes the manifest of clips: a file with a header line, then one clip per line, as JSON.
 
 use crate::{Clip, ExclusionReason};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -10,7 +10,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 /// The newest version of the format that this build reads.
 pub const SCHEMA: u32 = 1;
-/// The first bytes of every manifest.
+/// The value of `format` in the header of every manifest.
 pub(crate) const FORMAT: &str = "vidtui-manifest";
 /// The maximum length of the first line in bytes; it holds several paths.
 const LONGEST_HEADER: u64 = 64 << 10;
@@ -50,10 +50,11 @@ pub struct ClipManifest {
 }
 
 impl ClipManifest {
-    /// Reads a manifest. Paths of clips are returned absolute.
+    /// Reads a manifest, and makes the paths of clips absolute.
     ///
     /// # Errors
-    /// If it cannot be read, is of a newer version, or has a line that is not a clip or repeats an id; names that line.
+    /// The file cannot be read, is not a manifest or has a newer schema; or a line is not a clip or repeats an id, and the failure
+    /// names this line.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
         let io = |error| Failure::from(rundir::Error::io("read", path, error));
         let mut lines = BufReader::new(File::open(path).map_err(io)?);
@@ -84,7 +85,7 @@ impl ClipManifest {
         Ok(Self { header, clips })
     }
 
-    /// Returns whether a file begins as a manifest does, of whatever version.
+    /// Returns whether the first line of a file is the header of a manifest, of any schema.
     pub fn is_one(path: &Utf8Path) -> bool {
         let first =
             File::open(path).and_then(|file| BufReader::new(file.take(LONGEST_HEADER)).lines().next().transpose());
@@ -92,10 +93,10 @@ impl ClipManifest {
         header.is_some_and(|header| header["format"] == FORMAT)
     }
 
-    /// Writes the manifest under a temporary name, then renames it. The bytes depend only on its content.
+    /// Writes the manifest under a temporary name, then renames it. Equal manifests give equal bytes.
     ///
     /// # Errors
-    /// If it cannot be written, for instance on a full disk. A manifest that existed before is then unchanged.
+    /// The file cannot be written, for instance on a full disk. An existing manifest is then unchanged.
     pub fn write(&self, path: &Utf8Path) -> Result<(), Failure> {
         let partial = path.with_file_name(format!(".{}.partial", path.file_name().unwrap_or("manifest")));
         let write = || -> io::Result<()> {
@@ -112,7 +113,7 @@ impl ClipManifest {
             std::fs::rename(&partial, path)
         };
         write().map_err(|error| {
-            // The error that is reported is the first one.
+            // Report the first error, not that of the removal.
             let _ = std::fs::remove_file(&partial);
             rundir::Error::io("write", path, error).into()
         })
@@ -164,7 +165,7 @@ impl ClipManifest {
     /// Checks that each usable clip has as many captions as a model has segments.
     ///
     /// # Errors
-    /// Names the first clip with another number of captions.
+    /// A usable clip has another number of captions; the failure names the first such clip.
     pub fn check_segments(&self, segments: usize) -> Result<(), Failure> {
         let Some(clip) = self.usable().find(|clip| clip.captions().count() != segments) else { return Ok(()) };
         let count = units::counted(clip.captions().count(), "caption");
@@ -176,7 +177,7 @@ impl ClipManifest {
         ))
     }
 
-    /// Returns the counts by reason, the most frequent first, and the first clips.
+    /// Describes the excluded clips: the counts by reason, the most frequent first, and the ids of the first clips.
     fn reasons(&self) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for (_, reason) in self.excluded() {

@@ -1,4 +1,4 @@
-//! Opens a data set, which is a store or an index of one file per clip.
+//! Opens a data set, which is a store or an index whose clips have separate files.
 
 use crate::index::Index;
 use crate::latent_channels;
@@ -10,10 +10,10 @@ use rundir::{ErrorCode, Failure};
 
 impl Table {
     /// Opens a data set and checks that every tensor exists, is complete, and fits `model`. `path` is the folder of a store,
-    /// its index, or an index with one file per clip.
+    /// its index, or an index whose clips have separate files.
     ///
     /// # Errors
-    /// Names the first item that does not fit.
+    /// The data set cannot be read, or a tensor is missing or does not fit; the failure names the first such sample.
     pub fn open(path: &Utf8Path, model: &Model) -> Result<Self, Failure> {
         Self::open_any(path, Latents { model, any: None })
     }
@@ -22,7 +22,7 @@ impl Table {
     /// can take, if `data.shapes` allows it.
     ///
     /// # Errors
-    /// Names the first item that does not fit.
+    /// As [`Table::open`], and if a data set was encoded with another condition.
     pub fn of(recipe: &Recipe) -> Result<Self, Failure> {
         let of_set = |index: &Utf8Path| {
             Self::without_conditions(recipe, index)?.with_conditions(&recipe.condition, &recipe.model)
@@ -34,7 +34,7 @@ impl Table {
     /// Opens a data set for a recipe, without the tensors of the recipe's condition.
     ///
     /// # Errors
-    /// Names the first item that does not fit.
+    /// As [`Table::open`].
     pub fn without_conditions(recipe: &Recipe, index: &Utf8Path) -> Result<Self, Failure> {
         let any = (recipe.shapes() != Shapes::One).then_some(recipe);
         Self::open_any(index, Latents { model: &recipe.model, any })
@@ -48,18 +48,18 @@ impl Table {
     }
 }
 
-/// The latents that a data set may have.
+/// The shapes of latents that a data set may have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latents<'a> {
     /// The model, for the channels of latents and for texts.
     pub model: &'a Model,
-    /// The recipe, if any shape is allowed that its model can take; otherwise the shape is that of `model`.
+    /// The recipe, if latents may have any shape that its model can take; `None` if they must have the shape of `model`.
     pub any: Option<&'a Recipe>,
 }
 
 impl Latents<'_> {
-    /// Checks the shape of a latent; with `moments`, of its means and log-variances. `what` begins a failure, and `holder` is the
-    /// latent's file or tensor.
+    /// Checks the shape of a latent; with `moments`, of its means and log-variances. `what` puts the place in front of a failure's first
+    /// words, and `holder` names the latent's file or tensor.
     pub fn check(
         self,
         what: impl Fn(&str) -> String,
@@ -96,7 +96,7 @@ fn latent_shape(model: &Model, moments: bool) -> [usize; 4] {
     [model.latent_frames, channels, model.latent_height, model.latent_width]
 }
 
-/// Returns the failure of a latent of another shape. `holder` is its file or tensor.
+/// Returns the failure for a latent of another shape. `holder` names its file or tensor.
 fn wrong_latent(what: String, holder: &str, found: &[usize], wanted: [usize; 4], moments: bool) -> Failure {
     const KEYS: [&str; 4] = ["model.latent_frames", "model.in_channels", "model.latent_height", "model.latent_width"];
     let fix = if found.len() == wanted.len() {
@@ -115,7 +115,7 @@ fn wrong_latent(what: String, holder: &str, found: &[usize], wanted: [usize; 4],
     )
 }
 
-/// Returns the folder of a store, if `path` is one or its index.
+/// Returns the folder of a store, if `path` is a folder or the index of a store.
 pub fn store_folder(path: &Utf8Path) -> Option<Utf8PathBuf> {
     if path.is_dir() {
         return Some(path.to_owned());

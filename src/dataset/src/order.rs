@@ -1,11 +1,11 @@
-//! The order of samples: the items of every step, exact over epochs, ranks and resumes. It needs no tensors.
+//! The order of samples: determines the items of every training step, the same after a resume. Needs no tensors.
 //!
-//! The items of one shape are a *bucket*, and a bucket is an endless stream of samples: the items of epoch 0 in random order,
-//! those of epoch 1 in another, and so on. A step takes a micro-batch, successive samples of one stream, for each data-parallel rank and
-//! each of `train.grad_accum`. An epoch has all steps that its samples can fill. Samples that are left over stay in their stream, in
-//! front of those of the next epoch. So none is lost, and the position in the data is one integer: the number of samples before it.
+//! The items of one shape are a *bucket*. A bucket is an endless stream of samples: its items in random order for epoch 0, then in another
+//! order for epoch 1, and so on. A step takes `train.grad_accum` micro-batches for each data-parallel rank. A micro-batch is successive
+//! samples of one stream. An epoch has all steps that its samples can fill. Samples that are left over stay in their stream, in front of
+//! those of the next epoch. So no sample is lost, and the position in the data is one integer: the number of samples before it.
 //!
-//! With one shape this is one permutation of all items per epoch.
+//! If all items have one shape, each epoch is one permutation of all items.
 
 mod plan;
 mod stream;
@@ -29,7 +29,7 @@ const TOLERANCE: f64 = 0.05;
 pub struct ShapeBucket {
     /// The shape of their latents.
     pub shape: Shape,
-    /// The cost of one sample, in any unit.
+    /// The cost of one sample, in any unit: only ratios of costs matter.
     pub cost: f64,
     /// The samples of a micro-batch: those that a rank processes at a time.
     pub batch: usize,
@@ -42,12 +42,12 @@ pub struct ShapeBucket {
 pub struct SetItems {
     /// The items, as numbers in the table.
     pub items: Vec<u32>,
-    /// Uses of each item in an epoch. With a fraction, some items of each epoch are used once more than others.
+    /// How often each item is used in an epoch. If this is not an integer, some items are used once more than others in each epoch.
     pub uses: f64,
 }
 
 impl SetItems {
-    /// Returns the samples of the first epochs.
+    /// Returns the number of samples in the first `epochs` epochs.
     fn samples(&self, epochs: u64) -> u64 {
         (self.uses * self.items.len() as f64 * epochs as f64).floor() as u64
     }
@@ -59,7 +59,7 @@ impl ShapeBucket {
         self.parts.iter().map(|part| part.items.len()).sum()
     }
 
-    /// Returns the samples of the first epochs.
+    /// Returns the number of samples in the first `epochs` epochs.
     fn samples(&self, epochs: u64) -> u64 {
         self.parts.iter().map(|part| part.samples(epochs)).sum()
     }
@@ -75,9 +75,10 @@ impl ShapeBucket {
 pub struct Order {
     buckets: Vec<ShapeBucket>,
     streams: Vec<Stream>,
-    /// The micro-batches of a step: data-parallel ranks × `grad_accum`.
+    /// The number of micro-batches of a step: data-parallel ranks × `grad_accum`.
     micro_batches: usize,
-    /// The largest difference in cost within a step; `None` if all micro-batches of a step have the same shape.
+    /// The largest difference in cost between the micro-batches of a step, as a share of the largest cost; `None` if they all have the same
+    /// shape.
     tolerance: Option<f64>,
     seed: u64,
     /// The epoch and the step that were used last.
@@ -88,9 +89,9 @@ pub struct Order {
 /// An item in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderedItem {
-    /// The item.
+    /// The number of the item in the table.
     pub item: usize,
-    /// How often the item was used before.
+    /// How often the order used the item before.
     pub pass: u64,
 }
 
@@ -108,21 +109,22 @@ pub enum End {
 pub struct Forecast {
     /// The steps of the run.
     pub steps: u64,
-    /// The epochs that the forecast covers: those that the run completes, or those after which every bucket is used.
+    /// The number of complete epochs that the forecast computed: all epochs of the run, or fewer if every bucket is used earlier.
     pub epochs: u64,
-    /// The buckets of which the run uses no item.
+    /// The numbers of the buckets whose items the run never uses. Empty if the run completes no epoch.
     pub unused: Vec<usize>,
-    /// A description of the items in these buckets, if there are some.
+    /// Describes the items in these buckets, for users; `None` if there are none.
     pub unused_in_words: Option<String>,
 }
 
 impl Order {
     /// Makes the order of `buckets`, sorted by shape, on `micro_batches` micro-batches per step.
     ///
-    /// With a `tolerance`, the micro-batches of a step may have several shapes, and their costs differ by at most this share of the largest.
+    /// With a `tolerance`, the micro-batches of a step may have several shapes, and their costs differ by at most this share of the largest
+    /// cost.
     ///
     /// # Panics
-    /// If there is no item, or a step has no micro-batch.
+    /// `buckets` have no samples, or `micro_batches` is 0.
     pub fn new(buckets: Vec<ShapeBucket>, micro_batches: usize, tolerance: Option<f64>, seed: u64) -> Self {
         assert!(
             micro_batches > 0 && buckets.iter().any(|bucket| bucket.samples(u64::from(u32::MAX)) > 0),
@@ -146,7 +148,7 @@ impl Order {
         Self::of_buckets(recipe, buckets)
     }
 
-    /// Makes the order of a recipe for one data set of which only the number of items of each shape is known.
+    /// Makes the order of a recipe for one data set, from the number of its items of each shape.
     ///
     /// # Errors
     /// The model cannot take a shape, or `data.image_share` needs items of which there are none.
@@ -160,7 +162,7 @@ impl Order {
         Self::of_buckets(recipe, counts.iter().map(bucket).collect())
     }
 
-    /// Adds cost, micro-batch and the share of images to buckets.
+    /// Makes the order after it has set the cost and micro-batch of each bucket and applied the share of images.
     fn of_buckets(recipe: &Recipe, mut buckets: Vec<ShapeBucket>) -> Result<Self, Failure> {
         for bucket in &mut buckets {
             let model = recipe.model_at(bucket.shape).map_err(|why| {
@@ -184,8 +186,8 @@ impl Order {
     /// Makes the order of a recipe and checks what a run of its length will use.
     ///
     /// # Errors
-    /// The model cannot take a shape; `data.image_share` needs items of which there are none; more items than `data.max_unused`
-    /// allows have a shape that never fills a step; or there is no step.
+    /// The model cannot take a shape; `data.image_share` is set and there are no images or no videos; more items than `data.max_unused`
+    /// allows have a shape that never fills a step; or the run has no step.
     pub fn checked(recipe: &Recipe, table: &Table) -> Result<(Self, Forecast), Failure> {
         let order = Self::of(recipe, table)?;
         let end = match recipe.train.steps {
@@ -197,7 +199,7 @@ impl Order {
         Ok((order, forecast))
     }
 
-    /// Makes an order of single samples in which each item of a table is used once per epoch.
+    /// Makes an order in which a step is one sample and each item of a table is used once per epoch.
     pub fn single(recipe: &Recipe, table: &Table) -> Self {
         let mut buckets = by_shape(table);
         buckets.iter_mut().for_each(|bucket| bucket.parts.retain(|part| !part.items.is_empty()));
@@ -214,8 +216,8 @@ impl Order {
         self.buckets.iter().map(|bucket| bucket.samples(1)).sum::<u64>().max(1)
     }
 
-    /// Returns a hash of everything, besides items, seed and global batch, that determines the order. `None` for steps of a
-    /// global batch of items of one shape, each of which is used once per epoch.
+    /// Returns a hash of everything that determines the order besides the items, the seed and the global batch. Returns `None` for the
+    /// simplest order: all items have one shape, are used once per epoch, and a step takes `global_batch` of them.
     pub fn identity(&self, global_batch: usize) -> Option<String> {
         if let [ShapeBucket { parts, batch, .. }] = &self.buckets[..]
             && let [SetItems { uses: 1.0, .. }] = parts[..]
@@ -226,7 +228,7 @@ impl Order {
         let mut text = String::new();
         for bucket in &self.buckets {
             let step = match self.tolerance {
-                // On another mesh with as many samples in a step, the step has the same samples.
+                // On another mesh with as many samples in a step, each step has the same samples, so only their number counts.
                 None => format!("{}", bucket.batch * self.micro_batches),
                 Some(tolerance) => {
                     format!("{} {} {tolerance} {}", bucket.batch, self.micro_batches, bucket.micro_batch_cost())
@@ -239,7 +241,7 @@ impl Order {
         Some(xxh3_hex(text.as_bytes()))
     }
 
-    /// Returns the step that begins with or contains a sample, counted from the start of the order.
+    /// Returns the step that contains a sample, given by its number from the start of the order.
     pub fn step_of(&mut self, sample: u64) -> &StepPlan {
         if !self.step.as_ref().is_some_and(|step| step.numbers().contains(&sample)) {
             let mut epoch =
@@ -253,14 +255,14 @@ impl Order {
         self.step.as_ref().expect("it was just set")
     }
 
-    /// Returns the item of a sample, counted from the start of the order.
+    /// Returns the item of a sample, given by its number from the start of the order.
     pub fn sample(&mut self, number: u64) -> OrderedItem {
         let (bucket, index) = self.step_of(number).place(number);
         let (stream, of) = (&mut self.streams[bucket], &self.buckets[bucket]);
         stream.sample(of, index)
     }
 
-    /// Returns what a run will use. Reads no items, so it is fast for any length.
+    /// Returns the length of a run and the buckets that it will not use. Computes with numbers of items only, so it is fast for any length.
     pub fn forecast(&self, end: End) -> Forecast {
         let mut taken = vec![0; self.buckets.len()];
         let mut forecast = Forecast { steps: 0, epochs: 0, unused: Vec::new(), unused_in_words: None };
@@ -280,7 +282,7 @@ impl Order {
             if let End::Steps(steps) = end
                 && forecast.steps > steps
             {
-                // The run ends in this epoch, so it does not complete it.
+                // The run ends within this epoch.
                 break;
             }
             forecast.epochs += 1;
@@ -295,7 +297,7 @@ impl Order {
     }
 }
 
-/// Describes the items that a run leaves unused, if there are some.
+/// Describes the items that a run does not use; `None` if it uses all shapes.
 ///
 /// # Errors
 /// More items are unused than `data.max_unused` allows, or the run has no step.
@@ -336,7 +338,7 @@ fn check_unused(recipe: &Recipe, order: &Order, forecast: &Forecast) -> Result<O
     Err(Failure::new(ErrorCode::InvalidDataset, what, why, fix))
 }
 
-/// Groups the items of a table by shape, with a part for each data set. Each item is used once.
+/// Groups the items of a table by shape, with a part for each data set. Each item is used once per epoch.
 fn by_shape(table: &Table) -> Vec<ShapeBucket> {
     let mut buckets: BTreeMap<Shape, Vec<SetItems>> = BTreeMap::new();
     let sets = table.sets();
@@ -352,14 +354,15 @@ fn by_shape(table: &Table) -> Vec<ShapeBucket> {
     buckets.into_iter().map(bucket).collect()
 }
 
-/// Returns the number of an item or of items.
+/// Converts the number of an item, or a number of items.
 fn number(items: usize) -> u32 {
     u32::try_from(items).expect("fewer than 4 billion items")
 }
 
-/// Returns the uses of each item of a set in an epoch. With weights, the set with the fewest uses for its size is used once.
+/// Returns for each data set how often its items are used in an epoch. With weights, this is 1 for the set with the most items per unit of
+/// weight, and more for the others.
 fn uses(sets: &[DataSet], sizes: &[usize]) -> Vec<f64> {
-    // The items of a set for each unit of its weight.
+    // The number of items of a set per unit of its weight.
     let per_weight = |set: &DataSet, size: usize| set.weight.map(|weight| size as f64 / weight);
     let most = sets.iter().zip(sizes).filter_map(|(set, size)| per_weight(set, *size)).fold(0.0, f64::max);
     let of = |(set, size): (&DataSet, &usize)| match per_weight(set, *size) {
@@ -369,7 +372,7 @@ fn uses(sets: &[DataSet], sizes: &[usize]) -> Vec<f64> {
     sets.iter().zip(sizes).map(of).collect()
 }
 
-/// Raises the uses of images, which have one frame, or of videos, until images are a `share` of the samples.
+/// Raises the uses of images (items with one latent frame) or of videos, so that `share` of the samples are images.
 fn share_images(buckets: &mut [ShapeBucket], share: f64) -> Result<(), Failure> {
     let samples = |images: bool| {
         let parts =

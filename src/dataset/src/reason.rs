@@ -30,7 +30,7 @@ pub enum ExclusionReason {
     },
     /// The video cannot be read, or is damaged.
     Unreadable {
-        /// The first line that ffprobe reported.
+        /// The message of ffprobe or of the operating system.
         why: String,
     },
     /// The file ends before the video does.
@@ -55,13 +55,13 @@ pub enum ExclusionReason {
     },
     /// No bucket of the recipe takes the clip.
     NoBucket {
-        /// Why.
+        /// The reason.
         misfit: Misfit,
         /// Frames that can be chosen.
         frames: usize,
-        /// Rows.
+        /// The height of the video in pixels.
         height: usize,
-        /// Columns.
+        /// The width of the video in pixels.
         width: usize,
     },
     /// There is no caption.
@@ -122,7 +122,7 @@ impl ExclusionReason {
     }
 }
 
-/// Returns the details with the real values; empty if the title is sufficient.
+/// Shows the details, with the real values; shows nothing if the title is sufficient.
 impl fmt::Display for ExclusionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! Summaries of the content of a store, as text and for `--json`.
+//! Summarizes the content of a store for `vidtui data show`, and finds a clip by its id.
 
 use crate::store::{EncodeProgress, Item, Line, Queue, SPEC, StoreSpec, is_working, old_failures, read_index};
 use camino::Utf8Path;
@@ -37,7 +37,7 @@ pub struct Summary {
 /// An item that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FailedItem {
-    /// The id of the item.
+    /// The item.
     pub item: Item,
     /// The failure.
     pub failure: Failure,
@@ -104,8 +104,8 @@ pub fn summarize(data: &Utf8Path) -> Result<Summary, Failure> {
 /// Returns a clip of a store by its id.
 ///
 /// # Errors
-/// [`ErrorCode::UnknownName`] if there is no such clip. If the clip was left out of the store, the error includes its
-/// failure.
+/// [`ErrorCode::UnknownName`] if there is no such clip. If the clip could not be encoded, the error includes the reason. The index
+/// cannot be read.
 pub fn find_clip(data: &Utf8Path, id: &str) -> Result<Line, Failure> {
     let (mut found, mut some) = (None, Vec::new());
     read_index(data, |_, line| {

@@ -1,5 +1,5 @@
-//! Checks whether a file has changed since it was checked: compares its size and modification time, and if these
-//! differ, its bytes.
+//! Detects whether a video has changed since `vidtui data check`: compares its size and modification time and, if these differ, the
+//! hash of its bytes.
 
 use crate::ExclusionReason;
 use camino::Utf8Path;
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// The bytes that are read and hashed at a time.
 const CHUNK: usize = 1 << 20;
 
-/// The size and modification time of a file. If they are unchanged, so is the file.
+/// The size and modification time of a file. If both are unchanged, the file counts as unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stamp {
@@ -42,11 +42,11 @@ impl Stamp {
 }
 
 impl Stamp {
-    /// Checks that the bytes of a video have the hash `content`, and returns its stamp. The bytes are read only if the
-    /// stamp differs.
+    /// Checks that a video still has the bytes with the hash `content`, and returns its present stamp. Reads the bytes only if the
+    /// stamp differs. An empty `content` fits any bytes.
     ///
     /// # Errors
-    /// The file does not exist any more, or has other bytes.
+    /// The file cannot be read, or has other bytes.
     pub fn check(self, path: &Utf8Path, content: &str) -> Result<Self, Failure> {
         let now = Self::of(path).map_err(|reason| changed(path, format!("{}: {reason}", reason.title())))?;
         if now == self || content.is_empty() {

@@ -4,14 +4,14 @@
 //! DATA/
 //! ├── dataset.toml                     how the latents and texts were made (StoreSpec)
 //! ├── index.jsonl                      a head, then one line per clip in the order of the manifest; replaced by rename
-//! ├── latents-00000.safetensors …      1 to 2 GB each; a tensor [T, 2C, H, W] per clip: means, then log-variances
+//! ├── latents-00000.safetensors …      at most 2 GB each; a tensor [T, 2C, H, W] per clip: means, then log-variances
 //! ├── texts-00000.safetensors …        a tensor [tokens, width] per distinct caption, and the empty caption
 //! └── work/                            while encoding: the queue of items, leases, parts, journals
 //! ```
 //!
-//! Latents are keyed by the content of the video and the rules of the encoder, texts by the caption and the encoder. An
-//! encode therefore reuses items with the same key, and writes only the others ([`plan_encode`]). Many workers on many
-//! nodes encode at once ([`Queue`]); the bytes of the store do not depend on which worker encoded which item, or on crashes.
+//! The key of a latent is a hash of the video's content and the encoder's settings; the key of a text is a hash of the caption and
+//! the encoder's settings. An encode reuses items with the same key and encodes only the others ([`plan_encode`]). Many workers on
+//! many nodes encode at once ([`Queue`]). The bytes of the store do not depend on which worker encoded which item, or on crashes.
 
 mod clock;
 mod failures;

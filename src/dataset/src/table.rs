@@ -1,7 +1,7 @@
-//! The location of each sample's tensors, which is all that training needs of a data set, in a few bytes per sample.
+//! The table of a data set: the file and offset of each sample's tensors, in a few bytes per sample, and the reader of the tensors.
 //!
-//! Rank 0 makes the table from the index and the headers of the files, and the other ranks receive its bytes. A sample
-//! takes 16 bytes for its latent and 16 for each text.
+//! Rank 0 makes the table from the index and the headers of the files, and sends its bytes to the other ranks. A sample takes 16
+//! bytes for its latent, 16 for each text, and 16 for each tensor of its condition.
 
 use crate::RawTensor;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -23,19 +23,19 @@ const SLOT: usize = 16;
 /// The size and identity of a data set that fits a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetInfo {
-    /// Samples.
+    /// The number of samples.
     pub samples: usize,
     /// The size of all files.
     pub bytes: u64,
-    /// The identity of the data set: the same for the same items in the same order, in any folder. Those of several data sets are
-    /// joined by `+`.
+    /// The identity of the data set: equal for the same items in the same order, in any folder. For several data sets, their
+    /// fingerprints joined by `+`.
     pub fingerprint: String,
 }
 
 /// The location of each sample's tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// The index; that of the first of several data sets.
+    /// The index file; with several data sets, that of the first.
     pub path: Utf8PathBuf,
     /// The size and identity of the data set.
     pub info: DatasetInfo,
@@ -49,7 +49,7 @@ pub struct Table {
     empty_text: Option<Slot>,
     /// The slots of the condition's tensors; their number per sample depends on the condition.
     extras: Vec<Slot>,
-    /// The number of samples of each data set, if there are several.
+    /// The number of samples of each joined data set; may be empty for a single one.
     sets: Vec<usize>,
 }
 
@@ -60,12 +60,12 @@ pub(crate) struct SourceFile {
     pub bytes: u64,
 }
 
-/// A form that many tensors share: type, shape and meaning.
+/// The type, shape and meaning that many tensors share.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct TensorKind {
     pub dtype: String,
     pub shape: Vec<usize>,
-    /// Means and log-variances.
+    /// True for means and log-variances.
     pub moments: bool,
 }
 
@@ -76,7 +76,7 @@ impl TensorKind {
     }
 }
 
-/// A tensor in a file.
+/// The location of a tensor: its file, its kind, and its offset in the file. [`Reader::read`] reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     file: u32,
@@ -100,7 +100,7 @@ impl Located {
     }
 }
 
-/// The form of a table before its slots, for the other ranks.
+/// The first line of [`Table::to_bytes`]: everything but the slots, which follow in binary form.
 #[derive(Serialize, Deserialize)]
 struct Described {
     path: Utf8PathBuf,
@@ -212,7 +212,7 @@ impl Table {
         Slot::new(file, kind, tensor.begin)
     }
 
-    /// Returns the number of tensors of conditions.
+    /// Returns the number of tensors of conditions so far, over all samples.
     pub(crate) fn extras_len(&self) -> usize {
         self.extras.len()
     }
@@ -259,7 +259,7 @@ impl Table {
         Reader { files: self.files.clone(), kinds: self.kinds.clone(), open: Mutex::default() }
     }
 
-    /// Returns the table as bytes, for other ranks.
+    /// Returns the table as bytes, which rank 0 sends to the other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
         let described = Described {
             path: self.path.clone(),
@@ -326,11 +326,11 @@ impl Slot {
     }
 }
 
-/// Reads tensors of a table. It can be shared by threads.
+/// Reads tensors of a table. Threads can share it.
 ///
-/// Files are read with `pread` and not memory-mapped: a mapping needs unsafe code, and a shard that is cut while it is
-/// mapped ends the process with SIGBUS, where `pread` returns an error. A mapping would save little: a latent of 4.5 MB that is
-/// in the page cache takes 1.2 ms with `pread`, and 1.0 ms with a copy from a mapping (two busy cores).
+/// Reads with `pread` instead of a memory mapping: a mapping needs unsafe code, and if a shard is truncated while it is mapped, SIGBUS
+/// ends the process, where `pread` returns an error. A mapping would save little: to read a latent of 4.5 MB in the page cache takes
+/// 1.2 ms with `pread`, and 1.0 ms with a copy from a mapping (two busy cores).
 #[derive(Debug)]
 pub struct Reader {
     files: Vec<SourceFile>,

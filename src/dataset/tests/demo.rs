@@ -1,4 +1,4 @@
-//! The demo's recipes and the demo's encoders belong together.
+//! Tests that the demo's recipes fit the demo's encoders.
 
 use camino::Utf8Path;
 use recipe::Curriculum;

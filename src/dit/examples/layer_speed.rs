@@ -58,7 +58,7 @@ fn main() {
 fn hashed(shape: &[i64], number: i64, width: f64, centre: f64) -> Tensor {
     let tensor = Tensor::empty(shape, (Kind::Float, Device::Cpu));
     let mut first = number * 10_000_019;
-    // In parts, so that the peak of memory before the first pass equals the memory that stays in use.
+    // Filled in small parts, because temporary memory here would raise the peak that is measured before the first pass.
     for mut part in tensor.view(-1).split(1 << 16, 0) {
         let i = Tensor::arange_start(first, first + part.size()[0], (Kind::Int64, Device::Cpu));
         let hash = (&i * &i * 2_654_435_761i64).remainder(1i64 << 32).to_kind(Kind::Double);

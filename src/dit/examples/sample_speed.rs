@@ -20,7 +20,7 @@ use tch::{Device, Kind, TchError, Tensor};
 const STEPS: usize = 10;
 const GUIDANCE: f64 = 6.0;
 
-/// The parameters of all units, the root first.
+/// The unsharded parameters of all units: the root, then the blocks.
 struct Whole(Vec<Vec<Tensor>>);
 
 impl Units for Whole {

@@ -1,4 +1,4 @@
-//! The forward and backward pass of one block of any model family, with activation checkpointing.
+//! Runs the forward and backward pass of one block of any model family, with activation checkpointing.
 //!
 //! A block is a function of its input and parameters. The forward pass runs it without an autograd graph. The backward
 //! pass recomputes it with a graph from the saved tensors, and takes the gradients of input and parameters in one call.
@@ -10,14 +10,14 @@ use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
 use tch::{TchError, Tensor};
 
-/// The tensors that the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
+/// What the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivationCheckpointing {
     /// Saves the input only: the backward pass recomputes the whole block.
     Full,
     /// Saves the input and the outputs of some mixers: the backward pass recomputes the rest.
     Selective(Kept),
-    /// Saves the graph: nothing is recomputed. Used for the last blocks, whose backward passes come next.
+    /// Saves the autograd graph: the backward pass recomputes nothing. Used for the last blocks, whose backward passes come first.
     None,
 }
 
@@ -38,6 +38,7 @@ pub(crate) struct SavedForBackward {
     streams: Option<Vec<Tensor>>,
     /// The saved outputs of mixers.
     mixed: Saved,
+    /// The autograd graph; `None` until [`Block::recompute`] has run, unless the forward pass saved it.
     graph: Option<Graph>,
 }
 
@@ -150,7 +151,7 @@ pub(crate) fn backward(
 }
 
 impl Tokens {
-    /// Returns copies that are leaves of a graph. Shared tensors become leaves only if their gradients are needed.
+    /// Returns detached copies to be the leaves of a graph. Shared tensors become leaves only if their gradients are needed.
     pub(crate) fn leaves_of(streams: &[Tensor], shared: &[Tensor], needs_shared_grads: bool) -> Tokens {
         let has_grad = |tensor: &Tensor| needs_shared_grads && tensor.is_floating_point();
         let copy = |tensor: &Tensor| if has_grad(tensor) { leaf(tensor) } else { tensor.detach() };

@@ -27,9 +27,9 @@ pub struct CogVideoX {
     embedder: Embedder,
     block: Block,
     head: Head,
-    /// The caller's rotary factors, for all shapes.
+    /// Rotary factors that the caller sets for every shape; `None`: computed for each shape.
     rotary: Option<Tensor>,
-    /// The caller's offset of the first image.
+    /// The offset (`ofs`) that the caller sets; `None`: [`embed::OFS`].
     offset: Option<Tensor>,
 }
 
@@ -46,7 +46,8 @@ impl CogVideoX {
         }
     }
 
-    /// Sets the implementations of the scan of TTT layers, and of norms, gates and rotary embeddings, on GPUs.
+    /// Selects libtorch's operators or the CUDA kernels on GPUs: `scan` for the scan of TTT layers, `fused` for norms, gates
+    /// and rotary embeddings.
     #[must_use]
     pub fn on_gpu(mut self, scan: TttScan, fused: Fused) -> Self {
         self.block.on_gpu(scan, fused);
@@ -54,7 +55,7 @@ impl CogVideoX {
     }
 }
 
-/// Returns whether this program has the CUDA kernel of a model's scan and a GPU can run it.
+/// Returns whether this build has the CUDA kernel for the model's TTT scan and GPU number `gpu` can run it.
 pub fn has_scan_kernel(model: &Model, gpu: usize) -> bool {
     kernels::ttt::supports(model.layer == Layer::TttMlp, model.head_dim as i64, model.ttt_mini_batch as i64, gpu)
 }
@@ -68,7 +69,7 @@ pub struct Grid {
     pub(crate) video: [i64; 3],
     /// The sine and cosine table that is added to the tokens, `[1, L, D]`.
     pub(crate) added: Option<Tensor>,
-    /// Whether the learned position table fits.
+    /// Whether the learned position table has this shape and is added to the tokens.
     pub(crate) has_learned: bool,
     /// Rotary factors of the attention in one segment, `[S, F/2]`.
     pub(crate) rotary: Option<Tensor>,
@@ -138,7 +139,7 @@ impl Family for CogVideoX {
         self.model.num_layers
     }
 
-    /// CogVideoX 1.5 has two latent frames to a patch.
+    /// Returns 2 for CogVideoX 1.5, whose patches span two latent frames, and 1 for CogVideoX.
     fn patch_frames(&self) -> usize {
         self.model.patch_size_t
     }
@@ -186,7 +187,7 @@ impl Family for CogVideoX {
 impl Network<CogVideoX> {
     /// Prepares the network of a model.
     ///
-    /// * `checkpointing` — what every block outside the last group saves for its backward pass.
+    /// * `checkpointing` — what each block saves for its backward pass, except the blocks of the last group.
     /// * `scan_group` — the number of mini-batches between the states that a TTT layer saves.
     pub fn new(model: &Model, checkpointing: ActivationCheckpointing, scan_group: usize) -> Self {
         Network::of(CogVideoX::new(model, scan_group), checkpointing)

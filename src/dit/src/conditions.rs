@@ -36,7 +36,7 @@ pub fn image(latent: &Tensor, frames: i64) -> Tensor {
     Tensor::cat(&[latent.shallow_clone(), Tensor::zeros(&rest, (latent.kind(), latent.device()))], 1)
 }
 
-/// Returns the known part of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
+/// Returns the unmasked share of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
 ///
 /// The first frame is resized separately from the others, because the VAE encodes it separately.
 ///

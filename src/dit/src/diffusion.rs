@@ -1,4 +1,5 @@
-//! Diffusion: the noise schedule, noising, the velocity target and the weighted loss. All of it is computed in fp32.
+//! Diffusion: the noise schedule, noising, the velocity target and the weighted loss. Tables are computed in fp64,
+//! latents and losses in fp32.
 
 use recipe::{BetaSchedule, Loss, LossWeighting, Model};
 use tch::{Device, Kind, Tensor};
@@ -137,13 +138,13 @@ pub struct Target {
     velocity: Tensor,
     /// The weights of samples, `[B]`; `None` if all are 1.
     weight: Option<Tensor>,
-    /// If set, the error is that of the clean latent that a velocity implies, not of the velocity.
+    /// If set, the loss is the error of the clean latent that the predicted velocity implies; if `None`, of the velocity.
     clean: Option<Clean>,
     /// The weight of the frame-difference error; the weight of the plain error is `1 - motion`.
     motion: f64,
 }
 
-/// The constants of the clean latent that a velocity implies: `level·x_t - noise·v`.
+/// The constants of the error of the clean latent that a velocity implies: `offset - noise·v`.
 #[derive(Debug)]
 struct Clean {
     /// `√ᾱ·x_t - x_0`
@@ -173,7 +174,7 @@ impl NoiseSchedule {
             LossWeighting::Snr => {
                 let mut shape = vec![1i64; clean.dim()];
                 shape[0] = -1;
-                // The factory rounds ᾱ to fp32 first. The weight and both levels must use the same rounded value, or
+                // cogvideox-factory rounds ᾱ to fp32 first. The weight and both levels must use the same rounded value, or
                 // the factors do not cancel.
                 let power = self.alphas_cumprod.to_kind(Kind::Float).index_select(0, timestep).view(shape.as_slice());
                 let offset = power.sqrt() * &noised.latent - clean;
@@ -189,7 +190,7 @@ impl NoiseSchedule {
         Target { velocity: noised.velocity, weight, clean: of_clean, motion: loss.motion }
     }
 
-    /// Returns cogvideox-factory's weight `1 / (1 - ᾱ)` at timesteps `[B]`, computed in fp32 as there.
+    /// Returns cogvideox-factory's weight `1 / (1 - ᾱ)` at timesteps `[B]`, computed in fp32 like the original.
     pub fn clean_weight(&self, timestep: &Tensor) -> Tensor {
         let noise: Tensor = 1.0 - self.alphas_cumprod.index_select(0, timestep).to_kind(Kind::Float);
         noise.reciprocal()

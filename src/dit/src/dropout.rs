@@ -1,7 +1,7 @@
-//! Dropout of the inputs of adapters.
+//! Dropout of the inputs of LoRA adapters.
 //!
-//! Whether an element is dropped depends on the key of its sample, the layer, and the element's row and column alone. So a
-//! block that is recomputed, another mesh and a resumed run drop the same elements.
+//! Whether an element is dropped depends only on the key of its sample, the layer, and the element's row and column. So
+//! recomputation, a run on another mesh and a resumed run drop the same elements.
 
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
@@ -17,8 +17,8 @@ pub struct Dropout {
     unit: u64,
 }
 
-/// Elements of a mask that are computed at a time: on the CPU, so that their temporary integers fit in the cache; on a GPU,
-/// so that they take little memory.
+/// The number of mask elements that are computed at a time, `[CPU, GPU]`: on the CPU, their temporary integers must fit in
+/// the cache; on a GPU, they must take little memory.
 const AT_ONCE: [i64; 2] = [1 << 17, 1 << 24];
 
 impl Dropout {
@@ -35,7 +35,7 @@ impl Dropout {
     /// Returns `x` `[B, …, D]` with zeros for dropped elements, the others divided by 1 - p, as PEFT does.
     ///
     /// * `slot` — the number of the layer in its unit.
-    /// * `parts` — the number of ranks that hold the columns of the whole input; this rank's part is that of its TP rank.
+    /// * `parts` — the number of TP ranks over which the columns of the input are split; TP rank i holds part i.
     pub(crate) fn apply(&self, x: &Tensor, slot: usize, parts: i64) -> Tensor {
         let size = x.size();
         let width = size[size.len() - 1];
@@ -97,7 +97,6 @@ mod tests {
         Dropout::new(0.3, keys.into_iter(), tp_rank).of_unit(unit)
     }
 
-    /// The mean of a tensor.
     fn mean(x: &Tensor) -> f64 {
         x.mean(Kind::Double).double_value(&[])
     }
@@ -109,7 +108,7 @@ mod tests {
         // 448,000 draws: a standard deviation of 7e-4.
         assert!((dropped - 0.3).abs() < 3e-3, "{dropped}");
         assert!((y.max().double_value(&[]) - 1.0 / 0.7).abs() < 1e-6);
-        // Also of each row and each column on its own.
+        // The share of each row and each column is close to the probability too.
         for dim in [1i64, 2] {
             let shares = y.eq(0.0).to_kind(Kind::Double).mean_dim(dim, false, Kind::Double);
             assert!((shares - 0.3).abs().max().double_value(&[]) < 0.15);
@@ -146,7 +145,7 @@ mod tests {
         assert_eq!(Tensor::cat(&parts, 2), whole);
         // A replicated input is the same on each rank.
         assert_eq!(dropout(0, [7, 8], 1).apply(&x, 2, 1), whole);
-        // A vector per sample, as the modulation has.
+        // The modulation has one vector per sample.
         let vectors = x.narrow(1, 0, 1).squeeze_dim(1);
         assert_eq!(dropout(0, [7, 8], 0).apply(&vectors, 2, 1), whole.narrow(1, 0, 1).squeeze_dim(1));
     }

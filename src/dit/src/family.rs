@@ -6,7 +6,7 @@
 //!
 //! * CogVideoX has one stream (text, then video) and shares the time embedding.
 //! * MMDiT (Open-Sora v2, HunyuanVideo) has the streams of image and text in its first blocks and one joined stream in the
-//!   others; the first block of the second kind joins them. The blocks share the time embedding; the rotary factors of both lie in the grid.
+//!   others; the first block of the second kind joins them. The blocks share the time embedding; the grid holds the rotary factors.
 //! * STDiT3 (Open-Sora 1.2) and Wan have one stream and share the time embedding and the text, which every block attends to.
 //!
 //! [`crate::network::Network`] chains the gradients of streams and sums those of shared tensors over the blocks.
@@ -30,7 +30,7 @@ pub trait Family {
         1
     }
 
-    /// Returns the latent frames that the network takes for `latent_frames`.
+    /// Returns `latent_frames` rounded up to whole patches.
     fn frames(&self, latent_frames: i64) -> i64 {
         (latent_frames as usize).next_multiple_of(self.patch_frames()) as i64
     }
@@ -84,7 +84,8 @@ pub struct Inputs {
     pub conditions: Conditions,
 }
 
-/// Named tensors of a batch besides latent and text, in an order that the family knows. They join the noised latent.
+/// Named tensors of a batch besides latent and text, in the order that the family expects. The family combines them
+/// with the noised latent.
 pub type Conditions = Vec<(&'static str, Tensor)>;
 
 impl Inputs {
@@ -98,7 +99,7 @@ impl Inputs {
         self.conditions.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor)
     }
 
-    /// Returns the inputs with every tensor replaced by `change` of it, such as a copy on another device.
+    /// Applies `change` to every tensor, for example a copy to another device, and returns the new inputs.
     pub fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Inputs {
         Inputs {
             latent: change(&self.latent),

@@ -1,4 +1,4 @@
-//! Transformers as functions of their parameters.
+//! Diffusion transformers as functions of their parameters.
 //!
 //! This crate owns no parameters. A [`family::Family`] of networks has three functions: [`embed`](family::Family::embed),
 //! [`block`](family::Family::block) and [`head`](family::Family::head), which take views into tensors that the caller gathered.
@@ -9,7 +9,7 @@
 //! [`cogvideox`] is the only family. An [`objective::Objective`] noises latents and computes the loss, for any family.
 //!
 //! Shapes are written as suffixes: B batch, T latent frames, C channels, L tokens (text first, then video by frame, row,
-//! column), D model width, H heads, F head width, E width of the time embedding.
+//! column), S tokens of one segment, D model width, H heads, F head width, E width of the time embedding.
 
 pub mod block;
 pub mod cogvideox;

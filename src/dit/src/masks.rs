@@ -7,7 +7,7 @@ use recipe::MaskKind;
 /// A mask over the frames of a clip.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask {
-    /// How it was drawn.
+    /// The kind that was drawn.
     pub kind: MaskKind,
     /// Frames, rows and columns.
     pub size: [usize; 3],
@@ -101,7 +101,7 @@ impl Mask {
         mask
     }
 
-    /// Adds the pixels (frame, row, column) for which `made` is true.
+    /// Marks each pixel for which `made(frame, row, column)` is true as a pixel to generate.
     fn set(&mut self, made: impl Fn(usize, usize, usize) -> bool) {
         let [_, height, width] = self.size;
         for (place, pixel) in self.pixels.iter_mut().enumerate() {
@@ -111,7 +111,7 @@ impl Mask {
     }
 }
 
-/// Draws a rectangle of a quarter to three quarters of each side, cut off at the edges of the picture.
+/// Draws a rectangle of a quarter to three quarters of each side, cut off at the edges of the frame.
 fn rectangle(draws: &mut Draws<'_>, height: usize, width: usize) -> impl Fn(usize, usize) -> bool + use<> {
     let (x, y) = (draws.between(0, width), draws.between(0, height));
     let columns = draws.between(width / 4, width / 4 * 3) / 2;
@@ -127,7 +127,7 @@ mod tests {
 
     const SIZE: [usize; 3] = [13, 16, 24];
 
-    /// Draws a mask from a sequence of numbers of its own (Steele et al. 2014, SplitMix64).
+    /// Draws a mask with random numbers from `seed` (Steele et al. 2014, SplitMix64).
     fn draw(kinds: &[(MaskKind, f64)], size: [usize; 3], seed: u64) -> Mask {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
         Mask::draw(kinds, size, &mut || {

@@ -17,7 +17,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The outputs of attentions alone.
+    /// Only the outputs of attention.
     pub const ATTENTION: Self = Kept { attention: true, scans: false };
     /// All outputs.
     pub const ALL: Self = Kept { attention: true, scans: true };
@@ -35,12 +35,12 @@ pub struct Saved {
 pub struct Mixers {
     known: RefCell<Saved>,
     kept: Kept,
-    /// The new outputs of the kinds that are saved.
+    /// The outputs that this pass computed, of the kinds in `kept`.
     made: RefCell<Saved>,
 }
 
 impl Mixers {
-    /// Computes all outputs, and saves some.
+    /// Computes all outputs and saves those of the kinds in `kept`.
     pub(crate) fn saving(kept: Kept) -> Self {
         Mixers { kept, ..Mixers::default() }
     }

@@ -4,7 +4,7 @@
 //! the unit's backward pass, it passes the gradients to [`Units::reduce`]. The caller decides what gathering and reducing
 //! mean: nothing on one rank, collectives on a mesh.
 //!
-//! The shape of a batch may differ from call to call: the tensors that depend on it are computed once for each shape, and kept.
+//! The shape of a batch may differ from call to call: constant tensors are computed once for each shape and cached.
 
 use crate::block::{ActivationCheckpointing, Block, SavedForBackward, backward};
 use crate::family::{Family, Inputs, Tokens};
@@ -30,7 +30,8 @@ pub trait Units {
     /// Receives the gradients of a unit. Called once per unit in the order of the backward pass; the root comes last.
     fn reduce(&mut self, unit: FsdpUnit, grads: Vec<SlotGrad>) -> Result<(), Self::Error>;
 
-    /// Moves a saved input of a block to the place where it is kept until the backward pass. By default it stays where it is.
+    /// Stores a block's saved input until the backward pass, for example in CPU memory. By default the input stays on its
+    /// device.
     ///
     /// # Errors
     /// Memory is exhausted.
@@ -38,7 +39,7 @@ pub trait Units {
         Ok(input)
     }
 
-    /// Returns a saved input from the place of [`Units::put_away`]. `next` is the input that the following call takes back.
+    /// Brings back an input that [`Units::put_away`] stored. `next` is the input of the following call, to prefetch.
     ///
     /// # Errors
     /// Memory is exhausted.
@@ -106,7 +107,7 @@ impl<F: Family> Network<F> {
         &self.family
     }
 
-    /// Returns the network with a change of its family.
+    /// Applies `change` to the family and discards the cached grids.
     pub(crate) fn map_family(self, change: impl FnOnce(F) -> F) -> Self {
         Network { family: change(self.family), grids: RefCell::default(), ..self }
     }
@@ -181,7 +182,7 @@ impl<F: Family> Network<F> {
         let last = (blocks - 1) / self.group * self.group;
         let root = units.gather(FsdpUnit::Root, Some(FsdpUnit::Block(0)))?;
         let Tokens { mut streams, shared } = tch::no_grad(|| self.family.embed(&grid, &root, inputs));
-        // The gradients of the shared tensors are those of the embedding's parameters and input.
+        // Only the gradients of the embedding's parameters and input depend on the gradients of the shared tensors.
         let needs_shared_grads = root.trained().next().is_some() || inputs.latent.requires_grad();
         let block = |number| Block { family: &self.family, grid: &*grid, number, shared: &shared, needs_shared_grads };
         let mut saved: Vec<SavedForBackward> = Vec::with_capacity(blocks);
@@ -261,7 +262,7 @@ impl<F: Family> Network<F> {
         Ok(ForwardBackward { output, grad_latent, forward_s })
     }
 
-    /// Runs the head on leaves, with a graph, lets `objective` turn the output into a scalar, and returns its gradients.
+    /// Runs the head with a graph, computes the scalar loss with `objective`, and returns the gradients of the loss.
     fn head_backward(
         &self,
         grid: &F::Grid,
@@ -281,8 +282,8 @@ impl<F: Family> Network<F> {
         Ok(EndGrads { params, streams, shared })
     }
 
-    /// Recomputes the embedding with a graph and adds the gradients of its parameters. Returns that of the latent, if the latent
-    /// requires one.
+    /// Recomputes the embedding with a graph and adds the gradients of its parameters. Returns the gradient of the latent, if
+    /// the latent requires one.
     fn embed_backward(
         &self,
         grid: &F::Grid,

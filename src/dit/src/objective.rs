@@ -22,7 +22,7 @@ pub trait Objective: Clone + Send + 'static {
 pub struct VPrediction {
     /// The noise schedule.
     pub schedule: NoiseSchedule,
-    /// The weights of samples.
+    /// The weights of samples and of the frame-difference error.
     pub loss: Loss,
 }
 

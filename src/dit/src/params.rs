@@ -33,17 +33,17 @@ impl UnitParams {
         UnitParams { adapters: adapters.clone(), ..self }
     }
 
-    /// Drops inputs of adapters, in training.
+    /// Enables dropout of the inputs of adapters, for training.
     pub fn with_dropout(self, dropout: Dropout) -> Self {
         UnitParams { dropout: Some(dropout), ..self }
     }
 
-    /// Marks a pass whose gradients are used and whose output is not: a unit that is recomputed for its backward pass.
+    /// Marks a recomputation of which only the gradients are used, not the output.
     pub(crate) fn for_gradients_only(self) -> Self {
         UnitParams { only_gradients: true, ..self }
     }
 
-    /// Returns whether the gradients of this pass are used and its output is not.
+    /// Returns whether only the gradients of this pass are used, not its output.
     pub(crate) fn is_for_gradients_only(&self) -> bool {
         self.only_gradients
     }

@@ -48,8 +48,8 @@ impl Guidance {
     /// Returns the scale at a timestep of `steps` steps.
     ///
     /// The dynamic formula expects a scale that rises with the steps. But CogVideoX passes it timesteps up to 999
-    /// instead of step numbers, so the scale jumps between 1 and `1 + scale`. This is kept, because published samples
-    /// depend on it.
+    /// instead of step numbers, so the scale jumps between 1 and `1 + scale`. vidtui does the same,
+    /// because published samples depend on it.
     fn at(self, timestep: i64, steps: usize) -> f64 {
         match self {
             Guidance::Constant(scale) => scale,

@@ -129,7 +129,7 @@ fn a_model_in_one_file_with_a_variant_and_a_minimal_config_gives_the_recorded_nu
         write(&transformer.join("diffusion_pytorch_model.safetensors"), &all, Default::default());
         let half: Tensors = all.iter().map(|(name, t)| (name.clone(), t.zeros_like().to_kind(Kind::Half))).collect();
         write(&transformer.join("diffusion_pytorch_model.fp16.safetensors"), &half, Default::default());
-        // The keys for which diffusers has a default.
+        // Remove the keys whose values are diffusers' defaults.
         let text = std::fs::read(from.join("transformer/config.json")).unwrap();
         let mut config: serde_json::Map<String, Value> = serde_json::from_slice(&text).unwrap();
         for (key, default) in [

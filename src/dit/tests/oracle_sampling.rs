@@ -1,7 +1,7 @@
 //! Compares schedulers and whole sampling runs with numbers recorded from diffusers' pipelines.
 //!
-//! Reads `sampling/` and `i2v/` of the oracle: every run with a case in its header is followed, step by step; names and sizes come
-//! from its file. The latents of images are taken from the file, because the VAE belongs to another crate.
+//! Reads `sampling/` and `i2v/` of the oracle. A file with a `case` in its header is a recorded run, which the tests repeat step
+//! by step; names and sizes come from the file. So do the latents of images, because the VAE belongs to another crate.
 
 mod support;
 
@@ -18,8 +18,9 @@ use std::convert::Infallible;
 use support::{Tensors, load, metadata, oracle, read, relative};
 use tch::{Kind, TchError, Tensor};
 
-/// The tolerance for schedulers alone, and the one for latents, model outputs and guidance of a run.
+/// The tolerance for schedulers alone.
 const SCHEDULER: f64 = 1e-5;
+/// The tolerance for latents, model outputs and guidance of a run.
 const RUN: f64 = 1e-4;
 
 /// Unsharded parameters by their diffusers names.
@@ -47,7 +48,7 @@ fn spacing(name: &str) -> TimestepSpacing {
     serde_json::from_value(name.into()).unwrap_or_else(|_| panic!("the spacing {name} is not supported"))
 }
 
-/// A model with nothing but a noise schedule.
+/// Returns a model whose values fill the fields that a test does not set.
 fn any_model() -> Model {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/configs/valid/minimal.toml");
     recipe::load(file.into(), &[]).expect("a valid recipe").recipe.model
@@ -195,7 +196,7 @@ fn the_projects_own_fixtures_hold_every_scheduler_spacing_and_condition() {
     assert!(files("sampling").len() >= 5 && files("i2v").len() >= 3);
 }
 
-/// The folder of a scheduler, and its traces, timesteps and guidance.
+/// Returns the file with the traces, timesteps and guidance scales of schedulers; `None` if the oracle has none.
 fn scheduler_file() -> Option<camino::Utf8PathBuf> {
     let found = oracle::entries("sampling", "schedulers.safetensors", |path| {
         path.file_name() == Some("schedulers.safetensors")

@@ -62,7 +62,7 @@ fn losses(folder: &Utf8Path, schedule: &NoiseSchedule, case: &Tensors) {
         assert!(error < 1e-5, "{folder}: {what} differs by {error:e}");
     };
     near("the noised latent", &noised.latent, "out.add_noise");
-    // The factory calls diffusers' `get_velocity` with the model's output in place of the sample, to estimate the clean
+    // cogvideox-factory calls diffusers' `get_velocity` with the model's output in place of the sample, to estimate the clean
     // latent.
     near("the clean latent", &estimate, "out.x0_pred");
     near("the weight", &schedule.clean_weight(timestep), "out.loss_weight");

@@ -1,8 +1,9 @@
 //! The Rust side of the encoders' benchmark (`cargo xtask bench encoders`): VAE encode, VAE decode, or T5 encode.
 //!
-//! usage: speed encode|decode|t5 FOLDER THREADS PASSES. FOLDER has the models and inputs that `tests/bench/encoders.py make` wrote. Prints
-//! one JSON object: seconds of each pass and of the CPU in it, peak resident memory and its growth from before the model is loaded in GiB, and the norms of the
-//! results, which must equal those of `tests/bench/encoders.py`.
+//! Usage: `speed encode|decode|t5 FOLDER THREADS PASSES`. `tests/bench/encoders.py make` writes the models and inputs to FOLDER.
+//!
+//! Prints one JSON object: wall and CPU seconds of each pass, the peak resident memory in GiB and its growth since before the
+//! model was loaded, and the norms of the results, which must equal those of `tests/bench/encoders.py`.
 
 use camino::Utf8Path;
 use encoders::{T5Encoder, Vae};
@@ -68,7 +69,7 @@ fn input(folder: &Utf8Path, name: &str) -> Tensor {
 /// Returns the seconds of CPU that this process has used.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // After the name in brackets; user and system time are fields 14 and 15, in hundredths of a second.
+    // The fields after the process name in brackets: user and system time are fields 14 and 15, in hundredths of a second.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
     fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

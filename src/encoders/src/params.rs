@@ -16,7 +16,7 @@ impl<'a> Params<'a> {
         Params { reader, kind, device }
     }
 
-    /// Returns the identity of all parameters that were read.
+    /// Returns a hash of all parameters that were read.
     pub fn identity(&self) -> String {
         self.reader.identity()
     }
@@ -26,7 +26,7 @@ impl<'a> Params<'a> {
         self.reader.has(name)
     }
 
-    /// Adds a parameter that stays in its file to the identity.
+    /// Adds a parameter to the hash without loading it.
     pub fn hash(&mut self, name: &str) -> Result<(), Failure> {
         self.reader.hash(name)
     }
@@ -76,8 +76,8 @@ pub fn kind_of(dtype: Dtype) -> Kind {
     }
 }
 
-/// Makes the failure of an operation of libtorch. Out of memory has its own code, so that callers can retry with
-/// smaller pieces.
+/// Converts an error of libtorch into a failure. Out of memory has its own code, so that callers can retry with smaller
+/// tiles or batches.
 pub fn failed(what: &str, error: &TchError) -> Failure {
     let text = error.to_string();
     let why = text.lines().next().unwrap_or("").to_owned();
@@ -91,7 +91,7 @@ pub fn failed(what: &str, error: &TchError) -> Failure {
     }
 }
 
-/// Returns the kinds in which encoders compute, or a failure.
+/// Checks that encoders can compute in `kind`: bf16 or fp32.
 pub fn check_kind(kind: Kind, what: &str) -> Result<(), Failure> {
     match kind {
         Kind::Float | Kind::BFloat16 => Ok(()),

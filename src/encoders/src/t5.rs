@@ -10,8 +10,8 @@ use weights::{Rows, T5Config};
 /// The table of embeddings.
 const EMBEDDING: &str = "shared.weight";
 
-/// Tokens that a block computes at a time, in whole texts. They are enough for full speed, and limit the memory besides
-/// hidden states.
+/// The number of tokens that a block computes at a time, rounded to whole texts. It is large enough for full speed and
+/// limits the memory of intermediate results.
 const TOKENS: i64 = 1024;
 
 /// A block: attention, and a gated feed-forward layer. `[out, in]` weights without biases.
@@ -155,7 +155,7 @@ impl T5Encoder {
         x_nld.f_add_(&f_linear(&gated, &block.ff_out, None)?).map(drop)
     }
 
-    /// Applies the norm without mean and bias; the mean of squares is in fp32.
+    /// Applies T5's RMS norm; the mean of squares is in fp32.
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor, TchError> {
         let precise = x.f_to_kind(Kind::Float)?;
         let mean = precise.f_square()?.f_mean_dim([-1].as_slice(), true, Kind::Float)?;

@@ -9,8 +9,8 @@ use runstate::{Load, RunFacts, RunState};
 use super::past::{Ecc, GpuPast};
 use super::{Evidence, Finding, LOOKS_BACK_S, NodeEvidence, Rule, Subject, Urgency};
 
-/// The maximum age in seconds of samples that count as current. Several samples are needed, because one may be taken
-/// between two kernels. The window is longer than that, because nvidia-smi is slow at times.
+/// The maximum age in seconds of samples that count as current. A rule needs several samples, because one may be taken
+/// between two kernels; the window has room for more of them, because nvidia-smi is slow at times.
 const NOW_S: f64 = 8.0 * SAMPLE_EVERY_S;
 /// Seconds from the end of the last kernel until GPU power has fallen.
 const DECAY_S: f64 = 4.0;
@@ -18,9 +18,9 @@ const DECAY_S: f64 = 4.0;
 const MISSED: u32 = 2;
 /// The time over which GPU power is averaged and compared, in seconds.
 const COMPARED_S: f64 = 60.0;
-/// GPU memory that the driver itself uses.
+/// The most GPU memory that the driver itself uses, in MiB.
 const DRIVER_MIB: u64 = 1024;
-/// The minimum number of samples for a mean.
+/// The number of samples that a mean needs.
 const SAMPLES: usize = 3;
 /// A GPU whose power is below this share of the median is underused or throttled.
 const BELOW_PEERS: f64 = 0.6;
@@ -29,7 +29,7 @@ const THROTTLED_S: f64 = 10.0;
 
 /// Compares the GPU power of all nodes now with their GPU power while steps advanced.
 ///
-/// Returns none if no GPU is in use, as with a trainer on the CPU, and `Load::Unknown` until there are enough samples before
+/// Returns `None` if no GPU is in use, as with a trainer on the CPU, and `Load::Unknown` until there are enough samples before
 /// and after the last step.
 pub fn power(nodes: &[NodeEvidence], facts: &RunFacts, now_s: f64) -> Option<Load> {
     if !nodes.iter().any(|node| node.gpus.iter().any(is_in_use)) {
@@ -60,7 +60,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Returns whether a process uses the GPU: more GPU memory is in use than the driver needs, or the memory is not reported.
+/// Returns whether a process uses the GPU: its power is reported, and its used memory exceeds the driver's or is unknown.
 fn is_in_use(sample: &GpuSample) -> bool {
     sample.power_w.value().is_some() && sample.mem_used_mib.value().is_none_or(|mib| mib > DRIVER_MIB)
 }
@@ -140,7 +140,7 @@ fn throttled(about: &Subject, samples: &[&GpuSample]) -> Option<Finding> {
     Some(Finding::new(Rule::Throttled, Urgency::Look, about.clone(), saw, fix).since(streak.t))
 }
 
-/// Finds GPUs with far less power than the others while steps advance.
+/// Finds GPUs that draw far less power than the others while steps advance.
 pub fn power_low(evidence: &Evidence<'_>) -> Vec<Finding> {
     if *evidence.state != RunState::Running || evidence.facts.inactive_since_s(evidence.now_s).is_some() {
         return Vec::new();

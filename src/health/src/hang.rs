@@ -1,4 +1,4 @@
-//! Finds the ranks that others wait for, from what the ranks record of their collectives.
+//! Finds the ranks that other ranks wait for, from the records that ranks write of their collectives.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 /// A collective in which ranks wait.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveWait {
-    /// The name of the group.
+    /// The name of the process group.
     pub group: String,
     /// The number of the collective in the group.
     pub number: u64,
-    /// The operation and the ranks that wait in it. There are several if the ranks started different operations, which never complete.
+    /// The ranks that wait, by operation. With several operations the collective never completes: the ranks started different ones.
     pub operations: BTreeMap<String, Vec<usize>>,
-    /// The ranks of the group that have not started it.
+    /// The ranks of the group that have not started the collective.
     pub absent: Vec<usize>,
-    /// The ranks of the group that have recorded nothing since their phase began.
+    /// The ranks of the group without a record.
     #[serde(default)]
     pub unrecorded: Vec<usize>,
 }

@@ -1,7 +1,7 @@
 //! Monitoring: rules that find present and imminent problems of a run, from its files and the samples of its nodes.
 //!
 //! Each finding has an observation, the time since which it holds, and advice. [`runstate::derive`] decides whether a run is stalled,
-//! from missing steps and from [`power`]; this crate explains it. vidtui only shows findings and never acts on them.
+//! from missing steps and from [`power`]; this crate explains why. vidtui only shows findings and never acts on them.
 
 mod gpus;
 mod hang;
@@ -24,27 +24,28 @@ pub use hang::{CollectiveWait, collective_waits};
 use past::NodePast;
 pub use spikes::Spikes;
 
-/// The allowed difference between the clocks of nodes, in seconds. With a larger one, log times of nodes cannot be compared.
+/// The allowed difference between the clocks of nodes, in seconds. With a larger difference, log
+/// times of different nodes cannot be compared.
 pub const CLOCKS_APART_S: f64 = 2.0;
 
-/// How long samples are kept, in seconds. Samples from this long before the last step are kept too: GPU power without steps
-/// is compared with them.
+/// How long samples are kept, in seconds. The samples of this many seconds before the last step are kept too, as the
+/// reference for GPU power when steps stop.
 pub const LOOKS_BACK_S: f64 = 300.0;
 
 /// A problem or a notice for the user.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The rule that found it.
+    /// The rule that found the problem.
     pub rule: Rule,
-    /// The urgency.
+    /// How soon the user must act.
     pub urgency: Urgency,
     /// The run, node, GPU or rank with the problem.
     pub about: Subject,
-    /// When it began, Unix seconds. [`FirstSeen`] fills it in if the rule cannot determine it.
+    /// When the problem began, Unix seconds. If the rule cannot determine it, [`FirstSeen`] sets the first observation.
     pub since_s: Option<f64>,
     /// The observation, in the present tense.
     pub saw: String,
-    /// The advice.
+    /// What the user can do.
     pub fix: String,
 }
 
@@ -60,7 +61,7 @@ pub enum Urgency {
     Note,
 }
 
-/// The rules.
+/// The rule behind a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are those of the rules' functions")]
@@ -85,7 +86,7 @@ pub enum Rule {
     Smi,
 }
 
-/// The subject of a finding.
+/// What a finding is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
@@ -148,21 +149,21 @@ pub struct Evidence<'a> {
     pub now_s: f64,
     /// The state of the run, derived from `facts`.
     pub state: &'a RunState,
-    /// The facts about the run.
+    /// The facts from the files of the run.
     pub facts: &'a RunFacts,
     /// The newest lines of metrics, oldest first.
     pub metrics: &'a [MetricSample],
     /// The newest events, oldest first.
     pub events: &'a [Event],
-    /// The newest checkpoint.
+    /// The newest checkpoint; `None`: there is none.
     pub checkpoint: Option<&'a CheckpointSummary>,
     /// Steps between checkpoints; 0: only when the run stops or ends.
     pub checkpoint_interval: u64,
-    /// `log.spike` of the recipe: median absolute deviations above the median that make a loss a spike; 0: no loss is one.
+    /// `log.spike` of the recipe: how many median absolute deviations above the median a loss is a spike; 0: never.
     pub spike: f64,
-    /// The disk of the run directory.
+    /// The disk of the run directory; `None`: unknown.
     pub disk: Option<Disk>,
-    /// The nodes.
+    /// The nodes of the run and their samples.
     pub nodes: &'a [NodeEvidence],
 }
 
@@ -182,16 +183,16 @@ pub struct NodeEvidence {
     pub node: NodeId,
     /// Since when the node is unreachable, Unix seconds.
     pub unreachable_since_s: Option<f64>,
-    /// Seconds by which its clock is ahead of the clocks of the other nodes.
+    /// Seconds by which its clock is ahead of the clocks of the other nodes; negative: behind.
     pub clock_ahead_s: Option<f64>,
-    /// Samples of its GPUs of the last minutes, and of the minutes before the last step, oldest first.
+    /// GPU samples of the last minutes and of the minutes before the last step, oldest first.
     gpus: Vec<GpuSample>,
     /// Its problems over the whole attempt.
     past: NodePast,
 }
 
 impl NodeEvidence {
-    /// Makes a node without samples.
+    /// Returns a node without samples.
     pub fn new(node: NodeId) -> Self {
         Self { node, unreachable_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
     }
@@ -243,7 +244,7 @@ pub fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     found
 }
 
-/// Applies the rules that need only a node.
+/// Applies the rules that need only the samples of one node.
 pub fn node_findings(node: &NodeEvidence) -> Vec<Finding> {
     let mut found = gpus::findings(node);
     if let Some(ahead_s) = node.clock_ahead_s.filter(|ahead_s| ahead_s.abs() > CLOCKS_APART_S) {

@@ -21,11 +21,11 @@ pub(super) struct NodePast {
 /// The problems of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GpuPast {
-    /// When nvidia-smi last listed it.
+    /// When nvidia-smi last listed the GPU.
     pub listed_s: f64,
     /// The number of samples since then that list other GPUs but not this one.
     pub missed: u32,
-    /// The reason why it does not respond, and the time since which it does not.
+    /// Why the GPU does not respond, and since when. `None`: it responds.
     pub lost: Option<(Absent, f64)>,
     /// Uncorrected memory errors.
     pub ecc: Option<Ecc>,
@@ -38,12 +38,12 @@ pub(super) struct Ecc {
     pub before: (u64, f64),
     /// The newest count.
     pub count: u64,
-    /// When the count first rose.
+    /// When the count first rose; `None`: it has not.
     pub rose_s: Option<f64>,
 }
 
 impl NodePast {
-    /// Adds a sample; `gpus` are those of its GPUs that are used.
+    /// Adds a sample; `gpus` are the samples of the GPUs that the run uses.
     pub fn see(&mut self, sample: &NodeSample, gpus: &[GpuSample]) {
         self.sampled_s = sample.t;
         let now = |known: &BTreeMap<String, f64>, error: &String| {

@@ -11,7 +11,7 @@ use units::{counted, size};
 const STRAGGLER: f64 = 1.2;
 /// The minimum difference in seconds, because very short steps vary more.
 const STRAGGLER_MIN_S: f64 = 0.02;
-/// The number of recent logged steps, of which at least 80 % must have the same straggler.
+/// The number of recent logged steps that are compared. At least 80 % of them must have the same straggler.
 const STRAGGLER_LINES: usize = 10;
 /// The newest checkpoint is stale after more than this many intervals.
 const STALE_INTERVALS: u64 = 2;
@@ -123,7 +123,7 @@ fn events<'a>(evidence: &Evidence<'a>) -> impl Iterator<Item = &'a Event> {
 
 fn not_finite(evidence: &Evidence<'_>) -> Option<Finding> {
     let lines = lines(evidence);
-    // Clips, captions and sampling steps have no loss.
+    // The lines of data preparation and sampling have no loss.
     if lines.last().is_some_and(|line| !line.is_training()) {
         return None;
     }

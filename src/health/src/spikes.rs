@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-/// Number of steps of the median.
+/// The number of losses of which the median is taken.
 pub(crate) const WINDOW: usize = 64;
-/// Number of steps before the first detection.
+/// The number of losses before the first detection.
 pub(crate) const WARM_UP: usize = 16;
-/// The least spread, as a part of the median: smaller differences on a flat curve are noise.
+/// The minimum spread, as a fraction of the median: smaller differences on a flat curve are noise.
 const LEAST_SPREAD: f64 = 0.02;
 
 /// The median of some losses, and the level above which the next loss is a spike.
@@ -57,7 +57,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A falling loss with noise.
+    /// Returns a falling loss with noise.
     fn usual(step: usize) -> f64 {
         1.0 / (1.0 + step as f64 * 0.01) + 0.05 * ((step * 7919) % 13) as f64 / 13.0
     }

@@ -1,4 +1,4 @@
-//! Each rule on samples of GPUs, nodes and steps with a fault, and on healthy ones.
+//! Tests each rule with faulty and with healthy samples of GPUs, nodes and steps.
 
 use cluster::nvidia_smi::SmiError;
 use cluster::probe::{Frame, HostSample};
@@ -291,7 +291,7 @@ impl Case {
         self.findings().iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Adds samples of four GPUs over the last seconds.
+    /// Adds samples of four GPUs, two seconds apart, over the last `seconds`.
     fn samples(&mut self, seconds: u32, one: impl Fn(u32, f64) -> Option<GpuSample>) {
         let end = self.now_s();
         for t in (0..seconds / 2).rev().map(|back| end - 2.0 * f64::from(back)) {

@@ -20,7 +20,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Returns the place of a model such as `zai-org/CogVideoX-5b`.
+    /// Prepares access to the cache folder of a model such as `zai-org/CogVideoX-5b`. `hub` holds all models.
     pub fn new(hub: &Utf8Path, model: &str) -> Self {
         Self { hub: hub.to_owned(), name: format!("models--{}", model.replace('/', "--")) }
     }
@@ -64,7 +64,7 @@ impl Cache {
         fs::rename(&partial, &path).map_err(|error| Error::io("write", &path, error).into())
     }
 
-    /// Makes a file of a snapshot: a link to its blob.
+    /// Creates a file of a snapshot, which is a symbolic link to its blob.
     pub(crate) fn link(&self, commit: &str, file: &str, hash: &str) -> Result<(), Failure> {
         let path = self.snapshot(commit).join(file);
         create_parent(&path)?;
@@ -80,7 +80,8 @@ impl Cache {
         fs::rename(&partial, &path).map_err(|error| Error::io("create the link", &path, error).into())
     }
 
-    /// Takes the lock that Python also takes while it downloads a blob. The lock is released when the file is dropped.
+    /// Acquires the lock that Python's `huggingface_hub` also holds while it downloads a blob. Dropping the
+    /// file releases the lock.
     pub(crate) fn lock(&self, hash: &str) -> Result<File, Failure> {
         let path = self.hub.join(".locks").join(&self.name).join(format!("{hash}.lock"));
         create_parent(&path)?;
@@ -94,8 +95,8 @@ impl Cache {
                 "another process is downloading the same file",
                 "wait until it has ended, then run the command again",
             )),
-            // A network file system without locks: the last process to rename wins, and every process has verified the
-            // bytes.
+            // On a network file system without locks, the last process to rename wins. That is safe, because every
+            // process has verified its bytes.
             Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(file),
             Err(fs::TryLockError::Error(error)) => Err(Error::io("lock", &path, error).into()),
         }

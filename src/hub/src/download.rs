@@ -150,7 +150,10 @@ fn starts_at(response: &ureq::http::Response<ureq::Body>) -> Option<u64> {
     range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
 }
 
-/// Waits; returns early if the user interrupts.
+/// Waits for `pause`.
+///
+/// # Errors
+/// `Cancelled` if the user interrupts.
 pub(crate) fn wait(pause: Duration, goes_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), Failure> {
     let end = Instant::now() + pause;
     while Instant::now() < end {

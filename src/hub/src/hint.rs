@@ -7,7 +7,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 const RELEASED: [&str; 5] =
     ["CogVideoX-2b", "CogVideoX-5b", "CogVideoX-5b-I2V", "CogVideoX1.5-5B", "CogVideoX1.5-5B-I2V"];
 
-/// Returns the command that downloads a model, if a missing folder has a name like a model of the Hub.
+/// Returns the command that downloads a missing folder, if its name looks like that of a model on the Hub.
 pub fn fetch_command(named: &str) -> Option<String> {
     let is_name = |part: &&str| {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);

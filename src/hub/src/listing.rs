@@ -19,9 +19,9 @@ pub(crate) struct Listing {
 /// A file of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedFile {
-    /// The path in the model.
+    /// The path in the repository of the model.
     pub path: String,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
     /// The hash of the bytes.
     pub expected: Expected,
@@ -50,7 +50,7 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Requests the list.
+    /// Requests the list of files from the Hub.
     pub(crate) fn request(client: &Client<'_>, model: &str, revision: &str) -> Result<Self, RequestError> {
         // Encode slashes, because a slash in a branch name is part of the name.
         let revision = encoded(revision).replace('/', "%2F");

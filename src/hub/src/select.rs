@@ -3,11 +3,11 @@
 use crate::listing::ListedFile;
 use rundir::{ErrorCode, Failure};
 
-/// Files that only people read.
+/// The endings of files that no program reads.
 const FOR_PEOPLE: [&str; 10] =
     [".md", ".gitattributes", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp4", ".pdf", ".svg"];
 
-/// Returns the files that match a pattern; without patterns, all files that programs read.
+/// Returns the files that match a pattern; without patterns, all files except those in [`FOR_PEOPLE`].
 pub(crate) fn select(model: &str, files: &[ListedFile], patterns: &[String]) -> Result<Vec<ListedFile>, Failure> {
     if patterns.is_empty() {
         let wanted = |file: &&ListedFile| {

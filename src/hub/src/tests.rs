@@ -27,12 +27,12 @@ struct Request {
 #[derive(Default)]
 struct World {
     files: BTreeMap<String, Vec<u8>>,
-    /// For each of the next connections for a file, the bytes after which it is closed.
+    /// The bytes after which each of the next file transfers is cut off; the last entry is used first.
     cuts: Vec<usize>,
     ignores_ranges: bool,
-    /// Bytes that are sent in place of the listed ones.
+    /// Whether the first byte of each file is changed.
     damage: bool,
-    /// Status, `X-Error-Code`, and the number of times.
+    /// The error of the next requests to the Hub: status, `X-Error-Code`, and the number of requests.
     refuses: Option<(u16, &'static str, usize)>,
     to_hub: Vec<Request>,
     to_cdn: Vec<Request>,

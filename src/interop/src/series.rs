@@ -1,4 +1,4 @@
-//! The content of another tool's log: its series, and what it knows about the run.
+//! The content of another tool's log: its series, and the name and settings of the run.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,12 +22,12 @@ pub struct Log {
     pub name: Option<String>,
     /// The settings of the run, if the log has them: a key and its value as JSON.
     pub config: BTreeMap<String, String>,
-    /// Why a part of the log could not be read.
+    /// Which part of the log could not be read, and why.
     pub warnings: Vec<String>,
 }
 
 impl Log {
-    /// Adds a value. Steps of a series ascend: after a resume, the later value replaces those from its step on.
+    /// Adds a value. If its step is not after the last one, as after a resume, it replaces the values from its step on.
     pub fn push(&mut self, tag: &str, point: Point) {
         let at = match self.index.get(tag) {
             Some(at) => *at,
@@ -57,7 +57,7 @@ impl Log {
         series.filter(|(_, points)| !points.is_empty())
     }
 
-    /// Returns the points of a series; none if there is no such series.
+    /// Returns the points of a series; an empty slice if there is no such series.
     pub fn points(&self, tag: &str) -> &[Point] {
         self.index.get(tag).map_or(&[], |at| &self.series[*at].1)
     }

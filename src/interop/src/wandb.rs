@@ -15,7 +15,7 @@ use rundir::Error;
 use std::fs::File;
 use std::io;
 
-/// Returns the logs in a folder of a run: a file `run-<id>.wandb`.
+/// Returns the logs in the folder of a run: normally one file, `run-<id>.wandb`.
 ///
 /// # Errors
 /// When the folder cannot be listed.
@@ -32,8 +32,8 @@ pub fn run_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
     Ok(files)
 }
 
-/// Returns the logs of the offline runs in a folder that W&B or [`RunWriter`] wrote, by the names of their folders. A folder that does not
-/// exist has none.
+/// Returns the logs of the offline runs in a folder, sorted by path. W&B or [`RunWriter`] wrote them. A folder that does not exist has
+/// none.
 ///
 /// # Errors
 /// When a folder cannot be listed.
@@ -74,7 +74,7 @@ fn read(path: &Utf8Path) -> io::Result<Log> {
     }
 }
 
-/// The values that a history record may omit.
+/// The start time and step from earlier records, for history records that omit theirs.
 #[derive(Default)]
 struct Reader {
     started_s: f64,
@@ -115,7 +115,7 @@ impl Reader {
         let items = || Fields::new(history).filter(|(field, _)| *field == 1).map(|(_, item)| Item::read(item.bytes()));
         let internal = |name: &str| items().find(|item| item.key == name).and_then(|item| item.value);
         let step = Fields::new(history).find(|(field, _)| *field == 2).map(|(_, step)| step.bytes());
-        // A number of zero is not written.
+        // Protobuf omits a field whose value is zero.
         let step =
             step.map(|step| Fields::new(step).find(|(field, _)| *field == 1).map_or(0, |(_, num)| num.int() as i64));
         let step = step.map(|step| u64::try_from(step).unwrap_or(0));
@@ -151,7 +151,7 @@ impl Item {
                     }
                     key.push_str(text.text().unwrap_or_default());
                 }
-                // A number of its own type, from 0.31 on. An `sint64` is zigzag-coded.
+                // wandb writes numbers in typed fields from 0.31 on. An `sint64` is zigzag-encoded.
                 (5, Value::Varint(zigzag)) => value = Some(((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64)) as f64),
                 (6, number) => value = number.float(),
                 (16, json) => value = json.text().and_then(number),

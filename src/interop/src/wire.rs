@@ -1,7 +1,7 @@
 //! The encoding of protobuf messages: fields in a byte slice, and a buffer that fields are added to.
 //!
-//! The messages of these formats need about ten fields. Generated code would need `protoc` or a generated file for each release of
-//! them; unknown fields are skipped here too. Source: protobuf.dev/programming-guides/encoding.
+//! vidtui needs about ten fields of the messages. Generated code would need `protoc`, or a generated file for each release of the
+//! formats. Unknown fields are skipped. Source: protobuf.dev/programming-guides/encoding.
 
 /// The value of a field.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +42,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The fields of a message: number and value. It ends at the first byte that is not protobuf.
+/// Iterates over the fields of a message: number and value. Ends at the first byte that is not valid protobuf.
 #[derive(Debug, Clone)]
 pub(crate) struct Fields<'a>(&'a [u8]);
 
@@ -131,7 +131,7 @@ impl Message {
         self.0.extend(bytes);
     }
 
-    /// Adds a message that `fill` makes.
+    /// Adds a nested message that `fill` fills.
     pub fn message(&mut self, field: u64, fill: impl FnOnce(&mut Message)) {
         let mut inner = Message::default();
         fill(&mut inner);

@@ -1,4 +1,4 @@
-//! The files that TensorBoard 2.21.0 and wandb 0.31.0 wrote (`tests/fixtures/interop/make.py`) are read, and TensorBoard reads ours.
+//! Tests that vidtui reads files of TensorBoard 2.21.0 and wandb 0.31.0 (`tests/fixtures/interop/make.py`), and TensorBoard reads ours.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 

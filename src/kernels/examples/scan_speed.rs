@@ -1,7 +1,7 @@
-//! Times the scan of TTT layers against what the GPU could do: `scan_speed [cpu|cuda]`.
+//! Times the scan of TTT layers and compares it with the peak of an H100: `scan_speed [cpu|cuda]`.
 //!
-//! Prints microseconds for each mini-batch of all heads, forward and backward, and the share of the peak of the multiprocessors in use,
-//! one for each head.
+//! Prints microseconds per mini-batch over all heads, for the forward pass alone and with the backward pass, and which share of the
+//! peak of one multiprocessor per head the forward pass reaches.
 
 use kernels::OnGpu;
 use kernels::ttt::{Inputs, Settings, scan};
@@ -36,15 +36,16 @@ pub struct Times {
     pub forward_flop: f64,
 }
 
-/// The scans of the presets: the first stage on one GPU, and the last one on each of a TP group of four.
+/// The scans of the presets: the first stage on one GPU, and the last stage on each rank of a TP group of four.
 const CASES: [Case; 3] = [
     Case { name: "TTT-MLP, 3 s", mlp: true, heads: 48, tokens: 18_048, mini_batch: 64, width: 64 },
     Case { name: "TTT-MLP, 63 s, TP 4", mlp: true, heads: 12, tokens: 351_168, mini_batch: 64, width: 64 },
     Case { name: "TTT-Linear, 3 s", mlp: false, heads: 48, tokens: 18_048, mini_batch: 16, width: 64 },
 ];
 
-/// Dense bf16 operations per second of an H100 SXM, and its multiprocessors (NVIDIA's data sheet).
+/// Dense bf16 operations per second of an H100 SXM (NVIDIA's data sheet).
 const PEAK: f64 = 989e12;
+/// Multiprocessors of an H100 SXM (NVIDIA's data sheet).
 const PROCESSORS: f64 = 132.0;
 
 fn main() {
@@ -66,7 +67,7 @@ fn main() {
     }
 }
 
-/// Times a scan: the best of some rounds after a first one.
+/// Times a scan: the best of `rounds` rounds after a warm-up round.
 pub fn measure(case: Case, device: Device, rounds: usize) -> Times {
     let Case { mlp, heads, tokens, mini_batch, width, .. } = case;
     let kind = if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 };
@@ -108,7 +109,7 @@ pub fn measure(case: Case, device: Device, rounds: usize) -> Times {
         let grads = Tensor::run_backward(&[out.sum(Kind::Float)], &leaves, false, false);
         finish(&grads[0]);
     };
-    // Source: products of `[b, F]` with `[F, M]`: seven for the MLP, three of `[F, F]` for the linear kind.
+    // Matrix products: seven of `[b, F]` with `[F, M]` for the MLP, three of `[b, F]` with `[F, F]` for the linear kind.
     let products = if mlp { 7.0 } else { 3.0 };
     Times {
         forward_us: best_us(&forward),

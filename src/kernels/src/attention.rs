@@ -20,7 +20,7 @@ impl Drop for AttentionOutput {
     }
 }
 
-/// A kernel of libtorch. The numbers are those of the C++.
+/// A kernel of libtorch. The C++ uses the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
     /// The kernel of the CPU.
@@ -35,8 +35,8 @@ pub enum Kernel {
 
 /// Returns the kernel for a device and a head width. `major` is the major number of a GPU's compute capability, `None` on the CPU.
 ///
-/// cuDNN's kernels for Hopper and Blackwell use instructions of these GPUs that FlashAttention-2 does not use. libtorch's own choice is the
-/// same there. Their backward pass takes head widths up to 128.
+/// cuDNN's kernels for Hopper and Blackwell use instructions of these GPUs that FlashAttention-2 does not use. libtorch chooses
+/// them there too. The backward pass of cuDNN's kernels supports head widths up to 128.
 pub fn choose(major: Option<i32>, is_16_bit: bool, head_width: i64, cudnn_can_run: bool) -> Kernel {
     match major {
         None => Kernel::Cpu,
@@ -48,7 +48,7 @@ pub fn choose(major: Option<i32>, is_16_bit: bool, head_width: i64, cudnn_can_ru
 
 /// Computes attention without a mask, scale 1/√F; differentiable in queries, keys and values, each `[B, H, L, F]`.
 ///
-/// [`choose`] selects the kernel. On a GPU, standard error gets one line for each shape and dtype.
+/// [`choose`] selects the kernel. On a GPU, the choice for each shape and dtype is logged once to standard error.
 /// If `known` holds the result for the same inputs, the forward pass computes nothing, and the gradients are the same.
 ///
 /// # Panics
@@ -85,7 +85,7 @@ fn kernel_for(q: &Tensor, k: &Tensor, v: &Tensor) -> Kernel {
     kernel
 }
 
-/// Returns a line for the log, once for each shape, dtype and kernel.
+/// Returns the log line for a shape, dtype and kernel; `None` if it was logged before.
 fn first_report(logged: &Mutex<BTreeSet<String>>, size: &[i64], kind: Kind, kernel: Kernel) -> Option<String> {
     let name = match kernel {
         Kernel::Cpu => "the kernel of the CPU",

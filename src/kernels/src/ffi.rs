@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use torch_sys::C_tensor;
 
-/// nullptr, or an error message to free with `vidtui_kernels_free`.
+/// Null on success, otherwise an error message to free with `vidtui_kernels_free`.
 pub type Status = *mut c_char;
 
 #[repr(C)]

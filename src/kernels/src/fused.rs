@@ -1,11 +1,11 @@
-//! Operators of a transformer block that are one operator each, so that autograd keeps fewer tensors of the size of the sequence.
+//! Fused operators of a transformer block. Autograd keeps fewer tensors of the size of the sequence than for separate operators.
 //!
-//! A sequence `[B, L, D]` has two parts, the first `split` tokens and the others, each with vectors of its own: `[B, 1, D]`, or `[D]` if
-//! they are the same for all samples. The parts are views of one tensor; separate operators would concatenate them, and the gradient of
+//! A sequence `[B, L, D]` has two parts, the first `split` tokens and the others, each with its own vectors: `[B, 1, D]`, or `[D]` if
+//! all samples share them. The parts are views of one tensor; separate operators would concatenate them, and the gradient of
 //! each part would be as long as the sequence.
 //!
-//! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They take bf16 and fp32, and widths of whole
-//! pieces of 16 bytes, for norms and gates up to 3,072; other tensors are computed by libtorch's operators, as on the CPU.
+//! On a GPU, [`OnGpu::Kernel`] selects CUDA kernels that compute in fp32 and round once. They support bf16 and fp32, and widths
+//! that are multiples of 16 bytes, up to 3,072 for norms and gates. Other tensors use libtorch's operators, as on the CPU.
 
 use crate::{OnGpu, ffi};
 use tch::Tensor;
@@ -13,9 +13,9 @@ use tch::Tensor;
 /// The vectors that modulate the tokens of one part of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Modulation<'a> {
-    /// Is added.
+    /// Added after the scale.
     pub shift: &'a Tensor,
-    /// Is added to one and multiplied.
+    /// The tokens are multiplied by `1 + scale`.
     pub scale: &'a Tensor,
 }
 
@@ -52,14 +52,14 @@ pub fn modulated_norm(
         )
     };
     ffi::expect_done(status, "normalize and modulate tokens");
-    // SAFETY: the call above created it and transfers ownership to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }
 }
 
 /// Computes `x + gate · update`; differentiable in all tensors. The graph keeps `update`, if a gate has a gradient.
 ///
 /// * `x`, `update` — `[B, L, D]`
-/// * `gates` — that of the first `split` tokens, and of the others.
+/// * `gates` — the gate of the first `split` tokens, and of the others.
 ///
 /// # Panics
 /// The shapes do not match. tch's own operators panic too.
@@ -71,7 +71,7 @@ pub fn gated_add(x: &Tensor, update: &Tensor, gates: [&Tensor; 2], split: i64, o
         ffi::vidtui_gated_add(x.as_ptr(), update.as_ptr(), gates.as_ptr(), split, on_gpu == OnGpu::Kernel, &raw mut out)
     };
     ffi::expect_done(status, "add an update to tokens");
-    // SAFETY: the call above created it and transfers ownership to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }
 }
 
@@ -84,7 +84,7 @@ pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
     // SAFETY: both tensors outlive the call, which writes one new tensor on success.
     let status = unsafe { ffi::vidtui_rotate(x.as_ptr(), factors.as_ptr(), on_gpu == OnGpu::Kernel, &raw mut out) };
     ffi::expect_done(status, "rotate tokens");
-    // SAFETY: the call above created it and transfers ownership to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     unsafe { Tensor::from_ptr(out) }
 }
 

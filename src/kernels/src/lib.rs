@@ -17,6 +17,6 @@ pub mod ttt;
 pub enum OnGpu {
     /// libtorch's operators.
     Operators,
-    /// A CUDA kernel of this crate. The scan needs sizes that [`ttt::supports`].
+    /// A CUDA kernel of this crate. The scan needs sizes for which [`ttt::supports`] returns true.
     Kernel,
 }

@@ -1,4 +1,4 @@
-//! A linear layer whose fp32 products on the CPU are oneDNN's.
+//! A linear layer that multiplies fp32 matrices on the CPU with oneDNN.
 //!
 //! libtorch multiplies fp32 matrices with MKL, which has no AVX-512 code for AMD processors and takes twice the time there.
 
@@ -20,20 +20,20 @@ fn call(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, only_gradients: bool
     // tensor on success.
     ffi::done(unsafe { ffi::vidtui_linear(x.as_ptr(), weight.as_ptr(), bias, only_gradients, &mut out) })
         .map_err(TchError::Torch)?;
-    // SAFETY: the call above created it and transfers ownership to us.
+    // SAFETY: the call above created the tensor and transfers ownership to us.
     Ok(unsafe { Tensor::from_ptr(out) })
 }
 
-/// Computes [`f_linear`].
+/// Computes [`f_linear`], and panics instead of returning an error.
 ///
 /// # Panics
-/// It failed. tch's own operators panic too.
+/// The shapes do not fit, or memory is short. tch's own operators panic too.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     f_linear(x, weight, bias).unwrap_or_else(|e| panic!("cannot apply a linear layer: {e}"))
 }
 
-/// Returns zeros in the shape of [`linear`]'s output, with the gradients of that output: for a layer that is recomputed for a backward
-/// pass in which no gradient depends on the value of its output. This saves the product of the forward pass.
+/// Returns zeros in the shape of [`linear`]'s output, with the same backward pass. This saves the product of the forward pass in a
+/// recomputed layer, if no gradient depends on the value of the layer's output.
 ///
 /// # Panics
 /// As [`linear`].

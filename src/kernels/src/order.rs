@@ -1,4 +1,4 @@
-//! Tokens in another order, with gradients that are gathered.
+//! Reorders tokens, with a backward pass that gathers gradients instead of adding them by index.
 //!
 //! libtorch adds the gradient of `index_select` to zeros by index: atomic additions on a GPU, which are slow, and whose order differs from
 //! run to run.
@@ -50,7 +50,7 @@ impl Order {
     /// Returns the tokens in this order, `[B, L, …]` to `[B, S, …]`; differentiable.
     ///
     /// # Panics
-    /// The operator failed, as tch's own operators do.
+    /// The sequence has another length, or memory is short. tch's own operators panic too.
     pub fn select(&self, x_bl: &Tensor) -> Tensor {
         self.call(x_bl, false).unwrap_or_else(|error| panic!("cannot reorder tokens: {error}"))
     }
@@ -59,7 +59,7 @@ impl Order {
     /// has one place.
     ///
     /// # Panics
-    /// The operator failed, as tch's own operators do.
+    /// The sequence has another length, or memory is short. tch's own operators panic too.
     pub fn sum(&self, x_bs: &Tensor) -> Tensor {
         self.call(x_bs, true).unwrap_or_else(|error| panic!("cannot sum the places of tokens: {error}"))
     }
@@ -76,7 +76,7 @@ impl Order {
             ffi::vidtui_order(x.as_ptr(), self.there.as_ptr(), self.first.as_ptr(), last, halves, sums, &mut out)
         };
         ffi::done(status).map_err(TchError::Torch)?;
-        // SAFETY: the call above created it and transfers ownership to us.
+        // SAFETY: the call above created the tensor and transfers ownership to us.
         Ok(unsafe { Tensor::from_ptr(out) })
     }
 }

@@ -63,7 +63,7 @@ impl Drop for ScanOutput {
     }
 }
 
-/// Returns whether this program has a CUDA kernel for these sizes and a GPU can run it.
+/// Returns whether this build has a CUDA kernel for these sizes and GPU number `gpu` can run it.
 pub fn supports(mlp: bool, width: i64, mini_batch: i64, gpu: usize) -> bool {
     let Ok(device) = i32::try_from(gpu) else { return false };
     // SAFETY: only numbers are passed.
@@ -93,7 +93,7 @@ pub fn scan_and_save(settings: Settings, x: &Inputs<'_>) -> (Tensor, ScanOutput)
     (out, saved.expect("the C++ returns what it is asked for"))
 }
 
-/// The implementation of the loop. The numbers are those of the C++.
+/// The implementation of the loop. The C++ uses the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Means {
     /// The kernel on the CPU, ATen's operators elsewhere.
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_build_without_cuda_supports_no_sizes() {
-        // With CUDA, the test needs a GPU to have an answer.
+        // With CUDA, both calls return false too: there is no GPU 99, and no kernel has a width of 8.
         assert!(!supports(true, 64, 64, 99) && !supports(true, 8, 64, 0));
     }
 

@@ -1,4 +1,4 @@
-//! cogvideox-factory and VideoX-Fun: both log and save as Hugging Face's Accelerate does.
+//! The log and checkpoint formats of cogvideox-factory and VideoX-Fun, which both use Hugging Face's Accelerate.
 
 use crate::bar::{Bar, number};
 use crate::contents::{Contents, Defect};

@@ -3,18 +3,18 @@
 /// One drawing of a progress bar.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Bar<'a> {
-    /// The text before its percentage.
+    /// The text before the percentage.
     pub name: &'a str,
-    /// Its count.
+    /// The number of steps done.
     pub done: u64,
-    /// Seconds of one step; none before the first step.
+    /// Seconds of one step; `None` before the first step.
     pub step_s: Option<f64>,
     /// The fields after the speed, such as `loss=0.21`.
     fields: Vec<(&'a str, &'a str)>,
 }
 
 impl<'a> Bar<'a> {
-    /// Reads a bar; none if the line is not a complete one.
+    /// Reads a bar; `None` if the line is not a complete bar.
     pub fn read(line: &'a str) -> Option<Self> {
         let inside = line.strip_suffix(']')?;
         let (before, inside) = inside.rsplit_once(" [")?;
@@ -55,7 +55,7 @@ impl<'a> Bar<'a> {
     }
 }
 
-/// Splits a line into a bar and the text that a logger printed behind it without a line break.
+/// Splits a line into a bar and the text that a logger printed after it without a line break.
 pub(crate) fn apart(line: &str) -> Vec<&str> {
     let ends = line.match_indices(']').map(|(at, _)| at + 1).filter(|at| *at < line.len());
     let end =
@@ -63,7 +63,7 @@ pub(crate) fn apart(line: &str) -> Vec<&str> {
     end.map_or(vec![line], |end| vec![&line[..end], line[end..].trim()])
 }
 
-/// Reads `2.00s/it` or `4.10it/s`; none for the `?it/s` before the first step.
+/// Reads `2.00s/it` or `4.10it/s`; `None` for the `?it/s` before the first step.
 fn step_s(speed: &str) -> Option<f64> {
     let speed = speed.trim();
     let seconds = match speed.strip_suffix("s/it") {

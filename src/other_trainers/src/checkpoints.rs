@@ -23,7 +23,7 @@ pub fn checkpoints(run: &RunDir) -> Result<Vec<CheckpointEntry>, Error> {
     }
 }
 
-/// Returns the newest complete checkpoint for display. Returns none if the run has none or the folder cannot be listed.
+/// Returns the newest complete checkpoint for display; `None` if the run has none or the folder cannot be listed.
 ///
 /// [`rundir::latest_among`] defines which one is the newest.
 pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
@@ -38,7 +38,7 @@ pub fn latest_strict(run: &RunDir) -> Result<Option<CheckpointSummary>, Error> {
     rundir::latest_strict_among(run, &checkpoints(run)?)
 }
 
-/// Returns the folders in which something changes when a checkpoint of a run appears, grows or is removed.
+/// Returns the folders whose contents change when a checkpoint of a run appears, grows or is removed.
 pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     let folders = |root: &Utf8Path| -> Vec<Utf8PathBuf> {
         let entries = root.read_dir_utf8().into_iter().flatten().flatten();
@@ -54,13 +54,13 @@ pub fn checkpoint_folders(run: &RunDir) -> Vec<Utf8PathBuf> {
     }
 }
 
-/// Returns the seconds in which the files of a checkpoint were written: from the oldest modification time to the newest.
+/// Returns how long it took to write the files of a checkpoint, in seconds: from the oldest modification time to the newest.
 pub fn written_over_s(dir: &Utf8Path) -> f64 {
     let contents = Contents::read(dir);
     (contents.newest_s() - contents.oldest_s()).max(0.0)
 }
 
-/// Returns the folder in which a run's command saves, and the trainer that the command starts; none for the embedded trainer.
+/// Returns the folder in which a run's command saves, and the trainer that the command starts; `None` for the embedded trainer.
 fn command_output(run: &RunDir) -> Option<(Utf8PathBuf, OtherTrainer)> {
     // This is called often. The recipe is parsed only for runs of a command, which are rare.
     let meta = run.read_run().ok().filter(rundir::Run::is_command)?;
@@ -83,7 +83,7 @@ fn list(run: &RunDir, output: &Utf8Path, trainer: OtherTrainer) -> Result<Vec<Ch
     Ok(named.into_iter().filter_map(|(Order { step, .. }, dir)| entry(formats, &starts, step, dir)).collect())
 }
 
-/// Checks a folder that is named like a checkpoint. Returns none if the trainer has removed its files.
+/// Checks a folder that is named like a checkpoint. Returns `None` if the trainer has removed its files.
 fn entry(formats: &Formats, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) -> Option<CheckpointEntry> {
     let contents = Contents::read(&dir);
     if formats.leaves_empty_folders && contents.is_empty() {
@@ -103,8 +103,8 @@ fn entry(formats: &Formats, starts: &[(u32, f64)], step: u64, dir: Utf8PathBuf) 
     })
 }
 
-/// Returns the start times of the attempts, oldest first. They are by the clock of the node that saves, if known,
-/// because the clock of the machine that launched the attempt may differ.
+/// Returns the numbers and start times of the attempts, oldest first. The times are by the clock of the node that saves,
+/// if known, because the clock of the node that launched the attempt may differ.
 fn attempt_starts(run: &RunDir) -> Vec<(u32, f64)> {
     let began = |number| {
         let attempt = run.read_attempt(number).ok()?;

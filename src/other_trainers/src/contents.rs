@@ -11,15 +11,15 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::time::UNIX_EPOCH;
 
-/// The safetensors format limits the header of a file to this length.
+/// The largest header that the safetensors format allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The reason why a checkpoint cannot be loaded.
 #[derive(Debug)]
 pub(crate) enum Defect {
-    /// Something is missing or wrong.
+    /// A file is missing or damaged.
     Incomplete(String),
-    /// The file system's error.
+    /// A file could not be read: the error of the file system.
     Unreadable(String),
 }
 
@@ -45,7 +45,7 @@ impl From<&str> for Defect {
 /// The files of a checkpoint.
 pub(crate) struct Contents {
     root: Utf8PathBuf,
-    /// In the order of their paths.
+    /// Sorted by path.
     pub files: Vec<FileEntry>,
     /// A file or folder that could not be inspected, and the file system's error.
     unread: Option<(Utf8PathBuf, io::Error)>,
@@ -61,7 +61,7 @@ pub(crate) struct FileEntry {
 }
 
 impl Contents {
-    /// Lists the files below a folder; none if it is a file.
+    /// Lists the files below `root`; an empty list if `root` is a file.
     pub fn read(root: &Utf8Path) -> Self {
         let mut contents = Self { root: root.to_owned(), files: Vec::new(), unread: None };
         match fs::metadata(root) {
@@ -127,7 +127,7 @@ impl Contents {
         if self.has(path) { Ok(()) } else { Err(format!("{path} is missing")) }
     }
 
-    /// Requires one of several files or folders that are not empty.
+    /// Requires one of several files or non-empty folders.
     pub fn need_one(&self, what: &str, choice: &[&str]) -> Result<(), String> {
         let is_there = |path: &&str| self.files.iter().any(|file| file.path.starts_with(path));
         if choice.iter().any(is_there) { Ok(()) } else { Err(format!("it has no {what} ({})", choice.join(", "))) }
@@ -206,7 +206,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Returns the length of a safetensors file according to its header; none if the header is cut off or damaged.
+/// Returns the length of a safetensors file according to its header; `None` if the header is cut off or damaged.
 fn safetensors_bytes(path: &Utf8Path) -> io::Result<Option<u64>> {
     #[derive(Deserialize)]
     struct Tensor {

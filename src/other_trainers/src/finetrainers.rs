@@ -1,4 +1,4 @@
-//! finetrainers.
+//! The log and checkpoint formats of finetrainers.
 
 use crate::bar::{Bar, number};
 use crate::contents::{Contents, Defect};

@@ -11,7 +11,7 @@ pub(crate) struct Formats {
     pub numbers: fn(&str) -> Option<Line>,
     /// Whether the trainer counts each micro-batch of an accumulated batch as a step.
     pub counts_micro_batches: bool,
-    /// Reads the numbers in the name of a checkpoint. Returns none for other names.
+    /// Reads the numbers in the name of a checkpoint; `None` for other names.
     pub order: fn(&Utf8Path) -> Option<Order>,
     /// Whether the trainer removes the files of an old checkpoint but not its folder.
     pub leaves_empty_folders: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Formats {
 }
 
 impl Formats {
-    /// Returns the meaning of a line of the trainer's log; none if it has no meaning for vidtui.
+    /// Returns the meaning of a line of the trainer's log; `None` if vidtui does not use the line.
     pub fn read(&self, line: &str) -> Option<Line> {
         if let Some((_, phrase)) = self.phrases.iter().find(|(text, _)| line.contains(text)) {
             return Some(Line::Phrase(*phrase));
@@ -29,7 +29,7 @@ impl Formats {
     }
 }
 
-/// The meaning of a marked log line.
+/// The meaning of a log line with one of the trainer's phrases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Phrase {
     /// Training begins.

@@ -1,7 +1,7 @@
 //! Splits the bytes of a log into lines. Handles carriage returns, colours, characters that are split between reads, and
 //! lines that never end.
 
-/// A longer line is truncated; lines with metrics are shorter.
+/// The maximum length of a line in bytes. A longer line is truncated; lines with metrics are shorter.
 const LONGEST: usize = 64 * 1024;
 
 /// Splits a growing log into lines.

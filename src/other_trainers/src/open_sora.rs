@@ -1,4 +1,4 @@
-//! Open-Sora 1.2 and 2, and Lambda's fork.
+//! The log and checkpoint formats of Open-Sora 1.2 and 2, and of Lambda's fork.
 
 use crate::bar::{Bar, number};
 use crate::contents::{Contents, Defect};
@@ -19,7 +19,7 @@ pub(crate) const OPEN_SORA: Formats = Formats {
     check,
 };
 
-/// A checkpoint that a background thread writes counts as complete when its files have not changed for this long.
+/// A checkpoint that a background thread writes counts as complete once its files have not changed for this long.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Reads `Epoch 0: … loss=0.91, global_grad_norm=0.4, step=11, global_step=11, lr=5e-5`. Version 1.2 prints no gradient norm and

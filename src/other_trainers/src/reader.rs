@@ -48,7 +48,7 @@ pub enum LogEvent {
     Saving,
     /// A checkpoint was written or will be written soon; its folder shows whether it is complete.
     Saved,
-    /// An evaluation begins. No steps are made until it ends.
+    /// An evaluation begins. No step finishes until it ends.
     EvaluationStarted,
     /// An evaluation ended.
     EvaluationEnded,
@@ -85,9 +85,10 @@ impl LogReader {
         events
     }
 
-    /// Returns the newest step, which is kept back because later lines may repeat it. Called when the log has not grown.
+    /// Returns the newest step, which [`LogReader::read`] holds back because later lines may repeat it. Call this when the log has not
+    /// grown.
     ///
-    /// A step with the numbers of the step before is still kept back: the bar shows a new count first, and its numbers only after
+    /// A step with the numbers of the previous step is still held back: the bar shows a new count first, and its numbers only after
     /// the trainer has saved.
     pub fn pause(&mut self, now: f64) -> Vec<LogEvent> {
         let mut events = Vec::new();
@@ -152,7 +153,7 @@ impl LogReader {
         }
     }
 
-    /// Returns the pending step, unless its numbers are still those of the step before.
+    /// Returns the pending step, unless its numbers are still those of the previous step.
     fn pass_on_new_numbers(&mut self, events: &mut Vec<LogEvent>) {
         if self.pending.as_ref().is_some_and(|pending| self.numbers != Some(numbers(&pending.step))) {
             self.pass_on(events);

@@ -1,11 +1,11 @@
-//! The table of the trainers that vidtui can read.
+//! The table of the trainers whose logs and checkpoints vidtui can read.
 
 use recipe::OtherTrainer;
 
 use crate::formats::Formats;
 use crate::{accelerate, finetrainers, open_sora, ttt_video_dit};
 
-/// Returns the formats of the trainer that a recipe names; none if vidtui does not know them.
+/// Returns the formats of the trainer that a recipe names; `None` if the recipe names none.
 pub(crate) fn formats(trainer: OtherTrainer) -> Option<&'static Formats> {
     match trainer {
         OtherTrainer::None => None,

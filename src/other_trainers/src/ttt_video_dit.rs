@@ -1,4 +1,4 @@
-//! ttt-video-dit.
+//! The log and checkpoint formats of ttt-video-dit.
 
 use crate::bar::number;
 use crate::contents::{Contents, Defect};

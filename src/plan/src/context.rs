@@ -19,9 +19,9 @@ pub struct Context {
     pub runs_root: Utf8PathBuf,
     /// The git commit of the working folder, if it is a repository.
     pub git_commit: Option<String>,
-    /// The trainer.
+    /// The trainer binary that the nodes start.
     pub trainer: TrainerBinary,
-    /// The path of this program, which the script of a Slurm job calls.
+    /// The path of the `vidtui` binary, which the script of a Slurm job calls.
     pub program: Utf8PathBuf,
     /// The target: the nodes on which the ranks run.
     pub target: Target,
@@ -32,7 +32,7 @@ pub struct Context {
 /// The parts that are the same in every plan of a start: launch, resume or next stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StartOptions {
-    /// The checks that may fail without refusing the start.
+    /// The names of the checks whose failure does not prevent the start.
     pub waived: Vec<String>,
     /// Whether the trainer is copied to nodes that lack it or have another version.
     pub push: bool,
@@ -40,7 +40,7 @@ pub struct StartOptions {
     pub data_files: Vec<Utf8PathBuf>,
     /// The steps of a new run whose recipe gives its length in epochs.
     pub steps: Option<u64>,
-    /// The requirements of an encode, if the recipe encodes.
+    /// The requirements of an encode; `None` for other tasks.
     pub encode: Option<EncodeFacts>,
     /// Warnings about the request itself, such as nodes that were left out.
     pub warnings: Vec<String>,
@@ -58,11 +58,11 @@ pub struct EncodeFacts {
 /// The trainer binary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainerBinary {
-    /// Its path.
+    /// The path, which is the same on every node.
     pub path: Utf8PathBuf,
-    /// Its version.
+    /// The version of the binary.
     pub version: String,
-    /// The version of its binding to libtorch.
+    /// The version of the crate tch.
     pub tch: String,
     /// The version of libtorch.
     pub libtorch: String,
@@ -81,9 +81,9 @@ pub struct Target {
     pub description: String,
     /// The SSH logins of the nodes; empty for this machine.
     pub logins: Vec<Login>,
-    /// Further nodes, which can replace some of these.
+    /// Spare nodes: they get no ranks, and can replace nodes that fail.
     pub spares: Vec<SpareNode>,
-    /// The address of the first node for the other nodes; default: its name.
+    /// The address at which the other nodes reach the first node; `None`: its name.
     pub address: Option<String>,
     /// The Slurm request. `nodes` is empty until Slurm has started the job.
     pub slurm: Option<SlurmJob>,
@@ -92,7 +92,7 @@ pub struct Target {
 /// The rendezvous of the ranks of several nodes, where rank 0 listens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Master {
-    /// The first node's address.
+    /// The address of the first node.
     pub address: String,
     /// The port.
     pub port: u16,
@@ -171,7 +171,7 @@ impl Target {
         !self.logins.is_empty() || self.slurm.as_ref().is_some_and(|slurm| slurm.job.is_some())
     }
 
-    /// Returns the nodes that get no rank: those beside a placement, and the spare nodes.
+    /// Returns the nodes that get no rank: those that `placement` does not use, and the spare nodes.
     pub(crate) fn spares_beside(&self, placement: &Placement) -> Vec<SpareNode> {
         let is_used = |login: &Login| placement.ranks.iter().any(|place| place.node == login.node);
         let slots = |login: &Login| self.nodes.iter().find(|node| node.id == login.node).map_or(1, |node| node.slots);

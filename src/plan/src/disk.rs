@@ -6,8 +6,8 @@ use rundir::{ErrorCode, Failure};
 
 use units::{counted, size};
 
-/// The free space that a command needs if its checkpoint size is unknown or smaller than this: 8 MB of samples per node and day, logs of ranks,
-/// and an adapter of about 100 MB with its optimizer, the smallest checkpoint of such programs.
+/// The minimum free space for a run of a command, also if the size of its checkpoints is unknown. It is enough for logs, for node
+/// samples (8 MB per node and day), and for the smallest checkpoint of such programs: an adapter of about 100 MB with its optimizer.
 const MIN_BYTES: u64 = 1 << 30;
 
 /// The additional disk space that the checkpoints of an attempt need; zero if it is unknown.
@@ -76,7 +76,7 @@ fn kept_for_good(recipe: &Recipe, done: u64, total: u64) -> u64 {
 /// Checks that the disk of the folder `at` has room for the checkpoints. `setting` is the option that chooses the folder.
 ///
 /// # Errors
-/// When the disk has too little free space. The error shows the space that is needed and free.
+/// `DiskFull` if the disk has too little free space. The error names the needed and the free space.
 pub fn check_disk(what: &str, need: &DiskNeed, free_bytes: u64, at: &Utf8Path, setting: &str) -> Result<(), Failure> {
     let needed = if need.count == 0 { MIN_BYTES } else { need.bytes() };
     if needed <= free_bytes {

@@ -1,4 +1,4 @@
-//! Decides whether a run that failed is resumed without a user.
+//! Decides whether a failed run is resumed automatically.
 
 use cluster::NodeId;
 use recipe::RunSettings;
@@ -87,8 +87,8 @@ pub fn healed_too_often(settings: &RunSettings) -> String {
     )
 }
 
-/// Returns whether the next attempt would fail like this one, because the recipe, the data, the disk or the newest checkpoint is the
-/// cause: if weights have drifted apart, that checkpoint may hold them.
+/// Returns whether the next attempt would fail in the same way, because the cause is the recipe, the data, the disk or the newest
+/// checkpoint. For example, if the weights of replicas differ, the newest checkpoint may contain wrong weights.
 fn would_repeat(code: ErrorCode) -> bool {
     matches!(
         code,
@@ -157,7 +157,7 @@ mod tests {
         assert!(ends(&decide(&failed(2, 40, ErrorCode::RankFailed))));
         assert_eq!(decide(&failed(2, 41, ErrorCode::RankFailed)), HealDecision::Resume);
         assert_eq!(decide(&failed(2, 40, ErrorCode::RankKilled)), HealDecision::Resume);
-        // The healer that decided about attempt 1 ended and another one decides about it again.
+        // The healer that decided about attempt 1 ended, and a new healer repeats the decision.
         assert_eq!(decide(&failed(1, 40, ErrorCode::RankFailed)), HealDecision::Resume);
         let lost = [heal_started(1, 40, ErrorCode::NodeLost)];
         let twice = heal_decision(&settings(4), &failed(2, 40, ErrorCode::NodeLost), &lost, 20.0);

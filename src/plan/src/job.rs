@@ -1,4 +1,4 @@
-//! Runs as Slurm jobs: decides what a job does each time Slurm starts it.
+//! Decides what the Slurm job of a run does each time Slurm starts it.
 //!
 //! The nodes are unknown until the job starts, and Slurm may start it more than once: after a time limit, a preemption or a
 //! lost node. Each time, the script calls `vidtui job begin` on the first node to find out which attempt to start. No
@@ -96,13 +96,13 @@ fn plan_submitted(request: &ResumeRequest<'_>, attempt: Attempt, cx: &Context) -
 
 /// Decides whether a job whose ranks have ended is requeued. Returns the reason.
 ///
-/// A job is requeued when Slurm warned it of its time limit or preempts it, and steps remain; after a failure, if the settings of the
-/// run allow it and the failure would not repeat ([`heal_decision`]). It is not requeued after a stop request.
+/// A job is requeued if steps remain and Slurm warned it of its time limit or preempted it. After a failure, it is requeued if the
+/// settings of the run allow it and the failure would not repeat ([`heal_decision`]). After a stop request, it is not requeued.
 ///
-/// * `events` — those of the run.
+/// * `events` — the events of the run.
 ///
 /// # Errors
-/// The reason why it is not requeued.
+/// The reason why the job is not requeued.
 pub fn requeue(
     facts: &RunFacts,
     settings: &RunSettings,

@@ -1,4 +1,4 @@
-//! The batch script of a Slurm job, and a Slurm request in words.
+//! The batch script of a Slurm job, and text that describes a Slurm request.
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ pub(crate) fn script(dir: &RunDir, run: &Run, attempt: &Attempt, cx: &Context) -
         "--requeue".to_owned(),
         format!("--signal=B:USR1@{}", spec.save_before()),
     ]);
-    // Ranks that do not need each other do the work of those on a lost node, so Slurm must end neither the job nor its step.
+    // Independent ranks take over the work of ranks on a lost node, so Slurm must end neither the job nor the job step.
     let no_kill = if run.is_independent() { "--no-kill " } else { "" };
     options.extend((!no_kill.is_empty()).then(|| no_kill.trim_end().to_owned()));
     let options = options.iter().map(|option| sbatch_word(option)).chain(spec.extra.iter().cloned());
@@ -118,7 +118,7 @@ exit "$ended"
         id = quote(run.id.as_str()),
         trainer = quote(cx.trainer.path.as_str()),
         before = spec.save_before(),
-        // The path is within the quotes of the trap.
+        // The path is inside the single quotes of the trap.
         stop = quote(dir.stop_file().as_str()).replace('\'', r"'\''"),
         begin = in_job("begin"),
         requeue = in_job("requeue"),

@@ -1,4 +1,4 @@
-//! Plans of stops and kills: exactly which processes will be signalled, and how they are identified.
+//! Plans the stop or kill of a run: exactly which processes will be signalled, and how they are identified.
 
 use cluster::NodeId;
 use cluster::slurm::JobStatus;
@@ -11,13 +11,13 @@ use units::counted;
 pub struct RunKill {
     /// The run.
     pub run: RunId,
-    /// Its folder.
+    /// The run directory.
     pub dir: RunDir,
-    /// The way in which it is ended.
+    /// Whether the run is stopped or killed.
     pub how: KillHow,
     /// The processes, node by node.
     pub nodes: Vec<NodeKill>,
-    /// The Slurm job that the processes belong to. Slurm ends them.
+    /// The Slurm job of the processes, if Slurm ends them.
     #[serde(default)]
     pub job: Option<JobKill>,
 }
@@ -25,7 +25,7 @@ pub struct RunKill {
 /// The Slurm job that is ended.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct JobKill {
-    /// Its number.
+    /// The id of the job.
     pub id: u64,
     /// Whether the job is cancelled. Otherwise it receives a signal to save and stop.
     pub is_cancelled: bool,
@@ -64,17 +64,17 @@ pub struct NodeKill {
     pub run: RunId,
     /// The node.
     pub node: NodeId,
-    /// The attempt that started them.
+    /// The attempt that started the processes; 0 if it is unknown.
     pub attempt: u32,
-    /// The supervisor.
+    /// The process id of the supervisor.
     pub pid: i32,
-    /// Its process group.
+    /// The process group of the supervisor.
     pub pgid: i32,
     /// The id of the boot in which the processes were started.
     pub boot_id: String,
-    /// When the supervisor started, in clock ticks since the boot.
+    /// When the supervisor started, in clock ticks since the boot; without a process file, the oldest process of the group.
     pub start_ticks: u64,
-    /// The ranks.
+    /// The processes of the ranks; empty without a process file.
     pub ranks: Vec<RankPid>,
     /// The signals, the processes that receive them, and the identification of these processes.
     pub why: String,
@@ -145,7 +145,7 @@ fn names(nodes: &[NodeId]) -> String {
     cluster::hostlist::compress(&nodes.iter().map(NodeId::as_str).collect::<Vec<_>>())
 }
 
-/// Returns the processes of a process file, so that they can be listed and signalled.
+/// Returns the kill of the processes in a process file.
 pub fn node_kill(run: &RunId, how: KillHow, file: &PidFile) -> NodeKill {
     let ranks: Vec<String> = file.ranks.iter().map(|rank| rank.pid.to_string()).collect();
     let signals = match how {

@@ -40,9 +40,9 @@ pub fn launch(request: &LaunchRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
 pub(crate) struct Origin {
     /// The place from which the trainer loads the weights.
     start: StartFrom,
-    /// The run and step that saved them.
+    /// The run and step that saved the weights, if they belong to a run.
     lineage: Option<Lineage>,
-    /// The folder of a checkpoint from which a command continues.
+    /// The checkpoint folder from which a command continues; `None`: it does not continue one.
     checkpoint: Option<Utf8PathBuf>,
     /// A description for the user.
     description: String,
@@ -135,7 +135,7 @@ pub(crate) struct NewRun<'a> {
 impl NewRun<'_> {
     pub fn plan(mut self, what: &str, cx: &Context) -> Result<LaunchPlan, Failure> {
         let recipe = self.recipe;
-        // With its steps, a recipe for some epochs is checked completely.
+        // The rules about steps apply to a recipe in epochs only with the number of steps that the epochs take.
         let steps = cx.options.steps.filter(|_| recipe.train.epochs > 0);
         steps.map_or_else(|| recipe.check(), |steps| recipe.with_steps(steps).map(drop)).map_err(|error| {
             let why = format!("{}: {}", error.what, error.why);

@@ -1,8 +1,8 @@
 //! Plans launches, resumes, next stages and kills before anything runs.
 //!
-//! A plan is made from data that other crates read, shown to the user, and then executed unchanged by `remote`. Planning is
-//! pure: no files, no processes, no clock. A request that cannot work is refused here with its arithmetic, before anything
-//! starts.
+//! This crate makes a plan from data that other crates read, the user confirms it, and the crate `remote` executes it
+//! unchanged. Planning is pure: no files, no processes, no clock. It rejects a request that cannot work, with the numbers
+//! that show why, before anything starts.
 
 mod context;
 mod cost_rows;

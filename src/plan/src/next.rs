@@ -17,7 +17,7 @@ pub struct NextRequest<'a> {
     /// The checkpoint whose weights the stage starts from: the chosen one, or the newest complete one
     /// (`other_trainers::latest_strict`).
     pub latest: Option<&'a CheckpointSummary>,
-    /// Its curriculum, read from [`Run::curriculum`].
+    /// The curriculum of the run, read from [`Run::curriculum`].
     pub curriculum: &'a Curriculum,
     /// The name of the new run; default: the name of its recipe.
     pub name: Option<&'a str>,
@@ -67,7 +67,7 @@ pub fn next(request: &NextRequest<'_>, cx: &Context) -> Result<LaunchPlan, Failu
             let weights = Weights { path: checkpoint.dir.clone(), lineage };
             (from_weights(&weights), warnings_about(request, checkpoint))
         }
-        // The curriculum decides. The user is warned that the weights of the run are not used.
+        // The curriculum starts this stage from other weights. Warn the user that those of the run are not used.
         _ => {
             let warning = format!("{} does not start stage {} from the previous stage", curriculum.path, next.name);
             (stage_start(&what, recipe, Some((curriculum, next)))?, vec![warning])
@@ -136,8 +136,8 @@ pub fn check_weights(what: &str, manifest: &CheckpointManifest, recipe: &Recipe)
             return Err(Failure::new(ErrorCode::TensorMismatch, what, why, format!("set lora.alpha = {alpha}")));
         }
     }
-    // Adapters that start here are new. A constant, such as the position table, is computed from the recipe and may differ
-    // between stages.
+    // Without a base, the manifest has no adapters: those of the recipe are new. A constant, such as the position table, is
+    // computed from the recipe and may differ between stages.
     let needed = if manifest.base.is_some() { ParamRole::Adapter } else { ParamRole::Trained };
     for spec in specs.iter().filter(|spec| spec.role == needed) {
         let found = manifest.tensors.iter().find(|tensor| tensor.name == spec.name);

@@ -67,20 +67,20 @@ impl ListedProcess {
         ProcessKey { node: node.clone(), pid: self.pid, start_ticks: self.start_ticks }
     }
 
-    /// Returns whether it holds GPU memory or belongs to training: it has the environment of a run or of a rank, or it is the
-    /// launcher of another trainer.
+    /// Returns whether the process holds GPU memory or belongs to training: its environment has `VIDTUI_RUN` or `RANK`, or it
+    /// is a launcher.
     pub fn trains(&self) -> bool {
         let is_marked = self.gpu_mib.is_some() || self.run.is_some() || self.rank.is_some();
         is_marked || is_launcher(&self.command)
     }
 
-    /// Returns whether it is alive: not a zombie.
+    /// Returns whether the process is alive, not a zombie.
     pub fn is_live(&self) -> bool {
         !matches!(self.state, 'Z' | 'X')
     }
 }
 
-/// Programs and Python modules that start the ranks of other trainers. They have no `RANK` themselves.
+/// Programs and Python modules that start the ranks of trainers. Their own environment has no `RANK`.
 const LAUNCHERS: [&str; 7] = [
     "torchrun",
     "deepspeed",

@@ -8,12 +8,12 @@ use rundir::{RunDir, RunId};
 
 use crate::{KillHow, NodeKill, RunKill};
 
-/// A live process of a node, as it was listed.
+/// A process of a node when it was listed; it may be a zombie.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ListedProcess {
     /// Process id.
     pub pid: i32,
-    /// Process id of its parent.
+    /// Process id of the parent.
     pub parent: i32,
     /// Process group.
     pub pgid: i32,
@@ -45,9 +45,9 @@ pub struct ListedProcess {
 pub struct NodeProcesses {
     /// The node.
     pub node: NodeId,
-    /// Its current boot.
+    /// The id of its current boot.
     pub boot_id: String,
-    /// Id of the user who is logged in.
+    /// Id of the user that vidtui is logged in as.
     pub uid: u32,
     /// Name of that user.
     pub user: String,
@@ -60,7 +60,7 @@ pub struct NodeProcesses {
 pub struct NodeOrphans {
     /// The node.
     pub node: NodeId,
-    /// The boot during which they were listed.
+    /// The id of the boot during which they were listed.
     pub boot_id: String,
     /// The processes.
     pub processes: Vec<ListedProcess>,
@@ -98,7 +98,7 @@ pub enum KillScope {
 /// on its command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ancestry {
-    /// The boot of their machine.
+    /// The id of the boot of their node.
     pub boot_id: String,
     /// The process id and the start time of each, in clock ticks since boot.
     pub processes: Vec<(i32, u64)>,
@@ -111,7 +111,7 @@ impl Ancestry {
     }
 }
 
-/// Selects the processes whose command line matches. Never selects the first process of a node, a kernel thread, or one of
+/// Selects the processes whose command line matches. Never selects process 1, a kernel thread, a zombie, or a process of
 /// `own`.
 pub fn select_orphans(
     listed: &NodeProcesses,
@@ -139,9 +139,9 @@ pub fn select_orphans(
 pub struct DetectedRun {
     /// The run, from the environment of its processes.
     pub run: RunId,
-    /// Its folder, from the command line of a supervisor.
+    /// The run directory, from the command line of a supervisor; `None` if no supervisor was found.
     pub dir: Option<Utf8PathBuf>,
-    /// Its process groups, node by node.
+    /// The process groups of the run, node by node.
     pub nodes: Vec<NodeKill>,
 }
 

@@ -14,14 +14,14 @@ pub fn supervise_command(trainer: &Utf8Path, dir: &RunDir, attempt: u32, node: &
         .to_vec()
 }
 
-/// The contents of a script that not every script has.
+/// The optional contents of a script.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Details<'a> {
     /// The rendezvous of the ranks of several nodes.
     pub master: Option<&'a Master>,
     /// The commands that the supervisor starts, if the recipe runs a command.
     pub commands: &'a [String],
-    /// The file of secrets.
+    /// The file of secrets, if the recipe names one.
     pub secrets: Option<&'a Utf8Path>,
 }
 

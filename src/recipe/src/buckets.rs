@@ -1,5 +1,5 @@
-//! Buckets: the sizes (frames, height, width) that clips are cut to, the choice of one for each clip, and the samples of a
-//! rank at a time for each.
+//! Buckets: the sizes (frames, height, width) that clips are cut to, the choice of a bucket for each clip, and the
+//! micro-batch size of each bucket.
 //!
 //! Recipes have three forms: a plain list, Open-Sora's probabilities (1.2 and 2), and VideoX-Fun's token budget.
 
@@ -34,7 +34,7 @@ pub enum BucketRule {
     /// Probabilities to accept a clip and to skip to a shorter length.
     #[serde(rename = "open_sora_2")]
     OpenSora2,
-    /// Larger frames, fewer of them.
+    /// A clip with larger frames has fewer of them.
     TokenBudget,
 }
 
@@ -103,10 +103,10 @@ pub struct BucketSpec {
     /// Whether one clip of ten in a token budget is cut to a random length.
     #[serde(default, skip_serializing_if = "is_false")]
     pub random_frames: bool,
-    /// Whether short clips of a token budget come 2 or 4 at a time.
+    /// Whether small clips of a token budget have micro-batches of 2 or 4 times the size.
     #[serde(default, skip_serializing_if = "is_false")]
     pub tile: bool,
-    /// The samples of a rank at a time; `None`: those of `[train]`.
+    /// The micro-batch size of a rank; `None`: that of `[train]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
 }
@@ -117,7 +117,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl BucketSpec {
-    /// Returns a key that the entry has and its rule does not read.
+    /// Returns a key of the entry that `rule` does not use, if there is one.
     fn foreign(&self, rule: BucketRule) -> Option<&'static str> {
         let set = [
             ("height", self.height.is_some()),
@@ -140,16 +140,16 @@ impl BucketSpec {
 /// The size that a clip is cut to, in frames and pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Bucket {
-    /// Frames.
+    /// The frames of the clip.
     pub frames: usize,
-    /// Rows.
+    /// The rows of a frame, in pixels.
     pub height: usize,
-    /// Columns.
+    /// The columns of a frame, in pixels.
     pub width: usize,
 }
 
 impl Bucket {
-    /// Rounds both sides down to multiples of [`MULTIPLE`]. Sizes of Open-Sora 1.2 may be any numbers.
+    /// Rounds both sides down to multiples of [`MULTIPLE`]. The sizes of Open-Sora 1.2 are not all multiples.
     fn rounded(self) -> Self {
         let round = |side: usize| (side / MULTIPLE * MULTIPLE).max(MULTIPLE);
         Bucket { height: round(self.height), width: round(self.width), ..self }
@@ -182,9 +182,9 @@ impl fmt::Display for Bucket {
 pub struct ClipSize {
     /// The frames that can be taken at the wanted rate; 1: an image.
     pub frames: usize,
-    /// Rows.
+    /// The rows of a frame, in pixels.
     pub height: usize,
-    /// Columns.
+    /// The columns of a frame, in pixels.
     pub width: usize,
 }
 
@@ -252,7 +252,7 @@ impl Buckets {
         Self::of(rule, specs).map(Some)
     }
 
-    /// Makes buckets with any number of frames.
+    /// Makes the buckets of a rule without checking the keys and the frames of its entries.
     fn of(rule: BucketRule, specs: &[BucketSpec]) -> Result<Self, BadBuckets> {
         Ok(Buckets {
             rule: match rule {
@@ -293,8 +293,8 @@ impl Buckets {
         }
     }
 
-    /// Returns the samples of a rank at a time that the recipe sets for a bucket: the fewest, if several of its buckets have
-    /// this size. `None`: those of `[train]`.
+    /// Returns the micro-batch size that the recipe sets for a bucket: the smallest, if several entries have this size.
+    /// `None`: that of `[train]`.
     pub fn batch_of(&self, bucket: Bucket) -> Option<usize> {
         if let Rule::TokenBudget(rule) = &self.rule {
             return rule.batch_of(bucket);
@@ -313,20 +313,19 @@ impl Buckets {
 }
 
 impl Recipe {
-    /// Returns the buckets, if the recipe has some.
+    /// Returns the buckets; `None` if the recipe has none.
     pub fn buckets(&self) -> Option<Buckets> {
-        // A recipe is checked, so its buckets are sound.
+        // The check of the recipe has accepted its buckets.
         Buckets::new(self.data.bucket_rule, &self.data.buckets).ok().flatten()
     }
 
-    /// Returns the samples that a rank processes at a time, for latents of a shape: those of the bucket, otherwise those of
-    /// `[train]`.
+    /// Returns the micro-batch size of a rank for latents of a shape: that of the bucket, otherwise that of `[train]`.
     pub fn micro_batch_at(&self, shape: Shape) -> usize {
         let of_bucket = self.buckets().and_then(|buckets| buckets.batch_of(Bucket::of_latent(shape)));
         of_bucket.unwrap_or(self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum)
     }
 
-    /// Returns the bucket with the most tokens of a rank at a time, which needs the most memory.
+    /// Returns the bucket with the most tokens per micro-batch, which needs the most memory.
     pub fn largest_bucket(&self) -> Option<Bucket> {
         let tokens = |bucket: &Bucket| {
             let shape = bucket.latent();
@@ -401,8 +400,8 @@ fn list(specs: &[BucketSpec]) -> Result<Vec<(Bucket, Option<usize>)>, BadBuckets
     Ok(buckets)
 }
 
-/// Returns the bucket of a list for a clip: of those that have no more frames and fit its pixels, the one with the nearest ratio,
-/// then with the most frames, then the largest. Buckets of one frame take images only.
+/// Returns the bucket of a list for a clip. Among the buckets that need no more frames and pixels than the clip has, it is the one
+/// with the nearest ratio, then with the most frames, then the largest. Buckets of one frame take images only.
 fn nearest(buckets: &[(Bucket, Option<usize>)], clip: ClipSize) -> Result<Bucket, Misfit> {
     let buckets = || buckets.iter().map(|(bucket, _)| *bucket);
     let long = |bucket: &Bucket| bucket.frames <= clip.frames && (bucket.frames == 1) == (clip.frames == 1);

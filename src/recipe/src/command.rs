@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum TrainerKind {
     /// vidtui's own trainer.
     Embedded,
-    /// Any program.
+    /// Another program, which the section `[command]` describes.
     Command,
 }
 
@@ -114,7 +114,7 @@ impl OtherTrainer {
 /// The names of placeholders.
 pub(crate) struct Placeholders;
 
-/// Names whose values are known before ranks are placed on nodes.
+/// Placeholders whose values are known before ranks are placed on nodes.
 const OF_RUN: &[&str] = &["run", "name", "run_dir"];
 const OF_NODE: &[&str] = &[
     "output",
@@ -132,7 +132,7 @@ const OF_NODE: &[&str] = &[
 const OF_RANK: &[&str] = &["rank", "local_rank"];
 const OF_RESUME: &[&str] = &["checkpoint", "checkpoint_step"];
 const PREVIOUS: &str = "previous";
-/// Names that need initial weights.
+/// Placeholders that need initial weights.
 pub(crate) const OF_WEIGHTS: &[&str] = &["weights", PREVIOUS];
 
 impl Placeholders {
@@ -152,7 +152,7 @@ impl Placeholders {
     }
 }
 
-/// A part of a word.
+/// A part of a word: literal text or a placeholder.
 enum Piece<'a> {
     Text(&'a str),
     Name(&'a str),

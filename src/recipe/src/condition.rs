@@ -52,7 +52,7 @@ impl ConditionKind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::None, Self::Image, Self::Inpaint];
 
-    /// Returns the kind of a network with these input and output channels; `None` for other networks.
+    /// Returns the kind that a network with these input and output channels needs; `None` if no kind fits.
     pub fn of_channels(input: usize, output: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.in_channels(output) == input)
     }

@@ -1,6 +1,6 @@
 //! The cost of a recipe, computed from its shapes: FLOPs, memory per rank, traffic per step, checkpoint size.
 //!
-//! All formulas about sizes are in this module, so that `vidtui check`, the launch dialog, the metrics and the documents
+//! All size formulas are in this module, so that `vidtui check`, the launch dialog, the metrics and the documents
 //! show the same numbers.
 
 mod block;
@@ -24,11 +24,11 @@ use crate::{Flat, FsdpUnit, Optimizer, ParamRole, ParamSpec, Recipe, Shape, Stat
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Cost {
-    /// Parameters of the model.
+    /// Number of parameters of the model, without adapters and learned position tables.
     pub params: u64,
-    /// Parameters that are trained.
+    /// Number of parameters that training updates.
     pub trainable: u64,
-    /// Tokens per sample.
+    /// Tokens per sample: text and video.
     pub seq_len: u64,
     /// FLOPs of one forward pass over one sample.
     pub forward_flops: f64,
@@ -36,8 +36,8 @@ pub struct Cost {
     pub model_flops: f64,
     /// FLOPs of a step with recomputation, over all ranks.
     pub step_flops: f64,
-    /// Size of a checkpoint: trained parameters and their average in float32, the optimizer's state, frozen ones in their dtype. A
-    /// checkpoint of adapters has no frozen ones.
+    /// Size of a checkpoint in bytes: trained parameters and their moving average in float32, the optimizer's state, and frozen
+    /// parameters in their dtype. A checkpoint of adapters has no frozen parameters.
     pub checkpoint_bytes: u64,
     /// The memory of one rank.
     pub memory: RankMemory,
@@ -45,11 +45,11 @@ pub struct Cost {
     pub traffic: Traffic,
 }
 
-/// The assumed speed of a save in bytes per second, until one has been measured.
+/// The assumed write speed of a save in bytes per second, until a save has been measured.
 const SLOW_DISK: f64 = 100e6;
 
 impl Cost {
-    /// Returns the assumed duration of a save in seconds, until one has been measured.
+    /// Returns the assumed duration of a save in seconds, for use until a save has been measured.
     pub fn save_s(&self) -> f64 {
         self.checkpoint_bytes as f64 / SLOW_DISK
     }
@@ -90,60 +90,60 @@ impl Recipe {
         }
     }
 
-    /// Returns the cost of steps whose micro-batches are all of a shape, with the samples of its bucket at a time.
+    /// Returns the cost of steps in which all micro-batches have latents of `shape`, with as many samples as the bucket of that shape.
     pub fn cost_at(&self, shape: Shape) -> Cost {
         self.in_steps_of(shape).cost()
     }
 
-    /// Returns the recipe whose micro-batches are all of a shape, with the samples of its bucket at a time.
+    /// Returns the recipe with all micro-batches of `shape`, with as many samples as the bucket of that shape.
     fn in_steps_of(&self, shape: Shape) -> Recipe {
         let mut recipe = self.at(shape);
         recipe.train.global_batch = self.micro_batch_at(shape) * self.mesh.data_ranks() * self.train.grad_accum;
         recipe
     }
 
-    /// Returns the memory of one rank; with buckets, in steps of the largest one.
+    /// Returns the memory of one rank; with buckets, in steps of the largest bucket.
     pub fn rank_memory(&self) -> RankMemory {
         self.largest_bucket().map_or_else(|| self.cost(), |bucket| self.cost_at(bucket.latent())).memory
     }
 
-    /// Returns the sizes in bytes of the tensors that a rank on a GPU keeps in the memory of its node; with buckets, in steps of the largest
-    /// one.
+    /// Returns the sizes in bytes of the tensors that a rank on a GPU offloads to the memory of its node; with buckets, in steps of the
+    /// largest bucket.
     pub fn offloaded_tensors(&self) -> Vec<u64> {
         let recipe = self.in_largest_steps();
         page_locked::offloaded(&recipe, &UnitSizes::of(&recipe, &recipe.param_specs()), &recipe.blocks())
     }
 
-    /// Returns the bytes of the saved input of a block that a rank keeps in the backing store; with buckets, in steps of the largest one.
+    /// Returns the size in bytes of a block's saved input that a rank offloads; with buckets, in steps of the largest bucket.
     pub fn offloaded_input(&self) -> u64 {
         let recipe = self.in_largest_steps();
         page_locked::input(&recipe, &recipe.blocks())
     }
 
-    /// Returns the recipe; with buckets, in steps of the largest one.
+    /// Returns the recipe; with buckets, reduced to steps of the largest bucket.
     fn in_largest_steps(&self) -> Recipe {
         self.largest_bucket().map_or_else(|| self.clone(), |bucket| self.in_steps_of(bucket.latent()))
     }
 
-    /// Returns the samples that a rank processes at a time.
+    /// Returns the number of samples in a micro-batch of one rank.
     fn micro_batch(&self) -> u64 {
         (self.train.global_batch / self.mesh.data_ranks() / self.train.grad_accum) as u64
     }
 }
 
-/// The elements of one unit on one rank of a TP group.
+/// The size of one FSDP unit on one rank of a TP group, before FSDP shards it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct UnitSize {
     trained: Flat,
     frozen: Flat,
     /// Elements of the largest trained tensor.
     largest_trained: u64,
-    /// Bytes of the optimizer's state of the tensors.
+    /// Bytes of the optimizer's state for the trained tensors.
     state: StateBytes,
 }
 
 impl UnitSize {
-    /// Returns the bytes of the optimizer's state that one of `shards` ranks has.
+    /// Returns the bytes of the optimizer's state on one of `shards` ranks.
     fn state_of(&self, optimizer: &Optimizer, shards: usize) -> u64 {
         let sharded = match optimizer.kind.bytes_of_an_element() {
             Some(bytes) => bytes * self.trained.shard_len(shards),
@@ -153,7 +153,7 @@ impl UnitSize {
     }
 }
 
-/// The units of one rank of a TP group. One unit is gathered or reduced at a time.
+/// The FSDP units of one rank of a TP group. FSDP gathers or reduces one unit at a time.
 pub(crate) struct UnitSizes {
     root: UnitSize,
     blocks: Vec<UnitSize>,
@@ -188,7 +188,7 @@ impl UnitSizes {
         UnitSizes { root: size(FsdpUnit::Root), blocks, block }
     }
 
-    /// Returns the blocks without the frozen weights that stay gathered.
+    /// Returns the sizes of the blocks, without the frozen weights of the blocks that stay gathered.
     fn gathered_at_use(&self, recipe: &Recipe) -> Vec<UnitSize> {
         let stays = recipe.memory.kept(self.blocks.len());
         let at_use = |(block, stays): (&UnitSize, bool)| match stays && recipe.mesh.dp_shard > 1 {
@@ -198,7 +198,7 @@ impl UnitSizes {
         self.blocks.iter().zip(stays).map(at_use).collect()
     }
 
-    /// Returns every unit.
+    /// Returns the root unit and every block.
     fn all(&self) -> impl Iterator<Item = UnitSize> {
         std::iter::once(self.root).chain(self.blocks.iter().copied())
     }

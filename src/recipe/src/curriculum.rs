@@ -13,9 +13,9 @@ use crate::{
 /// Stages in the order in which they are trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curriculum {
-    /// The path of its file as given.
+    /// The path of the curriculum file, as given.
     pub path: Utf8PathBuf,
-    /// The title on screen.
+    /// The title that the console shows; by default the file name without its extension.
     pub title: String,
     /// The stages, first to last.
     pub stages: Vec<StageSpec>,
@@ -24,19 +24,19 @@ pub struct Curriculum {
 /// One stage: a recipe and the origin of its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageSpec {
-    /// The name.
+    /// The name, which is unique in the curriculum: up to 40 letters, digits and '-'.
     pub name: String,
-    /// The recipe.
+    /// The loaded recipe, with the origin of each value.
     pub resolved: Resolved,
     /// The path of the recipe.
     pub recipe_path: Utf8PathBuf,
-    /// The origin of the weights.
+    /// The weights that training starts from.
     pub start: StageStart,
     /// The differences from the previous stage; for the first stage, the keys that its own file sets.
     pub changes: Vec<Change>,
 }
 
-/// The origin of the weights of a stage.
+/// The weights that a stage starts from.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum StageStart {
     /// Random weights.
@@ -59,11 +59,11 @@ pub struct Change {
 }
 
 impl Curriculum {
-    /// Loads a curriculum and the recipes of all its stages; `sets` apply to each of them.
+    /// Loads a curriculum and the recipes of all its stages. The `--set` flags in `sets` apply to every stage.
     ///
     /// # Errors
-    /// As [`load`](crate::load()); also when two stages have one name, a stage has no valid start, or its model cannot
-    /// load the weights of the previous stage.
+    /// As [`load`](crate::load()); also if two stages have the same name, a stage has no valid start or does not train, or
+    /// its model cannot load the weights of the previous stage.
     pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, RecipeError> {
         let file = File::read(path, "curriculum")?;
         check_keys(&file, "", &file.table, &["title", "stage"])?;
@@ -101,12 +101,12 @@ impl Curriculum {
         Ok(Curriculum { path: path.to_owned(), title, stages })
     }
 
-    /// Finds a stage by name.
+    /// Returns the stage with this name.
     pub fn stage(&self, name: &str) -> Option<&StageSpec> {
         self.stages.iter().find(|stage| stage.name == name)
     }
 
-    /// Returns the stage after the named one.
+    /// Returns the stage after the stage with this name; `None` if there is no such stage or it is the last.
     pub fn next_after(&self, name: &str) -> Option<&StageSpec> {
         let at = self.stages.iter().position(|stage| stage.name == name)?;
         self.stages.get(at + 1)

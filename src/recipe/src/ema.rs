@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ema {
-    /// The largest weight of the average in an update; 0: no average.
+    /// The largest decay: the weight of the old average in an update. 0 turns the average off.
     pub decay: f64,
     /// How the decay rises to `decay`.
     pub warmup: EmaWarmup,
@@ -14,9 +14,9 @@ pub struct Ema {
     pub inv_gamma: f64,
     /// The exponent with [`EmaWarmup::Power`].
     pub power: f64,
-    /// The smallest decay, after the first update.
+    /// The smallest decay after the first averaged update.
     pub min_decay: f64,
-    /// Updates in which the average is a copy of the weights.
+    /// The number of updates at the beginning in which the average is a copy of the weights.
     pub after_step: u64,
     /// The device that holds the average.
     pub device: EmaDevice,
@@ -26,7 +26,7 @@ pub struct Ema {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmaWarmup {
-    /// It is constant.
+    /// The decay is constant.
     None,
     /// `(1 + n) / (10 + n)`, diffusers' default.
     Ratio,
@@ -44,15 +44,15 @@ pub enum EmaDevice {
     Cpu,
 }
 
-/// Whether a reader of weights takes their average.
+/// Whether a reader of a checkpoint uses the averaged weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UseEma {
-    /// If there is one.
+    /// Use the average if the checkpoint has one.
     Auto,
-    /// Always; weights without an average are an error.
+    /// Always use the average; a checkpoint without an average is an error.
     On,
-    /// Never.
+    /// Never use the average.
     Off,
 }
 
@@ -77,7 +77,7 @@ impl Ema {
         self.decay > 0.0
     }
 
-    /// Returns the weight of the average in one update, counted from 1; 0: the average becomes a copy of the weights.
+    /// Returns the decay of an update, counted from 1. With a decay of 0, the average becomes a copy of the weights.
     ///
     /// Source: diffusers 0.42.1 `EMAModel.get_decay`.
     pub fn decay_at(&self, update: u64) -> f64 {
@@ -92,7 +92,7 @@ impl Ema {
             EmaWarmup::Power => 1.0 - (1.0 + n / self.inv_gamma).powf(-self.power),
             EmaWarmup::None | EmaWarmup::Ratio => (1.0 + n) / (10.0 + n),
         };
-        // Not `clamp`, which panics when the smallest is above the largest; a rule refuses such recipes.
+        // Not `clamp`, which panics if `min_decay` is above `decay`; a rule between keys rejects such recipes.
         rising.min(self.decay).max(self.min_decay)
     }
 }

@@ -53,7 +53,7 @@ pub struct Encoders {
     pub tiling: Tiling,
 }
 
-/// The encoders of a recipe that names none.
+/// The encoders of a recipe that sets none.
 impl Default for Encoders {
     fn default() -> Self {
         Self { folder: Utf8PathBuf::new(), dtype: ComputeDtype::Bfloat16, tiling: Tiling::Auto }
@@ -81,7 +81,7 @@ pub struct Encode {
     pub manifest: Utf8PathBuf,
     /// The folder of the data set.
     pub out: Utf8PathBuf,
-    /// Frames per clip; 0, as the other sizes: those of the buckets.
+    /// Frames per clip. If frames, height and width are 0, the buckets define the sizes.
     pub frames: usize,
     /// The rows of a frame, in pixels.
     pub height: usize,
@@ -91,13 +91,13 @@ pub struct Encode {
     pub fps: f64,
     /// The frames of a clip that are taken.
     pub mode: FrameMode,
-    /// Frames from one taken frame to the next, if there is no rate.
+    /// The distance from one taken frame to the next, in frames, if `fps` is 0.
     pub stride: usize,
-    /// The part of a frame with another aspect ratio that is kept.
+    /// How a frame with another aspect ratio is fitted.
     pub crop: CropMode,
     /// The seed of random frames and crops.
     pub seed: u64,
-    /// Captions that the text encoder encodes together.
+    /// The batch size of the text encoder, in captions.
     pub batch: usize,
     /// Tokens of a caption: longer ones are cut, shorter ones padded.
     pub text_len: usize,
@@ -105,14 +105,14 @@ pub struct Encode {
     pub decoders: usize,
     /// Whether clips that failed in an earlier encode into the same folder are retried.
     pub retry_failed: bool,
-    /// The part of the clips that may be dropped.
+    /// The largest share of the clips that may be dropped, from 0 to 1.
     pub max_dropped: f64,
 }
 
-/// The reason for [`nearest_clip_frames`].
+/// The reason that an error gives when a number of frames is not 4k + 1. See [`nearest_clip_frames`].
 pub const LATENT_FRAMES: &str = "the VAE makes one latent frame from the first frame, and one from every 4 that follow";
 
-/// Returns the nearest numbers of frames that an encode can take from a clip, or `None` if `frames` is one: 4k + 1.
+/// Returns the two valid numbers of frames (4k + 1) around `frames`, or `None` if `frames` is valid.
 pub fn nearest_clip_frames(frames: usize) -> Option<[usize; 2]> {
     let below = frames.saturating_sub(1) / VIDEO_FRAMES * VIDEO_FRAMES + 1;
     (below != frames).then_some([below, below + VIDEO_FRAMES])
@@ -142,7 +142,7 @@ impl Default for Encode {
 }
 
 impl Encode {
-    /// Returns the rate at which frames are taken, per second; none: the rate of each clip.
+    /// Returns the rate at which frames are taken, per second; `None` means the rate of each clip.
     pub fn rate(&self) -> Option<f64> {
         (self.fps > 0.0).then_some(self.fps)
     }
@@ -209,7 +209,7 @@ impl FromStr for FrameMode {
     }
 }
 
-/// The way in which a frame with another aspect ratio is made to fit.
+/// How a frame with another aspect ratio is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CropMode {

@@ -1,4 +1,4 @@
-//! The `[env]` section: environment variables of the ranks and presets of them.
+//! The `[env]` section: environment variables of the ranks, and presets of variables for kinds of clusters.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Env {
-    /// Sets of variables.
+    /// Sets of variables. A later preset overrides an earlier one.
     pub presets: Vec<EnvPreset>,
     /// Variables, which override the presets.
     pub variables: BTreeMap<String, String>,
@@ -74,7 +74,7 @@ impl Env {
         all.into_iter().collect()
     }
 
-    /// Returns the reason why the first invalid variable is not valid, and the fix.
+    /// Returns what is wrong with the first invalid variable, and the fix.
     pub(crate) fn bad_name(&self) -> Option<(String, String)> {
         self.variables.iter().find_map(|(name, value)| {
             if !is_variable_name(name) {

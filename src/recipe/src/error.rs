@@ -10,7 +10,7 @@ pub struct RecipeError {
     pub kind: RecipeErrorKind,
     /// The keys that are wrong, such as `train.steps`; empty when the error concerns a whole file.
     pub keys: Vec<String>,
-    /// The thing that cannot be used, with its path.
+    /// What failed, with the path, such as `cannot use recipe a.toml`.
     pub what: String,
     /// The reason, with the values and where they are set.
     pub why: String,
@@ -33,7 +33,7 @@ pub enum RecipeErrorKind {
     UnknownKey,
     /// A key without a default is not set.
     MissingKey,
-    /// A key belongs to the other kind of trainer.
+    /// A key has no effect with this kind of trainer (embedded or command).
     WrongTrainer,
     /// A key belongs to another task.
     WrongTask,
@@ -52,7 +52,7 @@ pub enum RecipeErrorKind {
 }
 
 impl RecipeError {
-    /// Makes an error from its kind and its three texts.
+    /// Creates an error without keys.
     pub fn new(kind: RecipeErrorKind, what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         RecipeError { kind, keys: Vec::new(), what: what.into(), why: why.into(), fix: fix.into() }
     }

@@ -88,7 +88,7 @@ fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }
 
-/// Returns the comment at the beginning of a file, without its `#`, up to its first empty line. Lines that a sentence was wrapped to are joined.
+/// Returns the comment at the beginning of a file in one line, without `#`, up to its first empty line.
 pub fn first_comment(text: &str) -> String {
     let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).skip_while(|line| line.is_empty());
     let comment = lines.map_while(|line| line.strip_prefix('#')).map(|line| line.trim_start_matches('#').trim());

@@ -4,7 +4,7 @@ use crate::load::{Origin, Resolved};
 use crate::{Accumulate, Mesh, Recipe, RecipeError, RecipeErrorKind, TrainerKind};
 use units::counted;
 
-/// The changes of a fit.
+/// The changes that [`Recipe::fit`] makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MeshFit {
     /// The mesh of the recipe, and the mesh that fits.
@@ -17,11 +17,11 @@ impl Recipe {
     /// Returns the mesh and the gradient accumulation that train the same global batch on `ranks` ranks.
     ///
     /// `tp` does not change, because it decides how much of a sample a rank holds. `dp_shard` stays the same if it
-    /// fits. Otherwise it grows, so that a rank needs less memory. If there are fewer ranks than `dp_shard`, one copy
-    /// is sharded over all of them. A rank never processes more samples at a time than before.
+    /// fits. Otherwise `dp_shard` grows, so that a rank needs less memory. If there are fewer ranks than `dp_shard`,
+    /// one replica is sharded over all ranks. A rank never processes more samples at a time than before.
     ///
     /// # Errors
-    /// When no mesh fits; the hint gives the nearest numbers of ranks that do.
+    /// If the recipe runs a command, or if no mesh fits; the hint then gives the nearest numbers of ranks that fit.
     pub fn fit(&self, ranks: usize) -> Result<MeshFit, RecipeError> {
         if self.trainer == TrainerKind::Command {
             return Err(RecipeError::new(
@@ -113,7 +113,7 @@ impl Resolved {
         let before = self.recipe.clone();
         self.recipe.mesh = fit.mesh[1];
         self.recipe.train.grad_accum = fit.grad_accum[1];
-        // Keys that have no effect on the new mesh would be refused.
+        // The check rejects keys that have no effect on the new mesh.
         let is_sharded = self.recipe.mesh.dp_shard > 1;
         if !is_sharded || self.recipe.train.grad_accum == 1 {
             self.recipe.train.accumulate = Accumulate::Whole;

@@ -1,4 +1,4 @@
-//! Fits the peak memory of a rank under a limit: searches the changes of a recipe that need less memory, cheapest first.
+//! Fits the peak memory of a rank under a limit: searches for changes of the recipe that reduce it, fastest step first.
 
 use crate::cost::{UnitSizes, link_s};
 use crate::{
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use units::size;
 
-/// Changes of a recipe with which a rank fits into a limit.
+/// Changes of a recipe with which a rank fits into a memory limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MemoryFit {
     /// The keys to set, each as the value of a `--set` flag.
@@ -25,7 +25,7 @@ pub struct MemoryFit {
 }
 
 impl Recipe {
-    /// Returns the peak memory of a rank's process in a step, in bytes; with buckets, in a step of the largest one.
+    /// Returns the peak memory of a rank's process in a step, in bytes; with buckets, in a step of the largest bucket.
     pub fn peak_memory(&self) -> u64 {
         self.peak_of(&self.rank_memory())
     }
@@ -37,12 +37,12 @@ impl Recipe {
     /// Returns at most `most` combinations of changes with which a rank needs at most `limit` bytes, the fastest first. No
     /// combination has all changes of an earlier one. The first has no changes if the recipe already fits.
     ///
-    /// Global batch, mesh size, model and data stay the same. With buckets, all figures are of steps of the largest one. The time is an estimate: the work divided by an assumed speed, plus the
-    /// transfers that do not overlap with computation.
+    /// Global batch, mesh size, model and data stay the same. With buckets, all numbers are for steps of the largest bucket. The time is an
+    /// estimate: the work divided by an assumed speed, plus the transfers that do not overlap with computation.
     ///
     /// # Errors
-    /// No combination fits: the error has the combination that needs the least memory. The recipe does not train, or it starts
-    /// a command.
+    /// If no combination fits; the hint then gives the combination that needs the least memory. Also if the recipe does not train, or
+    /// starts a command.
     pub fn fit_memory(&self, limit: u64, most: usize) -> Result<Vec<MemoryFit>, RecipeError> {
         if self.trainer == TrainerKind::Command || self.task != Task::Train {
             return Err(RecipeError::new(
@@ -94,16 +94,16 @@ fn speed(recipe: &Recipe) -> f64 {
     }
 }
 
-/// The choices of each setting; the first of each is that of the recipe.
+/// The search space: the choices of each setting. The first choice of each setting is the recipe's own value.
 struct Search {
-    /// The recipe; with buckets, for latents of the largest one only.
+    /// The recipe; with buckets, for latents of the largest bucket only.
     recipe: Recipe,
     settings: Vec<Vec<Choice>>,
 }
 
 /// One choice of a setting.
 struct Choice {
-    /// The keys that it sets, as values of `--set`. Empty for the choice of the recipe.
+    /// The keys that the choice sets, as values of `--set`. Empty for the recipe's own value.
     sets: Vec<String>,
     /// The change in words.
     words: &'static str,
@@ -131,7 +131,7 @@ impl Choice {
     }
 }
 
-/// Returns the choices of a setting after that of the recipe.
+/// Returns a setting: the recipe's own value, then `choices`.
 fn setting(choices: impl IntoIterator<Item = Choice>) -> Vec<Choice> {
     let unchanged = Choice { sets: Vec::new(), words: "", apply: Box::new(|_| {}), price: 0.0 };
     std::iter::once(unchanged).chain(choices).collect()
@@ -241,7 +241,7 @@ impl Search {
         Search { recipe: recipe.in_largest_bucket(), settings }
     }
 
-    /// Returns `recipe` with a combination of choices, these choices, and the sum of their prices.
+    /// Returns `recipe` with combination `number` applied, the choices that change it, and the sum of their prices.
     fn combination(&self, recipe: &Recipe, number: usize) -> (Recipe, Vec<&Choice>, f64) {
         let (mut rest, mut recipe) = (number, recipe.clone());
         let mut chosen = Vec::new();

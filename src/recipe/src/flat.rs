@@ -1,4 +1,4 @@
-//! The alignment of flat tensors: where the tensors of a unit begin, and how long a shard is.
+//! The alignment of flat tensors: where the tensors of an FSDP unit begin, and how long a shard is.
 //!
 //! NCCL moves 16 bytes at a time if every pointer of a chunk is a multiple of 16 bytes, and one element at a time otherwise. One bias of
 //! 12 elements would misalign every tensor behind it, and most shards. Megatron aligns tensors and buckets to the same numbers of
@@ -10,7 +10,7 @@ pub const SLOT_ALIGNMENT: u64 = 64;
 /// The length of a shard is a multiple of this number of elements, if there is more than one shard.
 pub const SHARD_ALIGNMENT: u64 = 128;
 
-/// A flat tensor: tensors one after another, each aligned. The elements between them are zero.
+/// The layout of a flat tensor: tensors one after another, each aligned. The elements between them are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flat {
     /// The end of the last tensor.
@@ -25,13 +25,13 @@ impl Flat {
         begin
     }
 
-    /// Returns the number of elements of one of `shards` equal shards, which together contain all tensors. The only shard ends with the
-    /// last tensor.
+    /// Returns the number of elements of one of `shards` equal shards, which together contain all tensors. A single shard has no padding
+    /// at its end.
     pub fn shard_len(self, shards: usize) -> u64 {
         if shards == 1 { self.end } else { self.end.div_ceil(shards as u64).next_multiple_of(SHARD_ALIGNMENT) }
     }
 
-    /// Returns the number of elements of all shards.
+    /// Returns the number of elements of all shards together.
     pub fn whole_len(self, shards: usize) -> u64 {
         self.shard_len(shards) * shards as u64
     }

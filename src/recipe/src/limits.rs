@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
-    /// The time limit of an attempt, which saves and stops before it.
+    /// The time limit of an attempt. The attempt saves and stops before the limit.
     pub time_limit: TimeLimit,
     /// Whether a launch copies the trainer to nodes that lack it or have another version.
     pub push_trainer: bool,
     /// The reaction to a failed attempt.
     pub on_failure: OnFailure,
-    /// The most resumes after failures within an hour.
+    /// The largest number of automatic resumes within an hour.
     pub heals_per_hour: u64,
-    /// The nodes of the hostfile, the last ones, that a launch leaves free to replace others.
+    /// The number of nodes at the end of the hostfile that a launch leaves free, to replace failed nodes.
     pub spares: usize,
     /// Whether a resume after a failure may use fewer nodes, with the same global batch.
     pub shrink: bool,
@@ -44,7 +44,7 @@ pub enum OnFailure {
     /// The run stays as it is until a user resumes it.
     #[default]
     Stop,
-    /// The run is resumed from its newest checkpoint.
+    /// The supervisor resumes the run from its newest checkpoint.
     Resume,
 }
 

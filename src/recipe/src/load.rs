@@ -53,13 +53,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Returns whether a value of a key that has an alternative is a choice: neither 0 nor an empty list.
+/// Returns whether a value selects its key instead of the alternative key ([`Key::alternative`]): neither 0 nor an empty list.
 fn is_given(value: &Value) -> bool {
     value.as_integer() != Some(0) && value.as_array().is_none_or(|items| !items.is_empty())
 }
 
 impl Origin {
-    /// Returns whether two values were set in the same place, a file. A flag replaces what was set before it.
+    /// Returns whether two values come from the same file, or both are defaults. A flag replaces every value that was set before it.
     fn is_beside(&self, other: &Origin) -> bool {
         match (self, other) {
             (Origin::File { path: one, .. }, Origin::File { path: other, .. }) => one == other,
@@ -82,7 +82,7 @@ impl Origin {
 /// Loads a recipe: the file, the files it builds on with `base = "…"`, and `section.key=value` flags, which override
 /// both.
 ///
-/// A relative path in a file starts at that file's folder, one in a flag at the working folder.
+/// A relative path in a file starts at that file's folder. A relative path in a flag starts at the working folder.
 ///
 /// # Errors
 /// When a file is missing or not TOML, a key is unknown or missing, a value is not valid, or a rule between keys does not
@@ -91,7 +91,8 @@ pub fn load(path: &Utf8Path, sets: &[String]) -> Result<Resolved, RecipeError> {
     Settings::read(path)?.with_flags(sets)?.resolve()
 }
 
-/// Loads the text of a recipe that is not yet written to `path`, as [`load`] does afterwards. The text has no base.
+/// Loads a recipe from text that is not yet written to `path`, with the result of [`load`] after the write. A `base` in the
+/// text is ignored.
 ///
 /// # Errors
 /// As [`load`].
@@ -158,7 +159,7 @@ fn from_table(table: &toml::Table) -> Result<Recipe, RecipeError> {
 /// Returns the files of a recipe: the file itself, the file it builds on with `base = "…"`, and so on.
 ///
 /// # Errors
-/// When one of them cannot be read.
+/// If a file cannot be read, or a `base` does not exist or leads back to its own file.
 pub fn recipe_files(path: &Utf8Path) -> Result<Vec<Utf8PathBuf>, RecipeError> {
     Ok(chain(path)?.into_iter().map(|file| file.path).collect())
 }
@@ -227,7 +228,7 @@ pub struct Settings {
 pub struct SettingRow {
     /// The key, such as `optimizer.lr`.
     pub key: &'static str,
-    /// The value as in a file; `None` if it must be set and is not.
+    /// The value in TOML syntax; `None` if the key is required and not set.
     pub value: Option<String>,
     /// The origin of the value.
     pub origin: Origin,
@@ -258,7 +259,7 @@ impl Settings {
         Ok(self)
     }
 
-    /// Returns the settings with the value of one more `--set` flag. A relative path stays relative, so nothing is read.
+    /// Returns the settings with the value of one more `--set` flag. A relative path stays relative.
     ///
     /// # Errors
     /// When the flag is not `section.key=value`, the key is unknown, or the value is not valid.
@@ -349,7 +350,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Applies a flag. `full` completes a path.
+    /// Applies a flag. `full` makes a path absolute, or returns it unchanged.
     fn overlay_flag(&mut self, set: &str, full: &dyn Fn(&str) -> String) -> Result<(), RecipeError> {
         let Some((path, text)) = set.split_once('=').map(|(path, text)| (path.trim(), text.trim())) else {
             return Err(self.error(
@@ -375,7 +376,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets a key; a table is merged with the one set before. A key replaces its alternative, unless the same file
+    /// Sets a key. A table is merged with the previous table. A key replaces its alternative, unless the same file
     /// sets both.
     fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) {
         if let Some(other) = key.alternative().filter(|_| is_given(&value))
@@ -401,14 +402,14 @@ impl Settings {
         }
     }
 
-    /// Returns the task of the recipe. A command trains.
+    /// Returns the task of the recipe. The task of a command is always [`Task::Train`].
     fn task(&self) -> Task {
         let word = self.set.get("task").and_then(|(value, _)| value.as_str());
         let task = Task::ALL.into_iter().find(|task| Some(task.name()) == word);
         task.filter(|_| self.trainer() == TrainerKind::Embedded).unwrap_or_default()
     }
 
-    /// Refuses keys that the recipe's trainer does not read, or not for its task.
+    /// Rejects keys that the recipe's trainer does not read for its task.
     fn check_keys(&self, task: Task, trainer: TrainerKind) -> Result<(), RecipeError> {
         let foreign = SCHEMA.iter().find(|key| !key.is_for(task, trainer) && self.set.contains_key(key.path));
         let Some(key) = foreign else { return Ok(()) };

@@ -16,13 +16,13 @@ use crate::{FsdpUnit, Model, ParamInit, ParamRole, ParamSpec, Split, param_specs
 pub struct Lora {
     /// The rank of every adapter; 0: no adapters.
     pub rank: usize,
-    /// The scale is alpha / rank; 0: the rank.
+    /// Alpha: adapters are scaled by alpha / rank. 0 means alpha = rank.
     pub alpha: f64,
-    /// The layers that have an adapter: groups, names of layers, or regular expressions of them; empty: attention.
+    /// The layers that have an adapter: groups, layer names, or regular expressions of layer names; empty: attention.
     pub targets: Vec<String>,
     /// The probability that an input of A is dropped in training, from 0 to less than 1.
     pub dropout: f64,
-    /// Whether the scale is alpha / √rank.
+    /// Whether the scale is alpha / √rank instead of alpha / rank (rsLoRA).
     pub rslora: bool,
     /// The initial values of A; B starts at zero.
     pub init: LoraInit,
@@ -79,13 +79,13 @@ impl Lora {
         if self.alpha == 0.0 { self.rank as f64 } else { self.alpha }
     }
 
-    /// Returns the factor of `B (A x)`.
+    /// Returns the factor that multiplies `B (A x)`.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha() / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Returns the weights of a model's layers that have an adapter, in the order of the table.
+    /// Returns the weights of the layers that have an adapter, in the order of [`param_specs`].
     ///
     /// # Errors
     /// Returns the first target that selects no layer, and the names that resemble it.
@@ -100,8 +100,8 @@ impl Lora {
         Ok(linear.into_iter().filter(|spec| targets.iter().any(|target| target.selects(spec))).collect())
     }
 
-    /// Returns the tensors of the adapters of a model: A and B of each layer. A recipe that was checked has no target
-    /// without a layer.
+    /// Returns the tensors of the adapters of a model: A and B of each layer. In a checked recipe, every target selects a
+    /// layer.
     pub fn param_specs(&self, model: &Model) -> Vec<ParamSpec> {
         if !self.is_used() {
             return Vec::new();
@@ -110,7 +110,7 @@ impl Lora {
     }
 
     /// Returns A and B of one layer. With TP, one of the two is split as the weight is; every rank has the other one
-    /// whole.
+    /// in full.
     fn pair(&self, weight: &ParamSpec) -> [ParamSpec; 2] {
         let (out, fan_in) = (weight.shape[0], weight.shape[1]);
         let [a_split, b_split] = match weight.split {
@@ -144,7 +144,7 @@ impl Lora {
 pub struct NoSuchLayer {
     /// The target, as it was written.
     pub target: String,
-    /// The names of targets that are most like it, the most alike first.
+    /// The valid targets that are most similar, the most similar first.
     pub near: Vec<String>,
     /// The number of layers that can have an adapter.
     pub layers: usize,
@@ -172,7 +172,7 @@ impl NoSuchLayer {
     }
 }
 
-/// Returns whether a dotted name ends with another.
+/// Returns whether the last parts of a dotted name are `end`.
 fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

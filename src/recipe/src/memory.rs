@@ -1,18 +1,18 @@
-//! The `[memory]` section: what a rank keeps gathered, and what it keeps outside the memory of its device.
+//! The `[memory]` section: which frozen weights stay gathered, and which tensors are swapped or offloaded from the device.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{Device, Fused, Layer, Recipe, Remat, TttScan};
 
-/// The frozen weights that a rank keeps gathered. Block swap and offload: the tensors that it keeps in a backing store, outside the memory
-/// of its device.
+/// Which frozen weights a rank keeps gathered, and which tensors it keeps in a backing store outside its device (block swap and
+/// offload).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySettings {
-    /// Blocks whose weights and gradients are in the backing store, and are fetched before they are used.
+    /// The number of blocks whose weights and gradients are in the backing store. Each is fetched before it is used.
     pub block_swap: usize,
-    /// Blocks whose frozen weights stay gathered between uses, if there are several shards.
+    /// The number of blocks whose frozen weights stay gathered between uses, with `mesh.dp_shard` > 1.
     pub keep_gathered: usize,
     /// Whether the optimizer's state is in the backing store.
     pub optimizer_offload: bool,
@@ -20,17 +20,17 @@ pub struct MemorySettings {
     pub activation_offload: bool,
     /// The backing store.
     pub store: OffloadStore,
-    /// The folder of the files of [`OffloadStore::File`]. Empty: the folder of temporary files of each node.
+    /// The folder for the files of [`OffloadStore::File`]. Empty: the folder for temporary files on each node.
     pub folder: Utf8PathBuf,
 }
 
-/// The memory beside that of the device.
+/// The backing store: where offloaded tensors are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadStore {
     /// [`OffloadStore::Host`] for ranks on GPUs, [`OffloadStore::File`] for ranks on the CPU.
     Auto,
-    /// The memory of the node.
+    /// Page-locked memory of the node.
     Host,
     /// Files on a disk of the node.
     File,
@@ -39,7 +39,7 @@ pub enum OffloadStore {
 /// The share of the free memory of a node that offloaded tensors may take: the kernel, data and saves need the rest.
 pub const OFFLOAD_SHARE: f64 = 0.9;
 
-/// The fix if the store of a node has too little space for its ranks.
+/// The hint for an error when the store of a node has too little space for its ranks.
 pub const OFFLOAD_FIX: &str = "lower memory.block_swap, use more nodes (mesh.dp_shard), or free some space; \
     `vidtui check RECIPE --fit-memory SIZE` proposes other settings";
 
@@ -58,7 +58,7 @@ impl Default for MemorySettings {
 }
 
 impl OffloadStore {
-    /// Returns the store of a rank: never [`OffloadStore::Auto`].
+    /// Returns the store that a rank on a GPU or on the CPU uses; never [`OffloadStore::Auto`].
     pub fn on(self, gpu: bool) -> Self {
         match (self, gpu) {
             (OffloadStore::Auto, true) => OffloadStore::Host,
@@ -69,7 +69,7 @@ impl OffloadStore {
 }
 
 impl MemorySettings {
-    /// Returns whether anything is kept outside the memory of the device.
+    /// Returns whether any tensor is kept in the backing store.
     pub fn is_used(&self) -> bool {
         self.block_swap > 0 || self.optimizer_offload || self.activation_offload
     }
@@ -99,7 +99,7 @@ impl MemorySettings {
 }
 
 impl Recipe {
-    /// Returns the setting for which ranks of the embedded trainer cannot run on CPUs.
+    /// Returns the setting that requires GPUs, worded for an error; `None` if ranks of the embedded trainer can run on CPUs.
     pub fn requires_gpus(&self) -> Option<&'static str> {
         match self.train.device {
             Device::Cuda => Some("train.device is \"cuda\""),
@@ -114,14 +114,14 @@ impl Recipe {
         self.model.layer != Layer::None && self.train.ttt_scan == TttScan::Kernel
     }
 
-    /// Returns whether ranks compute on GPUs, as far as the recipe decides it.
+    /// Returns whether estimates assume GPUs: always, unless `train.device` is `cpu`.
     pub(crate) fn expects_gpus(&self) -> bool {
         self.train.device != Device::Cpu
     }
 }
 
 impl Remat {
-    /// Returns whether some blocks of `blocks` save their inputs.
+    /// Returns whether any block of a model with `blocks` blocks saves its input for recomputation.
     pub(crate) fn saves_inputs(&self, blocks: usize) -> bool {
         self.blocks_per_input(blocks) < blocks
     }

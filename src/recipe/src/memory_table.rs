@@ -1,4 +1,4 @@
-//! The planned memory of a model for each way to train it on one device, beside figures that cogvideox-factory published.
+//! The planned memory of a model for each way to train it on one device, next to the peaks that cogvideox-factory published.
 
 use crate::{Accumulate, ComputeDtype, Lora, MemorySettings, Mesh, OptimizerKind, Recipe, RematMode, Trainable};
 use serde::Serialize;
@@ -12,13 +12,13 @@ pub struct MemoryRow {
     pub recompute: bool,
     /// The optimizer.
     pub optimizer: OptimizerKind,
-    /// Whether its state is kept in the memory of the node. If all weights are trained, their gradients are kept there too.
+    /// Whether the optimizer's state is kept in node memory. If all weights are trained, all blocks are swapped too.
     pub offload: bool,
-    /// Samples at a time.
+    /// Samples per step.
     pub batch: usize,
     /// The planned peak memory of the process in bytes.
     pub planned: u64,
-    /// The peak that cogvideox-factory measured.
+    /// The peak that cogvideox-factory measured; `None` if it published no number for this row.
     pub published: Option<PublishedPeak>,
 }
 
@@ -69,9 +69,9 @@ const PUBLISHED: &[Published] = &[
 ];
 
 impl Recipe {
-    /// Returns the planned memory of the recipe's model on one device for ranks of adapters, and for all weights; with and without
-    /// recomputation; for AdamW, 8-bit AdamW and offloaded AdamW; for batches of 1 and 4. Rows that
-    /// cogvideox-factory measured have its figure.
+    /// Returns the planned memory of the recipe's model on one device: for adapters of several ranks and for all weights; with and
+    /// without recomputation; for AdamW, 8-bit AdamW and offloaded AdamW; for batches of 1 and 4. Rows that cogvideox-factory
+    /// measured also have its peak.
     pub fn memory_table(&self) -> Vec<MemoryRow> {
         let m = &self.model;
         let is_published = m.latent_frames == 13 && (m.latent_height, m.latent_width) == (60, 90) && m.text_len == 226;
@@ -101,7 +101,7 @@ impl Recipe {
         rows
     }
 
-    /// Returns the recipe on one device, in bfloat16, with other settings of memory.
+    /// Returns the recipe on one device, in bfloat16, with the settings of one row.
     fn trained_as(
         &self,
         lora_rank: usize,

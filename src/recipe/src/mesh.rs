@@ -7,16 +7,16 @@ use units::counted;
 
 use crate::{RecipeError, RecipeErrorKind};
 
-/// The arrangement of the ranks of a run: `dp_replicate` copies of the model, each split over `dp_shard` × `tp` ranks.
+/// The arrangement of a run's ranks: `dp_replicate` replicas of the model, each split over `dp_shard` × `tp` ranks.
 ///
 /// The last axis is innermost: the ranks of a TP group, which communicate most, are consecutive, so that they share a
 /// node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
-    /// Copies of the model; gradients are averaged over them.
+    /// The number of replicas of the model. Gradients are averaged over them.
     pub dp_replicate: usize,
-    /// The number of ranks over which one copy of the parameters is sharded. Each trains on its own samples (FSDP).
+    /// The number of ranks over which the parameters of one replica are sharded. Each trains on its own samples (FSDP).
     pub dp_shard: usize,
     /// The number of ranks over which each layer is split. They train on the same samples (TP).
     #[serde(default = "one")]
@@ -44,7 +44,7 @@ impl Mesh {
         (data / self.dp_shard, data % self.dp_shard, rank % self.tp)
     }
 
-    /// Returns the sizes with their names; leaves TP out when it is 1.
+    /// Returns the name and size of each axis, without `tp` if it is 1.
     pub fn axes(&self) -> Vec<(&'static str, usize)> {
         let mut axes = vec![("dp_replicate", self.dp_replicate), ("dp_shard", self.dp_shard)];
         if self.tp > 1 {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Model {
     /// The position encoding.
     pub positions: Positions,
-    /// Transformer blocks.
+    /// Number of transformer blocks.
     pub num_layers: usize,
     /// Attention heads per block.
     pub num_heads: usize,
@@ -45,7 +45,7 @@ pub struct Model {
     pub ttt_mini_batch: usize,
     /// Peak learning rate of the inner loop of TTT layers.
     pub ttt_base_lr: f64,
-    /// The inner learning rate of a token.
+    /// Which inner learning rate applies to a token.
     pub ttt_lr_alignment: LrAlignment,
     /// Epsilon of the LayerNorms of blocks and of the final layer.
     pub norm_eps: f64,
@@ -65,7 +65,7 @@ pub struct Model {
     pub base_height: usize,
     /// Columns of a latent frame that the weights were made for; 0: `latent_width`.
     pub base_width: usize,
-    /// Whether a learned position table is left out.
+    /// Whether a learned position table is left out, to train at another height or width.
     pub ignore_learned_positions: bool,
     /// Timesteps of the noise schedule.
     pub timesteps: usize,
@@ -79,9 +79,9 @@ pub struct Model {
     pub snr_shift_scale: f64,
     /// Whether the noise schedule is rescaled so that the last timestep has no signal.
     pub zero_terminal_snr: bool,
-    /// The choice of the timesteps of sampling.
+    /// How sampling chooses its timesteps.
     pub timestep_spacing: TimestepSpacing,
-    /// Whether image latents are divided by `latent_scale`.
+    /// Whether image latents are divided by `latent_scale` instead of multiplied, as in CogVideoX 1.5 image-to-video.
     pub invert_image_scale: bool,
 }
 
@@ -139,7 +139,7 @@ pub enum BetaSchedule {
     Linear,
 }
 
-/// The choice of the timesteps of sampling, with the names of diffusers.
+/// How sampling chooses its timesteps, with the names of diffusers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimestepSpacing {
@@ -163,7 +163,7 @@ pub enum Layer {
     TttMlp,
 }
 
-/// The inner learning rate of a token of a TTT layer.
+/// Which inner learning rate applies to a token of a TTT layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LrAlignment {
@@ -188,7 +188,7 @@ impl Model {
         Shape { frames: self.latent_frames, height: self.latent_height, width: self.latent_width }
     }
 
-    /// Returns the video tokens of one frame of tokens.
+    /// Returns the number of video tokens in one frame of tokens.
     pub fn tokens_per_frame(&self) -> usize {
         (self.latent_height / self.patch_size) * (self.latent_width / self.patch_size)
     }
@@ -198,7 +198,7 @@ impl Model {
         self.latent_frames.div_ceil(self.patch_size_t)
     }
 
-    /// Returns the latent frames that the network receives: `latent_frames`, made a multiple of `patch_size_t`.
+    /// Returns the latent frames that the network receives: `latent_frames`, rounded up to a multiple of `patch_size_t`.
     pub fn padded_frames(&self) -> usize {
         self.token_frames() * self.patch_size_t
     }
@@ -245,7 +245,7 @@ impl Model {
         self.text_tokens() + self.video_tokens()
     }
 
-    /// Returns the latent frames in one segment's attention; neighbouring segments share one.
+    /// Returns the latent frames in one segment's attention. Neighbouring segments share one frame.
     pub fn attention_frames(&self) -> usize {
         if self.segments == 1 { self.latent_frames } else { SEGMENT_FRAMES + 1 }
     }

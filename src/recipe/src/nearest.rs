@@ -2,7 +2,7 @@
 
 use crate::{Key, SCHEMA};
 
-/// Returns the candidate that a mistyped word most likely stands for.
+/// Returns the candidate that a mistyped word most likely stands for; `None` if no candidate is similar.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = 1.max(word.chars().count() / 2);
     candidates
@@ -13,7 +13,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// Sorts dotted names by their likeness to a word that matches none of them, the most alike first.
+/// Sorts dotted names by their similarity to a word that matches none of them, most similar first.
 ///
 /// The word, or its last parts, may be like any part of a name: `attn.qq` is like `blocks.0.attn.q.weight`. Longer parts
 /// count more.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
-    /// The method.
+    /// The algorithm.
     pub kind: OptimizerKind,
     /// Peak learning rate of all parameters outside TTT layers.
     pub lr: f64,
@@ -25,11 +25,11 @@ pub struct Optimizer {
     pub warmup: Warmup,
     /// The learning rate that the warm-up begins from.
     pub warmup_lr: f64,
-    /// Waves of a cosine, or half waves with restarts; 0: half a wave, or one.
+    /// The number of waves of a cosine schedule, or of half waves of one with restarts; 0: half a wave, or one half wave.
     pub cycles: f64,
     /// The exponent of polynomial schedules.
     pub power: f64,
-    /// Steps in which the rate falls to its end, for [`LrSchedule::has_cooldown`].
+    /// Steps in which the rate falls to `lr_end`, for schedules with a cooldown ([`LrSchedule::has_cooldown`]).
     pub cooldown_steps: u64,
     /// The curve of one-cycle schedules and of a cooldown.
     pub anneal: Anneal,
@@ -47,7 +47,7 @@ pub struct Optimizer {
     pub decay_gates: bool,
     /// Maximum norm of the gradient over all parameters; 0: no clipping.
     pub clip_norm: f64,
-    /// How the maximum follows the steps.
+    /// How the maximum norm changes over the steps.
     pub clip_rule: ClipRule,
     /// The first maximum, as a multiple of `clip_norm`, for [`ClipRule::Decaying`].
     pub clip_start_ratio: f64,
@@ -57,27 +57,27 @@ pub struct Optimizer {
     pub adafactor_decay: f64,
     /// Adafactor's ε of the second moment.
     pub adafactor_eps1: f64,
-    /// Adafactor's smallest size of weights, which multiplies the rate.
+    /// Adafactor's smallest root mean square of a tensor's weights, which multiplies the rate.
     pub adafactor_eps2: f64,
     /// Adafactor's largest root mean square of an update.
     pub adafactor_clip: f64,
-    /// Prodigy's first estimate of the distance.
+    /// Prodigy's first estimate of the distance between the initial and the optimal weights.
     pub prodigy_d0: f64,
-    /// The factor of Prodigy's estimates.
+    /// The factor that multiplies Prodigy's estimates.
     pub prodigy_d_coef: f64,
-    /// Prodigy's largest growth of the estimate in a step; 0: no limit.
+    /// The largest factor by which Prodigy's estimate grows in a step; 0: no limit.
     pub prodigy_growth: f64,
-    /// Prodigy's decay rate of the estimate; 0: the square root of `beta2`.
+    /// The decay rate of the sums from which Prodigy computes its estimate; 0: the square root of `beta2`.
     pub prodigy_beta3: f64,
     /// Whether Prodigy corrects the bias of its moments.
     pub prodigy_bias_correction: bool,
-    /// Whether Prodigy leaves the learning rate out of the estimate's weights, for a warm-up.
+    /// Whether Prodigy leaves the learning rate out of the denominator of its estimate, for runs with a warm-up.
     pub prodigy_safeguard_warmup: bool,
     /// Rates and weight decay of parameters by name. The first group that matches applies.
     pub groups: Vec<OptimizerGroup>,
 }
 
-/// The method of the optimizer.
+/// The algorithm of the optimizer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
@@ -108,8 +108,7 @@ impl OptimizerKind {
         self == OptimizerKind::Adamw8bit
     }
 
-    /// Returns the bytes of state for each element of a shard, those between tensors included; `None` if every tensor has state of its
-    /// own.
+    /// Returns the bytes of state per element of a flat shard, alignment gaps included; `None` if the state is kept per tensor.
     pub(crate) fn bytes_of_an_element(self) -> Option<u64> {
         match self {
             OptimizerKind::Adamw => Some(8),
@@ -123,7 +122,7 @@ impl OptimizerKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerGroup {
-    /// The pattern of their names.
+    /// The pattern that the parameter names match.
     #[serde(rename = "match")]
     pub pattern: Pattern,
     /// The peak learning rate; `None`: as without the group.
@@ -139,7 +138,7 @@ pub struct OptimizerGroup {
 pub struct StateBytes {
     /// The part that is sharded as the tensor is.
     pub sharded: u64,
-    /// The part that every rank has.
+    /// The part that every rank has in full.
     pub whole: u64,
 }
 
@@ -194,7 +193,7 @@ impl Default for Optimizer {
 
 /// Tensors with fewer elements keep moments in float32, as in bitsandbytes and torchao.
 const SMALLEST_QUANTIZED: u64 = 4096;
-/// Elements of a block of 8-bit moments, which has a float32 scale for each moment.
+/// Elements in a quantization block of 8-bit moments. Each block has a float32 scale for each moment.
 const BLOCK: u64 = 256;
 
 impl Optimizer {
@@ -223,7 +222,7 @@ impl Optimizer {
         self.kind.quantizes() && spec.len() >= SMALLEST_QUANTIZED
     }
 
-    /// Returns the size of the state of a tensor, of which a rank of a TP group has `own` elements.
+    /// Returns the size of the optimizer's state for a tensor of which a rank of a TP group has `own` elements.
     pub fn state_bytes(&self, spec: &ParamSpec, own: u64) -> StateBytes {
         if let Some(bytes) = self.kind.bytes_of_an_element() {
             return StateBytes { sharded: bytes * own, whole: 0 };

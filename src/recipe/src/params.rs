@@ -14,13 +14,13 @@ pub struct ParamSpec {
     pub diffusers: Option<String>,
     /// The shape; the weight of a linear layer is `[out, in]`.
     pub shape: Vec<usize>,
-    /// The unit with which the tensor is gathered.
+    /// The FSDP unit that contains the tensor.
     pub unit: FsdpUnit,
     /// The initialization when no weights are loaded.
     pub init: ParamInit,
     /// Whether the tensor can be trained.
     pub role: ParamRole,
-    /// The learning rate that applies to it.
+    /// The learning rate that applies to the tensor.
     pub group: ParamGroup,
     /// Whether weight decay applies; never to biases and norms.
     pub decay: bool,
@@ -58,7 +58,7 @@ impl ParamSpec {
         Some(format!("{unit}{theirs}{}", &name[ours.len()..]))
     }
 
-    /// Returns the offset in the tensor and the shape of the part of rank `rank` of `tp`.
+    /// Returns the offset and the shape of the part of the tensor that rank `rank` of a TP group of `tp` ranks has.
     pub fn part(&self, rank: usize, tp: usize) -> (Vec<usize>, Vec<usize>) {
         let (mut offset, mut shape) = (vec![0; self.shape.len()], self.shape.clone());
         if let Split::Dim(dim) = self.split {
@@ -115,7 +115,7 @@ const TTT_VIDEO: &[(&str, &str)] = &[
     ("ttt.gate.backward.text", "seq_modeling_block.backward_ssm_gating_text.gating_alpha"),
 ];
 
-/// The part of the model with which a parameter is gathered.
+/// A part of the model whose parameters FSDP gathers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FsdpUnit {
     /// Embeddings and the final layer.
@@ -154,7 +154,7 @@ pub enum ParamInit {
 /// Whether a tensor can be trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamRole {
-    /// A parameter.
+    /// A parameter of the model, trained unless the recipe freezes it.
     Trained,
     /// A constant that is saved with the parameters.
     Buffer,
@@ -227,7 +227,7 @@ fn block_specs(m: &Model, index: usize) -> Vec<ParamSpec> {
     block.specs
 }
 
-/// Adds the TTT layer of a block and its gates. Source: the reference's `ttt_layer.py`, where they are named `ssm.ttt.*`
+/// Adds the TTT layer of a block and its gates. Source: ttt-video-dit's `ttt_layer.py`, which names them `ssm.ttt.*`
 /// and `*_ssm_gating_*`.
 fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     let (dim, heads, head) = (m.dim(), m.num_heads, m.head_dim);
@@ -260,12 +260,12 @@ fn ttt_specs(m: &Model, block: &mut Layers<'_>) {
     }
 }
 
-/// The tensors that are split over the ranks of a TP group, by their names within a block. Each rank has all of the
-/// others.
+/// The tensors that are split over the ranks of a TP group, by their names within a block. Each rank has the other
+/// tensors in full.
 ///
 /// Heads and hidden units are rows of input projections and columns of output projections; the bias of an output
-/// projection is added once. All tensors of a TTT layer's head stay with the head. The norm after the heads covers all of
-/// them, so its gains are split and its statistics are summed.
+/// projection is added once. All tensors of a TTT layer's head stay with the head. The norm after the heads covers all
+/// heads: its gains are split, and the ranks gather its statistics.
 const SPLITS: &[(&str, Split)] = &[
     ("attn.q.", Split::Dim(0)),
     ("attn.k.", Split::Dim(0)),

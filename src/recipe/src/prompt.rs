@@ -49,14 +49,14 @@ const FLAGS: &[(&str, &str)] = &[
     ("i", "path of the first image"),
 ];
 
-/// The largest size, count of frames or count of steps.
+/// The largest size in pixels, number of frames or number of steps.
 const MANY: u64 = 1_000_000;
 
 impl Prompt {
     /// Reads a prompt with flags: `a rabbit on a meadow --w 720 --h 480 --d 42`.
     ///
     /// # Errors
-    /// The first flag that is unknown or has a wrong value.
+    /// Returns the first flag that is unknown or has a wrong value.
     pub fn parse(line: &str) -> Result<Prompt, WrongFlag> {
         // A flag stands at the start or after a space, so that "--" within a word belongs to the text.
         let padded = format!(" {line}");

@@ -10,7 +10,7 @@ use crate::{
 
 /// A complete, checked training configuration for one stage.
 ///
-/// [`load`](crate::load()) and [`Recipe::from_table`] make one. Call [`Recipe::check`] after changing a field.
+/// [`load`](crate::load()) and [`Recipe::from_table`] create a recipe. Call [`Recipe::check`] after changing a field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
@@ -90,7 +90,7 @@ impl Recipe {
     /// Returns the model for latents of a shape.
     ///
     /// # Errors
-    /// The reason why the model cannot take such latents.
+    /// Returns the reason why the model cannot take such latents.
     pub fn model_at(&self, shape: Shape) -> Result<Model, String> {
         let sized = self.at(shape);
         let model = &sized.model;
@@ -111,7 +111,7 @@ impl Recipe {
     /// Returns the recipe with the number of steps that its epochs take.
     ///
     /// # Errors
-    /// A rule between this number and other keys does not hold, such as a warm-up that never ends.
+    /// If a rule between this number and other keys does not hold, such as a warm-up that is longer than the run.
     pub fn with_steps(&self, steps: u64) -> Result<Recipe, RecipeError> {
         let train = Train { steps, epochs: 0, ..self.train.clone() };
         let recipe = Recipe { train, ..self.clone() };
@@ -127,7 +127,8 @@ impl Recipe {
         }
     }
 
-    /// Returns whether checkpoints contain only the trained parameters and the path of the weights that the others come from.
+    /// Returns whether checkpoints contain only the trained parameters, and the path of the weights from which the frozen parameters
+    /// are loaded.
     pub fn saves_adapters_only(&self) -> bool {
         self.lora.is_used() && self.train.trainable != Trainable::All
     }

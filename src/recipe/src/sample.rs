@@ -5,18 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ConditionKind, Layer, Model, Positions, Prompt, Recipe, RecipeError, SEGMENT_FRAMES, Task, UseEma};
 
-/// Video frames per latent frame, after the first, in every CogVideoX VAE. The files of the VAE are compared with it before a run starts.
+/// Video frames per latent frame, after the first, in every CogVideoX VAE. Before a run starts, the VAE's files are checked for it.
 pub const VIDEO_FRAMES: usize = 4;
 /// Pixels per latent pixel, in rows and columns, in every CogVideoX VAE.
 pub const PIXELS: usize = 8;
 
-/// Returns the latent frames of a video: one for its first frame, and one for each four that follow or are begun.
+/// Returns the latent frames of a video: one for its first frame, and one for each full group of four frames that follow.
 pub fn latent_frames(frames: usize) -> usize {
     frames.saturating_sub(1) / VIDEO_FRAMES + 1
 }
 
-/// Returns the frames that the VAE decodes latent frames to. It decodes two latent frames at a time; of an odd count, it decodes the
-/// first one to a single frame.
+/// Returns the number of video frames that the VAE decodes from latent frames. The VAE decodes two latent frames at a time. If their
+/// number is odd, it decodes the first one to a single video frame.
 pub fn decoded_frames(latent_frames: usize) -> usize {
     VIDEO_FRAMES * latent_frames - (VIDEO_FRAMES - 1) * (latent_frames % 2)
 }
@@ -55,11 +55,11 @@ pub struct Sampling {
     pub png: bool,
     /// Adapters that are merged into the weights before sampling ([`MergedLora::parse`]).
     pub lora: Vec<String>,
-    /// Whether the weights are the moving average.
+    /// Whether the videos are made from the moving average of the weights.
     pub ema: UseEma,
     /// The index of held-out clips; empty for no validation loss.
     pub validation_index: Utf8PathBuf,
-    /// Held-out clips whose loss is measured.
+    /// The number of held-out clips whose loss is measured, from the start of the index.
     pub validation_clips: usize,
 }
 
@@ -184,7 +184,7 @@ pub struct BadPrompt {
 pub struct MergedLora {
     /// A file, or a checkpoint of adapters.
     pub path: Utf8PathBuf,
-    /// The factor of its product.
+    /// The factor that multiplies the adapter's product of A and B.
     pub weight: f64,
 }
 
@@ -211,8 +211,8 @@ impl Sampling {
         self.lora.iter().map(|text| MergedLora::parse(text)).collect()
     }
 
-    /// Returns whether a training run of `steps` steps makes samples or measures the validation loss after a step: every few steps, and
-    /// after the last one.
+    /// Returns whether a training run of `steps` steps makes samples and measures the validation loss after a step: after each multiple
+    /// of `every`, and after the last step.
     pub fn is_due(&self, step: u64, steps: u64) -> bool {
         self.every > 0 && (step.is_multiple_of(self.every) || step == steps)
     }
@@ -233,7 +233,7 @@ impl Recipe {
     /// the recipe that trained it, or the defaults.
     ///
     /// # Errors
-    /// The model breaks a rule.
+    /// If the model breaks a rule.
     pub fn for_sampling(model: &Model, trained: Option<&Recipe>) -> Result<Recipe, RecipeError> {
         let like = match trained {
             Some(trained) => trained.clone(),
@@ -256,7 +256,7 @@ impl Recipe {
     /// Returns the videos to make, one for each of `sample.prompts`, in their order.
     ///
     /// # Errors
-    /// The first prompt that cannot be sampled: a flag is wrong, or the model does not allow the size or the image.
+    /// Returns the first prompt that cannot be sampled: a flag is wrong, or the model does not allow the size or the image.
     pub fn samples(&self) -> Result<Vec<SampleSpec>, BadPrompt> {
         self.sample.prompts.iter().enumerate().map(|(index, line)| self.sample_spec(index, line)).collect()
     }

@@ -1,4 +1,4 @@
-//! Learning rate schedules, and the limits of gradient clipping that follow the steps.
+//! Learning rate schedules, and gradient clipping limits that change over the steps.
 
 use std::f64::consts::PI;
 
@@ -78,7 +78,7 @@ impl Anneal {
     }
 }
 
-/// How the limit of the gradient's norm follows the steps and the norm.
+/// How the limit of the gradient's norm depends on the step and the norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClipRule {
@@ -88,7 +88,7 @@ pub enum ClipRule {
     Decaying,
 }
 
-/// The share of the limit above which a gradient is abnormal, in VideoX-Fun.
+/// A gradient norm above this multiple of the limit is abnormal, in VideoX-Fun.
 const ABNORMAL: f64 = 5.0;
 /// The largest divisor of the limit for an abnormal gradient.
 const MOST_ABNORMAL: f64 = 10.0;
@@ -190,7 +190,7 @@ impl Optimizer {
     }
 }
 
-/// Returns `part / whole`, at most 1. A part of nothing is over.
+/// Returns `part / whole`, at most 1; 1 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 1.0 } else { (part as f64 / whole as f64).min(1.0) }
 }

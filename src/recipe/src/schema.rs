@@ -201,11 +201,11 @@ const SCHEDULES: Kind = Kind::OneOf(&[
     "one_cycle_three_phase",
     "bump",
 ]);
-/// The keys that the supervisor reads, so that they do not depend on the trainer.
+/// The keys that the supervisor reads, whichever trainer the recipe has.
 const EXPORTS: [&str; 3] = ["log.tensorboard", "log.wandb", "log.prometheus"];
-/// The keys of buckets.
+/// The keys that training and encoding read, and sampling does not.
 const BUCKETS: [&str; 2] = ["data.bucket_rule", "data.buckets"];
-/// The largest count.
+/// The largest value of a count, such as steps.
 pub(crate) const MANY: i64 = 1_000_000_000_000;
 
 /// The tasks that a recipe may have.

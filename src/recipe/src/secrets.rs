@@ -70,7 +70,7 @@ impl Secrets {
         Ok(Self { variables })
     }
 
-    /// Returns the names.
+    /// Returns the names of the variables.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.variables.iter().map(|(name, _)| name.as_str())
     }
@@ -80,7 +80,7 @@ impl Secrets {
         &self.variables
     }
 
-    /// Formats them as [`Secrets::parse`] reads them.
+    /// Formats the variables as [`Secrets::parse`] reads them.
     pub fn to_lines(&self) -> Vec<u8> {
         // `parse` removes one pair of quotes, so a value may contain quotes itself.
         let line = |(name, value): &(String, String)| format!("{name}=\"{value}\"\n");

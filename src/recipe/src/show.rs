@@ -25,7 +25,7 @@ pub fn shown_settings(recipe: &toml::Table) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-/// Returns the keys that have a default, with it as [`shown_settings`] writes values, in the order of [`SCHEMA`].
+/// Returns the keys that have a default, with the default as text, in the order of [`SCHEMA`].
 pub fn default_settings() -> Vec<(&'static str, String)> {
     SCHEMA.iter().filter_map(|key| Some((key.path, shown(&key.default?.value())))).collect()
 }

@@ -1,7 +1,7 @@
 //! Places tensors in chunks of page-locked memory.
 //!
 //! libtorch's allocator of page-locked memory rounds each request up to a power of two. A tensor slightly larger than half a gigabyte would
-//! take a whole one. Chunks whose sizes are powers of two lose nothing to that, and hold many tensors.
+//! take a whole gigabyte. Chunks whose sizes are powers of two lose nothing to this rounding, and hold many tensors.
 
 /// The place of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,15 +27,15 @@ pub const ALIGNMENT: u64 = 512;
 impl Slab {
     /// Places tensors of these sizes in bytes.
     ///
-    /// Each chunk takes the largest tensors that fit. Its size is the largest power of two that is at most the size of all that is left;
-    /// the last chunk takes all that is left. The last chunk begins where the sum of all chunks is smallest. The chunks are at most 10 %
-    /// larger than the tensors if no tensor is larger than a fortieth of all.
+    /// Each chunk takes the largest tensors that fit. Its size is the largest power of two that is at most the size of all remaining
+    /// tensors. At some point, one last chunk takes all remaining tensors: where the sum of all chunks is smallest. The chunks are at
+    /// most 10 % larger than the tensors if no tensor is larger than 1/40 of their sum.
     pub fn of(sizes: &[u64]) -> Self {
         let aligned = |tensor: &usize| sizes[*tensor].next_multiple_of(ALIGNMENT);
         let mut left: Vec<usize> = (0..sizes.len()).filter(|tensor| sizes[*tensor] > 0).collect();
         left.sort_by_key(|tensor| std::cmp::Reverse(sizes[*tensor]));
         let mut slab = Slab { chunks: Vec::new(), places: vec![Place { chunk: 0, start: 0 }; sizes.len()] };
-        // The smallest sum so far of chunks that end with one for all that is left, and the number of chunks before that.
+        // The smallest sum so far of chunks whose last one takes all remaining tensors, and the number of chunks before the last.
         let (mut best, mut ends) = (u64::MAX, 0);
         let (mut chunks, mut rest) = (Vec::new(), Vec::new());
         while let Some(largest) = left.first() {
@@ -60,7 +60,7 @@ impl Slab {
         slab
     }
 
-    /// Gives the first tensors that fit a place in a chunk, and returns the others.
+    /// Places the tensors that fit in a chunk, in order, and returns the others.
     fn fill(&mut self, chunk: usize, size: u64, tensors: Vec<usize>, aligned: impl Fn(&usize) -> u64) -> Vec<usize> {
         let (mut start, mut others) = (0, Vec::new());
         for tensor in tensors {

@@ -33,12 +33,12 @@ pub struct Data {
 }
 
 impl Data {
-    /// Returns the file of the empty caption's text, if the recipe names one.
+    /// Returns the file of the encoded empty caption, if the recipe sets one.
     pub fn null_text(&self) -> Option<&Utf8Path> {
         Some(self.null_text.as_path()).filter(|path| !path.as_str().is_empty())
     }
 
-    /// Returns the data sets: `sets`, or the one at `index`.
+    /// Returns the data sets: `sets`, or the data set at `index`.
     pub fn all(&self) -> Vec<DataSet> {
         match self.sets.is_empty() {
             true => vec![DataSet { index: self.index.clone(), weight: None, repeats: None }],
@@ -51,7 +51,7 @@ impl Data {
         Data { index: index.to_owned(), sets: Vec::new(), image_share: 0.0, ..self.clone() }
     }
 
-    /// Returns the paths of the data sets, for people.
+    /// Formats the paths of the data sets for display.
     pub fn in_words(&self) -> String {
         let of = |set: DataSet| match (set.weight, set.repeats) {
             (Some(weight), _) => format!("{} (weight {weight})", set.index),
@@ -122,7 +122,7 @@ pub struct Train {
     pub dtype: ComputeDtype,
     /// The device of the ranks.
     pub device: Device,
-    /// CPU threads per rank; 0: the node's cores divided by its ranks.
+    /// CPU threads per rank; 0: `OMP_NUM_THREADS`, or the node's cores divided by its ranks.
     pub threads: usize,
     /// Consecutive steps with a non-finite loss or gradient after which the run stops; each is skipped.
     pub max_bad_steps: u64,
@@ -134,16 +134,16 @@ pub struct Train {
     pub collective_timeout_s: u64,
     /// Steps between comparisons of the weights of replicas and TP ranks; 0: never.
     pub drift_check: u64,
-    /// What a rank accumulates over micro-batches.
+    /// Which gradients a rank accumulates over micro-batches.
     pub accumulate: Accumulate,
 }
 
-/// The time that a rank waits for others outside of steps, and in the first step of an attempt: they load weights, save, or make samples.
+/// The time that a rank waits for the others in the first step of an attempt, and while they load weights, save or make samples.
 pub const WAIT_OUTSIDE_STEPS: Duration = Duration::from_secs(1800);
 /// The shortest timeout of a step that is derived from the longest step. A step includes waiting for a rank that still writes files of the
 /// step before, and a file system may stall for minutes.
 const SHORTEST_WAIT: Duration = Duration::from_secs(600);
-/// The longest step is multiplied by this number.
+/// The derived timeout is the longest step multiplied by this number.
 const STEPS_OF_WAIT: f64 = 20.0;
 
 impl Train {
@@ -266,7 +266,7 @@ impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// When it is not a regular expression.
+    /// If `text` is not a regular expression.
     pub fn new(text: &str) -> Result<Self, regex::Error> {
         Regex::new(text).map(Pattern)
     }
@@ -393,13 +393,13 @@ pub enum TttScan {
     Kernel,
 }
 
-/// What a rank of several shards accumulates over the micro-batches of a step.
+/// Which gradients a rank accumulates over the micro-batches of a step, with `mesh.dp_shard` > 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accumulate {
     /// The unsharded gradient of every unit, which is reduced once a step.
     Whole,
-    /// The gradient of its shard: every unit is reduced in every micro-batch.
+    /// The gradient of the rank's shard: every unit is reduced in every micro-batch.
     Sharded,
 }
 
@@ -409,7 +409,7 @@ pub enum Accumulate {
 pub enum Fused {
     /// libtorch's operators.
     Operators,
-    /// CUDA kernels, for tensors that they take.
+    /// CUDA kernels, for the tensors that they support.
     Kernel,
 }
 
@@ -493,9 +493,9 @@ pub struct CheckpointPolicy {
     pub interval: u64,
     /// Number of newest checkpoints that are kept; 0: all.
     pub keep_last: u64,
-    /// Checkpoints at multiples of this step are kept for good; 0: none.
+    /// Checkpoints at multiples of this step are kept permanently; 0: none.
     pub keep_every: u64,
-    /// Consecutive failed saves after which the run stops; 0: it never stops for them.
+    /// Consecutive failed saves after which the run stops; 0: no limit.
     pub max_failures: u64,
 }
 
@@ -529,7 +529,7 @@ pub struct Log {
     pub prometheus: Utf8PathBuf,
 }
 
-/// What is written for W&B.
+/// Which files are written for W&B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WandbMode {
@@ -540,7 +540,7 @@ pub enum WandbMode {
 }
 
 impl Log {
-    /// Returns the share of the peak that a rate of computation reaches, if the peak is known.
+    /// Returns the model FLOPs utilization (MFU) at this rate in TFLOP/s, if the peak is known.
     pub fn mfu(&self, tflops: f64) -> Option<f64> {
         (self.peak_tflops > 0.0).then(|| tflops / self.peak_tflops)
     }

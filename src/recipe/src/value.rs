@@ -1,4 +1,4 @@
-//! Checks single values against their keys.
+//! Checks and formats the value of a single key, from a file or a `--set` flag.
 
 use toml::Value;
 
@@ -100,7 +100,7 @@ fn accept_set(set: &toml::Table) -> Result<toml::Table, BadValue> {
 /// The largest number of uses of an item in an epoch.
 const MOST_REPEATS: i64 = 1_000_000;
 
-/// Replaces the paths in an accepted value by `resolve` of them.
+/// Replaces each path in an accepted value by the result of `resolve`.
 pub(crate) fn resolve_paths(kind: Kind, value: &mut Value, resolve: &dyn Fn(&str) -> String) {
     match (kind, value) {
         (Kind::Path | Kind::OptionalPath, Value::String(path)) if !path.is_empty() => *path = resolve(path),
@@ -164,7 +164,7 @@ const BUCKET: [(&str, Kind); 14] = [
     ("batch", Kind::Int { min: 1, max: 1_000_000 }),
 ];
 
-/// Checks an entry of `data.buckets`, and returns one for each of its `frames`, which may be a list.
+/// Checks an entry of `data.buckets`. Returns one bucket for each value of `frames`, which may be a list.
 fn accept_bucket(bucket: &toml::Table) -> Result<Vec<Value>, BadValue> {
     let example = || {
         "write frames, height and width in each bucket, for example { frames = 49, height = 480, width = 720 }"
@@ -250,7 +250,7 @@ fn within(bounds: Bounds, number: f64) -> bool {
         }
 }
 
-/// Returns whether a name is valid for a recipe or stage. Names of run folders contain it, hence the narrow choice.
+/// Returns whether a name is valid for a recipe or stage. Few characters are valid, because run folders are named after it.
 pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 40 && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }

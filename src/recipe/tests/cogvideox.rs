@@ -1,4 +1,4 @@
-//! The recipes of `configs/cogvideox` are sound and have the shapes, schedules and conditions of the published models.
+//! The recipes of `configs/cogvideox` are valid and have the shapes, schedules and conditions of the published models.
 
 use recipe::{Bucket, ClipSize, ConditionKind, Curriculum, Positions, Recipe, load, param_specs};
 
@@ -64,7 +64,7 @@ fn the_lora_recipes_have_the_values_of_the_scripts_that_they_follow() {
 #[test]
 fn the_models_have_the_published_numbers_of_parameters() {
     let count = |name| param_specs(&recipe(name).model).iter().map(recipe::ParamSpec::len).sum::<u64>();
-    // With its learned positions and sixteen more input channels.
+    // The image-to-video model also has learned positions and 16 more input channels.
     let positions = (226 + 13 * 1350) * 3072;
     assert_eq!((count("5b"), count("5b-i2v")), (5_570_283_072, 5_570_283_072 + positions + 3072 * 16 * 4));
     assert_eq!(count("fun-5b-inp"), 5_570_283_072 + 3072 * 17 * 4);

@@ -124,8 +124,7 @@ fn flops_and_memory_match_the_known_numbers_of_the_reference() {
         assert_near((cost.forward_flops + reference - flops.projections) / 1e15, whole, 0.01, &stage.name);
         let gib = |bytes: f64| bytes / f64::from(1 << 30);
         let tp = recipe.mesh.tp as f64;
-        // The longest stages shard the inputs that blocks keep over a TP group.
-        // The last stage keeps them in the memory of the node.
+        // The longest stages shard the saved inputs of blocks over a TP group. The last stage offloads them to node memory.
         let mut inputs_alone = recipe.clone();
         (inputs_alone.remat.keep_attention, inputs_alone.remat.keep_scan) = (false, false);
         let memory = inputs_alone.cost().memory;
@@ -156,7 +155,7 @@ fn every_63_s_preset_leaves_6_gib_of_80_gb_with_either_scan() {
         for scan in ["operators", "kernel"] {
             let recipe = recipe::load(&path, &[format!("train.ttt_scan={scan}")]).unwrap().recipe;
             let (peak, parts) = (recipe.peak_memory(), recipe.peak_parts());
-            // 80 GB in the sense of data sheets: less than any card that is sold with 80 GB has.
+            // 80e9 bytes: any card that is sold with 80 GB has at least as much memory.
             assert!(peak + (6 << 30) <= 80_000_000_000, "{path} with {scan} needs {peak}: {parts:?}");
         }
         found.push(path);

@@ -1,4 +1,5 @@
-//! `VIDTUI_ORACLE` names a folder of recorded numbers, or an error explains why it cannot be used.
+//! Tests how `tests/oracle` finds the folder of recorded numbers that `VIDTUI_ORACLE` names, and weight files in a
+//! folder.
 
 #[path = "../../../tests/oracle/mod.rs"]
 mod oracle;

@@ -1,4 +1,4 @@
-//! Learning rates equal those that diffusers, transformers and PyTorch recorded.
+//! Learning rates and momentum equal the recorded values of diffusers, transformers and PyTorch.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 

@@ -1,10 +1,10 @@
-//! The keys that accept 0: a 0 has the effect that the documentation of the key states.
+//! For each key that accepts 0, tests that 0 has the effect that the documentation of the key states.
 
 use camino::Utf8Path;
 use recipe::{Bounds, Key, Kind, Recipe, SCHEMA, SampleSpec, Task, TrainerKind, load};
 use std::collections::BTreeSet;
 
-/// Keys whose 0 is a number like any other.
+/// Keys for which 0 has no special meaning.
 const PLAIN: [&str; 10] = [
     "run.spares",
     "encode.seed",
@@ -21,7 +21,7 @@ const PLAIN: [&str; 10] = [
 /// Returns whether a recipe has the feature that 0 turns off.
 type Has = fn(&Recipe) -> bool;
 
-/// Keys whose 0 this crate interprets, with another value.
+/// Keys whose 0 this crate interprets: the key, another value, and whether a recipe has the feature that 0 turns off.
 const HERE: [(&str, &str, Has); 27] = [
     ("train.epochs", "3", |r| r.train.steps == 0),
     ("train.collective_timeout_s", "60", |r| r.train.collective_timeout(Some(1.0)).as_secs() == 60),
@@ -52,7 +52,7 @@ const HERE: [(&str, &str, Has); 27] = [
     ("sample.fps", "24", |r| sample(r).fps != 8.0),
 ];
 
-/// Keys whose 0 another crate interprets, with the file and the test that proves it.
+/// Keys whose 0 another test covers: the key, the file and the test.
 const ELSEWHERE: [(&str, &str, &str); 21] = [
     ("encode.frames", "recipe/src/encode.rs", "an_encode_has_one_size_or_buckets"),
     ("encode.height", "recipe/src/encode.rs", "an_encode_has_one_size_or_buckets"),

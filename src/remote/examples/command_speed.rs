@@ -1,5 +1,5 @@
 //! Measures connecting to many nodes and running a command on all of them: `cargo run --release -p remote --example
-//! command_speed -- 64`. The nodes belong to a rig, so their servers share this machine's CPU with the measured program.
+//! command_speed -- 64`. The nodes are simulated by `rig` on this machine, so their SSH servers share its CPU with the measured program.
 
 use std::error::Error;
 use std::thread;

@@ -1,8 +1,8 @@
-//! Measures the time from the death of a node to the first step after it, of a run that heals itself. Prints one JSON object.
+//! Measures the time from the failure of a node to the next training step, for a run with automatic resume. Prints one JSON object.
 //! `cargo run --release -p remote --example heal_speed -- target/release`
 //!
-//! A run trains with one rank on each of two nodes of a rig, in steps of a second; the other two nodes are spare. The second node
-//! panics, and the healer continues the run on a spare node. The nodes share this machine's CPU.
+//! `rig` simulates four nodes on this machine. A run trains with one rank on each of two nodes, with 1 s per step; the other two
+//! nodes are spares. The second node panics, and the healer resumes the run on a spare node. The nodes share this machine's CPU.
 
 use std::error::Error;
 use std::process::Stdio;

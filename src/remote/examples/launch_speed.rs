@@ -2,8 +2,8 @@
 //! a sequential start over `ssh` and a shell loop of `ssh $node pkill` on the same nodes. Prints one JSON object.
 //! `cargo run --release -p remote --example launch_speed -- 16 target/release/vidtui`
 //!
-//! The nodes belong to a rig, so their servers and programs share this machine's CPU with the measured program. The trainer is
-//! a shell script that creates a file as its first step, so that only the launch is measured.
+//! The nodes are simulated by `rig` on this machine, so their servers and programs share its CPU with the measured program. The
+//! trainer is a shell script that creates a file as its first step, so that only the launch is measured.
 
 use std::error::Error;
 use std::fs;

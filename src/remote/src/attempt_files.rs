@@ -1,4 +1,4 @@
-//! Makes the files of a run or an attempt, before processes start.
+//! Creates the files of a run or an attempt before its processes start.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -17,7 +17,7 @@ use crate::parallel::on_nodes;
 use crate::pid_files;
 use crate::transport::Transport;
 
-/// Makes the folder of a new run, or of a new attempt, and returns it.
+/// Creates the folder of a new run or of a new attempt, and returns its path.
 ///
 /// The files are written to a temporary folder, which is then renamed, so that the folder appears complete or not at all. The
 /// attempt starts at the current time and not at the time of its plan, because confirming the plan and copying the trainer take
@@ -37,11 +37,11 @@ pub(crate) fn make_attempt(
     };
     let temp = TempFolder::new(parent).map_err(|source| io_failure(what, "make a folder in", parent, &source))?;
     let source = write_files(&temp.dir, plan, alert_channels).map_err(|error| failure_of(what, error))?;
-    // A rename to a folder that is not empty fails. This makes it a lock.
+    // A rename to a folder that is not empty fails, so the rename also acts as a lock.
     match fs::rename(&source, &target) {
         Ok(()) => {
-            // Requests to the previous attempt must not apply to this one. If no user starts it, a permanent stop is kept: the
-            // job or the healer checked for one just before, so this request is newer.
+            // Requests to the previous attempt must not apply to this one. If a requeue or the healer starts the attempt, a
+            // permanent stop request is kept: they checked for one just before, so the request is newer than their check.
             let by_user = !matches!(plan.attempt.why, AttemptWhy::Requeue | AttemptWhy::Heal);
             if by_user || plan.dir.stop_request() != Some(Stop::ForGood) {
                 let _ = fs::remove_file(plan.dir.stop_file());
@@ -70,7 +70,7 @@ fn write_files(dir: &RunDir, plan: &LaunchPlan, alert_channels: Option<&[u8]>) -
     if let Some(channels) = alert_channels {
         rundir::write_private(&dir.alert_channels(number), channels)?;
     }
-    // A plan may wait in a dialog for minutes.
+    // Not the time of the plan, which may have waited in a dialog for minutes.
     let now_s = now_s();
     dir.write_attempt(&Attempt { started_s: now_s, ..plan.attempt.clone() })?;
     if plan.is_new_run() {
@@ -160,7 +160,7 @@ fn attempt_conflict(what: &str, plan: &LaunchPlan) -> Failure {
     )
 }
 
-/// Writes the exit file of a node on which no supervisor runs, so that the failure is shown later too.
+/// Writes the exit file of a node on which no supervisor runs, so that `vidtui status` can show the failure later.
 pub(crate) fn record_failure(plan: &LaunchPlan, node: &NodeId, failure: &Failure) {
     let exit = ExitFile {
         schema: SCHEMA,

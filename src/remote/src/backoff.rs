@@ -15,7 +15,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Makes a backoff whose first pause is about `first`.
+    /// Creates a backoff whose pauses grow from about `first` to about `longest`.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first, random: RandomState::new(), drawn: 0 }
     }

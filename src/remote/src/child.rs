@@ -27,7 +27,7 @@ pub(crate) fn run(program: &mut process::Command, input: &[u8], limit: Duration)
     Ok(Some(Output { status: status.into(), stdout, stderr }))
 }
 
-/// Reads a pipe to its end, in another thread.
+/// Reads a pipe to its end, or up to [`MAX_OUTPUT`] bytes, in another thread.
 pub(crate) fn drain<R: Read + Send + 'static>(pipe: Option<R>) -> Receiver<Vec<u8>> {
     threads::result_of(move || {
         let mut bytes = Vec::new();

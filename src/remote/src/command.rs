@@ -7,7 +7,7 @@ use cluster::NodeId;
 
 use crate::RemoteError;
 
-/// The limit of a command's output. Expected replies are much shorter.
+/// The limit of a command's output in bytes. Expected replies are much shorter.
 pub(crate) const MAX_OUTPUT: usize = 64 << 20;
 
 /// The number of lines of standard error that an error shows.
@@ -22,7 +22,7 @@ pub struct Command {
     pub script: String,
     /// The standard input of the script.
     pub input: Vec<u8>,
-    /// The time limit, without the connection.
+    /// The time limit of the command, not counting the time to connect.
     pub deadline: Duration,
 }
 
@@ -31,18 +31,18 @@ pub struct Command {
 pub struct Output {
     /// The exit status.
     pub status: Status,
-    /// Its standard output.
+    /// The bytes of standard output.
     pub stdout: Vec<u8>,
-    /// Its standard error.
+    /// The bytes of standard error.
     pub stderr: Vec<u8>,
 }
 
 /// The exit status of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
-    /// With an exit code.
+    /// The command exited with this code.
     Code(i32),
-    /// By a signal, given by name.
+    /// A signal with this name or number ended the command.
     Signal(String),
 }
 

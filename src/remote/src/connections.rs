@@ -28,7 +28,7 @@ const STALE: Duration = Duration::from_secs(10);
 /// How often the CPU usage of a run without progress is measured.
 const LOAD_EVERY: Duration = Duration::from_secs(4);
 
-/// The connections of this program to nodes and to Slurm. They are kept until this is dropped.
+/// The connections of this program to nodes and to Slurm. They stay open until this value is dropped.
 #[derive(Debug)]
 pub struct Connections {
     here: ThisNode,
@@ -71,7 +71,7 @@ struct LoadEntry {
 }
 
 impl Connections {
-    /// Makes this without opening a connection.
+    /// Creates the value without opening a connection.
     ///
     /// # Errors
     /// As [`this_node`].
@@ -89,7 +89,7 @@ impl Connections {
         })
     }
 
-    /// Returns the SSH transport of a node. It connects when it is first used.
+    /// Returns the SSH transport of a node. The transport connects when it is first used.
     pub fn ssh(&self, login: &Login) -> Ssh {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         nodes.entry(login.clone()).or_insert_with(|| Ssh::new(self.options.clone(), login.clone())).clone()
@@ -233,8 +233,8 @@ impl Connections {
         }
     }
 
-    /// Reads the process files of a run's newest attempt, each with the liveness of its processes. A kill is planned from
-    /// them.
+    /// Reads the process files of a run's newest attempt, each with the liveness of its processes. They are the input for
+    /// planning a kill.
     ///
     /// # Errors
     /// When the run's files exist and cannot be read.
@@ -245,8 +245,8 @@ impl Connections {
 
     /// Returns the unreachable nodes of a run's attempt, each with the Unix time at which it became unreachable.
     ///
-    /// Only queries for this attempt count. A run that has ended is not queried again, so what was last known about its
-    /// nodes may be outdated.
+    /// Only queries for this attempt count. A run that has ended is not queried again, so the result for its nodes may be
+    /// outdated.
     pub fn unreachable_since(&self, run: &RunId, attempt: u32) -> Vec<(NodeId, f64)> {
         let known = self.liveness.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_attempt = known.iter().filter(|(supervisor, _)| supervisor.run == *run && supervisor.attempt == attempt);

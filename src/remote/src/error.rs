@@ -33,7 +33,7 @@ pub enum RemoteError {
     Unreachable {
         /// The node.
         node: NodeId,
-        /// Why not, and what to do.
+        /// The step that failed, the reason and the hint.
         error: ConnectionError,
     },
     /// The connection ended before the reply arrived. The request may have been carried out.
@@ -86,7 +86,7 @@ pub enum RemoteError {
 pub struct ConnectionError {
     /// The step that failed.
     pub step: ConnectStep,
-    /// The error on the node.
+    /// The reason.
     pub why: String,
     /// The hint.
     pub fix: String,

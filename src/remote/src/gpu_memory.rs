@@ -12,7 +12,7 @@ use crate::{RemoteError, Transport};
 
 const SCRIPT: &str = include_str!("scripts/gpu_memory.sh");
 
-/// Time limit for the query; the script gives nvidia-smi less.
+/// Time limit for the query. The script has a shorter limit for nvidia-smi.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The interval of queries while the driver releases memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

@@ -1,4 +1,4 @@
-//! The steps of a Slurm job when it begins: it writes its attempt and checks its nodes.
+//! The start of a Slurm job, inside its allocation: writes the attempt and checks the nodes.
 
 use plan::LaunchPlan;
 use rundir::{Allocation, Failure, SCHEMA, now_s};
@@ -20,10 +20,10 @@ pub fn begin_first_attempt(plan: &LaunchPlan, job: u64) -> Result<(), Failure> {
     Ok(plan.dir.write_allocation(number, &allocation)?)
 }
 
-/// Makes the next attempt of a job that was requeued, with the alert channels of the attempt before.
+/// Creates the next attempt of a job that was requeued, with the alert channels of the previous attempt.
 ///
 /// # Errors
-/// When another program has made the attempt, or it cannot be written.
+/// When another program has created the attempt, or its files cannot be written.
 pub fn begin_next_attempt(plan: &LaunchPlan) -> Result<(), Failure> {
     let before = plan.dir.attempt_numbers()?.into_iter().rfind(|number| *number < plan.attempt.number);
     let channels = before.and_then(|number| std::fs::read(plan.dir.alert_channels(number)).ok());

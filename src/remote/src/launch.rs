@@ -1,4 +1,4 @@
-//! Executes launch plans: makes the run or attempt on disk and starts its supervisors.
+//! Executes launch plans: creates the run or attempt on disk and starts its supervisors.
 
 use std::fs;
 use std::thread;
@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of log lines that a failure shows.
 const LOG_LINES: usize = 5;
 
-/// Makes the run or attempt on disk and starts it, exactly as planned. The run does not depend on this program. `progress`
+/// Creates the run or attempt on disk and starts it, exactly as planned. The run continues when this program exits. `progress`
 /// receives messages while the trainer is copied.
 ///
 /// An error before the first process starts leaves no files. If a node fails, the processes started on other nodes are
@@ -140,8 +140,8 @@ fn kill_started(
     failure
 }
 
-/// Waits up to [`START_TIMEOUT`] until every supervisor has written its process file. Returns the failures of those that
-/// exited.
+/// Waits up to [`START_TIMEOUT`] until every supervisor has written its process file. Returns the failures of supervisors
+/// that exited before.
 fn wait_for_supervisors(
     what: &str,
     plan: &LaunchPlan,

@@ -1,8 +1,8 @@
 //! Operations on nodes: starts runs, finds their processes and signals them.
 //!
-//! `plan` decides what to do and the user confirms it; this crate carries out exactly that plan. Every access to a node
-//! goes through a [`Transport`]; [`Local`] is the one for this machine. A process is signalled only if its boot id, start
-//! time, process group and environment all match the run.
+//! The crate `plan` creates a plan and the user confirms it; this crate executes exactly that plan. Every access to a node
+//! goes through a [`Transport`]: [`Local`] for this machine, [`Ssh`] for others. A process is signalled only if its boot id,
+//! start time, process group and environment all match the run.
 
 mod attempt_files;
 mod backoff;

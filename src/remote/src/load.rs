@@ -32,7 +32,7 @@ pub(crate) fn busiest_cpu(target: &NodeKill, transport: &mut dyn Transport) -> R
     Ok(read(&text))
 }
 
-/// Returns the load of the busiest node: one rank that computes shows that the run works.
+/// Returns the load of the busiest node. One rank that computes is enough to show that the run does not hang.
 pub(crate) fn join(nodes: impl IntoIterator<Item = Option<f64>>) -> Load {
     nodes.into_iter().flatten().reduce(f64::max).map_or(Load::Unknown, |most| Load::Cpu { most })
 }

@@ -22,7 +22,7 @@ use crate::{RemoteError, child, ownership, proc, threads};
 /// The name and boot id of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThisNode {
-    /// Its name.
+    /// The name of this machine, from its host name.
     pub node: NodeId,
     /// The random id that Linux chose at boot.
     pub boot_id: String,
@@ -58,7 +58,7 @@ impl Local {
     }
 }
 
-/// Returns the transports that need no connection: the one for this machine.
+/// Returns a list with the only transport that needs no connection: that of this machine.
 ///
 /// # Errors
 /// As [`this_node`].

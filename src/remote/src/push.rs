@@ -1,4 +1,4 @@
-//! Copies the trainer to the nodes of a launch that have another one or none.
+//! Copies the trainer to the nodes of a launch that have no trainer or a different one.
 
 use std::fs;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::parallel::on_nodes;
 use crate::transport::CHUNK_BYTES;
 use crate::{RemoteError, Transport};
 
-/// The time limit of a chunk. A network slower than 10 KB/s is not usable for training.
+/// The time limit for copying a chunk. A network slower than 10 KB/s is not usable for training.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Copies the trainer to every node of a plan whose trainer differs, in parallel.

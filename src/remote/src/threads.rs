@@ -1,4 +1,4 @@
-//! The threads of work that blocks: threads of its own or, in the console, those of its runtime.
+//! Starts work that blocks, on new threads or, in the console, on the threads of its runtime.
 
 use std::io;
 use std::sync::OnceLock;
@@ -9,12 +9,12 @@ type Work = Box<dyn FnOnce() + Send>;
 
 static RUNTIME: OnceLock<Box<dyn Fn(Work) + Send + Sync>> = OnceLock::new();
 
-/// From now on, starts work that blocks with `start` instead of in a thread of its own. Only the first call counts, because a process has one
+/// Makes [`spawn`] start work with `start` instead of on a new thread. Only the first call has an effect, because a process has one
 /// console.
 ///
-/// Work lasts as long as a connection or a watch, so `start` must not wait for other work.
+/// Work may last as long as a connection or a watch, so `start` must not wait for other work to end.
 pub fn run_blocking_work_with(start: impl Fn(Box<dyn FnOnce() + Send>) + Send + Sync + 'static) {
-    // A second runtime of the process would end its work with itself.
+    // The end of a second runtime would also end the work that it started.
     let _ = RUNTIME.set(Box::new(start));
 }
 
@@ -26,7 +26,7 @@ pub fn spawn(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Starts work that may block. A thread of its own has this name and size of stack.
+/// Starts work that may block. If it runs on a new thread, the thread has this name and stack size in bytes.
 ///
 /// # Errors
 /// When the system cannot start another thread.

@@ -26,8 +26,8 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
 const WHAT: &str = "cannot find the trainer";
 
-/// Finds the trainer. Its version and hash are read again only when its file has changed: loading libtorch takes a quarter of
-/// a second of CPU time.
+/// Finds the trainer. Reads its version and hash again only when its file has changed, because loading libtorch takes a quarter
+/// of a second of CPU time.
 #[derive(Debug, Default)]
 pub struct TrainerFinder {
     known: Mutex<Option<(FileVersion, TrainerBinary)>>,
@@ -60,7 +60,7 @@ impl TrainerFinder {
     /// Finds the trainer and reads its version: `$VIDTUI_TRAIN`, else beside this program, else in `$PATH`.
     ///
     /// # Errors
-    /// When it is in none of these locations, or does not run.
+    /// When the trainer is in none of these locations, or does not run.
     pub fn find(&self) -> Result<TrainerBinary, Failure> {
         self.read(&trainer_path()?)
     }
@@ -79,7 +79,7 @@ impl TrainerFinder {
     }
 }
 
-/// Returns this program as the trainer binary: it supervises runs whose trainer is a command of the user's.
+/// Returns this program as the trainer binary, because this program supervises runs of a user's command.
 ///
 /// # Errors
 /// When the file of this program cannot be read.
@@ -98,7 +98,7 @@ pub fn own_program(version: &str) -> Result<TrainerBinary, Failure> {
 /// Finds the trainer in the locations of [`TrainerFinder::find`], without running it.
 ///
 /// # Errors
-/// When it is in none of them.
+/// When the trainer is in none of them.
 pub fn trainer_path() -> Result<Utf8PathBuf, Failure> {
     let own = env::current_exe().ok().and_then(|path| Utf8PathBuf::from_path_buf(path).ok());
     find(env::var_os(VARIABLE), own.as_deref(), env::var_os("PATH"))

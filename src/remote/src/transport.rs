@@ -22,19 +22,19 @@ pub trait Shell: Send {
     /// Runs a command and waits for its exit.
     ///
     /// # Errors
-    /// When it cannot be run or exceeds its time limit. Its exit status is in the [`Output`].
+    /// When the command cannot be run or exceeds its time limit. Its exit status, 0 or not, is in the [`Output`].
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError>;
 }
 
-/// Starts, finds and signals processes on one node. The console does so through this trait only.
+/// Starts, finds and signals processes on one node. The console uses only this trait to do so.
 pub trait Transport: Shell {
     /// Starts a script that outlives this program and its connection and writes a process file.
     ///
-    /// `secrets` go to its standard input and appear in no command line and no file. If there are any, the script finds
-    /// `VIDTUI_SECRETS` in its environment.
+    /// `secrets` are written to the standard input of the script and appear in no command line and no file. If there are
+    /// any, the script has `VIDTUI_SECRETS=stdin` in its environment.
     ///
     /// # Errors
-    /// When it cannot be started. [`StartedScript`] returns a later exit.
+    /// When the script cannot be started. [`StartedScript::exit()`] returns a later exit.
     fn start(&mut self, script: &Utf8Path, pid_file: &Utf8Path, secrets: &[u8]) -> Result<StartedScript, RemoteError>;
 
     /// Finds the processes of a run, and only those.
@@ -56,10 +56,11 @@ pub trait Transport: Shell {
     /// [`RemoteError::NotOwned`] if the processes found are not the run's, and errors of the system.
     fn signal(&mut self, target: &NodeKill, to: Recipient, signal: Signal) -> Result<Vec<Process>, RemoteError>;
 
-    /// Writes a file by SFTP and reports how many bytes have arrived. Returns whether this transport has SFTP.
+    /// Writes a file by SFTP and calls `arrived` with the number of bytes written so far. Returns false, without writing,
+    /// if this transport has no SFTP.
     ///
     /// # Errors
-    /// When the server has no SFTP, refuses, or does not reply. A part of the file may exist then.
+    /// When the server has no SFTP, refuses the file, or does not reply. A part of the file may exist then.
     fn send_file(&mut self, _file: &Utf8Path, _bytes: &[u8], _arrived: &dyn Fn(usize)) -> Result<bool, RemoteError> {
         Ok(false)
     }
@@ -101,7 +102,7 @@ impl StartedScript {
         Self { exit }
     }
 
-    /// Returns how the script exited, if it has. Only one call returns it.
+    /// Returns how the script exited; `None` if it still runs, or if an earlier call returned the exit.
     pub fn exit(&self) -> Option<ScriptExit> {
         self.exit.try_recv().ok()
     }
@@ -114,7 +115,7 @@ pub enum RunProcesses {
     Owned(Vec<Process>),
     /// All processes have exited.
     Gone,
-    /// The processes belong to another program, or their owner cannot be determined.
+    /// The processes belong to another program, or their owner cannot be determined. The text is the reason.
     NotOwned(String),
 }
 
@@ -127,7 +128,7 @@ pub struct Process {
     pub pgid: i32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// Its role in the run.
+    /// The role of the process in the run.
     pub role: ProcessRole,
     /// State letter of `/proc/PID/stat`.
     pub state: char,
@@ -138,9 +139,9 @@ pub struct Process {
 /// The role of a process in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessRole {
-    /// Starts and watches the ranks of its node.
+    /// The supervisor, which starts and watches the ranks of its node.
     Supervisor,
-    /// Trains.
+    /// The rank with this number.
     Rank(usize),
     /// A child of the supervisor or of a rank.
     Other,
@@ -158,8 +159,8 @@ pub enum Recipient {
 /// The signals that are sent to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// Save and exit.
+    /// SIGTERM: save and exit.
     Term,
-    /// Exit at once.
+    /// SIGKILL: exit at once.
     Kill,
 }

@@ -31,14 +31,14 @@ const STACK: usize = 1 << 20;
 pub enum NodeUpdate {
     /// A new frame of samples.
     Frame(Box<Frame>),
-    /// The node is unreachable. Reconnecting continues; this is sent once until it succeeds.
+    /// The node is unreachable, or its script failed. Retries continue until the watch is dropped.
     Unreachable(RemoteError),
 }
 
-/// Receives the updates of a node. It is called on the thread of the connection and must not block.
+/// Receives the updates of a node. The thread of the connection calls the function, so it must not block.
 pub type OnUpdate = Box<dyn FnMut(NodeUpdate) -> ControlFlow<()> + Send>;
 
-/// A watched node. Dropping this ends the watch.
+/// A watched node. Dropping the value ends the watch.
 #[derive(Debug)]
 #[must_use = "a node is watched until this is dropped"]
 pub struct NodeWatch {
@@ -52,12 +52,12 @@ struct Inner {
     source: Mutex<Option<Source>>,
 }
 
-/// The script that sends the frames. Dropping this ends it.
+/// The script that sends the frames.
 enum Source {
     Ssh {
         _stream: Stream,
     },
-    /// A child process that exits when its standard input closes.
+    /// A child process on this machine. It exits when its standard input closes.
     Local(Child),
 }
 
@@ -69,7 +69,7 @@ impl Drop for NodeWatch {
 }
 
 impl Connections {
-    /// Watches a node: this machine, or one that is reached by SSH. Returns at once and reports errors as updates.
+    /// Watches this machine, or a node that is reached by SSH. Returns at once and reports errors as updates.
     pub fn watch(&self, login: &Login, every: Duration, on_update: OnUpdate) -> NodeWatch {
         let (on_update, ended, source) = (Mutex::new(on_update), AtomicBool::new(false), Mutex::new(None));
         let inner = Arc::new(Inner { every, on_update, ended, source });
@@ -114,7 +114,7 @@ impl Inner {
         }
     }
 
-    /// Stores the new source, unless the watch has ended, and ends the old one.
+    /// Stores the new source, unless the watch has ended, and ends the old source.
     fn replace_source(&self, source: Option<Source>) {
         let old = {
             let mut current = self.source.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl Inner {
         }
     }
 
-    /// Runs the script once, until the watch ends or another query is needed, which it returns.
+    /// Runs the script once, until the watch ends. If the driver needs another query, ends the script and returns that query.
     fn run_script(&self, query: &GpuQuery) -> std::io::Result<Option<GpuQuery>> {
         let mut child = std::process::Command::new("sh")
             .args(["-c", &probe::script_until_input_ends(query, Pace::every_s(self.every.as_secs_f64()))])
@@ -175,7 +175,7 @@ impl Inner {
     }
 }
 
-/// Returns a random offset of a node's first frame, in intervals, so that nodes do not all send at the same time.
+/// Returns the random time of a node's first frame, as a multiple of the interval, so that nodes do not send at the same time.
 fn random_offset(ssh: &Ssh) -> f64 {
     0.25 + (RandomState::new().hash_one(crate::Shell::node(ssh)) % 1000) as f64 / 1000.0
 }

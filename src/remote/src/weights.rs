@@ -5,11 +5,11 @@ use plan::{LaunchPlan, Weights};
 use recipe::{Task, TrainerKind};
 use rundir::{Checkpoint, CheckpointEntry, ErrorCode, Failure, Lineage, RunDir, RunId, StartFrom};
 
-/// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id). A command
-/// loads any other file or folder too.
+/// Finds the weights that `--init` names: a step directory, or the newest complete checkpoint of a run (folder or id). For a
+/// command, any other file or folder is accepted too.
 ///
 /// # Errors
-/// When the path does not exist or has no complete checkpoint.
+/// When the path does not exist, or contains no complete checkpoint.
 pub fn find_weights(given: &str, runs_root: &Utf8Path, trainer: TrainerKind) -> Result<Weights, Failure> {
     let what = format!("cannot take weights from {given}");
     let path = Utf8PathBuf::from(given);
@@ -62,7 +62,7 @@ fn of_command(what: &str, path: Utf8PathBuf) -> Result<Weights, Failure> {
     Ok(Weights { path, lineage })
 }
 
-/// Returns the step directory that the attempt starts from; `None` if it starts from random weights.
+/// Returns the checkpoint or weights that the attempt starts from; `None` if it starts from random weights.
 pub(crate) fn weights_dir(plan: &LaunchPlan) -> Option<Utf8PathBuf> {
     if let Some(dir) = &plan.attempt.checkpoint {
         return Some(dir.clone());

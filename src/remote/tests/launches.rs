@@ -17,7 +17,7 @@ use remote::{
 use rundir::{Attempt, AttemptWhy, ErrorCode, ExitReason, Failure, Lineage, Run, RunDir, StartFrom};
 use runstate::{Liveness, RunState, derive};
 
-/// Launches, and waits for the supervisor, which on a busy machine may take longer than a launch waits.
+/// Launches, and waits for the supervisor. On a busy machine, its start may take longer than a launch waits.
 fn launch(plan: &LaunchPlan) -> Result<RunDir, Failure> {
     let dir = execute_launch(plan, None, &mut local_transports().unwrap(), &|_| {})?;
     wait_for_supervisor(&dir);

@@ -1,5 +1,4 @@
-//! Tests of killing processes by their command lines. Only matching processes are signalled, and only if their ids have not been
-//! reused.
+//! Tests that a kill by command line signals only matching processes, and only if their ids have not been reused.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 

@@ -1,4 +1,4 @@
-//! Signals reach every process that a run owns, and no other. The processes are small shells that the tests start.
+//! Tests that signals reach every process that a run owns, and no other. The processes are small shells that the tests start.
 
 #![expect(clippy::unwrap_used, reason = "an unwrap that panics shows where the test failed")]
 
@@ -24,14 +24,14 @@ const RUN: &str = "2026-11-20T0340-demo-k7f2";
 const LONG: Duration = Duration::from_secs(60);
 const PATIENCE: Patience = Patience { stop: LONG, term: LONG, kill: LONG };
 
-/// A process group with a leader, which is ended when it is dropped.
+/// A process group with its leader. Dropping the value kills the group.
 struct Leader {
     child: Child,
     temp: tempfile::TempDir,
 }
 
 impl Leader {
-    /// Starts a shell that leads a group, with `VIDTUI_RUN` set, and waits until it has made the file `ready`.
+    /// Starts a shell that leads a group, with `VIDTUI_RUN` set, and waits until the script has created the file `ready`.
     fn start(script: &str) -> Self {
         Self::start_as(script, Some(RUN))
     }
@@ -55,7 +55,7 @@ impl Leader {
         }
         let child = command.spawn().unwrap();
         let leader = Self { child, temp };
-        // Scripts write it without another program, which could still be ending and belongs to the group.
+        // Scripts create the file without starting another program, which would belong to the group and could still be exiting.
         until(|| leader.file("ready").exists());
         leader
     }
@@ -251,8 +251,8 @@ fn ranks_that_outlive_their_supervisor_are_killed() {
     assert!(!is_live(child));
 }
 
-/// Starts a process in a session of its own, with the environment that a supervisor gives to its children, and writes its
-/// process id to a file.
+/// Returns shell commands that start a process in its own session, with the environment that a supervisor gives to its
+/// children, and write its process id to `file`.
 fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
     format!("VIDTUI_RUN={run} VIDTUI_ATTEMPT={attempt} VIDTUI_NODE={node} setsid sleep 600 & echo $! > {file}; ")
 }
@@ -261,7 +261,7 @@ fn worker(run: &str, attempt: u32, node: &NodeId, file: &str) -> String {
 fn workers_in_their_own_sessions_are_killed_after_their_supervisor_has_ended() {
     let here = this_node().unwrap().node;
     let elsewhere = NodeId::new("ml-64-003").unwrap();
-    // Tests that run beside this one look for workers of attempt 1.
+    // Not attempt 1, because tests that run in parallel look for workers of attempt 1.
     let workers = [
         worker(RUN, 7, &here, "own"),
         worker(RUN, 8, &here, "other-attempt"),

@@ -1,4 +1,5 @@
-//! The SSH transport on a rig of real SSH servers: commands, processes, streams, and connection errors.
+//! Tests the SSH transport with the real SSH servers of a simulated cluster (`rig`): commands, processes, streams and
+//! connection errors.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
@@ -26,7 +27,8 @@ use runstate::Liveness;
 const LONG: Duration = Duration::from_secs(60);
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
 
-/// Runs a test in the network of a rig's head. Prints a message and skips it where no rig is possible.
+/// Runs a test in the network of the simulated cluster's head node. Prints a message and skips it where `rig` cannot
+/// run.
 fn with_rig(nodes: usize, test: impl FnOnce(&Rig) + Send) {
     let Some(rig) = Options::new(nodes).up_or_skip() else { return };
     thread::scope(|scope| {
@@ -279,7 +281,7 @@ fn every_connection_error_has_its_step_a_code_and_a_hint() {
             assert_eq!((reason.step, error.code(), error.is_unreachable()), (step, code, true), "{error}");
             failures += &format!("{}\n\n", error.failure(format!("cannot reach {name}")));
         }
-        // The rig makes new keys each time.
+        // `rig` creates new host keys in each test.
         let mut shown = failures.replace(rig.folder().as_str(), "RIG");
         while let Some(at) = shown.find("SHA256:") {
             shown.replace_range(at..at + "SHA256:".len() + 43, "FINGERPRINT");
@@ -542,7 +544,7 @@ fn a_node_is_reachable_again_after_a_reboot() {
         let mut node = ssh(rig, "node01");
         assert_eq!(stdout(&mut node, "hostname"), "node01");
         rig.verb("panic node01").unwrap();
-        // The first error is a lost connection, the next a refused one.
+        // The first error is a lost connection, the next a refused connection.
         eventually("it is unreachable", || matches!(run(&mut node, "true"), Err(RemoteError::Unreachable { .. })));
         rig.verb("poweron node01").unwrap();
         eventually("it is reachable again", || run(&mut node, "true").is_ok());

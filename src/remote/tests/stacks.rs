@@ -14,7 +14,7 @@ use rundir::{ErrorCode, PidFile, RankPid, RunDir, RunId, SCHEMA};
 
 const RUN: &str = "2026-11-20T0340-demo-k7f2";
 
-/// A process that leads a group and waits for its children, ended when the test is over.
+/// The leader of a process group, which waits for its children. Dropping it kills the group.
 struct Leader(Child);
 
 impl Leader {
@@ -30,7 +30,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        // The group belongs to this test, and its leader has not been waited for, so that its id is not reused.
+        // The kernel cannot have reused the id of the group, because this test has not waited for its leader yet.
         let _ = nix::sys::signal::killpg(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::SIGKILL);
         let _ = self.0.wait();
     }
@@ -55,7 +55,7 @@ fn pid_file(leader: i32, node: NodeId) -> PidFile {
     }
 }
 
-/// Waits until a leader has a child, and returns it.
+/// Waits until a leader has a child, and returns the child's process id.
 fn child_of(leader: i32) -> i32 {
     let mut child = None;
     until("the leader has a child", || {

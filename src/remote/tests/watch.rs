@@ -1,4 +1,4 @@
-//! Watches nodes of a rig of real SSH servers, and this machine.
+//! Tests of watches: of the nodes of a rig, over real SSH servers, and of this machine.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap shows its line")]
 
@@ -19,7 +19,7 @@ use rundir::Login;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const EVERY: Duration = Duration::from_millis(200);
 
-/// Runs a test in the network of a rig's head. Prints a message and skips it where no rig is possible.
+/// Runs a test in the network of a rig's head. Prints a message and skips the test on a machine that cannot run a rig.
 fn with_rig(nodes: usize, test: impl FnOnce(&Rig, &Connections) + Send) {
     let Some(rig) = Options::new(nodes).gpus(2).up_or_skip() else { return };
     thread::scope(|scope| {
@@ -48,7 +48,7 @@ fn watch(connections: &Connections, node: &NodeId) -> Watched {
 }
 
 impl Watched {
-    /// Waits for a wanted frame. Until then, `allowed` must hold for every update.
+    /// Waits for a frame for which `wanted` holds, and returns it. `allowed` must hold for every update until then.
     fn until(&self, wanted: impl Fn(&Frame) -> bool, allowed: impl Fn(&NodeUpdate) -> bool) -> Frame {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -128,7 +128,7 @@ fn errors_of_nvidia_smi_do_not_end_a_watch() {
         rig.verb("smi node01 missing").unwrap();
         let frame = odd.until(|frame| frame.smi_errors == [SmiError::NotFound], is_frame);
         assert!(frame.host.load.is_some() && faults(&frame).is_empty(), "a node without GPUs has no fault");
-        // Another query is sent over the same connection.
+        // An old driver does not know all fields. The watch sends a query without them over the same connection.
         rig.verb("smi node01 old").unwrap();
         odd.until(|frame| frame.gpus.len() == 2 && frame.gpus[0].throttle_reasons.value().is_some(), is_frame);
         rig.verb("smi node01 slow 1").unwrap();

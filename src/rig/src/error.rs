@@ -1,4 +1,4 @@
-//! Errors of a rig.
+//! The errors of starting and controlling a rig.
 
 use std::io;
 

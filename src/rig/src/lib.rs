@@ -26,10 +26,10 @@ pub use options::Options;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rig/rig");
 
-/// A cluster that is up.
+/// A running rig. Dropping it ends its processes and removes its folder.
 #[derive(Debug)]
 pub struct Rig {
-    /// The process that holds the namespaces. The rig ends when its standard input closes.
+    /// The process that holds the namespaces. The rig ends when the standard input of this process closes.
     holder: Child,
     folder: Utf8PathBuf,
     nodes: usize,
@@ -39,7 +39,7 @@ impl Rig {
     /// Starts `nodes` nodes of eight GPUs each.
     ///
     /// # Errors
-    /// [`RigError::Impossible`] if namespaces or packages are missing; otherwise the step that failed.
+    /// As [`Options::up`].
     pub fn up(nodes: usize) -> Result<Rig, RigError> {
         Options::new(nodes).up()
     }
@@ -47,7 +47,8 @@ impl Rig {
     /// Applies a fault or repair to a node: `poweroff node03`, `loss node01 20`. `tests/rig/rig verbs` lists the verbs.
     ///
     /// # Errors
-    /// [`RigError::Verb`] with the script's output when the verb or node does not exist or the verb fails.
+    /// [`RigError::Verb`] with the script's output if the verb or node does not exist or the verb fails, and
+    /// [`RigError::NotStarted`] if the script cannot be executed.
     pub fn verb(&self, words: &str) -> Result<(), RigError> {
         let mut command = script(&self.folder);
         command.arg("verb").args(words.split_whitespace()).stdin(Stdio::null());
@@ -86,7 +87,7 @@ impl Rig {
     /// Library code in this process can then connect to the nodes' addresses, which are in [`Rig::ssh_config`].
     ///
     /// # Errors
-    /// [`RigError::NotJoined`] when the kernel refuses.
+    /// [`RigError::NotJoined`] if the namespace cannot be opened or entered, for example without CAP_SYS_ADMIN.
     pub fn join_network(&self) -> Result<(), RigError> {
         let path = format!("/proc/{}/ns/net", self.holder.id());
         let network = std::fs::File::open(path).map_err(RigError::NotJoined)?;
@@ -144,7 +145,7 @@ impl Drop for Rig {
             }
             sleep(Duration::from_millis(2));
         }
-        // The kernel ends the rig with its holder; only the files remain.
+        // Killing the holder ends all processes of the rig, but leaves its files.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
         let _ = std::fs::remove_dir_all(&self.folder);

@@ -33,10 +33,11 @@ impl Options {
     /// Starts the rig; returns when every node accepts logins and Slurm, if added, reports all nodes idle.
     ///
     /// # Errors
-    /// [`RigError::Impossible`] if namespaces or packages are missing; otherwise the step that failed.
+    /// [`RigError::Impossible`] if namespaces or packages are missing, [`RigError::NotStarted`] if the script cannot be
+    /// executed, and [`RigError::NotUp`] with the script's message if another step fails.
     pub fn up(&self) -> Result<Rig, RigError> {
         let mut command = Command::new(SCRIPT);
-        // The scripts create the folder, so they can remove it.
+        // Without `RIG`, the scripts create a new folder and remove it at the end.
         command.env_remove("RIG").args(["serve", &self.nodes.to_string(), "--gpus", &self.gpus.to_string()]);
         if self.slurm {
             command.arg("--slurm");
@@ -44,7 +45,7 @@ impl Options {
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(RigError::NotStarted)?;
         let mut line = String::new();
         if let Some(stdout) = holder.stdout.take() {
-            // A line that cannot be read is treated as missing.
+            // A read error leaves the line empty, which counts as a failed start.
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
         if let Some(folder) = line.strip_prefix("ready ") {

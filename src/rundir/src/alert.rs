@@ -1,4 +1,5 @@
-//! Alerts of a run: what needs the attention of its user, and how users answered. One line of a file in the folder `alerts`.
+//! Alerts of a run: what needs the attention of a user, and which alerts users acknowledged or snoozed. Each is one
+//! line of a file in the folder `alerts`.
 
 use crate::lines::{LogLine, json_line};
 use crate::{Error, LineAppender, RunDir, RunId, SCHEMA, Tail, xxh3_hex};
@@ -10,11 +11,11 @@ use std::fs;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AlertKind {
-    /// An attempt trains.
+    /// All ranks of an attempt are connected, and training began.
     Started,
     /// A checkpoint is complete.
     Checkpoint,
-    /// Videos were made.
+    /// Sample videos are complete.
     Sample,
     /// A stage of a curriculum has done all its steps.
     StageDone,
@@ -71,47 +72,48 @@ impl AlertKind {
         }
     }
 
-    /// Returns whether it is normal progress, of which a run has many.
+    /// Returns whether the kind is normal progress, which a run reports many times.
     pub fn is_routine(self) -> bool {
         matches!(self, Self::Started | Self::Checkpoint | Self::Sample)
     }
 
-    /// Returns whether a user must act.
+    /// Returns whether a user must act on an alert of this kind.
     pub fn needs_action(self) -> bool {
         !self.is_routine() && !matches!(self, Self::StageDone | Self::Healed | Self::Finished)
     }
 }
 
-/// An alert.
+/// Something that happened to a run and that its user should learn about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alert {
     /// [`SCHEMA`].
     pub v: u32,
-    /// When it was raised, Unix seconds.
+    /// When the alert was raised, Unix seconds.
     pub t: f64,
-    /// Its name among all alerts: eight hexadecimal digits.
+    /// The id, eight hexadecimal digits: see [`Alert::with_id`].
     pub id: String,
-    /// The run.
+    /// The run that the alert is about.
     pub run: RunId,
-    /// The attempt.
+    /// The attempt during which the event happened.
     pub attempt: u32,
-    /// The kind.
+    /// What kind of event it is. Channels choose alerts by kind.
     pub kind: AlertKind,
-    /// The node or the step that it is about; empty for the whole run. An alert of the same attempt, kind and subject is the same.
+    /// The node, file or folder that the alert is about; empty for the whole run. Alerts with the same attempt, kind
+    /// and subject are repeats of each other.
     #[serde(default)]
     pub subject: String,
-    /// Whether it is about a failure that ended the attempt.
+    /// Whether the alert reports a failure that ended the attempt.
     #[serde(default)]
     pub ends_attempt: bool,
     /// The last finished step.
     #[serde(default)]
     pub step: Option<u64>,
-    /// The event in one sentence.
+    /// What happened, in one sentence.
     pub what: String,
     /// The reason; may be empty.
     #[serde(default)]
     pub why: String,
-    /// When it began, Unix seconds.
+    /// When the event or problem began, Unix seconds.
     pub since_s: f64,
     /// The hint; may be empty.
     #[serde(default)]
@@ -119,36 +121,36 @@ pub struct Alert {
 }
 
 impl Alert {
-    /// Sets its id, which follows from its run, attempt, kind, subject and beginning.
+    /// Sets the id: a hash of the run, attempt, kind, subject and `since_s`.
     pub fn with_id(self) -> Self {
         let key = format!("{} {} {} {} {}", self.run, self.attempt, self.kind.name(), self.subject, self.since_s);
         Self { id: xxh3_hex(key.as_bytes())[..8].to_owned(), ..self }
     }
 }
 
-/// The record that an alert did not reach a channel.
+/// A record that an alert did not reach a channel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NotSent {
     /// [`SCHEMA`].
     pub v: u32,
-    /// When, Unix seconds.
+    /// When sending failed, Unix seconds.
     pub t: f64,
-    /// The alert.
+    /// The id of the alert.
     pub id: String,
     /// The name of the channel.
     pub channel: String,
-    /// The reason.
+    /// The channel's error.
     pub why: String,
 }
 
-/// A user acknowledged or snoozed an alert or a run.
+/// A record that a user acknowledged an alert, or snoozed an alert or a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Mute {
     /// [`SCHEMA`].
     pub v: u32,
-    /// When, Unix seconds.
+    /// When the user did so, Unix seconds.
     pub t: f64,
-    /// The alert; `None` for all alerts of the run.
+    /// The id of the alert; `None` for all alerts of the run.
     #[serde(default)]
     pub id: Option<String>,
     /// The end of a snooze, Unix seconds; `None` if the alert is acknowledged.
@@ -167,7 +169,7 @@ pub enum AlertLine {
     Raised(Alert),
     /// An alert did not reach a channel.
     NotSent(NotSent),
-    /// A user acknowledged or snoozed.
+    /// A user acknowledged an alert, or snoozed an alert or the run.
     Muted(Mute),
 }
 
@@ -177,26 +179,26 @@ impl LogLine for AlertLine {
     }
 }
 
-/// An alert, with what happened to it since.
+/// An alert, and whether it was sent, acknowledged or snoozed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AlertState {
     /// The alert.
     pub alert: Alert,
-    /// The channels that it did not reach.
+    /// The channels that the alert did not reach.
     pub not_sent: Vec<NotSent>,
-    /// Whether a user acknowledged it.
+    /// Whether a user acknowledged the alert.
     pub acknowledged: bool,
-    /// The end of its snooze, Unix seconds.
+    /// The end of the newest snooze, Unix seconds.
     pub snoozed_until_s: Option<f64>,
 }
 
 impl AlertState {
-    /// Returns whether it waits for a user.
+    /// Returns whether a user still must act: the alert is neither acknowledged nor snoozed at `now_s`.
     pub fn is_open(&self, now_s: f64) -> bool {
         self.alert.kind.needs_action() && !self.acknowledged && !self.is_snoozed(now_s)
     }
 
-    /// Returns whether it is snoozed.
+    /// Returns whether the alert is snoozed at `now_s`.
     pub fn is_snoozed(&self, now_s: f64) -> bool {
         self.snoozed_until_s.is_some_and(|until_s| now_s < until_s)
     }
@@ -226,7 +228,7 @@ impl AlertWriter {
 }
 
 impl RunDir {
-    /// Opens a file of alerts, and makes its folder.
+    /// Opens the alerts file of a writer for appending. Creates the folder and the file if they do not exist.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -247,13 +249,13 @@ impl RunDir {
 }
 
 impl Mute {
-    /// Makes a record; `id` is none for the whole run, and `until_s` is none to acknowledge.
+    /// Makes a record. `id` is `None` for the whole run, and `until_s` is `None` to acknowledge.
     pub fn new(t: f64, id: Option<String>, until_s: Option<f64>, by: impl Into<String>) -> Self {
         Self { v: SCHEMA, t, id, until_s, by: by.into() }
     }
 }
 
-/// Follows the alerts of a run.
+/// Follows the alerts files of a run.
 #[derive(Debug)]
 pub struct AlertReader {
     run: RunDir,
@@ -264,7 +266,7 @@ pub struct AlertReader {
 }
 
 impl AlertReader {
-    /// Reads from the beginning.
+    /// Makes a reader that begins at the start of the files. [`AlertReader::poll`] reads them.
     pub fn new(run: &RunDir) -> Self {
         let tails = AlertWriter::ALL.map(|writer| Tail::new(run.alerts_file(writer))).into();
         Self { run: run.clone(), tails, alerts: Vec::new(), not_sent: Vec::new(), mutes: Vec::new() }
@@ -300,9 +302,10 @@ impl AlertReader {
         all
     }
 
-    /// Returns the state of an alert, which may not be recorded yet.
+    /// Returns the state of an alert. The alert need not be in the files yet.
     ///
-    /// A snooze of an alert is also one of later alerts of its kind and subject. A snooze of a run is one of all its alerts.
+    /// A snooze of an alert also applies to later alerts of the same kind and subject. A snooze of a run applies to all
+    /// its alerts.
     pub fn state(&self, alert: &Alert) -> AlertState {
         let is_same = |id: &String| {
             let same = |known: &&Alert| known.kind == alert.kind && known.subject == alert.subject;
@@ -314,7 +317,7 @@ impl AlertReader {
             alert: alert.clone(),
             not_sent: self.not_sent.iter().filter(|not_sent| not_sent.id == alert.id).cloned().collect(),
             acknowledged: self.mutes.iter().any(|mute| acknowledged(&mute)),
-            // The last request counts: a snooze can be shortened.
+            // The newest snooze counts, so that a user can shorten a snooze.
             snoozed_until_s: snoozes.filter_map(|mute| mute.until_s).next_back(),
         }
     }

@@ -15,13 +15,13 @@ use std::io;
 pub struct Attempt {
     /// [`crate::SCHEMA`].
     pub schema: u32,
-    /// 1 for the launch, then counting.
+    /// The number of the attempt: 1 for the launch, and one more for each later attempt.
     pub number: u32,
-    /// The reason for which it was started.
+    /// Why the attempt was started.
     pub why: AttemptWhy,
     /// The user who started it, as `user@node`.
     pub by: String,
-    /// When, Unix seconds.
+    /// When the attempt was started, Unix seconds.
     pub started_s: f64,
     /// The step that it continues from. If the checkpoint of that step is damaged, the trainer loads the one before it
     /// and records an event.
@@ -31,10 +31,10 @@ pub struct Attempt {
     /// The step that the user chose to continue from. If its checkpoint is damaged, no other checkpoint is loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_step: Option<u64>,
-    /// Steps of the whole run from here on, when a resume raised them above `run.toml`'s `train.steps`.
+    /// The total steps of the run, if a resume raised them above `train.steps` of `run.toml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// The folder from which another trainer's command continues.
+    /// The checkpoint folder from which the command of another trainer continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Utf8PathBuf>,
     /// The names of the checks that the user allowed to fail.
@@ -48,21 +48,21 @@ pub struct Attempt {
     /// The SSH logins of the nodes; empty if the attempt was started only on this machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logins: Vec<Login>,
-    /// The nodes without ranks that can replace others.
+    /// The spare nodes. They have no ranks, and can replace a node that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spares: Vec<SpareNode>,
-    /// Its Slurm job, if it was submitted to Slurm.
+    /// The Slurm job of the attempt; `None` if the attempt was not submitted to Slurm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm: Option<SlurmJob>,
 }
 
-/// A node without ranks that can replace another.
+/// A node without ranks that can replace a node that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpareNode {
-    /// Its login.
+    /// The SSH login of the node.
     #[serde(flatten)]
     pub login: Login,
-    /// The ranks that it has room for.
+    /// The number of ranks that fit on the node.
     pub slots: usize,
 }
 
@@ -72,7 +72,7 @@ pub struct SlurmJob {
     /// The job's number, once Slurm has assigned it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<u64>,
-    /// The request.
+    /// The resources that were requested.
     pub spec: SlurmSpec,
 }
 
@@ -83,7 +83,7 @@ pub struct Submitted {
     pub schema: u32,
     /// The job's number.
     pub job: u64,
-    /// When, Unix seconds.
+    /// When the job was submitted, Unix seconds.
     pub submitted_s: f64,
 }
 
@@ -101,7 +101,7 @@ pub struct Allocation {
     pub schema: u32,
     /// The job's number.
     pub job: u64,
-    /// When it began, Unix seconds.
+    /// When the job began, Unix seconds.
     pub began_s: f64,
     /// The placement of the ranks.
     pub placement: Placement,
@@ -149,7 +149,8 @@ impl Versioned for Attempt {
     }
 }
 
-/// Reads a mesh and ignores unknown axes of a newer version. A recipe refuses them instead, because a user wrote it.
+/// Reads a mesh and ignores axes that a newer version added. In a recipe, which a user writes, an unknown axis is an
+/// error.
 pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mesh, D::Error> {
     #[derive(Deserialize)]
     struct Known {
@@ -165,17 +166,17 @@ pub(crate) fn known_axes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<M
     Ok(Mesh { dp_replicate, dp_shard, tp })
 }
 
-/// The reason for which an attempt was started.
+/// Why an attempt was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptWhy {
-    /// The first one.
+    /// The first attempt of a run.
     Launch,
     /// A user resumed the run.
     Resume,
-    /// Slurm requeued its job.
+    /// Slurm requeued the job of the run.
     Requeue,
-    /// The attempt before failed, and the recipe asks to resume then.
+    /// The previous attempt failed, and the recipe has `run.on_failure = "resume"`.
     Heal,
 }
 
@@ -204,7 +205,7 @@ impl RunDir {
         Ok(numbers)
     }
 
-    /// Reads an attempt, completed from `job.toml` and `allocation.toml`.
+    /// Reads an attempt. `job.toml` and `allocation.toml` supply the job and the placement of a Slurm attempt.
     ///
     /// # Errors
     /// As [`read_toml`].

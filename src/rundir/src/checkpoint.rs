@@ -33,7 +33,7 @@ pub struct CheckpointManifest {
     pub saved_s: f64,
     /// The number of parameters.
     pub params: u64,
-    /// The mesh that saved it, for users; loading does not depend on it.
+    /// The mesh that saved it, for display; loading does not depend on it.
     #[serde(deserialize_with = "known_axes")]
     pub mesh: Mesh,
     /// The base weights, if the checkpoint contains LoRA adapters instead of the whole model.
@@ -41,9 +41,9 @@ pub struct CheckpointManifest {
     pub base: Option<BaseWeights>,
     /// Every file except the manifest.
     pub files: Vec<FileSum>,
-    /// Every tensor. The optimizer's are named `exp_avg/NAME` and `exp_avg_sq/NAME`, the averages of
-    /// trained weights `ema/NAME`. 8-bit codes have the dtype `U8`; the float32 scales of their blocks of 256 elements, which begin
-    /// at multiples of 256 in the box, are in the same file: `NAME.scale`.
+    /// Every tensor. The optimizer's tensors are named `exp_avg/NAME` and `exp_avg_sq/NAME`, and the moving averages of
+    /// the weights (EMA) `ema/NAME`. Tensors of an 8-bit optimizer have the dtype `U8`. The same file contains their
+    /// float32 scales as `NAME.scale`: one for each block of 256 elements. Blocks begin at multiples of 256 in the box.
     pub tensors: Vec<LogicalTensor>,
 }
 
@@ -55,7 +55,7 @@ impl Versioned for CheckpointManifest {
     }
 }
 
-/// The weights that adapters were trained on. All tensors that are not in the checkpoint of the adapters come from them.
+/// The base weights of adapters. Tensors that are not in the checkpoint of the adapters are loaded from these weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BaseWeights {
     /// The step directory of these weights.
@@ -67,10 +67,10 @@ pub struct BaseWeights {
 }
 
 impl BaseWeights {
-    /// Describes the weights that adapters are trained on: the given ones or, if these are adapters, their base.
+    /// Describes the base of new adapters: `weights` or, if `weights` is a checkpoint of adapters, its base.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the manifest of `weights` cannot be read.
     pub fn of(weights: &Checkpoint, scale: f64) -> Result<Self, Error> {
         match &weights.manifest.base {
             Some(base) => Ok(BaseWeights { scale, ..base.clone() }),
@@ -84,13 +84,13 @@ impl BaseWeights {
 pub struct FileSum {
     /// Its name in the step directory.
     pub name: String,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
     /// Its XXH3 checksum of 64 bits, as 16 hex digits.
     pub xxh3: String,
 }
 
-/// A whole tensor, independent of its slices.
+/// A whole tensor, and the slices of files that contain it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogicalTensor {
     /// Its name in the table of parameters.
@@ -99,18 +99,18 @@ pub struct LogicalTensor {
     pub dtype: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// The ranges that it consists of.
+    /// The slices, which together cover the tensor once.
     pub slices: Vec<Slice>,
 }
 
 /// A range of a flattened tensor or of a flattened box of it, and where it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
-    /// The file.
+    /// The name of the file in the step directory.
     pub file: String,
-    /// The tensor of that file that contains exactly the range.
+    /// The name of the tensor in that file. It contains exactly the range.
     pub key: String,
-    /// The first element.
+    /// The index of the first element in the flattened tensor or box.
     pub start: u64,
     /// The number of elements.
     pub len: u64,
@@ -125,7 +125,7 @@ impl Slice {
         self.within.clone().unwrap_or_else(|| TensorBox::whole(shape))
     }
 
-    /// Returns the range, counted in the box.
+    /// Returns the range of element indices in the flattened box.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.start..self.start.saturating_add(self.len)
     }
@@ -148,22 +148,22 @@ pub struct TrainState {
     pub adam_step: u64,
     /// Samples per step.
     pub global_batch: usize,
-    /// Identity of the data set; of several, joined by `+`. A resume with other data needs the user's consent.
+    /// The fingerprints of the data sets, joined by `+`. A resume with other data needs the user's consent.
     pub data_fingerprint: String,
-    /// Identity of all else that decides the samples of a step: shapes, batches, shares. Empty for items of one shape that are used once
-    /// per epoch.
+    /// The fingerprint of everything else that determines the samples of a step: shapes, batch sizes, shares of data
+    /// sets. Empty if all items have one shape and are used once per epoch.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data_order: String,
     /// The number of consecutive steps that were not finite.
     #[serde(default)]
     pub bad_steps: u64,
-    /// Updates of the average of the weights, if there is one.
+    /// Updates of the moving average of the weights (EMA); 0 without one.
     #[serde(default)]
     pub ema_updates: u64,
-    /// The optimizer whose state the checkpoint has.
+    /// The optimizer whose state the checkpoint contains.
     #[serde(default)]
     pub optimizer: OptimizerKind,
-    /// Numbers of the optimizer's state besides tensors.
+    /// The scalars of the optimizer's state, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub optimizer_numbers: BTreeMap<String, f64>,
 }
@@ -171,7 +171,7 @@ pub struct TrainState {
 impl Versioned for TrainState {
     const KEY: &'static str = "format";
 
-    /// The manifest records the format of both files.
+    /// Returns the current version, because `state.toml` has none: the manifest records the version of both files.
     fn version(&self) -> u32 {
         crate::SCHEMA
     }
@@ -185,9 +185,9 @@ pub struct Checkpoint {
     pub step: u64,
     /// Its step directory.
     pub dir: Utf8PathBuf,
-    /// Its contents.
+    /// Its manifest.
     pub manifest: CheckpointManifest,
-    /// Its size, without the manifest.
+    /// Its size in bytes, without the manifest.
     pub bytes: u64,
 }
 
@@ -206,7 +206,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Incomplete`] with the first thing that is missing or wrong, [`Error::Newer`] for a newer format, and
-    /// [`Error::Io`] when the file system did not answer, so that the state of the checkpoint is not known.
+    /// [`Error::Io`] if the file system does not answer, so that it is unknown whether the checkpoint is complete.
     pub fn open(dir: &Utf8Path) -> Result<Self, Error> {
         let incomplete = |why: String| Error::Incomplete { dir: dir.to_owned(), why };
         let manifest = match CheckpointManifest::read(dir) {
@@ -224,7 +224,7 @@ impl Checkpoint {
         match fs::read(&mark) {
             Ok(why) => return Err(incomplete(String::from_utf8_lossy(&why).trim_end().to_owned())),
             Err(error) if is_no_answer(&error) => return Err(Error::io("read", &mark, error)),
-            // There is no mark. A folder with the mark's name does not count.
+            // The checkpoint has no mark. A folder with the name of the mark does not count.
             Err(_) => {}
         }
         if let Some(step) = dir.file_name().and_then(parse_step_dir)
@@ -259,11 +259,11 @@ impl Checkpoint {
         self.manifest.files.iter().try_for_each(|file| self.verify_file(file))
     }
 
-    /// Reads one file and compares its checksum with the manifest. If it has changed, the checkpoint is marked as damaged and
-    /// is never complete again.
+    /// Reads one file and compares its checksum with the manifest. If they differ, marks the checkpoint as damaged, so
+    /// that [`Checkpoint::open`] refuses it from then on.
     ///
     /// # Errors
-    /// [`Error::Checksum`] when it has changed, or [`Error::Io`].
+    /// [`Error::Checksum`] if they differ, or [`Error::Io`] if the file cannot be read.
     pub fn verify_file(&self, wanted: &FileSum) -> Result<(), Error> {
         let path = self.dir.join(&wanted.name);
         let found = file_sum(&path)?.xxh3;
@@ -409,7 +409,7 @@ impl LogicalTensor {
     }
 }
 
-/// Returns the checksum of some bytes in the format of a manifest.
+/// Returns the 64-bit XXH3 checksum of some bytes as 16 hex digits, as in a manifest.
 pub fn xxh3_hex(bytes: &[u8]) -> String {
     format!("{:016x}", xxh3_64(bytes))
 }
@@ -587,7 +587,7 @@ mod tests {
     fn boxes_must_cover_each_tensor_once() {
         let (_keep, run) = temp();
         let good = save(&run, 40, 1);
-        // 2 × 3: a column in two slices, and the other two columns.
+        // A tensor of 2 × 3: one column in two slices, and the other two columns in one.
         let check = |boxes: [(usize, usize, u64, u64); 3]| {
             let mut manifest = good.clone();
             let one = manifest.tensors[0].slices[0].clone();

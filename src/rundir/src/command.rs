@@ -1,18 +1,18 @@
-//! The command of a run that another program trains: its arguments on each node.
+//! The command of another trainer: its arguments on each node, its working directory and its output folder.
 
 use crate::{Attempt, Run, RunDir, StartFrom};
 use camino::Utf8PathBuf;
 use cluster::{NodeId, RankPlace};
 use recipe::{Per, Recipe};
 
-/// The nodes or ranks on which a command is started.
+/// Where a command is started: a node and, if each rank has its own process, the rank.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandPlace<'a> {
-    /// The node.
+    /// The node on which the command is started.
     pub node: &'a NodeId,
     /// The rank, if the command is started for each rank.
     pub rank: Option<&'a RankPlace>,
-    /// The address and port of the first node, once they are known.
+    /// The rendezvous address and port on the first node; `None` until they are known.
     pub master: Option<(&'a str, u16)>,
 }
 
@@ -74,7 +74,7 @@ pub fn command_template<'a>(recipe: &'a Recipe, attempt: &Attempt) -> impl Itera
     command.run.iter().chain(more).chain(last)
 }
 
-/// Returns the path of the weights that a run starts from.
+/// Returns the path of the weights that a run starts from; `None` if it starts otherwise.
 fn weights(run: &Run) -> Option<String> {
     match &run.start {
         StartFrom::Weights { path } => Some(path.to_string()),
@@ -84,7 +84,7 @@ fn weights(run: &Run) -> Option<String> {
 
 /// Returns the folder below which a command saves its checkpoints.
 pub fn command_output(dir: &RunDir, run: &Run, recipe: &Recipe) -> Utf8PathBuf {
-    // A relative path starts at the command's working directory.
+    // A relative `command.output` is relative to the command's working directory.
     let folder = command_folder(dir, recipe);
     folder.join(recipe::fill(&recipe.command.output, |name| of_run(dir, run, name)))
 }

@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 /// The kind of an error, for programs. Its name on disk and in `--json` is in kebab case and never changes.
 ///
-/// A code names a problem that a user can act on, not a place in the source. Sentences are for users and may change.
+/// A code names a problem that a user can act on, not a place in the source. Error messages may change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -29,11 +29,11 @@ pub enum ErrorCode {
     Io,
     /// A file or folder does not exist.
     NotFound,
-    /// The user may not do this.
+    /// The user lacks the permission for the operation.
     PermissionDenied,
     /// A disk has too little space.
     DiskFull,
-    /// A file does not have the format that it should have.
+    /// A file does not have the expected format.
     Malformed,
     /// A file was written by a newer version.
     NewerFormat,
@@ -53,7 +53,7 @@ pub enum ErrorCode {
     InvalidMesh,
     /// The curriculum has no such stage, or the stage must be named.
     UnknownStage,
-    /// A hostfile is not valid, or leaves no node.
+    /// A hostfile is not valid, or no node remains after filtering.
     InvalidHostfile,
     /// A Slurm file is not valid.
     InvalidSlurmFile,
@@ -103,7 +103,7 @@ pub enum ErrorCode {
     TensorMismatch,
     /// A data set or one of its samples cannot be used.
     InvalidDataset,
-    /// More clips of a data set would be dropped than was accepted.
+    /// The share of clips that would be dropped from a data set exceeds the accepted share.
     TooManyDropped,
 
     // Nodes and networks.
@@ -129,9 +129,9 @@ pub enum ErrorCode {
     ClockSkew,
     /// A network port is in use.
     PortInUse,
-    /// The processes differ from the planned ones, so no process was signalled.
+    /// The running processes differ from those in the plan, so no process was signalled.
     NotOwned,
-    /// Not all processes ended, or it could not be verified.
+    /// Not all processes ended, or their end could not be verified.
     KillIncomplete,
 
     // Downloads.
@@ -163,7 +163,7 @@ pub enum ErrorCode {
     Crashed,
     /// A rank ended with an error.
     RankFailed,
-    /// A rank was ended by a signal from outside.
+    /// A signal that did not come from the supervisor ended a rank.
     RankKilled,
     /// The node or the GPU ran out of memory, or no settings fit its memory.
     OutOfMemory,
@@ -171,7 +171,7 @@ pub enum ErrorCode {
     NodeLost,
     /// A rank or a node lost contact with another one.
     PeerLost,
-    /// The ranks of a node were killed.
+    /// A user killed the ranks of a node.
     RanksKilled,
     /// Loss or gradient is not finite.
     NotFinite,
@@ -182,7 +182,7 @@ pub enum ErrorCode {
     /// The supervisor or a rank could not be started.
     StartFailed,
 
-    /// An error of a run that an older or newer version wrote.
+    /// A code of a newer version, or no code: early versions wrote none.
     #[default]
     #[serde(other)]
     Unknown,
@@ -196,7 +196,7 @@ impl fmt::Display for ErrorCode {
 }
 
 impl ErrorCode {
-    /// Returns the code of an error of the operating system.
+    /// Returns the code of an IO error.
     pub fn of_io(error: &io::Error) -> Self {
         match error.kind() {
             // `FileTooLarge` is a limit of the user or of the file system on the size of a file.

@@ -12,9 +12,9 @@ use serde_json::Value;
 pub struct Event {
     /// [`SCHEMA`].
     pub v: u32,
-    /// When, Unix seconds.
+    /// When the event happened, Unix seconds.
     pub t: f64,
-    /// The attempt.
+    /// The attempt during which the event happened.
     pub attempt: u32,
     /// The rank that recorded the event; `None` if a supervisor did.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,17 +42,17 @@ pub enum EventKind {
     },
     /// A checkpoint was loaded.
     Resumed {
-        /// Its step.
+        /// The step of the checkpoint.
         from_step: u64,
         /// The run that saved it.
         of_run: RunId,
     },
     /// The checkpoint to load is damaged, and the one before it is loaded instead.
     CheckpointDamaged {
-        /// Its step.
+        /// The step of the damaged checkpoint.
         #[serde(rename = "damaged_step")]
         step: u64,
-        /// The fault.
+        /// What is wrong with the checkpoint.
         why: String,
         /// The step that is loaded instead.
         back_to: u64,
@@ -62,14 +62,14 @@ pub enum EventKind {
         /// The step directory.
         from: Utf8PathBuf,
     },
-    /// The state that was restored from a checkpoint, and the state that was not.
+    /// Training state was restored from a checkpoint, all of it or a part.
     Restored {
         /// The restored state, as text.
         restored: String,
         /// The state that restarts, as text; empty if everything was restored.
         #[serde(rename = "anew")]
         not_restored: String,
-        /// Seconds that reading took, with checksums.
+        /// Seconds that reading and verifying the checkpoint took.
         seconds: f64,
     },
     /// A checkpoint was requested in addition to those at the interval.
@@ -87,7 +87,7 @@ pub enum EventKind {
     CheckpointSaved {
         /// Its step directory.
         path: Utf8PathBuf,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
         /// Seconds that saving took.
         seconds: f64,
@@ -99,7 +99,7 @@ pub enum EventKind {
     },
     /// An old checkpoint was removed, because only the newest few are kept.
     CheckpointPruned {
-        /// Its step.
+        /// The step of the removed checkpoint.
         #[serde(rename = "pruned_step")]
         step: u64,
     },
@@ -122,7 +122,7 @@ pub enum EventKind {
         /// The loss at each level, the lowest first.
         by_level: Vec<f64>,
     },
-    /// A clip or a caption could not be encoded. It is left out, and the encode continues.
+    /// A clip or a caption could not be encoded. The encode continues without it.
     ItemFailed {
         /// The id of the clip, or the key of the text.
         item: String,
@@ -133,12 +133,12 @@ pub enum EventKind {
     SampleRequested,
     /// Every rank wrote a trace of some steps.
     Profiled {
-        /// The trace of this rank.
+        /// The trace of the rank that recorded the event.
         path: Utf8PathBuf,
-        /// Its number of steps.
+        /// The number of steps in the trace.
         steps: u64,
     },
-    /// An evaluation began. No steps are made until it ends.
+    /// An evaluation began. Training pauses until it ends.
     EvaluationStarted,
     /// The evaluation ended.
     EvaluationEnded,
@@ -146,7 +146,7 @@ pub enum EventKind {
     LossNotFinite,
     /// The loss was far above the losses of the steps before.
     LossSpike {
-        /// The loss.
+        /// The loss of this step.
         loss: f64,
         /// The median loss of the steps before.
         usual: f64,
@@ -187,7 +187,7 @@ pub enum EventKind {
     },
     /// The healer has resumed the run.
     Healed {
-        /// The nodes of the attempt before that have no ranks now.
+        /// The nodes of the previous attempt that have no ranks in the new one.
         without: Vec<NodeId>,
         /// Seconds from the failure to the start of the new attempt.
         down_s: f64,
@@ -204,22 +204,22 @@ pub enum EventKind {
     },
     /// A rank ended unexpectedly; its supervisor records it.
     RankDied {
-        /// The rank.
+        /// The rank that ended.
         #[serde(rename = "dead_rank")]
         rank: usize,
-        /// Its exit code, when it exited.
+        /// Its exit code; `None` if a signal ended it.
         code: Option<i32>,
-        /// The signal that ended it, when one did.
+        /// The signal that ended it; `None` if it exited.
         signal: Option<i32>,
         /// The error that the rank reported, or otherwise the last line of its log.
         message: String,
-        /// The location of the root cause.
+        /// Where the root cause is.
         #[serde(default, skip_serializing_if = "Cause::is_root")]
         cause: Cause,
     },
     /// Another node was lost. The supervisor of a node that continues without it records this event.
     NodeLost {
-        /// The node.
+        /// The lost node.
         #[serde(rename = "lost_node")]
         node: NodeId,
         /// The evidence for the loss.
@@ -230,10 +230,10 @@ pub enum EventKind {
         /// The signal's number.
         signal: i32,
     },
-    /// An event of a newer version, kept as text.
+    /// An event that this version cannot parse, kept as text.
     #[serde(untagged)]
     Other {
-        /// Its name.
+        /// The name of the event.
         #[serde(rename = "event")]
         name: String,
         /// Its fields, as `key: value, key: value`.
@@ -243,7 +243,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Returns whether a healer records it, beside the processes of the run.
+    /// Returns whether the healer records events of this kind. Processes of the run record all others.
     pub fn is_of_healer(&self) -> bool {
         matches!(
             self,
@@ -318,7 +318,7 @@ impl LogLine for Event {
     }
 }
 
-/// Reads all events of a run, those of rank 0, of every node and of the healer, in the order of their time.
+/// Reads all events of a run, which rank 0, the nodes' supervisors and the healer recorded, sorted by time.
 ///
 /// # Errors
 /// [`Error::Io`]; a missing file is empty, and bad lines are skipped.

@@ -11,7 +11,7 @@ use crate::ErrorCode;
 
 /// An error in the form in which users see it: what failed, why, and what to do now.
 ///
-/// It is part of the contract because files of a run transfer it from a rank to the screen.
+/// It is part of the format of a run: a rank or supervisor writes it to a file, and the console shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "WrittenFailure")]
 pub struct Failure {
@@ -34,8 +34,8 @@ impl Failure {
         Self { code, cause: Cause::Root, what: what.into(), why: why.into(), fix: fix.into() }
     }
 
-    /// Makes the failure of a rank or node that could not continue without another one. `peer` is the node of the other
-    /// one, if known.
+    /// Makes the failure of a rank or node that lost contact with another rank or node. `peer` is the lost node, or the
+    /// node of the lost rank, if known.
     pub fn peer_lost(peer: Option<NodeId>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { cause: Cause::Peer(peer), ..Self::new(ErrorCode::PeerLost, PEER_LOST, why, fix) }
     }
@@ -56,7 +56,7 @@ pub enum Cause {
     /// The rank or node that reports the failure.
     #[default]
     Root,
-    /// Another rank or node, without which this one could not continue; its node, if known.
+    /// Another rank or node, without which this one could not continue. The field is the other node, if known.
     Peer(Option<NodeId>),
     /// A stop request.
     Stop,
@@ -99,7 +99,7 @@ impl From<String> for Cause {
     }
 }
 
-/// A failure in the format of any version.
+/// A failure as any version wrote it. Early versions wrote neither code nor cause.
 #[derive(Deserialize)]
 struct WrittenFailure {
     #[serde(default)]
@@ -128,7 +128,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The errors of reading and writing the files of a run.
+/// An error of reading or writing a file of a run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -142,7 +142,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// A file does not have its format.
+    /// A file does not have the expected format.
     #[error("cannot read {path}: {why}")]
     Malformed {
         /// The file.
@@ -209,7 +209,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Makes an error of the operating system.
+    /// Makes an [`Error::Io`].
     pub fn io(action: &'static str, path: &Utf8Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }
@@ -218,7 +218,7 @@ impl Error {
         Self::Malformed { path: path.to_owned(), why: why.into() }
     }
 
-    /// Returns whether the reason is that the file does not exist.
+    /// Returns whether the file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

@@ -1,4 +1,4 @@
-//! Small files that are written atomically, and read only if their version is known.
+//! Reads and writes small files. Writes are atomic, and a file of a newer version is refused.
 
 use crate::{Error, SCHEMA};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -43,7 +43,7 @@ pub(crate) fn parse_toml<T: Versioned>(path: &Utf8Path, text: &str) -> Result<T,
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    // A newer format may not fit the type. The version is then the better explanation.
+    // A newer format may not parse as `T`. The newer version then explains the failure better than the parse error.
     if let Ok(head) = toml::from_str::<Head>(text)
         && let Some(found) = if T::KEY == "format" { head.format } else { head.schema }
         && found > u64::from(SCHEMA)
@@ -58,7 +58,8 @@ fn line_of(text: &str, error: &toml::de::Error) -> String {
     error.span().and_then(line).map_or(String::new(), |n| format!("line {n}: "))
 }
 
-/// Returns a folder of this user: that of an XDG variable, or the default one in the home folder.
+/// Returns a folder of this user: the value of an XDG variable, or `default` in the home folder. Returns `None` if
+/// neither is an absolute path.
 pub fn user_folder(variable: &str, default: &str) -> Option<Utf8PathBuf> {
     let absolute = |name: &str| Some(Utf8PathBuf::from(std::env::var(name).ok()?)).filter(|path| path.is_absolute());
     absolute(variable).or_else(|| Some(absolute("HOME")?.join(default)))
@@ -72,12 +73,12 @@ pub fn write_toml<T: Serialize>(path: &Utf8Path, value: &T) -> Result<(), Error>
     write_atomic(path, toml_text(path, value)?.as_bytes())
 }
 
-/// Formats a value as TOML; `path` is for the error.
+/// Formats a value as TOML. An error names `path`.
 pub(crate) fn toml_text<T: Serialize>(path: &Utf8Path, value: &T) -> Result<String, Error> {
     toml::to_string(value).map_err(|e| Error::malformed(path, format!("the value has no TOML form: {e}")))
 }
 
-/// Writes a file so that a reader sees either the whole old content or the whole new content, also after a crash.
+/// Writes a file so that readers see either the whole old content or the whole new content, even after a crash.
 ///
 /// It writes and syncs a temporary file in the same folder, renames it over `path`, and syncs the folder.
 ///
@@ -104,7 +105,7 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
 /// Writes a new file that only its owner can access.
 ///
 /// # Errors
-/// [`Error::Io`], also if the file exists.
+/// [`Error::Io`] if the file exists already or cannot be written.
 pub fn write_private(path: &Utf8Path, bytes: &[u8]) -> Result<(), Error> {
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -119,7 +120,7 @@ pub fn is_exposed(path: &Utf8Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
 }
 
-/// Returns none for a missing file.
+/// Turns the error of a missing file into `None`.
 pub(crate) fn present<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
     match read {
         Ok(value) => Ok(Some(value)),

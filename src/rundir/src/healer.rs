@@ -1,4 +1,4 @@
-//! The healer of a run: the program that resumes it after failures. A lock makes sure that there is only one.
+//! The healer of a run: the program that resumes the run after failures. A lock allows one healer per run.
 
 use crate::files::{Versioned, read_toml, write_toml};
 use crate::{Error, RunDir};
@@ -7,14 +7,14 @@ use cluster::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions, TryLockError};
 
-/// `healer`: who resumes the run after failures.
+/// The file `healer`: the process that resumes the run after failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Healer {
     /// [`crate::SCHEMA`].
     pub schema: u32,
-    /// The machine that it runs on.
+    /// The machine on which the process runs.
     pub node: NodeId,
-    /// Its process.
+    /// The process id.
     pub pid: u32,
 }
 
@@ -25,7 +25,7 @@ pub struct HealerLock {
 }
 
 impl RunDir {
-    /// Takes the lock of the healer. `None` if another process has it.
+    /// Takes the lock of the healer. Returns `None` if another process has it.
     ///
     /// # Errors
     /// [`Error::Io`] when the file cannot be made or locked.
@@ -39,7 +39,7 @@ impl RunDir {
     }
 }
 
-/// Takes the lock beside `file` and writes into `file` which program has it. `None` if another process has it.
+/// Takes the lock beside `file` and writes to `file` which process has it. Returns `None` if another process has it.
 pub(crate) fn lock_program(file: &Utf8Path, program: &Healer) -> Result<Option<HealerLock>, Error> {
     let path = file.with_extension("lock");
     let io = |source| Error::Io { action: "lock", path: path.clone(), source };

@@ -1,4 +1,4 @@
-//! What a rank does now: its step and phase, and the collectives that it waits for.
+//! The files in which a rank reports its step and phase, and the collectives that it waits for.
 
 use crate::{Error, RunDir, SCHEMA};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -19,7 +19,7 @@ pub struct Heartbeat {
     pub rank: usize,
     /// When, Unix seconds.
     pub t: f64,
-    /// Complete steps.
+    /// The number of complete steps.
     pub step: u64,
     /// The phase, such as `backward`.
     pub phase: String,
@@ -27,7 +27,7 @@ pub struct Heartbeat {
     pub phase_t: f64,
 }
 
-/// The collectives of one rank. The rank replaces the file once a minute while it is in one phase.
+/// The collectives of one rank. The rank replaces the file once a minute while it stays in the same phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankCollectives {
     /// [`SCHEMA`].
@@ -36,11 +36,11 @@ pub struct RankCollectives {
     pub rank: usize,
     /// When, Unix seconds.
     pub t: f64,
-    /// The groups of the rank.
+    /// The process groups of the rank.
     pub groups: Vec<GroupCollectives>,
 }
 
-/// The collectives of one rank in one group.
+/// The collectives of one rank in one process group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupCollectives {
     /// The name of the group, such as `tp-of-replica-0-shard-1`.
@@ -49,7 +49,7 @@ pub struct GroupCollectives {
     pub ranks: Vec<usize>,
     /// The number of the last collective that the rank started; 0 before the first.
     pub started: u64,
-    /// The collectives that the rank started and that are not complete, in this order.
+    /// The collectives that are not complete, in the order in which the rank started them.
     pub waiting: Vec<WaitingCollective>,
 }
 
@@ -70,7 +70,8 @@ impl RunDir {
         read(&self.heartbeat(node, attempt, rank)).filter(|beat: &Heartbeat| beat.v <= SCHEMA)
     }
 
-    /// Writes the heartbeat of a rank. The file is not synced: a heartbeat that a crash of the node removes has no use.
+    /// Writes the heartbeat of a rank. The file is not synced, because a heartbeat is useless after a crash of the
+    /// node.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -91,7 +92,7 @@ impl RunDir {
         replace(&self.rank_collectives(node, attempt, record.rank), record)
     }
 
-    /// Returns the records that libtorch wrote when NCCL timed out on a node, sorted by name.
+    /// Returns the paths of the records that libtorch wrote when NCCL timed out on a node, sorted.
     pub fn nccl_dumps(&self, node: &NodeId, attempt: u32) -> Vec<Utf8PathBuf> {
         let prefix = self.nccl_dump_prefix(node, attempt);
         let entries = self.node_dir(node).read_dir_utf8().into_iter().flatten().flatten();

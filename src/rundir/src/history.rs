@@ -2,7 +2,8 @@
 
 use crate::MetricSample;
 
-/// The number of steps in the median step time: enough to ignore a checkpoint, and few enough to follow a change.
+/// The number of steps in the median step time: enough that one slow step does not count, and few enough that the
+/// median follows a change.
 const MEDIAN_OVER: usize = 51;
 
 /// The samples of a run, merged over its attempts.
@@ -21,7 +22,7 @@ impl History {
         Self::default()
     }
 
-    /// Adds a sample, in the order in which they were written.
+    /// Adds a sample. Samples must be added in the order in which they were written.
     pub fn push(&mut self, sample: MetricSample) {
         match self.effective.last() {
             Some(last) if sample.step > last.step && sample.attempt >= last.attempt => self.effective.push(sample),
@@ -30,12 +31,12 @@ impl History {
         }
     }
 
-    /// Adds many samples, in the order in which they were written.
+    /// Adds samples, in the order in which they were written.
     pub fn extend(&mut self, samples: impl IntoIterator<Item = MetricSample>) {
         samples.into_iter().for_each(|sample| self.push(sample));
     }
 
-    /// Adds a sample in the rare cases: its step exists already, or a later attempt has begun.
+    /// Adds a sample whose step is not above the newest step, or whose attempt is older than the newest one.
     fn merge(&mut self, sample: MetricSample) {
         if self.effective.last().is_some_and(|newest| newest.attempt > sample.attempt) {
             self.superseded.push(sample);
@@ -45,7 +46,7 @@ impl History {
         let overtaken = self.effective[at..].partition_point(|s| s.attempt < sample.attempt);
         self.superseded.extend(self.effective.drain(at..at + overtaken));
         match self.effective.get_mut(at).filter(|s| s.step == sample.step) {
-            // A later line of the same attempt is a correction.
+            // A later line of the same attempt corrects an earlier one.
             Some(same) => self.superseded.push(std::mem::replace(same, sample)),
             None => self.effective.insert(at, sample),
         }
@@ -56,7 +57,7 @@ impl History {
         &self.effective
     }
 
-    /// Returns the samples that a later attempt replaced, in the order in which that happened.
+    /// Returns the samples that do not count, because a sample of a later attempt or a later line replaced them.
     pub fn superseded(&self) -> &[MetricSample] {
         &self.superseded
     }

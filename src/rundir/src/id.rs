@@ -21,7 +21,7 @@ pub struct RunId(String);
 impl RunId {
     /// Makes the id of a run created at `now_s` (Unix seconds); `random` is any random number, its low 20 bits are used.
     ///
-    /// Characters of `name` that an id cannot hold become `-`.
+    /// Letters of `name` become lower case, and characters that an id cannot contain become `-`.
     pub fn new(now_s: f64, name: &str, random: u32) -> Self {
         let time = jiff::Timestamp::from_second(now_s as i64).unwrap_or_default();
         let time = time.strftime("%Y-%m-%dT%H%M");
@@ -76,7 +76,7 @@ impl RunId {
         &self.0
     }
 
-    /// Returns the part between time and random tail: `demo-2s`.
+    /// Returns the name without the time and the random tail: `demo-2s`.
     pub fn name(&self) -> &str {
         let rest = self.0.get(16..).unwrap_or_default();
         rest.rsplit_once('-').map_or(rest, |(name, _tail)| name)

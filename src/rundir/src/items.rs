@@ -1,4 +1,5 @@
-//! The progress of a run whose steps are items: the report of each rank, and their sum in a line of `metrics.jsonl`.
+//! The progress of an encode, whose steps are items (clips and captions): the report of each rank, and the sum of the
+//! reports in a line of `metrics.jsonl`.
 
 use crate::{Error, RunDir, SCHEMA, write_atomic};
 use camino::Utf8PathBuf;
@@ -21,7 +22,7 @@ pub struct EncodeStages<T> {
 }
 
 impl<T> EncodeStages<T> {
-    /// Applies a function to each pair of stages of two values.
+    /// Combines two values stage by stage with a function.
     pub fn zip<U, V>(self, other: EncodeStages<U>, mut with: impl FnMut(T, U) -> V) -> EncodeStages<V> {
         EncodeStages {
             probe: with(self.probe, other.probe),
@@ -40,7 +41,7 @@ pub struct EncodeStageCount {
     pub items: u64,
     /// Items that failed in the stage.
     pub failed: u64,
-    /// Bytes that the stage made.
+    /// Bytes that the stage produced.
     pub bytes: u64,
     /// Items that wait for the stage now.
     pub waiting: u64,
@@ -82,12 +83,12 @@ pub struct ItemCounts {
 }
 
 impl ItemCounts {
-    /// Returns the items that need no more work: the step of the run.
+    /// Returns the number of items that need no more work. This is the step of the run.
     pub fn done(&self) -> u64 {
         self.clips_done + self.texts_done + self.failed
     }
 
-    /// Returns the items of the run.
+    /// Returns the number of items of the run.
     pub fn total(&self) -> u64 {
         self.clips + self.texts
     }
@@ -126,12 +127,12 @@ pub struct ItemsSample {
     pub ranks: usize,
 }
 
-/// The file that shows that the queue of an attempt exists. It is written once.
+/// The content of `queue.json`. A rank writes this file once, after it has created the work queue of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueueReady {
     /// [`SCHEMA`].
     pub v: u32,
-    /// The rank that made the queue.
+    /// The rank that created the queue.
     pub rank: usize,
     /// The folder of the data set.
     pub data: Utf8PathBuf,
@@ -160,13 +161,13 @@ pub struct RankProgress {
     pub mem_gib: f64,
     /// Peak of memory in use, GiB.
     pub mem_peak_gib: f64,
-    /// The counts of the queue itself; set when the rank has found that all items are done.
+    /// The exact counts from the queue. The rank sets them once it has found that all items are done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exact: Option<ItemCounts>,
 }
 
 impl RunDir {
-    /// Returns the file that shows that the queue of an attempt exists ([`QueueReady`]).
+    /// Returns the file whose existence shows that the work queue of an attempt exists ([`QueueReady`]).
     pub fn queue_ready(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("queue.json")
     }
@@ -176,18 +177,19 @@ impl RunDir {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.progress.json"))
     }
 
-    /// Returns the file that names the supervisor which writes `metrics.jsonl`, if no rank writes it.
+    /// Returns the file that names the node whose supervisor writes `metrics.jsonl`, in a run in which no rank writes
+    /// it.
     pub fn metrics_writer(&self, attempt: u32) -> Utf8PathBuf {
         self.attempt_dir(attempt).join("metrics-writer")
     }
 
-    /// Reads the mark of an attempt's queue. Returns `None` before the queue exists.
+    /// Reads `queue.json` of an attempt. Returns `None` before the queue exists.
     pub fn read_queue_ready(&self, attempt: u32) -> Option<QueueReady> {
         let ready: QueueReady = serde_json::from_slice(&fs::read(self.queue_ready(attempt)).ok()?).ok()?;
         (ready.v <= SCHEMA).then_some(ready)
     }
 
-    /// Writes that the queue of an attempt exists.
+    /// Writes `queue.json` of an attempt.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -1,4 +1,4 @@
-//! The paths of all files in a run. Only this file builds them.
+//! The paths of the files in a run. Only `items.rs` and `sample.rs` add others: progress of an encode, and samples.
 
 use crate::{AlertWriter, RunId};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -13,19 +13,19 @@ use cluster::NodeId;
 /// ├── metrics.jsonl  events.jsonl      rank 0 appends
 /// ├── stop  save  sample  profile      requests: save and stop, save and continue, make samples, trace steps
 /// ├── healer  healer-events.jsonl  healer.log    the program that resumes the run after failures, if there is one
-/// ├── alerts/supervisor.jsonl          alerts by the first node's supervisor; healer.jsonl: by the healer; users.jsonl: by users,
-/// │                                    who acknowledge and snooze
+/// ├── alerts/supervisor.jsonl          alerts by the first node's supervisor; healer.jsonl: by the healer;
+/// │                                    users.jsonl: which alerts users acknowledged or snoozed
 /// ├── attempts/0001/attempt.toml       one launch or resume
-/// │   ├── peer-token                   with which its supervisors authenticate each other; only its owner can read it
+/// │   ├── peer-token                   the secret by which supervisors authenticate each other; only its owner can read it
 /// │   ├── alert-channels.json          the channels of alerts with their secrets; only its owner can read it
 /// │   ├── launch/<node>.sh             the script that was run there
 /// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
-/// │   └── job.sbatch  job.toml  allocation.toml  job.log     of a Slurm job: its script, number, nodes and output
-/// ├── nodes/<node>/                    only that node's supervisor writes here
+/// │   └── job.sbatch  job.toml  allocation.toml  job.log     the script, number, nodes and output of a Slurm job
+/// ├── nodes/<node>/                    only the supervisor and the ranks of that node write here
 /// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
-/// │   ├── 0001-rank-00000.failure.json the error of a rank; that rank writes it, as it does the next three
+/// │   ├── 0001-rank-00000.failure.json the error of a rank; the rank writes this file and the next three
 /// │   ├── 0001-rank-00000.heartbeat.json     its step and phase
-/// │   ├── 0001-rank-00000.collectives.json   the collectives that it waits for, if it is long in one phase
+/// │   ├── 0001-rank-00000.collectives.json   the collectives that it waits for, if one phase takes long
 /// │   ├── 0001-nccl-rank-0             libtorch's own record of collectives, a pickle, if NCCL timed out
 /// │   └── logs/0001-rank-00000.log
 /// ├── tensorboard/                     event files for TensorBoard, if log.tensorboard is true; by the first node's supervisor
@@ -90,7 +90,8 @@ impl RunDir {
         self.root.join("sample")
     }
 
-    /// Returns the file whose number of steps all ranks profile from the next step on; rank 0 removes it.
+    /// Returns the file that requests traces. It contains the number of steps that all ranks trace from the next step
+    /// on; rank 0 removes it.
     pub fn profile_file(&self) -> Utf8PathBuf {
         self.root.join("profile")
     }
@@ -105,7 +106,7 @@ impl RunDir {
         self.root.join("wandb")
     }
 
-    /// Returns the file that a healer locks ([`crate::Healer`]).
+    /// Returns the file that describes the healer ([`crate::Healer`]). The healer's lock is a file beside it.
     pub fn healer_file(&self) -> Utf8PathBuf {
         self.root.join("healer")
     }
@@ -200,7 +201,7 @@ impl RunDir {
         self.root.join("nodes")
     }
 
-    /// Returns the folder to which a node's supervisor writes.
+    /// Returns the folder to which the supervisor and the ranks of a node write.
     pub fn node_dir(&self, node: &NodeId) -> Utf8PathBuf {
         self.nodes().join(node.as_str())
     }
@@ -255,17 +256,17 @@ impl RunDir {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.collectives.json"))
     }
 
-    /// Returns the beginning of the paths of libtorch's own records of NCCL's collectives. libtorch appends the number of the rank.
+    /// Returns the path prefix of libtorch's records of NCCL collectives. libtorch appends the rank.
     pub fn nccl_dump_prefix(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}-nccl-rank-"))
     }
 
-    /// Returns the Chrome trace of a rank, from a step on.
+    /// Returns the Chrome trace of a rank that begins at a step.
     pub fn trace(&self, node: &NodeId, attempt: u32, rank: usize, step: u64) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}-step-{step:08}.trace.json"))
     }
 
-    /// Returns the file in which a rank records its memory when it runs out of it.
+    /// Returns the memory snapshot that a rank writes when it runs out of memory.
     pub fn memory_snapshot(&self, node: &NodeId, attempt: u32, rank: usize) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}-rank-{rank:05}.memory.json"))
     }
@@ -301,7 +302,7 @@ pub(crate) const MODEL_CONFIG: &str = "config.json";
 pub(crate) mod step_files {
     /// Written last; its existence makes a checkpoint complete.
     pub const MANIFEST: &str = "manifest.toml";
-    /// [`crate::TrainState`].
+    /// The state of training besides tensors ([`crate::TrainState`]).
     pub const STATE: &str = "state.toml";
     /// The reason why the checkpoint must not be used: a file did not match its checksum.
     pub const DAMAGED: &str = "damaged";

@@ -3,13 +3,16 @@
 //! A run is a directory that the trainer appends to and the console reads, possibly from another machine and while it grows. Four rules
 //! hold for every file in it:
 //!
-//! 1. **One writer per file.** Rank 0 writes the run's files, each node's supervisor only those under `nodes/<node>/`.
+//! 1. **One writer per file.** Rank 0 writes the files of the run. The supervisor and the ranks of a node write those
+//!    under `nodes/<node>/`.
 //! 2. **Whole lines, one write each.** Readers read only up to the last newline and remember a byte offset.
 //! 3. **Completion is a rename.** A checkpoint is complete when its manifest exists, and the manifest is written last.
-//! 4. **Never edited.** A correction is a later line or a later attempt; if two lines disagree, the later one wins.
+//! 4. **Lines are never edited.** A correction is a later line or a later attempt. If two lines disagree, the later one
+//!    wins.
 //!
-//! The crate `runstate` derives the state of a run from these files; it is never stored. Unknown fields and events of a newer version
-//! are ignored. A newer *schema* is refused, because the same name may mean something else there.
+//! The crate `runstate` derives the state of a run from these files; the state is never stored. Unknown fields and
+//! events of a newer version are ignored. A newer *schema* is refused, because the same name may mean something else
+//! there.
 
 mod alert;
 mod append;
@@ -91,7 +94,7 @@ pub use whole_folder::WholeFolder;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The version of everything this crate writes: `schema` in run files, `format` in manifests, `v` in each line.
+/// The version of every format of this crate: `schema` in TOML files, `format` in manifests, `v` in each line.
 ///
 /// Adding an optional field does not raise the version. Renaming or removing a field or changing a unit raises it, and
 /// needs a reader for the old format.

@@ -1,4 +1,4 @@
-//! Parses the lines of files, many at once.
+//! Parses the lines of files, on several threads if there are many.
 
 use crate::SCHEMA;
 use memchr::{memchr, memchr_iter};
@@ -8,7 +8,7 @@ use std::thread;
 
 /// The number of bytes of a bad line that are kept for display.
 const MAX_SHOWN: usize = 200;
-/// A text shorter than this is parsed faster than a second thread starts.
+/// The bytes from which several threads are used: a shorter text is parsed faster than a thread starts.
 const WORTH_THREADS: usize = 256 * 1024;
 /// More threads do not help, because memory bandwidth limits them.
 const MAX_THREADS: usize = 4;
@@ -79,7 +79,7 @@ pub(crate) fn parse_lines<T: LogLine>(bytes: &[u8], offset: u64) -> (Vec<T>, Vec
     parse_on(threads, bytes, offset)
 }
 
-/// Parses whole lines on a number of threads, of which this one is the first.
+/// Parses whole lines on `threads` threads, including the calling one.
 fn parse_on<T: LogLine>(threads: usize, bytes: &[u8], offset: u64) -> (Vec<T>, Vec<BadLine>) {
     let (mine, rest) = bytes.split_at(first_part(bytes, threads));
     if rest.is_empty() {
@@ -98,7 +98,7 @@ fn parse_on<T: LogLine>(threads: usize, bytes: &[u8], offset: u64) -> (Vec<T>, V
         for (thread, part, at) in others {
             let (more_items, more_bad) = match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                // No thread could be started.
+                // The thread could not be started.
                 Err(_) => parse_here(part, at),
             };
             items.extend(more_items);
@@ -108,7 +108,7 @@ fn parse_on<T: LogLine>(threads: usize, bytes: &[u8], offset: u64) -> (Vec<T>, V
     })
 }
 
-/// Returns the end of the first of `parts` parts of whole lines of about equal size.
+/// Returns the end of the first part, if `bytes` is split at line ends into `parts` parts of about equal size.
 fn first_part(bytes: &[u8], parts: usize) -> usize {
     let about = bytes.len() / parts;
     if parts == 1 { bytes.len() } else { memchr(b'\n', &bytes[about..]).map_or(bytes.len(), |n| about + n + 1) }

@@ -1,4 +1,4 @@
-//! The step directories of a run; the newest checkpoint of a list, and those to remove.
+//! Lists the step directories of a run, and chooses the newest checkpoint of a list and the old ones to remove.
 
 use crate::failure::is_no_answer;
 use crate::layout::{parse_step_dir, step_files};
@@ -21,7 +21,7 @@ pub enum CheckpointEntry {
         /// The first thing that is missing or wrong.
         why: String,
     },
-    /// Unknown, because the file system did not answer or refused access.
+    /// It is unknown whether the checkpoint can be loaded, because the file system did not answer or refused access.
     Unreadable {
         /// The step in its name.
         step: u64,
@@ -41,7 +41,7 @@ pub struct CheckpointSummary {
     pub dir: Utf8PathBuf,
     /// The attempt that saved it.
     pub attempt: u32,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
     /// When it was saved, Unix seconds.
     pub saved_s: f64,
@@ -67,7 +67,7 @@ impl CheckpointEntry {
         }
     }
 
-    /// Returns the summary, if it is complete.
+    /// Returns the summary, if the checkpoint is complete.
     pub fn complete(&self) -> Option<&CheckpointSummary> {
         self.summary().ok()
     }
@@ -75,7 +75,7 @@ impl CheckpointEntry {
     /// Returns the summary.
     ///
     /// # Errors
-    /// If it cannot be loaded: `incomplete` or `unreadable`, and why.
+    /// The word `incomplete` or `unreadable`, and the reason, if the checkpoint is not complete.
     pub fn summary(&self) -> Result<&CheckpointSummary, (&'static str, &str)> {
         match self {
             Self::Complete(summary) => Ok(summary),
@@ -85,7 +85,8 @@ impl CheckpointEntry {
     }
 }
 
-/// Lists the step directories of a run by ascending step. `other_trainers::checkpoints` also lists what another program saved.
+/// Lists the step directories of a run by ascending step. `other_trainers::checkpoints` also lists the
+/// checkpoints of other trainers.
 ///
 /// Sizes are checked and checksums are not, so this is cheap.
 ///
@@ -115,7 +116,7 @@ fn look_at(step: u64, dir: Utf8PathBuf) -> CheckpointEntry {
     match Checkpoint::open(&dir) {
         Ok(Checkpoint { step, dir, manifest, bytes }) => CheckpointEntry::Complete(CheckpointSummary {
             step,
-            // If the file system does not answer, the checkpoint is kept.
+            // If the file system does not answer, the checkpoint counts as pinned, so that it is not removed.
             is_pinned: fs::exists(dir.join(step_files::PINNED)).unwrap_or(true),
             dir,
             attempt: manifest.attempt,
@@ -145,8 +146,8 @@ pub fn latest_among(run: &RunDir, entries: &[CheckpointEntry]) -> Option<Checkpo
     newest.map(|c| (*c).clone())
 }
 
-/// Returns the newest complete step directory before the step `damaged`. That step directory may not be marked as
-/// damaged yet, or the mark cannot be written.
+/// Returns the newest complete step directory before the step `damaged`. The checkpoint of step `damaged` may lack the
+/// mark of a damaged one, because the mark cannot be written.
 ///
 /// # Errors
 /// As [`latest_strict_among`] and [`step_checkpoints`].
@@ -156,7 +157,7 @@ pub fn latest_before(run: &RunDir, damaged: u64) -> Result<Option<CheckpointSumm
     latest_strict_among(run, &entries)
 }
 
-/// Returns the newest complete checkpoint of a list to continue from when the user has not chosen one.
+/// Returns the checkpoint from which a run continues if the user has not chosen one: the newest complete one of a list.
 ///
 /// # Errors
 /// [`Error::Unreadable`] if a checkpoint that cannot be read may be newer.

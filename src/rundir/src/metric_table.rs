@@ -32,7 +32,7 @@ pub enum MetricSource {
     Nodes {
         /// The prefix of its columns in a table, which ends in the unit.
         column: &'static str,
-        /// The spread of a sample.
+        /// Returns the spread of the metric in a point.
         value: fn(&NodePoint) -> Option<Spread>,
     },
 }
@@ -61,7 +61,7 @@ pub struct MetricLine {
     pub mark: char,
     /// The label in the legend.
     pub label: &'static str,
-    /// Whether the console keeps its moving averages.
+    /// Whether the console computes moving averages of the line, which it draws if the user turns smoothing on.
     pub smoothed: bool,
 }
 
@@ -100,10 +100,10 @@ pub enum Chart {
     NodeMemory,
 }
 
-/// The texts of a chart.
+/// The name, title and unit of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChartInfo {
-    /// Its part of a file name.
+    /// The name of the chart in file names.
     pub name: &'static str,
     /// Its title.
     pub title: &'static str,
@@ -112,7 +112,7 @@ pub struct ChartInfo {
 }
 
 impl Chart {
-    /// Returns the texts of a chart. `has_gpu_power` is true if a node of the run reports GPU power.
+    /// Returns the name, title and unit of a chart. `has_gpu_power` is true if a node of the run reports GPU power.
     pub fn info(self, has_gpu_power: bool) -> ChartInfo {
         let (name, title, unit) = match self {
             Self::Loss => ("loss", "Loss", Unit::Plain),
@@ -307,7 +307,8 @@ impl Metric {
     }
 }
 
-/// On disk, a value that is not finite is `null`. A run that does not train has none. The log of another trainer may begin at step 0.
+/// Returns NaN for a missing value of a training step, because a value that is not finite is `null` on disk. Returns
+/// `None` in runs that do not train. A value from another trainer's log counts at step 0 too.
 fn finite_or_nan(sample: &MetricSample, value: Option<f64>) -> Option<f64> {
     match value {
         Some(_) if sample.is_from_log => value,
@@ -326,7 +327,7 @@ fn validation<const LEVEL: usize>(sample: &MetricSample) -> Option<f64> {
     sample.validation_loss_by_level.get(LEVEL).copied()
 }
 
-/// Returns a value of a run whose steps are items.
+/// Returns a value of an encode; `None` for other runs.
 fn of_items(sample: &MetricSample, value: fn(&ItemsSample) -> f64) -> Option<f64> {
     sample.items.as_ref().map(value)
 }

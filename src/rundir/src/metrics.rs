@@ -58,7 +58,7 @@ pub struct MetricSample {
     /// Tokens per second, all ranks together.
     #[serde(default, serialize_with = "thousandth")]
     pub tokens_per_s: f64,
-    /// Epochs done: samples that were trained on, as a share of those of an epoch; `None` if they are not counted.
+    /// Epochs done: the samples trained on, divided by the samples of one epoch; `None` if epochs are not counted.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub epoch: Option<f64>,
     /// Memory in use now, GiB, by rank.
@@ -82,16 +82,16 @@ pub struct MetricSample {
     /// Model TFLOP per second and rank: one forward and one backward pass, without recomputation.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub tflops: f64,
-    /// `tflops` as a share of the device's peak (model FLOPs utilization); none if the peak is not known.
+    /// `tflops` as a share of the device's peak (model FLOPs utilization); `None` if the peak is not known.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The items of a run whose steps are items. Fields about training are then zero or `None`.
+    /// The progress of an encode, whose steps are items. Fields about training are then zero or `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<ItemsSample>,
     /// Seconds of samples and validation since the step before. `step_s` does not contain them.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub sample_s: f64,
-    /// Mean validation loss after the step; none if it was not measured. Step 0 has the loss before the first step.
+    /// Mean validation loss after the step; `None` if it was not measured. Step 0 has the loss before the first step.
     #[serde(default, serialize_with = "maybe_single", skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
     /// The validation loss at the nine noise levels, the lowest first; empty if it was not measured.
@@ -100,13 +100,15 @@ pub struct MetricSample {
     /// The progress of a run that samples. Its steps are sampling steps, and fields about training are zero or `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling: Option<SamplingProgress>,
-    /// Whether it was read from another trainer's log. Zero and `None` then mean not logged, except for the loss.
+    /// Whether the sample was read from another trainer's log. Zero and `None` then mean not logged, except for the
+    /// loss.
     #[serde(default, rename = "adapted", skip_serializing_if = "std::ops::Not::not")]
     pub is_from_log: bool,
-    /// Whether the log of an imported run has no loss of this step, so that `loss` is not logged rather than not finite.
+    /// Whether the log of an imported run has no loss for this step. A `loss` of `None` is then not logged, rather than
+    /// not finite.
     #[serde(default, rename = "no_loss", skip_serializing_if = "std::ops::Not::not")]
     pub has_no_loss: bool,
-    /// The series of an imported run that the table of metrics lacks, by their own names; `None` if not finite.
+    /// The values of an imported run that [`crate::METRICS`] lacks, by their own names; `None` if not finite.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other: BTreeMap<String, Option<f64>>,
 }
@@ -114,7 +116,7 @@ pub struct MetricSample {
 /// The times in a line of `metrics.jsonl`, without the rest of the line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 pub struct StepTimes {
-    /// As in [`MetricSample`], and so are the other fields.
+    /// The attempt that made the step.
     pub attempt: u32,
     /// The step that was just finished.
     pub step: u64,
@@ -129,7 +131,7 @@ pub struct StepTimes {
     /// Seconds of samples and validation since the step before.
     #[serde(default)]
     pub sample_s: f64,
-    /// Whether it was read from another trainer's log.
+    /// Whether the line was read from another trainer's log.
     #[serde(default, rename = "adapted")]
     pub is_from_log: bool,
 }
@@ -147,7 +149,7 @@ impl From<&MetricSample> for StepTimes {
     }
 }
 
-/// The videos of a run that samples.
+/// The number of videos of a run that samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplingProgress {
     /// Videos that are complete.
@@ -157,14 +159,14 @@ pub struct SamplingProgress {
 }
 
 impl MetricSample {
-    /// Returns the tokens that the steps after `before` up to this one trained on. Not every step is logged: those in between took as many
-    /// tokens as this one.
+    /// Returns the number of tokens in the steps after `before`, up to this one. Assumes that steps that were not
+    /// logged had as many tokens as this one.
     pub fn tokens_since(&self, before: u64) -> f64 {
         let tokens = self.tokens_per_s * self.step_s * self.step.saturating_sub(before) as f64;
         if tokens.is_finite() { tokens.max(0.0) } else { 0.0 }
     }
 
-    /// Returns whether it is about a training step: not about items, sampling steps, or the state before the first step.
+    /// Returns whether the sample describes a training step, and not items, a sampling step or the state before step 1.
     pub fn is_training(&self) -> bool {
         self.items.is_none() && self.sampling.is_none() && self.step > 0
     }

@@ -8,21 +8,21 @@ use cluster::probe::Frame;
 use cluster::{GpuSample, LinkKind, NodeId, Rate, Reading, ThrottleReasons, XidAt};
 use serde::{Deserialize, Serialize};
 
-/// Seconds from one sample to the next, plus the time that nvidia-smi takes. A day of eight GPUs takes 8 MB.
+/// The pause between two samples in seconds; nvidia-smi takes additional time. A day of eight GPUs takes 8 MB.
 pub const SAMPLE_EVERY_S: f64 = 5.0;
 
 /// A sample of a node during a run, written by the node's supervisor.
 ///
 /// The console may be closed for days, so the supervisor stores a sample every few seconds. To keep a line of eight
-/// GPUs at about 400 bytes, readings are in columns, and names, limits and processes are only in the console's own
-/// stream.
+/// GPUs at about 400 bytes, readings are in columns. Names, limits and processes of GPUs are left out; only the
+/// console's own stream has them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeSample {
     /// [`SCHEMA`].
     pub v: u32,
     /// The attempt that was running.
     pub attempt: u32,
-    /// When, Unix seconds by the node's clock.
+    /// When the sample began, Unix seconds by the node's clock.
     #[serde(serialize_with = "thousandth")]
     pub t: f64,
     /// Seconds that sampling took; nvidia-smi takes most of them.
@@ -40,19 +40,19 @@ pub struct NodeSample {
     /// Bytes per second that its network interfaces received since the line before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_rx_bytes_per_s: Option<u64>,
-    /// Bytes per second that they sent.
+    /// Bytes per second that its network interfaces sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_tx_bytes_per_s: Option<u64>,
     /// Bytes per second that its InfiniBand ports received since the line before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ib_rx_bytes_per_s: Option<u64>,
-    /// Bytes per second that they sent.
+    /// Bytes per second that its InfiniBand ports sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ib_tx_bytes_per_s: Option<u64>,
-    /// Its GPUs; empty if there are none.
+    /// The readings of the node's GPUs; empty on a node without GPUs.
     #[serde(default, skip_serializing_if = "GpuColumns::is_empty")]
     pub gpus: GpuColumns,
-    /// The faults of the GPUs, as text; empty without faults or without GPUs.
+    /// The errors of nvidia-smi, as text; empty on a node without nvidia-smi.
     #[serde(rename = "troubles", default, skip_serializing_if = "Vec::is_empty")]
     pub smi_errors: Vec<String>,
     /// Xid errors of its GPUs in the kernel's log, each number once.
@@ -64,17 +64,17 @@ pub struct NodeSample {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuColumns {
-    /// Their numbers on the node.
+    /// The indices of the GPUs on the node.
     pub index: Vec<u32>,
-    /// Power.
+    /// GPU power.
     pub power_w: Vec<Reading<f64>>,
     /// Memory in use by all processes.
     pub mem_used_mib: Vec<Reading<u64>>,
     /// Utilization: the share of time in which a kernel ran.
     pub util_pct: Vec<Reading<f64>>,
-    /// Temperatures.
+    /// GPU temperatures, °C.
     pub temp_c: Vec<Reading<f64>>,
-    /// Clocks of the multiprocessors.
+    /// Clocks of the streaming multiprocessors (SM).
     pub sm_clock_mhz: Vec<Reading<f64>>,
     /// Uncorrected memory errors.
     pub ecc_uncorrected: Vec<Reading<u64>>,
@@ -129,14 +129,15 @@ impl NodeSample {
         }
     }
 
-    /// Returns the time of writing by the node's clock. Returns `None` for a sample of an earlier version in which
-    /// nvidia-smi hung, because `took_s` was not recorded.
+    /// Returns when the sample was written, Unix seconds by the node's clock. Returns `None` for a sample of an earlier
+    /// version in which nvidia-smi hung, because `took_s` was not recorded.
     pub fn written_s(&self) -> Option<f64> {
         let hung = self.smi_errors.contains(&SmiError::TimedOut.to_string());
         self.took_s.or((!hung).then_some(0.0)).map(|took_s| self.t + took_s)
     }
 
-    /// Returns the GPUs one by one, like the console's own stream; fields that are not kept are [`cluster::Absent::NotAsked`].
+    /// Returns one sample per GPU, as in the console's own stream. Fields that are not stored are
+    /// [`cluster::Absent::NotAsked`].
     pub fn gpus(&self) -> Vec<GpuSample> {
         let columns = &self.gpus;
         let one = |(at, index): (usize, &u32)| GpuSample {

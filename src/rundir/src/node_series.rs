@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 
 /// Seconds that one point spans: every node samples about once within it.
 const SPAN_S: f64 = 5.0;
-/// A node that is this many seconds behind the others may be lost, and no point waits for it.
+/// Points do not wait for a node that is this many seconds behind the others, because it may be lost.
 const BEHIND_S: f64 = 30.0;
 
-/// The samples of all nodes within five seconds. A quantity that no node measured is none.
+/// The samples of all nodes within five seconds. A quantity that no node measured is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodePoint {
-    /// The middle of those seconds, Unix seconds.
+    /// The middle of the five seconds, Unix seconds.
     pub t: f64,
     /// GPU power.
     pub power_w: Option<Spread>,
@@ -25,7 +25,7 @@ pub struct NodePoint {
     /// GPU temperature, °C.
     #[serde(default)]
     pub temp_c: Option<Spread>,
-    /// CPU utilization of the nodes.
+    /// CPU utilization of the nodes, in percent.
     pub cpu_pct: Option<Spread>,
     /// Memory in use on the nodes.
     pub mem_gib: Option<Spread>,
@@ -34,7 +34,7 @@ pub struct NodePoint {
 /// The mean and the extremes of several values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Their mean.
+    /// The mean.
     pub mean: f64,
     /// The lowest.
     pub min: f64,

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 
 use crate::{Error, RunDir, is_exposed, write_private};
 
-/// A random 256-bit token of an attempt. Only its owner can read its file, so that other users of a cluster cannot join a run. It is
-/// never printed, logged or passed in an environment variable.
+/// The random 256-bit token of an attempt. Only the owner of the run can read its file, so that other users of a
+/// cluster cannot join the run. It is never printed, logged or passed in an environment variable.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PeerToken([u8; 32]);
 
@@ -14,14 +14,14 @@ impl PeerToken {
     /// Makes a token from the system's random numbers.
     ///
     /// # Errors
-    /// When the random numbers cannot be read.
+    /// If `/dev/urandom` cannot be read.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// Returns its bytes.
+    /// Returns the 32 bytes of the token.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }

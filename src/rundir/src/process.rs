@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 
-/// `NNNN.pid.toml`: the processes of an attempt on a node. Processes are compared with this file before any is
-/// signalled.
+/// `NNNN.pid.toml`: the processes of an attempt on a node. A program compares running processes with this file before
+/// it signals them.
 ///
-/// A process id may be used again by another process; with boot id and start time it is unique.
+/// The kernel may reuse a process id. Together with the boot id and the start time, it is unique.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PidFile {
     /// [`crate::SCHEMA`].
@@ -19,15 +19,15 @@ pub struct PidFile {
     pub attempt: u32,
     /// The node.
     pub node: NodeId,
-    /// The supervisor.
+    /// The process id of the supervisor.
     pub pid: i32,
-    /// Its process group, which the ranks share.
+    /// The process group of the supervisor and its ranks.
     pub pgid: i32,
     /// `/proc/sys/kernel/random/boot_id` of the node.
     pub boot_id: String,
     /// Field 22 of `/proc/PID/stat`: start time in clock ticks since boot.
     pub start_ticks: u64,
-    /// When it was started, Unix seconds.
+    /// When the supervisor started the ranks, Unix seconds.
     pub started_s: f64,
     /// The ranks of this node.
     #[serde(default)]
@@ -45,7 +45,7 @@ impl Versioned for PidFile {
 pub struct RankPid {
     /// The rank.
     pub rank: usize,
-    /// Its process.
+    /// The process id.
     pub pid: i32,
     /// Its start time in clock ticks since boot.
     pub start_ticks: u64,
@@ -62,15 +62,15 @@ pub struct ExitFile {
     pub node: NodeId,
     /// When the last rank ended, Unix seconds.
     pub ended_s: f64,
-    /// Why it ended.
+    /// How the attempt ended on this node.
     pub reason: ExitReason,
-    /// The rank that failed first, if one of this node did. The others failed because of it.
+    /// The first rank that failed, if it is on this node. The other ranks failed because of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<usize>,
-    /// The error, if it failed.
+    /// The error, if the attempt failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// Each rank of this node.
+    /// How each rank of this node ended.
     #[serde(default)]
     pub ranks: Vec<RankExit>,
 }
@@ -81,7 +81,7 @@ impl Versioned for ExitFile {
     }
 }
 
-/// The reason for which an attempt ended.
+/// How an attempt ended on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExitReason {
@@ -91,7 +91,7 @@ pub enum ExitReason {
     Stopped,
     /// A rank failed.
     Failed,
-    /// A user killed it before it could save.
+    /// A user killed the attempt before it could save.
     Killed,
 }
 
@@ -100,10 +100,10 @@ pub enum ExitReason {
 pub struct RankExit {
     /// The rank.
     pub rank: usize,
-    /// Its exit code, when it exited.
+    /// Its exit code; `None` if a signal ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
-    /// The signal that ended it, when one did.
+    /// The signal that ended it; `None` if it exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<i32>,
     /// The last step that it logged.
@@ -117,7 +117,7 @@ pub struct RankExit {
 }
 
 impl RunDir {
-    /// Returns the nodes that have a folder, sorted by name.
+    /// Returns the nodes that have a folder in the run, sorted by name.
     ///
     /// # Errors
     /// [`Error::Io`]; a missing folder is an empty list.
@@ -178,10 +178,10 @@ impl RunDir {
         write_atomic(&path, &json)
     }
 
-    /// Writes the memory of a rank that ran out of it.
+    /// Writes the memory snapshot of a rank that ran out of memory.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// [`Error::Io`].
     pub fn write_memory_snapshot(
         &self,
         node: &NodeId,
@@ -205,7 +205,7 @@ impl ExitFile {
     /// Returns whether the node's ranks ended only because another rank failed or another node was lost.
     pub fn is_consequence(&self) -> bool {
         let follows = self.failure.as_ref().is_some_and(Failure::is_consequence);
-        // The node had ranks, and none of them failed first.
+        // The node had ranks, and none of them was the first to fail.
         let was_ended = self.first_failure.is_none() && !self.ranks.is_empty();
         self.reason == ExitReason::Failed && (follows || was_ended)
     }

@@ -22,26 +22,26 @@ pub struct Queue {
 pub struct QueueEntry {
     /// [`crate::SCHEMA`].
     pub schema: u32,
-    /// Its number, which no other entry of the queue gets.
+    /// The number of the entry. The queue never reuses a number.
     pub id: u32,
-    /// Its place among the entries that wait.
+    /// Its position among the entries of the queue, from 0.
     pub order: usize,
     /// When it was added, Unix seconds.
     pub added_s: f64,
     /// The user who added it, as `user@node`.
     pub by: String,
-    /// The folder in which the launch is executed. Its relative paths start here.
+    /// The working directory of the launch. Relative paths in `launch` are relative to it.
     pub folder: Utf8PathBuf,
     /// The arguments of `vidtui launch`.
     pub launch: Vec<String>,
-    /// The entry whose run has the weights that this run starts from.
+    /// The number of the entry whose run trains the weights that this run starts from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
     /// The state of the entry.
     pub state: QueueState,
 }
 
-/// The state of an entry. That of its run is derived from the files of the run.
+/// The state of an entry. The state of its run is derived from the files of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum QueueState {
@@ -51,14 +51,14 @@ pub enum QueueState {
     Held,
     /// Its run is being started.
     Starting {
-        /// The run.
+        /// The id of the run.
         run: RunId,
-        /// Since when, Unix seconds.
+        /// When the start began, Unix seconds.
         at_s: f64,
     },
     /// Its run was started.
     Started {
-        /// The run.
+        /// The id of the run.
         run: RunId,
         /// When, Unix seconds.
         at_s: f64,
@@ -67,7 +67,7 @@ pub enum QueueState {
     Failed {
         /// When, Unix seconds.
         at_s: f64,
-        /// The reason.
+        /// Why it could not be started.
         failure: Failure,
     },
 }
@@ -91,12 +91,12 @@ impl Queue {
         Self { folder: runs.join("queue") }
     }
 
-    /// Returns the file in which the worker logs what it does.
+    /// Returns the log of the worker.
     pub fn log(&self) -> Utf8PathBuf {
         self.folder.join("log")
     }
 
-    /// Reads the entries: first those that were started or failed, by time, then the others in the order in which they start.
+    /// Reads the entries: first those that were started or failed, by time, then the others in the order of the queue.
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Malformed`] of a file.
@@ -131,8 +131,8 @@ impl Queue {
         Ok(entries)
     }
 
-    /// Changes the entries while no other program changes them. The order of the list becomes the order of the queue. Nothing is
-    /// written if the change fails.
+    /// Changes the entries, under a lock that keeps other programs from changing them. The order of the list becomes
+    /// the order of the queue. Nothing is written if `change` fails.
     ///
     /// * `change` — gets the entries, as [`Queue::entries`] returns them, and the number of the next new entry.
     ///
@@ -165,7 +165,7 @@ impl Queue {
         Ok(result)
     }
 
-    /// Takes the lock of the worker. `None` if another process has it.
+    /// Takes the lock of the worker. Returns `None` if another process has it.
     ///
     /// # Errors
     /// [`Error::Io`] when the file cannot be made or locked.
@@ -179,12 +179,14 @@ impl Queue {
         holder(&self.folder.join("worker"))
     }
 
-    /// Gives back the lock of the worker if no entry can start. Returns the lock otherwise.
+    /// Releases the lock of the worker if no entry can start. Otherwise, or if the entries cannot be read, returns the
+    /// lock.
     ///
-    /// No entry is added in between: who adds one and finds a worker can rely on it.
+    /// Entries cannot be added meanwhile. A program that adds an entry and then finds a worker can therefore rely on
+    /// the worker to start the entry.
     ///
     /// # Errors
-    /// As [`Queue::entries`].
+    /// [`Error::Io`] if the queue cannot be locked.
     pub fn end_worker(&self, lock: HealerLock) -> Result<Option<HealerLock>, Error> {
         let _changes = self.lock()?;
         Ok(Some(lock).filter(|_| self.entries().map_or(true, |entries| next_entry(&entries).is_some())))
@@ -204,14 +206,14 @@ impl Queue {
     }
 }
 
-/// Returns the entry whose turn it is. Held entries are skipped, and those that follow the run of an entry that has not started.
+/// Returns the entry to start next. Skips held entries, and entries whose [`QueueEntry::after`] is still pending.
 pub fn next_entry(entries: &[QueueEntry]) -> Option<&QueueEntry> {
     let is_pending = |id: u32| entries.iter().any(|entry| entry.id == id && entry.is_pending());
     let mut waiting = entries.iter().filter(|entry| entry.state == QueueState::Waiting);
     waiting.find(|entry| !entry.after.is_some_and(is_pending))
 }
 
-/// Reads the number of the newest entry that there was.
+/// Reads the highest number that an entry ever had; 0 if there was none.
 fn last_id(file: &mut File) -> u32 {
     let mut text = String::new();
     let read = file.read_to_string(&mut text);

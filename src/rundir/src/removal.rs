@@ -6,7 +6,7 @@ use crate::{Error, RunDir};
 use std::fs;
 use std::io;
 
-/// Keeps a checkpoint when old ones are removed.
+/// Pins a checkpoint, so that it stays when old checkpoints are removed.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -14,7 +14,7 @@ pub fn pin_checkpoint(run: &RunDir, step: u64) -> Result<(), Error> {
     write_atomic(&run.pin_file(step), b"")
 }
 
-/// Lets a checkpoint be removed again. Succeeds if it is not pinned.
+/// Unpins a checkpoint, so that it can be removed as old. Does nothing if it is not pinned.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -44,7 +44,7 @@ fn remove_removed(run: &RunDir) -> Result<(), Error> {
     let entries = all.read_dir_utf8().map_err(|error| Error::io("list", &all, error))?;
     for entry in entries.flatten().filter(|entry| entry.file_name().starts_with(REMOVING)) {
         match fs::remove_dir_all(entry.path()) {
-            // Another program may remove it at the same time.
+            // Another program may remove the folder at the same time.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::io("remove", entry.path(), error));
             }

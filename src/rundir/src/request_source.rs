@@ -5,11 +5,11 @@ use std::fmt;
 
 /// The origin of a save request or stop request. Its name on disk is in kebab case and never changes.
 ///
-/// The variants are ordered: of requests with several origins, the greatest is reported.
+/// The order of the variants is their priority: if a request has several origins, the greatest one is reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RequestSource {
-    /// The supervisor of a rank is gone.
+    /// The supervisor of a rank has ended.
     Orphaned,
     /// The time limit is near.
     TimeLimit,

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 pub struct Run {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The run's name among all runs.
+    /// The id of the run.
     pub id: RunId,
-    /// The name that its user gave it.
+    /// The name that the user gave the run.
     pub name: String,
     /// The curriculum file that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,7 +41,7 @@ pub struct Run {
     /// The run that trained those weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lineage: Option<Lineage>,
-    /// The log that the run was imported from. It was not trained here: it has no processes, checkpoints or nodes.
+    /// The log that the run was imported from. An imported run has no processes, checkpoints or nodes here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<Imported>,
     /// The resolved recipe with every key; [`Run::recipe`] checks it.
@@ -69,7 +69,7 @@ pub struct Imported {
 /// The parent of a run: the run of the stage before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lineage {
-    /// The parent.
+    /// The id of the parent.
     pub run: RunId,
     /// The step of the parent whose weights were taken.
     pub step: u64,
@@ -79,7 +79,7 @@ pub struct Lineage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum StartFrom {
-    /// New weights from the recipe's seed.
+    /// New weights, initialized from the recipe's seed.
     Random,
     /// The weights of another stage; optimizer and data start from the beginning.
     Weights {
@@ -103,13 +103,13 @@ pub enum StartFrom {
 }
 
 impl Run {
-    /// Returns whether a command of the user's own trains.
+    /// Returns whether a command of the user trains, instead of the embedded trainer.
     pub fn is_command(&self) -> bool {
         // Called for each run of a list, so the recipe is not parsed.
         self.recipe.get("trainer").and_then(toml::Value::as_str) == Some("command")
     }
 
-    /// Returns the task of its ranks. A command trains.
+    /// Returns the task of the run's ranks. The task of a command is training.
     pub fn task(&self) -> Task {
         let word = self.recipe.get("task").and_then(toml::Value::as_str);
         Task::ALL.into_iter().find(|task| Some(task.name()) == word).unwrap_or_default()
@@ -122,10 +122,10 @@ impl Run {
 
     /// Checks that the run was started here, so that it can be resumed or signalled.
     ///
-    /// * `what` — what cannot be done otherwise.
+    /// * `what` — what the error names as failed, such as `cannot resume`.
     ///
     /// # Errors
-    /// `RunImported`.
+    /// [`ErrorCode::RunImported`] if the run was imported.
     pub fn refuse_if_imported(&self, what: impl Into<String>) -> Result<(), Failure> {
         let Some(Imported { from, tool, .. }) = &self.imported else { return Ok(()) };
         let why = format!(
@@ -135,7 +135,7 @@ impl Run {
         Err(Failure::new(ErrorCode::RunImported, what, why, fix))
     }
 
-    /// Returns whether its steps are not logged: a command trains, and no adapter reads the command's log.
+    /// Returns whether the steps of the run are not logged: a command trains, and no adapter reads the command's log.
     pub fn is_stepless(&self) -> bool {
         if self.imported.is_some() {
             return false;
@@ -144,7 +144,7 @@ impl Run {
         self.is_command() && adapter.is_none_or(|adapter| adapter == "none")
     }
 
-    /// Returns the recipe after checking every rule again.
+    /// Parses the recipe and checks every rule again.
     ///
     /// # Errors
     /// [`Error::Recipe`] with the rule that is broken.

@@ -57,14 +57,14 @@ pub struct SampleSidecar {
     /// The adapters that were merged into the weights, besides those of the checkpoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lora: Vec<SampleLora>,
-    /// The version of the trainer that made it.
+    /// The version of the trainer that made the sample.
     pub trainer: String,
-    /// The version of libtorch that computed it.
+    /// The version of libtorch.
     #[serde(default)]
     pub libtorch: String,
     /// Seconds that sampling and decoding took.
     pub took_s: f64,
-    /// When it was complete, Unix seconds.
+    /// When the sample was complete, Unix seconds.
     pub t: f64,
 }
 
@@ -73,22 +73,22 @@ pub struct SampleSidecar {
 pub struct SampleLora {
     /// The file or the checkpoint.
     pub path: Utf8PathBuf,
-    /// The factor of its product.
+    /// The factor by which the product of the adapter's two tensors is multiplied.
     pub weight: f64,
     /// XXH3 of the file, or of the checkpoint's manifest.
     pub xxh3: String,
 }
 
-/// The folder in which a run makes its samples.
+/// The folder to which a run writes its samples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SampleFolder {
     /// The folder of the run, with a folder for each step.
     OfRun(RunDir),
     /// The folder that `sample.out` names.
     Named {
-        /// Its path.
+        /// The path of the folder.
         folder: Utf8PathBuf,
-        /// The prompts of the run. Files of later prompts belong to another run.
+        /// The number of prompts of the run. Files with higher indices belong to another run.
         prompts: usize,
     },
 }
@@ -102,7 +102,7 @@ impl SampleFolder {
         }
     }
 
-    /// Lists the complete samples, by step and then by prompt. A run without samples has none.
+    /// Lists the complete samples, by step and then by prompt. The list is empty if the run has made no samples.
     ///
     /// # Errors
     /// A folder or sidecar cannot be read.
@@ -126,7 +126,7 @@ impl SampleFolder {
 }
 
 impl RunDir {
-    /// Returns the folder in which the run makes its samples. Samples of a training run are always in its own folder.
+    /// Returns the folder to which the run writes its samples. A training run always writes them to its own folder.
     pub fn sample_folder(&self, run: &Run) -> SampleFolder {
         let of = |key: &str| run.recipe.get("sample").and_then(|sample| sample.get(key));
         let out = of("out").and_then(toml::Value::as_str).filter(|out| !out.is_empty() && run.task() == Task::Sample);
@@ -152,7 +152,7 @@ impl RunDir {
         self.samples_of(step).join(format!("{index:03}.mp4"))
     }
 
-    /// Lists the complete samples, by step and then by prompt. A run without samples has none.
+    /// Lists the complete samples, by step and then by prompt. The list is empty if the run has made no samples.
     ///
     /// # Errors
     /// A folder or sidecar cannot be read.
@@ -178,7 +178,7 @@ impl SampleSidecar {
         write_atomic(path, &text)
     }
 
-    /// Reads a sidecar. Returns `None` if it was removed.
+    /// Reads a sidecar. Returns `None` if the file does not exist.
     ///
     /// # Errors
     /// The sidecar cannot be read, is malformed, or has a newer format.
@@ -268,7 +268,7 @@ mod tests {
             assert_eq!(video, out.join(format!("00{index}.mp4")));
             sample(120, index).write(&video.with_extension("json")).unwrap();
         }
-        // The third video is that of an earlier run with more prompts.
+        // An earlier run with more prompts made the third video.
         assert_eq!(named.list().unwrap(), [sample(120, 1)]);
         assert_eq!(run.list_samples().unwrap(), []);
     }

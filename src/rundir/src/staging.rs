@@ -7,22 +7,22 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 /// A checkpoint that is being saved, in a separate folder beside the complete ones.
 ///
-/// Every rank writes its files into [`Staging::dir`]; one of them calls [`Staging::prepare`] before and
-/// [`Staging::seal`] and [`Staging::publish`] after. Until it is published, the complete checkpoints are untouched, even
-/// one of the same step.
+/// One rank calls [`Staging::prepare`], then every rank writes its files into [`Staging::dir`], then one rank calls
+/// [`Staging::seal`] and [`Staging::publish`]. Until then, complete checkpoints are untouched, even one of the same
+/// step.
 #[derive(Debug, Clone)]
 pub struct Staging {
     folder: WholeFolder,
 }
 
 impl Staging {
-    /// Returns the staging folder of a step; does not create it.
+    /// Describes the staging folder of a step; does not create it.
     pub fn new(run: &RunDir, step: u64) -> Self {
         let dir = run.checkpoints().join(format!("saving-{step:08}"));
         Staging { folder: WholeFolder::new(dir, run.step_dir(step)) }
     }
 
-    /// Returns the staging folder of a checkpoint outside of any run, such as converted weights; does not create it.
+    /// Describes the staging folder of a checkpoint outside of any run, such as converted weights; does not create it.
     pub fn alone(place: &Utf8Path) -> Self {
         Staging { folder: WholeFolder::beside(place) }
     }
@@ -48,7 +48,8 @@ impl Staging {
         self.folder.abandon()
     }
 
-    /// Writes state and manifest; `manifest.files` lists the files of all ranks. Returns the size in bytes.
+    /// Writes state and manifest; `manifest.files` lists the files of all ranks. Returns the size of the checkpoint in
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Incomplete`] when the manifest does not describe whole tensors.

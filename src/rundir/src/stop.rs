@@ -4,13 +4,13 @@ use std::fs;
 
 use crate::{Error, RunDir, write_atomic};
 
-/// The content of the file when the stop is for good.
+/// The content of the file if the stop is permanent.
 const FOR_GOOD: &str = "for good";
 
 /// The duration for which a stop request by file is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Until its Slurm job is requeued. The job's own script requests it shortly before the time limit.
+    /// Until the Slurm job of the run is requeued. The job script requests this stop shortly before the time limit.
     ForNow,
     /// Until a user resumes the run.
     ForGood,
@@ -27,7 +27,7 @@ impl RunDir {
         }
     }
 
-    /// Requests that the newest attempt stops for good.
+    /// Requests that the newest attempt stops permanently ([`Stop::ForGood`]).
     ///
     /// # Errors
     /// As [`write_atomic`].

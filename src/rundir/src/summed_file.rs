@@ -1,4 +1,4 @@
-//! A file of a checkpoint whose checksum is computed while it is written, so that it need not be read again.
+//! A writer of a checkpoint file that computes its checksum while writing, so that the file need not be read again.
 
 use crate::FileSum;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// A new file that computes the checksum of the bytes written to it.
 ///
-/// It does not buffer: write large pieces.
+/// It does not buffer, so write large pieces.
 pub struct SummedFile {
     path: Utf8PathBuf,
     file: File,

@@ -8,7 +8,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// The most that one [`Tail::poll`] reads, so that a console that reads a long file can draw in between.
+/// The most bytes that one [`Tail::poll`] reads, so that a console that reads a long file can draw in between.
 const MAX_READ: usize = 4 * 1024 * 1024;
 
 /// The result of one [`Tail::poll`].
@@ -20,7 +20,7 @@ pub struct NewLines<T> {
     pub bad: Vec<BadLine>,
     /// Whether the file was replaced or truncated. `items` then begin at its start and replace all earlier ones.
     pub restarted: bool,
-    /// Whether more can be read at once.
+    /// Whether the file has more lines that can be read now.
     pub more: bool,
 }
 
@@ -34,19 +34,19 @@ pub struct Tail<T> {
     offset: u64,
     /// Device and inode, to detect that the file was replaced.
     identity: Option<(u64, u64)>,
-    /// Whether the line at `offset` is skipped, because it is the rest of a line that is too long or began earlier.
+    /// Whether the text up to the next newline is skipped: it is the rest of a line that is too long or began earlier.
     skipping: bool,
     buffer: Vec<u8>,
     lines: PhantomData<fn() -> T>,
 }
 
 impl<T: LogLine> Tail<T> {
-    /// Reads `path` from its start.
+    /// Makes a reader that begins at the start of `path`.
     pub fn new(path: impl AsRef<Utf8Path>) -> Self {
         Self::at(path, 0)
     }
 
-    /// Reads `path` from a byte offset, which an earlier [`Tail::offset`] returned.
+    /// Makes a reader that begins at a byte offset of `path`, which an earlier [`Tail::offset`] returned.
     pub fn at(path: impl AsRef<Utf8Path>, offset: u64) -> Self {
         Self {
             path: path.as_ref().to_owned(),
@@ -58,7 +58,7 @@ impl<T: LogLine> Tail<T> {
         }
     }
 
-    /// Reads the whole lines in the last `bytes` of `path`, and those that are added later.
+    /// Makes a reader of the whole lines in the last `bytes` bytes of `path`, and of those that are added later.
     ///
     /// # Errors
     /// When the size of an existing file cannot be read.
@@ -73,8 +73,9 @@ impl<T: LogLine> Tail<T> {
         Ok(Self { skipping: start > 0, ..Self::at(path, start) })
     }
 
-    /// Reads the lines in the last `bytes` bytes of `path`. Reads four times as many bytes until the lines are
-    /// `enough`, or at least `most` bytes or the whole file are read. Lines that are added later can then be polled.
+    /// Reads the lines in the last `bytes` bytes of `path`. While the lines are not `enough`, starts over with four
+    /// times as many bytes, until it has read at least `most` bytes or the whole file. The returned reader polls lines
+    /// added later.
     ///
     /// # Errors
     /// When an existing file cannot be read.
@@ -142,7 +143,8 @@ impl<T: LogLine> Tail<T> {
         Ok(batch)
     }
 
-    /// Reads all lines that were added, and returns whether they replace all earlier ones. Bad lines are skipped.
+    /// Reads all lines that were added. Returns them, and whether they replace all earlier lines. Bad lines are
+    /// skipped.
     ///
     /// # Errors
     /// As [`Self::poll`].

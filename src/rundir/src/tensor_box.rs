@@ -1,4 +1,4 @@
-//! Boxes within tensors, and which elements two pieces of a tensor have in common.
+//! Boxes (ranges of each dimension) of tensors, and the elements that two pieces of a tensor have in common.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -12,12 +12,13 @@ pub struct TensorBox {
     pub size: Vec<usize>,
 }
 
-/// A run of elements that two pieces of a tensor have in common, counted from the beginning of each.
+/// A contiguous range of elements that two pieces of a tensor have in common. Indices count from the start of each
+/// piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
-    /// The index of the first one in this piece.
+    /// The index of the first common element in this piece.
     pub here: u64,
-    /// The index of the first one in the other piece.
+    /// The index of the first common element in the other piece.
     pub there: u64,
     /// The number of elements.
     pub len: u64,
@@ -34,7 +35,7 @@ impl TensorBox {
         self.size.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))
     }
 
-    /// Returns whether it is inside a tensor of this shape.
+    /// Returns whether the box is inside a tensor of this shape.
     pub(crate) fn fits(&self, shape: &[usize]) -> bool {
         self.offset.len() == shape.len()
             && self.size.len() == shape.len()
@@ -53,10 +54,10 @@ impl TensorBox {
 
     /// Returns the elements that two pieces of a tensor have in common. A piece is a range of the elements of a box, row by row.
     ///
-    /// The runs are in ascending order; there is at most one for each row that both pieces have.
+    /// The ranges are in ascending order, at most one for each row that both pieces have.
     pub fn overlaps(&self, range: Range<u64>, other: &Self, other_range: Range<u64>) -> Vec<Overlap> {
         let mut dims: Vec<(Range<usize>, Range<usize>)> = self.ranges().zip(other.ranges()).collect();
-        // If both have the same part of the last dimension, it is merged with the dimension before.
+        // If both boxes have the same range of the last dimension, merge this dimension with the one before.
         while dims.len() > 1
             && let Some((same, _)) = dims.pop_if(|(a, b)| a == b)
             && let Some((a, b)) = dims.last_mut()

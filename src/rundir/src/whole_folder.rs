@@ -16,12 +16,12 @@ pub struct WholeFolder {
 }
 
 impl WholeFolder {
-    /// Returns a folder that is filled as `dir` and renamed to `place`, in the same parent. Creates nothing.
+    /// Describes a folder that is filled as `dir`, then renamed to `place` in the same parent. Creates nothing.
     pub fn new(dir: Utf8PathBuf, place: Utf8PathBuf) -> Self {
         Self { dir, place }
     }
 
-    /// Returns a folder that is filled under a hidden name beside `place`. Creates nothing.
+    /// Describes a folder that is filled under a hidden name beside `place`, then renamed to `place`. Creates nothing.
     pub fn beside(place: &Utf8Path) -> Self {
         let name = place.file_name().unwrap_or("folder");
         Self { dir: parent(place).join(format!(".{name}.part")), place: place.to_owned() }
@@ -91,7 +91,7 @@ impl WholeFolder {
         remove(&aside)
     }
 
-    /// Returns the temporary name of a folder that is being replaced.
+    /// Returns the temporary path of the old folder while it is being replaced.
     fn aside(&self) -> Utf8PathBuf {
         parent(&self.place).join(format!(".{}.replaced", self.place.file_name().unwrap_or("folder")))
     }

@@ -26,8 +26,8 @@ const EVALUATION_S: f64 = 600.0;
 /// A rank that uses less than this share of a CPU core waits for something. A rank that computes uses all of it.
 const CPU_COLLAPSED: f64 = 0.2;
 /// The time limit for the process files of a new attempt to appear. After `attempt.toml` is written, the console
-/// connects to hundreds of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the disk caches what
-/// is in a folder (NFS: up to a minute). A supervisor that ends within this time writes an exit file, which ends the
+/// connects to hundreds of nodes, each loads libtorch from a cold shared disk (2 GB: minutes), and the file system
+/// caches folders (NFS: up to a minute). A supervisor that ends within this time writes an exit file, which ends the
 /// wait.
 pub const START_GRACE: Duration = Duration::from_secs(180);
 
@@ -81,41 +81,42 @@ impl Load {
     }
 }
 
-/// Everything from which the state of a run is derived. All but `steps_total` is about the newest attempt.
+/// Everything from which the state of a run is derived. All fields except `newest` describe the newest attempt.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunFacts {
     /// The newest attempt.
     pub attempt: Option<Attempt>,
-    /// Whether its processes exist. Determine this before reading `exits`: a process may end between the two.
+    /// Whether its processes exist. Determine this before you read `exits`, because a process may end in between.
     pub alive: Liveness,
     /// Whether a node has no process file yet: nothing was started there, or the file is not visible yet.
     pub is_incomplete: bool,
     /// Whether a stop was requested.
     pub stopping: bool,
-    /// Whether the stop was requested by file and for good ([`rundir::Stop::ForGood`]), so that its job is not requeued.
+    /// Whether a permanent stop was requested by file ([`rundir::Stop::ForGood`]), so that the Slurm job is not
+    /// requeued.
     pub stops_for_good: bool,
-    /// Its last logged step and the time of that step.
+    /// The last logged step, and the time of that step in Unix seconds.
     pub last_metric: Option<(u64, f64)>,
     /// When the first of the steps that were read was logged.
     pub first_metric_s: Option<f64>,
     /// The median seconds of a step.
     pub median_step_s: Option<f64>,
-    /// Steps from one logged step to the next; 0 means 1.
+    /// Steps from one logged step to the next; 0 counts as 1.
     pub steps_per_line: u64,
     /// The load of its nodes.
     pub load: Load,
-    /// The exit files of the nodes where it has ended.
+    /// The exit files of the nodes on which the attempt has ended.
     pub exits: Vec<ExitFile>,
     /// The newest event.
     pub last_event: Option<Event>,
-    /// The step that it resumed from. It differs from the planned step if that checkpoint was damaged.
+    /// The logged step from which the attempt resumed. It differs from the planned step if that checkpoint was damaged.
     pub resumed_from: Option<u64>,
-    /// The steps of the recipe.
+    /// All steps of the run; in an encode all items, in a run that samples the sampling steps of all videos.
     pub steps_total: u64,
-    /// Whether a command of the user's own trains.
+    /// Whether a command of the user trains, instead of the embedded trainer.
     pub is_command: bool,
-    /// Whether each rank works by itself (`recipe::Task::ranks_depend_on_each_other`): the end of a rank or a node is not the end of
-    /// the run. Its steps are items.
+    /// Whether ranks work independently (`recipe::Task::ranks_depend_on_each_other` is false), as in an encode. The run
+    /// then continues after the end of a rank or node.
     pub is_independent: bool,
     /// Whether the newest attempt has logged that all its steps are done.
     pub has_finished: bool,
@@ -129,7 +130,7 @@ pub struct RunFacts {
     pub evaluating_since: Option<f64>,
     /// The state of its Slurm job, if it has one.
     pub job: Option<JobStatus>,
-    /// The newest lines of all its attempts, from which most of this was read.
+    /// The newest logged steps and events of all attempts, from which most fields were read.
     pub newest: Arc<Newest>,
 }
 
@@ -139,9 +140,9 @@ pub struct RunFacts {
 pub enum RunState {
     /// The run was not started yet.
     New,
-    /// Its job waits in Slurm's queue, for the first time or after a requeue.
+    /// The Slurm job waits in the queue, for the first time or after a requeue.
     Queued,
-    /// Its processes start, connect and load. No step was logged yet.
+    /// The processes start, connect and load. No step was logged yet.
     Starting,
     /// The run trains.
     Running,
@@ -156,25 +157,25 @@ pub enum RunState {
     },
     /// All steps are done.
     Finished,
-    /// A user stopped or killed it.
+    /// A user stopped or killed the run.
     Stopped,
     /// The run ended with a recorded error.
     Failed(Failure),
     /// The run ended without recording a reason.
     Crashed(Failure),
-    /// Its nodes cannot be reached and its files show no activity.
+    /// The nodes cannot be reached, and the files of the run show no activity.
     Unknown,
 }
 
 impl RunState {
-    /// Returns whether it has ended: nothing more happens unless a user resumes it.
+    /// Returns whether the run has ended: it makes no more progress unless it is resumed.
     pub fn is_end(&self) -> bool {
         matches!(self, RunState::Finished | RunState::Stopped | RunState::Failed(_) | RunState::Crashed(_))
     }
 }
 
 impl RunFacts {
-    /// Returns the facts that follow from the files of a run that do not change during an attempt.
+    /// Makes the facts that follow from `run.toml` and `attempt.toml`.
     pub fn of_run(run: &Run, attempt: Option<Attempt>) -> Self {
         let of_recipe = || run.recipe.get("train")?.get("steps")?.as_integer();
         let steps = attempt.as_ref().and_then(|attempt| attempt.steps);
@@ -241,7 +242,7 @@ impl RunFacts {
             EventKind::Resumed { from_step, .. } => self.resumed_from = Some(*from_step),
             _ => {}
         }
-        // A healer's events are about the end of an attempt, and do not change it.
+        // The healer records events after the end of an attempt. They are no activity of the attempt.
         if !event.kind.is_of_healer() && self.last_event.as_ref().is_none_or(|last| last.t <= event.t) {
             self.last_event = Some(event.clone());
         }
@@ -265,7 +266,7 @@ impl RunFacts {
         }
     }
 
-    /// Returns the step that its newest attempt began from: the logged one or, if none was logged, the planned one.
+    /// Returns the step from which the newest attempt began: the logged one or, if none was logged, the planned one.
     pub fn start_step(&self) -> u64 {
         self.resumed_from.or(self.attempt.as_ref().map(|attempt| attempt.start_step)).unwrap_or(0)
     }
@@ -277,8 +278,8 @@ impl RunFacts {
         STALL_MIN_S.max(steps * self.median_step_s.unwrap_or(0.0))
     }
 
-    /// Returns the time of the last step or event if it is too long ago at `now`, unless a save or an evaluation
-    /// explains that. The run may still compute: see [`Load`].
+    /// Returns the time of the last step or event if it is longer ago than [`RunFacts::stall_after_s`], unless a save
+    /// or an evaluation is the reason. The run may still compute: see [`Load`].
     pub fn inactive_since_s(&self, now: f64) -> Option<f64> {
         let attempt = self.attempt.as_ref()?;
         let evaluates = self.evaluating_since.is_some_and(|since_s| now - since_s <= EVALUATION_S);
@@ -287,7 +288,7 @@ impl RunFacts {
         (!exempt && now - since_s > self.stall_after_s()).then_some(since_s)
     }
 
-    /// Returns whether the run computes nothing. Without a measurement, this is assumed, except during an evaluation.
+    /// Returns whether the run computes nothing. Without a measurement, returns true, except during an evaluation.
     pub(crate) fn idles(&self) -> bool {
         match self.evaluating_since {
             Some(_) => self.load.works(POWER_COLLAPSED_EVALUATING) == Some(false),
@@ -303,8 +304,9 @@ impl RunFacts {
         is_silent.then(|| attempt.started_s + START_GRACE.as_secs_f64())
     }
 
-    /// Returns the nodes that have written no exit file long after the attempt failed on the others. They may never write one. The
-    /// attempt's processes there have ended, or cannot train any more.
+    /// Returns the nodes that wrote no exit file within 15 s after the attempt failed on the others, and may never
+    /// write one. The attempt's processes there have ended, or cannot train any more. If ranks work independently,
+    /// returns the nodes that other nodes recorded as lost and that wrote no exit file.
     pub fn lost_nodes(&self, now: f64) -> Vec<NodeId> {
         let Some(attempt) = &self.attempt else { return Vec::new() };
         let exits = || self.exits.iter().filter(|exit| exit.attempt == attempt.number);
@@ -326,14 +328,14 @@ impl RunFacts {
         let has_ended =
             |node: &NodeId| self.exits.iter().any(|exit| exit.attempt == attempt.number && exit.node == *node);
         let nodes = attempt.placement.by_node();
-        // Without any exit file, its processes ended without recording why.
+        // Without any exit file, the processes ended without recording a reason.
         nodes.iter().all(|(node, _)| has_ended(node))
             || !nodes.iter().any(|(node, _)| has_ended(node))
             || !self.lost_nodes(now).is_empty()
     }
 
-    /// Returns the node that failed first, once the attempt has settled: one that is lost, or the first whose failure is no
-    /// consequence of another.
+    /// Returns the node that caused the failure, once the attempt has settled: a lost node, or otherwise the first node
+    /// whose failure is not a consequence of another.
     pub fn failed_node(&self, now: f64) -> Option<NodeId> {
         let attempt = self.attempt.as_ref()?;
         let failed = self.exits.iter().filter(|e| e.attempt == attempt.number && e.reason == ExitReason::Failed);
@@ -342,7 +344,7 @@ impl RunFacts {
         self.lost_nodes(now).into_iter().next().or(first)
     }
 
-    /// Returns the time of the last step or event, in Unix seconds; none before the first attempt.
+    /// Returns the time of the last step or event, in Unix seconds; `None` before the first attempt.
     pub fn last_activity_s(&self) -> Option<f64> {
         self.attempt.as_ref().map(|attempt| self.attempt_activity_s(attempt))
     }

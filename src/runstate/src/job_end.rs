@@ -9,11 +9,12 @@ pub fn is_about_to_begin(facts: &RunFacts) -> bool {
     let job = facts.job.as_ref().and_then(|status| status.job()).filter(|job| !job.state.is_over());
     let began_s = job.and_then(|job| job.start.as_ref()?.unix_s());
     let ended_s = facts.exits.iter().map(|exit| exit.ended_s).reduce(f64::max);
-    // The clocks of two machines differ.
+    // Allow 2 s, because the clocks of two machines differ.
     began_s.zip(ended_s).is_some_and(|(began_s, ended_s)| began_s > ended_s + 2.0)
 }
 
-/// Returns the state of a run whose job Slurm has ended; none if Slurm did not end it. The failures that its processes recorded are consequences.
+/// Returns the state of a run whose job Slurm has ended; `None` if Slurm did not end it. The failures that the
+/// processes recorded are consequences of that.
 pub fn ended_by_queue(facts: &RunFacts) -> Option<RunState> {
     let status = facts.job.as_ref()?;
     let (id, job) = (status.id, status.job()?);

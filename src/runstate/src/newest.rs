@@ -1,4 +1,4 @@
-//! The newest lines of many runs. Each line is read once.
+//! A cache of the newest logged steps and events of many runs. It reads each line once.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const LINES: usize = 128;
 /// The bytes at the end of `metrics.jsonl` that are read first: about a hundred lines of eight ranks.
 const FIRST_BYTES: u64 = 64 * 1024;
-/// The most that is read of it: a hundred lines of 4096 ranks.
+/// The most bytes of `metrics.jsonl` that are read: about a hundred lines of 4096 ranks.
 const MOST_BYTES: u64 = 16 << 20;
 /// The bytes at the end of an `events.jsonl` that are read first.
 const EVENT_BYTES: u64 = 64 * 1024;
@@ -21,7 +21,7 @@ const EVENTS: usize = 4096;
 /// The cache drops a run that was not requested for this long.
 const FORGET: Duration = Duration::from_secs(60);
 
-/// The newest lines of a run.
+/// The newest logged steps and events of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Newest {
     /// Logged steps of all attempts, in the order in which they were written.
@@ -30,7 +30,7 @@ pub struct Newest {
     pub events: Vec<Event>,
 }
 
-/// Follows the newest lines of many runs; threads can share it.
+/// Follows the newest logged steps and events of many runs. Threads can share it.
 #[derive(Debug, Default)]
 pub struct NewestCache {
     runs: Mutex<BTreeMap<RunDir, RunEntry>>,
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_run_whose_disk_hangs_does_not_block_another() {
         let ((_keep, hangs), (_too, other)) = (temp(), temp());
-        // Opening it blocks until a writer opens it too.
+        // Opening a FIFO for reading blocks until a writer opens it.
         let made = std::process::Command::new("mkfifo").arg(hangs.metrics()).status().unwrap();
         assert!(made.success());
         let cache = NewestCache::default();

@@ -66,15 +66,15 @@ impl Progress {
 pub struct Epochs {
     /// Epochs done.
     pub done: f64,
-    /// Epochs that the steps of the run make.
+    /// Epochs at the last step of the run.
     pub total: f64,
 }
 
 impl Epochs {
-    /// Returns the epochs of a run at its last logged step, if it counts them.
+    /// Returns the epochs of a run at its last logged step, if the run counts epochs.
     pub(crate) fn of(last: &MetricSample, steps_total: u64) -> Option<Self> {
         let done = last.epoch.filter(|_| last.step > 0)?;
-        // A step of another shape may have another number of samples, so this is an estimate for mixed shapes.
+        // For mixed shapes this is an estimate, because the number of samples in a step depends on its shape.
         Some(Self { done, total: done / last.step as f64 * steps_total as f64 })
     }
 
@@ -85,7 +85,7 @@ impl Epochs {
     }
 }
 
-/// Returns the progress of a run with this task, from its newest numbers.
+/// Returns the progress of a run in the unit of its task.
 pub fn progress_of(
     task: Task,
     (step, total): (u64, u64),
@@ -109,21 +109,21 @@ pub struct EncodeStageProgress {
     /// The work of the stage in this attempt.
     #[serde(flatten)]
     pub count: EncodeStageCount,
-    /// Items that it has not done yet.
+    /// Items that the stage has not done yet.
     pub left: u64,
-    /// Items per second over the last minute; none if it did nothing in that time.
+    /// Items per second over the last minute; `None` if no item passed the stage in that time.
     pub per_s: Option<f64>,
-    /// Seconds until nothing is left, at that rate.
+    /// Seconds until no items are left, at that rate.
     pub eta_s: Option<f64>,
 }
 
-/// Returns the progress of each stage, if the steps are items. `recent` are the newest lines, in order.
+/// Returns the progress of each stage of an encode; `None` for other runs. `recent` are the newest lines, in order.
 pub fn stages(recent: &[MetricSample]) -> Option<EncodeStages<EncodeStageProgress>> {
     let (last, items) = recent.last().and_then(|last| Some((last, last.items.as_ref()?)))?;
     let first = first_of_rate(recent, last);
     let before = first.and_then(|first| first.items.as_ref()).filter(|_| first.is_some_and(|first| first.t < last.t));
     let seconds = first.map_or(0.0, |first| last.t - first.t);
-    // With a single line, the rate is that in the line.
+    // A single line has the rate since the line before it.
     let per_s = match before {
         Some(before) => {
             items.stages.zip(before.stages, |now, before| (now.items.saturating_sub(before.items)) as f64 / seconds)
@@ -161,7 +161,7 @@ fn left(items: &ItemsSample) -> EncodeStages<u64> {
     }
 }
 
-/// Returns the items per second over the newest lines, if the steps are items.
+/// Returns the items per second of an encode over the last minute.
 pub(crate) fn item_rate(recent: &[MetricSample]) -> Option<f64> {
     let last = recent.last().filter(|last| last.items.is_some())?;
     let first = first_of_rate(recent, last)?;
@@ -178,7 +178,7 @@ fn first_of_rate<'a>(recent: &'a [MetricSample], last: &MetricSample) -> Option<
 mod tests {
     use super::*;
 
-    /// Ten clips were stored and two failed before this attempt.
+    /// Makes a line of an attempt before which ten clips were stored and two failed.
     fn line(t: f64, vae: u64, decoded: u64) -> MetricSample {
         let counts = ItemCounts { clips: 100, clips_done: 10 + vae, texts: 50, texts_done: 50, failed: 2 };
         let of = |items| EncodeStageCount { items, ..EncodeStageCount::default() };

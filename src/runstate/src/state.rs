@@ -1,4 +1,4 @@
-//! The state of a run: derived from facts, never stored.
+//! Derives the state of a run from facts.
 
 use crate::facts::{Liveness, RunFacts, RunState};
 use crate::job_end::{ended_by_queue, ended_without_processes, is_about_to_begin};
@@ -8,7 +8,8 @@ use rundir::{Attempt, ErrorCode, EventKind, ExitFile, ExitReason, Failure};
 
 /// Derives the state of a run at `now`, Unix seconds.
 ///
-/// An exit file of a supervisor counts most, then the trainer's events, then whether processes exist.
+/// A Slurm job that waits or begins after a requeue counts most, then the exit files of supervisors, then the trainer's
+/// events, then whether processes exist.
 pub fn derive(facts: &RunFacts, now: f64) -> RunState {
     let Some(attempt) = &facts.attempt else { return RunState::New };
     if facts.job.as_ref().is_some_and(JobStatus::is_waiting) {
@@ -18,7 +19,8 @@ pub fn derive(facts: &RunFacts, now: f64) -> RunState {
         return RunState::Starting;
     }
     if let Some(ended) = ended_by_exit_files(facts, attempt) {
-        // Slurm ends the supervisors one by one, and the later ones record the loss of the earlier ones.
+        // If Slurm ended the job, that is the cause: it ends the supervisors one by one, and the later ones record the
+        // loss of the earlier ones.
         let outside = matches!(ended, RunState::Failed(_)).then(|| ended_by_queue(facts)).flatten();
         return outside.unwrap_or(ended);
     }
@@ -77,7 +79,7 @@ fn independent_end(facts: &RunFacts, attempt: &Attempt) -> Option<RunState> {
     })
 }
 
-/// Makes a failure for an exit file that has none.
+/// Makes a failure for an exit file that records no failure.
 fn unexplained(exit: &ExitFile) -> Failure {
     let first = exit.ranks.iter().find(|r| Some(r.rank) == exit.first_failure).or(exit.ranks.first());
     let Some(rank) = first else {
@@ -104,7 +106,7 @@ fn unexplained(exit: &ExitFile) -> Failure {
 
 fn ended_by_event(facts: &RunFacts) -> Option<RunState> {
     if facts.is_independent {
-        // The end of one rank is not that of the run.
+        // The end of one rank is not the end of the run.
         return facts.has_finished.then_some(RunState::Finished);
     }
     match &facts.last_event.as_ref()?.kind {
@@ -155,7 +157,7 @@ fn alive(facts: &RunFacts, now: f64) -> RunState {
     }
 }
 
-/// Returns whether Slurm has suspended its job.
+/// Returns whether Slurm has suspended the job of the run.
 fn is_suspended(facts: &RunFacts) -> bool {
     let job = facts.job.as_ref().and_then(JobStatus::job);
     job.is_some_and(|job| job.state.is_halted())
@@ -231,7 +233,7 @@ mod tests {
         facts.see_event(&event(1101.0, EventKind::NodeLost { node: node("ml-2"), failure }));
         assert_eq!(derive(&facts, 1106.0), RunState::Running);
         assert_eq!(facts.lost_nodes(1106.0), [node("ml-2")]);
-        // A node that is lost cannot be reached, and writes no exit file.
+        // The lost node cannot be reached and writes no exit file.
         facts.alive = Liveness::Unknown;
         facts.exits = vec![failed("ml-1", 1105.0, "killed")];
         let RunState::Failed(failure) = derive(&facts, 1106.0) else { panic!("{:?}", derive(&facts, 1106.0)) };

@@ -1,4 +1,4 @@
-//! The runs of a folder, and the summary of a run.
+//! Lists the runs of a folder, and summarizes a run.
 
 use crate::progress::{self, EncodeStageProgress, Epochs, Progress, item_rate, progress_of};
 use crate::{RunFacts, RunState, derive};
@@ -17,31 +17,32 @@ use std::io;
 /// The summary of a run: one line of a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunSummary {
-    /// Its `run.toml`.
+    /// The content of `run.toml`.
     pub run: Run,
-    /// Its folder.
+    /// The folder of the run.
     pub dir: RunDir,
-    /// Its newest attempt.
+    /// The newest attempt.
     pub attempt: Option<Attempt>,
-    /// Its state.
+    /// The state of the run.
     pub state: RunState,
-    /// If it failed, the nodes that ended only because another one failed, sorted by name.
+    /// If the run failed, the nodes that ended only because another node failed, sorted by name.
     pub consequences: Vec<NodeId>,
     /// Steps done.
     pub step: u64,
-    /// Steps of the recipe.
+    /// All steps of the run.
     pub steps_total: u64,
-    /// Its last logged step.
+    /// The last logged step of any attempt.
     pub last: Option<MetricSample>,
-    /// Seconds until it is finished at the median of its last steps; only while it trains.
+    /// The estimated seconds until the run is finished, from the median step time or the rate of items. `None` unless
+    /// the run is running or saving.
     pub eta_s: Option<f64>,
-    /// Items per second over the last minute, if its steps are items and the run is active.
+    /// Items per second of an encode over the last minute. `None` unless the encode is running.
     pub items_per_s: Option<f64>,
     /// The progress of each stage of an encode.
     pub stages: Option<EncodeStages<EncodeStageProgress>>,
     /// The checkpoint that a resume continues from.
     pub checkpoint: Option<CheckpointSummary>,
-    /// The state of its Slurm job, if it has one.
+    /// The state of the Slurm job, if the run has one.
     pub job: Option<JobStatus>,
 }
 
@@ -54,7 +55,7 @@ impl RunSummary {
         let current = last.as_ref().filter(|l| facts.attempt.as_ref().is_none_or(|a| a.number == l.attempt));
         let step = match current {
             Some(last) => last.step,
-            // Its steps are not logged, and it ended without an error.
+            // The steps are not logged, and the run ended without an error.
             None if facts.is_stepless && state == RunState::Finished => facts.steps_total,
             None => facts.start_step(),
         };
@@ -85,30 +86,31 @@ impl RunSummary {
         }
     }
 
-    /// Returns the counts of its items, if its steps are items.
+    /// Returns the counts of items of an encode; `None` for other runs.
     pub fn items(&self) -> Option<ItemCounts> {
         self.last.as_ref().and_then(|sample| Some(sample.items.as_ref()?.counts))
     }
 
-    /// Returns the videos of a run that samples. The line of the last step is older than the last video.
+    /// Returns the number of videos of a run that samples. A finished run has all videos: the last video is complete
+    /// only after the last line is logged.
     pub fn videos(&self) -> Option<SamplingProgress> {
         let sampling = self.last.as_ref().and_then(|sample| sample.sampling)?;
         let videos = if self.state == RunState::Finished { sampling.videos_total } else { sampling.videos };
         Some(SamplingProgress { videos, ..sampling })
     }
 
-    /// Returns its progress in epochs, if it counts them.
+    /// Returns the progress in epochs, if the run counts epochs.
     pub fn epochs(&self) -> Option<Epochs> {
         self.last.as_ref().filter(|last| last.step == self.step).and_then(|last| Epochs::of(last, self.steps_total))
     }
 
-    /// Returns its progress, in the unit of its task.
+    /// Returns the progress, in the unit of the run's task.
     pub fn progress(&self) -> Progress {
         let steps = (self.step, self.steps_total);
         progress_of(self.run.task(), steps, self.items(), self.videos(), self.run.is_stepless())
     }
 
-    /// Returns why it failed or crashed.
+    /// Returns why the run failed or crashed.
     pub fn failure(&self) -> Option<&Failure> {
         match &self.state {
             RunState::Failed(failure) | RunState::Crashed(failure) => Some(failure),
@@ -119,8 +121,8 @@ impl RunSummary {
 
 /// Lists the runs in a folder, oldest first.
 ///
-/// A folder that is named like a run or contains a `run.toml`, but cannot be read as a run, is listed as a failure. A missing folder
-/// has no runs.
+/// A folder that is named like a run or contains a `run.toml`, but cannot be read as a run, is listed as a failure. If
+/// `root` does not exist, the list is empty.
 pub fn list_runs(root: &Utf8Path) -> Vec<Result<RunDir, Failure>> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,

@@ -1,17 +1,17 @@
-//! The norm of a sharded gradient.
+//! The norms of the sharded gradient and the sharded weights, and the factor that clips the gradient.
 
 use crate::fsdp::{Access, Fsdp, ShardView};
 use c10d::Result;
 use c10d::waits::{self, Place};
 use tch::{Kind, Tensor};
 
-/// Returns the square of the Euclidean norm of the whole gradient, `[1]`, in fp64, on the device. It has the same bits on every rank, and
-/// is not finite if any element is not finite.
+/// Returns the square of the L2 norm of the whole gradient: `[1]`, fp64, on the device. All ranks get the same bits.
+/// The result is not finite if any element is not finite.
 pub fn grad_norm_squared(fsdp: &Fsdp) -> Result<Tensor> {
     sum_of_squares(fsdp, |shard| shard.grad)
 }
 
-/// Returns the Euclidean norm of all trained weights. It has the same bits on every rank.
+/// Returns the L2 norm of all trained weights. All ranks get the same bits.
 pub fn weight_norm(fsdp: &Fsdp) -> Result<f64> {
     let squared = sum_of_squares(fsdp, |shard| shard.master)?;
     Ok(waits::read(Place::WeightNorm, &squared)[0].sqrt())

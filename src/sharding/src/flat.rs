@@ -1,13 +1,13 @@
-//! The layout of a unit's tensors in its flat tensors, and each rank's shard of them. Arithmetic only.
+//! The layout of a unit's tensors in its flat tensors, and the shard of each rank. Only arithmetic, without tensors.
 
 use recipe::Flat;
 
 /// One of the two flat tensors of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
-    /// Its slots have gradients and optimizer state.
+    /// The flat tensor of trained slots, which have gradients and optimizer state.
     Trained,
-    /// Its slots are never updated.
+    /// The flat tensor of frozen slots, which are never updated.
     Frozen,
 }
 
@@ -18,16 +18,16 @@ pub enum TpLayout {
     Replicated,
     /// Each rank has its own part.
     Sharded,
-    /// Each rank has the whole slot and a part of its gradient; the parts are summed.
+    /// Each rank has the whole slot and a partial gradient; the gradients are summed over the TP group.
     Partial,
 }
 
-/// One tensor of a unit and its position.
+/// One tensor of a unit, and its position in a flat tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// The shape of the tensor.
     pub shape: Vec<i64>,
-    /// The flat tensor it lies in.
+    /// The flat tensor that contains it.
     pub kind: ParamKind,
     /// Its distribution over the TP group.
     pub tp_layout: TpLayout,
@@ -40,7 +40,7 @@ pub struct Slot {
 /// The layout of a unit's tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// In the order of the unit's table.
+    /// The tensors of the unit, in the order in which the unit lists them.
     pub slots: Vec<Slot>,
     /// Elements of one shard of the trained flat tensor.
     pub trained_shard: i64,
@@ -48,12 +48,12 @@ pub struct Layout {
     pub frozen_shard: i64,
 }
 
-/// A run of elements of one tensor that lies in one rank's shard.
+/// A contiguous range of elements of one tensor that lies in one rank's shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardRange {
-    /// The tensor's slot.
+    /// The index of the tensor's slot.
     pub slot: usize,
-    /// The flat tensor.
+    /// The flat tensor that contains the slot.
     pub kind: ParamKind,
     /// The distribution of the tensor over the TP group.
     pub tp_layout: TpLayout,
@@ -66,7 +66,7 @@ pub struct ShardRange {
 }
 
 impl Layout {
-    /// Lays tensors one after another, aligned as [`recipe::Flat`] does.
+    /// Places the tensors one after another in two flat tensors, with the alignment of [`recipe::Flat`].
     pub fn new(tensors: impl IntoIterator<Item = (Vec<i64>, ParamKind, TpLayout)>, shards: usize) -> Self {
         let (mut trained, mut frozen) = (Flat::default(), Flat::default());
         let slots = tensors
@@ -81,7 +81,8 @@ impl Layout {
         Layout { slots, trained_shard: part(trained), frozen_shard: part(frozen) }
     }
 
-    /// Returns the runs of a flat tensor of `shards` shards that belong to no slot: start and length.
+    /// Returns the ranges (start and length) of a flat tensor that belong to no slot: padding. `shards` is the number
+    /// of shards of the flat tensor.
     pub fn gaps(&self, kind: ParamKind, shards: usize) -> Vec<(i64, i64)> {
         let starts = self.slots.iter().filter(|slot| slot.kind == kind).map(|slot| (slot.offset, slot.len));
         let end = (self.shard_len(kind) * shards as i64, 0);
@@ -102,7 +103,8 @@ impl Layout {
         }
     }
 
-    /// Returns the runs in a rank's shard, in the order of the slots. The runs of all ranks cover every tensor once.
+    /// Returns the ranges in a rank's shard, in the order of the slots. The ranges of all ranks cover every tensor
+    /// once.
     pub fn ranges(&self, shard: usize) -> Vec<ShardRange> {
         let own = |(slot, s): (usize, &Slot)| {
             let begin = self.shard_len(s.kind) * shard as i64;

@@ -1,8 +1,9 @@
-//! Fully sharded parameters: a unit's parameters are gathered before it runs and freed after it; gradients are reduced to shards.
+//! Fully sharded data parallelism (FSDP): gathers a unit's parameters before the unit computes, frees them afterwards,
+//! and reduces its gradients to shards.
 //!
-//! With one shard nothing is copied: the gathered tensors are views of the master weights. With several, the next
-//! unit's gather and the last unit's reduction are in flight while a unit computes. A unit's gradient is summed over the replicas as
-//! soon as it is reduced, while earlier units compute theirs.
+//! With one shard nothing is gathered, and fp32 weights are not copied: the gathered tensors are views of the
+//! master weights. With several shards, the gather of the next unit and the reduction of the previous one are in flight
+//! while a unit computes. A reduced gradient is summed over the replicas while the backward pass continues.
 
 use crate::flat::{Layout, ParamKind, ShardRange, Slot, TpLayout};
 use crate::mesh::MeshGroups;
@@ -13,8 +14,8 @@ use recipe::Accumulate;
 use std::cell::Cell;
 use tch::{Kind, Tensor};
 
-/// The bytes of gradients whose sums over the replicas start together, as in PyTorch's DDP. Small units, such as those of adapters, would
-/// start a sum each.
+/// The bucket size in bytes of the sums over the replicas, as in PyTorch's DDP. Without buckets, each small unit, such
+/// as that of an adapter, would start its own all-reduce.
 const SUMMED_AT_ONCE: usize = 25 << 20;
 
 /// The sharded parameters of a model and the gradients of this rank's shards.
@@ -27,24 +28,25 @@ pub struct Fsdp {
     gathering: Option<(usize, Ahead)>,
     /// A unit's reduce-scatter in flight.
     reducing: Option<Reducing>,
-    /// Units whose gradients are reduced. Their sums over the replicas start together.
+    /// The current bucket: units whose gradients are reduced to shards and not summed over the replicas yet.
     reduced: Vec<usize>,
-    /// The bytes of gradients whose sums start together.
+    /// The bucket size in bytes: [`SUMMED_AT_ONCE`], except in tests.
     summed_at_once: usize,
     /// Sums over the replicas in flight.
     summing: Vec<Pending>,
     grad_sync: GradSync,
     accumulate: Accumulate,
-    /// The number of changes of the frozen weights.
+    /// The number of times that frozen weights have changed.
     frozen_version: Cell<u64>,
 }
 
-/// The current part of a batch, for gradient accumulation.
+/// How gradients of the current micro-batch are handled, for gradient accumulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradSync {
-    /// Not the last part: this rank accumulates gradients in fp32, as [`Accumulate`] sets.
+    /// The micro-batch is not the last one: its gradients are accumulated in fp32, whole or sharded as [`Accumulate`]
+    /// sets.
     Accumulate,
-    /// The last or only part: each unit's gradient is complete after its reduction.
+    /// The micro-batch is the last or only one: each unit's gradient is complete after its reduction.
     Reduce,
 }
 
@@ -52,7 +54,8 @@ pub enum GradSync {
 struct Reducing {
     unit: usize,
     pending: Pending,
-    /// The destination, if it is not the shard's gradient but will be added to it.
+    /// A separate destination, whose content is added to the shard's gradient later; `None` if the gradient is the
+    /// destination.
     part: Option<Tensor>,
     grad_sync: GradSync,
 }
@@ -64,7 +67,7 @@ struct ShardedUnit {
     swapped: bool,
     /// Master weights in fp32, and their gradient.
     trained: Option<TrainedShard>,
-    /// Weights in the compute dtype, or in the dtype for frozen weights that [`Fsdp::with`] got.
+    /// Frozen weights in the compute dtype, or in the dtype `frozen` of [`Fsdp::with`].
     frozen: Option<Tensor>,
     /// Whether the whole frozen tensor stays gathered between uses.
     keeps: bool,
@@ -85,7 +88,7 @@ struct TrainedShard {
     grad: Tensor,
     /// Whether `grad` already has a contribution of this step.
     filled: bool,
-    /// The unit's accumulated unsharded gradient, until the last part of the batch, with [`Accumulate::Whole`].
+    /// The unit's accumulated unsharded gradient, until the last micro-batch, with [`Accumulate::Whole`].
     whole: Option<Tensor>,
 }
 
@@ -98,9 +101,9 @@ struct Gathered {
 
 /// A unit that was requested ahead of its use.
 enum Ahead {
-    /// Its gather is in flight.
+    /// The gather of the unit is in flight.
     Gathered(Gathered),
-    /// Its shards are being fetched: the trained one and the frozen one. They are gathered after that.
+    /// Its trained and its frozen shard are being fetched from the backing store. They are gathered afterwards.
     Fetched([Option<Fetched>; 2]),
 }
 
@@ -124,7 +127,7 @@ pub struct ShardView<'a> {
     pub grad: &'a Tensor,
 }
 
-/// A run of a tensor's elements that this rank owns.
+/// A contiguous range of a tensor's elements that this rank owns.
 #[derive(Debug)]
 pub struct OwnedRange {
     /// The number of the unit.
@@ -141,8 +144,8 @@ impl Fsdp {
         Self::with(layouts, groups, compute, compute, None).expect("only a backing store reports that it is exhausted")
     }
 
-    /// Allocates as [`Fsdp::new`] does, with frozen weights in dtype `frozen`. The shards of units with a `true` in `swapped` are in the
-    /// backing store, and are fetched before they are used.
+    /// Allocates as [`Fsdp::new`] does, with frozen weights in dtype `frozen`. `offload` is the backing store and, for
+    /// each unit, whether its shards are swapped: kept in the backing store and fetched before use.
     ///
     /// # Errors
     /// The backing store is exhausted.
@@ -196,14 +199,15 @@ impl Fsdp {
         })
     }
 
-    /// Sets what several shards accumulate over the parts of a batch.
+    /// Sets whether gradients are accumulated whole or sharded over the micro-batches. Has no effect with one shard.
     #[must_use]
     pub fn accumulating(mut self, accumulate: Accumulate) -> Self {
         self.accumulate = accumulate;
         self
     }
 
-    /// Sets the units whose whole frozen tensors stay gathered between uses, in several shards. Swapped units do not keep theirs.
+    /// Sets the units whose frozen tensors stay gathered between uses. Has no effect with one shard, or on swapped
+    /// units.
     #[must_use]
     pub fn keeping(mut self, units: &[bool]) -> Self {
         for (unit, keeps) in self.units.iter_mut().zip(units) {
@@ -212,7 +216,7 @@ impl Fsdp {
         self
     }
 
-    /// Forgets kept frozen tensors. Call it after a change of frozen weights.
+    /// Discards the frozen tensors that stayed gathered. Call it after a change of frozen weights.
     pub fn frozen_changed(&self) {
         self.frozen_version.set(self.frozen_version.get() + 1);
     }
@@ -227,11 +231,11 @@ impl Fsdp {
         self.offload.as_mut()
     }
 
-    /// Takes tensors out of the process's memory if they are in the backing store. Call it after the host has read or written a shard or
-    /// state, so that loading, for example, needs the memory of one unit.
+    /// Releases the memory of tensors that the backing store also has on disk. Call it after the host has read or
+    /// written a shard or optimizer state, so that loading, for example, needs the memory of only one unit.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system cannot release the pages.
     pub fn release(&self, tensors: &[&Tensor]) -> Result<()> {
         release(self.offload.as_ref(), tensors)
     }
@@ -245,7 +249,7 @@ impl Fsdp {
         self.visit_units(access, |_| true, visit)
     }
 
-    /// Visits as [`Fsdp::visit`] does, only units that are `wanted`.
+    /// Visits as [`Fsdp::visit`] does, but only units for which `wanted` holds.
     fn visit_units(
         &self,
         access: Access,
@@ -278,7 +282,7 @@ impl Fsdp {
         &self.groups
     }
 
-    /// Returns the bytes of the weights of a kind over the ranks of one replica.
+    /// Returns the bytes of all weights of a kind in one replica, over all its ranks.
     pub fn bytes(&self, kind: ParamKind) -> u64 {
         let of = |slot: &Slot| {
             let parts = if slot.tp_layout == TpLayout::Sharded { self.groups.tp.size() } else { 1 };
@@ -288,7 +292,7 @@ impl Fsdp {
         self.units.iter().flat_map(|unit| &unit.layout.slots).filter(|slot| slot.kind == kind).map(of).sum()
     }
 
-    /// Returns the runs of tensors that this rank owns, in the order of units and slots.
+    /// Returns the ranges of tensors that this rank owns, in the order of units and slots.
     pub fn owned(&self) -> Vec<OwnedRange> {
         let mut owned = Vec::new();
         for (number, unit) in self.units.iter().enumerate() {
@@ -313,7 +317,7 @@ impl Fsdp {
     }
 
     /// Returns the elements of a trained shard of a unit that this rank counts for its TP group, so that each element counts
-    /// once: all elements on the group's first rank, only those of split slots on the others.
+    /// once: all elements on the group's first rank, and only the elements of TP-sharded slots on the others.
     pub fn own(&self, unit: usize, shard: &Tensor) -> Vec<Tensor> {
         if self.groups.tp.rank() == 0 {
             return vec![shard.shallow_clone()];
@@ -397,12 +401,12 @@ impl Fsdp {
         Ok(Gathered { trained, frozen, pending })
     }
 
-    /// Sets the part of the batch to which the next gradients belong.
+    /// Sets whether the next gradients belong to the last micro-batch.
     pub fn set_grad_sync(&mut self, grad_sync: GradSync) {
         self.grad_sync = grad_sync;
     }
 
-    /// Accumulates the gradients of a unit's slots, and reduces them over the mesh in the last part of a batch.
+    /// Accumulates the gradients of a unit's slots, and reduces them over the mesh in the last micro-batch.
     ///
     /// Returns while the reduction is in flight; [`Fsdp::finish_reduce`] waits for the last one.
     pub fn reduce(&mut self, unit: usize, grads: Vec<(usize, Tensor)>) -> Result<()> {
@@ -421,7 +425,7 @@ impl Fsdp {
                     c10d::cuda::copy(&to, &from)?;
                     continue;
                 }
-                // The host adds to a gradient that is in its memory.
+                // The gradient is in host memory, so the host adds to it.
                 let from = match to.device() == from.device() {
                     true => from,
                     false => waits::at(Place::SwappedGradients, || from.to_device(to.device())),
@@ -481,8 +485,8 @@ impl Fsdp {
         Ok(grads)
     }
 
-    /// Waits for the reduce-scatter in flight, adds its result to the shard's gradient, and starts the sum of a complete gradient over the
-    /// replicas.
+    /// Waits for the reduce-scatter in flight, and adds its result to the shard's gradient. Adds a complete gradient to
+    /// the bucket that is summed over the replicas.
     fn wait_reduce(&mut self) -> Result<()> {
         let Some(Reducing { unit, pending, part, grad_sync }) = self.reducing.take() else { return Ok(()) };
         pending.wait()?;
@@ -500,14 +504,14 @@ impl Fsdp {
         if grad_sync == GradSync::Reduce { self.sum_over_replicas(unit) } else { Ok(()) }
     }
 
-    /// Adds a unit to those that are summed over the replicas, and starts their sums if they are large enough.
+    /// Adds a unit to the bucket, and starts to sum the bucket over the replicas if it is full.
     fn sum_over_replicas(&mut self, unit: usize) -> Result<()> {
         self.reduced.push(unit);
         let bytes = |unit: &usize| self.units[*unit].layout.trained_shard as usize * Kind::Float.elt_size_in_bytes();
         if self.reduced.iter().map(bytes).sum::<usize>() >= self.summed_at_once { self.start_sums() } else { Ok(()) }
     }
 
-    /// Starts to sum the gradients of reduced units over the replicas.
+    /// Starts to sum the gradients of the bucket over the replicas.
     fn start_sums(&mut self) -> Result<()> {
         let reduced = std::mem::take(&mut self.reduced);
         if self.groups.replicate.size() > 1 && !reduced.is_empty() {

@@ -15,21 +15,21 @@ pub struct MeshGroups {
     pub shard: Group,
     /// The ranks that hold the same shard in different replicas.
     pub replicate: Group,
-    /// The ranks that share the work on the same samples.
+    /// The ranks of the tensor-parallel group, which share the work on the same samples.
     pub tp: Group,
 }
 
 /// The seconds that a rank waited for others.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Waited {
-    /// For gathers, reductions and sums over shards and replicas.
+    /// Seconds that it waited for collectives over shards and replicas.
     pub data_s: f64,
-    /// For the ranks of its TP group.
+    /// Seconds that it waited for collectives of its TP group.
     pub tp_s: f64,
 }
 
 impl MeshGroups {
-    /// Joins the groups of `rank`: with NCCL for ranks that compute on GPUs, with gloo for CPU tensors.
+    /// Joins the groups of `rank`: `world` with gloo, the others with NCCL on a GPU and with gloo on a CPU.
     /// Every rank of the mesh must call this at about the same time.
     ///
     /// # Errors
@@ -70,17 +70,18 @@ impl MeshGroups {
         self.replicate.broadcast(tensor, 0)?.wait()
     }
 
-    /// Returns the seconds that this rank waited for others since the last call or [`MeshGroups::drop_waited`], without `world`. On a GPU
-    /// they are those that its stream waited; call this after the host has waited for the stream anyway.
+    /// Returns the seconds that this rank waited in collectives, without those of `world`, since the last call or
+    /// [`MeshGroups::drop_waited`]. On a GPU these are the seconds that its stream waited; call this after the host has
+    /// waited for the stream anyway.
     ///
     /// # Errors
-    /// The GPU has failed.
+    /// The waits of the stream cannot be read, because the GPU has failed.
     pub fn take_waited_s(&self) -> c10d::Result<Waited> {
         let data_s = self.shard.take_waited_s()? + self.replicate.take_waited_s()?;
         Ok(Waited { data_s, tp_s: self.tp.take_waited_s()? })
     }
 
-    /// Forgets the waits so far.
+    /// Discards the waits so far.
     pub fn drop_waited(&self) {
         [&self.shard, &self.replicate, &self.tp].into_iter().for_each(Group::drop_waited);
     }
@@ -88,14 +89,15 @@ impl MeshGroups {
     /// Sets the timeout of all later collectives.
     ///
     /// # Errors
-    /// libtorch refuses.
+    /// libtorch cannot set the timeout of a group.
     pub fn set_timeout(&self, timeout: Duration) -> c10d::Result<()> {
         [&self.world, &self.shard, &self.replicate, &self.tp]
             .into_iter()
             .try_for_each(|group| group.set_timeout(timeout))
     }
 
-    /// Returns the number of this rank's TP group among the groups that work on different samples, and the number of groups.
+    /// Returns the index of this rank's TP group among all TP groups, which work on different samples, and their
+    /// number.
     pub fn data_place(&self) -> (usize, usize) {
         let rank = self.replicate.rank() * self.shard.size() + self.shard.rank();
         (rank, self.replicate.size() * self.shard.size())

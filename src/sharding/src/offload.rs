@@ -1,7 +1,7 @@
-//! Keeps tensors outside the memory of the device, in a backing store, and copies them from and to it.
+//! Offloading: keeps tensors outside of device memory, in a backing store, and copies them to and from the device.
 //!
-//! A [`BackingStore`] allocates tensors, and [`Offload`] copies them while the device computes: on the CPU in a thread of its own, on a
-//! GPU on a second stream. Copies run in the order in which they were started.
+//! A [`BackingStore`] allocates tensors, and [`Offload`] copies them while the device computes: on the CPU in a
+//! separate thread, on a GPU on a second stream. Copies run in the order in which they were started.
 
 use crate::slab::{HostMemory, bytes_of, view};
 use c10d::cuda::{self, Event};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use tch::{Device, Kind, Tensor};
 
-/// Memory beside that of the device.
+/// Memory outside of the device: host memory or files.
 pub trait BackingStore: Send + Sync {
     /// Allocates a tensor of zeros on the CPU.
     ///
@@ -29,30 +29,30 @@ pub trait BackingStore: Send + Sync {
         drop(tensor);
     }
 
-    /// Returns whether a tensor is in memory that [`BackingStore::release`] can take out of the process.
+    /// Returns whether [`BackingStore::release`] can release the memory of a tensor.
     fn releases(&self, _tensor: &Tensor) -> bool {
         false
     }
 
-    /// Takes tensors of the store, or the tensors that they are views of, out of the process's memory, if the store keeps them elsewhere
-    /// too. Their values do not change. Ignores tensors that are not in the store.
+    /// Releases the pages of tensors, or of the tensors that they are views of, if the store also has them in files.
+    /// Their values do not change. Ignores tensors that are not in the store.
     ///
     /// # Errors
-    /// The operating system refuses.
+    /// The operating system cannot release the pages.
     fn release(&self, _tensors: &[&Tensor]) -> Result<()> {
         Ok(())
     }
 }
 
-/// The memory of the node, in chunks that are allocated at the start, because libtorch rounds each request of page-locked memory up to a
-/// power of two. A tensor without a place in them gets memory of its own.
+/// Host memory, in chunks that are allocated at the start, because libtorch rounds each request of page-locked memory
+/// up to a power of two. A tensor that fits in no free region of the chunks gets its own allocation.
 #[derive(Debug)]
 pub struct HostStore {
     memory: HostMemory,
     arena: Mutex<Arena>,
 }
 
-/// Chunks, and the parts of them that are free or used.
+/// Chunks, and their free and used regions.
 #[derive(Debug)]
 struct Arena {
     /// Flat tensors of bytes.
@@ -70,10 +70,10 @@ struct Region {
 }
 
 impl HostStore {
-    /// Allocates chunks with places for tensors of these sizes in bytes.
+    /// Allocates chunks with room for tensors of these sizes in bytes.
     ///
     /// # Errors
-    /// The memory is exhausted.
+    /// Host memory is exhausted.
     pub fn with_places(memory: HostMemory, sizes: &[u64]) -> Result<Self> {
         let slab = Slab::of(sizes);
         let free = sizes.iter().zip(&slab.places).filter(|(size, _)| **size > 0).map(|(size, place)| Region {
@@ -131,7 +131,7 @@ impl BackingStore for HostStore {
     }
 }
 
-/// Files without names in a folder, each mapped into memory. They end with the process.
+/// Unnamed files in a folder, each mapped into memory. The operating system removes them when the process ends.
 #[derive(Debug)]
 pub struct FileStore {
     folder: PathBuf,
@@ -150,7 +150,7 @@ fn whole<'a>(mapped: &'a BTreeMap<usize, Mapped>, view: &Tensor) -> Option<&'a M
 }
 
 impl FileStore {
-    /// Keeps tensors in files in a folder, which must be on a disk.
+    /// Makes a store in a folder, which must be on a disk.
     pub fn new(folder: PathBuf) -> Self {
         FileStore { folder, mapped: Mutex::default() }
     }
@@ -184,11 +184,12 @@ impl BackingStore for FileStore {
 
 /// A backing store and the means to copy from and to it.
 pub struct Offload {
-    /// Whether the saved inputs of blocks are put away.
+    /// Whether the saved inputs of blocks are kept in the store.
     pub takes_inputs: bool,
     /// Whether the optimizer's state is in the store.
     pub takes_state: bool,
-    /// Bytes of the largest input. Every buffer has at least as many, so that batches of all shapes use the same buffers.
+    /// Bytes of the largest input. Every buffer is at least this large, so that batches of all shapes use the same
+    /// buffers.
     pub input_bytes: usize,
     store: Arc<dyn BackingStore>,
     device: Device,
@@ -198,9 +199,9 @@ pub struct Offload {
     used: Vec<Tensor>,
     /// Buffers that are not in use, the smallest first.
     spare: Vec<Tensor>,
-    /// The input that is being put away.
+    /// The copy of an input to the store that is in progress.
     leaving: Option<Copying>,
-    /// The input that is being fetched: its tensor in the store, and its copy.
+    /// The input that is being fetched: its tensor in the store, and its copy on the device.
     ahead: Option<(Tensor, Fetched)>,
 }
 
@@ -213,9 +214,9 @@ impl std::fmt::Debug for Offload {
 /// A copy in progress.
 #[derive(Debug)]
 pub enum Copying {
-    /// The thread sends its result.
+    /// A copy in the copier's thread, which sends the result.
     Thread(Receiver<Result<()>>),
-    /// The event follows the copy.
+    /// A copy on a CUDA stream. The event is recorded after the copy.
     Stream(Event),
 }
 
@@ -274,7 +275,7 @@ impl Copier {
         let thread = std::thread::spawn(move || {
             for Job { to, from, done } in next {
                 let copied = copy_in_thread(&to, &from).and_then(|()| store.release(&[&to, &from]));
-                // The tensors are freed before the caller continues.
+                // Drop the tensors before the caller continues, so that it can free their memory.
                 drop((to, from));
                 let _ = done.send(copied);
             }
@@ -294,7 +295,7 @@ impl Drop for Copier {
 }
 
 impl Offload {
-    /// Copies between a store and a device.
+    /// Makes an [`Offload`] that copies between a store and a device.
     pub fn new(store: Arc<dyn BackingStore>, device: Device) -> Self {
         let copier = (device == Device::Cpu).then(|| Copier::start(Arc::clone(&store)));
         Offload {
@@ -311,7 +312,7 @@ impl Offload {
         }
     }
 
-    /// Returns the store.
+    /// Returns the backing store.
     pub fn store(&self) -> &Arc<dyn BackingStore> {
         &self.store
     }
@@ -342,7 +343,7 @@ impl Offload {
         Ok(Fetched { tensor, kind, copying })
     }
 
-    /// Starts to copy a tensor to the store, and returns its place there. [`Offload::take_back`] ends the use of the place.
+    /// Starts to copy a tensor to the store, and returns its copy there. [`Offload::take_back`] frees the copy.
     ///
     /// # Errors
     /// The memory of the store is exhausted, or the GPU failed.
@@ -357,8 +358,8 @@ impl Offload {
         Ok(to)
     }
 
-    /// Returns the smallest spare buffer with enough bytes. If there is none, it frees the largest spare one and allocates a new one: the
-    /// number of buffers does not grow with the number of shapes.
+    /// Returns the smallest spare buffer with enough bytes. If no spare buffer is large enough, frees the largest one
+    /// and allocates a new one, so that the number of buffers does not grow with the number of shapes.
     fn buffer(&mut self, bytes: usize) -> Result<Tensor> {
         let bytes = bytes.max(self.input_bytes);
         let fits = self.spare.partition_point(|spare| spare.numel() < bytes);
@@ -375,8 +376,8 @@ impl Offload {
         self.leaving.take().map_or(Ok(()), Copying::wait)
     }
 
-    /// Returns a tensor of [`Offload::put_away`] on the device; its place in the store is free afterwards. Starts to copy `next`, the
-    /// tensor that the following call takes back.
+    /// Copies a tensor of [`Offload::put_away`] back to the device, and frees its copy in the store. Starts to fetch
+    /// `next`, the tensor that the following call takes back.
     ///
     /// # Errors
     /// The memory of the device is exhausted, or a copy failed.
@@ -420,13 +421,13 @@ impl Offload {
     /// Writes tensors of [`Offload::on_device`] back to the store.
     ///
     /// # Errors
-    /// The GPU failed, or the operating system refuses to release memory.
+    /// The GPU failed, or the operating system cannot release the pages.
     pub fn write_back<const N: usize>(&self, stored: [&Tensor; N], device: &[Tensor; N]) -> Result<()> {
         if self.device == Device::Cpu {
             return self.store.release(&stored);
         }
         stored.into_iter().zip(device).try_for_each(|(to, from)| cuda::copy(to, from))?;
-        // The host reads the tensors next: a snapshot of a save, or the next fetch.
+        // Wait, because the host reads the tensors next: for the snapshot of a save, or for the next fetch.
         waits::at(Place::WriteBack, || Event::record()?.wait())
     }
 }
@@ -477,14 +478,14 @@ mod tests {
         let small = zeros(77, Kind::BFloat16);
         let (mut first, mut second) = (zeros(1000, Kind::Float), zeros(1000, Kind::Float));
         let (_, _) = (first.fill_(1.0), second.fill_(2.0));
-        // Three tensors share a place that was made for one.
+        // Three tensors share a region that was allocated for one.
         let parts: Vec<Tensor> = (0..3).map(|_| zeros(60, Kind::Float)).collect();
         assert!([&small, &first, &second].into_iter().all(in_chunks) && in_chunks(&parts[0]));
         let beyond = zeros(1000, Kind::Float);
         assert!(!in_chunks(&beyond));
         assert!([&small, &beyond].into_iter().chain(&parts).all(|tensor| tensor.abs().max().double_value(&[]) == 0.0));
         assert_eq!(first.sum(Kind::Float).double_value(&[]), 1000.0);
-        // A place is free after its tensor, and zero again.
+        // The region of a freed tensor is used again, filled with zeros.
         let place = address(&first);
         store.free(first);
         let again = zeros(1000, Kind::Float);

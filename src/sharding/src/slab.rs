@@ -1,20 +1,20 @@
-//! Tensors in few large chunks of host memory.
+//! Allocates tensors in a few large chunks of host memory.
 
 use c10d::{Error, Result, cuda};
 use recipe::Slab;
 use tch::{Device, Kind, Tensor};
 
-/// The memory of the node.
+/// A kind of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostMemory {
-    /// Memory that the operating system may move.
+    /// Memory that the operating system may move or swap out.
     Pageable,
     /// Page-locked memory, for copies from and to a GPU.
     Pinned,
 }
 
 impl HostMemory {
-    /// Returns the memory for copies from and to a device.
+    /// Returns the kind of memory for copies from and to a device.
     pub fn beside(device: Device) -> Self {
         if device == Device::Cpu { HostMemory::Pageable } else { HostMemory::Pinned }
     }
@@ -32,13 +32,13 @@ impl HostMemory {
         })?;
         match self {
             HostMemory::Pageable => Ok(memory),
-            // The pages of the tensor above were never touched.
+            // The tensor above only gives the size. It uses no physical memory, because its pages were never touched.
             HostMemory::Pinned => cuda::pinned(&memory),
         }
     }
 }
 
-/// Returns the bytes of a tensor.
+/// Returns the number of bytes of a tensor.
 pub(crate) fn bytes_of(size: &[i64], kind: Kind) -> i64 {
     size.iter().product::<i64>() * kind.elt_size_in_bytes() as i64
 }

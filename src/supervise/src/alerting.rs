@@ -1,4 +1,4 @@
-//! Raises the alerts of the run, on the first node. Training does not depend on it.
+//! Raises the alerts of the run, on the first node. Training does not depend on this module.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -11,7 +11,7 @@ use crate::job::Job;
 
 /// The interval at which events and findings are read.
 const LOOK: Duration = Duration::from_secs(2);
-/// The time for alerts that are not sent yet when the attempt ends, if a healer waits for the end of this process.
+/// The time limit for sending the last alerts, if a healer waits for the end of this process.
 const HEALER_WAITS: Duration = Duration::from_secs(2);
 
 /// Raises alerts in a separate thread.
@@ -21,7 +21,7 @@ pub struct Alerting {
 }
 
 impl Alerting {
-    /// Starts on the node of rank 0; `None` on other nodes.
+    /// Starts the thread on the node of rank 0. Returns `None` on other nodes.
     pub fn start(job: &Job, limits: Limits) -> Option<Self> {
         if !job.has_first_rank() {
             return None;
@@ -40,7 +40,7 @@ impl Alerting {
         let thread = thread::spawn(move || {
             let mut is_logged = false;
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(LOOK) {
-                // A file system may be away for a while.
+                // The file system may be unreachable for a while, so log the error once and retry.
                 if let Err(error) = watch.look(now_s())
                     && !std::mem::replace(&mut is_logged, true)
                 {
@@ -55,7 +55,8 @@ impl Alerting {
         Some(Self { end, thread })
     }
 
-    /// Raises the last alerts, and waits until they are sent, for a limited time. The exit file of the node must be written before.
+    /// Raises the last alerts, and waits for a limited time until they are sent. Call this after the exit file of the
+    /// node is written.
     pub fn end(self) {
         drop(self.end);
         if self.thread.join().is_err() {

@@ -67,7 +67,7 @@ pub enum Event {
     Disconnected { node: NodeId, connection: u64, how: Disconnect },
     /// An attempt to connect to the first node's supervisor failed.
     DialFailed(String),
-    /// The files of another node in the run's folder, as requested by [`Action::Look`].
+    /// The files of another node in the run's folder were read, as [`Action::Look`] requested.
     PeerFiles { node: NodeId, files: PeerFiles },
     /// The time of [`State::deadline`] was reached.
     Deadline,
@@ -104,7 +104,7 @@ pub struct PeerFiles {
     pub has_started: bool,
     /// Whether the run's stop file exists.
     pub has_stop_file: bool,
-    /// The size of the log of steps in which every rank takes part. It grows only while every node is alive.
+    /// The size of `metrics.jsonl`, which grows only while every node is alive; 0 if ranks can make steps alone.
     pub steps_bytes: u64,
 }
 
@@ -125,9 +125,9 @@ pub enum Action {
     Dial,
     /// Reads the files of a node in the run's folder.
     Look(NodeId),
-    /// Ends the processes that a command left behind.
+    /// Ends the orphan processes of a command.
     EndOrphans,
-    /// Ends the heartbeats.
+    /// Stops sending heartbeats.
     Leave,
     /// Ends the supervisor.
     Exit(Verdict),
@@ -142,7 +142,7 @@ pub struct Verdict {
     pub failure: Option<Failure>,
 }
 
-/// The state on which a supervisor decides.
+/// The state of a supervisor's decisions.
 #[derive(Debug)]
 pub struct State {
     node: NodeId,
@@ -153,7 +153,7 @@ pub struct State {
     /// The number of ranks that were started.
     ranks: usize,
     ended: Vec<RankEnd>,
-    /// The number of ended ranks that have been processed, if ranks do not need each other.
+    /// The number of ended ranks that were processed already, if ranks do not need each other.
     judged: usize,
     is_run_finished: bool,
     stop_requested: bool,
@@ -163,7 +163,7 @@ pub struct State {
     first: Option<RankEnd>,
     /// The reason why this node cannot continue, if another node is the cause.
     lost: Option<Failure>,
-    /// Whether the other nodes have been sent the failure of this one.
+    /// Whether the failure of this node was sent to the other nodes.
     is_reported: bool,
     /// The time at which living ranks are killed.
     kill_at: Option<Duration>,
@@ -197,7 +197,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
             state.stop_by_file(&mut actions);
         }
         Event::Message { message: Message::Stop, .. } => state.stop_by_file(&mut actions),
-        // The other node stopped because of the file, and ended before it had connected.
+        // The other node stopped because of the stop file, and ended before it had connected.
         Event::PeerFiles { files, .. } if state.is_command && files.has_stop_file && files.exit.is_some() => {
             state.stop_by_file(&mut actions);
         }
@@ -216,7 +216,7 @@ pub fn decide(state: &mut State, at: Duration, event: Event) -> Vec<Action> {
 }
 
 impl State {
-    /// Makes the state of a node with this number of ranks. `peers` is set if the attempt spans nodes.
+    /// Makes the state of a node with `ranks` ranks. `peers` is set if the attempt spans several nodes.
     pub fn new(
         node: NodeId,
         is_command: bool,
@@ -268,7 +268,8 @@ impl State {
 
     fn signal(&mut self, signal: i32, actions: &mut Vec<Action>) {
         match signal {
-            // The program that creates the file may also send TERM. A second TERM makes some programs abort the save.
+            // The program that creates the stop file may also send TERM. A second TERM makes some trainers abort the
+            // save.
             SIGTERM if self.by_file => self.by_file = false,
             SIGTERM | SIGINT => {
                 self.stop_requested = true;

@@ -22,7 +22,8 @@ const WRITE_EXIT: Duration = Duration::from_secs(600);
 /// The pause between these attempts.
 const WRITE_EXIT_EVERY: Duration = Duration::from_secs(1);
 
-/// The supervisors of the other nodes, and the channel for requests to check their nodes' files.
+/// The connections to the other nodes' supervisors, and the channel on which checks of these nodes' files are
+/// requested.
 pub struct Outside {
     pub network: PeerConnections,
     pub looks: Sender<NodeId>,
@@ -78,7 +79,7 @@ pub fn run(
     exit
 }
 
-/// Starts the ranks of a node and records their processes.
+/// Starts the ranks of a node and writes the process file. If it cannot be written, kills the ranks.
 pub fn start_ranks(
     job: &Job,
     command: impl Fn(&cluster::RankPlace) -> std::process::Command,
@@ -93,7 +94,7 @@ pub fn start_ranks(
     recorded.map(|()| ranks)
 }
 
-/// The objects that the actions use.
+/// The state of the loop: everything that actions use.
 struct Node<'a> {
     job: &'a Job,
     state: State,
@@ -138,7 +139,7 @@ impl Node<'_> {
             Action::Dial => self.outside.iter().for_each(|outside| outside.network.dial()),
             Action::Leave => self.outside.iter().for_each(|outside| outside.network.leave()),
             Action::Look(node) => self.outside.iter().for_each(|outside| {
-                // The checking thread lives as long as the process.
+                // The thread that receives requests lives as long as the process.
                 let _ = outside.looks.send(node.clone());
             }),
         }
@@ -187,7 +188,7 @@ impl<'a> NodeEvents<'a> {
         Self { job, file }
     }
 
-    /// A lost event does not end a run; the supervisor's log has the error.
+    /// Appends an event. An error is only logged, because a missing event must not end the run.
     fn append(&mut self, kind: EventKind) {
         let Some(file) = &mut self.file else { return };
         let event = rundir::Event::new(now_s(), self.job.attempt.number, None, kind).by_node(self.job.node.clone());

@@ -24,7 +24,7 @@ enum Input {
     Event(Duration, Event),
 }
 
-/// Makes both ends.
+/// Makes the queue, and returns its sending end and its receiving end.
 pub fn events() -> (Events, Inputs) {
     let (sender, receiver) = channel();
     let started = Instant::now();
@@ -43,7 +43,7 @@ impl Events {
     }
 
     fn input(&self, input: Input) {
-        // The loop may have ended, and this process ends with it.
+        // An error means that the event loop has ended, and the process is about to exit.
         let _ = self.sender.send(input);
     }
 }
@@ -54,7 +54,8 @@ impl Inputs {
         self.started.elapsed()
     }
 
-    /// Waits for events until `deadline`, and returns all of them; the list may be empty.
+    /// Waits until events arrive, a rank may have ended or `deadline` is reached. Returns all events; the list may be
+    /// empty.
     pub fn wait(&self, deadline: Option<Duration>) -> Vec<(Duration, Event)> {
         let first = match deadline {
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -71,7 +72,7 @@ impl Inputs {
 
 #[cfg(test)]
 impl Inputs {
-    /// Waits for one event until `deadline`.
+    /// Waits for one event until `deadline`. Returns `None` at the deadline, or if a rank may have ended.
     pub fn wait_for_one(&self, deadline: Duration) -> Option<(Duration, Event)> {
         match self.receiver.recv_timeout(deadline.saturating_sub(self.elapsed())).ok()? {
             Input::ChildExited => None,

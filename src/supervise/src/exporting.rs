@@ -1,5 +1,5 @@
 //! Writes the run's metrics for other tools while it trains, on the first node: `log.tensorboard`, `log.wandb` and `log.prometheus`.
-//! Training does not depend on it.
+//! Training does not depend on this module.
 
 mod logged;
 mod prometheus;
@@ -52,7 +52,7 @@ impl Exporter {
                     break;
                 }
             }
-            // The supervisor no longer waits if this took too long.
+            // An error means that this took too long, and the supervisor no longer waits.
             let _ = finished.send(());
         });
         Self { end, ended }
@@ -60,7 +60,7 @@ impl Exporter {
 }
 
 impl Exporting {
-    /// Starts on the node of rank 0, if the recipe has one of the settings.
+    /// Starts the threads on the node of rank 0, if the recipe has one of the three settings.
     pub fn start(job: &Job) -> Option<Self> {
         let log = &job.recipe.log;
         if !job.has_first_rank() {
@@ -82,10 +82,10 @@ impl Exporting {
         (!exporters.is_empty()).then_some(Self { exporters, cancel })
     }
 
-    /// Requests that the last metrics are written. The exit file of the node must be written before.
+    /// Requests that the last metrics are written. Call this after the exit file of the node is written.
     pub fn request_end(&self) {
         for exporter in &self.exporters {
-            // A thread has ended only if it panicked.
+            // An error means that the thread has panicked.
             let _ = exporter.end.send(());
         }
     }

@@ -40,7 +40,7 @@ enum Request {
 }
 
 impl Follower {
-    /// Follows the first rank of a job.
+    /// Starts to follow the log of rank 0.
     pub fn start(job: &Job) -> Self {
         let (sender, requests) = mpsc::channel();
         let mut writer = LogWriter::new(job);
@@ -69,8 +69,8 @@ impl Follower {
         let _ = self.sender.send(Request::Stopping(source));
     }
 
-    /// Reads the rest of the log, and ends. If the thread panicked, the supervisor's log records that metrics and events are missing:
-    /// the command and its exit code do not depend on them.
+    /// Reads the rest of the log, and ends the thread. If the thread has panicked, only logs that metrics and events
+    /// are missing, because the end of the command does not depend on them.
     pub fn end(self, finished: bool) {
         let _ = self.sender.send(Request::Ended(finished));
         if self.thread.join().is_err() {
@@ -79,7 +79,7 @@ impl Follower {
     }
 }
 
-/// Writes metrics and events as it reads them from the log.
+/// Reads the log of the command, and writes metrics and events.
 struct LogWriter {
     run: RunDir,
     /// The run that saved the checkpoint from which the attempt continues.
@@ -96,7 +96,7 @@ struct LogWriter {
     finite: bool,
     started: bool,
     resumed: bool,
-    /// The complete checkpoints, and those that are being written.
+    /// The folders of complete checkpoints, then of those that are being written.
     whole: BTreeSet<Utf8PathBuf>,
     begun: BTreeSet<Utf8PathBuf>,
     looked: Instant,
@@ -231,7 +231,7 @@ impl LogWriter {
     }
 }
 
-/// A lost line does not end a run; the supervisor's log has the error.
+/// Appends a line. An error is only logged, because a missing line must not end the run.
 fn append(file: &mut Option<LineAppender>, line: &impl Serialize) {
     let Some(file) = file else { return };
     if let Err(error) = file.append(line) {

@@ -1,7 +1,8 @@
 //! The handshake by which supervisors prove that they belong to the same attempt, and the authentication of every later
 //! line.
 //!
-//! Other users of a cluster can reach the port. Both sides hold the token of the attempt ([`rundir::PeerToken`]):
+//! The handshake is needed because other users of a cluster can reach the port. Both sides have the token of the
+//! attempt ([`rundir::PeerToken`]):
 //!
 //! ```text
 //! caller:   vidtui-peer 1 NODE NONCE
@@ -32,7 +33,7 @@ pub const LINE_BYTES: usize = 64 * 1024;
 const HELLO_BYTES: usize = 512;
 /// The time limit of a handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// The first words of a connection: the protocol and its version.
+/// The start of the first line of a connection: the protocol and its version.
 const GREETING: &str = "vidtui-peer 1";
 
 /// The secret of an attempt; each supervisor proves that it has it.
@@ -45,14 +46,15 @@ pub struct Secret {
 
 /// A connection whose other side has proved that it belongs to the attempt.
 pub struct Authentic {
-    /// The other side.
+    /// The node of the other side.
     pub node: NodeId,
     pub stream: TcpStream,
     pub sealer: Sealer,
     pub lines: SealedLines,
 }
 
-/// Proves to the first node's supervisor that this one belongs to the attempt, and verifies its proof.
+/// Makes the caller's side of the handshake: proves to the first node's supervisor that this node belongs to the
+/// attempt, and verifies that supervisor's proof.
 pub fn call(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::Result<Authentic> {
     let Rendezvous { this, first, .. } = rendezvous;
     let mut hello = Hello::new(&stream)?;
@@ -66,7 +68,7 @@ pub fn call(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::
     hello.finish(first.clone(), sealer, opener)
 }
 
-/// Verifies the proof of a caller, which is one of the other nodes, and proves that this is the first node.
+/// Makes the listener's side of the handshake: verifies the caller's proof, and proves that this is the first node.
 pub fn answer(stream: TcpStream, rendezvous: &Rendezvous, secret: &Secret) -> io::Result<Authentic> {
     let mut hello = Hello::new(&stream)?;
     let greeting = hello.read()?;
@@ -175,7 +177,7 @@ impl<R: Read> Lines<R> {
     }
 }
 
-/// The lines of the other side, each checked.
+/// The lines that the other side sends. Each is authenticated when it is read.
 pub struct SealedLines {
     lines: Lines<TcpStream>,
     opener: Opener,
@@ -200,7 +202,7 @@ impl Sealer {
         Self { key, lines: 0 }
     }
 
-    /// Returns a line as it is sent.
+    /// Returns a line with its HMAC, as it is sent.
     pub fn seal(&mut self, line: &str) -> String {
         let sealed = format!("{} {line}\n", hex(&seal(&self.key, self.lines, line).finalize().into_bytes()));
         self.lines += 1;
@@ -268,7 +270,7 @@ fn mac(key: &[u8], parts: &[&str]) -> Hmac<Sha256> {
     mac
 }
 
-/// Returns 32 random bytes that no handshake has used before.
+/// Returns a nonce: 32 random bytes in hexadecimal.
 fn nonce() -> io::Result<String> {
     Ok(hex(PeerToken::random()?.bytes()))
 }

@@ -1,4 +1,4 @@
-//! One node's share of an attempt: its ranks, and the environment variables that give each its place.
+//! One node's share of an attempt: its ranks, their command lines and their environment variables.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,13 +21,13 @@ pub struct Job {
     pub secrets: Secrets,
     pub attempt: Attempt,
     pub node: NodeId,
-    /// The ranks that are started on this node: all, or only the first if it is a command that starts the others.
+    /// The processes that the supervisor starts on this node: one per rank, or one in total for a command per node.
     pub places: Vec<RankPlace>,
     /// The number of ranks on this node.
     pub local_world: usize,
     /// CPU threads of each rank.
     pub threads: i32,
-    /// The address at which rank 0 listens for the others.
+    /// The address and port of the rendezvous, where rank 0 listens.
     pub master: (String, u16),
     /// The rendezvous file, if all ranks are on this node.
     pub store: Option<Utf8PathBuf>,
@@ -70,7 +70,7 @@ impl Job {
         })
     }
 
-    /// Returns true if a command of the user trains and not the embedded trainer.
+    /// Returns true if a command of the user trains, instead of the embedded trainer.
     pub fn is_command(&self) -> bool {
         self.recipe.trainer == TrainerKind::Command
     }
@@ -80,7 +80,7 @@ impl Job {
         self.places.iter().any(|place| place.rank == 0)
     }
 
-    /// Returns the command of the user, as the plan showed it.
+    /// Returns the command of the user with its placeholders filled in.
     pub fn own_command(&self, place: &RankPlace) -> Command {
         let place = CommandPlace {
             node: &self.node,
@@ -102,7 +102,8 @@ impl Job {
         command
     }
 
-    /// Returns the environment variables of a rank: torchrun's, and those that identify a run's processes.
+    /// Returns the environment variables of a rank: torchrun's, those that identify processes of a run, those of the
+    /// recipe, and secrets.
     pub fn environment(&self, place: &RankPlace) -> Vec<(String, String)> {
         let nodes = self.attempt.placement.by_node();
         let group_rank = nodes.iter().position(|(node, _)| **node == self.node).unwrap_or(0);
@@ -149,11 +150,11 @@ impl Job {
     }
 }
 
-/// The variable with the beginning of the paths to which libtorch writes its record of collectives if NCCL times out.
+/// The variable with the path prefix of the records of collectives that libtorch writes if NCCL times out.
 const DUMPS: &str = "TORCH_FR_DUMP_TEMP_FILE";
 /// The variables with the settings of libtorch's allocator. The second name is the older one, which wins for GPUs.
 const ALLOCATOR: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-/// Segments that grow: memory that was freed in pieces can be used for a larger tensor.
+/// Makes segments of memory grow, so that memory that was freed in pieces can be used for a larger tensor.
 const EXPANDABLE: &str = "expandable_segments:True";
 
 /// The variable that is set if secrets are passed through standard input.
@@ -181,7 +182,8 @@ fn secrets(recipe: &Recipe) -> Result<Secrets, Failure> {
     Secrets::parse(&text).map_err(|(line, why)| failed(format!("line {line} {why}")))
 }
 
-/// Returns the CPU threads of one rank: those of the recipe, else `OMP_NUM_THREADS`, else its share of the node's cores.
+/// Returns the CPU threads of one rank: `wanted` of the recipe if not 0, else `OMP_NUM_THREADS`, else its share of the
+/// node's cores.
 ///
 /// torchrun respects the variable in the same way. Clusters set it, because idle OpenMP threads spin and slow down other programs.
 pub fn threads(wanted: usize, local_world: usize) -> i32 {
@@ -211,7 +213,7 @@ fn loopback() -> Result<(String, u16), Failure> {
     Ok((address.ip().to_string(), address.port()))
 }
 
-/// Returns the address of rank 0, which the program that starts all nodes chooses.
+/// Returns the address and port of rank 0 from the environment. The program that starts the nodes chooses them.
 fn master_from_environment() -> Result<(String, u16), Failure> {
     let address = std::env::var("MASTER_ADDR").ok().filter(|address| !address.is_empty());
     let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());

@@ -1,9 +1,9 @@
 //! The supervisor: starts the ranks of one node, watches them and the other nodes' supervisors, and records how they ended.
 //!
-//! It is the only writer under `nodes/<node>/`. Ranks are its children and share its process group, so that a kill
-//! reaches all of them. When a rank fails that the others need, the supervisor ends them too. If ranks do not need each
-//! other, the others continue. All decisions are in `decide`; the other modules produce events for it and execute its
-//! actions.
+//! Only the supervisor and its ranks write under `nodes/<node>/`. Ranks are children of the supervisor and share its
+//! process group, so that a kill reaches all of them. When a rank fails, the supervisor ends the ranks that need it;
+//! ranks that work independently continue. All decisions are in `decide`; the other modules produce events for it and
+//! execute its actions.
 
 /// Writes a line to the supervisor's log. `eprintln!` would panic if the log cannot be written, for example on a full
 /// disk.
@@ -62,8 +62,8 @@ const WAITS: Waits =
 /// The interval at which the supervisor checks for the stop file.
 const STOP_FILE_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs one node's ranks of an attempt to their end. `trainer` finds the program of a rank if the recipe does not name
-/// one.
+/// Runs one node's ranks of an attempt to their end. `trainer` returns the path of the embedded trainer; it is not
+/// called if the recipe has a command.
 ///
 /// On TERM or INT, sends TERM to every rank, so that ranks save and stop. Passes on USR1, so that ranks save. Ignores HUP,
 /// because a run outlives the terminal in which it was started. If the run's stop file exists, sends TERM to commands.
@@ -127,12 +127,12 @@ fn state(job: &Job, waits: Waits) -> State {
     State::new(job.node.clone(), job.is_command(), dependence(job), job.places.len(), peers, waits)
 }
 
-/// Returns whether the ranks of an attempt need each other. This is assumed for a command.
+/// Returns whether the ranks of an attempt need each other. The ranks of a command are assumed to.
 fn dependence(job: &Job) -> Dependence {
     if job.recipe.task.ranks_depend_on_each_other() { Dependence::Mutual } else { Dependence::None }
 }
 
-/// Returns the supervisors of an attempt that connect, and the address.
+/// Returns the nodes of an attempt, and the address at which their supervisors connect.
 fn rendezvous(job: &Job) -> Rendezvous {
     let mut nodes = job.attempt.placement.by_node().into_iter().map(|(node, _)| node.clone());
     Rendezvous {
@@ -190,7 +190,8 @@ fn catch_signals(events: Events) -> Result<(), Failure> {
 fn watch_stop_file(run: &RunDir, events: Events) {
     let file = run.stop_file();
     thread::spawn(move || {
-        // Opening a file requests it from its server. Cached content may belong to the previous attempt.
+        // Open the file, because an open revalidates the cache of NFS. The cached file may be that of the previous
+        // attempt.
         while File::open(&file).is_err() {
             thread::sleep(STOP_FILE_EVERY);
         }

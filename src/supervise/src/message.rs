@@ -16,14 +16,14 @@ pub enum Message {
     Done,
     /// A stop of the run was requested.
     Stop,
-    /// The node failed. Sent by the first node: the run failed.
+    /// The node failed. From the first node, this message means that the run failed.
     Failed(Failure),
     /// A stop ended the ranks of this node before they could save.
     Stopped(NodeId),
 }
 
 impl Message {
-    /// Returns the message as one line, without its end.
+    /// Returns the message as one line, without a line break.
     pub fn line(&self) -> String {
         match self {
             Self::Heartbeat => "heartbeat".into(),

@@ -22,7 +22,7 @@ const SPARE_HANDSHAKES: usize = 32;
 /// The interval at which refused connections are logged.
 const LOG_REFUSED: Duration = Duration::from_secs(60);
 
-/// The connections of this node.
+/// The connections of this node's supervisor to the other supervisors.
 #[derive(Clone)]
 pub struct PeerConnections {
     inner: Arc<Inner>,
@@ -62,10 +62,11 @@ struct Refused {
 }
 
 impl PeerConnections {
-    /// Prepares the connections of a node; the first node listens.
+    /// Starts to send heartbeats; on the first node, also listens for connections. [`PeerConnections::dial`] connects
+    /// the other nodes.
     ///
     /// # Errors
-    /// When the first node cannot listen.
+    /// If the first node cannot listen on its port.
     pub fn start(rendezvous: Rendezvous, secret: Secret, events: Events) -> Result<Self, Failure> {
         let listener = rendezvous.is_first().then(|| listen(&rendezvous)).transpose()?;
         let network = Self::new(rendezvous, secret, events);
@@ -88,7 +89,8 @@ impl PeerConnections {
         Self { inner: Arc::new(Inner { rendezvous, secret, events, shared, has_left }) }
     }
 
-    /// Includes a connection in messages to all nodes, after all earlier messages were sent to its node.
+    /// Includes a connection in later messages to all nodes. The event loop calls this when it processes the
+    /// connection, and then sends the earlier messages to the node.
     pub fn connected(&self, node: &NodeId, number: u64) {
         if let Some(connection) = self.lock().connections.get_mut(node).filter(|new| new.number == number) {
             connection.is_known = true;
@@ -125,7 +127,7 @@ impl PeerConnections {
         });
     }
 
-    /// Ends the heartbeats.
+    /// Stops sending heartbeats.
     pub fn leave(&self) {
         self.inner.has_left.store(true, Ordering::Relaxed);
     }
@@ -138,7 +140,7 @@ impl PeerConnections {
         for stream in listener.incoming() {
             match stream {
                 Ok(stream) => self.answer(stream),
-                // An error such as no free file descriptor may be temporary.
+                // Retry, because an error such as a lack of file descriptors may be temporary.
                 Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         }

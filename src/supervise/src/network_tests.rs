@@ -46,7 +46,7 @@ impl End {
         Self { network: PeerConnections::new(rendezvous, secret, events), inputs }
     }
 
-    /// The first node, and its port.
+    /// Makes the first node, which listens. Returns it and its port.
     fn listening(token: &PeerToken) -> (Self, u16) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -65,7 +65,7 @@ impl End {
         let until = self.inputs.elapsed() + time;
         while self.inputs.elapsed() < until {
             if let Some((_, event)) = self.inputs.wait_for_one(until) {
-                // The event loop does the same.
+                // As the event loop does.
                 if let Event::Connected { node, connection } = &event {
                     self.network.connected(node, *connection);
                 }

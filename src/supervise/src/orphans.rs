@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use crate::job::Job;
 
-/// Ends every process of this attempt on this node except this one, so that none outlives the attempt.
+/// Kills every process of this attempt on this node except this one, so that none outlives the attempt.
 pub fn end(job: &Job) {
     let marks = [
         format!("VIDTUI_RUN={}", job.id),
@@ -20,7 +20,7 @@ pub fn end(job: &Job) {
         let has = |mark: &String| environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes());
         *pid != std::process::id() as i32 && marks.iter().all(has)
     };
-    // The processes may start others in the meantime.
+    // Repeat, because the processes may start others in the meantime.
     for _ in 0..10 {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let orphans: Vec<i32> =

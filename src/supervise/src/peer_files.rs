@@ -11,7 +11,8 @@ use crate::decide::{Event, PeerExit, PeerFiles, killed};
 use crate::events::Events;
 use crate::job::Job;
 
-/// Starts the thread that checks files, because a file server may be slow, and returns the channel for requests.
+/// Starts a thread that reads the files of other nodes, because a file server may be slow. Returns the channel on which
+/// nodes are requested.
 pub fn start(job: &Job, events: Events) -> Sender<NodeId> {
     let (requests, requested) = mpsc::channel();
     let steps_take_all = !job.is_command() && job.recipe.task.ranks_depend_on_each_other();

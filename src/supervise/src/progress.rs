@@ -1,8 +1,7 @@
 //! Sums the progress that ranks report, and writes it as the run's metrics, for runs whose ranks work independently.
 //!
-//! Any rank and any node may be lost, so the writer is not fixed. The supervisors of all nodes follow a file that names
-//! the writer, which updates the file at each of its checks. A supervisor that sees no change for [`EXPIRY`] takes
-//! over.
+//! Any rank and any node may be lost, so any supervisor can be the writer. A file names the writer, which updates it at
+//! each check. A supervisor that sees no change of the file for [`EXPIRY`] becomes the writer.
 
 use std::fs;
 use std::io::Write;
@@ -32,7 +31,7 @@ pub struct ProgressWriter {
 }
 
 impl ProgressWriter {
-    /// Starts on the node of a job.
+    /// Starts the thread on the node of a job.
     pub fn start(job: &Job) -> Self {
         let (end, ended) = mpsc::channel();
         let (run, attempt) = (job.run.clone(), job.attempt.number);
@@ -62,7 +61,7 @@ impl ProgressWriter {
     }
 }
 
-/// A lost line does not end a run; the supervisor's log has the error.
+/// Appends a line. An error is only logged, because a missing line must not end the run.
 fn append(run: &RunDir, file: &mut Option<LineAppender>, line: &MetricSample) {
     let path = run.metrics();
     if file.is_none() {
@@ -73,7 +72,7 @@ fn append(run: &RunDir, file: &mut Option<LineAppender>, line: &MetricSample) {
     }
 }
 
-/// The role of the writer, which one supervisor has.
+/// The role of the writer. One supervisor has it at a time.
 struct Role {
     run: RunDir,
     attempt: u32,
@@ -93,7 +92,7 @@ impl Role {
         Self { run, attempt, node, beats: 0, seen: (Vec::new(), now), is_mine: false, begins }
     }
 
-    /// Renews the role, or takes it over from a lost writer.
+    /// Renews the role, or takes it over from a lost writer. Returns whether this node has the role now.
     fn is_writer(&mut self) -> bool {
         let path = self.run.metrics_writer(self.attempt);
         let own = format!("{} ", self.node);
@@ -106,7 +105,7 @@ impl Role {
                     self.seen = (held, now);
                 }
                 if now.duration_since(self.seen.1) >= EXPIRY {
-                    // If several supervisors took over, the next check shows which was last.
+                    // If several supervisors take over at once, the last one wins; the next check shows which it was.
                     self.beat(&own);
                     self.seen.1 = now;
                 }
@@ -132,7 +131,7 @@ impl Role {
         }
     }
 
-    /// Gives up the role, so that another node can write at once.
+    /// Gives up the role by removing the file, so that another node can take the role at once.
     fn leave(&mut self) {
         if self.is_mine {
             let _ = fs::remove_file(self.run.metrics_writer(self.attempt));
@@ -140,7 +139,7 @@ impl Role {
     }
 }
 
-/// Makes lines from the reports of ranks.
+/// Makes lines of `metrics.jsonl` from the reports of ranks.
 struct Merger {
     attempt: u32,
     places: Vec<RankPlace>,
@@ -154,7 +153,7 @@ impl Merger {
         Self { attempt, places, ready: None, before: (now_s(), ItemsSample::default()) }
     }
 
-    /// Returns the next line, if the progress has changed.
+    /// Returns the next line, if the progress has changed and the last line is at least [`LINE_S`] old or the run ends.
     fn line(&mut self, run: &RunDir, now: f64, is_end: bool) -> Option<MetricSample> {
         if self.ready.is_none() {
             self.ready = Some(run.read_queue_ready(self.attempt)?);

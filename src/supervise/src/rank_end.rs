@@ -14,11 +14,11 @@ use crate::decide::{RankEnd, Verdict};
 use crate::job::Job;
 use crate::ranks::EndedRank;
 
-/// The number of a rank's last lines that are kept.
+/// The number of lines at the end of a rank's log that the exit file contains.
 const TAIL_LINES: usize = 20;
-/// The bytes of a log that are read for these lines.
+/// The bytes at the end of a log that are read.
 const TAIL_BYTES: u64 = 64 * 1024;
-/// Longer lines are cut: a line of a megabyte does not help a reader.
+/// The characters of a line that are kept: a line of a megabyte does not help a reader.
 const LINE_CHARS: usize = 500;
 
 /// Reads how a rank ended and why.
@@ -27,7 +27,7 @@ pub fn read(rank: &EndedRank, job: &Job, ooms_before: Option<u64>) -> RankEnd {
     RankEnd { rank: number, code, signal, failure: explain(rank, job, ooms_before) }
 }
 
-/// Returns the exit file of a node whose ranks have ended, the first failure first.
+/// Returns the exit file of a node whose ranks have ended. The rank that failed first is the first in the list.
 pub fn exit_file(job: &Job, ended: &[EndedRank], verdict: Verdict) -> ExitFile {
     let attempt = job.attempt.number;
     let Verdict { reason, first_failure, failure } = verdict;
@@ -89,7 +89,7 @@ fn reports_out_of_memory(line: &str) -> bool {
         || (line.starts_with("memory allocation of ") && line.ends_with("failed"))
 }
 
-/// Returns true if a disk has no space for a rank's log or checkpoint.
+/// Returns true if the disk of `dir` has no free space.
 fn disk_is_full(dir: &Utf8Path) -> bool {
     statvfs(dir.as_std_path()).is_ok_and(|disk| disk.blocks_available() == 0)
 }

@@ -39,12 +39,12 @@ pub struct EndedRank {
     pub signal: Option<i32>,
     pub ended_s: f64,
     pub log: Utf8PathBuf,
-    /// Whether this supervisor sent the signal that ended it.
+    /// Whether this supervisor sent the signal that ended the rank.
     pub by_us: bool,
 }
 
 impl Ranks {
-    /// Starts every rank. If one cannot be started, the ranks before it are killed.
+    /// Starts every rank. If a rank cannot be started, kills the ranks that were started before.
     pub fn start(job: &Job, command: impl Fn(&RankPlace) -> Command) -> Result<Self, Failure> {
         let mut all = Self { ranks: Vec::new() };
         for place in &job.places {
@@ -75,7 +75,7 @@ impl Ranks {
         Ok(all)
     }
 
-    /// Returns the identities of the processes, for programs that signal them.
+    /// Returns the content of the process file, by which other programs identify the processes before they signal them.
     pub fn pid_file(&self, job: &Job) -> Result<PidFile, Failure> {
         let proc = |error: io::Error| {
             Failure::new(
@@ -109,8 +109,7 @@ impl Ranks {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
-    /// Signals every rank that has not been reaped, because the process id of such a rank cannot belong to another
-    /// process.
+    /// Signals every rank that has not been reaped. The kernel reuses the process id of a rank only after it is reaped.
     pub fn signal(&mut self, number: i32) {
         let Ok(signal) = Signal::try_from(number) else { return };
         for rank in self.ranks.iter_mut().filter(|rank| rank.ended.is_none()) {
@@ -154,7 +153,8 @@ impl Ranks {
     }
 }
 
-/// Starts a process whose output goes directly into its log, so that it can still write after the supervisor has ended.
+/// Starts a process whose output goes directly to its log file, so that it can still write if the supervisor ends
+/// first.
 fn spawn(mut command: Command, environment: Vec<(String, String)>, log: &Utf8PathBuf) -> io::Result<Child> {
     let log: File = OpenOptions::new().append(true).create(true).open(log)?;
     command.envs(environment).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()

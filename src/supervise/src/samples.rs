@@ -1,8 +1,9 @@
 //! Samples of the node and its GPUs while its ranks run, appended to the node's `gpu.jsonl`.
 //!
-//! The console streams the same script. It runs in its own process group, so that its faults do not affect the
-//! ranks. It ends when its input closes, even if this process is killed, and is restarted if it ends earlier. Because
-//! nvidia-smi may hang, the environment of the script has the run's name, by which a kill finds it.
+//! A shell script makes the samples; the console uses the same script. It runs in its own process group, so that a
+//! fault of it does not affect the ranks. It ends when its standard input closes, even if this process is killed, and
+//! is restarted if it ends earlier. Because nvidia-smi may hang, the script's environment contains the id of the run,
+//! by which a kill of the run finds the script.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -19,16 +20,16 @@ use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
 use crate::job::Job;
 
-/// The pauses before a script that has ended is restarted.
+/// The shortest and the longest pause before the script is restarted.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// The sampling of a node; it ends when this is dropped.
+/// The sampling of a node. Dropping it ends the script.
 pub(crate) struct Samples {
     lifeline: Arc<Mutex<Lifeline>>,
 }
 
 enum Lifeline {
-    /// The script's standard input. The script ends when it is dropped.
+    /// The script's standard input, once the script runs. Dropping it ends the script.
     Held(Option<ChildStdin>),
     Cut,
 }
@@ -66,19 +67,19 @@ struct Sampler<C> {
     run: String,
     attempt: u32,
     every_s: f64,
-    /// The other settings of the script's command.
+    /// Changes the script's command before it is started, for tests.
     change: C,
     query: GpuQuery,
     /// The time of the first frame, by the node's clock.
     began_s: Option<f64>,
-    /// The errors in the kernel's log that were written.
+    /// The Xid errors of the kernel's log that were written already.
     xids: BTreeSet<Xid>,
-    /// The errors so far; each is logged once.
+    /// The messages that were logged already. Each is logged once.
     logged: BTreeSet<String>,
 }
 
 impl<C: Fn(&mut Command)> Sampler<C> {
-    /// Samples until the lifeline is closed.
+    /// Samples until the lifeline is cut, and restarts the script if it ends.
     fn live(&mut self, lifeline: &Mutex<Lifeline>) {
         let mut pause = RESTART.0;
         loop {
@@ -140,12 +141,12 @@ impl<C: Fn(&mut Command)> Sampler<C> {
     fn write(&mut self, frame: &Frame, before: Option<&Frame>) {
         let mut sample = NodeSample::new(self.attempt, frame, before);
         let began_s = *self.began_s.get_or_insert(frame.t);
-        // Older errors are those of earlier programs.
+        // Older errors belong to programs that ran before.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
         if frame.xids_denied {
             self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());
         }
-        // Retry, because space may be freed on a full disk.
+        // The next sample retries, because space may be freed on a full disk.
         if let Err(error) = self.file.append(&sample) {
             self.log_once(format!("cannot write samples to {}: {error}", self.file.path()));
         }
@@ -168,7 +169,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Samples with this script in place of nvidia-smi until the samples fulfil a condition.
+    /// Samples with this script in place of nvidia-smi until `enough` holds, and returns the samples.
     fn sampled(nvidia_smi: &str, enough: impl Fn(&[NodeSample]) -> bool) -> Vec<NodeSample> {
         let (keep, job) = job();
         let bin = keep.path().join("bin");

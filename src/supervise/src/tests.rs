@@ -24,7 +24,7 @@ use super::events::{self, Events, Inputs};
 use super::job::Job;
 use super::{connect, state, watch_stop_file};
 
-/// A time that no passing test reaches. The ranks of a failing test end by themselves.
+/// A time limit that no passing test reaches.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A grace period that no test waits for.
 const LONG: Duration = Duration::from_secs(50);
@@ -47,7 +47,7 @@ fn scene(world: usize) -> Scene {
     scene_of(Arc::new(tempfile::tempdir().unwrap()), &["here"], "here", world)
 }
 
-/// Returns the job of one of several nodes, which all have this number of ranks and share a folder.
+/// Returns the job of the node `this`. All nodes have `slots` ranks and share the folder.
 fn scene_of(folder: Arc<tempfile::TempDir>, nodes: &[&str], this: &str, slots: usize) -> Scene {
     let root = Utf8PathBuf::from_path_buf(folder.path().join("run")).unwrap();
     let run = RunDir::new(root);
@@ -110,7 +110,7 @@ fn pair() -> [Scene; 2] {
     let names = ["one", "two"].map(|name| format!("{name}-{}-{number}", std::process::id()));
     let nodes = [names[0].as_str(), names[1].as_str()];
     let folder = Arc::new(tempfile::tempdir().unwrap());
-    // The port was free a moment ago.
+    // The system chooses a free port. Another process could take it before the test does.
     let port = TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port();
     nodes.map(|this| {
         let mut scene = scene_of(folder.clone(), &nodes, this, 1);
@@ -338,7 +338,7 @@ fn a_supervisor_that_cannot_write_its_exit_file_ends_at_a_term() {
             thread::sleep(Duration::from_millis(5));
         }
         fs::write(root.join("stop"), "").unwrap();
-        // This holds whether or not its rank has ended by then.
+        // Repeat the signal, because the supervisor ends at TERM only after its rank has ended.
         for _ in 0..500 {
             events.send(Event::Signal(SIGTERM));
             thread::sleep(Duration::from_millis(20));

@@ -2,11 +2,11 @@
 
 use crate::Error;
 
-/// The map of a model, such as that of `nmt_nfkc`.
+/// The character map of a model, such as that of the normalization `nmt_nfkc`.
 #[derive(Debug, Default)]
 pub struct Charsmap {
     units: Vec<u32>,
-    /// Replacements, each ended by a zero byte.
+    /// The replacements. Each ends in a zero byte.
     texts: Vec<u8>,
 }
 

@@ -1,8 +1,8 @@
-//! A T5 tokenizer that gives exactly the tokens of Google's SentencePiece. This crate does not need libtorch.
+//! A T5 tokenizer that returns exactly the tokens of Google's SentencePiece. This crate does not need libtorch.
 //!
-//! [`Tokenizer`] equals `T5Tokenizer` of transformers up to version 4, with `legacy` set as in the pipelines of
-//! CogVideoX: text is split at special tokens, and SentencePiece encodes each part. [`SentencePiece`] reads unigram
-//! models (`spiece.model`) alone.
+//! [`Tokenizer`] behaves as `T5Tokenizer` of transformers up to version 4, with `legacy` set as in the pipelines of
+//! CogVideoX: it splits a text at special tokens and encodes each part with SentencePiece. [`SentencePiece`] encodes
+//! without special tokens, with a unigram model (`spiece.model`).
 
 mod charsmap;
 mod normalizer;
@@ -37,7 +37,8 @@ impl Tokenizer {
     /// Opens a `tokenizer/` folder: `spiece.model`, and the special tokens of `tokenizer_config.json` if it exists.
     ///
     /// # Errors
-    /// A file is missing, is not a SentencePiece model, or is a model of another kind than unigram.
+    /// `spiece.model` cannot be read, is not a SentencePiece model, or is of another kind than unigram; or
+    /// `tokenizer_config.json` cannot be read, is malformed, or belongs to another tokenizer than T5's.
     pub fn open(folder: &Utf8Path) -> Result<Self, Failure> {
         let path = folder.join(MODEL);
         let bytes = read(&path)?;
@@ -48,7 +49,7 @@ impl Tokenizer {
         Ok(Tokenizer { pad: id("<pad>", PAD), end: id("</s>", END), model, specials, identity })
     }
 
-    /// Returns the ids of a text: at most `len - 1` tokens and `</s>`, padded to `len`.
+    /// Returns `len` ids of a text: at most `len - 1` tokens, `</s>`, and padding.
     pub fn encode(&self, text: &str, len: usize) -> Vec<i64> {
         let mut ids = self.tokens(text);
         ids.truncate(len.saturating_sub(1));
@@ -91,7 +92,7 @@ impl Tokenizer {
         ids
     }
 
-    /// Appends `</s>` to a text that does not end in it.
+    /// Appends `</s>` to the ids, unless they already end in it.
     fn finish(&self, ids: &mut Vec<i64>) {
         if ids.last() != Some(&self.end) {
             ids.push(self.end);

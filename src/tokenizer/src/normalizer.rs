@@ -1,4 +1,5 @@
-//! SentencePiece's normalizer: characters are replaced, spaces are joined and become `▁`.
+//! SentencePiece's normalizer: replaces characters by the model's map, joins consecutive spaces, and replaces spaces by
+//! `▁`.
 
 use crate::Error;
 use crate::charsmap::Charsmap;
@@ -14,7 +15,7 @@ pub struct Normalizer {
     add_dummy_prefix: bool,
     remove_extra_whitespaces: bool,
     escape_whitespaces: bool,
-    /// A setting of SentencePiece's trainer: words end in a space instead of beginning with one.
+    /// Whether words end in a space instead of beginning with one. SentencePiece's trainer sets this.
     pub whitespace_as_suffix: bool,
     /// User-defined pieces, which are not normalized; the longest first.
     pub user_defined: Vec<String>,
@@ -34,7 +35,7 @@ impl Default for Normalizer {
 }
 
 impl Normalizer {
-    /// Reads a `NormalizerSpec`.
+    /// Reads the settings from a message of the type `NormalizerSpec`.
     pub fn read(&mut self, message: &[u8]) -> Result<(), Error> {
         for field in Fields::of(message) {
             let (number, value) = field?;
@@ -98,7 +99,8 @@ impl Normalizer {
         normalized
     }
 
-    /// Returns the replacement of the first characters of a text that is not empty, and their length in bytes.
+    /// Returns the replacement of the first characters of a text that is not empty, and the length of these characters
+    /// in bytes.
     fn prefix<'a>(&'a self, text: &'a str) -> (&'a str, usize) {
         if let Some(piece) = self.user_defined.iter().find(|piece| text.starts_with(piece.as_str())) {
             return (piece, piece.len());

@@ -1,4 +1,4 @@
-//! Special tokens that are written in a text, such as `<extra_id_0>`.
+//! Special tokens, such as `<extra_id_0>`: reads them, and splits texts at them.
 
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
@@ -34,7 +34,8 @@ pub enum Part<'a> {
 }
 
 impl Specials {
-    /// Reads the special tokens of a `tokenizer/` folder whose model has `pieces` pieces. Without a file, they are those of T5.
+    /// Reads the special tokens of a `tokenizer/` folder whose model has `pieces` pieces. Without the file, or if it
+    /// lists none, returns those of T5.
     pub fn read(folder: &Utf8Path, pieces: usize) -> Result<Self, Failure> {
         let path = folder.join(CONFIG);
         let text = match std::fs::read(&path) {
@@ -93,7 +94,7 @@ impl Specials {
         self.0.iter().map(|token| token.id as usize).max().unwrap_or(0)
     }
 
-    /// Returns all tokens as a text, for the identity of a tokenizer.
+    /// Returns all tokens as text, from which the identity of a tokenizer is computed.
     pub fn text(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, token| {
             let _ = writeln!(text, "{} {} {} {}", token.text, token.id, token.left, token.right);

@@ -1,14 +1,14 @@
-//! Unigram models, which cut a normalized text into its most probable sequence of pieces.
+//! Unigram models of SentencePiece: they cut a normalized text into its most probable sequence of pieces.
 
 use crate::Error;
 use crate::normalizer::Normalizer;
 use crate::proto::Fields;
 use std::collections::HashMap;
 
-/// The distance of an unknown character's score below the lowest score of a piece.
+/// The score of an unknown character is this much below the lowest score of a normal piece.
 const UNKNOWN_PENALTY: f32 = 10.0;
-/// The score of a user-defined piece is this much below the highest score, per byte. Such a piece is therefore always
-/// chosen.
+/// The score of a user-defined piece is its length in bytes times the highest score of a normal piece, minus this, as
+/// in SentencePiece.
 const USER_DEFINED_PENALTY: f64 = 0.1;
 /// The kinds of models by their numbers in the file.
 const KINDS: [(u64, &str); 4] = [(1, "unigram"), (2, "BPE"), (3, "word"), (4, "character")];
@@ -43,7 +43,7 @@ pub struct SentencePiece {
     unknown: u32,
     unknown_score: f32,
     max_score: f32,
-    /// The ids of all bytes, if unknown characters are encoded as bytes.
+    /// The ids of the 256 byte pieces, if the model encodes unknown characters as bytes.
     bytes: Option<Vec<u32>>,
 }
 
@@ -57,7 +57,7 @@ struct Best {
 }
 
 impl SentencePiece {
-    /// Parses a `.model` file.
+    /// Parses the content of a `.model` file.
     ///
     /// # Errors
     /// The file is not a SentencePiece model, or is of another kind than unigram.
@@ -171,7 +171,7 @@ impl SentencePiece {
         }
     }
 
-    /// Cuts a normalized text into pieces: their first bytes, their ends, and their ids.
+    /// Cuts a normalized text into pieces. Returns the start, the end (in bytes) and the id of each.
     fn cut(&self, text: &str) -> Vec<(usize, usize, u32)> {
         let bytes = text.as_bytes();
         let mut best = vec![Best { id: self.unknown, score: 0.0, start: None }; bytes.len() + 1];

@@ -1,4 +1,4 @@
-//! Files that are not models are refused, and no text or file makes the tokenizer panic.
+//! Tests that files that are not models are refused, and that no text or file makes the tokenizer panic.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap reports its line")]
 
@@ -14,12 +14,12 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/
 static MODEL: LazyLock<Vec<u8>> = LazyLock::new(|| fs::read(Utf8Path::new(FOLDER).join("spiece.model")).unwrap());
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::open(FOLDER.into()).unwrap());
 
-/// Returns a field of bytes.
+/// Returns a Protocol Buffers field with these bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
 
-/// Returns a piece with a type.
+/// Returns a piece of the vocabulary with a type.
 fn piece(text: &str, kind: u8) -> Vec<u8> {
     field(1, &[field(1, text.as_bytes()), vec![0x15, 0, 0, 0x80, 0xbf, 0x18, kind]].concat())
 }

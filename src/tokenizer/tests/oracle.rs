@@ -11,7 +11,7 @@ fn ids(row: &Value, key: &str) -> Option<Vec<i64>> {
     Some(row.get(key)?.as_array()?.iter().map(|id| id.as_i64().expect("ids are numbers")).collect())
 }
 
-/// The recorded length of embeddings.
+/// The length in tokens of the padded recordings, `ids_226`.
 const LEN: usize = 226;
 
 #[test]
@@ -27,7 +27,7 @@ fn oracle_tokens_are_those_of_transformers() {
         for row in rows {
             let text = row["text"].as_str().expect("a row has a text");
             let recorded = ids(row, "ids").expect("a row has ids");
-            // Where they differ, the slow class is SentencePiece itself, which this crate follows.
+            // Where the fast and the slow tokenizer of transformers differ, follow the slow one: it is SentencePiece itself.
             let followed = ids(row, "ids_slow").unwrap_or_else(|| recorded.clone());
             let got = tokenizer.ids(text);
             if got != followed {

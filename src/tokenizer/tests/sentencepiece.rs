@@ -1,6 +1,6 @@
 //! Compares tokens with Google's `sentencepiece` on random texts, for models of several kinds.
 //!
-//! Needs Python with that package: the program in `VIDTUI_PYTHON`, or that of the environment of `cargo xtask bench encoders`.
+//! Needs Python with that package: the interpreter in `VIDTUI_PYTHON`, or the one that `cargo xtask bench encoders` installs.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;

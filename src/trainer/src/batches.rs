@@ -1,7 +1,7 @@
-//! Batches that a thread makes while the step before computes: read, drawn, noised, cast, and copied to the device.
+//! Prepares the next batch in a thread while the current step computes: reads, draws, noises, casts and uploads its samples.
 //!
-//! One batch is made ahead. The thread computes alone: threads of libtorch would compete with those of the step. On a GPU it copies on a
-//! stream of its own, from page-locked memory, and the stream that computes waits for an event.
+//! The thread is one batch ahead. It uses a single libtorch thread, because more would compete with the step. On a GPU it copies from
+//! page-locked memory on a stream of its own, and the compute stream waits for an event.
 
 use crate::data::{Data, Reading};
 use crate::device::{self, upload_beside};
@@ -24,26 +24,26 @@ const END: Duration = Duration::from_secs(2);
 /// The samples of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Samples {
-    /// The numbers of the samples of its step.
+    /// The numbers of all samples of the step.
     pub step: Range<u64>,
-    /// The places of its own samples in the step.
+    /// The places of the batch's samples within the step.
     pub places: Range<u64>,
 }
 
 impl Samples {
-    /// Returns the numbers of its own samples.
+    /// Returns the numbers of the batch's samples.
     fn numbers(&self) -> Range<u64> {
         self.step.start + self.places.start..self.step.start + self.places.end
     }
 }
 
-/// The batches of a run.
+/// Supplies the batches of a run, and prepares the next one ahead of time.
 #[derive(Debug, Default)]
 pub struct Batches {
     ahead: Option<Ahead>,
 }
 
-/// A batch that a thread makes.
+/// A batch that a thread prepares.
 #[derive(Debug)]
 struct Ahead {
     samples: Samples,
@@ -55,7 +55,7 @@ struct Ahead {
 struct Made {
     inputs: Inputs,
     target: Target,
-    /// Follows the last copy to a GPU.
+    /// The event after the last copy to a GPU; `None` on the CPU.
     copied: Option<Event>,
 }
 
@@ -75,7 +75,7 @@ impl Batches {
         let ahead = self.ahead.take().map(|ahead| (ahead.samples == samples, ahead.making.join()));
         let made = match ahead {
             Some((true, Ok(made))) => made?,
-            // A panic continues here: it may report that memory is exhausted.
+            // Resume the panic in this thread: it may be an out-of-memory error of libtorch.
             Some((true, Err(panic))) => std::panic::resume_unwind(panic),
             _ => make(&data.reading(samples.numbers()), &noising(), &samples, device)?,
         };
@@ -107,7 +107,7 @@ impl Drop for Batches {
     }
 }
 
-/// Makes a batch.
+/// Reads, noises and uploads a batch.
 fn make<O: Objective>(
     reading: &Reading,
     noising: &Noising<O>,
@@ -117,7 +117,7 @@ fn make<O: Objective>(
     let mut batch = reading.read(noising.seed())?;
     batch.text = reading.drop_texts(&batch.text, &noising.keeps_texts(samples.numbers()));
     let (inputs, target) = noising.noised(batch, samples.step.clone(), samples.places.start)?;
-    // `map` takes a function without errors.
+    // `map` takes an infallible function, so an error is returned through a cell.
     let (copied, failed) = (RefCell::new(None), RefCell::new(None));
     let there = |tensor: &Tensor| match upload_beside(tensor, device) {
         Ok((tensor, event)) => {
@@ -150,7 +150,7 @@ mod tests {
         Noising::new(recipe, network(recipe).family(), objective, 7)
     }
 
-    /// Two samples of each of two ranks in a step.
+    /// Returns the samples of one of two ranks, each with two samples per step.
     fn samples(step: u64, rank: u64) -> Samples {
         Samples { step: 4 * step..4 * step + 4, places: 2 * rank..2 * rank + 2 }
     }
@@ -182,7 +182,7 @@ mod tests {
                 assert!(made.len() >= 4 && made.iter().zip(&demanded).all(|(one, other)| one == other), "step {step}");
                 assert_eq!(made[0].size(), [2, 3, 16, 8, 8]);
             }
-            // A batch that was not announced, as after a resume.
+            // A batch that was not prepared ahead, as after a resume.
             let mut take = |batches: &mut Batches| {
                 batches.take(&mut data, samples(20, rank), None, || noising(&recipe), Device::Cpu).unwrap()
             };

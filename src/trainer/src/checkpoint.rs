@@ -18,9 +18,9 @@ use sharding::fsdp::Fsdp;
 
 /// The sharded state of training.
 pub struct TrainingState<'a> {
-    /// Parameters.
+    /// The sharded parameters.
     pub fsdp: &'a Fsdp,
-    /// Optimizer state.
+    /// The optimizer state of the trained shards.
     pub moments: &'a mut OptimizerState,
     /// The average of the trained weights, if there is one.
     pub ema: Option<&'a EmaWeights>,

@@ -8,19 +8,19 @@ use rundir::{ErrorCode, Failure};
 use std::ops::Range;
 use tch::{Kind, Tensor};
 
-/// Returns the purpose of the draws of a condition's latents; each place of [`condition_tensors`] has its own draws.
+/// Returns the purpose of the random draws of a condition's latents, by their place in [`condition_tensors`].
 pub fn purpose(place: usize) -> Purpose {
     if place == 0 { Purpose::Image } else { Purpose::Masked }
 }
 
-/// Joins the tensors of the samples of a batch, fp32 and scaled like latents; `each` returns the unscaled tensors of a place
-/// of [`condition_tensors`], one per sample.
+/// Stacks the condition tensors of a batch, fp32, and scales them like latents. `each` returns the unscaled tensors for a place
+/// in [`condition_tensors`], one per sample.
 ///
 /// * `image` — latents of the first images, `[B, 1, C, h, w]`.
 /// * `known` — the known part of each latent pixel, `[B, T, 1, h, w]`, from 0 to 1.
 /// * `masked` — latents of the masked videos, `[B, T, C, h, w]`.
 pub fn of_batch(condition: &Conditioning, model: &Model, each: impl Fn(usize) -> Vec<Tensor>) -> Conditions {
-    // VideoX-Fun scales the mask with the latent of the masked video.
+    // Like VideoX-Fun, scale the mask as the latent of the masked video.
     let scale = |role| if role == IMAGE { model.image_scale() } else { model.latent_scale };
     let roles = condition_tensors(condition.kind).iter().enumerate();
     roles.map(|(place, role)| (*role, Tensor::stack(&each(place), 0) * scale(*role))).collect()
@@ -33,7 +33,7 @@ pub fn of_batch(condition: &Conditioning, model: &Model, each: impl Fn(usize) ->
 /// * `numbers` — the numbers of the samples of this batch.
 ///
 /// # Errors
-/// The data set has no such tensors.
+/// The samples lack a tensor of the condition.
 pub fn inputs(
     mut conditions: Conditions,
     condition: &Conditioning,

@@ -1,7 +1,7 @@
 //! Batches of precomputed latents in the order of [`dataset::order`].
 //!
-//! Samples are numbered from the start of the run, so the position is one integer. [`Data::reading`] returns what a thread needs to read
-//! some of them.
+//! Samples are numbered from the start of the run, so the position in the data is one integer. A thread reads samples through a
+//! [`Reading`].
 
 use crate::conditions;
 use crate::exchange::{agree_on, peer_lost};
@@ -27,11 +27,11 @@ pub struct Data {
     /// The steps of the run.
     steps: u64,
     global_batch: usize,
-    /// The work of a sample of each bucket.
+    /// The work for one sample of each bucket.
     work: Vec<StepWork>,
 }
 
-/// The files of the data sets, and what turns their tensors into batches.
+/// The files of the data sets, and the settings that turn their tensors into batches.
 #[derive(Debug)]
 struct Source {
     reader: Arc<Reader>,
@@ -49,7 +49,7 @@ pub struct Reading {
     samples: Vec<[Vec<Slot>; 3]>,
 }
 
-/// The work of samples.
+/// The computation that some samples need.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepWork {
     /// Tokens: text and video.
@@ -82,7 +82,7 @@ impl Data {
     /// Opens and checks the data set. Rank 0 reads the index and sends its table to the other ranks. A collective.
     ///
     /// # Errors
-    /// The first item that does not fit the model. Every rank returns the failure of the rank that found it.
+    /// The index cannot be read, or an item does not fit the model. Every rank returns the failure of the rank that found it.
     pub fn open(recipe: &Recipe, world: &Group) -> Result<Self, Failure> {
         let table = Self::open_table(recipe, world)?;
         let ordered = Order::checked(recipe, &table);
@@ -149,18 +149,18 @@ impl Data {
         &self.fingerprint
     }
 
-    /// Returns the identity of all else that decides the order of samples, besides the seed and the global batch. Empty for items
-    /// of one shape that are used once per epoch.
+    /// Returns a string that identifies the settings that decide the order of samples, except the seed and the global batch. It is
+    /// empty for items of one shape that are used once per epoch.
     pub fn order_identity(&self) -> String {
         self.order.identity(self.global_batch).unwrap_or_default()
     }
 
-    /// Returns the steps of the run.
+    /// Returns the number of steps of the run.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Returns the samples of the step that begins with a sample.
+    /// Returns the samples of the step that begins with sample `first`.
     pub fn step(&mut self, first: u64) -> StepPlan {
         self.order.step_of(first).clone()
     }
@@ -183,12 +183,12 @@ impl Data {
         (sample / n, sample % n)
     }
 
-    /// Returns the epochs that the first samples make.
+    /// Returns the number of epochs in the first `samples` samples.
     pub fn epochs(&self, samples: u64) -> f64 {
         samples as f64 / self.order.samples_per_epoch() as f64
     }
 
-    /// Returns what is needed to read the samples with these numbers.
+    /// Returns a [`Reading`] of the samples with these numbers.
     pub fn reading(&mut self, numbers: Range<u64>) -> Reading {
         Reading { source: self.source.share(), samples: self.samples(numbers.clone()), numbers }
     }
@@ -209,7 +209,7 @@ impl Data {
 }
 
 impl Source {
-    /// Returns a source that shares the tensors, which never change.
+    /// Returns a source that shares the files and the tensors, which never change.
     fn share(&self) -> Self {
         Source {
             reader: Arc::clone(&self.reader),

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use video::{Frames, write_mp4};
 use weights::Header;
 
-/// The frame rate if a clip's rate is unknown: that of CogVideoX.
+/// The frame rate of a video whose clip has no known rate: that of CogVideoX.
 const FPS: f64 = 8.0;
 
 /// Decodes the mean of a clip's latent, or of the latent `tensor` of its condition, with the VAE in folder `vae`, and writes
@@ -59,9 +59,9 @@ fn place<'c>(clip: &'c Line, tensor: Option<&str>) -> Result<&'c TensorLocation,
     })
 }
 
-/// Returns as many of the last frames of a decoded video `[B, C, F, H, W]` as were taken from the clip; all, if that is unknown.
+/// Returns the last `count` frames of a decoded video `[B, C, F, H, W]`; all frames if `count` is 0 (unknown).
 ///
-/// The VAE decodes an even number of latent frames to three frames more than were encoded, all for the first one.
+/// For an even number of latent frames, the VAE decodes three frames more than were encoded. The extra frames come first.
 fn taken(video_bcfhw: Tensor, count: usize) -> Tensor {
     let (frames, count) = (video_bcfhw.size()[2], count as i64);
     if count == 0 || count >= frames { video_bcfhw } else { video_bcfhw.narrow(2, frames - count, count) }

@@ -9,7 +9,7 @@ use tch::{Cuda, Device, Tensor};
 /// Chooses the device of rank `local_rank` of `local_world` on its node, and makes it the current one.
 ///
 /// # Errors
-/// GPUs are required and there are none, or there are fewer than ranks.
+/// The recipe requires GPUs and none is usable, or the node has fewer GPUs than ranks.
 pub fn choose(wanted: Wanted, local_rank: usize, local_world: usize) -> Result<Device, Failure> {
     let gpus = if cuda::is_built() { Cuda::device_count().max(0) as usize } else { 0 };
     let device = place(wanted, cuda::is_built(), gpus, local_rank, local_world)?;
@@ -54,10 +54,10 @@ fn place(wanted: Wanted, built: bool, gpus: usize, local_rank: usize, local_worl
     }
 }
 
-/// Checks that a device has the scan of TTT layers that the recipe wants.
+/// Checks that a device can run the kernel for the scan of TTT layers, if the recipe requires it.
 ///
 /// # Errors
-/// The recipe sets the CUDA kernel, and the rank is on the CPU, or this program or its GPU has no kernel for the sizes of the model.
+/// The recipe requires the kernel, and the rank is on the CPU, the GPU cannot run the kernel for this model, or the build lacks it.
 pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     if !recipe.uses_scan_kernel() {
         return Ok(());
@@ -82,7 +82,7 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     }
 }
 
-/// Makes a GPU the current one of this thread.
+/// Makes a GPU the current one of this thread. Does nothing for the CPU.
 ///
 /// # Errors
 /// The GPU does not exist.
@@ -90,8 +90,8 @@ pub fn set_current(device: Device) -> c10d::Result<()> {
     if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
-/// Copies a host tensor to a device on a stream of this thread. The caller's stream reads the copy after the event; there is none on the
-/// CPU.
+/// Copies a host tensor to a device on a stream of this thread. Other streams may read the copy after the returned event; it is `None`
+/// on the CPU.
 ///
 /// # Errors
 /// Memory is exhausted, or the GPU has failed.
@@ -117,7 +117,7 @@ pub fn upload(tensor: &Tensor, device: Device) -> Tensor {
 /// A point in time of the host's clock, or of a GPU's stream, which runs behind the host.
 #[derive(Debug)]
 pub enum Mark {
-    /// Time of the host.
+    /// A time of the host's clock.
     Host(Instant),
     /// A CUDA event.
     Gpu(Event),

@@ -20,8 +20,8 @@ const MULTIPLIERS: i64 = 65_521;
 /// The numbers that identify the content of a tensor.
 type Hash = [i64; 2];
 
-/// Compares the weights after `step`. A collective. With `copies`, also compares the copies that TP ranks have of tensors that are not
-/// split.
+/// Compares the weights of replicas after `step`. With `copies`, also compares the tensors of which every TP rank has a copy. A
+/// collective.
 ///
 /// # Errors
 /// [`ErrorCode::WeightsDiffer`] on every rank, which names the ranks and the first tensor; or a peer is lost.
@@ -40,7 +40,7 @@ struct Difference {
     tensor: String,
     /// `replicas` or `TP ranks`.
     of: &'static str,
-    /// The ranks that have the same bits, the largest set first.
+    /// The ranks, in sets with the same bits, the largest set first.
     sets: Vec<Vec<i64>>,
 }
 
@@ -84,7 +84,7 @@ fn difference(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], copies: bool) -> c10d::Res
     Ok(between_replicas.or_else(|| of("TP ranks", first_difference(&tp, is_compared))))
 }
 
-/// Returns the rows of every rank of a group.
+/// Returns the hashes of every rank of a group. A collective.
 fn gathered(group: &Group, own: &Tensor) -> c10d::Result<Vec<Vec<Hash>>> {
     let rows = own.size()[0];
     let all = Tensor::zeros([group.size() as i64 * rows, 2], (Kind::Int64, own.device()));
@@ -94,7 +94,7 @@ fn gathered(group: &Group, own: &Tensor) -> c10d::Result<Vec<Vec<Hash>>> {
     Ok(rows.chunks(rows.len() / group.size()).map(<[Hash]>::to_vec).collect())
 }
 
-/// Returns the index of the first compared row that is not the same on all ranks, and the sets of ranks on which it is.
+/// Returns the index of the first compared hash that is not the same on all ranks, and the sets of ranks that have the same one.
 fn first_difference(ranks: &[Vec<Hash>], is_compared: impl Fn(usize) -> bool) -> Option<(usize, Vec<Vec<i64>>)> {
     let tensors = ranks[0].len() - 1;
     let index = (0..tensors).find(|&row| is_compared(row) && ranks.iter().any(|rank| rank[row] != ranks[0][row]))?;

@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 pub struct EmaWeights {
     settings: Ema,
     shards: Vec<AverageShard>,
-    /// Updates of the average, which is not always that of the optimizer: an average may begin in a later attempt.
+    /// The number of updates of the average. It is less than the optimizer's if the average began in a later attempt.
     pub updates: u64,
 }
 
@@ -21,7 +21,7 @@ struct AverageShard {
 }
 
 impl EmaWeights {
-    /// Makes an average that is a copy of the weights; `None` if the recipe has no average.
+    /// Creates an average that starts as a copy of the weights; `None` if the recipe has no average.
     ///
     /// # Errors
     /// Swapped weights cannot be fetched.
@@ -41,7 +41,7 @@ impl EmaWeights {
         Ok(Some(EmaWeights { settings: settings.clone(), shards, updates: 0 }))
     }
 
-    /// Starts again from the weights as they are.
+    /// Resets the average to the current weights.
     ///
     /// # Errors
     /// Swapped weights cannot be fetched.
@@ -153,7 +153,7 @@ mod tests {
                 }
             } else {
                 compare(&path, &plain, weights, &tensors["out.shadow_plain"]);
-                // AveragedModel copies in its first update.
+                // `AveragedModel` of torch copies the weights in its first update.
                 compare(&path, &Ema { after_step: 1, ..plain }, weights, &tensors["out.shadow_torch"]);
             }
         }

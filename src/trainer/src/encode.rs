@@ -29,7 +29,7 @@ use tch::{Device, Kind, Tensor};
 
 /// The pause before a rank tries again to claim work that other ranks hold.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The time before its time limit at which an attempt begins to stop, enough to finish a clip.
+/// How long before its time limit an attempt begins to stop: enough to finish a clip.
 const RESERVE_S: f64 = 60.0;
 
 /// One rank of an encode.
@@ -44,7 +44,7 @@ pub struct Rank<'a> {
     pub device: Device,
 }
 
-/// The reason why a rank ends before the work is done.
+/// Watches for reasons to stop before the work is done: signals, a stop request, a lost supervisor and the time limit.
 pub struct Stop {
     signals: Signals,
     run: RunDir,
@@ -85,8 +85,8 @@ pub enum Left {
 /// Encodes as one rank of an attempt until no work remains or a stop is requested.
 ///
 /// # Errors
-/// The inputs cannot be used; the data set cannot be written; or the device failed. A single clip that cannot be encoded is
-/// recorded and is no error.
+/// The inputs are invalid, the data set cannot be written, or the device failed. A single clip that cannot be encoded is
+/// recorded and is not an error.
 pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
     let stop = Stop::new(rank)?;
     let inputs = EncodeInputs::open(rank.recipe)?;
@@ -149,13 +149,13 @@ fn wait_for_the_end(rank: &Rank<'_>) -> Result<Finish, Failure> {
     Ok(Finish::Complete)
 }
 
-/// Stores an item. Returns `Lost` if another worker has taken the range over.
+/// Stores an item. Returns `Lost` if another rank has taken over the range.
 fn commit(range: &mut Range, item: &Item, times: &[f64], tensors: &[StoredTensor]) -> Result<Held, Failure> {
     let new: Vec<_> = tensors.iter().map(StoredTensor::as_new).collect();
     range.commit(item, times, &new)
 }
 
-/// Converts a tensor to its stored form, bf16.
+/// A tensor in the form that the data set stores, bf16.
 struct StoredTensor {
     /// Empty for a latent or a text.
     role: String,
@@ -191,7 +191,7 @@ impl StoredTensor {
     }
 }
 
-/// Returns whether a failure concerns only one item, and not the rank, its node or the data set's disk.
+/// Returns whether a failure concerns one item only, not the rank, its node or the data set's disk.
 fn is_of_item(failure: &Failure) -> bool {
     use ErrorCode::{DeviceFailed, DiskFull, ProgramMissing};
     ![ProgramMissing, DiskFull, DeviceFailed].contains(&failure.code)

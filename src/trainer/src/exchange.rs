@@ -1,4 +1,4 @@
-//! Small values that all ranks exchange.
+//! Exchanges small values between all ranks, and turns errors of collectives and devices into failures.
 
 use crate::out_of_memory;
 use c10d::Group;
@@ -48,7 +48,7 @@ fn gather_padded<T: DeserializeOwned>(group: &Group, mut bytes: Vec<u8>, len: us
 
 /// Returns the values of all ranks, or the first failure of any of them. A collective.
 ///
-/// A failure of one rank, such as a full disk, thus becomes the failure of all ranks, and no rank waits for one that
+/// A failure of one rank, such as a full disk, thus becomes the failure of all ranks, and no rank waits for a rank that
 /// has ended.
 ///
 /// # Errors

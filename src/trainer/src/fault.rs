@@ -1,6 +1,6 @@
-//! Fault injection: kills this process in the middle of a save, for tests of crash recovery, or makes it train slowly.
+//! Fault injection for tests: kills a rank in the middle of a save, corrupts a weight, or makes a rank train slowly.
 //!
-//! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when the save of that step reaches that phase.
+//! `VIDTUI_DIE=PHASE:STEP` in its environment kills a rank with SIGKILL when it reaches that phase of that step.
 //! `VIDTUI_CORRUPT=RANK:STEP` changes a weight of that rank after that step.
 //! `TRAIN_PACE_S=SECONDS` makes every step take at least that long. If the variables are not set, each check costs one read of a static.
 
@@ -8,12 +8,12 @@ use signal_hook::consts::SIGKILL;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Names the phase and the step.
+/// The environment variable that sets where a rank dies, as `PHASE:STEP`.
 const VARIABLE: &str = "VIDTUI_DIE";
 
 static WANTED: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(VARIABLE).ok());
 
-/// Marks that the save of `step` reached `phase`.
+/// Marks that this rank reached `phase` of `step`: a part of a save, or the end of a sampling step.
 pub fn reached(phase: &str, step: u64) {
     if WANTED.as_ref().is_some_and(|wanted| *wanted == format!("{phase}:{step}")) {
         // If SIGKILL cannot be sent, the test fails.
@@ -21,7 +21,7 @@ pub fn reached(phase: &str, step: u64) {
     }
 }
 
-/// Names the rank and the step, as `RANK:STEP`.
+/// The environment variable that sets whose weights change and when, as `RANK:STEP`.
 const CORRUPT: &str = "VIDTUI_CORRUPT";
 
 static CORRUPTED: LazyLock<Option<(usize, u64)>> = LazyLock::new(|| {
@@ -30,7 +30,7 @@ static CORRUPTED: LazyLock<Option<(usize, u64)>> = LazyLock::new(|| {
     Some((rank.parse().ok()?, step.parse().ok()?))
 });
 
-/// Returns whether a test wants the weights of this rank to be changed after `step`.
+/// Returns whether a test requires that the trainer changes a weight of this rank after `step`.
 pub fn corrupts(rank: usize, step: u64) -> bool {
     *CORRUPTED == Some((rank, step))
 }

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// # Errors
 /// The memory of swapped blocks cannot be released.
 pub fn randomize(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], family: &impl Family, seed: u64) -> c10d::Result<()> {
-    // A shard holds at most one piece of a tensor, so each full tensor is made once and then dropped.
+    // A shard holds at most one piece of a tensor, so each full tensor is computed once and then dropped.
     for mut owned in fsdp.owned() {
         let spec = &tables[owned.unit][owned.range.slot];
         let whole = first_values(spec, family, seed);

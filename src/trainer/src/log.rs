@@ -1,8 +1,9 @@
-//! The metrics and events that rank 0 appends to the run directory.
+//! Appends metrics and events to the files of a run.
 
 use rundir::{Error, Event, EventKind, Failure, LineAppender, MetricSample, RunDir, now_s};
 
-/// The growing files of a run. Only rank 0 has this.
+/// The files that metrics and events are appended to. Rank 0 has this; in an encode, the rank that creates the queue or joins the
+/// results.
 pub struct RunLog {
     metrics: LineAppender,
     events: LineAppender,

@@ -41,7 +41,8 @@ pub fn limit(device: Device, ranks_on_node: usize) -> Option<u64> {
     [shared, process_limit()].into_iter().flatten().min()
 }
 
-/// Returns the limit of this process, less the address space that it has reserved and does not use.
+/// Returns the memory in bytes that this process may use by its limits (`ulimit -v` and `-d`), less the address space that it has
+/// reserved and does not use. `None` without a limit.
 fn process_limit() -> Option<u64> {
     let (limits, status) = (text("/proc/self/limits"), text("/proc/self/status"));
     let limit = |name: &str| {
@@ -62,7 +63,7 @@ pub fn node_available() -> Option<u64> {
     [kib(&text("/proc/meminfo"), "MemAvailable:"), of_groups].into_iter().flatten().min()
 }
 
-/// The memory of a control group that has a limit, in bytes.
+/// The memory of a control group (cgroup) that has a limit, in bytes.
 #[derive(Debug, PartialEq)]
 struct GroupMemory {
     limit: u64,
@@ -102,7 +103,7 @@ fn text(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Returns the bytes of a line of `/proc`, such as `VmRSS:    1024 kB`.
+/// Returns the bytes that the line `key` of a file in `/proc` states in kB, such as `VmRSS:    1024 kB`.
 fn kib(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * KIB)

@@ -1,4 +1,4 @@
-//! Noises batches: what a step trains on, besides the data itself.
+//! Turns batches into the inputs and targets of training: draws timesteps, adds noise, and drops texts and conditions.
 
 use crate::conditions;
 use crate::data::Batch;
@@ -12,20 +12,20 @@ use rundir::Failure;
 use std::ops::Range;
 use tch::{Kind, Tensor};
 
-/// Turns batches into inputs and targets of training. It owns all that it needs, so that a thread can have it.
+/// Turns batches into inputs and targets of training. It owns its settings, so that another thread can use it.
 #[derive(Debug)]
 pub struct Noising<O> {
     objective: O,
     condition: Conditioning,
     text_dropout: f64,
     patch_frames: usize,
-    /// Key of every random draw.
+    /// The seed of every random draw.
     seed: u64,
     compute: Kind,
 }
 
 impl<O: Objective> Noising<O> {
-    /// Noises batches of a recipe for a family of networks.
+    /// Creates the noising of a recipe for a family of networks.
     pub fn new(recipe: &Recipe, family: &impl Family, objective: O, seed: u64) -> Self {
         Noising {
             objective,
@@ -37,7 +37,7 @@ impl<O: Objective> Noising<O> {
         }
     }
 
-    /// Returns the key of every random draw.
+    /// Returns the seed of every random draw.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -47,8 +47,10 @@ impl<O: Objective> Noising<O> {
         numbers.map(|k| !seeds::happens(self.seed, Purpose::TextDropout, k, self.text_dropout)).collect()
     }
 
-    /// Adds noise to a batch whose first sample is at `place` of a step of samples with these numbers. Returns the inputs, with the
-    /// conditions of the batch, and the target.
+    /// Adds noise to a batch. Returns the inputs, with the conditions of the batch, and the target.
+    ///
+    /// * `step` — the numbers of all samples of the step.
+    /// * `place` — the place of the batch's first sample within the step.
     ///
     /// # Errors
     /// The batch lacks a condition of the recipe.
@@ -70,7 +72,7 @@ impl<O: Objective> Noising<O> {
     }
 }
 
-/// Returns the inputs of the network in the dtype that it computes in.
+/// Returns the inputs of the network in its compute dtype.
 pub fn inputs(latent: &Tensor, text: &Tensor, timestep: Tensor, conditions: &Conditions, compute: Kind) -> Inputs {
     Inputs {
         latent: latent.to_kind(compute),

@@ -1,4 +1,4 @@
-//! Makes the backing store of a rank, if the store has enough space for the ranks of the node.
+//! Creates the backing store of a rank, after a check that it has enough space for all ranks of the node.
 
 use crate::exchange::device_failed;
 use crate::memory::node_available;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use tch::Device;
 use units::size;
 
-/// Returns the backing store of a rank and which units are swapped; `None` if the recipe keeps everything on the device.
+/// Returns the backing store of a rank, and for each unit whether it is swapped; `None` if the recipe keeps everything on the device.
 ///
 /// # Errors
-/// The store does not fit the device, or has too little space for the ranks of this node.
+/// The recipe's kind of store is not for this device, its folder is unusable, or it has too little space for the ranks of this node.
 pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Option<(Offload, Vec<bool>)>, Failure> {
     let memory = &recipe.memory;
     if !memory.is_used() {
@@ -56,7 +56,7 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
     Ok(Some((offload, swapped)))
 }
 
-/// Returns the folder of the files.
+/// Returns the folder of the store's files.
 fn folder(recipe: &Recipe) -> Utf8PathBuf {
     let temporary = || Utf8PathBuf::from_path_buf(std::env::temp_dir()).unwrap_or_else(|_| "/tmp".into());
     recipe.memory.folder().map_or_else(temporary, Utf8Path::to_owned)

@@ -55,11 +55,11 @@ impl LearningRates {
     }
 }
 
-/// Which learning rate a parameter has.
+/// Selects the learning rate of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rate {
     group: ParamGroup,
-    /// The peak of a pattern of the recipe, if it is not that of the group.
+    /// The peak that a pattern of the recipe sets for the parameter; `None` for the peak of the group.
     peak: Option<f64>,
 }
 
@@ -94,7 +94,7 @@ fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) 
     for owned in trained(fsdp).filter(|owned| owned.unit == unit) {
         let next = Segment::of(o, &tables[unit][owned.range.slot], &owned);
         match segments.last_mut() {
-            // The elements between them are zero, and so are their gradients: an update leaves them zero.
+            // The padding between both is zero, and so are its gradients, so an update leaves it zero.
             Some(last) if (last.rate, last.weight_decay) == (next.rate, next.weight_decay) => {
                 last.len = next.start + next.len - last.start;
             }
@@ -104,12 +104,12 @@ fn segments(fsdp: &Fsdp, tables: &[Vec<ParamSpec>], o: &Optimizer, unit: usize) 
     segments
 }
 
-/// Makes state of zeros with the size of a flat tensor, in the backing store if it takes the optimizer's state.
+/// Creates fp32 state of zeros with the size of a flat tensor, in the backing store if it holds the optimizer's state.
 fn state_like(fsdp: &Fsdp, shard: &Tensor) -> c10d::Result<Tensor> {
     state_zeros(fsdp, shard.size()[0], Kind::Float)
 }
 
-/// Makes state of zeros, in the backing store if it takes the optimizer's state.
+/// Creates state of zeros, in the backing store if it holds the optimizer's state.
 fn state_zeros(fsdp: &Fsdp, len: i64, kind: Kind) -> c10d::Result<Tensor> {
     match fsdp.offload().filter(|offload| offload.takes_state) {
         Some(offload) => offload.store().zeros(&[len], kind),
@@ -129,7 +129,8 @@ fn with_state<const N: usize>(
     offload.write_back(state, &here)
 }
 
-/// Returns whether this rank counts a range for its TP group: all ranks have the elements of replicated slots.
+/// Returns whether this rank adds a range to sums over its TP group. All its ranks hold the same elements of replicated slots, so only
+/// the first one adds them.
 fn counts(groups: &MeshGroups, layout: TpLayout) -> bool {
     layout == TpLayout::Sharded || groups.tp.rank() == 0
 }
@@ -138,7 +139,7 @@ fn counts(groups: &MeshGroups, layout: TpLayout) -> bool {
 pub struct OptimizerState {
     kind: OptimizerKind,
     method: Box<dyn Method>,
-    /// Updates applied, for the bias correction. Skipped steps do not count.
+    /// The number of applied updates, for the bias correction. Skipped steps do not count.
     pub steps: u64,
     /// Bytes of the state in a checkpoint, over all ranks.
     pub saved_bytes: u64,
@@ -153,11 +154,11 @@ struct Update<'a> {
     optimizer: &'a Optimizer,
     lr: LearningRates,
     grad_scale: f64,
-    /// Its number, counted from 1.
+    /// The number of the update, counted from 1.
     step: u64,
 }
 
-/// A method of optimization, with its state for the trained shards of this rank.
+/// An optimizer, with its state for the trained shards of this rank.
 trait Method {
     /// Applies an update. A collective of Adafactor and Prodigy.
     fn step(&mut self, update: &Update<'_>) -> c10d::Result<()>;
@@ -178,7 +179,7 @@ trait Method {
         BTreeMap::new()
     }
 
-    /// Restores the numbers of [`Method::numbers`].
+    /// Restores the scalars of [`Method::numbers`].
     fn set_numbers(&mut self, _numbers: &BTreeMap<String, f64>) {}
 }
 
@@ -198,11 +199,11 @@ impl SnapshotGuard {
     }
 }
 
-/// State of a tensor as a checkpoint has it. The names of its tensors are the prefix and the name of the parameter.
+/// Optimizer state of a parameter, as a checkpoint stores it. The name of the stored tensor is the prefix and the parameter's name.
 pub struct StateTensor {
     /// For example `exp_avg/`.
     pub prefix: &'static str,
-    /// The numbers.
+    /// The numbers of the state.
     pub values: StateValues,
 }
 
@@ -227,7 +228,7 @@ pub enum StateValues {
 }
 
 impl OptimizerState {
-    /// Makes the state of a new run for every trained shard.
+    /// Creates the initial state of every trained shard.
     ///
     /// # Errors
     /// The backing store is exhausted.
@@ -251,7 +252,7 @@ impl OptimizerState {
         })
     }
 
-    /// Returns the optimizer.
+    /// Returns the kind of optimizer.
     pub fn kind(&self) -> OptimizerKind {
         self.kind
     }
@@ -305,17 +306,17 @@ impl OptimizerState {
         self.method.of_whole_tensors()
     }
 
-    /// Fills the quantized state of a range with codes that have a scale each.
+    /// Fills the quantized state of a range from codes that have one scale per code.
     pub fn set_quantized(&self, owned: (usize, usize), prefix: &str, codes: &Tensor, scales: &Tensor) {
         self.method.set_quantized(owned, prefix, codes, scales);
     }
 
-    /// Returns the numbers of the state besides tensors.
+    /// Returns the scalars of the state by name, such as Prodigy's `d`.
     pub fn numbers(&self) -> BTreeMap<String, f64> {
         self.method.numbers()
     }
 
-    /// Restores the number of updates and the numbers of [`OptimizerState::numbers`].
+    /// Restores the number of updates and the scalars of [`OptimizerState::numbers`].
     pub fn restore(&mut self, steps: u64, numbers: &BTreeMap<String, f64>) {
         self.steps = steps;
         self.method.set_numbers(numbers);

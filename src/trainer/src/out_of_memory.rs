@@ -1,4 +1,4 @@
-//! Out of memory: finds it in libtorch's errors, names the phase, and proposes settings that need less.
+//! Recognizes out-of-memory errors of libtorch, names the training phase, and proposes settings that need less memory.
 
 use crate::memory::{self, Memory};
 use crate::phase;
@@ -10,7 +10,7 @@ use std::any::Any;
 use tch::Device;
 use units::size;
 
-/// Texts of libtorch's CUDA and CPU allocators, of CUDA's libraries and of the C++ runtime.
+/// Out-of-memory texts of libtorch's CUDA and CPU allocators, of CUDA's libraries and of the C++ runtime.
 const TEXTS: [&str; 6] = [
     "out of memory",
     "not enough memory",
@@ -20,15 +20,15 @@ const TEXTS: [&str; 6] = [
     "Cannot allocate memory",
 ];
 
-/// The fix if memory is exhausted while videos are encoded or made.
+/// The fix if memory is exhausted while a rank encodes or samples videos.
 const LESS_WORK: &str = "use a GPU with more memory, or fewer frames or a smaller size";
 
-/// The proposals that a failure shows.
+/// The maximum number of proposals that a failure shows.
 const PROPOSALS: usize = 3;
-/// The parts of the plan that a failure shows.
+/// The number of parts of the memory plan, and of tensors, that a failure shows.
 const LARGEST: usize = 3;
 
-/// Returns the failure of an error that reports that memory is exhausted, without a fix; `None` for other errors.
+/// Returns the failure for the text of an out-of-memory error, without a fix; `None` for other errors.
 pub fn failure(text: &str) -> Option<Failure> {
     if !TEXTS.iter().any(|known| text.contains(known)) {
         return None;
@@ -41,7 +41,7 @@ pub fn failure(text: &str) -> Option<Failure> {
     Some(Failure::new(ErrorCode::OutOfMemory, format!("out of memory in the phase '{}'", phase.name()), why.trim(), ""))
 }
 
-/// Returns the failure of a panic that reports that memory is exhausted. tch's operators panic when libtorch fails.
+/// Returns the failure for an out-of-memory panic; `None` for other panics. tch's operators panic when libtorch fails.
 pub fn of_panic(panic: &(dyn Any + Send)) -> Option<Failure> {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())?;
     failure(text)
@@ -50,7 +50,7 @@ pub fn of_panic(panic: &(dyn Any + Send)) -> Option<Failure> {
 /// The rank that ran out of memory.
 pub struct ExhaustedRank<'a> {
     pub run: &'a RunDir,
-    /// With the mesh of the attempt.
+    /// The recipe, with the mesh of the attempt.
     pub recipe: &'a Recipe,
     pub attempt: u32,
     pub rank: usize,
@@ -61,8 +61,8 @@ pub struct ExhaustedRank<'a> {
 
 impl ExhaustedRank<'_> {
     /// Adds the memory that the rank has and needs to a failure of [`failure`], and settings that need less. Writes a snapshot of the
-    /// memory to the folder of the node. A failure that has a fix is returned as it is. Only the memory of training is planned: other
-    /// tasks get only a fix.
+    /// memory to the folder of the node. A failure that has a fix stays unchanged. Only training has a memory plan, so that the failures
+    /// of other tasks get only a fix.
     pub fn explain(&self, failure: Failure) -> Failure {
         if !failure.fix.is_empty() {
             return failure;
@@ -115,12 +115,12 @@ impl ExhaustedRank<'_> {
     /// Returns settings that need less memory, or advice if there are none.
     fn fits(&self, limit: Option<u64>) -> Result<Vec<MemoryFit>, String> {
         let plan = self.recipe.peak_memory();
-        // If the plan fits the limit, it was too low, or other processes used the memory.
+        // If the plan fits the limit, either the plan was too low or other processes used the memory.
         let goal = limit.filter(|limit| *limit < plan).unwrap_or(plan / 8 * 7);
         self.recipe.fit_memory(goal, PROPOSALS).map_err(|error| error.fix)
     }
 
-    /// Returns what libtorch's allocator reports of the GPU; null on the CPU, whose allocator keeps no record.
+    /// Returns the snapshot of libtorch's GPU allocator; null on the CPU, whose allocator keeps no record.
     fn allocator(&self) -> serde_json::Value {
         let Device::Cuda(gpu) = self.device else { return serde_json::Value::Null };
         let text = c10d::cuda::memory_snapshot(gpu).unwrap_or_default();

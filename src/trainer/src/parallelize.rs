@@ -1,4 +1,4 @@
-//! Applies FSDP and TP to a network: its units, sharded by FSDP, and their tensors, split by TP.
+//! Applies FSDP and TP to a network: FSDP shards its units, and TP splits their tensors.
 
 use crate::step::compute_kind;
 use c10d::Group;
@@ -67,7 +67,8 @@ pub fn layouts(recipe: &Recipe, tables: &[Vec<ParamSpec>]) -> Vec<Layout> {
     layouts_of(recipe, tables, |spec| recipe.train.trains(spec))
 }
 
-/// Allocates the sharded parameters of a recipe's network on this rank. `swap` is the backing store and which units are swapped.
+/// Allocates the sharded parameters of a recipe's network on this rank. `swap` is the backing store, and for each unit whether it is
+/// swapped.
 ///
 /// # Errors
 /// The backing store is exhausted.
@@ -146,10 +147,10 @@ impl Units for Sharded<'_> {
     }
 }
 
-/// The units of a training step, whose adapters drop inputs.
+/// The units of a training step, with the dropout of adapters.
 pub struct Training<'a> {
     pub units: Sharded<'a>,
-    /// None if nothing is dropped.
+    /// `None` without dropout.
     pub dropout: Option<Dropout>,
 }
 
@@ -203,7 +204,7 @@ impl TensorParallel for Sharded<'_> {
     }
 }
 
-/// Converts the error of a lost peer to a libtorch error, the only kind that the model's functions return.
+/// Converts the error of a collective to a libtorch error, because the model's functions return no other kind.
 fn to_torch_error(error: c10d::Error) -> TchError {
     TchError::Torch(error.to_string())
 }

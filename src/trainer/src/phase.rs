@@ -1,4 +1,4 @@
-//! The phase of training of this process, which errors, reports of hangs and traces name.
+//! The current training phase of this process, for errors, hang reports and traces.
 
 use c10d::profile::Scope;
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ pub enum Phase {
     Load,
     /// Reads data and computes the forward pass.
     Forward,
-    /// Computes gradients, with the recomputed blocks.
+    /// Computes gradients, and recomputes blocks for activation checkpointing.
     Backward,
     /// Updates the weights.
     Optimizer,
@@ -24,9 +24,9 @@ pub enum Phase {
 /// The step and the phase of this process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Position {
-    /// Complete steps.
+    /// The number of complete steps.
     pub step: u64,
-    /// The phase.
+    /// The phase that the process is in.
     pub phase: Phase,
     /// When the phase began, Unix seconds; 0 before the first phase.
     pub since_s: f64,
@@ -35,7 +35,7 @@ pub struct Position {
 static CURRENT: Mutex<Position> = Mutex::new(Position { step: 0, phase: Phase::Load, since_s: 0.0 });
 
 thread_local! {
-    /// The range of the phase in a trace.
+    /// The range of the current phase in a trace.
     static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 

@@ -19,7 +19,8 @@ pub struct Profile {
     steps: RangeInclusive<u64>,
 }
 
-/// Reads a request for a profile and removes it. A request that is not a number is one for a single step.
+/// Returns the number of steps that a request file asks to profile, and removes the file; 0 without a request. If the file holds no
+/// number, the request is for one step.
 pub fn requested(run: &RunDir) -> u64 {
     let file = run.profile_file();
     let Ok(text) = std::fs::read_to_string(&file) else { return 0 };
@@ -28,7 +29,7 @@ pub fn requested(run: &RunDir) -> u64 {
 }
 
 impl Profile {
-    /// Begins to record steps. The next step is the first of them.
+    /// Begins to record `steps`. The next step must be the first of them.
     ///
     /// # Errors
     /// The profiler cannot be started.
@@ -67,7 +68,7 @@ impl Profile {
         let Profile { step, recording, path, steps } = self;
         phase::end_range();
         drop(step);
-        // Readers never see half a trace.
+        // Rename the complete file, so that readers never see half a trace.
         let writing = path.with_extension("part");
         recording.end(writing.as_std_path()).map_err(device_failed)?;
         std::fs::rename(&writing, &path).map_err(|error| {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use supervise::{STORE_VARIABLE, threads};
 use tch::Device;
 
-/// The time that a rank waits for the others to start.
+/// How long a rank waits for the other ranks to join.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The rank's environment: torchrun's variables.
@@ -34,10 +34,11 @@ struct RankEnv {
     store: Option<PathBuf>,
 }
 
-/// Trains as one rank of an attempt.
+/// Runs the task of an attempt as one rank.
 ///
 /// # Errors
-/// The failure that ended the run. It is recorded for the supervisor of the node, and rank 0 has logged it as an event.
+/// The failure that ended this rank. It is recorded for the supervisor of the node. Unless ranks work independently, rank 0 also logs
+/// its failure as an event.
 pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     run_rank(run, attempt).inspect_err(|failure| {
         if let (Some(node), Ok(rank)) = (node(), variable("RANK"))
@@ -62,7 +63,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
         rank: place.rank,
         mesh,
     });
-    // Joining the groups can hang, too.
+    // Start the watchdog before the rank joins its groups, because that can hang, too.
     phase::enter(Phase::Load);
     let watchdog = reported.map(|reported| Watchdog::start(reported, recipe.train.collective_timeout_s));
     let result = caught(|| match recipe.task {
@@ -98,7 +99,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     result
 }
 
-/// Runs the task; if it panics because memory is exhausted, returns that failure. Other panics continue.
+/// Runs the task. Turns a panic because memory is exhausted into a failure, and resumes any other panic.
 fn caught(task: impl FnOnce() -> Result<Finish, Failure>) -> Result<Finish, Failure> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(task)).unwrap_or_else(|panic| {
         match out_of_memory::of_panic(panic.as_ref()) {
@@ -108,7 +109,7 @@ fn caught(task: impl FnOnce() -> Result<Finish, Failure>) -> Result<Finish, Fail
     })
 }
 
-/// Returns the node that the supervisor started this rank on.
+/// Returns the node that the supervisor started this rank on; `None` without a supervisor.
 pub(crate) fn node() -> Option<NodeId> {
     std::env::var("VIDTUI_NODE").ok().and_then(|node| NodeId::new(node).ok())
 }

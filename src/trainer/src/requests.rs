@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 /// The requests of one rank, or the merged requests of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SaveStopRequests {
-    /// Save a checkpoint now; `None` without a request.
+    /// The source of a request to save a checkpoint now; `None` without a request.
     pub save: Option<RequestSource>,
-    /// Save and stop; `None` without a request.
+    /// The source of a request to save and stop; `None` without a request.
     pub stop: Option<RequestSource>,
-    /// Make samples now.
+    /// Whether to make samples now.
     pub sample: bool,
     /// The number of steps to profile, from the next step on; 0 without a request.
     pub profile: u64,
@@ -62,7 +62,7 @@ impl StopSources<'_> {
         .find_map(|(requested, source)| requested.then_some(source))
     }
 
-    /// Returns a stop request of any rank. This is a collective: every rank of `world` must call it.
+    /// Returns the stop request of any rank, if there is one. A collective.
     ///
     /// # Errors
     /// A peer is lost.

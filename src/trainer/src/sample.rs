@@ -38,9 +38,9 @@ struct Source {
     weights: Utf8PathBuf,
     /// XXH3 of the manifest, or of the weights in memory if samples are made during training.
     weights_xxh3: String,
-    /// Whether they are the moving average of trained weights.
+    /// Whether the weights are the moving average of trained weights.
     ema: bool,
-    /// The adapters that were merged into them.
+    /// The adapters that were merged into the weights.
     lora: Vec<SampleLora>,
 }
 
@@ -65,7 +65,7 @@ type AfterStep<'a> = dyn FnMut(&Group) -> Result<(), Ended> + 'a;
 /// Returns the samples of a recipe.
 ///
 /// # Errors
-/// A prompt cannot be sampled.
+/// A prompt of the recipe is invalid.
 pub fn specs(recipe: &Recipe) -> Result<Vec<SampleSpec>, Failure> {
     recipe.samples().map_err(|bad| {
         let flag = bad.flag.map(|flag| format!("{flag}: ")).unwrap_or_default();
@@ -118,14 +118,14 @@ fn make_round<F: Family>(
     Ok(agree_on(&denoiser.fsdp.groups().world, written)?)
 }
 
-/// The folder and format of samples.
+/// The folder of the samples, and the weights that they are made from.
 struct Target<'a> {
     folder: SampleFolder,
     source: &'a Source,
 }
 
 impl Target<'_> {
-    /// Returns the path of a video.
+    /// Returns the path of the video of a sample.
     fn video(&self, index: usize) -> Utf8PathBuf {
         self.folder.video(self.source.step, index)
     }
@@ -160,7 +160,7 @@ impl Target<'_> {
         }
     }
 
-    /// Returns the samples that earlier attempts made from the same weights, on every rank. A collective.
+    /// Returns the indices of the samples that earlier attempts completed from the same weights. A collective.
     ///
     /// # Errors
     /// A peer is lost.

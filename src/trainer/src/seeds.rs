@@ -1,21 +1,21 @@
-//! Random tensors with the keys of [`dataset::seeds`].
+//! Draws random tensors that depend only on a seed, a purpose and a counter, like the numbers of [`dataset::seeds`].
 
 pub use dataset::seeds::{Purpose, bits, happens, permutation, uniform};
 use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 
-/// Returns standard normal numbers for a key, fp32.
+/// Returns standard normal numbers, fp32.
 pub fn normal(seed: u64, purpose: Purpose, counter: u64, shape: &[i64]) -> Tensor {
     drawn(seed, purpose, counter, || Tensor::randn(shape, (Kind::Float, Device::Cpu)))
 }
 
-/// Returns numbers uniform within ±`bound` for a key, fp32.
+/// Returns numbers that are uniform within ±`bound`, fp32.
 pub fn uniform_tensor(seed: u64, purpose: Purpose, counter: u64, shape: &[i64], bound: f64) -> Tensor {
     drawn(seed, purpose, counter, || Tensor::empty(shape, (Kind::Float, Device::Cpu)).uniform_(-bound, bound))
 }
 
-/// Seeds libtorch's global generator, the only one that tch exposes, before each draw. No other code of the trainer
-/// uses it. The lock keeps other threads, such as ranks in a test, from drawing in between.
+/// Seeds libtorch's global generator, the only one that tch exposes, and draws from it. No other code of the trainer
+/// uses the generator. The lock keeps other threads, such as ranks in a test, from drawing in between.
 fn drawn(seed: u64, purpose: Purpose, counter: u64, draw: impl FnOnce() -> Tensor) -> Tensor {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let _locked = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);

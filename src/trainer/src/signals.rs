@@ -1,4 +1,4 @@
-//! Signals, as flags that the loop reads between steps.
+//! The signals that a rank receives, as flags that the training loop reads between steps.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use std::io;
@@ -28,7 +28,7 @@ impl Signals {
         Ok(Signals { stop, save, parent: std::os::unix::process::parent_id() })
     }
 
-    /// Returns whether a stop was requested.
+    /// Returns whether SIGTERM or SIGINT arrived.
     pub fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -39,7 +39,7 @@ impl Signals {
         std::os::unix::process::parent_id() != self.parent
     }
 
-    /// Returns whether a save was requested since the last call.
+    /// Returns whether SIGUSR1 arrived since the last call.
     pub fn take_save(&self) -> bool {
         self.save.swap(false, Ordering::Relaxed)
     }

@@ -37,18 +37,18 @@ pub struct Step<'a, F: Family, O> {
     pub recipe: &'a Recipe,
     /// The network without its parameters.
     pub network: &'a Network<F>,
-    /// The objective that the network is trained for.
+    /// The training objective, such as v-prediction.
     pub objective: &'a O,
-    /// Key of every random draw.
+    /// The seed of every random draw.
     pub seed: u64,
 }
 
 /// The results of a step. All but the times are the same on every rank.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Mean loss over the global batch.
+    /// The mean loss over the global batch; NaN if the loss of a rank is not finite.
     pub loss: f64,
-    /// Norm of the gradient before clipping.
+    /// The norm of the gradient before clipping.
     pub grad_norm: f64,
     /// Whether the optimizer ran. It is skipped if the gradient is not finite.
     pub applied: bool,
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub lr: LearningRates,
     /// The merged requests of all ranks.
     pub requests: SaveStopRequests,
-    /// Norm of all trained weights after the step, on logged steps.
+    /// The norm of all trained weights after the step; `None` if the step is not logged.
     pub weight_norm: Option<f64>,
     /// Seconds that this rank spent reading data.
     pub data_s: f64,
@@ -113,7 +113,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         })
     }
 
-    /// Trains as [`Step::run`] does, on micro-batches from `read`, which returns the inputs and the target for places of the step.
+    /// Trains as [`Step::run`] does. `read` returns the inputs and the target of the samples at some places of the step.
     pub fn run_on(
         &self,
         fsdp: &mut Fsdp,
@@ -225,7 +225,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         (probability > 0.0).then(|| Dropout::new(probability, places.map(key), tp_rank))
     }
 
-    /// Returns what noises batches of the run.
+    /// Returns the [`Noising`] of the run's batches.
     pub fn noising(&self) -> Noising<O> {
         Noising::new(self.recipe, self.network.family(), self.objective.clone(), self.seed)
     }
@@ -293,7 +293,7 @@ mod tests {
                 let first = groups.replicate.rank() == 0;
                 let rank = Rank::new(&recipe, unit_tables(&recipe), network(&recipe).family(), groups);
                 for shard in rank.fsdp.shards() {
-                    // A rounding that differs on the second replica.
+                    // Simulate a rounding error on the second replica.
                     let _ = tch::no_grad(|| shard.grad.shallow_clone().fill_(if first { 0.5 } else { 0.5 + 1e-7 }));
                 }
                 let norm = grad_norm_squared(&rank.fsdp).unwrap().double_value(&[0]).sqrt();

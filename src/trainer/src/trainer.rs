@@ -1,4 +1,4 @@
-//! The training loop: steps until the last one or a stop request, and checkpoints on the way.
+//! The training loop: trains until the last step or a stop request, and saves checkpoints, samples and metrics.
 
 mod saving;
 mod start;
@@ -62,14 +62,14 @@ pub struct Trainer<F: Family, O: Objective> {
     batches: Batches,
     samples: TrainingSamples,
     signals: Signals,
-    /// Only on rank 0.
+    /// `None` on ranks other than 0.
     log: Option<RunLog>,
     progress: Progress,
-    /// The last logged step. Only on rank 0.
+    /// The metrics of the last logged step, on rank 0.
     last: Option<MetricSample>,
     saving: Option<Saving>,
     profile: Option<Profile>,
-    /// Removes checkpoints. Only on rank 0.
+    /// The thread that removes old checkpoints, on rank 0.
     pruning: Option<JoinHandle<Vec<Removed>>>,
     spare: StagingMemory,
     deadline: Deadline,
@@ -88,11 +88,11 @@ struct Saving {
 /// The progress of the run.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
-    /// Steps done.
+    /// The number of complete steps.
     step: u64,
     /// Samples drawn since the data order began.
     samples: u64,
-    /// Key of every random draw.
+    /// The seed of every random draw.
     seed: u64,
     /// Steps in a row whose gradient was not finite.
     bad_steps: u64,
@@ -100,7 +100,7 @@ struct Progress {
     saved: Option<u64>,
     /// Saves in a row that failed.
     failed_saves: u64,
-    /// Seconds that saving stalled training between the last step and the next.
+    /// Seconds for which saving stalled training between the last step and the next.
     checkpoint_s: f64,
     /// Seconds spent on samples and validation since the last step.
     sample_s: f64,
@@ -113,11 +113,12 @@ struct Progress {
 impl<F: Family, O: Objective> Trainer<F, O> {
     /// Builds the model, optimizer and data of this rank, and loads the checkpoint that the attempt starts from. A collective.
     ///
-    /// `groups` come with the number of ranks of this node, which share its memory. `model` builds the network and the objective of
-    /// a recipe.
+    /// The number after the groups is that of the ranks on this node, which share its memory. `model` builds the network and the
+    /// objective of a recipe.
     ///
     /// # Errors
-    /// The data set or the checkpoint does not fit the recipe. Every rank returns the failure of the rank that found it.
+    /// The data set or the checkpoint does not fit the recipe, or memory is short. Every rank returns the failure of the rank that
+    /// found it.
     pub fn new(
         run: RunDir,
         meta: &Run,
@@ -261,7 +262,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         Ok(Finish::Complete)
     }
 
-    /// Continues the trace that is being recorded, or begins the one that was requested. If it fails, training continues without it.
+    /// Continues the trace that is being recorded, or begins a requested trace. If that fails, training continues without a trace.
     fn profile(&mut self, requests: SaveStopRequests) {
         if let Err(failure) = self.advance_profile(requests) {
             eprintln!("{failure}");
@@ -294,7 +295,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Collects the requests of this rank. Only rank 0 checks files and the time limit.
     fn requests(&mut self) -> SaveStopRequests {
         let first = self.log.is_some();
-        // A save file is one request: it is removed when it is read.
+        // Remove the save file when it is found, so that it requests one save.
         let save_file = first && std::fs::remove_file(self.run.save_file()).is_ok();
         let stop =
             StopSources { signals: &self.signals, first: first.then_some((&self.run, &self.deadline)) }.requested();
@@ -330,7 +331,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let plan = self.data.step(self.progress.samples);
         let done = self.progress.step;
         let timeout = self.recipe.train.collective_timeout(self.progress.longest_step_s);
-        // A rank that saves waits for the copy of its state before it updates the weights.
+        // A rank that saves waits for the copy of its state before it updates the weights, and other ranks wait for that rank.
         let timeout = if self.saving.is_some() { timeout.max(WAIT_OUTSIDE_STEPS) } else { timeout };
         self.fsdp.groups().set_timeout(timeout).map_err(device_failed)?;
         let outcome =
@@ -382,8 +383,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         if !self.recipe.train.checks_drift_at(step) {
             return Ok(());
         }
-        // Each TP rank computes the gradients of its copies itself. Nodes with other numbers of cores may add in another order, and so may
-        // the kernels of GPUs: a healthy run must not end.
+        // Each TP rank computes the gradients of its copies itself. GPU kernels, and nodes with different numbers of cores, may add in
+        // different orders, so that copies differ by rounding. A healthy run must not end for this.
         let copies = self.fsdp.groups().device == Device::Cpu && self.attempt.placement.by_node().len() == 1;
         drift::check(&self.fsdp, &self.tables, step, copies)
     }
@@ -525,7 +526,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
     }
 
-    /// Exchanges the weights and their average, if samples are made from it.
+    /// Exchanges the weights and their average, if samples are made from the average.
     fn swap_average(&mut self) -> Result<(), Failure> {
         let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return Ok(()) };
         self.moments.wait_for_snapshot().map_err(device_failed)?;

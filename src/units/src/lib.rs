@@ -16,7 +16,7 @@ pub fn size(bytes: u64) -> String {
 /// Reads a size: `24GiB`, `24G` (GiB), `80 GB` (decimal), `1.5TiB`, `512M`, or bytes.
 ///
 /// # Errors
-/// The text is not a number with a unit of these, or the size is 0 or does not fit 64 bits.
+/// The text is not a number with one of these units, or the size is below 1 byte or above `i64::MAX` bytes.
 pub fn parse_size(text: &str) -> Result<u64, &'static str> {
     const WANTED: &str = "expected a size such as 24GiB, 80GB, 512MiB or a number of bytes";
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -48,7 +48,7 @@ pub fn counted(n: usize, noun: &str) -> String {
     format!("{n} {noun}{plural}")
 }
 
-/// Lists the first `most` items: `a, b, 12 more`.
+/// Lists the first `most` items and counts the rest: `a, b, 12 more`.
 pub fn listed<T>(items: &[T], most: usize, name: impl Fn(&T) -> String) -> String {
     let mut names: Vec<String> = items.iter().take(most).map(name).collect();
     if items.len() > most {
@@ -73,7 +73,7 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
-/// Formats a duration in its two largest units: `45 s`, `2 min 40 s`, `3 h 05 min`, `2 d 4 h`.
+/// Formats a duration in its two largest units: `45 s`, `2 min 40 s`, `3 h 05 min`, `2 d 4 h`. Omits seconds from 10 minutes on.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "0 s".to_owned();
@@ -154,7 +154,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Formats `1.25e-5` with at most `decimals` digits after the point, without trailing zeros.
+/// Formats a number as `1.25e-5`, with at most `decimals` digits after the point and without trailing zeros.
 pub fn scientific(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     match text.split_once('e') {
@@ -219,7 +219,7 @@ pub struct Ticks {
     pub marks: Vec<(f64, String)>,
 }
 
-/// Picks about `wanted` round values in `low..=high`, with labels in a fitting unit.
+/// Picks about `wanted` round values in `low..=high`, with labels in a fitting unit. `log` is whether the axis is logarithmic.
 pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks {
     if !(low.is_finite() && high.is_finite()) || high <= low || wanted == 0 {
         return Ticks { marks: Vec::new() };
@@ -250,7 +250,7 @@ pub fn ticks(low: f64, high: f64, wanted: usize, unit: Unit, log: bool) -> Ticks
     Ticks { marks }
 }
 
-/// Returns the factor and suffix of the unit in which values up to `largest` are short.
+/// Returns the factor and the suffix of the unit in which the labels of values up to `largest` are short.
 fn scale_of(largest: f64, unit: Unit) -> (f64, &'static str) {
     match unit {
         Unit::Plain | Unit::Rate | Unit::Step | Unit::Count => (1.0, ""),

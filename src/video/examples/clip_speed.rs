@@ -1,4 +1,4 @@
-//! Measures decoding for `cargo xtask bench video`. Prints one JSON object.
+//! Measures the speed of decoding for `cargo xtask bench video`. Prints one JSON object.
 //!
 //! usage: `clip_speed CLIP FRAMES FPS WIDTH HEIGHT PASSES`
 
@@ -33,7 +33,7 @@ fn decode(path: &Utf8Path, choice: &FrameChoice, picture: &Picture, passes: usiz
         let source = programs.open(path).unwrap();
         let times = choose(&source.times(), choice).unwrap();
         let frames = programs.decode(&source, &times, picture).unwrap();
-        // A tensor owns its memory.
+        // Copy the pixels, as a tensor that owns its memory does.
         let tensor = frames.rgb.clone();
         seconds.push(began.elapsed().as_secs_f64());
         mean = tensor.iter().map(|&byte| f64::from(byte)).sum::<f64>() / tensor.len() as f64;

@@ -1,9 +1,9 @@
-//! Requests to end work.
+//! Cancels work that runs programs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A request to end work. Clones share its state.
+/// A flag that cancels work. Clones share its state.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel {
     own: Arc<AtomicBool>,
@@ -21,7 +21,7 @@ impl Cancel {
         std::iter::once(&self.own).chain(&self.outer).any(|flag| flag.load(Ordering::Relaxed))
     }
 
-    /// Returns a request for a part of the work. Cancelling the whole cancels the part, but not the reverse.
+    /// Returns a flag for a part of the work. Cancelling the whole cancels the part, but not the reverse.
     pub(crate) fn part(&self) -> Self {
         let outer = self.outer.iter().chain([&self.own]).map(Arc::clone).collect();
         Self { own: Arc::default(), outer }

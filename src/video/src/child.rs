@@ -1,4 +1,4 @@
-//! Runs a child process: bounded memory, a limit on the time without progress, and no process left behind.
+//! Runs a child process with bounded memory and a limit on the time without progress, and leaves no process behind.
 //!
 //! One thread polls the pipes, so that output goes straight into the buffer of the caller.
 
@@ -55,11 +55,11 @@ pub(crate) enum Stop {
     Cancelled,
     /// The child wrote more bytes than this.
     TooMuch(usize),
-    /// The pipes of the child could not be read.
+    /// A pipe of the child could not be read or written, or the child's status could not be read.
     Io(io::Error),
 }
 
-/// The standard input of a child process. Each call returns the next bytes, or none at the end.
+/// The standard input of a child process. Each call returns the next bytes, or `None` at the end.
 pub(crate) type Input<'a> = &'a mut dyn FnMut() -> Option<Vec<u8>>;
 
 /// Runs a command to its end. `line` receives each line of stderr; long lines are cut.
@@ -107,7 +107,7 @@ impl Reaped {
             if began.elapsed() > run.limit {
                 return Err(Stop::Silent(run.limit));
             }
-            // The process unmaps its libraries, which takes milliseconds.
+            // After a process closed its pipes, it needs milliseconds to end, for example to unmap its libraries.
             thread::sleep((began.elapsed() / 8).clamp(Duration::from_micros(100), Duration::from_millis(20)));
         }
     }
@@ -167,7 +167,7 @@ impl Lines {
     }
 }
 
-/// The bytes that have not been written yet.
+/// The input of a child process that is not written yet.
 struct Pending<'a> {
     pipe: ChildStdin,
     next: Input<'a>,

@@ -12,16 +12,16 @@ pub struct FrameChoice {
     pub mode: FrameMode,
     /// The number of frames.
     pub frames: usize,
-    /// The target rate in frames per second; none keeps the frames of the clip.
+    /// The target rate in frames per second; `None` keeps the rate of the clip.
     pub fps: Option<f64>,
-    /// The distance in frames if there is no target rate; at least 1.
+    /// The distance between chosen frames, in frames of the clip, if there is no target rate; at least 1.
     pub stride: usize,
     /// The seed of the mode `random`. Use a different seed for each clip.
     pub seed: u64,
 }
 
 impl FrameChoice {
-    /// Returns the choice of an encode.
+    /// Returns the choice of frames of an encode.
     pub fn of(encode: &Encode) -> Self {
         let Encode { mode, frames, stride, seed, .. } = *encode;
         Self { mode, frames, fps: encode.rate(), stride, seed }
@@ -31,7 +31,7 @@ impl FrameChoice {
 /// A clip has too few frames, or the choice is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NotEnough {
-    /// The clip has fewer frames.
+    /// The clip has too few frames.
     #[error("{need} frames are needed, but the clip has {have}")]
     Frames {
         /// Frames that the choice needs.
@@ -39,7 +39,7 @@ pub enum NotEnough {
         /// Frames of the clip.
         have: usize,
     },
-    /// The clip is shorter.
+    /// The clip is too short.
     #[error("{need_s:.3} s from the first to the last chosen frame are needed, but the clip has {have_s:.3} s")]
     Seconds {
         /// Seconds from the first to the last chosen frame.
@@ -66,7 +66,7 @@ impl NotEnough {
     }
 }
 
-/// Returns the times of the chosen frames, which are times of `times`, in ascending order.
+/// Returns the times of the chosen frames, all of which are in `times`, in ascending order.
 ///
 /// * `times` — the presentation times of all frames in seconds, ascending.
 ///
@@ -74,8 +74,8 @@ impl NotEnough {
 /// counts them.
 ///
 /// # Errors
-/// [`NotEnough`], if the clip is too short. The last wanted time may be up to half a target period after the last
-/// frame.
+/// [`NotEnough`], if the clip is too short or the choice is invalid. The last wanted time may be up to half a target period
+/// after the last frame.
 pub fn choose(times: &[f64], choice: &FrameChoice) -> Result<Vec<f64>, NotEnough> {
     let FrameChoice { mode, frames, fps, stride, seed } = choice;
     let frames = *frames;
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(chosen(&times, &FrameChoice { stride: 10, ..choice(FrameMode::Stride, 3, Some(8.0)) }), [0, 10, 20]);
         assert_eq!(chosen(&times, &choice(FrameMode::Linspace, 4, None)), [0, 33, 66, 99]);
         assert_eq!(chosen(&times, &choice(FrameMode::Linspace, 1, None)), [0]);
-        // Times 0, 0.125, 0.25, 0.375 in steps of 0.04.
+        // The wanted times are 0, 0.125, 0.25 and 0.375 s, and the frames are 0.04 s apart.
         assert_eq!(chosen(&times, &choice(FrameMode::TimeFps, 4, Some(8.0))), [0, 3, 6, 9]);
         assert_eq!(chosen(&times, &choice(FrameMode::Head, 4, Some(8.0))), [0, 3, 6, 9]);
         assert_eq!(chosen(&times, &choice(FrameMode::Middle, 3, Some(5.0))), [44, 49, 54]);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_earlier_of_two_equally_near_frames_is_taken() {
-        // 12.5 per second of 25: exact; 10 per second: 0.1 lies between 0.08 and 0.12.
+        // At 10 frames per second, 0.1 s lies halfway between the frames at 0.08 s and 0.12 s.
         assert_eq!(chosen(&at(25.0, 20), &choice(FrameMode::TimeFps, 5, Some(10.0))), [0, 2, 5, 7, 10]);
     }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The identity of the rules of decoding, part of the keys of caches. It changes when pixels may change.
+/// The identity of the decoding rules, which is part of cache keys. It changes when decoded pixels may change.
 pub const COLOUR_RULE: &str =
     "video-1 matrix=tag|bt709>=720|bt601 range=tag|limited hdr=hable,1000nit rotate=yes sar=square scale=bicubic";
 
@@ -15,11 +15,11 @@ const HD_LINES: usize = 720;
 pub struct Colour {
     /// The matrix from RGB to YCbCr: `bt709`, `smpte170m`, `bt2020nc`…
     pub space: Option<String>,
-    /// `bt709`, `bt2020`…
+    /// The colour primaries: `bt709`, `bt2020`…
     pub primaries: Option<String>,
-    /// `bt709`, `smpte2084` (PQ), `arib-std-b67` (HLG)…
+    /// The transfer function: `bt709`, `smpte2084` (PQ), `arib-std-b67` (HLG)…
     pub transfer: Option<String>,
-    /// `tv` (limited) or `pc` (full).
+    /// The range of values: `tv` (limited) or `pc` (full).
     pub range: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub enum Hdr {
 }
 
 impl Colour {
-    /// Returns the matrix by the tag, or by the number of stored lines.
+    /// Returns the matrix that the tag names, or without a tag the one for the number of stored lines.
     ///
     /// # Errors
     /// The tag, if its matrix is not supported.
@@ -78,7 +78,7 @@ impl Colour {
         self.range.as_deref() == Some("pc") || pixel_format.starts_with("yuvj")
     }
 
-    /// Returns the transfer function, if it is one of high dynamic range.
+    /// Returns the HDR transfer function; `None` for SDR.
     pub fn hdr(&self) -> Option<Hdr> {
         match self.transfer.as_deref() {
             Some("smpte2084") => Some(Hdr::Pq),

@@ -32,8 +32,8 @@ pub fn decode(path: &Utf8Path, times: &[f64], picture: &Picture) -> Result<Frame
 impl Programs {
     /// Decodes the frames at these times, which [`VideoFile::times`] lists, in the order given. A time may be given twice.
     ///
-    /// ffmpeg starts at the last keyframe before the first frame. ffmpeg writes the time stamp of every frame that it
-    /// decodes. If a chosen frame is missing or an error is logged, the file is decoded again from its start, and only
+    /// ffmpeg starts at the last keyframe before the first chosen frame, and writes the time stamp of every frame that it
+    /// decodes. If a chosen frame is missing or ffmpeg logs an error, the file is decoded again from its start, and only
     /// errors of that attempt are failures.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Programs {
         let mut command = self.ffmpeg_command();
         command.args(["-xerror", "-protocol_whitelist", "file", "-err_detect", "explode"]);
         self.limit_threads(&mut command);
-        // Time stamps stay those of the file.
+        // Keep the time stamps of the file.
         command.arg("-copyts");
         if let Some(seconds) = seek {
             let microseconds = (seconds * 1e6).ceil() / 1e6;
@@ -114,7 +114,7 @@ impl Programs {
     }
 }
 
-/// Returns the frame at each time.
+/// Returns the number of the frame at each time.
 fn indices(source: &VideoFile, times: &[f64]) -> Result<Vec<usize>, Failure> {
     let what = || format!("cannot decode {}", source.path);
     let invalid =
@@ -136,7 +136,7 @@ struct Plan {
     /// The frames in ascending order, without repetitions.
     indices: Vec<usize>,
     filters: String,
-    /// Bytes of all frames.
+    /// The size in bytes of the pixels of all frames.
     bytes: usize,
 }
 
@@ -168,7 +168,7 @@ impl Plan {
         if let Some(filter) = fit.filter(picture) {
             filters = filters + "," + &filter;
         }
-        // Only the pixels that are left are packed.
+        // Convert to packed RGB last, so that only the pixels of the picture are packed.
         filters += ",format=rgb24";
         let bytes = width * height * 3 * indices.len();
         Ok(Self { indices, filters, bytes })

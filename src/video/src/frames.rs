@@ -16,7 +16,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Returns the bytes of one frame.
+    /// Returns the number of bytes of one frame.
     pub fn frame_bytes(&self) -> usize {
         self.width * self.height * 3
     }

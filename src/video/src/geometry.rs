@@ -12,7 +12,7 @@ pub struct Picture {
     pub width: usize,
     /// Height in pixels.
     pub height: usize,
-    /// The way in which a frame of another shape is fitted.
+    /// How a frame of another aspect ratio is cropped or stretched.
     pub crop: CropMode,
     /// The seed of [`CropMode::Random`]. Use a different seed for each clip.
     #[serde(default)]
@@ -26,7 +26,7 @@ impl Picture {
     }
 }
 
-/// The size to which a frame is scaled, and the place of the picture in the frame (or of the frame in the picture).
+/// The size to which a frame is scaled, and the place of the picture in the scaled frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// The size that the frame is scaled to.
@@ -55,7 +55,7 @@ impl Fit {
         }
     }
 
-    /// Returns the filter after scaling, if one is needed.
+    /// Returns the ffmpeg filter that crops the scaled frame, if cropping is needed.
     pub fn filter(&self, picture: &Picture) -> Option<String> {
         let Picture { width, height, .. } = picture;
         let (x, y) = self.at;

@@ -7,7 +7,7 @@ use crate::child::{self, Run};
 use crate::failures::{self, Complaints};
 use crate::programs::Programs;
 
-/// Frames per second of the GIF. Above 50, browsers would play it too slowly.
+/// Frames per second of the GIF. Browsers play GIFs of more than 50 frames per second too slowly.
 const FPS: u32 = 8;
 /// The largest size of a GIF in bytes.
 const MAX_BYTES: usize = 32 << 20;

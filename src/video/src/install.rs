@@ -1,4 +1,4 @@
-//! The hint for a missing ffmpeg.
+//! The hint that errors show if ffmpeg is missing.
 
 use std::ffi::OsStr;
 

@@ -9,7 +9,7 @@
 //!
 //! The rules of decoding are fixed, and [`COLOUR_RULE`] names them for the keys of caches:
 //! * Every frame is passed through: none is repeated or dropped to reach a constant rate.
-//! * The rotation that the file states is applied, and pixels are made square. Sizes are those after it.
+//! * The rotation that the file states is applied, and pixels are made square. All sizes are those after both.
 //! * Colours are converted by the file's tags; without tags by BT.709 if the video has 720 lines or more, else by BT.601.
 //! * HDR (PQ and HLG) is tone-mapped to BT.709, or refused if this ffmpeg cannot do it.
 //! * A file is suspect if ffprobe or ffmpeg logs an error about it. A suspect file is a failure, never silently used.

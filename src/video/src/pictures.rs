@@ -47,7 +47,7 @@ pub fn write_png(path: &Utf8Path, frames: &Frames, index: usize) -> Result<(), F
 /// The picture is turned as its EXIF data states. An alpha channel is dropped, as Pillow's `convert("RGB")` does.
 ///
 /// # Errors
-/// `NotFound` and other codes of the file system; `Malformed`, if it is no such picture.
+/// `NotFound` and other codes of the file system; `Malformed`, if the file is not a valid picture of these formats.
 pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     let load = || -> Result<DynamicImage, ImageError> {
         let mut decoder = ImageReader::open(path)?.with_guessed_format()?.into_decoder()?;
@@ -61,13 +61,13 @@ pub fn read_image(path: &Utf8Path) -> Result<Frames, Failure> {
     Ok(Frames { width, height, count: 1, rgb: picture.into_raw() })
 }
 
-/// Returns whether a file is named as a PNG, JPEG or WebP, which is read as a video of one frame.
+/// Returns whether the extension of a file is that of a PNG, JPEG or WebP, which is read as a video of one frame.
 pub fn is_picture(path: &Utf8Path) -> bool {
     path.extension().is_some_and(|ending| PICTURE_ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
 }
 
-/// Reads a picture as a clip of one frame at time 0. It is read without ffmpeg, which does not apply the rotation in EXIF data
-/// and converts the colours of a JPEG without tags by the wrong rule.
+/// Reads a picture as a clip of one frame at time 0. Does not use ffmpeg, which ignores the rotation in EXIF data and
+/// converts the colours of a JPEG without tags by the wrong rule.
 pub(crate) fn picture(path: &Utf8Path) -> Result<VideoFile, ClipError> {
     let bytes = check_file(path)?;
     let Frames { width, height, .. } = read_image(path).map_err(|failure| match failure.code {
@@ -109,7 +109,7 @@ fn damaged_picture(path: &Utf8Path, why: String) -> ClipError {
     ClipError { fault: ClipFault::Damaged, failure }
 }
 
-/// Reads a picture, scales it with Pillow's Lanczos filter and cuts it.
+/// Reads a picture, scales it with Pillow's Lanczos filter and crops it. Returns `count` copies.
 pub(crate) fn decode_picture(path: &Utf8Path, picture: &Picture, count: usize) -> Result<Frames, Failure> {
     let frame = read_image(path)?;
     let fit = Fit::new(frame.width, frame.height, picture);

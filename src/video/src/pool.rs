@@ -32,7 +32,7 @@ pub struct PoolOptions {
 }
 
 impl Default for PoolOptions {
-    /// Returns a pool size with one worker per core.
+    /// Returns options with one worker per core.
     fn default() -> Self {
         Self { workers: thread::available_parallelism().map_or(1, usize::from), order: Order::AsGiven }
     }
@@ -61,7 +61,7 @@ struct State<I, T> {
     ready: BTreeMap<usize, (I, Result<T, Failure>)>,
     /// The number of workers that have not ended.
     alive: usize,
-    /// The time that all workers have worked, in seconds.
+    /// The sum of the working times of all workers.
     busy: Duration,
 }
 
@@ -117,7 +117,7 @@ impl<I: Send + 'static, T: Send + 'static> Pool<I, T> {
 }
 
 impl<I, T> Shared<I, T> {
-    /// Puts a result where the consumer takes it, and waits until it is taken.
+    /// Stores a result for the consumer, and waits until the consumer takes it.
     fn hand_over(&self, number: usize, item: I, result: Result<T, Failure>, took: Duration, cancel: &Cancel) {
         let mut state = self.lock();
         state.busy += took;
@@ -140,7 +140,7 @@ impl<I, T> Drop for End<'_, I, T> {
 }
 
 impl<I, T> Pool<I, T> {
-    /// Returns how many seconds all workers have worked on results that are ready or taken.
+    /// Returns the seconds that all workers together have spent on results that are ready or taken.
     pub fn busy_s(&self) -> f64 {
         self.shared.lock().busy.as_secs_f64()
     }
@@ -254,7 +254,7 @@ mod tests {
             thread::sleep(Duration::from_millis(2));
             drop(clip);
         }
-        // The consumer holds another result.
+        // Three workers hold a result each, and the consumer holds another one.
         assert!(MOST.load(Ordering::SeqCst) <= 4, "{} clips at once", MOST.load(Ordering::SeqCst));
         assert_eq!(ALIVE.load(Ordering::SeqCst), 0);
     }

@@ -1,4 +1,4 @@
-//! The properties from ffprobe that decide how a file is decoded.
+//! Reads the properties that decide how a file is decoded, with ffprobe.
 
 use camino::Utf8Path;
 use rundir::Failure;
@@ -39,15 +39,15 @@ pub struct Probe {
     pub sample_aspect: [u32; 2],
     /// Average frames per second; 0 if unknown.
     pub fps: f64,
-    /// The number of frames that the container states. [`crate::frame_times`] counts them.
+    /// The number of frames that the container states, if it does. [`crate::frame_times`] counts the frames.
     pub frames: Option<u64>,
-    /// Seconds; 0 if unknown.
+    /// The duration in seconds; 0 if unknown.
     pub duration_s: f64,
     /// The time of the first frame in seconds, as the container states it.
     pub start_s: f64,
     /// The unit of time stamps in seconds: numerator and denominator.
     pub time_base: [u64; 2],
-    /// `yuv420p`, `yuv420p10le`…
+    /// The pixel format: `yuv420p`, `yuv420p10le`…
     pub pixel_format: String,
     /// Bits of a colour component.
     pub bit_depth: u32,
@@ -55,13 +55,13 @@ pub struct Probe {
     pub colour: Colour,
     /// The matrix that decoding uses.
     pub matrix: Matrix,
-    /// The range that decoding uses.
+    /// Whether decoding uses the full range of values.
     pub full_range: bool,
-    /// High dynamic range.
+    /// The transfer function of high dynamic range; `None` for SDR.
     pub hdr: Option<Hdr>,
-    /// The container or codec states that frames consist of two fields.
+    /// Whether the container or the codec states that frames consist of two fields.
     pub interlaced: bool,
-    /// Size of the file.
+    /// The size of the file.
     pub bytes: u64,
     /// The first errors that ffprobe logged about the file. A file with errors is suspect.
     pub errors: Vec<String>,
@@ -79,7 +79,7 @@ impl Probe {
         pts as f64 * num as f64 / den as f64
     }
 
-    /// Returns the failure of a suspect file.
+    /// Returns an error if the file is suspect.
     pub(crate) fn check_not_suspect(&self, path: &Utf8Path) -> Result<(), ClipError> {
         if self.errors.is_empty() { Ok(()) } else { Err(damaged(path, format!("ffprobe: {}", self.errors.join("; ")))) }
     }
@@ -94,18 +94,18 @@ pub fn probe(path: &Utf8Path) -> Result<Probe, Failure> {
 }
 
 impl Programs {
-    /// Probes a file: one process, which reads the header and the first frames.
+    /// Probes a file with one ffprobe process, which reads the header and the first frames.
     ///
     /// # Errors
-    /// `NotFound` and other codes of the file system; `Malformed`, if ffprobe cannot read it; `InvalidDataset`, if it has no video or
-    /// one that cannot be decoded by the rules; `NoAnswer`; `ProgramMissing`.
+    /// `NotFound` and other codes of the file system; `Malformed`, if ffprobe cannot read the file; `InvalidDataset`, if the file has no
+    /// video stream or this crate does not support the stream; `NoAnswer`; `ProgramMissing`.
     pub fn probe(&self, path: &Utf8Path) -> Result<Probe, Failure> {
         let asked = Asked::run(self, path, &["-select_streams", "v", "-show_streams", "-show_format"])?;
         Ok(read(path, asked.bytes, &asked.json, asked.complaints)?)
     }
 }
 
-/// The output of an ffprobe that succeeded.
+/// The output of a successful ffprobe.
 pub(crate) struct Asked {
     /// Size of the file.
     pub bytes: u64,
@@ -118,7 +118,7 @@ impl Asked {
     pub fn run(programs: &Programs, path: &Utf8Path, what: &[&str]) -> Result<Self, ClipError> {
         let bytes = check_file(path)?;
         let mut command = programs.ffprobe_command();
-        // Playlists and references in files may name other files, but no network addresses.
+        // Do not follow network addresses in playlists and references; local files are allowed.
         command.args(["-protocol_whitelist", "file"]).args(what).args(["-of", "json=compact=1"]);
         command.arg("-i").arg(format!("file:{path}"));
         let run = Run { limit: programs.silent_limit, cancel: &programs.cancel, max_bytes: MAX_JSON, capacity: 0 };

@@ -12,7 +12,7 @@ use crate::child::{self, Run};
 use crate::failures;
 use crate::install::{VARIABLES, install_hint};
 
-/// The time limit without progress. A network file system may need this long to recover.
+/// The limit on the time without progress. A network file system may need almost this long to recover.
 const SILENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The maximum number of bytes of the output of `-version` and `-filters`. A program that writes more is not ffmpeg.
@@ -25,11 +25,11 @@ pub struct Programs {
     pub ffmpeg: Utf8PathBuf,
     /// The path or name of ffprobe.
     pub ffprobe: Utf8PathBuf,
-    /// A program that neither reads a frame nor writes a byte for this long is killed.
+    /// A program that neither reads nor writes a byte of its pipes for this long is killed.
     pub silent_limit: Duration,
     /// Threads of each ffmpeg; 0 lets ffmpeg choose.
     pub threads: usize,
-    /// The request that ends all work of these programs.
+    /// Cancels all work of these programs.
     pub cancel: Cancel,
     abilities: Arc<OnceLock<Abilities>>,
 }
@@ -39,7 +39,7 @@ pub struct Programs {
 struct Abilities {
     /// The first line of `ffmpeg -version`.
     version: String,
-    /// The names of the filters for high dynamic range that exist.
+    /// The filters for high dynamic range that this ffmpeg has: `zscale`, `tonemap`.
     filters: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ impl Programs {
         Ok(if is_old { ["-vsync", "0"] } else { ["-fps_mode", "passthrough"] })
     }
 
-    /// Makes a command of ffmpeg that logs errors only.
+    /// Returns a command that runs ffmpeg and logs errors only.
     pub(crate) fn ffmpeg_command(&self) -> Command {
         let mut command = command(&self.ffmpeg);
         command.args(["-nostdin", "-hide_banner", "-v", "error"]);
@@ -105,7 +105,7 @@ impl Programs {
         }
     }
 
-    /// Makes a command of ffprobe that logs errors only.
+    /// Returns a command that runs ffprobe and logs errors only.
     pub(crate) fn ffprobe_command(&self) -> Command {
         let mut command = command(&self.ffprobe);
         command.args(["-hide_banner", "-v", "error"]);
@@ -138,7 +138,7 @@ impl Programs {
     }
 }
 
-/// Checks that ffmpeg and ffprobe are installed, and returns the version.
+/// Checks that ffmpeg and ffprobe are installed, and returns the first line of `ffmpeg -version`.
 ///
 /// # Errors
 /// `ProgramMissing` with the command that installs them.
@@ -148,7 +148,7 @@ pub fn check_installed() -> Result<String, Failure> {
 
 fn command(program: &Utf8Path) -> Command {
     let mut command = Command::new(program);
-    // Its messages are parsed.
+    // This crate parses the program's messages, so they must be English and without colours.
     command.env("LC_ALL", "C").env_remove("FFREPORT").env("AV_LOG_FORCE_NOCOLOR", "1");
     command
 }

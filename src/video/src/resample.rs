@@ -1,5 +1,5 @@
-//! Pillow's Lanczos filter, with the same bits in the result, because image-to-video pipelines resize their picture
-//! with it.
+//! Resizes pictures with Pillow's Lanczos filter, bit for bit, because image-to-video pipelines resize their picture with
+//! it.
 //!
 //! Source: Pillow, `src/libImaging/Resample.c`: coefficients in fixed point, columns first, then rows, both rounded to 8 bits.
 
@@ -10,7 +10,7 @@ use crate::frames::Frames;
 /// Bits after the point of a coefficient.
 const PRECISION: u32 = 32 - 8 - 2;
 
-/// Half the width of the filter in pixels of the larger scale.
+/// Half the width of the filter, in pixels of the smaller picture.
 const SUPPORT: f64 = 3.0;
 
 /// Resizes frames to `width` × `height`; the aspect ratio is not kept. Gives the bytes of Pillow's `resize(…, LANCZOS)`.

@@ -1,4 +1,4 @@
-//! A file that is ready to be decoded: its properties, and the time of every frame.
+//! Opens a video file for decoding: reads its properties, and lists the time of every frame.
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
@@ -16,19 +16,19 @@ use crate::programs::Programs;
 /// The key of the line that ffmpeg writes for each frame.
 pub(crate) const FRAME_KEY: &str = "vidtui";
 
-/// The filter that moves the times of frames far apart, after their own times were written.
+/// The filter that moves the times of frames far apart, after ffmpeg has written their own times.
 ///
-/// A muxer counts time in periods of the average rate, and two frames of a variable rate may be in the same period.
+/// A muxer counts time in periods of the average rate, and two frames of a variable rate may fall into the same period.
 pub(crate) const APART: &str = "settb=1,setpts=N*1000";
 
 /// A video file with the times of its frames.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VideoFile {
-    /// The file.
+    /// The path of the file.
     pub path: Utf8PathBuf,
     /// The properties of the file.
     pub probe: Probe,
-    /// The time stamps of its frames in units of the time base, ascending.
+    /// The time stamps of the frames in units of the time base, ascending.
     pub(crate) pts: Vec<i64>,
     /// The time stamps at which decoding can start, ascending; empty if unknown.
     pub(crate) keys: Vec<i64>,
@@ -61,7 +61,7 @@ pub fn frame_times(path: &Utf8Path) -> Result<Vec<f64>, Failure> {
     Programs::default().open(path).map(|source| source.times())
 }
 
-/// Returns whether the distances of frames differ by more than rounding: more than a millisecond and a tenth of the median.
+/// Returns whether the distances of frames differ by more than rounding: from the median by more than 1.5 ms and a tenth of it.
 pub fn is_variable(times: &[f64]) -> bool {
     let mut gaps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     gaps.sort_by(f64::total_cmp);
@@ -71,18 +71,19 @@ pub fn is_variable(times: &[f64]) -> bool {
 }
 
 impl Programs {
-    /// Probes a file and lists its frames. A PNG, JPEG or WebP, by the name of the file, is one frame at time 0. For others: one process, which reads the whole file and decodes nothing but the first frames.
+    /// Probes a file and lists its frames. A file with the extension of a PNG, JPEG or WebP has one frame at time 0.
     ///
-    /// Files without packet time stamps are decoded once to list their frames. So are interlaced files, because their
-    /// packets may be fields.
+    /// For other files, one ffprobe process reads the whole file and decodes only the first frames. Files without packet time
+    /// stamps are decoded once to list their frames. So are interlaced files, because their packets may be fields.
     ///
     /// # Errors
-    /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (it is cut off, for example) or it has no frame.
+    /// As [`Programs::probe`]; also `Malformed`, if ffprobe logs an error about the file (for example because it is cut off) or the
+    /// file has no frame.
     pub fn open(&self, path: &Utf8Path) -> Result<VideoFile, Failure> {
         Ok(self.examine(path)?)
     }
 
-    /// As [`Programs::open`].
+    /// Opens a file as [`Programs::open`] does, and classifies the fault of a clip that cannot be used.
     ///
     /// # Errors
     /// As [`Programs::open`], with the fault of the clip.

@@ -11,7 +11,7 @@ use crate::failures::{self, Complaints};
 use crate::frames::Frames;
 use crate::programs::Programs;
 
-/// The encoders in order of preference, each with its options for a quality without visible loss.
+/// The encoders in order of preference, each with options for a quality without visible loss.
 const ENCODERS: [(&str, &[&str]); 3] = [
     ("libx264", &["-preset", "medium", "-crf", "16"]),
     ("libopenh264", &["-b:v", "8M"]),
@@ -28,13 +28,14 @@ pub fn write_mp4(path: &Utf8Path, frames: &Frames, fps: f64) -> Result<(), Failu
 }
 
 impl Programs {
-    /// Writes frames as an H.264 mp4 in BT.709, first under a temporary name. An existing file is replaced.
+    /// Writes frames as an mp4 in BT.709, first under a temporary name. An existing file is replaced. The codec is H.264, or MPEG-4
+    /// if this ffmpeg has no encoder for H.264.
     ///
-    /// Players need even sizes: an odd one is extended by repeating the last column or row.
+    /// Players need even sizes. An odd size is extended by repeating the last column or row.
     ///
     /// # Errors
-    /// `InvalidArgument` for frames or a rate that make no video; `DiskFull`, `Io` and other codes of the file system; `ProgramMissing`;
-    /// `NoAnswer`; `CommandFailed`.
+    /// `InvalidArgument`, if the frames are incomplete or the rate is not within 0 to 1000; `DiskFull`, `Io` and other codes of the file
+    /// system; `ProgramMissing`; `NoAnswer`; `CommandFailed`, if ffmpeg fails.
     pub fn write_mp4(&self, path: &Utf8Path, frames: &Frames, fps: f64) -> Result<(), Failure> {
         let what = format!("cannot write {path}");
         let mismatch = frames.mismatch();
@@ -158,7 +159,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // The file was renamed, or was never created.
+        // This fails if the file was renamed or never created.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Checks of the adapter that a training starts from.
+//! Checks the adapter that training starts from.
 
 use recipe::{Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
@@ -7,7 +7,7 @@ use weights::LoraFile;
 /// Checks that the adapter of `lora.from`, if a recipe has one, fits the recipe.
 ///
 /// # Errors
-/// The file cannot be read, or has other layers or another rank; or the launch has no weights that it belongs to.
+/// The file cannot be read, has other layers or another rank, or the launch has no weights to apply the adapter to.
 pub fn check(recipe: &Recipe, has_weights: bool) -> Result<(), Failure> {
     let trains = (recipe.trainer, recipe.task) == (TrainerKind::Embedded, Task::Train);
     let Some(path) = recipe.lora.starts_from().filter(|_| trains && recipe.lora.is_used()) else { return Ok(()) };

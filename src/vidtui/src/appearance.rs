@@ -1,4 +1,4 @@
-//! Colours and glyphs: those that the user has set, as far as this terminal and locale can show them.
+//! Selects the theme and the glyphs of the user's settings, as far as this terminal and locale can show them.
 
 use crate::settings::{Glyphs, Settings, ThemeName};
 use crate::terminal::Colours;
@@ -8,11 +8,11 @@ use ui::{Symbols, Theme};
 /// The colours that a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// None: `NO_COLOR` is set, or the terminal has none.
+    /// No colours: `NO_COLOR` is set, or the terminal has none.
     None,
-    /// At least 16. Most of these terminals have 256.
+    /// At least 16 colours. Most of these terminals have 256.
     Indexed,
-    /// 24 bits.
+    /// Colours of 24 bits.
     True,
 }
 
@@ -30,7 +30,7 @@ impl Depth {
     }
 }
 
-/// Returns the theme of the settings in the colours of this terminal.
+/// Returns the theme of the settings, in colours that this terminal can show.
 pub fn theme(settings: &Settings) -> Theme {
     theme_in(settings, Depth::of_terminal())
 }
@@ -61,7 +61,7 @@ fn theme_in(settings: &Settings, depth: Depth) -> Theme {
     if depth == Depth::True { theme } else { theme.map(|style| Style { fg: style.fg.map(indexed), ..style }) }
 }
 
-/// Returns the most similar of the 256 colours: of the cube of six levels, or of the 24 greys.
+/// Returns the most similar of the terminal's 256 colours, from the cube of six levels or the 24 greys.
 fn indexed(color: Color) -> Color {
     let Color::Rgb(red, green, blue) = color else { return color };
     const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
@@ -80,7 +80,7 @@ fn indexed(color: Color) -> Color {
     }
 }
 
-/// Returns the glyphs of the settings, or those that the locale can show.
+/// Returns the glyphs of the settings. `auto` selects the glyphs that the locale can show.
 pub fn symbols(settings: &Settings) -> Symbols {
     match settings.glyphs {
         Glyphs::Unicode => Symbols::unicode(),
@@ -90,13 +90,13 @@ pub fn symbols(settings: &Settings) -> Symbols {
     }
 }
 
-/// Whether this machine has a desktop that can show files: not over SSH.
+/// Returns whether this machine has a desktop that can show files. An SSH session has none.
 pub fn has_desktop() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     (is_set("DISPLAY") || is_set("WAYLAND_DISPLAY")) && !is_set("SSH_CONNECTION")
 }
 
-/// Whether the locale shows more than ASCII. Reads the variables that the C library reads, in the same order.
+/// Returns whether the locale uses UTF-8. Reads the variables that the C library reads, in the same order.
 pub fn is_unicode() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
     let locale = locale.into_iter().find(|value| !value.is_empty()).unwrap_or_default().to_ascii_lowercase();

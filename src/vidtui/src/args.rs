@@ -98,8 +98,8 @@ pub struct NodesArgs {
     /// Continues even if this check fails (repeatable)
     #[arg(long, value_name = "CHECK", value_parser = waivable)]
     pub waive: Vec<String>,
-    /// Whether they replace the flags before the command even if all are absent. The launch form shows what it starts, so nothing is
-    /// added to it
+    /// Whether these options replace the options before the command, even if all are absent. The launch form sets this, because it
+    /// shows every option of the launch
     #[arg(skip)]
     pub replaces: bool,
 }
@@ -246,7 +246,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Whether the output is JSON.
+    /// Returns whether the command prints JSON.
     pub fn is_json(&self) -> bool {
         match self {
             Self::Stages(args) => args.output.json,

@@ -1,4 +1,4 @@
-//! Prints the checks of a launch as a table or as JSON.
+//! Runs the checks of a launch, and formats them as a table, as JSON or for the launch form.
 
 use crate::adapter_file;
 use crate::command_error::CommandError;
@@ -11,10 +11,10 @@ use rundir::Failure;
 use serde_json::{Value, json};
 use ui::draft::{PreflightResult, PreflightRow};
 
-/// Runs every check of a launch and starts nothing. Checks that several nodes pass are merged.
+/// Runs every check of a launch and starts nothing. A check that several nodes pass becomes one entry.
 ///
 /// * `on_plan` — receives the plan, if the inputs allow one.
-/// * `progress` — receives the checks that are known so far, not merged.
+/// * `progress` — receives the results so far, one entry per node.
 pub fn all(
     workspace: &Workspace,
     options: &LaunchOptions<'_>,
@@ -45,9 +45,9 @@ pub fn all(
     merge_passed(&run_checks(inputs, plan, |logins| workspace.transports(logins), progress))
 }
 
-/// Returns checks as the launch form shows them. Those that several nodes pass are merged.
+/// Returns checks as the launch form shows them. A check that several nodes pass becomes one row.
 ///
-/// * `nodes` — the nodes of the plan. Those without an answer are pending, unless the checks are complete.
+/// * `nodes` — the nodes of the plan. Nodes without a result are pending, unless the checks are complete.
 pub fn preflight(checks: &[Check], nodes: &[NodeId], is_complete: bool) -> Vec<PreflightRow> {
     let row = |check: &Check| PreflightRow {
         name: check.id.name().to_owned(),
@@ -74,7 +74,7 @@ pub fn preflight(checks: &[Check], nodes: &[NodeId], is_complete: bool) -> Vec<P
     rows
 }
 
-/// Returns whether a launch can go on without a check. There is no plan without its inputs.
+/// Returns whether the user can waive a check. The checks of inputs cannot be waived, because there is no plan without inputs.
 fn is_waivable(check: &Check) -> bool {
     let is_input = check.node.is_none() && matches!(check.id, CheckId::Data | CheckId::Weights | CheckId::Trainer);
     !is_input && CheckId::waivable().any(|id| id == check.id)
@@ -104,7 +104,7 @@ pub fn table(checks: &[Check], unicode: bool) -> String {
     for check in checks {
         let (mark, detail) = match &check.status {
             CheckStatus::Passed(detail) => (marks[0], detail.clone()),
-            // The reason names the node.
+            // The reason already names the node.
             CheckStatus::Failed(failure) if check.node.is_some() => (marks[1], failure.why.clone()),
             CheckStatus::Failed(failure) => (marks[1], format!("{}: {}", failure.what, failure.why)),
             CheckStatus::Waived(failure) => (marks[2], format!("waived: {}", failure.why)),

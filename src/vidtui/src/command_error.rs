@@ -29,7 +29,7 @@ pub enum ErrorFormat {
 }
 
 impl CommandError {
-    /// Makes the error of an invalid request (exit code 2).
+    /// Creates the error of an invalid request (exit code 2).
     pub fn request(failure: impl Into<Failure>) -> Self {
         Self { failure: failure.into(), exit: Exit::InvalidRequest }
     }
@@ -43,7 +43,7 @@ impl CommandError {
         ExitCode::from(self.exit as u8)
     }
 
-    /// Returns the failure, for the screen.
+    /// Returns the failure without the exit code, for the console.
     pub fn into_failure(self) -> Failure {
         self.failure
     }

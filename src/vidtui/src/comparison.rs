@@ -10,13 +10,13 @@ use units::Unit;
 
 /// A run of the comparison.
 pub struct ComparedRun {
-    /// Its description.
+    /// The description, the state and the progress of the run.
     pub summary: RunSummary,
-    /// Its metrics.
+    /// The metrics that the run has logged.
     pub measured: Measured,
 }
 
-/// Reads a run.
+/// Reads a run and its metrics.
 ///
 /// # Errors
 /// A file of the run cannot be read.
@@ -75,8 +75,8 @@ fn label_of(metric: &Metric) -> &'static str {
     }
 }
 
-/// Returns the one curve of a run that is compared: without repeated steps, the mean over nodes, and the highest value of all
-/// ranks. `None` if the run has no values of it.
+/// Returns the one curve that represents a run: without repeated steps, averaged over nodes; for a per-rank metric, the highest
+/// value of all ranks. `None` if the run has no values of the column.
 fn curve(column: &Column, label: &str, measured: &Measured, view: View) -> Option<Curve> {
     let all = curves(column, label, measured, view.x);
     let is_per_rank = matches!(column, Column::Metric(metric) if matches!(metric.source, MetricSource::PerRank(_)));

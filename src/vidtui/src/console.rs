@@ -7,7 +7,7 @@
 //! effects ────┘ <──── effects.rs <─────┘ Effect
 //! ```
 //!
-//! The loop has the main thread. Streams and signals are tasks; keys, effects and programs are on blocking threads of the runtime.
+//! The loop runs on the main thread, streams and signals as tasks, and keys, effects and programs on blocking threads of the runtime.
 
 use crate::appearance;
 use crate::command_error::CommandError;
@@ -34,19 +34,19 @@ use tokio::task::{block_in_place, spawn_blocking};
 use tokio::time::{Instant, sleep_until};
 use ui::{Effect, Model, Msg, Setup, Size};
 
-/// The largest number of keys that are handled before a frame.
+/// The most keys and other urgent items that are handled before a frame.
 const BATCH: usize = 8;
 /// The shortest time between two frames, so that a burst of messages is drawn once.
 const FRAME: Duration = Duration::from_millis(33);
-/// The shortest time between two frames after a key or the mouse, so that a run that is loading does not delay the answer.
+/// The shortest time between two frames after a key or mouse event, so that the screen responds at once while runs are loading.
 const ANSWER: Duration = Duration::from_millis(5);
 /// How often the clock ticks.
 const TICK: Duration = Duration::from_secs(1);
-/// The threads that run tasks. A task that blocks hands its thread over, so two serve every stream.
+/// The number of threads that run tasks. A task that blocks hands over its thread, so two threads serve all streams.
 const WORKERS: usize = 2;
-/// The most threads that block: several for every node of a large cluster (its session and its watch, and three for each program that is
-/// reached through OpenSSH), because each can wait for a node that does not answer. They are started when they are needed, and the 2 MiB
-/// of their stacks are memory only where they were used.
+/// The most blocking threads: several for every node of a large cluster (its session, its watch, and three for each program that runs
+/// through OpenSSH), because each thread can wait for a node that does not answer. The runtime starts threads on demand, and only the
+/// used part of their 2 MiB stacks takes memory.
 const BLOCKING_THREADS: usize = 16_384;
 
 /// How the console ended.
@@ -54,16 +54,16 @@ const BLOCKING_THREADS: usize = 16_384;
 pub enum End {
     /// The user pressed quit.
     Quit,
-    /// A signal ended it. The process then exits by that signal, as its parent expects.
+    /// A signal ended the console. The process then exits by that signal, as its parent expects.
     Signal(i32),
     /// The terminal was closed.
     Gone,
 }
 
-/// Opens the console, on a run if one is named, and returns when it is closed. Runs continue without it.
+/// Opens the console, at a run if `run` names one, and returns when the user closes it. Runs continue without the console.
 ///
 /// # Errors
-/// A failure when there is no terminal, or the terminal cannot be used.
+/// There is no terminal, the terminal cannot be used, there is no such run, or the recording cannot be written.
 pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) -> Result<End, CommandError> {
     if !Screen::available() {
         return Err(CommandError::request(Failure::new(
@@ -132,11 +132,11 @@ async fn open_on_runtime(
     end
 }
 
-/// Runs a console on a runtime of its own. Tasks that still run at the end only read, so they are abandoned: a node or a file system that
-/// does not answer does not delay the end.
+/// Runs a console on its own runtime. Tasks that still run at the end only read, so they are abandoned: a node or a file system that
+/// does not answer does not delay the exit.
 fn on_runtime(console: impl Future<Output = Result<End, CommandError>>) -> Result<End, CommandError> {
     terminal::install_panic_hook();
-    // Before the runtime starts threads, which inherit the blocked signals.
+    // Call this before the runtime starts threads: they inherit the blocked signals.
     terminal::hold_suspension().map_err(cannot_open)?;
     let mut threads = runtime::Builder::new_multi_thread();
     threads.worker_threads(WORKERS).max_blocking_threads(BLOCKING_THREADS).enable_all();
@@ -149,7 +149,7 @@ fn on_runtime(console: impl Future<Output = Result<End, CommandError>>) -> Resul
     end
 }
 
-/// Returns the form of notifications that the user has set.
+/// Returns the escape sequence for notifications that the user has set.
 fn osc_form() -> OscForm {
     let settings = alerts::Settings::of_user().ok().flatten().unwrap_or_default();
     let mut forms = settings.channels.iter().filter_map(|channel| match channel.to {
@@ -162,7 +162,7 @@ fn osc_form() -> OscForm {
 /// Plays a recorded session `speed` times faster, and returns when the user presses q.
 ///
 /// # Errors
-/// A failure when the terminal cannot be used.
+/// The terminal cannot be used.
 pub fn replay(
     header: &Header,
     messages: impl Iterator<Item = RecordedMsg> + Send + 'static,
@@ -188,7 +188,7 @@ async fn replay_on_runtime(
     tokio::spawn(async move {
         while let Some(recorded) = block_in_place(|| messages.next()) {
             sleep_until(started + Duration::from_secs_f64((recorded.at_s / speed).clamp(0.0, 1e9))).await;
-            // This window keeps its own size.
+            // The replay uses the size of this terminal.
             if !matches!(recorded.msg, Msg::Resize(_)) && sender.stream(Item::Msg(recorded.msg)).await.is_err() {
                 return;
             }
@@ -197,7 +197,7 @@ async fn replay_on_runtime(
     Console { model, reader, live: None }.run(&mut screen).await
 }
 
-/// Takes over the terminal, after making sure that a signal restores it.
+/// Takes over the terminal. Handles signals first, so that a signal restores the terminal.
 fn take_terminal(queue: &Sender) -> Result<Screen, CommandError> {
     signals::watch(queue).map_err(cannot_open)?;
     Screen::open(Colours::from_env()).map_err(cannot_open)
@@ -214,7 +214,7 @@ struct Live {
     runner: Runner,
     watcher: Watcher,
     recorder: Option<Recorder>,
-    /// The form of notifications.
+    /// The escape sequence for notifications.
     osc: OscForm,
 }
 
@@ -224,7 +224,7 @@ impl Console {
         self.draw(screen)?;
         let (mut drawn, mut ticked, mut pause) = (Instant::now(), Instant::now(), FRAME);
         loop {
-            // After the first frame, so that it does not wait for files.
+            // Start streams only after the first frame, so that the frame does not wait for files.
             if let Some(live) = &mut self.live {
                 live.watcher.reconcile(&ui::watches(&self.model));
             }
@@ -264,7 +264,7 @@ impl Console {
         }
     }
 
-    /// Sends the time to the model. A recording has its own times.
+    /// Sends the time to the model, except in a replay: a recording contains its ticks.
     fn tick(&mut self, screen: &mut Screen) -> Result<(), CommandError> {
         if self.live.is_some() { self.handle(Msg::Tick(now_s()), screen) } else { Ok(()) }
     }
@@ -284,7 +284,7 @@ impl Console {
                     screen.send(&format!("{bell}{}", text.unwrap_or_default())).map_err(cannot_draw)?;
                 }
                 Effect::Copy(text) => screen.copy(&text).map_err(cannot_draw)?,
-                // Without a shell to return to, the console is not suspended.
+                // Without a shell to return to, the request fails, and the console is not suspended.
                 Effect::Suspend => {
                     if terminal::request_suspend().is_ok() {
                         terminal::suspend_if_requested().map_err(cannot_draw)?;
@@ -316,7 +316,7 @@ fn open_file(path: camino::Utf8PathBuf) {
     spawn_blocking(move || {
         let mut program = Command::new("xdg-open");
         program.arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // The path is on the screen, so a desktop without this program loses nothing.
+        // A failure is ignored: the path is on the screen.
         program.status().ok()
     });
 }
@@ -348,7 +348,7 @@ fn read_keys(queue: Sender, item_of: fn(Event) -> Option<Item>) {
 }
 
 /// Converts a terminal event into a message. Drops keys that have no binding, and changes of the window's size: SIGWINCH
-/// reports those, because crossterm can hold one back when a key arrives with it.
+/// reports those, because crossterm can delay a resize event that arrives together with a key.
 fn message_of(event: Event) -> Option<Msg> {
     match event {
         Event::Paste(text) => Some(Msg::Paste(text)),
@@ -400,7 +400,7 @@ fn cannot_open(error: io::Error) -> CommandError {
     .into()
 }
 
-/// The terminal was closed, or cannot be written to.
+/// Returns the failure for a terminal that was closed or cannot be written to.
 fn cannot_draw(error: io::Error) -> CommandError {
     let fix = "open the console again: vidtui (runs continue without it)";
     Failure::new(ErrorCode::NoTerminal, "the console lost its terminal", error.to_string(), fix).into()

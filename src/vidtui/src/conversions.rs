@@ -1,4 +1,4 @@
-//! The conversions of the console: previews, and conversions exactly as previewed.
+//! Weight conversions in the console: the preview, and the conversion exactly as previewed.
 
 use crate::command_error::CommandError;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -32,7 +32,7 @@ pub fn preview(options: &ConvertOptions) -> Result<ConvertPreview, CommandError>
 /// Converts as previewed.
 ///
 /// # Errors
-/// When the plan has changed since, or the conversion fails. A failed conversion leaves no files.
+/// The plan has changed since the preview, or the conversion fails. A failed conversion leaves no files.
 pub fn convert(
     shown: &ConvertPreview,
     stop: &AtomicBool,
@@ -66,7 +66,7 @@ pub fn convert(
     }
 }
 
-/// Returns the conversion of weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
+/// Returns options for converting weights to a checkpoint that a stage can start from. `None` if their format cannot be converted.
 pub fn that_helps(path: &Utf8Path, layer: recipe::Layer) -> Option<ConvertOptions> {
     let kind = weights::identify(path).ok()?.kind;
     if !matches!(kind, SourceKind::Diffusers | SourceKind::Pipeline | SourceKind::Torch | SourceKind::Dcp) {
@@ -108,7 +108,8 @@ pub fn facts(plan: &ConvertPlan) -> Vec<(String, String)> {
     facts
 }
 
-/// Returns the result for each tensor, with blocks combined. Tensors that make the conversion fail come first.
+/// Returns the result for each tensor; tensors that differ only in the block number share a row. Tensors that make the conversion
+/// fail come first.
 pub fn rows(plan: &ConvertPlan) -> Vec<ConvertRow> {
     let Report { unused, waived, missing, .. } = &plan.report;
     let lists = [("(missing)", missing, true), ("(unused)", unused, true), ("(waived)", waived, false)];

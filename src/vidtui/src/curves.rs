@@ -1,4 +1,4 @@
-//! The curves of a run: reads its metrics and makes charts and tables of them, for the console and for `vidtui export`.
+//! Reads the metrics of a run and makes charts and CSV tables of them, for the console, `vidtui export` and `vidtui report`.
 
 use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
 use crate::command_error::CommandError;
@@ -16,9 +16,9 @@ use units::Unit;
 
 /// All metrics and node samples of a run.
 pub struct Measured {
-    /// The metrics of its steps.
+    /// The metrics of the steps.
     pub history: History,
-    /// The samples of its nodes.
+    /// The samples of all nodes, in the order of time.
     pub node_points: Vec<NodePoint>,
 }
 
@@ -74,11 +74,11 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
 pub struct View {
     /// The x axis.
     pub x: Axis,
-    /// The visible part of the x axis, in its own unit.
+    /// The visible part of the x axis, in the unit of the axis.
     pub window: Option<(f64, f64)>,
     /// The weight of the moving average. `None` draws the raw values only.
     pub smoothing: Option<f64>,
-    /// A logarithmic y axis.
+    /// Whether the y axis is logarithmic.
     pub log_y: bool,
 }
 
@@ -97,20 +97,20 @@ impl From<&ComparisonSpec> for View {
 /// A column of a table, or a line of a chart.
 #[derive(Debug, Clone)]
 pub enum Column {
-    /// A metric of the table.
+    /// A metric of [`METRICS`].
     Metric(&'static Metric),
-    /// A series of an imported run, by its own name.
+    /// A series of an imported run, by the name in its log.
     Other(String),
 }
 
 impl Column {
-    /// Finds a series that one of some imported runs has, or a metric, by its name.
+    /// Finds a column by name: a series, if `has_series` returns true for the name, or else a metric.
     pub fn named(name: &str, has_series: impl Fn(&str) -> bool) -> Result<Self, CommandError> {
         // A series has the name of a metric only if the run lacks the metric.
         if has_series(name) { Ok(Self::Other(name.to_owned())) } else { metric(name).map(Self::Metric) }
     }
 
-    /// Returns all columns of a table: the metrics, and the series of an imported run that they lack.
+    /// Returns all columns of a CSV table: the metrics, and the series of an imported run that are not in [`METRICS`].
     pub fn all(measured: &Measured) -> Vec<Self> {
         let others = measured.others();
         let metrics =
@@ -120,7 +120,7 @@ impl Column {
 }
 
 impl Measured {
-    /// Returns the names of the series that the table of metrics lacks.
+    /// Returns the names of the logged series that are not in [`METRICS`].
     pub fn others(&self) -> BTreeSet<String> {
         self.history.effective().iter().flat_map(|sample| sample.other.keys().cloned()).collect()
     }
@@ -134,7 +134,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// One column alone.
+    /// Makes a group of one column.
     pub fn of_column(column: Column) -> Self {
         let (label, unit, name) = match &column {
             Column::Metric(metric) => (metric.label, metric.unit, metric.name),
@@ -143,7 +143,7 @@ impl Group {
         Self { label: label.to_owned(), unit, columns: vec![(column.clone(), name.to_owned())] }
     }
 
-    /// Returns the title.
+    /// Returns the title of the group.
     pub fn label(&self) -> &str {
         &self.label
     }
@@ -154,7 +154,7 @@ impl Group {
         curves.flat_map(|curve| curve.points).any(|(_, value)| value.is_some())
     }
 
-    /// The metrics of a chart of the console.
+    /// Makes a group of the metrics that a chart of the console shows.
     pub fn of_chart(chart: rundir::Chart, measured: &Measured) -> Self {
         let has_power = measured.node_points.iter().any(|point| point.power_w.is_some());
         let ChartInfo { title, unit, .. } = chart.info(has_power);
@@ -207,8 +207,8 @@ fn panel(group: &Group, view: View, measured: &Measured) -> Panel {
     Panel { label: group.label.clone(), unit: group.unit, scale, curves: drawn }
 }
 
-/// Writes the steps of the window as a table in the format of RFC 4180, with a header line. A missing value is an empty
-/// cell, and steps that a later attempt repeated are left out.
+/// Returns the steps in the window as CSV (RFC 4180) with a header line. A missing value is an empty cell. Steps that a
+/// later attempt repeated are left out.
 pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) -> String {
     let in_window =
         |sample: &&MetricSample| window.is_none_or(|(from, to)| (from..=to).contains(&(sample.step as f64)));
@@ -216,7 +216,7 @@ pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) 
     let points = &measured.node_points;
     let is_measured = |value: fn(&NodePoint) -> Option<Spread>| points.iter().any(|point| value(point).is_some());
     let ranks = |values: fn(&MetricSample) -> &[f64]| samples.iter().map(|s| values(s).len()).max().unwrap_or(0);
-    // Only runs whose steps are items have those columns.
+    // Only runs that count items, such as encoded clips, have these columns.
     let has_items = samples.iter().any(|sample| sample.items.is_some());
     let is_of_items = |metric: &Metric| matches!(metric.source, MetricSource::Step(_, Reduction::Sum));
     let is_shown = |column: &&Column| has_items || !matches!(column, Column::Metric(metric) if is_of_items(metric));
@@ -272,7 +272,7 @@ pub fn csv(measured: &Measured, columns: &[Column], window: Option<(f64, f64)>) 
     text
 }
 
-/// Returns the name of a column as RFC 4180 writes it.
+/// Quotes the name of a column if RFC 4180 requires it.
 fn quoted(name: &str) -> Cow<'_, str> {
     match name.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", name.replace('"', "\"\"")).into(),
@@ -287,7 +287,8 @@ fn cell(text: &mut String, value: Option<f64>) {
     }
 }
 
-/// Returns a metric's curves: one, or one per rank, and the steps that later attempts repeated.
+/// Returns the curves of a column. A metric of steps has one curve, after one per attempt for the steps that a later attempt
+/// repeated; a node metric has lowest, highest and mean; a per-rank metric has one curve per rank.
 pub(crate) fn curves(column: &Column, label: &str, measured: &Measured, axis: Axis) -> Vec<Curve> {
     let history = &measured.history;
     let start_s = history.effective().first().map_or(0.0, |sample| sample.t);
@@ -307,14 +308,14 @@ pub(crate) fn curves(column: &Column, label: &str, measured: &Measured, axis: Ax
     };
     match metric.source {
         MetricSource::Step(value, _) => {
-            // Steps in which it was not measured are left out: only a value that is not finite is a gap.
+            // Steps in which the metric was not measured are left out: only a value that is not finite is a gap.
             let measured = effective().filter_map(|(at, sample)| Some(position(at, Some(value(sample)?))));
             let counted: Vec<_> = measured.collect();
             // A metric that this run never logs, such as the learning rate of TTT layers, has no curve.
             if counted.is_empty() {
                 return Vec::new();
             }
-            // Repeated steps have no position on an axis of tokens: those that count were trained on once.
+            // Repeated steps have no position on the token axis, which counts only the tokens of steps that were kept.
             let mut curves = if axis == Axis::Tokens { Vec::new() } else { replaced(history, value, &point) };
             curves.push(Curve { label: label.into(), points: counted, weight: Weight::Full });
             curves
@@ -351,7 +352,8 @@ pub(crate) fn curves(column: &Column, label: &str, measured: &Measured, axis: Ax
     }
 }
 
-/// Returns the positions of samples on an x axis. Tokens add up over the steps since the sample before, logged or not.
+/// Returns the positions of samples on an x axis. On the token axis, each sample adds the tokens of all steps since the
+/// previous sample, including steps that were not logged.
 fn positions(samples: &[MetricSample], axis: Axis) -> Vec<f64> {
     let start_s = samples.first().map_or(0.0, |sample| sample.t);
     let (mut total, mut before) = (0.0, 0);

@@ -1,4 +1,4 @@
-//! The data set of a recipe: checks that it fits the model, and picks sample files.
+//! Checks that the data set of a recipe fits the model, and picks sample files of it.
 
 use ::dataset::order::Order;
 use ::dataset::store::{INDEX, SPEC};
@@ -11,10 +11,11 @@ use recipe::{Recipe, Task, TrainerKind};
 use rundir::Failure;
 use std::collections::BTreeSet;
 
-/// Checks that the data set exists, and that every latent and text has the shape that the model expects.
+/// Checks that the inputs of a recipe exist, and that every latent and text has the shape that the model expects. Returns a
+/// one-line summary.
 ///
 /// # Errors
-/// When a file is missing or has the wrong shape; the failure names the first line.
+/// A file is missing or has the wrong shape. The failure names the first such line of the index.
 pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     if recipe.task == Task::Encode {
         let inputs = EncodeInputs::open(recipe)?;
@@ -46,10 +47,10 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     Ok(forecast.unused_in_words.map_or(text.clone(), |unused| format!("{text}; {unused}")))
 }
 
-/// Returns the steps of a run whose length is given in epochs.
+/// Returns the number of training steps if the recipe gives the length in epochs; `None` otherwise.
 ///
 /// # Errors
-/// The data sets cannot be opened, or have no step.
+/// The data sets cannot be opened, or have too few samples for a step.
 pub fn steps_of_epochs(recipe: &Recipe) -> Result<Option<u64>, Failure> {
     if recipe.task != Task::Train || recipe.trainer != TrainerKind::Embedded || recipe.train.epochs == 0 {
         return Ok(None);
@@ -71,7 +72,8 @@ fn check_samples(recipe: &Recipe) -> Result<(), Failure> {
     table.with_conditions(&recipe.condition, &recipe.model).map(drop)
 }
 
-/// Describes the inputs, outputs and memory of an encode. Another check reports inputs that cannot be used.
+/// Returns the number of inputs, the memory and the disk space of an encoding run. `None` for other tasks, and for inputs that cannot
+/// be used, which another check reports.
 pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     if recipe.task != Task::Encode {
         return None;
@@ -100,7 +102,8 @@ pub fn encode_facts(recipe: &Recipe) -> Option<EncodeFacts> {
     Some(EncodeFacts { disk_bytes, rows: rows.map(|(name, value)| (name.to_owned(), value)).into() })
 }
 
-/// Returns the files of the first, middle and last sample. For a store, returns its index and first shard. Adds the null text.
+/// Returns some input files of a recipe: the files of the first, middle and last sample, or the index and the first shard of a store,
+/// and the null text. To encode or sample, returns clips and files of the encoders.
 pub fn sample_files(recipe: &Recipe) -> Vec<Utf8PathBuf> {
     if recipe.task == Task::Encode {
         let clips = ClipManifest::read(&recipe.encode.manifest).map_or_else(|_| Vec::new(), |manifest| manifest.clips);

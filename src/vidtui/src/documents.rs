@@ -1,4 +1,4 @@
-//! The JSON documents of `--json`. Scripts depend on the field names, so they are declared here, independent of internal types.
+//! The JSON documents of `--json`. Scripts depend on the field names, so these types are independent of internal types.
 //! `docs/json.md` describes them.
 
 use crate::commands::alerts::state_word;
@@ -44,7 +44,7 @@ pub struct RunDocument {
     created_s: f64,
     attempt: Option<AttemptDocument>,
     checkpoint: Option<CheckpointDocument>,
-    /// Its Slurm job.
+    /// The Slurm job of the run.
     job: Option<JobDocument>,
     /// The findings, the most urgent first. Only in `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +73,7 @@ pub struct GoodputDocument {
 /// Time between attempts.
 #[derive(Debug, Serialize)]
 struct DownDocument {
-    /// How the attempts before ended: `stopped`, or the code of a failure.
+    /// How the attempts before these times ended: `stopped`, or the code of a failure.
     cause: String,
     times: u32,
     seconds: f64,
@@ -108,7 +108,7 @@ pub struct AlertDocument {
     run: String,
     attempt: u32,
     kind: &'static str,
-    /// The node, the step or the file that it is about; empty for the whole run.
+    /// The node, the step or the file that the alert is about; empty for the whole run.
     subject: String,
     step: Option<u64>,
     raised_s: f64,
@@ -160,7 +160,7 @@ struct JobDocument {
     state: Option<String>,
     /// Slurm's reason for waiting or for the end.
     reason: Option<String>,
-    /// The start time, or the expected one.
+    /// The start time, or the start time that Slurm expects.
     start_s: Option<f64>,
     /// The nodes, in the notation of Slurm.
     nodes: Option<String>,
@@ -194,13 +194,13 @@ pub struct CheckpointDocument {
     step: u64,
     dir: Utf8PathBuf,
     complete: bool,
-    /// Whether its files can be read at present. If not, it can still be the newest complete checkpoint.
+    /// Whether the files can be read at present. If not, this can still be the newest complete checkpoint.
     readable: bool,
     bytes: Option<u64>,
     saved_s: Option<f64>,
-    /// Whether it stays when old checkpoints are removed.
+    /// Whether the checkpoint is kept when old checkpoints are removed.
     pinned: bool,
-    /// Why it cannot be used.
+    /// Why the checkpoint cannot be used.
     why: Option<String>,
 }
 
@@ -245,14 +245,14 @@ impl RunDocument {
         Self { findings: Some(findings.iter().map(FindingDocument::new).collect()), ..self }
     }
 
-    /// Adds how its time was spent.
+    /// Adds the goodput.
     pub fn with_goodput(self, goodput: Option<&Goodput>) -> Self {
         Self { goodput: goodput.map(GoodputDocument::new), ..self }
     }
 }
 
 impl GoodputDocument {
-    /// Describes how time was spent.
+    /// Describes a goodput.
     pub fn new(goodput: &Goodput) -> Self {
         let down = goodput.down.iter().map(|down| DownDocument {
             cause: down.cause.to_string(),

@@ -1,4 +1,4 @@
-//! Executes the effects that the screen requests: one blocking task per effect, one answer per job.
+//! Executes the effects that the screen requests: each runs as a blocking task that sends its progress and one answer.
 
 use crate::chart_export;
 use crate::command_error::CommandError;
@@ -20,25 +20,26 @@ use ui::{Effect, JobId, JobMsg, Msg, Outcome, PlottedChart};
 use units::short_size;
 use weights::{Doing, WriteProgress};
 
-/// Starts effects.
+/// Starts effects, and waits for those that must not be interrupted.
 pub struct Runner {
     workspace: Arc<Workspace>,
     queue: Sender,
     /// The effects that must not be interrupted, because they change something.
     running: JoinSet<()>,
-    /// Conversions that can be stopped, and kills that can be given up.
+    /// The stop flags of conversions and kills.
     stops: BTreeMap<JobId, Arc<AtomicBool>>,
-    /// The flags of the kills. They are set when the console closes, because a node can be unreachable for days.
+    /// The stop flags of kills. The runner sets them when the console closes, because a node can be unreachable for days.
     kills: Vec<Arc<AtomicBool>>,
 }
 
 impl Runner {
-    /// Makes a runner that answers through `queue`.
+    /// Makes a runner that sends answers to `queue`.
     pub fn new(workspace: Arc<Workspace>, queue: Sender) -> Self {
         Self { workspace, queue, running: JoinSet::new(), stops: BTreeMap::new(), kills: Vec::new() }
     }
 
-    /// Starts an effect that answers a job. The console handles the others itself. Called within the runtime.
+    /// Starts an effect that belongs to a job, or sets the stop flag of a job. The console handles the other effects itself. Must be
+    /// called within the runtime.
     pub fn start(&mut self, effect: Effect) {
         if let Effect::StopConvert { job } | Effect::GiveUpKill { job } = effect {
             if let Some(stop) = self.stops.remove(&job) {

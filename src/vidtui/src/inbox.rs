@@ -1,4 +1,4 @@
-//! The alerts of all runs of a folder.
+//! Reads the alerts of all runs in a folder, for the console.
 
 use camino::Utf8Path;
 use rundir::{AlertReader, AlertState, RunDir};

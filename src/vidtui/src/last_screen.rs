@@ -1,7 +1,7 @@
-//! The last screen of a console, for the next one on the same folder of runs.
+//! Saves the last screen of a console, for the next console on the same folder of runs.
 //!
-//! It is kept apart from the settings, in the state folder of the user, in one file for each folder of runs. A file that
-//! cannot be read is ignored: the console then opens on the list of runs.
+//! Each folder of runs has one file in the state folder of the user, separate from the settings. A file that cannot be read
+//! is ignored: the console then opens at the list of runs.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{RunDir, RunId, user_folder, write_atomic, xxh3_hex};
@@ -20,7 +20,7 @@ struct File {
     session: Session,
 }
 
-/// Reads the last screen on a folder of runs. A run that was removed since is left out.
+/// Reads the last screen for a folder of runs. Leaves out runs that have been removed.
 pub fn read(runs: &Utf8Path) -> Option<Session> {
     let file: File = serde_json::from_slice(&fs::read(path_of(runs)?).ok()?).ok()?;
     let mut session = Some(file).filter(|file| file.version == VERSION)?.session;
@@ -30,7 +30,7 @@ pub fn read(runs: &Utf8Path) -> Option<Session> {
     Some(session)
 }
 
-/// Writes the last screen. The next console opens as usual if it cannot be written.
+/// Writes the last screen. A failure is ignored: the next console then opens at the list of runs.
 pub fn write(runs: &Utf8Path, session: Session) {
     let Some(path) = path_of(runs) else { return };
     let file = File { version: VERSION, runs: runs.to_owned(), session };

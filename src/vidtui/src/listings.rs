@@ -1,7 +1,7 @@
 //! The lists of runs, curricula and recipes for the screen, cached until their files change.
 //!
-//! The console lists every second or two, and a folder can hold hundreds of old runs. An ended run costs only a few `stat`
-//! calls; a run that has not ended is read.
+//! The console refreshes the lists every second or two, and a folder can hold hundreds of old runs. An ended run costs only a few
+//! `stat` calls; a run that has not ended is read again.
 
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -140,7 +140,7 @@ pub fn checkpoint_folders(dir: &RunDir) -> BTreeMap<Utf8PathBuf, FileStamp> {
     other_trainers::checkpoint_folders(dir).into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
 
-/// Returns the stamps of the folders of samples of a run. A stamp changes when a sample is complete.
+/// Returns the stamps of the sample folders of a run. A stamp changes when a sample is complete.
 pub fn sample_folders(samples: &SampleFolder) -> BTreeMap<Utf8PathBuf, FileStamp> {
     samples.folders().into_iter().map(|folder| (folder.clone(), stamp_of(&folder))).collect()
 }
@@ -168,7 +168,7 @@ pub struct CurriculumLister {
 }
 
 impl CurriculumLister {
-    /// Returns the current curricula: each `curriculum.toml` in the folder or in one of its folders.
+    /// Returns the current curricula: each `curriculum.toml` in the folder or in one of its subfolders.
     pub fn list(&mut self, configs: &Utf8Path) -> Vec<CurriculumView> {
         // A recipe can be the base of others, so any file can change any stage.
         let files = toml_files(configs);
@@ -189,9 +189,9 @@ pub struct RecipeLister {
 }
 
 impl RecipeLister {
-    /// Returns the current recipes: each TOML file in the folder or in one of its folders, except curricula.
+    /// Returns the current recipes: each TOML file in the folder or in one of its subfolders, except curricula.
     pub fn list(&mut self, configs: &Utf8Path) -> Vec<RecipeView> {
-        // The files that recipes build on have canonical paths too.
+        // Canonical paths, because `bases_of` returns canonical paths too.
         let files = toml_files(&configs.canonicalize_utf8().unwrap_or_else(|_| configs.to_owned()));
         if files != self.files {
             let recipes: Vec<&Utf8PathBuf> =
@@ -213,7 +213,7 @@ fn bases_of(file: &Utf8Path) -> Vec<Utf8PathBuf> {
 fn recipe_view(path: &Utf8Path, builds_on_it: usize) -> RecipeView {
     let about = std::fs::read_to_string(path).map(|text| recipe::first_comment(&text)).unwrap_or_default();
     let loaded = recipe::load(path, &[]);
-    // The recipes that build on a base set what it lacks. Any other mistake is theirs too.
+    // A base may lack keys that the recipes built on it set. Any other error in a base is an error of these recipes too.
     let lacks = [RecipeErrorKind::MissingKey, RecipeErrorKind::BrokenRule, RecipeErrorKind::Mesh];
     let is_base = loaded.as_ref().map_or_else(|error| lacks.contains(&error.kind), |_| true);
     RecipeView {

@@ -1,4 +1,4 @@
-//! The GPU samples of nodes over the last minutes, for the health rules.
+//! Caches the GPU samples of nodes over the last minutes, for the health rules.
 
 use cluster::NodeId;
 use health::{Finding, FirstSeen, LOOKS_BACK_S, NodeEvidence};
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 const FIRST_BYTES: u64 = 128 << 10;
 /// The most bytes that are read to find the GPU power before the last step: half a day of eight GPUs.
 const MOST_BYTES: u64 = 4 << 20;
-/// Samples arrive some seconds late, more on a busy disk. Clocks that differ by less count as equal.
+/// Clocks that differ by less than this count as equal, because samples arrive some seconds late, more on a busy disk.
 const CLOCK_TOLERANCE_S: f64 = 10.0;
-/// If the clock of this machine differs from the clocks of the nodes by more than this, those of the nodes are used.
+/// If the clock of this machine differs from the clocks of the nodes by more than this, the clocks of the nodes are used.
 const CLOCK_MISMATCH_S: f64 = 20.0;
 /// Shortest time between two reads: nodes sample every few seconds only.
 const EVERY: Duration = Duration::from_secs(2);
@@ -39,8 +39,8 @@ struct RunSamples {
 
 struct NodeFile {
     tail: Option<Tail<NodeSample>>,
-    /// The seconds by which the clock of the node is ahead, measured on its newest sample. A few seconds too low,
-    /// because samples arrive late.
+    /// The seconds by which the clock of the node is ahead of this machine, measured on its newest sample. The value is a few
+    /// seconds too low, because samples arrive late.
     ahead_s: Option<f64>,
     evidence: NodeEvidence,
 }
@@ -94,7 +94,7 @@ impl NodeSamples {
         evidence
     }
 
-    /// Adds to each finding the time since when it holds, if it was found before.
+    /// Adds to each finding the time when it was first seen.
     pub fn complete(&self, dir: &RunDir, found: &mut [Finding], now_s: f64) {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = runs.get_mut(dir) {

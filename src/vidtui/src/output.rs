@@ -1,4 +1,4 @@
-//! Standard output: text, JSON and tables. A closed pipe is not an error.
+//! Prints text, JSON and tables to standard output. A closed pipe is not an error: the process exits with 0.
 
 use crate::command_error::CommandError;
 use rundir::{ErrorCode, Failure};

@@ -1,9 +1,8 @@
-//! Pictures in the terminal: the videos of samples as cells, with the graphics of Kitty, iTerm2 or Sixel, or with half
-//! blocks.
+//! Shows sampled videos in the terminal, with the graphics protocol of Kitty, iTerm2 or Sixel, or with half blocks.
 //!
-//! The terminal is recognized by its environment, which SSH passes on in `TERM`. The terminal is not queried, because
-//! its answer would arrive among the keys. Inside tmux, graphics work only if the user enables them, so half blocks are
-//! the default there.
+//! Environment variables identify the terminal; SSH passes on `TERM`. The terminal is not queried, because its answer
+//! would arrive among the keys. Inside tmux, graphics work only if the user enables them, so half blocks are the default
+//! there.
 
 use camino::Utf8Path;
 use image::{DynamicImage, RgbImage};
@@ -24,9 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
 use video::{CropMode, Frames, Picture};
 
-/// The largest number of frames of a clip: five seconds at the highest rate, twenty at that of CogVideoX.
+/// The most frames of a clip: five seconds at 30 frames per second, twenty at the 8 frames per second of CogVideoX.
 const MAX_FRAMES: usize = 160;
-/// The highest frame rate per second, which is that of the screen. CogVideoX makes 8 or 16.
+/// The most frames per second: the frame rate of the console. CogVideoX makes 8 or 16.
 const MAX_FPS: f64 = 30.0;
 /// The widest picture in pixels, because every frame is sent to the terminal.
 const MAX_WIDTH: usize = 640;
@@ -46,7 +45,7 @@ pub enum Graphics {
     HalfBlocks,
 }
 
-/// The protocol and cell size of this terminal.
+/// What this terminal supports: the graphics protocol and 24-bit colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
     graphics: Graphics,
@@ -60,7 +59,7 @@ impl Terminal {
         Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// Recognizes the colours of the terminal by its environment. Pictures are half blocks, which need no protocol.
+    /// Recognizes only the colours of the terminal, and shows pictures as half blocks, which need no protocol.
     pub fn half_blocks() -> Self {
         Self { graphics: Graphics::HalfBlocks, ..Self::from_env() }
     }
@@ -97,7 +96,7 @@ impl Terminal {
         Ok(Clip { fps, frames: Arc::new(cells) })
     }
 
-    /// Decodes evenly spaced frames of a video, at most `count`, and converts each to cells that fit into `size`.
+    /// Decodes at most `count` evenly spaced frames of a video, and converts each to cells that fit into `size`.
     ///
     /// # Errors
     /// The video cannot be decoded.
@@ -305,7 +304,7 @@ mod tests {
         for graphics in ["kitty", "iterm2", "sixel", "blocks"] {
             let terminal = terminal(&[("VIDTUI_PICTURES", graphics)]);
             let cells = terminal.cells(&frames, 0, Size { width: 4, height: 2 }).unwrap();
-            // As the screen copies it into each frame of the console.
+            // The console copies the cells into each frame in the same way.
             let mut screen = Buffer::empty(Rect::new(0, 0, 10, 5));
             for (x, y) in (0..cells.area.width).flat_map(|x| (0..cells.area.height).map(move |y| (x, y))) {
                 screen[(x + 1, y + 1)] = cells[(x, y)].clone();

@@ -1,15 +1,15 @@
-//! The console's message queue: keys, signals and answers of jobs overtake messages of streams.
+//! The message queue of the console: keys, signals and answers of jobs overtake messages of streams.
 //!
-//! It has two lanes. The *urgent* one (keys, signals, answers of jobs) is unbounded and never blocks its senders. The *stream*
-//! one is bounded: when the screen cannot keep up, the streams that read files wait. No data is lost, because every reader
-//! keeps its byte offset.
+//! The queue has two lanes. The *urgent* lane (keys, signals, answers of jobs) is unbounded and never blocks its senders. The
+//! *stream* lane is bounded: when the screen cannot keep up, the streams that read files wait. No data is lost, because
+//! every stream keeps its byte offset.
 
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use ui::Msg;
 
-/// The capacity of the stream lane. A message has up to 250 samples, which wait in memory.
+/// The capacity of the stream lane, in messages. A message holds up to 250 samples.
 const STREAM_CAPACITY: usize = 32;
 
 /// An item of the queue.
@@ -76,8 +76,8 @@ impl Sender {
 }
 
 impl Reader {
-    /// Takes the urgent items, at most `most`, or else one stream item: the caller can draw the answer to a key before it handles what the
-    /// streams have read. Waits until there is an item or the deadline has passed.
+    /// Takes up to `most` urgent items, or one stream item if there is no urgent item: the caller can redraw after a key before it handles
+    /// messages of streams. Waits until there is an item or the deadline has passed.
     pub async fn take(&mut self, most: usize, deadline: Instant) -> Vec<Item> {
         let first = tokio::select! {
             biased;
@@ -104,7 +104,7 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
-    /// Signals stand for items of either lane.
+    /// Returns the numbers of signals, which stand for items of either lane in these tests.
     fn numbers(items: Vec<Item>) -> Vec<i32> {
         items.iter().map(|item| if let Item::Signal(number) = item { *number } else { -1 }).collect()
     }

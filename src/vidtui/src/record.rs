@@ -1,6 +1,6 @@
 //! Recordings of a console session: every message in order, one JSON object per line, for `vidtui replay`.
 //!
-//! A recording can be replayed by the version that made it. The first line has that version.
+//! Only the version of vidtui that made a recording can replay it. The first line contains the version.
 
 use crate::appearance;
 use crate::command_error::CommandError;
@@ -28,12 +28,12 @@ pub struct Header {
     pub export_dir: Utf8PathBuf,
     /// The source of the nodes when no run is selected, as text.
     pub nodes_from: String,
-    /// The launch that the options before the command describe.
+    /// The launch form that the command-line options of the console describe.
     #[serde(default)]
     pub launch: LaunchDraft,
     /// The run that the console opened with.
     pub open: Option<RunId>,
-    /// The keys of the user who recorded it.
+    /// The key bindings of the user who recorded the session.
     #[serde(default)]
     pub keys: KeyMap,
     /// The screen that the console opened with, if no run was named.
@@ -44,7 +44,7 @@ pub struct Header {
 impl Header {
     /// Returns the recorded setup with the size and the colours of this terminal.
     pub fn setup(&self, size: Size) -> Setup {
-        // The session is the same with other colours.
+        // Colours and symbols of this user do not change the session.
         let settings = Settings::of_user().unwrap_or_default();
         Setup {
             size,

@@ -1,4 +1,4 @@
-//! The settings of the console: `config.toml`, with the line of each mistake.
+//! Reads the settings of the console from `config.toml`, and reports the line of a mistake.
 
 use camino::{Utf8Path, Utf8PathBuf};
 use ratatui::style::Color;
@@ -10,10 +10,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use ui::{Context, Key, KeyChange, KeyError, KeyMap};
 
-/// The newest version of the file that this program reads.
+/// The version of the file format that this program reads.
 const VERSION: u32 = 1;
 
-/// The keys of the file.
+/// The top-level keys of the file.
 pub const KEYS: [&str; 7] = ["version", "theme", "glyphs", "mouse", "restore", "colors", "keys"];
 
 /// The name of the section of keys that applies to all screens and dialogs.
@@ -22,17 +22,17 @@ pub const EVERYWHERE: &str = "everywhere";
 /// The settings of a user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The colours.
+    /// The colour theme.
     pub theme: ThemeName,
-    /// The glyphs.
+    /// Whether the screen uses Unicode or ASCII characters.
     pub glyphs: Glyphs,
     /// Whether the console handles the mouse.
     pub mouse: bool,
-    /// Whether the console opens the screen that was shown last.
+    /// Whether the console opens at the screen that was shown last.
     pub restore: bool,
     /// Colours that replace those of the theme, by the name of their role.
     pub colors: BTreeMap<&'static str, Vec<Color>>,
-    /// The keys.
+    /// The key bindings.
     pub keys: KeyMap,
     /// The line of each key that the file sets, by its dotted name.
     pub lines: BTreeMap<String, usize>,
@@ -152,7 +152,7 @@ impl Settings {
     }
 }
 
-/// The file, for its errors.
+/// The path and the text of the file, for errors that name a line.
 struct File<'a> {
     path: &'a Utf8Path,
     text: &'a str,
@@ -170,7 +170,7 @@ impl File<'_> {
         Failure::new(ErrorCode::InvalidConfig, format!("cannot use {}", self.path), why, fix)
     }
 
-    /// Makes the error of an unknown word, which names the most similar known one, or all of them.
+    /// Makes the error for an unknown word. The hint is the most similar known word, or all of them.
     fn unknown<'b>(&self, at: usize, of: &str, word: &str, known: impl IntoIterator<Item = &'b str>) -> Failure {
         let known: Vec<&str> = known.into_iter().collect();
         let fix = match nearest(word, known.iter().copied()) {
@@ -228,7 +228,7 @@ impl File<'_> {
         }
     }
 
-    /// Returns a text, or the texts of a list, with their positions.
+    /// Returns a string, or the strings of a list, with their byte offsets in the file.
     fn texts<'b>(&self, name: &str, value: &'b Value<'_>) -> Result<Vec<(&'b str, usize)>, Failure> {
         let text = |value: &'b Value<'_>| match value.get_ref() {
             DeValue::String(text) => Ok((text.as_ref(), value.span().start)),
@@ -330,7 +330,7 @@ impl File<'_> {
             .map_err(|error| self.bad(value.span().start, format!("{name}: {error}"), "choose another key for it"))
     }
 
-    /// Returns the last line that changes one of two actions that clash.
+    /// Returns the last line that changes the keys of one of the two clashing actions.
     fn line_of_clash(&self, error: &KeyError, settings: &Settings) -> Option<usize> {
         let KeyError::Clash { context, actions, .. } = error else { return None };
         let sections = [context.name(), EVERYWHERE.to_owned()];

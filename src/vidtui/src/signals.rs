@@ -1,4 +1,4 @@
-//! Signals to this process: they go into the queue, and a process that a signal ends exits by that signal.
+//! Handles signals to this process: sends them to the queue of the console, and exits by the signal that ends the process.
 
 use crate::queue::{Item, Sender};
 use crate::terminal;
@@ -6,14 +6,15 @@ use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGWINCH};
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Sends every signal into the queue. A signal to terminate exits here if the loop has ended, or if it is the second one.
+/// Sends every signal to the queue. A terminating signal ends the process at once if it is the second one, or if the loop of the console
+/// has ended.
 ///
 /// The tasks run on the workers of the runtime, so that a second signal also ends a loop that hangs.
 ///
 /// # Errors
 /// A handler cannot be installed.
 pub fn watch(queue: &Sender) -> io::Result<()> {
-    // One sequence of terminating signals: the second one may be another one than the first.
+    // One task handles all terminating signals, because the second signal may differ from the first.
     let (mut term, mut hup, mut int) = (listen(SIGTERM)?, listen(SIGHUP)?, listen(SIGINT)?);
     let terminated = queue.clone();
     tokio::spawn(async move {

@@ -1,6 +1,6 @@
 //! Simulated nodes, to try the screens without a cluster and to measure the cost of a thousand nodes.
 //!
-//! They send the same text as real nodes, so that the parsers are tested too.
+//! Simulated nodes send the same text as real nodes, so they exercise the parsers too.
 
 use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
@@ -9,13 +9,13 @@ use std::fmt::Write;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// GPUs per node.
+/// The number of GPUs per node.
 const GPUS: usize = 8;
 
-/// The table of nvidia-smi on every simulated node.
+/// The text that stands for the output of nvidia-smi on every simulated node.
 pub const TABLE: &str = "Simulated nodes have no nvidia-smi.\n";
 
-/// The interval at which a simulated node sends a frame, as real nodes do.
+/// The interval at which a simulated node sends frames: the same as for real nodes.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// The simulated nodes that the user requests: `128`, or `8@100` if they send frames 100 times as often as real nodes.
@@ -63,12 +63,12 @@ impl Nodes {
         Self { nodes, every: EVERY.div_f64(simulation.speed), began: Instant::now(), sent: 0 }
     }
 
-    /// Returns the time until the next frame, at least 20 ms.
+    /// Returns the time to sleep between two calls of [`Self::due`]: the mean time between frames, at least 20 ms.
     pub fn pause(&self) -> Duration {
         (self.every / self.nodes.len().max(1) as u32).max(Duration::from_millis(20))
     }
 
-    /// Returns the frames since the last call.
+    /// Returns the frames that have become due since the last call.
     pub fn due(&mut self) -> Vec<(NodeId, Box<Frame>)> {
         let count = self.nodes.len() as u64;
         let due = (self.began.elapsed().as_secs_f64() / self.every.as_secs_f64() * count as f64) as u64;

@@ -1,7 +1,7 @@
-//! The terminal: raw mode and alternate screen for the console, restored on every exit.
+//! Controls the terminal: raw mode and alternate screen for the console, restored on every exit.
 //!
-//! [`restore`] restores everything. The drop of the screen, the panic hook, the signal thread and the suspension call it. It
-//! can be called twice.
+//! [`restore`] restores everything. Dropping the screen, the panic hook, the signal task and the suspension call it. A second
+//! call does nothing.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,12 +22,12 @@ use ratatui::style::Color;
 use ratatui::{Frame, Terminal};
 use rundir::{ErrorCode, Failure};
 
-/// Whether the console handles the mouse. Otherwise the terminal does, which selects text with it.
+/// Whether the console handles the mouse. Otherwise the terminal does, and the mouse selects text.
 static HANDLES_MOUSE: AtomicBool = AtomicBool::new(false);
 
-/// Reports presses, releases and drags of buttons and the wheel, in cells (SGR). Motion without a button is not reported.
+/// Makes the terminal report button presses, releases and drags, and the wheel, in cells (SGR), but not motion without a button.
 const MOUSE_ON: &str = "\x1b[?1000h\x1b[?1002h\x1b[?1006h";
-/// Ends the reports of the mouse. Harmless if there are none.
+/// Ends the reports of the mouse. Has no effect if they are off.
 const MOUSE_OFF: &str = "\x1b[?1006l\x1b[?1002l\x1b[?1000l";
 
 /// Whether the console has the terminal now, so that a second call of [`restore`] does nothing.
@@ -68,7 +68,7 @@ impl Screen {
         io::stdin().is_terminal() && io::stdout().is_terminal()
     }
 
-    /// Handles the mouse from the next time that the terminal is taken over.
+    /// Makes the console handle the mouse, from the next time that it takes over the terminal.
     pub fn handle_mouse() {
         HANDLES_MOUSE.store(true, Ordering::SeqCst);
     }
@@ -127,10 +127,10 @@ impl Screen {
     }
 }
 
-/// The sequence of the bell.
+/// The control character that rings the bell.
 pub const BELL: &str = "\x07";
 
-/// Returns the sequence of a notification.
+/// Returns the escape sequence of a desktop notification.
 pub fn notification(form: OscForm, title: &str, text: &str) -> String {
     // A control character would end the sequence, and a ';' the title.
     let plain = |text: &str| text.replace(|c: char| c.is_control(), " ").chars().take(200).collect::<String>();
@@ -142,10 +142,10 @@ pub fn notification(form: OscForm, title: &str, text: &str) -> String {
     }
 }
 
-/// Tests a channel of this terminal.
+/// Sends a test alert to a channel of this terminal: a notification or the bell.
 ///
 /// # Errors
-/// There is no terminal.
+/// Standard error is not a terminal, or cannot be written to.
 pub fn test_notification(to: &Target) -> Result<(), Failure> {
     let sequence = match to {
         Target::Osc { form } => notification(*form, "vidtui", "this is a test of vidtui"),
@@ -167,7 +167,7 @@ impl Drop for Screen {
     }
 }
 
-/// Blocks SIGTSTP until [`suspend_if_requested`], in this thread and in those that it starts later.
+/// Blocks SIGTSTP until [`suspend_if_requested`], in this thread and in threads that it starts later.
 ///
 /// The signal is blocked and has no handler, so that the kernel discards it if the shell continues this process before it
 /// has stopped. Otherwise the process would stop, and the shell would not continue it again.
@@ -205,7 +205,7 @@ fn suspension() -> SigSet {
     SigSet::from(Signal::SIGTSTP)
 }
 
-/// Reads the pending signals of the process: a hexadecimal mask whose lowest bit is signal 1.
+/// Returns whether SIGTSTP is pending. `ShdPnd` is a hexadecimal mask of the pending signals whose lowest bit is signal 1.
 fn suspension_is_pending() -> io::Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap_or_default();
@@ -215,7 +215,7 @@ fn suspension_is_pending() -> io::Result<bool> {
 /// Restores the terminal: main screen, cursor, line mode, no colours.
 pub fn restore() {
     if TAKEN.swap(false, Ordering::SeqCst) {
-        // A closed terminal cannot be restored, and an error could not be shown.
+        // Errors are ignored: a closed terminal cannot be restored, and cannot show an error.
         let mut out = io::stdout();
         let _ = write_leave_sequences(&mut out);
         let _ = disable_raw_mode();
@@ -257,7 +257,7 @@ fn fresh_terminal() -> io::Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>>
     Terminal::new(CrosstermBackend::new(BufWriter::with_capacity(1 << 16, io::stdout())))
 }
 
-/// Whether a process of another group in this session is an ancestor of this process, so that a shell can continue this group.
+/// Returns whether an ancestor of this process is in this session but in another process group, so that a shell can continue this group.
 /// The kernel does not stop a group without such an ancestor (an orphaned process group).
 fn shell_is_waiting() -> bool {
     let (group, session) = (unistd::getpgrp(), unistd::getsid(None).ok());

@@ -1,4 +1,4 @@
-//! The streams that the screen needs, one task each. The loop compares the needed with the running ones.
+//! Runs the streams that the screen needs, one task each. The loop of the console starts missing streams and stops the others.
 //!
 //! Code that reads files or runs programs runs in [`block_in_place`], so that other tasks continue on another thread.
 //!
@@ -36,13 +36,13 @@ const FOLLOW: Duration = Duration::from_millis(300);
 const LIST: Duration = Duration::from_secs(1);
 /// How often the goodput of an open run is computed.
 const GOODPUT: Duration = Duration::from_secs(10);
-/// How often that of a run that has ended is computed, because another node may still write its end.
+/// How often the goodput of a run that has ended is computed: another node may still write how its ranks ended.
 const FINAL_GOODPUT: Duration = Duration::from_secs(60);
-/// How often recipes are read again. Users edit them while the console is open.
+/// How often curricula and recipes are listed. Users edit them while the console is open.
 const CURRICULA: Duration = Duration::from_secs(2);
 /// How often new alerts are read.
 const ALERTS: Duration = Duration::from_secs(2);
-/// The number of samples in one message: few enough that a key waits less than a millisecond, and that little memory waits in the queue.
+/// The most samples in one message: few enough that a key waits less than a millisecond, and that the queue needs little memory.
 const SAMPLES: usize = 250;
 /// The bytes at the end of a log that are read when it is opened: more than the screen keeps.
 const LOG_TAIL_BYTES: u64 = 1 << 20;
@@ -61,8 +61,8 @@ impl Watcher {
         Self { workspace, queue, running: BTreeMap::new() }
     }
 
-    /// Starts the wanted streams that are not running, and stops the running ones that are not wanted. Called within the
-    /// runtime.
+    /// Starts the wanted streams that are not running, and stops the running streams that are not wanted. Must be called within
+    /// the runtime.
     pub fn reconcile(&mut self, wanted: &BTreeSet<Watch>) {
         self.running.retain(|watch, _| wanted.contains(watch));
         for watch in wanted {
@@ -80,7 +80,7 @@ impl Watcher {
 /// The stream was stopped, or the console has ended.
 struct Ended;
 
-/// One stream: its sources and its end of the queue.
+/// One stream: the workspace that it reads, the queue that it sends to, and the token that stops it.
 struct Stream {
     workspace: Arc<Workspace>,
     queue: Sender,
@@ -120,7 +120,7 @@ impl Stream {
 
     async fn alerts(&self) -> Result<std::convert::Infallible, Ended> {
         let mut inbox = Inbox::default();
-        // `vidtui alerts` and the next launch report a file that is not valid.
+        // An invalid settings file is ignored here: `vidtui alerts` and the next launch report it.
         let settings = block_in_place(Settings::of_user).ok().flatten().unwrap_or_default();
         let wants = |state: &AlertState, name: &str| {
             settings.channels.iter().any(|channel| channel.to.name() == name && channel.wants(&state.alert))
@@ -166,7 +166,7 @@ impl Stream {
         // Files are read several times per read of the state, because files grow faster than states change.
         let mut round = 0;
         loop {
-            // One section that blocks per round, because each wakes another thread.
+            // One `block_in_place` per round, because each call wakes another thread.
             let eventful = block_in_place(|| {
                 if round % 3 == 0 {
                     match known.status(&self.workspace, &dir) {
@@ -223,7 +223,7 @@ impl Stream {
                         break;
                     }
                 }
-                // After the steps, from which it is computed.
+                // The goodput is computed from the steps, so read them first.
                 if let Some(now) = sent.as_ref().and_then(|status| goodput.poll(&dir, &status.row.state)) {
                     send(RunMsg::Goodput(now))?;
                 }
@@ -240,7 +240,7 @@ impl Stream {
         }
     }
 
-    /// Makes the pictures of a sample.
+    /// Decodes the video of a sample into pictures and sends them once.
     async fn clip(&self, run: &RunId, step: u64, prompt: usize, size: Size) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let clip = block_in_place(|| {
@@ -252,7 +252,7 @@ impl Stream {
         Err(Ended)
     }
 
-    /// Sends the times of frames.
+    /// Sends a message when a playing video shows its next frame.
     async fn frames(&self, run: &RunId, every_ms: u32) -> Result<std::convert::Infallible, Ended> {
         loop {
             self.pause(Duration::from_millis(u64::from(every_ms))).await?;
@@ -293,7 +293,7 @@ impl Stream {
         }
     }
 
-    /// Sends a read error as a message about the run, within a section that blocks.
+    /// Returns the value that was read, or sends the error as a message about the run. Must be called within [`block_in_place`].
     fn or_lost<T>(&self, run: &RunId, read: std::io::Result<T>) -> Result<Option<T>, Ended> {
         match read {
             Ok(value) => Ok(Some(value)),
@@ -317,7 +317,7 @@ impl Stream {
         sent.and_then(Result::ok).ok_or(Ended)
     }
 
-    /// Sends within a section that blocks.
+    /// Sends a message. Must be called within [`block_in_place`].
     fn send_blocking(&self, msg: Msg) -> Result<(), Ended> {
         if self.stop.is_cancelled() {
             return Err(Ended);
@@ -330,7 +330,7 @@ impl Stream {
     }
 }
 
-/// Divides items into messages. The items are moved, because a sample owns memory.
+/// Divides items into pieces of at most [`SAMPLES`], one per message. The items are moved, because a sample owns memory.
 fn pieces<T>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     let mut items = items.into_iter();
     std::iter::from_fn(move || {
@@ -339,7 +339,7 @@ fn pieces<T>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-/// The goodput of a run, computed now and then.
+/// Computes the goodput of a run every [`GOODPUT`].
 #[derive(Default)]
 struct GoodputStream {
     steps: StepLog,
@@ -365,7 +365,7 @@ impl GoodputStream {
     }
 }
 
-/// The sample files of the nodes of a run. Nodes appear while it runs.
+/// The GPU sample files of the nodes of a run. New nodes can appear while the run is active.
 #[derive(Default)]
 struct NodeFiles {
     tails: BTreeMap<NodeId, Tail<NodeSample>>,
@@ -388,7 +388,7 @@ impl NodeFiles {
     }
 }
 
-/// The event files of a run: that of rank 0 and one per node. Nodes appear while it runs.
+/// The event files of a run: of rank 0, of the healer, and of each node. New nodes can appear while the run is active.
 #[derive(Default)]
 struct EventFiles {
     tails: BTreeMap<Utf8PathBuf, Tail<Event>>,
@@ -400,7 +400,7 @@ impl EventFiles {
         for path in nodes.iter().map(|node| dir.node_events(node)).chain([dir.events(), dir.healer_events()]) {
             self.tails.entry(path.clone()).or_insert_with(|| Tail::new(path));
         }
-        // A file that cannot be read now may be readable next time. If the run cannot be read, its state is an error.
+        // A file that cannot be read now may be readable next time. If the whole run cannot be read, its status reports the error.
         let mut new: Vec<Event> =
             self.tails.values_mut().filter_map(|tail| tail.poll().ok()).flat_map(|b| b.items).collect();
         new.sort_by(|a, b| a.t.total_cmp(&b.t));

@@ -1,6 +1,6 @@
-//! Connects the plans, which do no IO, with this machine: runs folder, clock, random numbers, user, trainer.
+//! Connects the crate `plan`, which does no I/O, with this machine: runs folder, clock, random numbers, user, trainer.
 //!
-//! Keys of the console and commands of the shell both use it, so that they do the same.
+//! The keys of the console and the commands of the shell both use the workspace, so that they do the same.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -37,13 +37,13 @@ pub use subject::{Fitting, Subject, curriculum, named_stage, recipe_failure, sta
 
 /// The folders, nodes and caches that commands and the console work with.
 pub struct Workspace {
-    /// The working folder, absolute. Paths of a request are relative to it.
+    /// The working folder, absolute. Paths in requests are relative to this folder.
     pub here: Utf8PathBuf,
     /// The folder of all runs, absolute.
     pub runs: Utf8PathBuf,
     /// The folder of the curricula, absolute.
     pub configs: Utf8PathBuf,
-    /// The nodes to train on by default. Empty for this machine.
+    /// The node options before the command, which apply by default. Empty for this machine.
     pub nodes: NodesArgs,
     /// The connections to nodes and to Slurm.
     pub connections: Connections,

@@ -22,7 +22,7 @@ impl Archive {
     /// Reads the directory of an archive that lies at `base..base + len` of a file.
     ///
     /// # Errors
-    /// Returns the reason why it is not such an archive.
+    /// The reason why the range is not a complete archive of `torch.save`.
     pub fn open(files: &mut Files, file: &Arc<Utf8Path>, base: u64, len: u64) -> Result<Self, String> {
         let mut read = |at: u64, count: u64| -> Result<Vec<u8>, String> {
             if at.checked_add(count).is_none_or(|end| end > len) {
@@ -86,7 +86,7 @@ impl Archive {
         self.entries.values().copied()
     }
 
-    /// Reads a small entry.
+    /// Reads an entry of at most [`MAX_PICKLE`] bytes.
     pub fn read(&self, files: &mut Files, name: &str) -> Result<Vec<u8>, String> {
         let (at, len) = self.place(name).ok_or_else(|| format!("it has no {name}"))?;
         if len > MAX_PICKLE {
@@ -123,7 +123,7 @@ fn entry(directory: &[u8], at: usize) -> Result<(Entry, usize), String> {
     let mut wide = wide_numbers(extra);
     if size == u64::from(u32::MAX) {
         size = wide.next().ok_or_else(damaged)?;
-        // If the uncompressed size did not fit, the compressed size follows it. Both are equal.
+        // If the uncompressed size did not fit into 32 bits, the compressed size follows it. Both are equal.
         wide.next().filter(|packed| *packed == size).ok_or_else(damaged)?;
     }
     if header == u64::from(u32::MAX) {

@@ -4,10 +4,10 @@ use crate::Dtype;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// The dtypes that parameters may have in a target.
+/// The dtypes that a conversion can write.
 pub(crate) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::BF16, Dtype::F16];
 
-/// Returns the dtype that parameters of a source keep, or `None` if it is not one of floating-point numbers. F64 becomes F32:
+/// Returns the dtype that parameters of a source keep by default, or `None` if parameters cannot have this dtype. F64 becomes F32:
 /// diffusers computes the initial learned positions in F64, and no trainer computes with more than F32.
 pub(crate) fn kept(dtype: Dtype) -> Option<Dtype> {
     match dtype {
@@ -34,7 +34,7 @@ pub(crate) fn cast(from: Dtype, to: Dtype, input: &[u8], out: &mut Vec<u8>) -> R
     Ok(())
 }
 
-/// Checks `numbers`, decoded from `input`.
+/// Checks that the finite elements of `input` are finite in `numbers`, into which they were decoded. Only F64 can fail.
 ///
 /// # Errors
 /// Returns the first number of an F64 tensor whose nearest F32 number is infinite.
@@ -114,7 +114,7 @@ pub(crate) fn encode(to: Dtype, numbers: &[f32], out: &mut Vec<u8>) -> Result<()
     }
 }
 
-/// Rounds the bits of a float32 to the nearest bfloat16, ties to even. It has no branch, so that the compiler
+/// Rounds the bits of a float32 to the nearest bfloat16, ties to even. The code has no branch, so that the compiler
 /// vectorizes it; the crate `half` converts one element at a time.
 fn bf16_bits(bits: u32) -> u16 {
     let nearest = bits.wrapping_add(0x7fff).wrapping_add((bits >> 16) & 1) >> 16;
@@ -122,7 +122,7 @@ fn bf16_bits(bits: u32) -> u16 {
     (if is_nan { bits >> 16 | 0x40 } else { nearest }) as u16
 }
 
-/// Decodes elements as numbers. Returns none for the float8 types.
+/// Decodes elements as numbers. The iterator is empty for the float8 types.
 pub(crate) fn values(dtype: Dtype, bytes: &[u8]) -> Box<dyn Iterator<Item = f64> + '_> {
     macro_rules! numbers {
         ($number:ty, $len:literal, $as_f64:expr) => {

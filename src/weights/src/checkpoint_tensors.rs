@@ -8,7 +8,7 @@ use rundir::{Checkpoint, ErrorCode, Failure, LogicalTensor, TensorBox};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Returns the tensors of a checkpoint, each with the ranges of its slices in order.
+/// Returns the tensors of a checkpoint, each with the file ranges that hold its elements in order.
 pub(crate) fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Failure> {
     let mut headers: BTreeMap<&str, (Header, Arc<Utf8Path>)> = BTreeMap::new();
     let mut tensors = Tensors::new();
@@ -24,10 +24,10 @@ pub(crate) fn checkpoint_tensors(checkpoint: &Checkpoint) -> Result<Tensors, Fai
     Ok(tensors)
 }
 
-/// The prefix of the moving average of a trained tensor.
+/// The prefix in the name of the moving average of a tensor.
 const AVERAGE: &str = "ema/";
 
-/// Puts the averages of trained tensors, which are in the training state, in their place. Returns their number.
+/// Replaces weights by their moving averages (EMA), which are in the training state. Returns the number of replaced tensors.
 ///
 /// # Errors
 /// `ema` is [`UseEma::On`], and there are no averages.
@@ -68,7 +68,7 @@ fn checkpoint_tensor(
     let dtype = Dtype::parse(&tensor.dtype).ok_or_else(|| bad(format!("its dtype '{}' is unknown", tensor.dtype)))?;
     let whole = TensorBox::whole(&tensor.shape);
     let all = 0..tensor.elements().unwrap_or(0);
-    // A box of columns has one run per row of the tensor.
+    // A slice that is a box of columns has one contiguous run of elements per row of the tensor.
     let mut runs: Vec<(u64, Span)> = Vec::with_capacity(tensor.slices.len());
     for slice in &tensor.slices {
         let (header, file) = &headers[slice.file.as_str()];

@@ -21,24 +21,24 @@ pub struct Difference {
     pub changed: Vec<Changed>,
     /// The number of equal tensors.
     pub same: usize,
-    /// The norm of the difference over all tensors that have the same shape.
+    /// The L2 norm of the difference over all tensors that have the same shape in both sets.
     pub norm: f64,
 }
 
 /// A tensor that differs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Changed {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its dtype and shape in the first set.
+    /// The dtype and shape in the first set.
     pub first: String,
-    /// Its dtype and shape in the second set.
+    /// The dtype and shape in the second set.
     pub second: String,
-    /// The norm of the difference; none when the shapes differ.
+    /// The L2 norm of the difference; `None` if the shapes differ.
     pub norm: Option<f64>,
-    /// The norm of the difference divided by the norm of the first tensor.
+    /// The norm of the difference divided by the norm of the first tensor; `None` if the shapes differ or the ratio is not finite.
     pub relative: Option<f64>,
-    /// The largest absolute difference of two elements.
+    /// The largest absolute difference of two elements; `None` if the shapes differ.
     pub largest: Option<f64>,
 }
 
@@ -78,7 +78,7 @@ pub fn compare(
     Ok(Difference { same: both.len() - changed.len(), missing, extra, changed, norm: f64::sqrt(squares) })
 }
 
-/// Returns the tensors under their internal names, as far as the model defines them.
+/// Returns the tensors of a source. Tensors that the model defines get their internal names.
 fn internal(source: &WeightsSource) -> Tensors {
     let mut tensors = source.tensors.clone();
     if let Ok(model) = source.model() {

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::fs;
 
-/// The class whose configurations are read and written.
+/// The diffusers class whose configurations are read and written.
 const CLASS: &str = "CogVideoXTransformer3DModel";
 /// Frames of video per latent frame, the same for every CogVideoX model.
 const FRAMES_PER_LATENT: usize = 4;
 /// ε of the norms of queries and keys, a constant in the code of diffusers.
 const QK_NORM_EPS: f64 = 1e-6;
-/// A configuration is a page of text.
+/// The largest configuration file in bytes. A configuration is a page of text.
 const MAX_CONFIG: u64 = 1_000_000;
 
 /// The keys that the shape of a model depends on. A missing key has the default of diffusers.
@@ -121,7 +121,7 @@ pub enum PublishedModel {
 }
 
 impl PublishedModel {
-    /// The family's name.
+    /// Returns the name of the published model.
     pub fn name(self) -> &'static str {
         match self {
             Self::CogVideoX2B => "CogVideoX-2B",
@@ -136,17 +136,16 @@ impl PublishedModel {
         }
     }
 
-    /// Returns the family of a model of the trainer.
+    /// Returns the published model that has the structure of a model of the trainer.
     pub fn of(model: &Model) -> Self {
         let channels = (model.in_channels as u64, model.out_channels as u64);
         Self::by_features(model.patch_size_t > 1, model.ofs_embedding, model.positions, channels)
     }
 
-    /// Returns the family by the features in which the published models differ. `channels` are the numbers of input and
-    /// output channels.
+    /// Returns the published model with these features. `channels` are the numbers of input and output channels.
     fn by_features(temporal_patches: bool, ofs: bool, positions: Positions, channels: (u64, u64)) -> Self {
         let (input, output) = channels;
-        // More input channels are a second latent; even more are a mask and a second latent.
+        // More input than output channels: a second latent. More than twice as many: a mask and a second latent.
         let (second, mask) = (input > output, input > output.saturating_mul(2));
         match positions {
             _ if temporal_patches && ofs => Self::CogVideoX15I2V,
@@ -198,14 +197,14 @@ impl Config {
         Ok(config)
     }
 
-    /// The family.
+    /// Returns the published model that has the structure of this configuration.
     pub fn family(&self) -> PublishedModel {
         let channels = |n: i64| u64::try_from(n).unwrap_or(0);
         let channels = (channels(self.in_channels), channels(self.out_channels.unwrap_or(16)));
         PublishedModel::by_features(self.patch_size_t.is_some(), self.ofs().is_some(), self.positions(), channels)
     }
 
-    /// The width of the embedding of the first image's offset; none without one.
+    /// Returns the width of the embedding of the first image's offset; `None` if the model has no such embedding.
     fn ofs(&self) -> Option<i64> {
         self.ofs_embed_dim.filter(|width| *width != 0)
     }
@@ -280,7 +279,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
         ("norm_elementwise_affine", config.norm_elementwise_affine, "false".into()),
         ("flip_sin_to_cos", config.flip_sin_to_cos, "false".into()),
         ("freq_shift", config.freq_shift == 0.0, config.freq_shift.to_string()),
-        // Ignored when patches span several frames: that layer always has a bias.
+        // diffusers ignores patch_bias when patches span several frames: that layer always has a bias.
         ("patch_bias", config.patch_bias || in_time, "false".into()),
         (
             "use_rotary_positional_embeddings",
@@ -320,7 +319,7 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     let patch_t = config.patch_size_t.unwrap_or(1);
     set("patch_size_t", patch_t.into());
     set("ofs_embedding", ofs.is_some().into());
-    // The trainer pads them to whole patches: the 21 latent frames of CogVideoX 1.5's 81 become 22, as in diffusers.
+    // The trainer pads latent frames to whole patches, as diffusers does: the 81 frames of CogVideoX 1.5 are 21 latent frames, padded to 22.
     let frames = (config.sample_frames - 1) / ratio + 1;
     set("latent_frames", frames.into());
     set("base_frames", frames.into());
@@ -345,8 +344,8 @@ pub fn model_from_diffusers(config: &Config) -> Result<Model, Failure> {
     })
 }
 
-/// Returns the `config.json` of a model, based on that of its weights, and the keys of the model that it cannot
-/// express.
+/// Returns the `config.json` of a model, based on the `config.json` that came with its weights, and a note about each part
+/// of the model that a `config.json` cannot express.
 ///
 /// Keys with the same meaning are kept unchanged: several numbers of frames give the same number of latent frames, and
 /// some keys have no effect on a model. If nothing changes, the text is identical.
@@ -356,8 +355,8 @@ pub(crate) fn config_text(model: &Model, came_with: Option<&str>) -> (String, Ve
     (text, notes)
 }
 
-/// Returns a configuration in which keys that differ in meaning from `wanted` are corrected, or `None` if that is not
-/// sufficient.
+/// Returns the configuration `text` with the values of `wanted` for keys that differ in meaning, or `None` if the result
+/// still differs from `wanted`.
 fn changed(text: &str, wanted: &Value) -> Option<String> {
     let meaning = |value: &Value| {
         let config = serde_json::from_value(value.clone()).ok()?;
@@ -378,7 +377,7 @@ pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-/// Returns the `config.json` of a model, and a note about each part of the model that it cannot express.
+/// Returns the `config.json` of a model, and a note about each part of the model that a `config.json` cannot express.
 pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
     let in_time = model.patch_size_t > 1;
     let [frames, height, width] = model.base();

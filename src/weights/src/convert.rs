@@ -1,4 +1,4 @@
-//! Converts weights in two stages: the plan reads only headers and can be shown; the execution follows the plan exactly.
+//! Converts weights in two phases: the plan reads only headers and can be shown; the execution follows the plan exactly.
 
 mod link;
 mod lora;
@@ -48,11 +48,11 @@ pub struct ConvertRequest {
     pub target: Utf8PathBuf,
     /// The target format.
     pub to: Form,
-    /// The sequence layers that the target has besides attention. The default is those of the source.
+    /// The sequence layers (TTT) that the target has besides attention. By default, the layers of the source.
     pub layer: Option<Layer>,
     /// The input channels of the target. The default is the number of the source.
     pub in_channels: Option<usize>,
-    /// The dtype of the parameters. The default is that of the source.
+    /// The dtype of the parameters. By default, each tensor keeps the dtype of the source; F64 becomes F32.
     pub dtype: Option<Dtype>,
     /// The seed of the values of new layers.
     pub seed: u64,
@@ -105,14 +105,14 @@ pub struct ConvertPlan {
     pub to: Form,
     /// The adapter that is merged into the weights.
     pub merge: Option<Utf8PathBuf>,
-    /// The model of the target; none for an adapter.
+    /// The model of the target; `None` for an adapter.
     pub model: Option<Model>,
     /// The mapping of every tensor.
     pub report: Report,
     files: Vec<NewTensorFile>,
     /// Files of the source that the target links to.
     links: Vec<Linked>,
-    /// Small text files beside them.
+    /// The names and contents of small text files beside the tensor files.
     texts: Vec<(String, String)>,
 }
 
@@ -121,9 +121,9 @@ pub struct ConvertPlan {
 pub struct Converted {
     /// The created folder.
     pub target: Utf8PathBuf,
-    /// The total size of its files in bytes.
+    /// The total size of the tensor files in bytes, linked files included.
     pub bytes: u64,
-    /// The number of tensor files.
+    /// The number of tensor files, linked files included.
     pub files: usize,
 }
 
@@ -165,17 +165,17 @@ pub fn plan_conversion(request: &ConvertRequest) -> Result<ConvertPlan, Failure>
 }
 
 impl ConvertPlan {
-    /// Returns the number of bytes to write.
+    /// Returns the number of bytes to write, without linked files.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(NewTensorFile::bytes).sum()
     }
 
-    /// Returns the number of tensor files.
+    /// Returns the number of tensor files to write, without linked files.
     pub fn file_count(&self) -> usize {
         self.files.len()
     }
 
-    /// Identifies the plan: plans with the same fingerprint read the same file ranges and write the same files.
+    /// Returns a hash that identifies the plan: plans with the same hash read the same file ranges and write the same files.
     pub fn fingerprint(&self) -> String {
         rundir::xxh3_hex(
             format!("{:?}", (&self.target, self.to, &self.report, &self.files, &self.links, &self.texts)).as_bytes(),
@@ -196,7 +196,7 @@ impl ConvertPlan {
 
     /// Executes the plan. On success the target is complete; on failure it is unchanged.
     ///
-    /// `now_s` and `random` determine the id of the new checkpoint.
+    /// `now_s` and `random` determine the run ID in the manifest of a new checkpoint.
     ///
     /// # Errors
     /// Fails when [`ConvertPlan::check`] fails, a checksum of the source does not match, or an I/O error occurs.
@@ -349,7 +349,7 @@ impl ConvertPlan {
     }
 }
 
-/// Verifies the checksums of files and reports its progress to `read`.
+/// Verifies the checksums of files. Calls `read` with the number of bytes after each read; `read` can stop the work.
 fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<(), Failure> {
     files.iter().try_for_each(|(wanted, path)| {
         let found = checksum(path, read)?;
@@ -360,7 +360,7 @@ fn verify(files: &[(&FileSum, Utf8PathBuf)], read: &mut dyn FnMut(u64) -> Contro
     })
 }
 
-/// Returns the checksum of a file in the format of manifests and reports its progress to `read`.
+/// Returns the checksum of a file in the format of manifests. Calls `read` as [`verify`] does.
 fn checksum(path: &Utf8Path, read: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<String, Failure> {
     let io = |source| crate::Error::Io { path: path.to_owned(), source };
     let (mut file, mut sum, mut buffer) = (File::open(path).map_err(io)?, Xxh3::new(), vec![0; 1 << 20]);

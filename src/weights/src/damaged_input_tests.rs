@@ -1,4 +1,4 @@
-//! Every reader of weights on invalid, damaged and hostile input: none panics, hangs, or allocates without bound.
+//! Tests every reader of weights on invalid, damaged and hostile input: no reader may panic, hang, or allocate without bound.
 //!
 //! `PROPTEST_CASES=100000 PROPTEST_RNG_SEED=$RANDOM cargo test --release -p weights damaged` tries more inputs. An input that
 //! breaks a reader goes to the corpus in `tests/fixtures/weights/corpus`, which holds invalid files for each reader.
@@ -25,7 +25,7 @@ use crate::{
 
 /// The longest time for one input of kilobytes, with room for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The data segment of this process may not exceed this: gigabytes above what tests need, and exabytes below what a damaged
+/// The limit of the data segment of this process in bytes: gigabytes above what tests need, and exabytes below what a damaged
 /// length can request.
 const MEMORY: u64 = 4 << 30;
 /// The name of the index of a folder of shards.
@@ -145,9 +145,9 @@ fn every_reader_reads_good_input_and_survives_damaged_input() {
 /// One change of an input at a position.
 #[derive(Debug, Clone)]
 enum Change {
-    /// Replaces as many bytes, which keeps all offsets.
+    /// Replaces bytes by the same number of other bytes, which keeps all offsets.
     Overwrite(Index, Vec<u8>),
-    /// Replaces some bytes by others. It inserts if there are no bytes to remove, and deletes if there are no others.
+    /// Replaces a number of bytes by other bytes. Inserts if the number is 0, and deletes if there are no other bytes.
     Splice(Index, usize, Vec<u8>),
     /// Inserts a part of a good input.
     Copy(Index, Index, usize),

@@ -55,9 +55,9 @@ struct Described<'a> {
 
 /// Why a checkpoint cannot be opened.
 enum Wrong {
-    /// Files that `.metadata` names and that do not exist.
+    /// Files that `.metadata` names do not exist. `of` is the number of named files.
     Missing { files: BTreeSet<String>, of: usize },
-    /// A file is damaged, or it is not a distributed checkpoint.
+    /// A file is damaged, or the folder is not a distributed checkpoint.
     Damaged(String),
 }
 
@@ -70,7 +70,7 @@ impl From<String> for Wrong {
 /// Opens the folder of a distributed checkpoint.
 ///
 /// # Errors
-/// `NotFound` when files are missing. Also fails when it is damaged, or when its pickle uses a name that is not allowed.
+/// `NotFound` if files are missing. `Malformed` if a file is damaged, or if the pickle uses a name that is not allowed.
 pub(crate) fn open(folder: &Utf8Path) -> Result<Tensors, Failure> {
     let path = folder.join(METADATA);
     let what = || format!("cannot read the distributed checkpoint {folder}");
@@ -121,7 +121,7 @@ fn tensors(folder: &Utf8Path, pickle: &Pickle) -> Result<Tensors, Wrong> {
         }
         described.push(Described { name, shape, elements, dtype, runs: Vec::new() });
     }
-    // Chunks are read in file order, because there may be more files than can be open at once.
+    // Read chunks in file order, because there may be more files than a process may open.
     parts.sort_by(|(a, ..), (b, ..)| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     let mut files = Files::default();
     for (place, of, chunk) in parts {
@@ -212,7 +212,7 @@ fn spread(shape: &[u64], chunk: &Chunk, stored: &StoredTensor, runs: &mut Vec<(u
     if chunk.sizes.contains(&0) {
         return Ok(());
     }
-    // The innermost axes that the box covers fully form one run, together with its range of the next axis.
+    // The innermost axes that the chunk covers fully form one contiguous run, together with the chunk's range of the next axis.
     let whole = (0..shape.len()).rev().take_while(|n| chunk.sizes[*n] == shape[*n]).count();
     let axis = (shape.len() - whole).saturating_sub(1);
     let run: u64 = chunk.sizes[axis.min(shape.len())..].iter().product();
@@ -252,7 +252,7 @@ struct Left<'a> {
 }
 
 impl Left<'_> {
-    /// Takes up to `most` bytes from one range; none when the chunk is exhausted.
+    /// Takes up to `most` bytes from one range; `None` if the chunk is exhausted.
     fn take(&mut self, most: u64) -> Option<Span> {
         while let [span, rest @ ..] = self.spans {
             if self.at < span.len {

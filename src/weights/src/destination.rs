@@ -10,7 +10,7 @@ use std::fs::{self, File, TryLockError};
 
 /// Free disk space to keep for manifests, folders and other writers, in bytes.
 const SPARE: u64 = 16 << 20;
-/// The name suffixes of the files that a conversion writes beside tensors. Only a folder of such files is replaced.
+/// The name suffixes of the files that a conversion writes beside tensors. Only a folder that has no other files is replaced.
 const OURS: [&str; 6] =
     ["state.toml", MODEL_FILE, CONFIG_FILE, ".safetensors.index.json", "index.jsonl", "dataset.toml"];
 /// The file that marks a folder as a checkpoint.
@@ -70,7 +70,7 @@ fn foreign<'a>(folder: &Utf8Path, names: &'a [String]) -> Option<&'a String> {
     names.iter().find(|name| !tensors || !written(name))
 }
 
-/// Checks that the disk has space for `bytes`, counting the space that an interrupted attempt still uses as free.
+/// Checks that the disk has space for `bytes`. Files that an interrupted attempt has left count as free space.
 ///
 /// # Errors
 /// [`ErrorCode::DiskFull`] with both sizes.
@@ -129,7 +129,7 @@ fn entries(dir: &Utf8Path) -> Result<Vec<String>, Failure> {
         let entry = entry.map_err(failed)?;
         let folder = entry.file_type().map_err(failed)?.is_dir();
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Conversions write no subfolders.
+        // The slash marks subfolders, which no conversion writes.
         names.push(if folder { format!("{name}/") } else { name });
     }
     names.sort();

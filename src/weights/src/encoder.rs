@@ -1,4 +1,4 @@
-//! The VAE and the text encoder beside a transformer: their configurations, tables of parameters, and files. No libtorch.
+//! The files of a VAE and a text encoder: their configurations, tables of parameters, and tensors. Does not need libtorch.
 
 mod memory;
 mod t5;
@@ -26,7 +26,7 @@ const CONFIG_FILE: &str = "config.json";
 /// Keys of a `config.json` that have no effect on the results.
 const WITHOUT_EFFECT: [&str; 5] = ["torch_dtype", "dtype", "transformers_version", "architectures", "use_cache"];
 
-/// Bytes that are read at a time when a tensor is only hashed.
+/// The number of bytes that are read at a time when a tensor is only hashed.
 const BUFFER: usize = 4 << 20;
 
 /// A parameter of an encoder: its name in the files, and its shape.
@@ -58,7 +58,7 @@ pub struct EncoderFiles {
 impl EncoderFiles {
     /// Opens the weights of a folder and checks them against a table.
     ///
-    /// `aliases` are pairs of a name in the table and another name under which files may have that tensor. Tensors whose names begin
+    /// `aliases` are pairs of a name in the table and another name that this tensor may have in the files. Tensors whose names begin
     /// with one of `ignored` may be in the files and are not read.
     pub(crate) fn open(
         folder: &Utf8Path,
@@ -142,7 +142,7 @@ impl EncoderFiles {
     }
 }
 
-/// Reads tensors of [`EncoderFiles`], and their identity.
+/// Reads tensors of [`EncoderFiles`], and computes their identity.
 #[derive(Debug)]
 pub struct EncoderReader<'a> {
     files: &'a EncoderFiles,
@@ -204,7 +204,7 @@ impl<'a> EncoderReader<'a> {
 
     /// Returns the identity of the configuration and of all tensors that were read.
     ///
-    /// It does not depend on how the tensors are distributed over files.
+    /// The identity does not depend on how the tensors are distributed over files.
     pub fn identity(&self) -> String {
         let mut all = Xxh3::new();
         all.update(self.files.config.as_bytes());
@@ -231,7 +231,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Reads rows in the given order; a row may be there several times.
+    /// Reads rows in the given order; `rows` may contain a row several times.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -257,7 +257,7 @@ impl Rows {
     }
 }
 
-/// Returns a configuration without comments and keys without effect, the keys in order.
+/// Returns a configuration as JSON with sorted keys, without comments (keys that begin with `_`) and keys without effect.
 fn effective(config: &Value) -> String {
     let keys = config.as_object().into_iter().flatten();
     let kept: BTreeMap<&String, &Value> =

@@ -1,4 +1,4 @@
-//! Reads the record of collectives that libtorch writes when NCCL times out, its "flight recorder": a pickle of dicts and lists.
+//! Reads the record of collectives that the flight recorder of libtorch writes when NCCL times out: a pickle of dicts and lists.
 //!
 //! Source: `FlightRecorder` of PyTorch 2.11, version 2.10 of its format.
 
@@ -11,19 +11,19 @@ use std::fs;
 /// A collective of the record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCollective {
-    /// The name of the group, without the last `/`.
+    /// The name of the process group, without the last `/`.
     pub group: String,
     /// The number of the collective in the group.
     pub number: u64,
     /// The operation, such as `nccl:all_reduce`.
     pub operation: String,
-    /// The shapes of its inputs.
+    /// The shapes of the inputs.
     pub shapes: Vec<Vec<u64>>,
-    /// Whether it is complete on this rank.
+    /// Whether the collective is complete on the rank that wrote the record.
     pub is_complete: bool,
-    /// When the rank started it, Unix seconds.
+    /// When the rank started the collective, in Unix seconds.
     pub started_s: f64,
-    /// The functions that called it, the innermost first. Empty unless libtorch records stacks.
+    /// The functions that called the collective, the innermost first. Empty unless libtorch records stacks.
     pub stack: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub fn read_flight_record(path: &Utf8Path) -> Result<Vec<RecordedCollective>, Fa
 }
 
 fn collectives(pickle: &Pickle) -> Option<Vec<RecordedCollective>> {
-    // A rank that has started none has no list.
+    // The record of a rank that has started no collective has no list.
     let Some(entries) = pickle.get(pickle.root, "entries") else {
         return pickle.get(pickle.root, "version").map(|_| Vec::new());
     };
@@ -58,7 +58,7 @@ fn collective(pickle: &Pickle, entry: At) -> Option<RecordedCollective> {
     let (text, number) = (|key| pickle.text(get(key)?), |key| pickle.size(get(key)?));
     let group = pickle.text(*items("process_group")?.first()?)?.trim_end_matches('/').to_owned();
     let operation = text("profiling_name")?.to_owned();
-    // libtorch discovers the end of a collective of the CPU only when it is retired.
+    // libtorch marks a CPU collective (gloo) as ended only when it is retired.
     let is_retired = get("retired").is_some_and(|at| *pickle.node(at) == Node::Bool(true));
     let is_complete = text("state")? == "completed" || (operation.starts_with("gloo:") && is_retired);
     let shapes = items("input_sizes").and_then(|sizes| sizes.iter().map(|size| pickle.sizes(*size)).collect());
@@ -74,10 +74,10 @@ fn collective(pickle: &Pickle, entry: At) -> Option<RecordedCollective> {
     })
 }
 
-/// The functions that record a stack, which are its innermost.
+/// The name prefixes of the functions that record a stack. They are the innermost functions of every stack.
 const OWN: [&str; 3] = ["torch::unwind::", "torch::CapturedTraceback::", "c10d::FlightRecorder<"];
 
-/// Returns a function of a stack and its place; `None` for those that record it.
+/// Returns the name and source location of a function in a stack; `None` for the functions in [`OWN`].
 fn frame(pickle: &Pickle, at: At) -> Option<String> {
     let text = |key| pickle.text(pickle.get(at, key)?);
     let (name, file) = (text("name")?, text("filename")?);

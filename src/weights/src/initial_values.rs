@@ -1,4 +1,4 @@
-//! Generates the initial values of tensors that the source does not have: those of new TTT layers.
+//! Generates the initial values of tensors that the source does not have: the tensors of new TTT layers.
 //!
 //! Each value depends only on the seed, the tensor's name and the element's index, so that conversions are reproducible.
 
@@ -18,7 +18,7 @@ pub(crate) struct InitialValues {
 }
 
 impl InitialValues {
-    /// Returns the values of the tensor `name`; none for an init that depends on the model's shape.
+    /// Returns the values of the tensor `name`; `None` for an init that depends on the model's shape.
     pub fn new(init: ParamInit, seed: u64, name: &str) -> Option<Self> {
         let known = !matches!(init, ParamInit::Positions | ParamInit::Xavier);
         known.then(|| Self { init, key: xxh3_64_with_seed(name.as_bytes(), seed) })

@@ -29,7 +29,7 @@ pub struct Inspection {
     pub layer: Option<Layer>,
     /// Whether all files and tensors are present and have the expected shapes.
     pub complete: bool,
-    /// The reason why it is not complete.
+    /// The reason why the weights are not complete.
     pub why: Option<Failure>,
     /// The reason why the trainer does not support the model.
     pub unusable: Option<Failure>,
@@ -39,7 +39,7 @@ pub struct Inspection {
     pub dtypes: BTreeMap<&'static str, u64>,
     /// The total size of the tensor files in bytes.
     pub bytes: u64,
-    /// The number of optimizer tensors.
+    /// The number of tensors of the training state: the optimizer and averages.
     pub optimizer_tensors: usize,
     /// The training step of a checkpoint.
     pub step: Option<u64>,
@@ -52,13 +52,13 @@ pub struct Inspection {
 /// A tensor in an inspection.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorRow {
-    /// Its name.
+    /// The name in the source.
     pub name: String,
-    /// Its dtype.
+    /// The dtype in the source.
     pub dtype: &'static str,
-    /// Its shape.
+    /// The shape in the source.
     pub shape: Vec<usize>,
-    /// The statistics of its values, if requested.
+    /// The statistics of the values, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stats: Option<Stats>,
 }
@@ -66,11 +66,11 @@ pub struct TensorRow {
 /// Statistics of the values of a tensor. Values that are not finite are counted and excluded from the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Stats {
-    /// The minimum; none when no value is finite.
+    /// The minimum; `None` if no value is finite.
     pub min: Option<f64>,
-    /// The maximum.
+    /// The maximum; `None` if no value is finite.
     pub max: Option<f64>,
-    /// The mean.
+    /// The mean; `None` if no value is finite.
     pub mean: Option<f64>,
     /// The number of NaNs.
     pub nan: u64,
@@ -155,7 +155,7 @@ fn incomplete(location: SourceLocation, failure: Failure) -> Inspection {
     }
 }
 
-/// Returns a failure when the source lacks tensors of the model.
+/// Returns a failure if the source lacks tensors of the model.
 fn lacking(source: &WeightsSource, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let wanted = specs.iter().map(|spec| source.name_of(spec));
@@ -167,7 +167,7 @@ fn lacking(source: &WeightsSource, model: &Model) -> Option<Failure> {
     })
 }
 
-/// Returns a failure when tensors do not have the shapes of the model.
+/// Returns a failure if tensors do not have the shapes of the model.
 fn contradicting(source: &WeightsSource, model: &Model) -> Option<Failure> {
     let specs = recipe::param_specs(model);
     let others: Vec<_> = specs

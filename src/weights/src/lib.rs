@@ -1,4 +1,4 @@
-//! Tensor files on disk: reading, inspecting and converting them. No libtorch.
+//! Reads, inspects and converts files of weights. Does not need libtorch.
 //!
 //! Files are read with `read_exact_at` and not memory-mapped, so that a file that shrinks causes an error, not a SIGBUS.
 

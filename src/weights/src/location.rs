@@ -1,11 +1,11 @@
-//! Where weights are, and of what kind they are.
+//! The kinds of files and folders that hold weights, and the location of identified weights.
 
 use std::fmt;
 
 use camino::Utf8PathBuf;
 use serde::Serialize;
 
-/// The file of a diffusers model with the TTT layers under their internal names, which diffusers does not support.
+/// The file beside a diffusers model with its TTT layers under their internal names. diffusers does not support these layers.
 pub const TTT_FILE: &str = "ttt.safetensors";
 
 /// The kind of a file or folder of weights.

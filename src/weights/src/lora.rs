@@ -68,13 +68,13 @@ impl fmt::Display for LoraForm {
 /// An adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraFile {
-    /// Its path.
+    /// The path of the adapter: its file, its folder, a checkpoint or a run.
     pub path: Utf8PathBuf,
-    /// Its format; none for a checkpoint of this trainer.
+    /// The format; `None` for a checkpoint of this trainer.
     pub form: Option<LoraForm>,
-    /// The weights that it was trained on, which only a checkpoint of this trainer names.
+    /// The weights that the adapter was trained on. Only a checkpoint of this trainer names them.
     pub base: Option<BaseWeights>,
-    /// Its layers by the diffusers module name, such as `transformer_blocks.0.attn1.to_q`. Layers that diffusers does not have
+    /// The layers by their diffusers module name, such as `transformer_blocks.0.attn1.to_q`. Layers that diffusers does not have
     /// (TTT) have this trainer's name, such as `blocks.0.ttt.q`.
     pub layers: BTreeMap<String, LoraLayer>,
     /// Tensors that belong to no layer.
@@ -88,9 +88,9 @@ pub struct LoraLayer {
     pub down: StoredTensor,
     /// The up projection, `[out, rank]`.
     pub up: StoredTensor,
-    /// The product of the factors is scaled by alpha / rank.
+    /// Alpha: the product of the factors is scaled by alpha / rank.
     pub alpha: f64,
-    /// The names of its tensors in the file.
+    /// The names of the layer's tensors in the file.
     pub names: Vec<String>,
 }
 
@@ -112,12 +112,12 @@ pub(crate) fn is_lora<'a>(mut names: impl Iterator<Item = &'a String>) -> bool {
     names.any(|name| name.contains(".lora_A.") || name.contains(".lora_down."))
 }
 
-/// Returns the name of a weight's layer: diffusers' if it has one, otherwise this trainer's.
+/// Returns the name of a weight's layer: the diffusers name if there is one, otherwise this trainer's name.
 fn module(weight: &ParamSpec) -> Option<&str> {
     weight.diffusers.as_ref().unwrap_or(&weight.name).strip_suffix(".weight")
 }
 
-/// Opens a folder, or the newest checkpoint of a run, if it is a checkpoint of adapters.
+/// Opens a checkpoint, or the newest checkpoint of a run. `None` if it is not a checkpoint of adapters.
 fn adapter_checkpoint(path: &Utf8Path) -> Option<Checkpoint> {
     let run = RunDir::new(path);
     let checkpoint = match run.run_toml().exists() {
@@ -176,10 +176,10 @@ struct Parts {
 }
 
 impl LoraFile {
-    /// Opens an adapter file, or the folder of one. The adapters of a checkpoint are their moving averages where there are any.
+    /// Opens an adapter: a file, its folder, a checkpoint or a run. If a checkpoint has moving averages (EMA), opens these.
     ///
     /// # Errors
-    /// Fails when it is damaged, or is not an adapter of a CogVideoX transformer.
+    /// The files are damaged, or are not an adapter of a CogVideoX transformer.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         Self::open_average(path, UseEma::Auto)
     }
@@ -187,7 +187,7 @@ impl LoraFile {
     /// Opens an adapter as [`LoraFile::open`] does, or its moving average.
     ///
     /// # Errors
-    /// As [`LoraFile::open`], and if `ema` requires an average that there is not.
+    /// As [`LoraFile::open`]; or `ema` requires a moving average, and there is none.
     pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
         if let Some(checkpoint) = adapter_checkpoint(path) {
             return Self::of_checkpoint(path, &checkpoint, ema);
@@ -292,7 +292,7 @@ impl LoraFile {
         Ok(Self { path: path.to_owned(), form: Some(form), base: None, layers, unused })
     }
 
-    /// Returns the layer of a weight with its name; none if the layer has no adapter.
+    /// Returns the layer of a weight with its name; `None` if the layer has no adapter.
     fn layer_of<'a>(&'a self, weight: &'a ParamSpec) -> Option<(&'a str, &'a LoraLayer)> {
         let name = module(weight)?;
         Some((name, self.layers.get(name)?))
@@ -307,10 +307,10 @@ impl LoraFile {
         self
     }
 
-    /// Returns the product to add to a parameter and adds its module to `used`.
+    /// Returns the product to add to a parameter, and adds the module to `used`. `None` if the parameter has no adapter.
     ///
     /// # Errors
-    /// Fails when the layer does not have the parameter's shape.
+    /// The product does not have the parameter's shape.
     pub(crate) fn for_parameter(
         &self,
         spec: &ParamSpec,
@@ -340,7 +340,7 @@ impl LoraFile {
         layers.flat_map(|(_, layer)| layer.names.iter()).chain(&self.unused).cloned().collect()
     }
 
-    /// Returns all its tensors by name.
+    /// Returns the factors of all layers by tensor name.
     pub(crate) fn tensors(&self) -> Tensors {
         let mut tensors = Tensors::new();
         for layer in self.layers.values() {
@@ -418,7 +418,7 @@ impl Alphas {
     /// Returns the alpha of a module.
     ///
     /// # Errors
-    /// Returns both alphas when two patterns with different alphas match: the parser does not keep their order.
+    /// Returns both alphas if two patterns with different alphas match: the JSON parser does not keep the order of patterns.
     fn of(&self, module: &str, rank: f64) -> Result<f64, (f64, f64)> {
         let mut own = self.patterns.iter().filter(|(pattern, _)| pattern.is_match(module)).map(|(_, alpha)| *alpha);
         let first = own.next();

@@ -7,15 +7,15 @@ use crate::{Dtype, Error};
 /// The product of two LoRA factors that is added to a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Merge {
-    /// `[rank, in]`.
+    /// The down projection, `[rank, in]`.
     pub down: StoredTensor,
-    /// `[out, rank]`.
+    /// The up projection, `[out, rank]`.
     pub up: StoredTensor,
     /// The factor of the product.
     pub scale: f64,
 }
 
-/// The values of a [`Merge`] and the position in the weight.
+/// The factors of a [`Merge`] in memory, and the position in the weight.
 pub(crate) struct Adding {
     /// `[rank, in]`.
     down: Vec<f32>,
@@ -40,7 +40,12 @@ impl Merge {
 }
 
 impl Adding {
-    /// Adds the product to the next elements of the weight in float32 and appends them to `out` as `to`.
+    /// Adds the product to the next elements of the weight in float32, and appends the sums to `out` as type `to`.
+    ///
+    /// * `raw` — the next elements, of type `from`.
+    ///
+    /// # Errors
+    /// Returns the first number that is finite but does not fit the type.
     pub fn add_to(&mut self, from: Dtype, to: Dtype, raw: &[u8], out: &mut Vec<u8>) -> Result<(), f64> {
         self.sums.resize(raw.len() / from.size(), 0.0);
         decode(from, raw, &mut self.sums);
@@ -48,7 +53,7 @@ impl Adding {
         let rank = self.down.len() / self.columns;
         let mut rest = &mut self.sums[..];
         while !rest.is_empty() {
-            // A row of the weight, or the part of it that this chunk contains.
+            // A row of the weight, or the part of the row that `raw` contains.
             let (row, column) = (self.at / self.columns, self.at % self.columns);
             let (part, after) = rest.split_at_mut(rest.len().min(self.columns - column));
             for (k, factor) in self.up[row * rank..][..rank].iter().enumerate() {

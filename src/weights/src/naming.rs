@@ -33,7 +33,7 @@ pub(crate) struct Recognized {
     pub names: Names,
     /// The weights, without the common prefix of their names.
     pub tensors: Tensors,
-    /// The training state.
+    /// The tensors of the training state.
     pub others: Tensors,
 }
 

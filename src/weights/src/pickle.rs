@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 
-/// The names that a pickle may use. None is called; each becomes a [`Node::Global`].
+/// The names that a pickle may use. The reader calls none of them; each becomes a [`Node::Global`].
 pub(crate) const ALLOWED: [(&str, &str); 47] = [
     ("collections", "OrderedDict"),
     ("collections", "defaultdict"),
     ("pathlib", "PosixPath"),
-    // The module name in Python 3.13.
+    // The module name of `pathlib` in Python 3.13.
     ("pathlib._local", "PosixPath"),
     ("torch", "BFloat16Storage"),
     ("torch", "BoolStorage"),
@@ -98,7 +98,7 @@ impl Pickle {
     /// Reads a pickle.
     ///
     /// # Errors
-    /// Returns the reason why it is not valid, or the name that is not allowed.
+    /// The reason why the pickle is not valid, or the name that is not allowed.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() }.run()
     }
@@ -176,7 +176,7 @@ fn global(module: &str, name: &str) -> Option<Node> {
     ALLOWED.iter().find(|known| **known == (module, name)).map(|(module, name)| Node::Global(module, name))
 }
 
-/// The stack machine that executes a pickle.
+/// The stack machine that interprets the instructions of a pickle. It calls no function.
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -199,7 +199,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Executes one instruction. An empty error means that the instruction is unknown.
+    /// Interprets one instruction. An empty error means that the instruction is unknown.
     fn step(&mut self, op: u8) -> Result<(), String> {
         match op {
             // PROTO, FRAME

@@ -11,7 +11,7 @@ use units::counted;
 pub struct Report {
     /// Tensors that are copied from the source to the target.
     pub mapped: Vec<Mapped>,
-    /// Tensors of the source that the target does not use, without the waived ones.
+    /// Tensors of the source that the target does not use, without those in `waived`.
     pub unused: Vec<String>,
     /// Unused tensors that the request allows.
     pub waived: Vec<String>,
@@ -26,15 +26,15 @@ pub struct Report {
 /// A tensor that is copied from the source to the target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Mapped {
-    /// Its name in the source.
+    /// The name in the source.
     pub source: String,
-    /// Its name in the target.
+    /// The name in the target.
     pub target: String,
-    /// Its shape in the target.
+    /// The shape in the target.
     pub shape: Vec<usize>,
-    /// Its dtype in the source.
+    /// The dtype in the source.
     pub from: &'static str,
-    /// Its dtype in the target.
+    /// The dtype in the target.
     pub to: &'static str,
     /// The number of added input channels, which are zero.
     #[serde(skip_serializing_if = "is_zero")]
@@ -44,13 +44,13 @@ pub struct Mapped {
 /// A tensor that the target adds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Initialized {
-    /// Its name.
+    /// The name of the added tensor in the target.
     pub target: String,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Its dtype.
     pub to: &'static str,
-    /// The distribution of its values.
+    /// The distribution of the values, as text.
     pub values: String,
 }
 
@@ -63,7 +63,7 @@ fn is_zero(n: &usize) -> bool {
 pub struct MappingRow {
     /// The name in the source, with `{i}` for the block number.
     pub source: String,
-    /// The name in the target. For an added tensor, `source` describes its values.
+    /// The name in the target, with `{i}` for the block number. For an added tensor, `source` describes the values instead.
     pub target: String,
     /// The number of tensors.
     pub count: usize,
@@ -73,7 +73,7 @@ impl Report {
     /// Checks that all tensors of the source are used and all tensors of the target are present.
     ///
     /// # Errors
-    /// Names the first missing or unused tensors.
+    /// [`ErrorCode::TensorMismatch`] names the first missing or unused tensors.
     pub fn check(&self, source: &str) -> Result<(), Failure> {
         if let [first, ..] = &self.missing[..] {
             return Err(Failure::new(
@@ -109,7 +109,7 @@ impl Report {
         Ok(())
     }
 
-    /// Returns the mapping with the blocks merged, in the order of the first block.
+    /// Returns the mapping with one row for tensors that differ only in the block number, in the order of the first block.
     pub fn patterns(&self) -> Vec<MappingRow> {
         let mapped = self.mapped.iter().map(|m| (pattern(&m.source), pattern(&m.target)));
         let added = self.initialized.iter().map(|m| (format!("({})", m.values), pattern(&m.target)));

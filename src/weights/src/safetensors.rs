@@ -32,9 +32,9 @@ pub enum Error {
     Truncated {
         /// The file.
         path: Utf8PathBuf,
-        /// Its size.
+        /// The size of the file in bytes.
         found: u64,
-        /// The size according to its header.
+        /// The size in bytes that the header requires.
         wanted: u64,
     },
     /// The file is not a valid safetensors file.
@@ -128,34 +128,34 @@ impl From<Error> for Failure {
     }
 }
 
-/// The contents of a safetensors file.
+/// The header of a safetensors file: its tensors and metadata.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// The file.
     pub path: Utf8PathBuf,
-    /// Its tensors by name.
+    /// The tensors by name.
     pub tensors: BTreeMap<String, TensorInfo>,
-    /// The metadata of the writer.
+    /// The `__metadata__` entry, which the writer of the file can set.
     pub metadata: BTreeMap<String, String>,
-    /// The size of the file.
+    /// The size of the file in bytes.
     pub bytes: u64,
 }
 
 /// A tensor of a file: its dtype, shape and location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Its shape.
+    /// The shape.
     pub shape: Vec<usize>,
-    /// The offset of its first byte in the file.
+    /// The offset of the first byte in the file.
     pub begin: u64,
-    /// The offset after its last byte.
+    /// The offset after the last byte.
     pub end: u64,
 }
 
 impl TensorInfo {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         (self.end - self.begin) / self.dtype.size() as u64
     }
@@ -168,7 +168,7 @@ struct RawTensor {
     data_offsets: [u64; 2],
 }
 
-/// A header in which every entry has the usual form.
+/// A header whose entries all have the form that the format requires, for fast parsing.
 #[derive(Default)]
 struct RawHeader {
     metadata: BTreeMap<String, String>,
@@ -232,8 +232,8 @@ impl Header {
         }
         let mut json = vec![0; usize::try_from(length).expect("at most MAX_HEADER")];
         file.read_exact_at(&mut json, 8).map_err(io)?;
-        // A shard of a data set has thousands of tensors, and this parser needs a fifth of the time. If it fails, the
-        // header is parsed again below, where the error names the tensor.
+        // A shard of a data set has thousands of tensors, and this parser takes a fifth of the time of the parser below. If it
+        // fails, the parser below returns an error that names the tensor.
         if let Ok(raw) = serde_json::from_slice::<RawHeader>(&json)
             && let Some(tensors) = usual_tensors(raw.tensors, data_start)
             && check_layout(&tensors, data_start).is_ok_and(|end| end == bytes)
@@ -297,8 +297,8 @@ impl Header {
     }
 }
 
-/// Reads `len` elements of a tensor, starting at element `start`, into `out`, which must have their exact size. `path` is
-/// only used in errors.
+/// Reads `len` elements of a tensor, from element `start` on, into `out`, which must have their exact size in bytes. Only errors
+/// use `path`.
 ///
 /// # Errors
 /// [`Error::Range`] or [`Error::Io`].

@@ -36,7 +36,7 @@ impl SchedulerConfig {
     /// Reads a `scheduler_config.json`.
     ///
     /// # Errors
-    /// When it is missing or malformed.
+    /// The file is missing or malformed.
     pub fn read(path: &Utf8Path) -> Result<Self, Failure> {
         serde_json::from_value(read_json(path)?).map_err(|e| {
             let fix = "copy it again from the source of the weights";

@@ -1,4 +1,4 @@
-//! Opens folders of safetensors: one file, or shards with an index that maps tensors to shards.
+//! Opens weights in safetensors: one file, or shards with an index that maps tensors to shards.
 
 use crate::tensor_spans::{Tensors, tensors_of_header};
 use crate::{Header, tensor_spans};
@@ -26,7 +26,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Opens a safetensors file, the index of shards, or the folder of either.
+/// Opens a safetensors file, an index of shards, or a folder that contains one of them.
 ///
 /// # Errors
 /// Fails when a file is missing or damaged, or when the index and the shards contradict each other.
@@ -66,7 +66,7 @@ fn choose(folder: &Utf8Path) -> Result<Utf8PathBuf, Failure> {
         names.iter().filter(|name| name.ends_with(".safetensors") && *name != crate::TTT_FILE).collect();
     let whole: Vec<&String> =
         files.iter().filter(|name| name.split('.').count() == 2 && !name.contains("-of-")).copied().collect();
-    // Without an index, a missing shard could not be detected.
+    // Shards without an index are not candidates: a missing shard could not be detected.
     let lone: Vec<&String> = files.iter().filter(|name| !name.contains("-of-")).copied().collect();
     for candidates in [plain, whole, indices, lone] {
         match candidates[..] {
@@ -162,7 +162,7 @@ mod tests {
 
     const INDEX: &str = "model.safetensors.index.json";
 
-    /// Two shards with three tensors, and their index.
+    /// Writes two shards with three tensors, and their index.
     fn sharded(folder: &Utf8Path) {
         write(&folder.join("model-1-of-2.safetensors"), &[("a", Dtype::F32, &[2]), ("b", Dtype::F32, &[3])]);
         write(&folder.join("model-2-of-2.safetensors"), &[("c", Dtype::BF16, &[4])]);

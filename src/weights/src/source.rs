@@ -29,25 +29,25 @@ const TORCH_ENDS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 /// Weights, ready to be read.
 #[derive(Debug, Clone)]
 pub struct WeightsSource {
-    /// Their kind and paths.
+    /// The kind and the paths of the weights.
     pub location: SourceLocation,
     /// The naming scheme of the tensors.
     pub names: Names,
     /// The model family, if known.
     pub family: Option<PublishedModel>,
-    /// The model, or the reason why the trainer does not support it; none without a configuration.
+    /// The model, or the reason why the trainer does not support it; `None` without a configuration.
     pub model: Option<Result<Model, Failure>>,
     /// The original text of the `config.json` of the weights.
     pub config: Option<String>,
-    /// Whether the latent scale is known. Otherwise it is the default.
+    /// Whether the latent scale is known. Otherwise the model has the default.
     pub latent_scale_known: bool,
-    /// Whether the noise schedule is known. Otherwise it is that of the published model of the family.
+    /// Whether the noise schedule is known. Otherwise the model has the schedule of the published model.
     pub schedule_known: bool,
     /// The parameters.
     pub tensors: Tensors,
     /// The tensors of the training state: the optimizer and averages.
     pub optimizer: Tensors,
-    /// Parameters that are moving averages.
+    /// The number of parameters that were replaced by their moving averages (EMA).
     pub averages: usize,
     /// The checkpoint, if the source is one.
     pub checkpoint: Option<Checkpoint>,
@@ -115,15 +115,15 @@ impl WeightsSource {
     /// Opens weights and checks that they are complete. Reads only headers.
     ///
     /// # Errors
-    /// Returns the failure with the name of the file.
+    /// The files are missing, damaged or contradict each other. The failure names the file.
     pub fn open(path: &Utf8Path) -> Result<Self, Failure> {
         Self::open_location(identify(path)?)
     }
 
-    /// Opens weights or, if there is one and `ema` allows it, their moving average.
+    /// Opens weights, or their moving average (EMA) if there is one and `ema` allows it.
     ///
     /// # Errors
-    /// Fails as [`WeightsSource::open`] does, and if `ema` requires an average that there is not.
+    /// As [`WeightsSource::open`]; or `ema` requires a moving average, and there is none.
     pub fn open_average(path: &Utf8Path, ema: UseEma) -> Result<Self, Failure> {
         let mut source = Self::open(path)?;
         source.averages = use_average(path, &mut source.tensors, &source.optimizer, ema)?;
@@ -181,7 +181,7 @@ impl WeightsSource {
     /// Returns the model of the weights.
     ///
     /// # Errors
-    /// Fails when it is unknown, or when the trainer does not support it.
+    /// The model is unknown, or the trainer does not support it.
     pub fn model(&self) -> Result<&Model, Failure> {
         match &self.model {
             Some(Ok(model)) => Ok(model),
@@ -303,8 +303,8 @@ impl WeightsSource {
     }
 }
 
-/// Returns a file of another folder of the pipeline that a transformer belongs to. The pipeline and the transformer may be
-/// symbolic links.
+/// Returns the path of a file in another folder of the pipeline that a transformer belongs to. The pipeline and the transformer
+/// may be symbolic links.
 fn beside(transformer: &Utf8Path, folder: &str, file: &str) -> Option<Utf8PathBuf> {
     let places = [camino::absolute_utf8(transformer).ok(), transformer.canonicalize_utf8().ok()].into_iter().flatten();
     let pipelines = places.filter(|place| place.file_name() == Some("transformer"));
@@ -359,7 +359,7 @@ fn with_keys(model: &Model, table: &toml::Table, path: &Utf8Path) -> Result<Mode
     })
 }
 
-/// Returns the `[model]` section of a folder's [`MODEL_FILE`]; none without the file.
+/// Returns the `[model]` section of a folder's [`MODEL_FILE`]; `None` without the file.
 fn model_table(folder: &Utf8Path) -> Result<Option<toml::Table>, Failure> {
     let path = folder.join(MODEL_FILE);
     if !path.is_file() {
@@ -410,7 +410,8 @@ fn with_ttt(model: &Model, header: &Header) -> Result<Model, Failure> {
     Ok(same)
 }
 
-/// Returns the model of a checkpoint from its model file or its run, and whether the latent scale is known.
+/// Returns the model of a checkpoint from its model file or its run, and whether the latent scale is known. `None` if the checkpoint
+/// has no model file and is outside of a run.
 fn checkpoint_model(dir: &Utf8Path) -> Result<Option<(Model, bool)>, Failure> {
     if let Some(section) = model_table(dir)? {
         let known = section.contains_key("latent_scale");

@@ -18,7 +18,7 @@ pub(crate) enum Segment {
     File(Span),
     /// This number of zero bytes.
     Zeros(u64),
-    /// Initial values with this size as float32, in bytes.
+    /// Initial values in float32, with this size in bytes.
     Initial(InitialValues, u64),
     /// Bytes in memory.
     Given(Vec<u8>),
@@ -37,15 +37,15 @@ impl Segment {
 /// A tensor to be written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorToWrite {
-    /// Its name.
+    /// The name in the written file.
     pub name: String,
-    /// Its shape.
+    /// The shape in the written file.
     pub shape: Vec<usize>,
-    /// The type of the segments.
+    /// The dtype of the segments.
     pub(crate) from: Dtype,
-    /// The type that is written.
+    /// The dtype that is written.
     pub(crate) to: Dtype,
-    /// The sources of its bytes, in order.
+    /// The sources of the bytes, in order.
     pub(crate) segments: Vec<Segment>,
     /// The LoRA product to add.
     pub(crate) merge: Option<Merge>,
@@ -68,14 +68,14 @@ impl TensorToWrite {
         Self { name: name.to_owned(), shape: shape.to_vec(), from, to, segments, merge: None }
     }
 
-    /// Its size as it is written.
+    /// Returns the size in bytes of the written tensor.
     pub fn bytes(&self) -> u64 {
         let read: u64 = self.segments.iter().map(Segment::len).sum();
         read / self.from.size() as u64 * self.to.size() as u64
     }
 
-    /// Reads the tensor in pieces and passes on each in its output form. `buffer` returns a buffer to fill, whose
-    /// content is arbitrary.
+    /// Reads the tensor in pieces, converts each piece to the dtype that is written, and passes it to `give`. `buffer` returns a
+    /// buffer to fill, whose content is arbitrary.
     pub(crate) fn stream(
         &self,
         files: &mut Files,

@@ -4,14 +4,14 @@ use crate::Error;
 use crate::stream::CHUNK;
 use crate::tensor_spans::{Files, StoredTensor};
 
-/// Calls `see` for each chunk of a tensor, or of several tensors with the same number of elements in parallel.
+/// Calls `see` for each chunk of a tensor. For several tensors with the same number of elements, passes the chunks of the same elements.
 pub(crate) fn for_each_chunk<const N: usize>(
     files: &mut Files,
     tensors: [&StoredTensor; N],
     mut see: impl FnMut([&[u8]; N]),
 ) -> Result<(), Error> {
     let mut buffers = [const { Vec::new() }; N];
-    // Elements per piece, so that tensors of different types stay side by side.
+    // The number of elements per chunk: the same for all tensors, although their dtypes may differ.
     let step = (CHUNK / 8) as u64;
     let elements = tensors.iter().map(|tensor| tensor.elements()).min().unwrap_or(0);
     let mut first = 0;

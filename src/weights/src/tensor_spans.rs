@@ -16,9 +16,9 @@ const OPEN: usize = 64;
 /// A tensor on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Its element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Its shape.
+    /// The shape.
     pub shape: Vec<usize>,
     /// The file ranges that contain the tensor's bytes, in row-major order.
     pub spans: Vec<Span>,
@@ -29,29 +29,29 @@ pub struct StoredTensor {
 pub struct Span {
     /// The file.
     pub file: Arc<Utf8Path>,
-    /// Its first byte.
+    /// The offset of the first byte.
     pub begin: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
 impl StoredTensor {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.bytes() / self.dtype.size() as u64
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.len).sum()
     }
 
-    /// The first file that holds a part of it, for messages.
+    /// Returns the first file that holds a part of the tensor, for messages.
     pub fn file(&self) -> &str {
         self.spans.first().map_or("", |span| span.file.as_str())
     }
 
-    /// Returns the ranges of `len` bytes from `begin` on.
+    /// Returns the file ranges of the tensor's bytes `begin..begin + len`.
     pub fn cut(&self, begin: u64, len: u64) -> Vec<Span> {
         let (mut at, end, mut cut) = (0, begin + len, Vec::new());
         for span in &self.spans {
@@ -76,17 +76,17 @@ pub fn tensors_of_header(header: &Header) -> Tensors {
     header.tensors.iter().map(|(name, info)| (name.clone(), stored(info))).collect()
 }
 
-/// Files that are read from, opened once.
+/// Files that are open for reading, at most 64 at a time.
 #[derive(Debug, Default)]
 pub struct Files {
     open: HashMap<Arc<Utf8Path>, File>,
 }
 
 impl Files {
-    /// Reads from an offset of a file.
+    /// Fills `out` with the bytes of a file from offset `at` on.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the file cannot be opened or is too short.
     pub fn read(&mut self, path: &Arc<Utf8Path>, at: u64, out: &mut [u8]) -> Result<(), Error> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         if !self.open.contains_key(path) {
@@ -100,10 +100,10 @@ impl Files {
 }
 
 impl Files {
-    /// Reads a whole tensor.
+    /// Reads a whole tensor, as the little-endian bytes of the files.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if a file cannot be read.
     pub fn read_all(&mut self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
         let mut out = vec![0; usize::try_from(tensor.bytes()).expect("a tensor that fits in the address space")];
         let mut rest = &mut out[..];

@@ -1,4 +1,4 @@
-//! Reads the state dict of `.pt` and `.pth` files in place.
+//! Reads the state dicts and tensors that `torch.save` wrote, without libtorch and without running code of their pickles.
 
 use crate::Dtype;
 use crate::archive::Archive;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The keys of a training checkpoint that may hold the weights, if the weights are not at the top level.
 const INSIDE: [&str; 4] = ["state_dict", "model", "module", "ema"];
 
-/// The maximum number of pieces of a tensor: a video's frames and channels are far fewer.
+/// The maximum number of contiguous runs of a tensor. A permuted video latent has one run per frame and channel, which is far fewer.
 const MAX_RUNS: u64 = 1 << 16;
 
 /// The classes of storages, and the types of their elements.
@@ -33,7 +33,7 @@ const STORAGES: [(&str, Dtype); 10] = [
 /// Opens a state dict that `torch.save` wrote, without running code of its pickle.
 ///
 /// # Errors
-/// Fails when it is damaged, has no tensors, or uses a name that is not allowed.
+/// The file cannot be read, is damaged or has no tensors, or its pickle uses a name that is not allowed.
 pub fn open_torch_file(path: &Utf8Path) -> Result<Tensors, Failure> {
     let bad = |why: String| {
         let fix = "copy it again from where it came; save it as .safetensors if you can";
@@ -92,15 +92,15 @@ fn check_byte_order(archive: &Archive, files: &mut Files) -> Result<(), String> 
 struct Described {
     storage: String,
     dtype: Dtype,
-    /// Elements of the storage.
+    /// The number of elements in the storage.
     held: u64,
-    /// Where in the storage the tensor begins.
+    /// The index of the tensor's first element in the storage.
     first: u64,
     shape: Vec<u64>,
     strides: Vec<u64>,
 }
 
-/// Reads a value that is a tensor or a parameter; none for anything else.
+/// Reads a value that is a tensor or a parameter; `None` for any other value.
 fn tensor(pickle: &Pickle, at: At) -> Option<Result<Described, String>> {
     if let Some(args) = pickle.call(at, "torch._utils", "_rebuild_parameter") {
         return tensor(pickle, *args.first().filter(|inner| **inner != at && !is_parameter(pickle, **inner))?);
@@ -152,7 +152,7 @@ impl Described {
         Ok(StoredTensor { dtype: self.dtype, shape: shape.collect::<Result<_, _>>()?, spans })
     }
 
-    /// The distance from the first element to the last one in the storage.
+    /// Returns the distance in the storage from the first to the last element.
     fn reach(&self) -> Option<u64> {
         let far =
             |reach: u64, (size, stride): (&u64, &u64)| reach.checked_add(size.saturating_sub(1).checked_mul(*stride)?);

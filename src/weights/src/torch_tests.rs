@@ -1,4 +1,4 @@
-//! Files that torch 2.11 wrote (`tests/fixtures/weights/make.py`), whole and damaged.
+//! Tests of reading the files in `tests/fixtures/weights`, which torch 2.11 wrote with `make.py`, whole and damaged.
 
 use crate::fixtures::{shown, temp};
 use crate::tensor_spans::{Files, Tensors};
@@ -14,7 +14,7 @@ fn fixture(name: &str) -> Utf8PathBuf {
     Utf8PathBuf::from("../../tests/fixtures/weights").join(name)
 }
 
-/// The numbers of every tensor.
+/// Reads every tensor and returns its shape and values by name.
 fn numbers(tensors: &Tensors) -> BTreeMap<String, (Vec<usize>, Vec<f64>)> {
     let mut files = Files::default();
     let mut read = |t: &crate::StoredTensor| cast::values(t.dtype, &files.read_all(t).unwrap()).collect();
@@ -30,7 +30,7 @@ fn copied(folder: &Utf8Path) -> Utf8PathBuf {
     copy
 }
 
-/// Replaces a text by another of the same length.
+/// Replaces a text in a file by another of the same length.
 fn replaced(path: &Utf8Path, old: &str, new: &str) {
     assert_eq!(old.len(), new.len());
     let mut bytes = fs::read(path).unwrap();
@@ -50,8 +50,8 @@ fn every_form_that_torch_writes_gives_the_same_numbers() {
     }
     let dcp = WeightsSource::open(&fixture("dcp")).unwrap();
     assert_eq!(dcp.optimizer.len(), 3, "{:?}", dcp.optimizer.keys());
-    // Each of these is a separate range: each element of a row of a column-major matrix, each pixel of a channels-last
-    // convolution, and each element of an expanded scalar.
+    // Elements that are not contiguous in the file are separate ranges: those of a column-major matrix, the pixels of a
+    // channels-last convolution, and the repeats of an expanded scalar.
     let ranges = |source: &WeightsSource, name: &str| source.tensors[name].spans.len();
     assert_eq!(ranges(&dcp, "layers.0.mlp.layer1.weight"), 64 * 16);
     assert_eq!(ranges(&dcp, "patch_embedding.vid_proj.weight"), 16 * 4 * 2 * 2);
@@ -64,11 +64,11 @@ fn a_distributed_checkpoint_written_by_python_3_13_is_read() {
     let dcp = copied(&folder);
     let path = dcp.join(".metadata");
     let bytes = fs::read(&path).unwrap();
-    // In newer versions the class of paths is in another module; the byte before its name is its length.
+    // Python 3.13 pickles paths as `pathlib._local`, older versions as `pathlib`. The byte before the name is its length.
     let (old, new) = (b"\x8c\x07pathlib", b"\x8c\x0epathlib._local");
     let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
     let mut newer = [&bytes[..at], new, &bytes[at + old.len()..]].concat();
-    // The range of its single frame.
+    // Bytes 3 to 11 are the length of the pickle's only frame. The new name is 7 bytes longer.
     let frame = u64::from_le_bytes(newer[3..11].try_into().unwrap()) + 7;
     newer[3..11].copy_from_slice(&frame.to_le_bytes());
     fs::write(&path, newer).unwrap();

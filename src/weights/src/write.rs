@@ -16,26 +16,26 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_
 use std::thread;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Pieces between reader and writer.
+/// The number of chunks that the reader may be ahead of the writer.
 const AHEAD: usize = 8;
 /// The number of bytes between syncs, so that the disk starts to write before the end.
 const SYNC_EVERY: u64 = 64 << 20;
 
-/// The metadata key with the program that wrote a file. Only marked files are replaced.
+/// The metadata key whose value is the program that wrote the file. Only files with this key are replaced.
 pub(crate) const MADE_BY: &str = "made_by";
 
-/// A safetensors file to be written.
+/// A safetensors file to write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewTensorFile {
-    /// Its name.
+    /// The name of the file in the target folder.
     pub name: String,
-    /// Free text for its header.
+    /// Metadata for the header: any text by key.
     pub metadata: BTreeMap<String, String>,
-    /// Its tensors, in order.
+    /// The tensors in the order of the file.
     pub tensors: Vec<TensorToWrite>,
 }
 
-/// The progress of the work.
+/// The progress of a conversion, a comparison or a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteProgress {
     /// The current activity.
@@ -46,7 +46,7 @@ pub struct WriteProgress {
     pub total: u64,
 }
 
-/// An activity with progress.
+/// A phase of the work that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
     /// Checksums are compared with those in a manifest.
@@ -80,7 +80,7 @@ impl NewTensorFile {
         Self { name: name.into(), metadata: BTreeMap::new(), tensors: Vec::new() }
     }
 
-    /// Its header: a length and JSON, padded so that the data begin at a multiple of eight.
+    /// Returns the header: its length, and JSON that is padded so that the data begin at a multiple of eight.
     pub fn header(&self) -> Vec<u8> {
         let text = |text: &str| serde_json::Value::from(text).to_string();
         let metadata = self.metadata.iter().map(|(k, v)| (k.as_str(), v.as_str())).chain([(MADE_BY, "vidtui")]);
@@ -107,7 +107,7 @@ impl NewTensorFile {
         header
     }
 
-    /// Its size.
+    /// Returns the size of the whole file in bytes.
     pub fn bytes(&self) -> u64 {
         self.header().len() as u64 + self.tensors.iter().map(TensorToWrite::bytes).sum::<u64>()
     }
@@ -138,14 +138,15 @@ pub(crate) fn pack(mut tensors: Vec<TensorToWrite>, limit: u64) -> Vec<Vec<Tenso
 /// A message from the reader to the writer.
 enum Piece {
     Data(Vec<u8>),
-    /// The file ends; its checksum.
+    /// The end of a file, with the XXH3 checksum of the file in hex.
     End(String),
 }
 
 /// Writes files into a folder and returns their checksums. All files are on the disk when this function returns.
 ///
 /// # Errors
-/// A file exists already, cannot be read or cannot be written, or `progress` stops the work. Partial files stay there.
+/// Fails if a target file exists, a source cannot be read, a file cannot be written, or `progress` returns `Break`.
+/// Partial files stay in the folder.
 pub fn write_tensor_files(
     dir: &Utf8Path,
     files: &[NewTensorFile],
@@ -193,7 +194,7 @@ fn read(
     Ok(())
 }
 
-/// A file that was written to, with its name for messages.
+/// A file to sync, with its path for messages.
 type Written = (camino::Utf8PathBuf, Arc<File>);
 
 fn write(
@@ -218,7 +219,7 @@ fn write(
                     break;
                 }
                 Piece::Data(piece) => {
-                    // A file shared with the thread that syncs it is written through a reference.
+                    // The syncing thread shares the file, so this thread writes through a reference.
                     (&*file).write_all(&piece).map_err(|e| cannot_write(&path, &e))?;
                     bytes += piece.len() as u64;
                     done += piece.len() as u64;
@@ -266,8 +267,8 @@ fn cannot_write(path: &Utf8Path, error: &io::Error) -> Failure {
     Failure::new(ErrorCode::of_io(error), format!("cannot write {path}"), error.to_string(), fix)
 }
 
-/// Returns the failure of work that was cancelled. It is also returned if another thread failed, which then reports the
-/// cause.
+/// Returns the failure of cancelled work. A thread also returns it if another thread failed; the other thread's failure
+/// is then reported.
 pub(crate) fn stopped() -> Failure {
     Failure::new(ErrorCode::Cancelled, "stopped", "it was interrupted", "run it again: nothing was left behind")
 }
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn written_files_are_read_by_the_reference_crate_and_by_ours() {
         let (_keep, folder) = temp();
-        // Larger than several pieces, and not a multiple of one.
+        // Longer than two chunks, and not a multiple of a chunk.
         let long = CHUNK * 2 + 12;
         fixture(&folder.join("in.safetensors"), &[("w", Dtype::F32, &[long / 4]), ("n \"q\"", Dtype::BF16, &[3])]);
         let source = tensors_of_header(&Header::read(&folder.join("in.safetensors")).unwrap());

@@ -55,7 +55,7 @@ const PARTS: &[(&str, Measure)] = &[
 /// The parts that are measured only if they are named, because they take long.
 const LONG_PARTS: &[(&str, Measure)] = &[("day", console::day_rows)];
 
-/// Runs the command `bench [PART]…`. Without a part, it measures all parts that do not take long.
+/// Runs the command `bench [PART]…`. Without a part, measures all parts that do not take long.
 pub fn run(args: &[String]) -> Result<()> {
     let all = || PARTS.iter().chain(LONG_PARTS);
     if let Some(unknown) = args.iter().find(|arg| !all().any(|(name, _)| name == arg)) {

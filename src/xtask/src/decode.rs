@@ -7,7 +7,7 @@ use crate::fixtures::clip;
 use crate::fixtures::tensor_file::TensorFile;
 use crate::fixtures::transform::{BLOCK_FRAMES, CHANNELS, Latent, decode};
 
-/// Runs the command: `decode LATENT OUT`, with one picture for each latent frame.
+/// Runs the command `decode LATENT OUT`: writes a picture with a tile for each latent frame.
 pub fn run(args: &[String]) -> Result<()> {
     let [from, to] = args else {
         let why = format!("2 paths are needed, {} were given", args.len());

@@ -1,8 +1,8 @@
-//! `cargo xtask demo`: from a clip to a sampled video.
+//! `cargo xtask demo`: trains a small model on a clip and samples a video.
 //!
-//! Cuts the clip into short ones, checks and encodes them, trains both stages of the curriculum and samples the result. On a terminal
-//! the console is open while it trains; otherwise, or with `--headless`, progress is printed. With `--nodes` all of it runs on a
-//! cluster of namespaces on this machine.
+//! Cuts the clip into short ones, checks and encodes them, trains both stages of the curriculum and samples the result. On a
+//! terminal, the console is open during training; otherwise, or with `--headless`, progress is printed. With `--nodes`, everything
+//! runs on nodes that network namespaces simulate on this machine.
 
 mod clips;
 mod target;
@@ -43,10 +43,10 @@ struct Demo {
     done: Vec<(Duration, String)>,
 }
 
-/// Whether the console has the terminal, so that nothing else may be printed.
+/// Whether the console uses the terminal, so that this process must not print.
 static CONSOLE_IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// A run that was started.
+/// A training run in progress.
 struct Started {
     run: String,
     dir: Utf8PathBuf,
@@ -176,7 +176,8 @@ impl Demo {
         CONSOLE_IS_OPEN.store(true, Relaxed);
         thread::scope(|scope| {
             let rest = scope.spawn(|| self.train_and_sample(first));
-            // The console belongs to the same job: it gets the signals of the terminal, and suspends this process too.
+            // The console is in the same job of the shell: it receives the terminal's signals, and suspending it
+            // suspends this process too.
             let closed = console.status();
             CONSOLE_IS_OPEN.store(false, Relaxed);
             closed.map_err(|error| not_started(&console, &error))?;
@@ -189,7 +190,7 @@ impl Demo {
         })
     }
 
-    /// Runs a command of the console with its output on the terminal.
+    /// Runs a command of `vidtui` with its output on the terminal.
     fn shown(&self, args: &[&str]) -> Result<()> {
         run_command(self.target.vidtui(args).stdin(Stdio::null()), "see the message above")
     }
@@ -203,7 +204,7 @@ impl Demo {
         Ok(Started { run: text("run")?, dir: text("dir")?.into() })
     }
 
-    /// Runs a command of the console with `--json` and returns its document.
+    /// Runs a command of `vidtui` with `--json` and returns the JSON.
     fn document(&self, args: &[&str]) -> Result<Value> {
         let mut vidtui = self.target.vidtui(args);
         vidtui.arg("--json");

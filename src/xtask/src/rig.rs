@@ -1,4 +1,4 @@
-//! `cargo xtask rig`: a cluster of nodes on this machine, run by the script `tests/rig/rig`.
+//! `cargo xtask rig`: starts and ends a cluster of simulated nodes on this machine with the script `tests/rig/rig`.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;

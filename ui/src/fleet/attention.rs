@@ -1,4 +1,4 @@
-//! How much a node needs attention, which sorts the list of nodes. It changes slowly, so that rows do not jump at each sample.
+//! The attention level of a node, which sorts the list of nodes. The level changes slowly, so that rows do not jump at each sample.
 
 use super::NodeHealth;
 
@@ -8,10 +8,10 @@ const HELD_S: f64 = 60.0;
 const WEIGHT: f32 = 0.1;
 /// Searches before which no node counts as an outlier: while GPUs start to compute, their power differs.
 const FIRST_SEARCHES: u32 = 3;
-/// The shares from which a node counts as an outlier, and below which it no longer does.
+/// A node becomes an outlier above the first share, and stays one while its share is above the second.
 const OUTLIER: (f32, f32) = (0.6, 0.2);
 
-/// The levels, the most urgent last.
+/// How much a node needs attention, the most urgent last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Level {
     #[default]
@@ -26,7 +26,7 @@ pub enum Level {
 impl From<NodeHealth> for Level {
     fn from(condition: NodeHealth) -> Self {
         match condition {
-            // All nodes are connecting at the start.
+            // All nodes are connecting at the start, so a connecting node counts as well.
             NodeHealth::Well | NodeHealth::Connecting => Self::Well,
             NodeHealth::Warned => Self::Warned,
             NodeHealth::Late => Self::Late,
@@ -36,7 +36,7 @@ impl From<NodeHealth> for Level {
     }
 }
 
-/// The level of a node and how it came about.
+/// The level of a node, and the data that it follows from.
 #[derive(Debug, Clone, Default)]
 pub struct Attention {
     level: Level,
@@ -54,13 +54,12 @@ impl Attention {
         self.level
     }
 
-    /// Applies the condition of the node and the result of a search for outliers, which has none if the node has no current sample. The
-    /// level rises at once for a fault, and after about nine searches for an outlier, or after three at the start. It falls after a
-    /// minute.
+    /// Applies the condition of the node and the result of a search for outliers, which is `None` without a current sample. The level
+    /// rises at once for a fault, and after about nine searches for an outlier, or after three at the start. It falls after a minute.
     pub fn update(&mut self, condition: NodeHealth, has_outlier: Option<bool>, now: f64) {
         if let Some(found) = has_outlier.map(|found| f32::from(u8::from(found))) {
             self.searches = self.searches.saturating_add(1);
-            // At first it is the mean of all searches.
+            // At first the share is the mean of all searches.
             self.outlier_share += (found - self.outlier_share) * WEIGHT.max(1.0 / self.searches as f32);
         }
         let least = if self.level == Level::Outlier { OUTLIER.1 } else { OUTLIER.0 };

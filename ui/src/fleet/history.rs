@@ -29,7 +29,7 @@ pub enum HistoryWindow {
 impl HistoryWindow {
     const ALL: [Self; 3] = [Self::TenMinutes, Self::Hour, Self::TwelveHours];
 
-    /// Returns its length in seconds.
+    /// Returns the length of the window in seconds.
     pub fn seconds(self) -> f64 {
         match self {
             Self::TenMinutes => 600.0,
@@ -52,7 +52,7 @@ impl HistoryWindow {
 /// The values of a node at one time. A value that was not reported is NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
-    /// When, Unix seconds.
+    /// The time, Unix seconds.
     pub t: f64,
     /// Mean power per GPU.
     pub power_w: f32,
@@ -131,11 +131,11 @@ fn mean(values: impl Iterator<Item = f32>) -> Option<f32> {
 /// A value of the history.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
-    /// When, Unix seconds.
+    /// The time, Unix seconds.
     pub t: f64,
     /// The value; NaN if it was not reported.
     pub value: f32,
-    /// The longest time since the point before over which a line joins them.
+    /// The longest time since the previous point over which a line joins the two points.
     pub joined_s: f64,
 }
 
@@ -173,7 +173,7 @@ impl Level {
             self.gpus[at].resize(before, GpuMoment::UNKNOWN);
             self.gpus[at].push_back(values);
         }
-        // A GPU without a row in this sample.
+        // Each GPU that has no row in this sample gets unknown values.
         self.gpus.iter_mut().for_each(|gpu| gpu.resize(before + 1, GpuMoment::UNKNOWN));
     }
 }
@@ -204,7 +204,7 @@ impl History {
         self.minutes.push(means, (0..).zip(gpus), MINUTES);
     }
 
-    /// Moves times after `now` to it: the clock was set back.
+    /// Moves times after `now` to `now`, because the clock was set back.
     pub fn clock_set_back(&mut self, now: f64) {
         for level in [&mut self.samples, &mut self.minutes] {
             level.moments.iter_mut().for_each(|moment| moment.t = moment.t.min(now));

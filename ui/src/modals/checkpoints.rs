@@ -1,4 +1,5 @@
-//! The dialog of the checkpoints of the open run: resume from one, start the next stage, convert, pin and delete.
+//! The dialog that lists the checkpoints of the open run, and can resume from one, start the next stage, convert, pin
+//! or delete it.
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
@@ -91,10 +92,10 @@ fn newest_first(model: &Model) -> Vec<&CheckpointEntry> {
     entries.map_or_else(Vec::new, |entries| entries.iter().rev().collect())
 }
 
-/// The rows of the dialog besides the checkpoints: a blank row, the column names, a blank row and the keys.
+/// The rows of the dialog besides the checkpoints: a blank row, the column names, a blank row and two rows of keys.
 const OTHER_ROWS: usize = 5;
 
-/// Returns the number of checkpoints that fit.
+/// Returns the number of checkpoints that fit on the screen.
 fn room(model: &Model) -> usize {
     usize::from(model.size.height.saturating_sub(4)).saturating_sub(OTHER_ROWS).max(1)
 }
@@ -171,7 +172,8 @@ impl CheckpointsDialog {
     }
 }
 
-/// Names the runs that started from a checkpoint of the open run.
+/// Returns the names of the runs that started from the checkpoint of `step` of the open run; `None` if there are
+/// none.
 fn users(model: &Model, step: u64) -> Option<String> {
     let open = &model.run.as_ref()?.id;
     let started = model

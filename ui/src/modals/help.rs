@@ -21,7 +21,8 @@ pub fn on_action(model: &mut Model, mut dialog: HelpDialog, action: Action) -> V
 }
 
 impl HelpDialog {
-    /// Returns the help text: keys of this screen, keys of all screens, then keys of the other screens.
+    /// Returns the help text: the keys of the current screen, the keys that work on all screens, then those of the
+    /// other screens.
     pub fn lines(&self, model: &Model) -> Vec<Line<'static>> {
         let width = dialog::text_width(model.size);
         let mut sections = vec![

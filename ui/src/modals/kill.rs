@@ -1,4 +1,4 @@
-//! The kill dialog: shows the processes that would be signalled and asks for confirmation. "No" is the default.
+//! The dialog that confirms the kill of one run. It lists the processes to signal; "No" is the default.
 
 use crate::bindings::{Action, Context};
 use crate::effect::{Confirmed, Effect};
@@ -35,7 +35,7 @@ pub fn on_action(model: &mut Model, mut dialog: KillDialog, action: Action) -> V
 }
 
 impl KillDialog {
-    /// The only place where a kill is confirmed.
+    /// Executes the plan. Only this function and the action dialog create `Confirmed`.
     fn accept(self, model: &mut Model) -> Vec<Effect> {
         let job = model.jobs.start(Intent::Kill(self.plan.run.clone()));
         vec![Effect::Kill { job, plan: self.plan, confirmed: Confirmed::by_user() }]
@@ -96,7 +96,7 @@ impl KillDialog {
             for rank in &node.ranks {
                 lines.push(Line::from(format!("  rank {:<5}  pid {}", rank.rank, rank.pid)));
             }
-            // Slurm ends the processes of a job.
+            // Slurm ends the processes of a job, so the reason for each node does not apply.
             let why = if self.plan.job.is_some() { "" } else { &node.why };
             let why = text::wrap(why, width.saturating_sub(2)).into_iter().filter(|line| !line.is_empty());
             lines.extend(why.map(|line| Line::styled(format!("  {line}"), faint)));

@@ -1,4 +1,4 @@
-//! The dialogs: each handles its keys and draws itself. `model::Modal` holds their state.
+//! The dialogs: each file handles the keys of one dialog and draws it. `model::Modal` holds their state.
 
 pub mod action;
 pub mod checkpoints;

@@ -1,5 +1,5 @@
-//! The list of the actions of all screens with their keys, filtered as the user types. Enter executes the selected one; an action
-//! of another screen goes there first.
+//! The command palette: lists the actions of all screens with their keys, and filters them as the user types. Enter
+//! executes the selected action; if the action belongs to another screen, the console opens that screen first.
 
 use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
@@ -11,19 +11,19 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// The longest filter.
+/// Maximum length of the filter, in characters.
 const LONGEST: usize = 60;
 
-/// An action of the list.
+/// An action in the palette.
 #[derive(Debug, Clone, Copy)]
 pub struct Listed {
-    /// The screen that has it.
+    /// The screen to which the action belongs.
     pub context: Context,
-    /// Its row in the table of that screen.
+    /// The row of the action in the key table of that screen.
     pub binding: &'static Binding,
 }
 
-/// Opens the list on a screen.
+/// Opens the palette on the screen of `context`.
 pub fn open(model: &mut Model, context: Context) {
     model.modal = Some(Modal::Palette(PaletteDialog { context, filter: String::new(), selected: 0 }));
 }
@@ -51,7 +51,7 @@ pub fn on_action(model: &mut Model, mut dialog: PaletteDialog, action: Action) -
     Vec::new()
 }
 
-/// Returns the number of actions that are visible at a time.
+/// Returns the number of actions that fit on the screen.
 fn visible(model: &Model) -> usize {
     usize::from(model.size.height.saturating_sub(6)).clamp(1, 18)
 }
@@ -70,8 +70,8 @@ impl PaletteDialog {
         self.listed().get(self.selected).copied()
     }
 
-    /// Returns the actions that contain every word of the filter: those of this screen in the order of the help, then those of the
-    /// other screens that this one lacks.
+    /// Returns the actions that contain every word of the filter: the actions of the current screen in the order of
+    /// the help, then those that only other screens have.
     pub fn listed(&self) -> Vec<Listed> {
         let here = self.context.all_bindings().map(|binding| Listed { context: self.context, binding });
         let is_here = |binding: &Binding| self.context.all_bindings().any(|own| own.action == binding.action);
@@ -88,7 +88,7 @@ impl PaletteDialog {
         here.chain(elsewhere).filter(passes).collect()
     }
 
-    /// Returns where an action is executed, if that is another screen.
+    /// Returns the name of the screen on which an action is executed, as a phrase; empty for the current screen.
     fn place(&self, listed: &Listed) -> String {
         match listed.context {
             context if context == self.context => String::new(),
@@ -117,7 +117,7 @@ impl PaletteDialog {
             let pointer = if is_chosen { model.symbols.pointer } else { " " };
             let key = model.keys.keys(context, binding).first().map_or_else(String::new, |key| key.name());
             let room = width.saturating_sub(KEYS + 3);
-            // Where it is executed is more important than the end of a long help text.
+            // The name of the other screen is more important than the end of a long help text.
             let place = text::fit(&self.place(listed), room / 2, model.symbols.ellipsis);
             let gap = if place.is_empty() { 0 } else { 2 };
             let help = text::fit(binding.help, room.saturating_sub(text::width(&place) + gap), model.symbols.ellipsis);

@@ -1,4 +1,4 @@
-//! The dialog that chooses the machines of a launch: this machine, a hostfile or a Slurm file.
+//! The dialog that chooses where a launch runs: on this machine, on the nodes of a hostfile, or in a Slurm job.
 
 use crate::bindings::{Action, Context};
 use crate::draft::LaunchTarget;
@@ -45,7 +45,7 @@ pub fn on_action(model: &mut Model, mut dialog: TargetsDialog, action: Action) -
     Vec::new()
 }
 
-/// Returns the targets that can be chosen. The target of the form keeps its choice of nodes and ranks.
+/// Returns the targets that can be chosen. The current target of the form keeps its choice of nodes and ranks.
 pub fn targets(form: &LaunchForm) -> Vec<LaunchTarget> {
     let now = &form.draft.target;
     let listed = form.targets.iter();
@@ -57,7 +57,7 @@ pub fn targets(form: &LaunchForm) -> Vec<LaunchTarget> {
     all
 }
 
-/// Returns the number of targets that fit.
+/// Returns the number of targets that fit on the screen.
 fn room(model: &Model) -> usize {
     usize::from(model.size.height.saturating_sub(5)).max(1)
 }

@@ -16,12 +16,12 @@ pub const MOST_COMPARED: usize = 8;
 pub enum Quantity {
     /// A metric, by its index in [`METRICS`].
     Metric(usize),
-    /// A series of imported runs that the table of metrics lacks, by its name.
+    /// A series of imported runs that [`METRICS`] lacks, by its name.
     Named(String),
 }
 
 impl Quantity {
-    /// Returns its name in files and on the command line.
+    /// Returns the name of the quantity in files and on the command line.
     pub fn name(&self) -> &str {
         match self {
             Self::Metric(metric) => METRICS[*metric].name,
@@ -34,7 +34,7 @@ impl Quantity {
         find_metric(name).map_or_else(|| Self::Named(name.to_owned()), |(index, _)| Self::Metric(index))
     }
 
-    /// Returns its label.
+    /// Returns the label of the quantity on the screen.
     pub fn label(&self) -> String {
         match self {
             Self::Metric(metric) => match METRICS[*metric].source {
@@ -45,7 +45,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the unit of its values.
+    /// Returns the unit of the values.
     pub fn unit(&self) -> Unit {
         match self {
             Self::Metric(metric) => METRICS[*metric].unit,
@@ -53,7 +53,7 @@ impl Quantity {
         }
     }
 
-    /// Returns its track in a run: one value per sample; `None` if the run does not have the series.
+    /// Returns the track of the quantity in a run, one value per sample; `None` if the run does not have the series.
     pub fn track(&self, series: &Series) -> Option<Track> {
         match self {
             Self::Named(name) => series.track_of_name(name),
@@ -65,7 +65,7 @@ impl Quantity {
         }
     }
 
-    /// Returns whether a run has values of it.
+    /// Returns whether a run has values of the quantity.
     fn is_measured(&self, series: &Series) -> bool {
         self.track(series).is_some_and(|track| !series.of_track(track).column(track).is_empty())
     }
@@ -80,9 +80,9 @@ pub struct ComparedRun {
     pub series: Series,
     /// The keys of its recipe with their values, in the order of a recipe; `None` while they load.
     pub recipe: Option<Vec<(String, String)>>,
-    /// The error, if the run cannot be read.
+    /// Why the run cannot be read.
     pub lost: Option<Failure>,
-    /// True once its stream has started.
+    /// Whether the stream of the run has started.
     pub opened: bool,
     /// Whether the user has hidden its lines.
     pub hidden: bool,
@@ -95,7 +95,7 @@ pub struct CompareScreen {
     pub runs: Vec<ComparedRun>,
     /// The chosen quantity.
     pub quantity: Quantity,
-    /// Whether its chart takes the place of all charts.
+    /// Whether the chart of the chosen quantity replaces all other charts.
     pub enlarged: bool,
     /// Quantities with a logarithmic y axis.
     pub log_y: BTreeSet<Quantity>,
@@ -111,12 +111,12 @@ pub struct CompareScreen {
     pub scroll: usize,
 }
 
-/// A key of which the compared runs have different values.
+/// A key whose value differs between the compared runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The key, such as `optimizer.lr`.
     pub key: String,
-    /// The value of each run; `None` if its recipe does not have the key, or while it loads.
+    /// The value of each run; `None` if the recipe of the run does not have the key, or while the recipe loads.
     pub values: Vec<Option<String>>,
 }
 
@@ -153,7 +153,8 @@ impl CompareScreen {
         }
     }
 
-    /// Returns the quantities that at least one run has measured, and the chosen one: metrics, then series of imported runs.
+    /// Returns the quantities that can be chosen: metrics, then series of imported runs. At least one run has
+    /// measured each of them, except possibly the chosen one.
     pub fn choices(&self) -> Vec<Quantity> {
         let names: BTreeSet<&String> = self.runs.iter().flat_map(|run| run.series.names()).collect();
         let named = names.into_iter().map(|name| Quantity::Named(name.clone()));
@@ -169,7 +170,8 @@ impl CompareScreen {
         choices
     }
 
-    /// Returns the quantities of `count` charts, the chosen one among them.
+    /// Returns the quantities of at most `count` charts, with the chosen one among them; only the chosen one if it is
+    /// enlarged.
     pub fn charts(&self, count: usize) -> Vec<Quantity> {
         let choices = self.choices();
         let at = choices.iter().position(|quantity| *quantity == self.quantity).unwrap_or(0);
@@ -178,7 +180,7 @@ impl CompareScreen {
         choices[first..first + count].to_vec()
     }
 
-    /// Chooses the next quantity that was measured, or the one before.
+    /// Chooses the next or the previous of the quantities that can be chosen.
     pub(crate) fn choose_metric(&mut self, next: bool) {
         let choices = self.choices();
         let at = choices.iter().position(|quantity| *quantity == self.quantity).unwrap_or(0);
@@ -186,7 +188,8 @@ impl CompareScreen {
         self.quantity = choices[(at + step) % choices.len()].clone();
     }
 
-    /// Shows the lines of one run, then of the next one, then of all.
+    /// Shows only the lines of one run; each call moves on to the next run, and after the last one all runs are
+    /// shown.
     pub(crate) fn show_next_alone(&mut self) {
         let mut shown = (0..self.runs.len()).filter(|number| !self.runs[*number].hidden);
         let alone = match (shown.next(), shown.next()) {
@@ -199,7 +202,7 @@ impl CompareScreen {
         }
     }
 
-    /// Hides the lines of a run, or shows them. Those of one run at least are shown.
+    /// Hides or shows the lines of a run. When this would hide all runs, all are shown.
     pub(crate) fn toggle_run(&mut self, number: usize) {
         let Some(run) = self.runs.get_mut(number) else { return };
         run.hidden = !run.hidden;
@@ -236,7 +239,8 @@ impl CompareScreen {
         self.view.window(self.full_range())
     }
 
-    /// Returns the sample of a run at the cursor: the newest one without a cursor, and none where the run has no samples.
+    /// Returns the index of a run's sample at the cursor; without a cursor, of its newest sample. `None` if the run
+    /// has no samples there.
     pub fn sample_at_cursor(&self, run: &ComparedRun) -> Option<usize> {
         let live = run.series.live();
         let last = live.len().checked_sub(1)?;
@@ -261,7 +265,8 @@ impl CompareScreen {
             let Some(last) = live.len().checked_sub(1) else { continue };
             let visible = series.index_at(self.x, live, high) - series.index_at(self.x, live, low);
             let stride = (visible / columns.max(1)).max(1);
-            // The first sample right of the cursor, or at it.
+            // The first sample right of the cursor; for a move to the left, the first one at the cursor or right of
+            // it.
             let at = series.index_at(self.x, live, if right { from.next_up() } else { from });
             let to = match right {
                 true if at > last => continue,
@@ -290,14 +295,15 @@ impl CompareScreen {
         }
     }
 
-    /// Returns the narrowest window; `None` without samples.
+    /// Returns the width of the narrowest window; `None` without samples.
     fn least_span(&self) -> Option<f64> {
         let (first, last) = self.full_range();
         let most = self.drawn().map(|(_, run)| run.series.live().len()).max().unwrap_or(0);
         (most > 0).then(|| (last - first) / most as f64 * MIN_SPAN)
     }
 
-    /// Returns the keys whose values differ, in the order of a recipe. A recipe that is not read yet is left out.
+    /// Returns the keys whose values differ, in the order of a recipe. Recipes that are still loading are not
+    /// compared.
     pub fn differences(&self) -> Vec<Difference> {
         let recipes: Vec<_> = self.runs.iter().map(|run| run.recipe.as_deref()).collect();
         let mut keys: Vec<&str> = Vec::new();

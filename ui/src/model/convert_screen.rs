@@ -1,4 +1,4 @@
-//! The Convert screen: the chosen options, the preview and the conversion that runs.
+//! State of the Convert screen: the chosen options, the preview and the running conversion.
 
 use crate::msg::{ConvertForm, ConvertOptions, ConvertPreview, JobId};
 use camino::Utf8PathBuf;
@@ -22,23 +22,23 @@ pub struct ConvertScreen {
 /// The preview of a conversion.
 #[derive(Debug, Clone, Default)]
 pub enum Preview {
-    /// The options are incomplete.
+    /// There is no preview: the options are incomplete, or the last conversion failed or was cancelled.
     #[default]
     None,
-    /// The shell is preparing it.
+    /// The shell is preparing the preview.
     Requested(JobId),
     /// The conversion as it will be executed.
     Shown(Box<ConvertPreview>),
     /// The conversion is not possible.
     Refused(Failure),
-    /// The conversion has finished.
+    /// The conversion has finished: its output folder and form.
     Made(Utf8PathBuf, ConvertForm),
 }
 
 /// A running conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Its job.
+    /// The job that executes the conversion.
     pub job: JobId,
     /// The output folder.
     pub target: Utf8PathBuf,

@@ -96,7 +96,7 @@ pub struct ResultsDialog {
     pub scroll: usize,
 }
 
-/// The dialog of the checkpoints of the open run.
+/// The dialog that lists the checkpoints of the open run.
 #[derive(Debug, Clone, Default)]
 pub struct CheckpointsDialog {
     /// The step of the selected checkpoint; `None` for the newest one.

@@ -5,7 +5,7 @@ use crate::bindings::Action;
 /// The open text input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// Its purpose.
+    /// What the text is for.
     pub purpose: Purpose,
     /// The text typed so far.
     pub text: String,
@@ -67,7 +67,7 @@ impl Purpose {
         }
     }
 
-    /// Returns the form of the text, which is shown until something is typed.
+    /// Returns the placeholder that shows the expected form of the text until the user types.
     pub fn form(self) -> &'static str {
         match self {
             Self::Encode => "VIDEOS --model FOLDER --out DATA --for RECIPE",
@@ -81,7 +81,7 @@ impl Purpose {
         }
     }
 
-    /// Returns whether the text takes effect while it is typed.
+    /// Returns whether the text takes effect with every key press, before Enter.
     pub fn is_live(self) -> bool {
         matches!(self, Self::Filter | Self::RecipeFilter | Self::NodeFilter | Self::Search | Self::LogRanks)
     }
@@ -91,7 +91,7 @@ impl Purpose {
         matches!(self, Self::Encode | Self::Launch | Self::Prompt)
     }
 
-    /// Returns whether it is a field of the launch form.
+    /// Returns whether the input is a field of the launch form.
     pub fn is_of_form(self) -> bool {
         matches!(self, Self::Override | Self::Ranks | Self::Weights)
     }

@@ -1,4 +1,4 @@
-//! The launch form: the draft, and what the shell has answered to it.
+//! State of the launch form: the draft of the launch, and the answers of the shell to the draft.
 
 use crate::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
 use crate::model::Screen;
@@ -12,43 +12,45 @@ use rundir::Failure;
 /// State of the launch form.
 #[derive(Debug, Clone)]
 pub struct LaunchForm {
-    /// The launch as it is described now. Answers to another draft are ignored.
+    /// The launch that the user is describing. Answers to an earlier draft are ignored.
     pub draft: LaunchDraft,
     /// The screen to go back to.
     pub from: Screen,
-    /// What the files of the recipe set; `None` while they are read.
+    /// The settings in the files of the recipe, without overrides; `None` while the shell reads them.
     pub settings: Option<Result<Box<Settings>, Failure>>,
-    /// Every key with its value.
+    /// Every key with its value and origin.
     pub rows: Vec<SettingRow>,
-    /// Why the recipe cannot be used as it is.
+    /// Why the recipe is not valid with the overrides.
     pub broken: Option<RecipeError>,
-    /// The number of ranks that the mesh was fitted to, and the changes.
+    /// The number of ranks to which the shell fitted the mesh, and the changes to the mesh; no changes if it already
+    /// fits.
     pub fitted: Option<(usize, Option<String>)>,
     /// The other targets that can be chosen.
     pub targets: Vec<LaunchTarget>,
-    /// The files that have changed while the form is open.
+    /// The files that have changed on disk since the form read them.
     pub changed: Vec<Utf8PathBuf>,
-    /// The plan that a start executes, with the state of the files that it was made from.
+    /// The plan to execute, with a hash of the files from which the shell made it.
     pub plan: Option<(Box<LaunchPlan>, u64)>,
     /// Why the launch cannot be planned.
     pub refused: Option<Failure>,
-    /// The checks of the plan. Those of the plan before are shown until there are new ones.
+    /// The results of the preflight checks. Those of the previous plan stay until new results arrive.
     pub checks: Vec<PreflightRow>,
-    /// Whether the checks are complete.
+    /// Whether all checks of this plan have a result.
     pub is_checked: bool,
-    /// The conversion that makes the weights usable.
+    /// The conversion that would make the initial weights loadable, if the check of the weights failed for that
+    /// reason.
     pub convert: Option<Box<ConvertOptions>>,
-    /// Whether the run starts when all checks have passed.
+    /// Whether the run starts as soon as all checks have passed: the user has pressed Enter.
     pub is_armed: bool,
     /// The panel that keys apply to.
     pub focus: FormPanel,
-    /// Whether keys with their default are shown.
+    /// Whether keys that have their default value are shown too.
     pub with_defaults: bool,
-    /// The selected key.
+    /// The selected key; `None` for the first one.
     pub key: Option<&'static str>,
     /// The position of the selected node.
     pub node: usize,
-    /// The selected check and its node; `None` for the first one that failed.
+    /// The name and node of the selected check; `None` for the first check that failed.
     pub check: Option<(String, Option<NodeId>)>,
     /// First visible line of the plan.
     pub plan_top: usize,
@@ -71,7 +73,7 @@ impl FormPanel {
     /// All panels, in the order of the Tab key.
     pub const ALL: [Self; 4] = [Self::Settings, Self::Target, Self::Checks, Self::Plan];
 
-    /// Returns the panel `by` places further.
+    /// Returns the panel `by` places later in the order of the Tab key.
     pub fn turned(self, by: isize) -> Self {
         let at = Self::ALL.iter().position(|panel| *panel == self).unwrap_or(0) as isize;
         Self::ALL[(at + by).rem_euclid(Self::ALL.len() as isize) as usize]
@@ -105,7 +107,7 @@ impl LaunchForm {
         }
     }
 
-    /// Changes the draft. What was planned and checked for the draft before does not apply any more.
+    /// Changes the draft. A change discards the plan and ends the checks of the previous draft.
     pub fn change(&mut self, change: impl FnOnce(&mut LaunchDraft)) {
         let before = self.draft.clone();
         change(&mut self.draft);
@@ -126,7 +128,7 @@ impl LaunchForm {
     pub fn take_in(&mut self, what: DraftMsg) {
         match what {
             DraftMsg::Read { changed, settings } => {
-                // The first answer to a draft is no change.
+                // The first answer lists no changed files, and the start that the user requested remains.
                 let is_armed = self.is_armed && changed.is_empty();
                 self.forget_plan();
                 self.is_armed = is_armed;
@@ -156,15 +158,15 @@ impl LaunchForm {
         }
     }
 
-    /// Returns the settings with the overrides.
+    /// Returns the settings with the overrides applied; `None` while they load or if they cannot be read.
     pub fn overridden(&self) -> Option<Result<Settings, RecipeError>> {
         let settings = self.settings.as_ref()?.as_ref().ok()?;
         let with = |settings: Settings, set: &String| settings.with_flag(set);
         Some(self.draft.sets.iter().try_fold((**settings).clone(), with))
     }
 
-    /// Returns what one more override makes of the recipe: the settings, or why the text is no override; and whether the
-    /// recipe can be used with it.
+    /// Resolves the recipe with one more override. The outer error: the text is not a valid override. The inner
+    /// error: the recipe is not valid with the override. `None` while the settings load or if they cannot be read.
     pub fn tried(&self, set: &str) -> Option<Result<Result<Resolved, RecipeError>, RecipeError>> {
         let settings = self.settings.as_ref()?.as_ref().ok()?;
         let mut draft = self.draft.clone();
@@ -173,7 +175,7 @@ impl LaunchForm {
         Some(draft.sets.iter().try_fold((**settings).clone(), with).map(|settings| settings.resolve()))
     }
 
-    /// Computes the values of all keys again.
+    /// Recomputes the values of all keys.
     fn renew_rows(&mut self) {
         let (rows, broken) = match self.overridden() {
             None => (Vec::new(), None),
@@ -182,7 +184,7 @@ impl LaunchForm {
                 Err(error) => (settings.rows(), Some(error)),
                 Ok(mut resolved) => {
                     if let Some((ranks, _)) = &self.fitted {
-                        // The shell reports a mesh that cannot be fitted.
+                        // A mesh that does not fit is an error that the shell reports.
                         let _ = resolved.fit(*ranks);
                     }
                     (resolved.rows(), None)
@@ -207,7 +209,7 @@ impl LaunchForm {
         self.shown_rows().iter().position(|row| Some(row.key) == chosen).unwrap_or(0)
     }
 
-    /// Returns the checks that refuse the launch.
+    /// Returns the checks that failed and so prevent the launch.
     pub fn failed(&self) -> impl Iterator<Item = &PreflightRow> {
         self.checks.iter().filter(|row| matches!(row.result, PreflightResult::Failed(_)))
     }
@@ -225,7 +227,8 @@ impl LaunchForm {
         self.plan.as_ref().map(|(plan, _)| plan.attempt.mesh.world())
     }
 
-    /// Returns the name of what is launched: the stage, or the name of the run; before there is a plan, the file.
+    /// Returns the title: the stage or the name of the run; before there is a plan, the stage or the file name of the
+    /// recipe.
     pub fn title(&self) -> String {
         if let Some((plan, _)) = &self.plan {
             return plan.run.stage.clone().unwrap_or_else(|| plan.run.name.clone());

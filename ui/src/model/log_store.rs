@@ -1,4 +1,4 @@
-//! The lines of an open log. Equal lines of several ranks are one line.
+//! The lines of an open log. Equal lines of several ranks are folded into one line.
 
 use crate::log_lines::{self, Level};
 use crate::rank_set::RankSet;
@@ -6,13 +6,13 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
 
-/// The maximum number of lines that are kept; older lines are only in the files.
+/// The maximum number of lines in memory; older lines are only in the files.
 const MAX_LINES: usize = 5000;
 
-/// The maximum number of bytes of the texts of ranks that differ from the line that they are folded into.
+/// The maximum number of bytes of all variants (see [`LogLine::variants`]).
 const MAX_VARIANT_BYTES: usize = 8 << 20;
 
-/// The largest difference between the times of lines that are folded, seconds. Equal lines farther apart are two events.
+/// Lines whose times differ by more seconds than this are not folded: they are two events.
 const FOLD_WITHIN_S: f64 = 10.0;
 
 /// A line, or equal lines of several ranks.
@@ -20,16 +20,16 @@ const FOLD_WITHIN_S: f64 = 10.0;
 pub(crate) struct LogLine {
     pub(crate) text: String,
     pub(crate) level: Level,
-    /// Whether it divides two parts of the log, and is not in a file.
+    /// Whether the line is a divider between two parts of the log; no file contains it.
     pub(crate) is_divider: bool,
-    /// The ranks that printed it.
+    /// The ranks that printed the line.
     pub(crate) ranks: RankSet,
-    /// The texts of ranks that differ from `text` in a time, an address or the number of the rank.
+    /// The texts that differ from `text` only in a time, an address or the rank, each with its rank.
     pub(crate) variants: Vec<(usize, String)>,
-    /// Whether texts of ranks that differ were dropped, to bound memory: they are only in the files.
+    /// Whether variants were dropped to bound memory; these texts are only in the files.
     pub(crate) lacks_variants: bool,
     key: u64,
-    /// Its time, or the time of its arrival.
+    /// The time in the line; if it has none, the time of its arrival. Unix seconds.
     at_s: f64,
 }
 
@@ -39,18 +39,18 @@ pub(crate) struct FirstError {
     pub(crate) line: u64,
     pub(crate) rank: usize,
     pub(crate) text: String,
-    /// Whether it follows from an error of another rank.
+    /// Whether the error is a consequence of an error of another rank.
     is_consequence: bool,
 }
 
-/// The lines, and what is needed to add more.
+/// The lines of a log, and the state that adding lines needs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LogStore {
     lines: VecDeque<LogLine>,
-    /// Number of the first kept line since the stream began.
+    /// The number of the first line in memory, counted from the beginning of the stream.
     first: u64,
     pub(crate) first_error: Option<FirstError>,
-    /// The numbers of the kept lines by the hash of the text that they have in common, ascending.
+    /// The numbers of the lines in memory, ascending, by the hash of their text without its variable parts.
     folds: HashMap<u64, VecDeque<u64>>,
     writers: HashMap<usize, Writer>,
     variant_bytes: usize,
@@ -59,18 +59,18 @@ pub(crate) struct LogStore {
 /// The state of one rank's log.
 #[derive(Debug, Clone, Default)]
 struct Writer {
-    /// The number of its latest line.
+    /// The number of the latest line of the rank.
     latest: Option<u64>,
     is_in_traceback: bool,
 }
 
 impl LogStore {
-    /// Returns the number of the first kept line.
+    /// Returns the number of the first line in memory.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// Returns the number after the last line.
+    /// Returns the number that the next line gets.
     pub(crate) fn end(&self) -> u64 {
         self.first + self.lines.len() as u64
     }
@@ -80,24 +80,24 @@ impl LogStore {
         self.lines.is_empty()
     }
 
-    /// Returns a line that is still kept.
+    /// Returns a line; `None` if it is no longer in memory.
     pub(crate) fn line(&self, number: u64) -> Option<&LogLine> {
         self.lines.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
     }
 
-    /// Returns the kept lines.
+    /// Returns the lines in memory.
     #[cfg(test)]
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &LogLine> {
         self.lines.iter()
     }
 
-    /// Begins another attempt, whose first error counts from now on.
+    /// Begins another attempt: adds a divider, and resets the first error.
     pub(crate) fn begin_attempt(&mut self, number: u32) {
         self.first_error = None;
         self.divide(format!("attempt {number}"));
     }
 
-    /// Adds a line that divides two parts. Lines are not folded across it.
+    /// Adds a divider. Lines before and after it are not folded together.
     pub(crate) fn divide(&mut self, text: String) {
         let end = self.end();
         self.writers.values_mut().for_each(|writer| *writer = Writer { latest: Some(end), is_in_traceback: false });
@@ -114,9 +114,11 @@ impl LogStore {
         });
     }
 
-    /// Adds a line of a rank that arrived at `now`. With `fold`, it joins an equal line of other ranks.
+    /// Adds a line that a rank printed and that arrived at `now`. With `fold`, the line joins an equal line of other
+    /// ranks.
     ///
-    /// A line only joins one that comes after the latest line of its rank, so that the lines of each rank keep their order.
+    /// A line joins only a line after the latest line of its own rank, so that the lines of each rank keep their
+    /// order.
     pub(crate) fn add(&mut self, rank: usize, text: String, now: f64, fold: bool) {
         let mut hasher = DefaultHasher::new();
         let at_s = if fold {
@@ -149,7 +151,8 @@ impl LogStore {
         self.writers.entry(rank).or_default().latest = Some(number);
     }
 
-    /// Returns the level of a rank's next line, and whether it is an error and not the code in a traceback.
+    /// Returns the level of a rank's next line, and whether the line is an error message rather than other lines of a
+    /// traceback.
     fn level(&mut self, rank: usize, text: &str) -> (Level, bool) {
         let writer = self.writers.entry(rank).or_default();
         if log_lines::begins_traceback(text) {
@@ -218,14 +221,15 @@ impl LogStore {
 }
 
 impl LogLine {
-    /// Returns the texts of the line with the ranks that printed them, those of `only` if it is not empty: one text if the
-    /// line is folded or texts were dropped, otherwise one for all ranks that printed the same, and one for each other rank.
+    /// Returns the texts of the line, each with the ranks that printed it; only those of the ranks in `only`, unless
+    /// `only` is empty. A folded line, or one whose variants were dropped, has one text. Otherwise, all ranks that
+    /// printed the same text share an entry, and each other rank has its own.
     pub(crate) fn texts(&self, only: &RankSet, is_folded: bool) -> Vec<(RankSet, &str)> {
         let wanted = |rank: &usize| only.is_empty() || only.contains(*rank);
         let is_variant = |rank: usize| self.variants.iter().any(|(other, _)| *other == rank);
         let variants = || self.variants.iter().filter(|(rank, _)| wanted(rank));
         if is_folded || self.lacks_variants || self.variants.is_empty() {
-            // The text of a wanted rank, with all ranks that printed it.
+            // One text of the selected ranks, labelled with all ranks that printed the line.
             let is_same =
                 only.is_empty() || self.variants.is_empty() || only.iter_in(&self.ranks).any(|r| !is_variant(r));
             let text = if is_same { &self.text } else { variants().next().map_or(&self.text, |(_, text)| text) };

@@ -1,4 +1,4 @@
-//! An open log: its lines, the visible part, the filters and the search.
+//! State of an open log: its lines, the visible part, the filters and the search.
 
 use crate::log_lines::Level;
 use crate::model::log_store::{LogLine, LogStore};
@@ -10,33 +10,34 @@ use cluster::RankPlace;
 use regex::Regex;
 use std::collections::BTreeSet;
 
-/// The maximum number of bytes of a line that are kept, so that one very long line does not slow down drawing.
+/// The maximum number of bytes per line; the rest is cut, so that one very long line does not slow down drawing.
 const MAX_LINE: usize = 4096;
 
-/// An open log: of one rank, or of all ranks in one order.
+/// An open log: of one rank, or of all ranks merged.
 #[derive(Debug, Clone)]
 pub struct LogsScreen {
-    /// Position among the run's ranks; `None` for the merged log.
+    /// The position of the rank among the run's ranks; `None` for the merged log.
     pub rank: Option<usize>,
     /// The attempt to show; `None` for the newest one.
     pub pinned: Option<u32>,
     pub(crate) store: LogStore,
     pub(crate) attempt: Option<u32>,
     pub(crate) skipped_bytes: u64,
-    /// The line, and the row in it, at the top of the screen; `None` to follow the newest lines.
+    /// The line at the top of the screen, and the row within that line; `None` to follow the newest lines.
     pub(crate) top: Option<(u64, usize)>,
     pub(crate) wrap: bool,
-    /// The line that the user went to: a match, an error or a clicked line.
+    /// The marked line: a match, an error or a clicked line.
     pub(crate) current: Option<u64>,
-    /// The lowest level that is shown.
+    /// The lowest level that passes the filter.
     pub level: Level,
-    /// The ranks whose lines are shown; all if it is empty.
+    /// The ranks that pass the filter; empty for all ranks.
     pub only: RankSet,
-    /// Whether each folded line is shown with the texts of its ranks.
+    /// Whether folded lines show the text of each rank by default.
     pub(crate) is_unfolded: bool,
-    /// Lines whose folding differs from `is_unfolded`.
+    /// Lines for which the user has reversed `is_unfolded`.
     pub(crate) toggled: BTreeSet<u64>,
-    /// Whether to go to the first error of the shown ranks, or otherwise to their last line, when the log has been read.
+    /// Whether to go to the first error of the shown ranks once the existing lines have been received; without an
+    /// error, the end of the log is shown.
     pub(crate) seeks: bool,
     /// The search.
     pub search: Option<Search>,
@@ -72,7 +73,7 @@ impl Default for LogsScreen {
 }
 
 impl LogsScreen {
-    /// Returns the merged log of an attempt, of some ranks if any are given, which goes to their first error.
+    /// Returns the merged log of an attempt, which goes to the first error. A non-empty `only` filters the ranks.
     pub fn at_error(attempt: Option<u32>, only: RankSet) -> Self {
         Self { pinned: attempt, only, seeks: true, ..Self::default() }
     }
@@ -82,7 +83,8 @@ impl LogsScreen {
         run.places().get(self.rank?)
     }
 
-    /// Adds lines of the shown rank. Lines of another rank come from a stream that is being stopped, and are ignored.
+    /// Adds lines of the shown rank. Lines of another rank come from a stream that is being stopped; they are
+    /// ignored.
     pub fn add(&mut self, chunk: LogChunk, now: f64) {
         if self.rank != Some(chunk.rank) {
             return;
@@ -93,7 +95,8 @@ impl LogsScreen {
         }
     }
 
-    /// Adds lines of all ranks, and goes to the first error if that was requested. `size` is that of the text.
+    /// Adds lines of the merged log, and goes to the first error if `seeks` is set. `size` is the width and height of
+    /// the text.
     pub fn add_merged(&mut self, chunk: RankLines, now: f64, size: (usize, usize)) {
         if self.rank.is_some() || self.pinned.is_some_and(|attempt| attempt != chunk.attempt) {
             return;
@@ -126,7 +129,8 @@ impl LogsScreen {
         self.attempt = Some(attempt);
     }
 
-    /// Returns the line of the first error of the shown ranks: the cause of the run's failure if it is among them.
+    /// Returns the line of the first error that passes the filters; the most likely cause of the failure is
+    /// preferred.
     pub(crate) fn first_error(&self) -> Option<u64> {
         let first = self.store.first_error.as_ref();
         let of_all =
@@ -144,12 +148,12 @@ impl LogsScreen {
         line.level >= self.level && (self.only.is_empty() || line.ranks.intersects(&self.only))
     }
 
-    /// Returns the texts of a line that are shown, with the ranks that printed them.
+    /// Returns the visible texts of a line, each with the ranks that printed it.
     pub(crate) fn texts<'a>(&self, number: u64, line: &'a LogLine) -> Vec<(RankSet, &'a str)> {
         line.texts(&self.only, self.is_unfolded == self.toggled.contains(&number))
     }
 
-    /// Shows the texts of all ranks of a line, or folds them.
+    /// Unfolds a line into the texts of its ranks, or folds it again.
     pub(crate) fn toggle(&mut self, number: u64) {
         if !self.toggled.remove(&number) {
             self.toggled.insert(number);
@@ -162,7 +166,7 @@ impl LogsScreen {
         if self.wrap { texts.iter().map(|(_, text)| text::rows(text, width).count()).sum() } else { texts.len() }
     }
 
-    /// Returns the position `rows` rows above another, or the beginning.
+    /// Returns the position `rows` rows above another, or the first position.
     pub(crate) fn above(&self, (mut line, mut row): (u64, usize), mut rows: usize, width: usize) -> (u64, usize) {
         while rows > 0 {
             if row >= rows {
@@ -191,7 +195,7 @@ impl LogsScreen {
         (self.store.end(), 0)
     }
 
-    /// Returns the position at the top of the screen when the newest lines are shown.
+    /// Returns the position at the top of the screen when the screen ends with the newest line.
     pub(crate) fn bottom_top(&self, size: (usize, usize)) -> (u64, usize) {
         self.above((self.store.end(), 0), size.1, size.0)
     }
@@ -199,7 +203,7 @@ impl LogsScreen {
     /// Returns the position at the top of the screen.
     pub(crate) fn shown_top(&self, size: (usize, usize)) -> (u64, usize) {
         let newest = self.bottom_top(size);
-        // The wanted line may have been dropped meanwhile.
+        // The line at the top may have been dropped from memory since.
         let wanted = self.top.map(|(line, row)| {
             let line = line.max(self.store.first());
             (line, row.min(self.rows_of(line, size.0).saturating_sub(1)))
@@ -209,7 +213,7 @@ impl LogsScreen {
 
     pub(crate) fn scroll_up(&mut self, rows: usize, size: (usize, usize)) {
         let top = self.above(self.shown_top(size), rows, size.0);
-        // A log that fits on the screen is still followed.
+        // A log that fits on the screen is always followed.
         self.top = (top < self.bottom_top(size)).then_some(top);
     }
 
@@ -218,14 +222,15 @@ impl LogsScreen {
         self.top = (top < self.bottom_top(size)).then_some(top);
     }
 
-    /// Puts a line a third down the screen, below its context, and marks it.
+    /// Places a line in the upper third of the screen, with some context above it, and marks it.
     pub(crate) fn go_to(&mut self, line: u64, size: (usize, usize)) {
         let top = self.above((line, 0), size.1 / 3, size.0);
         self.top = (top < self.bottom_top(size)).then_some(top);
         self.current = Some(line);
     }
 
-    /// Goes to the next matching line, from the current line or the top of the screen; wraps around.
+    /// Goes to the next or previous matching line, from the marked line or the top of the screen, and wraps around.
+    /// Returns whether there is a match.
     pub(crate) fn find(&mut self, forward: bool, size: (usize, usize)) -> bool {
         let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return false };
         let (first, end) = (self.store.first(), self.store.end());
@@ -249,20 +254,21 @@ impl LogsScreen {
         (self.store.first()..self.store.end()).filter(|number| self.matches(*number, regex)).count()
     }
 
-    /// Returns whether a shown text of a line matches.
+    /// Returns whether a visible text of a line matches.
     fn matches(&self, number: u64, regex: &Regex) -> bool {
         let line = self.store.line(number).filter(|line| self.passes(line));
         line.is_some_and(|line| self.texts(number, line).iter().any(|(_, text)| regex.is_match(text)))
     }
 
-    /// Shows the log of one rank, or the merged one, which is then that of the same attempt again.
+    /// Shows the log of one rank, or the merged log if `rank` is `None`. The attempt, the wrapping, the search and
+    /// the level stay.
     pub(crate) fn show(&mut self, rank: Option<usize>) {
         let (search, level, pinned) = (self.search.take(), self.level, self.pinned);
         *self = Self { rank, pinned, wrap: self.wrap, search, level, ..Self::default() };
     }
 }
 
-/// Returns a line as it is kept: without control characters, and not too long.
+/// Returns a line without control characters, cut to [`MAX_LINE`] bytes.
 fn cut(line: &str) -> String {
     let mut text = text::clean(line);
     if text.len() > MAX_LINE {

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ProcessesScreen {
     /// The nodes, in the order of the list.
     pub nodes: Vec<NodeId>,
-    /// The processes of each node that use GPUs or belong to training, or why they are unknown. Nodes that have not answered
-    /// yet are missing.
+    /// The processes of each node that use GPUs or belong to training, or why they are unknown. A node is missing
+    /// until it has answered.
     pub listed: BTreeMap<NodeId, Result<NodeProcesses, Failure>>,
-    /// The users whose processes are shown.
+    /// Whether the processes of all users are shown, or only the user's own.
     pub scope: KillScope,
     /// The selected process; `None` for the first one.
     pub selected: Option<ProcessKey>,
@@ -37,7 +37,7 @@ impl ProcessesScreen {
         self.nodes.iter().filter_map(|node| self.listed.get(node)?.as_ref().ok())
     }
 
-    /// Returns the processes that are shown, node by node: first those that belong to no run, then each run with its ranks
+    /// Returns the visible processes, node by node: first those that belong to no run, then each run with its ranks
     /// before its other processes.
     pub fn rows(&self) -> Vec<(&NodeId, &ListedProcess)> {
         let mut rows = Vec::new();
@@ -50,12 +50,12 @@ impl ProcessesScreen {
         rows
     }
 
-    /// Counts the processes of other users that are not shown.
+    /// Returns the number of processes of other users that are hidden.
     pub fn hidden(&self) -> usize {
         self.answered().map(|node| node.processes.len()).sum::<usize>() - self.rows().len()
     }
 
-    /// Returns the nodes whose processes are unknown.
+    /// Returns the nodes whose processes are unknown, with the reason.
     pub fn away(&self) -> impl Iterator<Item = (&NodeId, &Failure)> {
         self.nodes.iter().filter_map(|node| Some((node, self.listed.get(node)?.as_ref().err()?)))
     }

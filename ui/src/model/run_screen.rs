@@ -1,4 +1,4 @@
-//! The open run: its metrics, events and checkpoints, and how its charts are shown.
+//! State of an open run: its metrics, events and checkpoints, and how its charts are shown.
 
 use crate::effect::XAxis;
 use crate::layout::{Panel, RunContent};
@@ -12,20 +12,20 @@ use rundir::{CheckpointEntry, Event, Failure, RunId};
 use runstate::Goodput;
 use std::collections::{BTreeMap, VecDeque};
 
-/// The maximum number of events that are kept; older events are only in the run's files.
+/// The maximum number of events in memory; older events are only in the run's files.
 const MAX_EVENTS: usize = 1000;
 
 /// The narrowest window of a zoomed chart, in samples.
 pub(super) const MIN_SPAN: f64 = 4.0;
 
-/// A key of a recipe.
+/// A key of a recipe with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecipeSetting {
     /// The key, such as `optimizer.lr`.
     pub key: String,
-    /// Its value.
+    /// The value.
     pub value: String,
-    /// Its default, if it has one.
+    /// The default value, if the key has one.
     pub default: Option<String>,
 }
 
@@ -43,25 +43,25 @@ pub struct RunScreen {
     pub id: RunId,
     /// The state of the run; `None` while it loads.
     pub status: Option<Box<RunStatus>>,
-    /// Its metrics.
+    /// The metrics of the run.
     pub series: Series,
-    /// How its time was spent; `None` while it loads, and if it does not train.
+    /// How the wall time was spent; `None` while it loads, and for runs that do not train.
     pub goodput: Option<Goodput>,
-    /// Its newest events, oldest first.
+    /// The newest events, oldest first.
     pub events: VecDeque<Event>,
-    /// Its checkpoints, ascending; `None` while they load.
+    /// The checkpoints by ascending step; `None` while they load.
     pub checkpoints: Option<Vec<CheckpointEntry>>,
-    /// Its samples and which of them are shown.
+    /// The samples, and which of them are shown.
     pub samples: SamplesScreen,
     /// Why the stream has ended.
     pub lost: Option<Failure>,
     /// The panel that keys apply to.
     pub focus: Panel,
-    /// Whether it fills the screen.
+    /// Whether the focused panel fills the screen.
     pub enlarged: bool,
-    /// The panel that was focused before a key enlarged another one.
+    /// The panel that had the focus before a key enlarged another panel.
     pub back_to: Option<Panel>,
-    /// The keys of its recipe, in the order of a recipe; `None` while they load.
+    /// The keys of the recipe in their order; `None` while they load.
     pub recipe: Option<Vec<RecipeSetting>>,
     /// The moving average to show, as an index into [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
@@ -69,7 +69,7 @@ pub struct RunScreen {
     pub x: XAxis,
     /// The visible part of the x axes, and the cursor.
     pub view: Viewport,
-    /// First visible line of the focused list.
+    /// The scroll position of the focused list: its first visible line or its selected entry.
     pub scroll: usize,
 }
 
@@ -96,7 +96,7 @@ impl RunScreen {
         }
     }
 
-    /// Applies a message. The cost depends on the size of the message only.
+    /// Applies a message. The cost depends only on the size of the message.
     pub fn take_in(&mut self, what: RunMsg) {
         match what {
             RunMsg::Opened => {
@@ -114,7 +114,7 @@ impl RunScreen {
                 self.events.drain(..excess);
             }
             RunMsg::State(status) => {
-                // The large chart of a run that does not train is another one.
+                // A run that does not train has another large chart.
                 if self.status.is_none() && status.row.task != Task::Train {
                     self.focus = RunContent { task: status.row.task, ..RunContent::default() }.main();
                 }
@@ -138,13 +138,14 @@ impl RunScreen {
         }
     }
 
-    /// Returns the placement of the newest attempt's ranks.
+    /// Returns the placement of the ranks of the newest attempt.
     pub fn places(&self) -> &[RankPlace] {
         let attempt = self.status.as_ref().and_then(|status| status.attempt.as_ref());
         attempt.map_or(&[], |attempt| &attempt.placement.ranks)
     }
 
-    /// Focuses a panel and enlarges it. If it fills the screen already, the panel that was focused before is focused again.
+    /// Focuses a panel and enlarges it. If the panel already fills the screen, all panels are shown again, with the
+    /// previous focus.
     pub(crate) fn show_panel(&mut self, panel: Panel) {
         if self.enlarged && self.focus == panel {
             self.restore_panels();
@@ -154,7 +155,7 @@ impl RunScreen {
         (self.focus, self.enlarged, self.scroll) = (panel, true, 0);
     }
 
-    /// Shows all panels, and focuses the one that was focused before a key enlarged another one.
+    /// Shows all panels, and restores the focus that a key moved when it enlarged a panel.
     pub(crate) fn restore_panels(&mut self) {
         self.enlarged = false;
         if let Some(panel) = self.back_to.take() {
@@ -162,7 +163,7 @@ impl RunScreen {
         }
     }
 
-    /// Returns the chart that keys apply to.
+    /// Returns the focused panel if it is a chart.
     pub fn focused_chart(&self) -> Option<Panel> {
         Some(self.focus).filter(|panel| panel.is_chart())
     }
@@ -182,7 +183,7 @@ impl RunScreen {
         self.view.window(self.full_range())
     }
 
-    /// Returns the sample at the cursor.
+    /// Returns the index of the sample at the cursor, or of the newest sample without a cursor.
     pub fn cursor_index(&self) -> Option<usize> {
         match self.view.cursor {
             None => self.series.live().len().checked_sub(1),
@@ -190,7 +191,7 @@ impl RunScreen {
         }
     }
 
-    /// Moves the cursor by about one column of a chart that has `columns`; the window follows.
+    /// Moves the cursor by about one column of a chart that is `columns` wide; the window follows.
     pub(crate) fn move_cursor(&mut self, columns: usize, right: bool) {
         let Some(at) = self.cursor_index() else { return };
         let (axis, live) = (Axis::from(self.x), self.series.live());
@@ -222,7 +223,7 @@ impl RunScreen {
         }
     }
 
-    /// Puts the cursor on the sample that is nearest to a position on the x axis.
+    /// Moves the cursor to the sample nearest to a position on the x axis.
     pub(crate) fn put_cursor_at(&mut self, x: f64) {
         let (axis, live) = (Axis::from(self.x), self.series.live());
         if let Some(nearest) = self.series.nearest(axis, x) {
@@ -231,7 +232,7 @@ impl RunScreen {
         }
     }
 
-    /// Returns the narrowest window; `None` without samples.
+    /// Returns the width of the narrowest window; `None` without samples.
     fn least_span(&self) -> Option<f64> {
         let (first, last) = self.full_range();
         let samples = self.series.live().len();
@@ -243,7 +244,7 @@ impl RunScreen {
     }
 }
 
-/// Returns the ends of an x axis that shows a range; without samples and for a single one, a range around it.
+/// Returns the ends of an x axis that shows `range`; a range of width 1 if there are no samples or only one.
 pub(crate) fn axis_ends(range: Option<(f64, f64)>) -> (f64, f64) {
     let (low, high) = range.unwrap_or((0.0, 1.0));
     match high - low {

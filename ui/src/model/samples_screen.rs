@@ -1,13 +1,13 @@
-//! The samples of the open run: which are selected, and their pictures.
+//! State of the Samples screen: the samples of the open run, which of them is selected, and their clips.
 
 use crate::msg::{Clip, Size};
 use rundir::{Failure, SampleSidecar};
 use std::collections::BTreeMap;
 
-/// The maximum number of clips that are kept, so that recently shown clips appear at once when the user steps back.
+/// The maximum number of clips in memory; recently shown clips appear at once when the user steps back.
 const MAX_CLIPS: usize = 12;
 
-/// The step and the prompt of a sample.
+/// The step and the prompt number of a sample.
 type SampleKey = (u64, usize);
 
 /// State of the Samples screen.
@@ -17,15 +17,15 @@ pub struct SamplesScreen {
     pub samples: Option<Vec<SampleSidecar>>,
     /// The position of the selected prompt among the prompts that have samples.
     pub prompt: usize,
-    /// The selected step; `None` for the newest.
+    /// The selected step; `None` follows the newest sample.
     pub step: Option<u64>,
     /// Whether earlier steps are shown beside the selected one.
     pub side_by_side: bool,
     /// Whether the videos are paused.
     pub paused: bool,
-    /// The number of frames that were shown; a video shows this frame modulo its length.
+    /// The number of frames shown so far. A video shows this frame number modulo its length.
     pub frame: usize,
-    /// The clips that were made, or why not, with the size that was requested; the oldest first.
+    /// The clips that the shell made, or why it could not, with the requested size; oldest first.
     clips: Vec<(SampleKey, Size, Result<Clip, Failure>)>,
 }
 
@@ -50,7 +50,8 @@ impl SamplesScreen {
         upto.saturating_sub(1)
     }
 
-    /// Selects the sample `by` places later, or earlier if negative. The newest one is followed.
+    /// Selects the sample `by` places later, or earlier if negative. If it is the newest one, later samples are
+    /// followed.
     pub(crate) fn move_step(&mut self, by: isize) {
         let step = {
             let all = self.of_prompt();
@@ -61,7 +62,7 @@ impl SamplesScreen {
         self.step = step;
     }
 
-    /// Selects another prompt.
+    /// Selects the prompt `by` places later, or earlier if negative.
     pub(crate) fn move_prompt(&mut self, by: isize) {
         let last = self.prompts().len().saturating_sub(1);
         self.prompt = self.prompt.min(last).saturating_add_signed(by).min(last);
@@ -81,13 +82,13 @@ impl SamplesScreen {
         all[end.saturating_sub(count)..end].to_vec()
     }
 
-    /// Returns the clip of a sample that was made for a size; `None` while it is made.
+    /// Returns the clip of a sample that was requested in this size; `None` until the shell has made it.
     pub fn clip(&self, key: SampleKey, size: Size) -> Option<&Result<Clip, Failure>> {
         let found = self.clips.iter().find(|(of, made_for, _)| *of == key && *made_for == size);
         found.map(|(_, _, clip)| clip)
     }
 
-    /// Keeps a clip, and drops the oldest ones.
+    /// Keeps a clip, and drops the oldest clips beyond [`MAX_CLIPS`].
     pub(crate) fn keep(&mut self, key: SampleKey, size: Size, clip: Result<Clip, Failure>) {
         self.clips.retain(|(of, made_for, _)| (*of, *made_for) != (key, size));
         self.clips.push((key, size, clip));

@@ -1,4 +1,4 @@
-//! The screens, and what those with a list or one node keep: selection, filter, order and scroll position.
+//! The screens, and the state of those with a list or a node: selection, filter, sort order and scroll position.
 
 use crate::fleet::{HistoryWindow, Sort};
 use crate::gpu_value::GpuValue;
@@ -81,7 +81,8 @@ pub struct NodesScreen {
     pub reverse: bool,
     /// The part of the history that is shown, also on the Node screen.
     pub window: HistoryWindow,
-    /// The nodes that pass the filter, in order: indices into the fleet. Each tick updates them, so that rows do not jump.
+    /// The nodes that pass the filter, in the sort order, as indices into the fleet. The order is updated once per
+    /// tick, so that rows do not jump.
     pub order: Vec<usize>,
     /// The screen to go back to.
     pub from: Option<Screen>,

@@ -1,4 +1,4 @@
-//! What a console opens again: the screen that was shown last, its run, and how its charts were shown.
+//! The state that the next console restores: the last screen, its run, and how its charts were shown.
 
 use crate::effect::XAxis;
 use crate::model::{CompareScreen, MOST_COMPARED, Model, Quantity, RunScreen, Screen};
@@ -8,11 +8,12 @@ use rundir::RunId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The last screen of a console, for the next one on the same folder of runs.
+/// The last screen of a console, restored by the next console that opens the same runs folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Session {
-    /// The screen. One that cannot be opened without data of its own is replaced by the screen before it.
+    /// The screen to open. The data of some screens is not saved: Launch is replaced by Recipes, Node and Processes
+    /// by Nodes.
     pub screen: Screen,
     /// The open run.
     pub run: Option<RunId>,
@@ -22,24 +23,24 @@ pub struct Session {
     pub filter: String,
     /// The quantity on the x axes.
     pub x: XAxis,
-    /// The level of the moving average.
+    /// The moving average, as an index into [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
-    /// The names of the panels that the user has picked for training runs, in their order.
+    /// The names of the panels picked for training runs, in their order; `None` for the default panels.
     pub panels: Option<Vec<String>>,
-    /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
+    /// The number of columns of the panel grid; 0 or 1 for the default layout.
     pub columns: u8,
     /// The names of the charts with a logarithmic y axis.
     pub log_y: BTreeSet<String>,
     /// The compared runs.
     pub compared: Vec<RunId>,
-    /// The name of the compared metric.
+    /// The name of the compared quantity.
     pub metric: Option<String>,
     /// The quantity by which the compared runs are aligned.
     pub aligned: Axis,
 }
 
 impl Model {
-    /// Returns what the next console opens again.
+    /// Returns the state that the next console restores.
     pub fn session(&self) -> Session {
         let open = self.run.as_ref();
         let compared = self.compare.as_ref().filter(|_| self.screen == Screen::Compare);
@@ -67,7 +68,7 @@ impl Model {
         }
     }
 
-    /// Opens the screen of an earlier console.
+    /// Restores the state of a previous console.
     pub(super) fn restore(&mut self, session: Session) {
         let smoothing = session.smoothing.filter(|level| *level < crate::series::SMOOTHING.len());
         self.runs_screen.selected = session.run.clone().or(session.selected);

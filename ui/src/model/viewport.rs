@@ -20,7 +20,7 @@ impl Viewport {
         (end - span, end)
     }
 
-    /// Puts the cursor on a sample; the window follows. `None` is the newest sample.
+    /// Moves the cursor to a position, and the window so that the cursor is visible. `None` is the newest sample.
     pub(crate) fn put_cursor(&mut self, to: Option<f64>, full: (f64, f64)) {
         let (low, high) = self.window(full);
         self.cursor = to;
@@ -32,7 +32,7 @@ impl Viewport {
         }
     }
 
-    /// Puts the cursor and the window at the beginning.
+    /// Moves the cursor and the window to the beginning.
     pub(crate) fn put_at_start(&mut self, full: (f64, f64)) {
         self.cursor = Some(full.0);
         self.end = self.cursor;
@@ -51,7 +51,7 @@ impl Viewport {
         self.cursor = self.cursor.map(|x| x.clamp(end - (high - low), end.min(last)));
     }
 
-    /// Shows a range of at least `least`.
+    /// Shows a range, widened to at least `least`.
     pub(crate) fn show(&mut self, (from, to): (f64, f64), least: f64, full: (f64, f64)) {
         let (low, high) = (from.min(to).max(full.0), from.max(to).min(full.1));
         let span = (high - low).max(least);
@@ -63,8 +63,8 @@ impl Viewport {
         self.end = (low + span < full.1).then_some(low + span);
     }
 
-    /// Changes the width of the window by a factor, to no less than `least`. A position keeps its place on the screen: `around`,
-    /// or the cursor.
+    /// Changes the width of the window by a factor, but to no less than `least`. The position `around`, or else the
+    /// cursor, keeps its place on the screen.
     pub(crate) fn zoom(&mut self, factor: f64, least: f64, full: (f64, f64), around: Option<f64>) {
         let (first, last) = full;
         let (low, high) = self.window(full);

@@ -1,4 +1,4 @@
-//! The Alerts screen: the alerts of all runs, newest first, and the details of the selected one.
+//! The Alerts screen: lists the alerts of all runs, newest first, with the details of the selected one.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -15,9 +15,9 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::{AlertKind, AlertState};
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 9;
-/// The time of a snooze, seconds.
+/// The duration of a snooze, seconds.
 const SNOOZE_S: f64 = 2.0 * 3600.0;
 
 /// Opens the screen.
@@ -36,11 +36,12 @@ pub fn keep_selection(model: &mut Model) {
     model.alerts_screen.top = layout::scrolled(model.alerts_screen.top, at, usize::from(list.height.saturating_sub(1)));
 }
 
-/// Takes in the alerts of all runs. Returns the effect that announces those that are new, if the terminal is one of their channels.
+/// Stores the alerts of all runs. Returns the effect that announces new ones, if one of their channels is the
+/// terminal.
 pub fn on_alerts(model: &mut Model, rows: Vec<AlertRow>) -> Vec<Effect> {
     let before = model.alerts.replace(rows);
     keep_selection(model);
-    // Alerts from before the console was opened are not announced.
+    // Alerts that existed before the console opened are not announced.
     let (Some(before), Some(rows)) = (before, &model.alerts) else { return Vec::new() };
     let is_new = |row: &&AlertRow| {
         !row.state.is_snoozed(model.now) && before.iter().all(|known| known.state.alert.id != row.state.alert.id)
@@ -56,7 +57,7 @@ pub fn on_alerts(model: &mut Model, rows: Vec<AlertRow>) -> Vec<Effect> {
     if bell || text.is_some() { vec![Effect::Notify { bell, text }] } else { Vec::new() }
 }
 
-/// Returns the number of alerts that wait for a user.
+/// Returns the number of open alerts: those that need action and are neither acknowledged nor snoozed.
 pub fn open_alerts(model: &Model) -> usize {
     rows(model).iter().filter(|row| row.state.is_open(model.now)).count()
 }
@@ -75,7 +76,7 @@ pub fn selected(model: &Model) -> Option<&AlertState> {
     rows(model).get(position(model)).map(|row| &row.state)
 }
 
-/// Returns whether an action is possible now.
+/// Returns whether an action is possible for the selected alert, or for all alerts.
 pub fn can(model: &Model, action: Action) -> bool {
     let selected = selected(model);
     match action {
@@ -137,7 +138,7 @@ fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
 }
 
-/// Returns the number of alerts from the selected one to the one in a row of the terminal.
+/// Returns the number of alerts from the selected one to the one at a row of the terminal.
 pub fn alerts_until(model: &Model, row: u16) -> Option<isize> {
     let list = layout::cut_top(list_area(model).0, 1).1;
     layout::entries_until(list, row, model.alerts_screen.top, position(model), rows(model).len())

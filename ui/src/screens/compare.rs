@@ -1,5 +1,5 @@
-//! The Compare screen: metrics of several runs in one chart each, a legend with their values, and the differences of their
-//! recipes.
+//! The Compare screen: one chart per metric with a line for each run, a legend with the values, and the differences
+//! between the recipes.
 
 use crate::bindings::{Action, Context};
 use crate::effect::{ComparisonSpec, Effect, ImageFormat};
@@ -21,10 +21,10 @@ use ratatui_core::text::{Line, Span};
 use rundir::RunId;
 use units::counted;
 
-/// The least width and height of a chart beside or above another one.
+/// The minimum width and height of a chart beside or above another one.
 const LEAST: (u16, u16) = (56, 12);
 
-/// Opens the screen with the marked runs.
+/// Opens the screen with the marked runs, or warns if there are too few or too many.
 pub fn open(model: &mut Model) {
     let marked = &model.runs_screen.marked;
     let runs: Vec<RunId> = model.rows().iter().map(|row| row.run.clone()).filter(|run| marked.contains(run)).collect();
@@ -32,7 +32,7 @@ pub fn open(model: &mut Model) {
     match runs.len() {
         0 | 1 => model.warn(format!("Mark two or more runs with {mark} to compare them")),
         2..=MOST_COMPARED => {
-            // Runs that were compared before keep the metric and the settings.
+            // A comparison of the same runs keeps its metric and settings.
             let same = model.compare.take_if(|open| open.runs.iter().map(|run| &run.id).eq(&runs));
             // A large chart has room for the raw line behind the moving average.
             let smoothing = layout::has_room_for_lanes(layout::areas(model.size).body).then_some(0);
@@ -110,7 +110,7 @@ fn export(model: &mut Model, format: ImageFormat) -> Vec<Effect> {
         log_y: open.log_y.contains(&open.quantity),
         smoothing: open.smoothing.map(|level| SMOOTHING[level]),
     };
-    // The names of all runs would be too long for the name of a file.
+    // The names of all runs would make the file name too long.
     let extension = if format == ImageFormat::Svg { "svg" } else { "png" };
     let (first, more) = (short_id(&comparison.runs[0]), comparison.runs.len() - 1);
     let metric = comparison.metric.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "-");
@@ -136,12 +136,12 @@ fn areas(model: &Model, body: Rect) -> CompareAreas {
         return CompareAreas { metrics: none, charts: Vec::new(), legend: none, recipes: body };
     }
     let (metrics, rest) = layout::cut_top(body, u16::from(body.height >= 6));
-    // A high screen has the recipes below the legend, as many keys as a fifth of the screen holds.
+    // A tall screen shows the recipes below the legend, with at most a fifth of its rows.
     let keys = (open.differences().len() as u16).max(1) + 2;
     let recipes = if body.height >= 30 { keys.min(body.height / 5).max(3) + 1 } else { 0 };
     let (rest, recipes) = layout::cut_top(rest, rest.height - recipes);
     let (_, recipes) = layout::cut_top(recipes, 1);
-    // The values are more important than a large chart.
+    // The values in the legend are more important than a large chart.
     let legend = (open.runs.len() as u16 + 1).min(rest.height);
     let (area, legend) = layout::cut_top(rest, rest.height - legend);
     CompareAreas { metrics, charts: charts(open, area), legend, recipes }
@@ -177,15 +177,15 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     compare_recipes::view(model, open, buf, areas.recipes);
 }
 
-/// What a click on the screen chooses.
+/// The part of the screen that a click chooses.
 pub enum ClickedPart {
-    /// The quantity of a name in the first row, or of a chart.
+    /// A quantity: its name in the first row, or its chart.
     Quantity(Quantity),
-    /// A run of the legend.
+    /// A run in the legend, by its number.
     Run(usize),
 }
 
-/// Returns what a click at a position of the terminal chooses, outside of the plots.
+/// Returns the part that a click at a position of the terminal chooses, outside of the plots.
 pub fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
     let open = model.compare.as_ref()?;
     let areas = areas(model, layout::areas(model.size).body);
@@ -205,7 +205,8 @@ pub fn part_at(model: &Model, at: Position) -> Option<ClickedPart> {
     areas.charts.into_iter().find(|(_, area)| area.contains(at)).map(|(quantity, _)| ClickedPart::Quantity(quantity))
 }
 
-/// Returns the metrics with the chosen one marked, from the first that leaves room for it, each with what a click on it chooses.
+/// Returns the items of the first row: the names of the quantities, each with the quantity that a click on it
+/// chooses. The row begins so that the chosen one fits.
 fn metric_items(model: &Model, open: &CompareScreen, width: usize) -> Vec<(Vec<Span<'static>>, Option<Quantity>)> {
     let choices = open.choices();
     let names: Vec<String> = choices.iter().map(Quantity::label).collect();
@@ -225,24 +226,24 @@ fn metric_items(model: &Model, open: &CompareScreen, width: usize) -> Vec<(Vec<S
         let pointer = if at == chosen { format!("{} ", model.symbols.pointer) } else { String::new() };
         items.push((vec![Span::styled(format!("{pointer}{name}"), style), Span::raw("   ")], Some(quantity)));
     }
-    // Blanks at the end of the row must not cut it.
+    // The blanks after the last item would cause the row to be cut.
     if let Some((spans, _)) = items.last_mut() {
         spans.truncate(1);
     }
     items
 }
 
-/// Returns the mark of a run: `a` for the first one.
+/// Returns the letter of a run: `a` for the first one.
 pub(super) fn mark(number: usize) -> char {
     char::from(b'a' + number as u8)
 }
 
-/// Returns the colour of a run.
+/// Returns the line colour of a run.
 pub(super) fn ink(model: &Model, number: usize) -> Style {
     model.theme.lines[number % model.theme.lines.len()]
 }
 
-/// Draws the chart of a quantity. One of several has its settings in its heading only if it is the chosen one.
+/// Draws the chart of a quantity. Among several charts, only the chosen one shows its settings in its heading.
 fn chart(
     model: &Model,
     open: &CompareScreen,
@@ -308,10 +309,10 @@ fn line_chart<'a>(
         x: open.x,
         step_word: "step",
         window: open.window(),
-        // The ends of a drag take the place of the cursor.
+        // The ends of a drag replace the cursor.
         cursor: open.view.cursor.filter(|_| dragged.is_none()),
         dragged,
-        // Charts above each other share their x axis.
+        // The same gutter in all charts keeps the x axes of charts above each other aligned.
         gutter: if is_one_of_several { 8 } else { 0 },
         margin: if is_one_of_several { 2 } else { 0 },
         labels_from: 6,
@@ -322,7 +323,8 @@ fn line_chart<'a>(
     LineChart { lines, unit: quantity.unit(), axis, log_y, smoothing: open.smoothing }
 }
 
-/// Returns the area between the axes of the chart at a position of the terminal, if it is in there, and what the chart shows.
+/// Returns the plot area of the chart at a position of the terminal and the quantity of that chart, if the position
+/// is inside the plot.
 pub fn plot_at(model: &Model, at: Position) -> Option<(Rect, Quantity)> {
     let open = model.compare.as_ref()?;
     let charts = areas(model, layout::areas(model.size).body).charts;
@@ -333,10 +335,10 @@ pub fn plot_at(model: &Model, at: Position) -> Option<(Rect, Quantity)> {
     plot.contains(at).then_some((plot, quantity))
 }
 
-/// The width of a column of values.
+/// The width of a column of values in the legend.
 const VALUE: usize = 10;
 
-/// Draws one line per run: its mark, name and state, and its values at the cursor.
+/// Draws one line per run: letter, name, state, and the values at the cursor.
 fn legend(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     const STATE: usize = 10;
     let faint = model.theme.faint;
@@ -381,7 +383,7 @@ fn legend(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     write_lines(model, buf, area, lines);
 }
 
-/// Returns the titles of the columns of values, the most important first.
+/// Returns the titles of the value columns, the most important first.
 fn columns(open: &CompareScreen) -> Vec<&'static str> {
     let mut titles = vec![if open.view.cursor.is_some() { "at cursor" } else { "newest" }];
     titles.extend(open.smoothing.map(|_| "smoothed"));
@@ -399,7 +401,7 @@ fn values(model: &Model, open: &CompareScreen, run: &ComparedRun) -> Vec<String>
     let Some(track) = open.quantity.track(series) else { return columns(open).iter().map(|_| none()).collect() };
     let piece = series.of_track(track);
     let column = piece.column(track);
-    // Nodes have samples of their own times, and some metrics are not measured at every step.
+    // Samples of nodes have their own times, and some metrics are not measured at every step.
     let end = if track.is_of_nodes() { piece.at_time(live.time(at)) + 1 } else { at + 1 };
     let value = match column.last_finite(end) {
         _ if !track.is_of_nodes() && column.any_not_finite(at, end) => "not finite".to_owned(),
@@ -419,7 +421,7 @@ fn values(model: &Model, open: &CompareScreen, run: &ComparedRun) -> Vec<String>
     values
 }
 
-/// Returns the number of compared runs in words, for the header.
+/// Returns the text for the header: `Compare 3 runs`.
 pub fn title(open: &CompareScreen) -> String {
     format!("Compare {}", counted(open.runs.len(), "run"))
 }

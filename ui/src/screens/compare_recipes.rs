@@ -1,4 +1,4 @@
-//! The differences between the recipes of the compared runs: one row per key, one column per run.
+//! The differences between the recipes of the compared runs, as a table: one row per key, one column per run.
 
 use crate::bindings::{Action, Context};
 use crate::layout;
@@ -13,11 +13,11 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use units::counted;
 
-/// The narrowest column of values.
+/// The minimum width of a column of values.
 const LEAST: usize = 8;
 const GAP: usize = 2;
 
-/// Draws the keys whose values differ.
+/// Draws the table of the keys whose values differ.
 pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let differences = open.differences();
     let loading = open.runs.iter().any(|run| run.recipe.is_none() && run.lost.is_none());
@@ -34,7 +34,7 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let width = usize::from(below.width);
     let keys = differences.iter().map(|row| text::width(&row.key)).max().unwrap_or(0);
     let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
-    // Each column is as wide as its longest value, if all fit; the wider ones give way first.
+    // Each column is as wide as its longest value if all columns fit; otherwise the widest columns shrink first.
     let runs = open.runs.len();
     let wanted = |run: usize| cells.iter().map(|row| text::width(&row[run])).max().unwrap_or(0).max(LEAST);
     let mut columns: Vec<usize> = (0..runs).map(wanted).collect();
@@ -60,7 +60,7 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         let key = text::fit_end(&row.key, keys, model.symbols.ellipsis);
         let mut spans = vec![Span::raw(padded(&key, keys))];
         for (number, (cell, width)) in cells.iter().zip(&columns).enumerate() {
-            // A value that equals that of the first run is no difference.
+            // Values that equal the value of the first run are faint.
             let style = match number {
                 0 => Style::new(),
                 _ if row.values[number] == row.values[0] => model.theme.faint,
@@ -88,7 +88,7 @@ fn padded(text: &str, width: usize) -> String {
     format!("{text}{}", " ".repeat(width.saturating_sub(text::width(text))))
 }
 
-/// Returns the values of a key for the screen: without quotes, and paths without the folders that all have in common.
+/// Returns the values of a key as text: without quotes, and without the leading folders that all paths share.
 fn cells(model: &Model, row: &Difference) -> Vec<String> {
     let texts: Vec<Option<&str>> =
         row.values.iter().map(|value| value.as_deref().map(|v| v.trim_matches('"'))).collect();
@@ -105,7 +105,7 @@ fn cells(model: &Model, row: &Difference) -> Vec<String> {
     texts.into_iter().map(cell).collect()
 }
 
-/// Returns the length of the folders at the beginning that all paths have in common.
+/// Returns the length in bytes of the leading folders that all paths share.
 fn common_folder(paths: &[&str]) -> usize {
     let Some((first, others)) = paths.split_first() else { return 0 };
     let common = |other: &&str| first.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();

@@ -1,4 +1,4 @@
-//! The drawing of the launch form: settings, target, checks and plan, and the field that is being typed.
+//! Draws the launch form: settings, target, checks and plan, and the field that the user is typing into.
 
 use crate::bindings::{Action, Context};
 use crate::completion::{self, Candidate};
@@ -23,9 +23,9 @@ use rundir::RunId;
 use std::collections::BTreeMap;
 use units::counted;
 
-/// The width from which there are two columns.
+/// The minimum width for two columns of panels.
 const WIDE: u16 = 120;
-/// Rows of the field that is being typed, with its error and its completions.
+/// Rows of the field that the user is typing into, with its error and its completions.
 const FIELD_ROWS: u16 = 9;
 
 /// The parts of the form. A part without room has height 0.
@@ -37,7 +37,8 @@ struct FormAreas {
     field: Rect,
 }
 
-/// Places the panels. A small terminal shows the plan in place of the checks, and gives the focused panel more rows.
+/// Places the panels. On a small terminal, the lower panel shows the checks, or the plan if it has the focus, and the
+/// focused panel gets more rows. A terminal with very few rows shows only the focused panel.
 fn areas(model: &Model, form: &LaunchForm) -> FormAreas {
     let body = layout::areas(model.size).body;
     let typing = model.input.as_ref().is_some_and(|input| input.purpose.is_of_form());
@@ -119,13 +120,15 @@ fn heading(
     panel(model, buf, area, title, value, form.focus == which)
 }
 
-/// Returns the number of lines that fit into an area. The last row of an area that is too small has the number of hidden lines.
+/// Returns the number of lines that fit into an area. If not all fit, the last row shows the number of hidden lines
+/// instead.
 fn fitting(area: Rect, lines: usize) -> usize {
     let height = usize::from(area.height);
     if lines > height && height > 2 { height - 1 } else { height }
 }
 
-/// Writes lines of which some are selected, scrolled so that these are visible. Each line has the position of its row.
+/// Writes lines, scrolled so that those of the selected row are visible. Each line has the position of its row; a row
+/// may have several lines.
 fn write_rows(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<(usize, Line<'static>)>, selected: usize) {
     let height = fitting(area, lines.len());
     let first = lines.iter().position(|(row, _)| *row == selected).unwrap_or(0);
@@ -134,7 +137,7 @@ fn write_rows(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<(usize, Li
     write_from(model, buf, area, lines.into_iter().map(|(_, line)| line).collect(), top);
 }
 
-/// Writes the lines from `top` on, and the number of those below that are hidden.
+/// Writes the lines from `top` on, and the number of hidden lines below them.
 fn write_from(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>, top: usize) {
     let height = fitting(area, lines.len());
     let hidden = lines.len().saturating_sub(top + height);
@@ -223,7 +226,7 @@ fn settings(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
     write_rows(model, buf, rest, lines, form.key_position());
 }
 
-/// Returns the folder of the recipe, without which the paths of its files are shorter.
+/// Returns the folder of the recipe; paths inside it are shown relative to it.
 fn recipe_folder(form: &LaunchForm) -> String {
     let recipe = form.draft.recipe.as_str();
     let file =
@@ -233,7 +236,7 @@ fn recipe_folder(form: &LaunchForm) -> String {
     folder.map(ToString::to_string).unwrap_or_default()
 }
 
-/// Wraps a text behind a mark.
+/// Wraps a text, and puts a mark before its first line.
 fn marked(mark: &str, text: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width.saturating_sub(2));
     let line = |(n, line): (usize, String)| {
@@ -309,7 +312,7 @@ fn nodes(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
     write_rows(model, buf, area, views.iter().enumerate().map(line).collect(), chosen);
 }
 
-/// Returns what runs on a node: its runs and the commands of other processes on its GPUs, with their owners.
+/// Returns what runs on a node: its runs, and the commands of other processes that use its GPUs, with their owners.
 fn runs_on(model: &Model, view: &NodeView) -> String {
     let frame = match (&view.link, &view.frame) {
         (Link::Unreachable { .. }, _) => return node_table::unreachable(model.now, view),
@@ -396,7 +399,7 @@ fn checks(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         let is_chosen = at == chosen && form.focus == FormPanel::Checks;
         lines.extend(check_lines(model, form, row, is_chosen, names, width).into_iter().map(|line| (at, line)));
     }
-    // Warnings scroll away only when the user moves below them.
+    // The warnings at the top stay visible until the user moves to the checks or a check fails.
     let selected = if form.focus == FormPanel::Checks || form.failed().next().is_some() { chosen } else { usize::MAX };
     write_rows(model, buf, inner, lines, selected);
 }
@@ -435,7 +438,7 @@ fn check_lines(
         (PreflightResult::Pending, None) => "no answer yet".to_owned(),
         (PreflightResult::Passed(detail), Some(node)) => format!("{node}: {detail}"),
         (PreflightResult::Passed(detail), None) => detail.clone(),
-        // The reason names the node.
+        // The reason already names the node.
         (PreflightResult::Failed(failure), Some(_)) => failure.why.clone(),
         (PreflightResult::Failed(failure), None) => format!("{}: {}", failure.what, failure.why),
         (PreflightResult::Waived(failure), _) => format!("waived: {}", failure.why),
@@ -513,7 +516,8 @@ fn plan_lines_of(model: &Model, form: &LaunchForm, width: usize) -> Vec<Line<'st
     lines
 }
 
-/// Draws the field that is being typed: the text, and under it its error with a hint, or its meaning and completions.
+/// Draws the field that the user is typing into: the text, and below it the error with a hint, or the meaning of the
+/// key and the completions.
 fn field(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm, input: &Input) {
     let theme = &model.theme;
     let title = match input.purpose {
@@ -531,7 +535,7 @@ fn field(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm, input: 
     let found: Vec<Candidate> = found.map_or_else(Vec::new, |settings| completion::candidates(settings, &input.text));
     let mark = model.symbols.states[StateKind::Failed as usize];
     let problem = match wrong(form, input.purpose, &input.text) {
-        // A key that is not complete yet is no mistake.
+        // An incomplete key that can still be completed is not an error.
         Some(_) if is_key && !found.is_empty() => None,
         Some(wrong) => Some((wrong.why, wrong.fix, theme.bad)),
         None if input.purpose == Purpose::Override && !text.is_empty() => match form.tried(text) {

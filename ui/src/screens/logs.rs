@@ -1,4 +1,5 @@
-//! The Logs screen: the logs of all ranks in one order, or of one rank. It can be followed, scrolled, filtered and searched.
+//! The Logs screen: shows the merged log of all ranks, or the log of one rank. The user can follow, scroll, filter
+//! and search it.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -20,10 +21,10 @@ use units::counted;
 /// Memory limit of a compiled search expression, so that a typo cannot freeze the screen.
 const MAX_REGEX: usize = 1 << 20;
 
-/// The columns from which the ranks before a line are introduced by a word.
+/// The minimum width of the screen for the word "rank" before the ranks of a line.
 const WIDE: u16 = 110;
 
-/// Searches for the text typed so far; an empty text ends the search.
+/// Searches for the text that the user has typed so far; an empty text ends the search.
 pub fn set_search(model: &mut Model, text: &str) {
     let size = text_size(model);
     let Some(logs) = &mut model.logs else { return };
@@ -37,20 +38,20 @@ pub fn set_search(model: &mut Model, text: &str) {
         let any_case = !text.chars().any(char::is_uppercase);
         RegexBuilder::new(pattern).case_insensitive(any_case).size_limit(MAX_REGEX).build()
     };
-    // An incomplete expression, such as "(", is searched literally.
+    // An incomplete expression, such as "(", is searched as plain text.
     let regex = build(text).or_else(|_| build(&regex::escape(text))).ok();
     logs.search = Some(Search { text: text.to_owned(), regex });
     logs.find(true, size);
 }
 
-/// Shows only the lines of the ranks typed so far. A text that is not a list of ranks changes nothing yet.
+/// Filters the lines by the ranks that the user has typed so far. A text that is not a list of ranks changes nothing.
 pub fn set_ranks(model: &mut Model, text: &str) {
     if let (Some(logs), Ok(ranks)) = (&mut model.logs, RankSet::parse(text)) {
         logs.only = ranks;
     }
 }
 
-/// Warns about a list of ranks that cannot be read, or that has no rank of the run.
+/// Warns if the text is not a list of ranks, or if the run has none of these ranks.
 pub fn check_ranks(model: &mut Model, text: &str) {
     let last = model.run.as_ref().map_or(0, |run| run.places().len()).saturating_sub(1);
     match RankSet::parse(text) {
@@ -150,11 +151,11 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 /// The parts of the screen.
 struct Parts {
     heading: Rect,
-    /// The first error.
+    /// The first error of the log.
     error: Rect,
-    /// The lines with their ranks.
+    /// The lines of the log, with the ranks that printed them.
     lines: Rect,
-    /// Columns for the ranks before each line; 0 if there is only one rank.
+    /// The width of the ranks before each line; 0 if there is only one rank.
     label: u16,
 }
 
@@ -167,7 +168,7 @@ fn parts(model: &Model, body: Rect) -> Parts {
     let last = ranks.saturating_sub(1).to_string().len();
     let label = match logs {
         Some(logs) if logs.rank.is_none() && ranks > 1 => {
-            // The mark of the current line, "0-63 ×64" of all ranks, and more for lists, which are longer.
+            // Room for the mark of the current line, for "0-63 ×64", and some more for lists, which are longer.
             let all = 2 + last + 2 + ranks.to_string().len();
             let more = if body.width >= WIDE { "ranks ".len() + last + 4 } else { last };
             ((1 + all + more + 1) as u16).min(body.width / 3)
@@ -177,24 +178,24 @@ fn parts(model: &Model, body: Rect) -> Parts {
     Parts { heading, error, lines, label }
 }
 
-/// Returns width and height of the text.
+/// Returns the width and height of the text area.
 pub fn text_size(model: &Model) -> (usize, usize) {
     let parts = parts(model, layout::areas(model.size).body);
     (usize::from(parts.lines.width - parts.label).max(1), usize::from(parts.lines.height))
 }
 
-/// One row of the screen: a part of a text of a line.
+/// One row of the screen: a part of one text of a line.
 struct Row<'a> {
     number: u64,
     line: &'a LogLine,
-    /// Whether it is the first row of the line.
+    /// Whether this is the first row of the line.
     is_first: bool,
     ranks: RankSet,
     text: &'a str,
     part: Range<usize>,
 }
 
-/// Returns the rows from the top of the screen.
+/// Returns the visible rows, from the top of the screen.
 fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
     let (mut number, mut skipped) = logs.shown_top(size);
     let mut rows = Vec::new();
@@ -217,14 +218,14 @@ fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
     rows
 }
 
-/// Returns the first row of the terminal that shows a line: a note about earlier lines may be above it.
+/// Returns the terminal row of the first log row. A note about earlier lines may be above it.
 fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
     let is_oldest = rows.first().is_some_and(|row| row.number == logs.store.first() && row.part.start == 0);
     let is_cut = logs.store.first() > 0 || logs.skipped_bytes > 0;
     area.top() + u16::from(is_oldest && is_cut && area.height > 1 && logs.top.is_some())
 }
 
-/// Returns the line in a row of the terminal.
+/// Returns the log line at a row of the terminal.
 pub fn line_at(model: &Model, row: u16) -> Option<u64> {
     let logs = model.logs.as_ref()?;
     let parts = parts(model, layout::areas(model.size).body);
@@ -279,7 +280,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Returns why there are no lines on the screen.
+/// Returns why there are no lines to show.
 fn nothing(model: &Model, run: &RunScreen, logs: &LogsScreen) -> String {
     if !logs.store.is_empty() {
         let key = model.keys.name(Context::Logs, Action::Back);
@@ -297,7 +298,8 @@ fn nothing(model: &Model, run: &RunScreen, logs: &LogsScreen) -> String {
     text.to_owned()
 }
 
-/// Returns the ranks of a line as text: `3`, or `0-63 ×64`; on a wide screen with a word.
+/// Returns the ranks of a line as a label: `3`, or `0-63 ×64`; on a wide screen with the word "rank" or "ranks"
+/// before it.
 fn label_of(model: &Model, ranks: &RankSet, is_current: bool, width: u16, is_wide: bool) -> Line<'static> {
     let word = match ranks.count() {
         _ if !is_wide => "",
@@ -309,7 +311,7 @@ fn label_of(model: &Model, ranks: &RankSet, is_current: bool, width: u16, is_wid
     let room = usize::from(width).saturating_sub(2 + text::width(word) + text::width(&count));
     let mut list = ranks.to_string();
     if list.len() > room {
-        // Whole ranges only.
+        // Cut the list after a whole range.
         let cut = text::fit(&list, room, model.symbols.ellipsis);
         let end = cut.rfind(',').or_else(|| list.find(',')).unwrap_or(list.len());
         list = text::fit(&format!("{}{}", &list[..end], model.symbols.ellipsis), room, model.symbols.ellipsis);
@@ -326,14 +328,14 @@ fn label_of(model: &Model, ranks: &RankSet, is_current: bool, width: u16, is_wid
     ])
 }
 
-/// Returns a part of a line with its matches marked.
+/// Returns a part of a line with the search matches highlighted.
 fn styled(model: &Model, logs: &LogsScreen, row: &Row<'_>, is_current: bool) -> Line<'static> {
     let base = match row.line.level {
         Level::Error => model.theme.bad,
         Level::Warning => model.theme.warn,
         Level::Plain => Style::new(),
     };
-    // Without colours, errors and warnings are not both bold.
+    // Without colours, only errors are bold, so that warnings can be distinguished from them.
     let base = if base == model.theme.bad { base } else { base.remove_modifier(Modifier::BOLD) };
     let (text, part) = (row.text, row.part.clone());
     let Some(search) = &logs.search else { return Line::styled(text[part].to_owned(), base) };
@@ -371,7 +373,7 @@ fn heading(model: &Model, run: &RunScreen, logs: &LogsScreen, buf: &mut Buffer, 
         Level::Warning => left.push(Span::styled(", warnings and errors", theme.accent)),
         Level::Error => left.push(Span::styled(", only errors", theme.accent)),
     }
-    // During a search, the matches are more important than the node of the rank.
+    // During a search, the number of matches is more important than the node of the rank.
     if logs.search.is_none() {
         left.extend(logs.place(run).map(|place| Span::styled(format!(" on {}", place.node), theme.faint)));
         left.extend(logs.attempt.map(|attempt| Span::styled(format!(", attempt {attempt}"), theme.faint)));

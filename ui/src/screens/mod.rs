@@ -1,4 +1,4 @@
-//! One file per screen: reaction to keys and drawing.
+//! One file per screen, which handles the actions of that screen and draws it.
 
 pub mod alerts;
 pub mod compare;

@@ -1,4 +1,5 @@
-//! The Node screen: GPUs with meters and history, processes with their owners, or the output of nvidia-smi.
+//! The Node screen: shows the GPUs of one node with meters and history and the processes with their owners, or the
+//! output of nvidia-smi.
 
 use crate::bindings::Action;
 use crate::effect::Effect;
@@ -33,7 +34,7 @@ fn show(model: &mut Model, id: NodeId) {
     model.screen = Screen::Node;
 }
 
-/// Records the output of nvidia-smi on the open node.
+/// Stores the output of nvidia-smi if the node is still open.
 pub fn on_smi(model: &mut Model, node: &NodeId, output: Result<String, Failure>) {
     if let Some(open) = model.node.as_mut().filter(|open| open.id == *node) {
         open.smi = Some(output);
@@ -77,7 +78,7 @@ fn step(model: &mut Model, forward: bool) {
     }
 }
 
-/// Returns the areas of the head and of the scrolled part.
+/// Returns the areas of the first line and of the scrollable part.
 fn areas(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (head, rest) = layout::cut_top(body, 1);
@@ -122,7 +123,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             NodeLine::Heading(title, value) => drop(panel(model, buf, line, &title, value, false)),
             NodeLine::Gpu { at, row, history } => {
                 let Some(gpu) = view.gpus().get(at) else { continue };
-                // A GPU is drawn as a whole, and its visible rows are copied.
+                // A GPU is drawn as a whole into a separate buffer, from which its visible rows are copied.
                 if drawn.as_ref().is_none_or(|(gpu, _)| *gpu != at) {
                     let area = Rect::new(0, 0, rest.width, history as u16 + 1);
                     let mut all = Buffer::empty(area);
@@ -143,7 +144,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     node_history::view(model, view, lanes, buf, below);
 }
 
-/// Returns the scroll position, if the text does not fit.
+/// Returns which lines are visible; empty if all lines fit.
 fn position(model: &Model, top: usize, room: usize, total: usize) -> Vec<Span<'static>> {
     match total > room {
         true => {
@@ -153,7 +154,7 @@ fn position(model: &Model, top: usize, room: usize, total: usize) -> Vec<Span<'s
     }
 }
 
-/// Returns the number of lines to scroll through.
+/// Returns the number of lines of the scrollable part.
 fn lines_of(model: &Model) -> usize {
     let Some((open, view)) = opened(model) else { return 0 };
     match &open.smi {
@@ -184,7 +185,7 @@ fn head_line(model: &Model, view: &NodeView) -> Line<'static> {
 enum NodeLine {
     Text(Line<'static>),
     Heading(String, Vec<Span<'static>>),
-    /// A row of a GPU: 0 has its meters, and the `history` rows below its history.
+    /// One row of a GPU: row 0 shows the meters, and the `history` rows below show the history.
     Gpu {
         at: usize,
         row: usize,
@@ -192,7 +193,7 @@ enum NodeLine {
     },
 }
 
-/// The scrolled part, a few dozen lines per node.
+/// The lines of the scrollable part.
 struct NodeLines {
     rows: Vec<NodeLine>,
 }
@@ -231,7 +232,7 @@ impl NodeLines {
             lines.text(Line::default());
         }
         let Some(frame) = &view.frame else { return lines };
-        // The history of a node without GPUs is drawn below.
+        // The history of a node without GPUs is drawn below these lines.
         if frame.gpus.is_empty() {
             return lines;
         }
@@ -239,7 +240,8 @@ impl NodeLines {
             frame.gpus.iter().flat_map(|gpu| gpu.processes.iter().map(|process| (Some(gpu.index), process))).collect();
         processes.extend(frame.elsewhere.iter().map(|process| (None, process)));
         let gpus = frame.gpus.len();
-        // Two headings and an empty row each for GPUs and processes. A long list of processes scrolls.
+        // Two heading rows each for GPUs and processes, and an empty row between them. A long list of processes
+        // scrolls.
         let others = lines.rows.len() + 5 + processes.len().clamp(1, gpus.max(8));
         let history = node_gpus::history_rows(gpus, others, room);
         let power = view.summary.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));

@@ -1,4 +1,5 @@
-//! The GPUs of the Node screen: a row of meters per GPU, and its history in the rows below, each under its meter.
+//! The GPUs of the Node screen: one row of meters per GPU, and in the rows below, the history of each quantity under
+//! its meter.
 
 use crate::fleet::{GpuMoment, NodeView, Point};
 use crate::gpu_value::{GpuValue, is_current};
@@ -15,25 +16,25 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::RunId;
 
-/// Columns of the number of a GPU and its condition.
+/// Width of the GPU index and the mark of a fault.
 const INDEX: usize = 6;
 const GAP: usize = 2;
 
 /// The quantities with a meter.
 const METERS: [GpuValue; 3] = [GpuValue::Utilization, GpuValue::Memory, GpuValue::Power];
 
-/// The columns of the GPUs of a node.
+/// The widths of the columns of the GPU table.
 pub struct GpuColumns {
-    /// The cells of each bar.
+    /// The width of the bar of each meter.
     bar: usize,
-    /// The widths of the texts beside the bars.
+    /// The width of the text beside each bar.
     texts: [usize; 3],
-    /// The width of temperature, clock and notes.
+    /// The width of the part with temperature, clock and notes.
     right: usize,
 }
 
 impl GpuColumns {
-    /// Divides the width of the screen.
+    /// Divides the width of the screen among the columns.
     pub fn new(model: &Model, view: &NodeView, width: usize) -> Self {
         let right = match width {
             120.. => 36,
@@ -49,7 +50,7 @@ impl GpuColumns {
         Self { bar: width.saturating_sub(fixed) / METERS.len(), texts, right }
     }
 
-    /// Returns the position and the width of a meter.
+    /// Returns the x offset and the width of a meter.
     fn meter(&self, number: usize) -> (usize, usize) {
         let width = |number: usize| self.bar + 1 + self.texts[number];
         (INDEX + (0..number).map(|before| width(before) + GAP).sum::<usize>(), width(number))
@@ -73,8 +74,8 @@ impl GpuColumns {
     }
 }
 
-/// Returns the rows of history per GPU, so that all GPUs and the `others` rows fit. On a tall screen there are at least two, and long
-/// lists scroll.
+/// Returns the number of history rows per GPU so that all GPUs and the `others` rows fit. A tall screen has at least
+/// two rows per GPU, and the list scrolls if it is long.
 pub fn history_rows(gpus: usize, others: usize, room: usize) -> usize {
     let most = if gpus <= 2 { 8 } else { 4 };
     let least = if room >= 30.max(3 * gpus) { 2 } else { 0 };
@@ -121,7 +122,7 @@ fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns)
         let text = meter_text(model, value, gpu);
         let share = value.share(gpu);
         let ink = if is_old { model.theme.faint } else { share.map_or(plain, |share| model.theme.ramp_at(share)) };
-        // A meter is only full at the limit.
+        // A meter is full only near the limit.
         let full = share.map_or(0, |share| (share * columns.bar as f64 + 0.25) as usize).min(columns.bar);
         line.push(Span::styled(model.symbols.bar_done.repeat(full), ink));
         line.push(Span::styled(model.symbols.bar_open.repeat(columns.bar - full), model.theme.faint));
@@ -163,7 +164,7 @@ fn meter_text(model: &Model, value: GpuValue, gpu: &GpuSample) -> String {
     }
 }
 
-/// Returns the fault of a GPU, why its clocks are low, and the owners of its processes.
+/// Returns the faults of a GPU, the reason why its clocks are low, and the owners of its processes.
 fn notes(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Vec<Line<'static>> {
     let cut = |text: &str| text::fit(text, width, model.symbols.ellipsis);
     let mut notes = Vec::new();
@@ -172,7 +173,7 @@ fn notes(model: &Model, view: &NodeView, gpu: &GpuSample, width: usize) -> Vec<L
         let style = if fault.severity == FaultSeverity::Bad { model.theme.bad } else { model.theme.warn };
         Line::styled(cut(&fault.what), style)
     }));
-    // A worrying reason is a fault already.
+    // A worrying throttle reason is already listed as a fault.
     let reasons = gpu.throttle_reasons.value().filter(|reasons| reasons.is_slowed() && !reasons.is_worrying());
     notes.extend(reasons.map(|reasons| Line::styled(cut(&reasons.to_string()), model.theme.faint)));
     for process in &gpu.processes {

@@ -1,4 +1,4 @@
-//! The heat map of the Nodes screen: one row per node in columns side by side, one cell per GPU.
+//! The heat map of the Nodes screen: one row per node, arranged in columns, with one cell per GPU.
 
 use crate::fleet::NodeView;
 use crate::gpu_value::{GpuReader, GpuSpread, GpuValue, is_current};
@@ -15,37 +15,37 @@ use units::counted;
 
 /// Columns between two nodes.
 const GAP: usize = 3;
-/// The most GPUs of a node that are drawn.
+/// The maximum number of GPUs that are drawn per node.
 const MOST_GPUS: usize = 16;
 
-/// The arrangement of the nodes.
+/// The arrangement of the nodes in rows and columns.
 pub struct HeatGrid {
-    /// Nodes below each other.
+    /// The number of nodes in one column.
     pub rows: usize,
-    /// Nodes beside each other.
+    /// The number of columns of nodes.
     columns: usize,
     name_width: usize,
     gpus: usize,
 }
 
 impl HeatGrid {
-    /// Returns the arrangement in an area, its heading included.
+    /// Returns the arrangement for an area, which includes the heading.
     pub fn new(model: &Model, area: Rect) -> Self {
         let nodes = model.fleet.nodes();
         let name_width = nodes.iter().map(|view| text::width(view.node.id.as_str())).max().unwrap_or(0).clamp(1, 24);
         let gpus = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(1, MOST_GPUS);
         let rows = usize::from(area.height.saturating_sub(1)).max(1);
-        // Pointer, mark, condition and name, then the GPUs.
+        // Each node shows pointer, mark, condition and name, then its GPUs.
         let columns = (usize::from(area.width) + GAP) / (4 + name_width + 1 + gpus + GAP);
         Self { rows, columns: columns.max(1), name_width, gpus }
     }
 
-    /// Returns the rows that all nodes and the heading take, if there is room for them.
+    /// Returns the number of rows that all nodes and the heading need.
     pub fn rows_of_all(&self, count: usize) -> usize {
         count.div_ceil(self.columns) + 1
     }
 
-    /// Returns the position of the first visible node, so that the selected one is visible.
+    /// Returns the position of the first node on the page of the selected node.
     fn first(&self, selected: usize) -> usize {
         let page = self.rows * self.columns;
         selected / page * page
@@ -55,14 +55,14 @@ impl HeatGrid {
         4 + self.name_width + 1 + self.gpus
     }
 
-    /// Returns the area of the node at a position in the order. `below` is the area below the heading.
+    /// Returns the area of the node at a position in the sort order. `below` is the area below the heading.
     fn area_of(&self, below: Rect, first: usize, place: usize) -> Rect {
         let (column, row) = ((place - first) / self.rows, (place - first) % self.rows);
         let x = below.x + (column * (self.width() + GAP)) as u16;
         Rect { x, y: below.y + row as u16, width: self.width() as u16, height: 1 }.intersection(below)
     }
 
-    /// Returns the position in the order of the node that is drawn at a position of the terminal. `area` includes the heading.
+    /// Returns the position in the sort order of the node at a position of the terminal. `area` includes the heading.
     pub fn place_at(&self, area: Rect, selected: usize, count: usize, at: Position) -> Option<usize> {
         let below = layout::cut_top(area, 1).1;
         let first = self.first(selected);
@@ -71,9 +71,9 @@ impl HeatGrid {
     }
 }
 
-/// Returns the glyph and the style of a value as a share of its scale: height and colour by the share.
+/// Returns the glyph and the style of a value: `share` of the scale determines the height of the bar and its colour.
 pub fn cell(model: &Model, share: Option<f64>) -> (&'static str, Style) {
-    // Without the highest bar, so that bars do not touch those of the node above.
+    // The highest bar is not used, so that bars do not touch those of the node above.
     let levels = &model.symbols.levels[..7];
     match share {
         Some(share) => {
@@ -87,7 +87,7 @@ pub fn cell(model: &Model, share: Option<f64>) -> (&'static str, Style) {
 /// The glyph of each GPU of a node that cannot be reached: its values are unknown.
 pub const UNKNOWN: &str = "?";
 
-/// Returns the style of a value that is far from those of other GPUs.
+/// Returns the style of a value that differs much from those of the other GPUs.
 pub fn outlier_style(model: &Model) -> Style {
     model.theme.warn.add_modifier(Modifier::REVERSED)
 }
@@ -112,7 +112,7 @@ pub fn view(model: &Model, buf: &mut Buffer, area: Rect, value: GpuValue) {
     }
 }
 
-/// Returns the name of the quantity, and the visible part of the nodes if not all fit.
+/// Returns the title: the quantity, and which nodes are visible if not all fit.
 fn title(reader: &GpuReader<'_>, first: usize, last: usize, count: usize) -> String {
     let what = match &reader.steps {
         Some(steps) => format!("Step time of ranks, step {}", units::grouped(steps.step)),
@@ -121,7 +121,7 @@ fn title(reader: &GpuReader<'_>, first: usize, last: usize, count: usize) -> Str
     if last - first < count { format!("{what}, nodes {}-{last} of {count}", first + 1) } else { what }
 }
 
-/// Returns the scale with its colours, the median and the outliers, in at most `room` columns.
+/// Returns the scale with its colours, the median, the range and the number of outliers, in at most `room` columns.
 fn legend(model: &Model, reader: &GpuReader<'_>, spread: Option<&GpuSpread>, room: usize) -> Vec<Span<'static>> {
     let Some(spread) = spread else { return vec![Span::styled("not reported", model.theme.faint)] };
     let nodes = || model.fleet.nodes().iter().filter(|view| is_current(view));
@@ -193,7 +193,7 @@ fn node_line(
     Line::from(spans)
 }
 
-/// Returns the area of the map; the details of the selected node are below it.
+/// Divides the body into the area of the map and the area below it for the details of the selected node.
 pub fn area(model: &Model, body: Rect, details: u16) -> (Rect, Rect) {
     let most = if body.height >= details + 9 { body.height - details } else { body.height };
     let all = HeatGrid::new(model, body).rows_of_all(model.nodes.order.len());

@@ -1,4 +1,5 @@
-//! The history of a node as lanes below each other on one time axis: power, utilization, memory, network, InfiniBand, CPU.
+//! The history of a node as lanes below each other that share a time axis: power, utilization, memory, network,
+//! InfiniBand, CPU.
 
 use crate::fleet::{HistoryWindow, Moment, NodeView, Point};
 use crate::gpu_value::is_current;
@@ -10,37 +11,38 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 
-/// The least rows of a lane: a heading and two rows of dots.
+/// The minimum number of rows of a lane: a heading and two rows of dots.
 const LANE: u16 = 3;
-/// The least rows of a history: a lane and the time axis.
+/// The minimum number of rows of a history: one lane and the time axis.
 pub const LEAST: u16 = LANE + 1;
-/// The rows that a tall screen keeps for the history below a long list.
+/// The rows that a tall screen reserves for the history below a long list.
 pub const TALL: u16 = 4 * LANE + 1;
-/// The most rows of a lane; more show no more.
+/// The maximum number of rows of a lane; more rows show no more detail.
 const TALLEST: u16 = 14;
 
-/// The lanes to show.
+/// Which lanes to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lanes {
-    /// All that have values.
+    /// All lanes that have values.
     All,
-    /// Those that are not values of GPUs.
+    /// Only lanes whose values do not come from GPUs.
     OfNode,
 }
 
-/// A line of a lane: its name (empty if it is the only one), its newest value as text, and its values.
+/// A line of a lane: its name (empty for the only line), its newest value as text, and the function that returns its
+/// values.
 type LaneLine = (&'static str, String, fn(&Moment) -> f32);
 
 struct Lane {
     title: &'static str,
     /// The upper end of the scale.
     most: f32,
-    /// The same as text.
+    /// The upper end of the scale as text.
     most_text: String,
     lines: Vec<LaneLine>,
 }
 
-/// Draws the history of a node. An area that is too small stays empty.
+/// Draws the history of a node. Draws nothing if the area is too small.
 pub fn view(model: &Model, view: &NodeView, which: Lanes, buf: &mut Buffer, area: Rect) {
     if area.height < LEAST || area.width < 40 {
         return;
@@ -100,10 +102,10 @@ fn draw(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect, gutter: u1
     history_chart::draw(model, buf, plot, model.nodes.window.seconds(), lane.most, lines.collect());
 }
 
-/// Writes the ages below the lanes.
+/// Writes the labels of the time axis below the lanes.
 fn time_axis(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect) {
     let seconds = model.nodes.window.seconds();
-    // Parts that end at whole minutes or hours.
+    // The labels are at whole minutes or hours.
     let parts = match model.nodes.window {
         _ if area.width < 60 => 2,
         HistoryWindow::TenMinutes => 5,
@@ -164,7 +166,7 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
     let rates = |title, of: [fn(&Moment) -> f32; 2]| {
         let text = |of: fn(&Moment) -> f32| shown(of(newest), rate(of(newest)));
         let most = of.into_iter().filter_map(highest).fold(0.0, f32::max);
-        // A power of two, so that the scale changes rarely.
+        // A power of two, so that the scale rarely changes.
         let most = most.max(1024.0).log2().ceil().exp2();
         let lines: Vec<LaneLine> = vec![("in", text(of[0]), of[0]), ("out", text(of[1]), of[1])];
         Lane { title, most, most_text: rate(most), lines }

@@ -1,4 +1,5 @@
-//! Parts that the Nodes screen, the Node screen and `vidtui nodes` share: columns, glyphs, faults and findings.
+//! Functions that the Nodes screen, the Node screen and `vidtui nodes` share: table columns, glyphs, faults and
+//! findings.
 
 use crate::advice::finding_in_words;
 use crate::fleet::{Fleet, Link, NodeHealth, NodeView};
@@ -13,7 +14,7 @@ use health::{Finding, Rule};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Formats memory in use and total memory: `70.2/79.6 GiB`.
+/// Formats used and total memory: `70.2/79.6 GiB`.
 pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
     let gib = |mib: u64| mib as f64 / 1024.0;
     let (used, total) = (gib(used_mib), gib(total_mib));
@@ -24,14 +25,14 @@ pub fn of_memory(used_mib: u64, total_mib: u64) -> String {
     }
 }
 
-/// One column of the table.
+/// One column of the table of nodes.
 pub struct NodeColumn {
-    /// Its heading, also its name for scripts.
+    /// The heading, which is also the name of the column for scripts.
     pub title: &'static str,
     pub(super) width: usize,
-    /// Whether it is aligned right.
+    /// Whether the cells are aligned right.
     pub right: bool,
-    /// Whether it is empty where no node has GPUs.
+    /// Whether only nodes with GPUs have values; without such nodes, the column is hidden.
     pub of_gpus: bool,
     cell: fn(&NodeView) -> Option<String>,
 }
@@ -40,7 +41,7 @@ const fn column(title: &'static str, width: usize, of_gpus: bool, cell: fn(&Node
     NodeColumn { title, width, right: true, of_gpus, cell }
 }
 
-/// The columns between a node's name and the note, the most useful first.
+/// The columns between the name of a node and the note, the most useful first.
 pub const NODE_COLUMNS: [NodeColumn; 12] = [
     NodeColumn {
         right: false,
@@ -74,9 +75,9 @@ pub fn is_shown(column: &NodeColumn, fleet: &Fleet) -> bool {
     }
 }
 
-/// Returns a node's text in a column, if there is one.
+/// Returns the text of a node in a column; `None` if there is no value.
 pub fn cell(column: &NodeColumn, view: &NodeView) -> Option<String> {
-    // The state in Slurm is known even when the node is unreachable.
+    // Slurm reports the state even when the node is unreachable.
     if column.title == "slurm" {
         return (column.cell)(view);
     }
@@ -107,7 +108,7 @@ pub fn condition_style(model: &Model, condition: NodeHealth) -> Style {
     }
 }
 
-/// Returns for how long a node has been unreachable.
+/// Returns for how long a node has been unreachable, as text; empty if the node is reachable.
 pub fn unreachable(now: f64, view: &NodeView) -> String {
     match &view.link {
         Link::Unreachable { since_s, .. } => format!("unreachable {}", units::short_duration(now - since_s)),
@@ -123,13 +124,13 @@ pub fn fault_sign(model: &Model, severity: FaultSeverity) -> (&'static str, Styl
     }
 }
 
-/// Returns a fault with its hint, in one line if both fit.
+/// Returns a fault with its hint, on one line if both fit.
 pub fn fault_lines(model: &Model, fault: &Fault, width: usize) -> Vec<Line<'static>> {
     let (sign, style) = fault_sign(model, fault.severity);
     with_hint(model, format!("{sign} {fault}"), style, &fault.fix, width)
 }
 
-/// Returns a text and its hint in one line, or wrapped below each other if they do not fit.
+/// Returns a text and its hint on one line, or below each other and wrapped if they do not fit.
 fn with_hint(model: &Model, text: String, style: Style, hint: &str, width: usize) -> Vec<Line<'static>> {
     if text::width(&text) + 2 + text::width(hint) <= width {
         return vec![Line::from(vec![Span::styled(text, style), Span::styled(format!("  {hint}"), model.theme.faint)])];
@@ -140,8 +141,8 @@ fn with_hint(model: &Model, text: String, style: Style, hint: &str, width: usize
     first.chain(rest).collect()
 }
 
-/// Returns the findings about a node from the health checks of its runs, as lines. Findings that a single sample shows
-/// are left out, because they are already among its faults.
+/// Returns the findings about a node from the health checks of its runs, as lines. Rules that need only one sample
+/// are left out, because the faults of the node already include them.
 pub fn finding_lines(model: &Model, node: &NodeId, width: usize) -> Vec<Line<'static>> {
     let at_once = [Rule::NodeLost, Rule::GpuLost, Rule::Ecc, Rule::Xid, Rule::Throttled, Rule::Smi];
     let found = model.rows().iter().flat_map(|row| row.findings.iter().map(move |finding| (row, finding)));
@@ -153,7 +154,7 @@ pub fn finding_lines(model: &Model, node: &NodeId, width: usize) -> Vec<Line<'st
     of_node.flat_map(lines).collect()
 }
 
-/// Returns the hardware and load of a node in one line: GPU model, CPU, memory.
+/// Returns the hardware and the load of a node as one line: GPU model, CPU, memory.
 pub fn machine(model: &Model, view: &NodeView) -> String {
     let dot = format!(" {} ", model.symbols.separator);
     let summary = &view.summary;

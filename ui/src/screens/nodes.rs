@@ -1,4 +1,4 @@
-//! The Nodes screen: one line per watched node, with its condition, values and faults.
+//! The Nodes screen: lists the watched nodes with their condition, values and faults, as a table or a heat map.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -20,12 +20,12 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use units::counted;
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 6;
-/// The least height of the body that keeps rows for the history below a long list.
+/// The minimum height of the body that reserves rows for the history below a long list.
 const HISTORY_FROM: u16 = 36;
 
-/// Opens the screen with the nodes of a source.
+/// Opens the screen with the nodes of a source. Another source than before resets the selection, marks and filter.
 pub fn open(model: &mut Model, of: FleetSource) {
     if !matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         model.nodes.from = Some(model.screen);
@@ -41,7 +41,7 @@ pub fn open(model: &mut Model, of: FleetSource) {
     renew(model);
 }
 
-/// Sorts and filters the nodes again, and scrolls to the selected one.
+/// Updates the faults, sorts and filters the nodes again, and scrolls to the selected one.
 pub fn renew(model: &mut Model) {
     model.fleet.judge(model.now);
     let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
@@ -51,10 +51,10 @@ pub fn renew(model: &mut Model) {
 
 /// Scrolls to the selected node.
 pub fn keep_selection(model: &mut Model) {
-    // The heat map shows the page of the selected node.
+    // The heat map needs no scroll position: it shows the page of the selected node.
     let rows = usize::from(areas(model).table.height.saturating_sub(1));
     let top = layout::scrolled(model.nodes.top, model.node_position(), rows);
-    // No empty rows below while there are nodes above.
+    // Do not leave empty rows below while nodes above are hidden.
     model.nodes.top = top.min(model.nodes.order.len().saturating_sub(rows.max(1)));
 }
 
@@ -128,13 +128,13 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Shows a shorter or longer part of the history.
+/// Shows a shorter or a longer time window of the history.
 pub fn zoom(model: &mut Model, action: Action) {
     let window = model.nodes.window;
     model.nodes.window = if action == Action::ZoomIn { window.shorter() } else { window.longer() };
 }
 
-/// Returns whether the open run has the step times of any watched node.
+/// Returns whether the open run has step times for a GPU of any watched node.
 fn has_step_times(model: &Model) -> bool {
     let reader = GpuReader::new(GpuValue::StepTime, model.run.as_ref());
     model.fleet.nodes().iter().any(|view| view.gpus().iter().any(|gpu| reader.of(view, gpu).is_some()))
@@ -159,13 +159,13 @@ fn areas(model: &Model) -> NodesAreas {
         None => layout::list_and_details(top, rows, DETAILS),
     };
     let (_, below) = layout::cut_top(rest, table.height);
-    // The history gets all rows that table and details leave.
+    // The history gets all rows that the table and the details leave.
     let details = if below.height >= DETAILS + node_history::LEAST { DETAILS } else { below.height };
     let (details, history) = layout::cut_top(below, details);
     NodesAreas { summary, table, details, history }
 }
 
-/// Returns the number of nodes from the selected one to the one at a position of the terminal.
+/// Returns the number of nodes from the selected one to the one at a position of the terminal, in the sort order.
 pub fn nodes_until(model: &Model, at: Position) -> Option<isize> {
     let (table, selected, count) = (areas(model).table, model.node_position(), model.nodes.order.len());
     if model.nodes.heat.is_some() {
@@ -207,7 +207,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Returns the totals over all nodes, as one line.
+/// Returns the totals over all nodes as one line.
 fn summary(model: &Model) -> Line<'static> {
     let theme = &model.theme;
     let sum = model.fleet.summary();
@@ -218,7 +218,7 @@ fn summary(model: &Model) -> Line<'static> {
     }
     let mut add = |text: String, style: Style| spans.extend([dot(), Span::styled(text, style)]);
     add(format!("{} up", sum.up), if sum.up == sum.nodes { theme.good } else { Style::new() });
-    // The nodes of the previous list are still watched.
+    // The list could not be updated: the nodes of the previous list are still watched.
     if let Some(Err(failure)) = &model.fleet.listed {
         add(format!("list not updated: {}", failure.why), theme.warn);
     }
@@ -256,7 +256,7 @@ fn summary(model: &Model) -> Line<'static> {
 
 /// Minimum width of the notes on faults.
 const NOTE: usize = 18;
-/// The width of the columns that are more important than the bars: GPUs and power.
+/// The width of the columns that are more important than the GPU bars: GPUs and power.
 const FIRST_COLUMNS: usize = 14;
 const GAP: usize = 2;
 
@@ -274,7 +274,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let has_gpus = model.fleet.has_gpus();
     let mut room = width.saturating_sub(4 + name_width);
     let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
-    // The bars of the GPUs are more important than all but the first columns.
+    // The GPU bars are more important than all columns except the first ones.
     let bars = has_gpus && room >= FIRST_COLUMNS + widest + GAP + NOTE + GAP;
     if bars {
         room -= widest + GAP;
@@ -283,14 +283,14 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     for (i, column) in NODE_COLUMNS.iter().filter(|column| node_table::is_shown(column, &model.fleet)).enumerate() {
         let cells = shown.iter().filter_map(|view| node_table::cell(column, view));
         let wanted = cells.map(|cell| text::width(&cell)).max().unwrap_or(0).max(column.width);
-        // The notes are more important than all but the first columns.
+        // The notes are more important than all columns after the first three.
         let kept = if i < 3 { 0 } else { NOTE + GAP };
         if wanted + GAP + kept <= room {
             room -= wanted + GAP;
             columns.push((column, wanted));
         }
     }
-    // Where there is room, bars stand apart: equal ones side by side look like one block.
+    // If there is room, leave gaps between the bars: equal bars side by side look like one block.
     let apart = if bars && room >= widest + GAP + NOTE { 1 } else { 0 };
     let bars_width = widest + (widest - 1) * apart;
     room = room.saturating_sub(bars_width - widest);
@@ -311,7 +311,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     for (y, view) in (below.top()..below.bottom()).zip(shown) {
         let is_chosen = chosen == Some(&view.node.id);
         let condition = view.condition(model.now);
-        // The values of an unreachable node are old, so they are grey.
+        // The values of an unreachable node are old and drawn faint.
         let style = match condition {
             NodeHealth::Unreachable | NodeHealth::Connecting => faint,
             _ if is_chosen => model.theme.strong,
@@ -332,7 +332,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         for (column, width) in &columns {
             let cell = node_table::cell(column, view).unwrap_or_else(|| model.symbols.none.to_owned());
             let style = match &view.slurm {
-                // The state in Slurm is current even when the node is unreachable.
+                // Slurm reports the current state even when the node is unreachable.
                 Some(slurm) if column.title == "slurm" && !slurm.state.takes_jobs() => model.theme.warn,
                 Some(_) if column.title == "slurm" && !is_chosen => Style::new(),
                 _ => style,
@@ -373,7 +373,7 @@ fn padded(column: &NodeColumn, width: usize, cell: &str) -> String {
     if column.right { format!("{:GAP$}{fill}{cell}", "") } else { format!("{:GAP$}{cell}{fill}", "") }
 }
 
-/// Returns the note on a node: its faults, its condition, or the reason from Slurm.
+/// Returns the note on a node: its first fault, its condition, or the reason from Slurm.
 fn note_of(model: &Model, view: &NodeView, condition: NodeHealth) -> Option<(String, Style)> {
     let style = node_table::condition_style(model, condition);
     let reason = view.slurm.as_ref().and_then(slurm::reason).map(|reason| (reason, model.theme.warn));

@@ -1,4 +1,4 @@
-//! The Processes screen: the processes of some nodes that use GPUs or belong to training, with their owners.
+//! The Processes screen: lists the processes of some nodes that use GPUs or belong to training, with their owners.
 
 use crate::action_plan::ActionRequest;
 use crate::bindings::{Action, Context};
@@ -19,10 +19,10 @@ use rundir::{Failure, RunId};
 use std::collections::BTreeSet;
 use units::counted;
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 6;
 
-/// Opens the screen with the processes of the marked nodes, or else of the selected one.
+/// Opens the screen with the processes of the open node, of the marked nodes, or else of the selected node.
 pub fn open(model: &mut Model) {
     let nodes = nodes(model);
     if nodes.is_empty() {
@@ -37,7 +37,8 @@ pub fn open(model: &mut Model) {
     model.screen = Screen::Processes;
 }
 
-/// Returns the nodes that keys apply to: the open one, the marked ones, or the selected one.
+/// Returns the nodes to which keys apply: the open node on the Node screen, else the marked nodes, else the selected
+/// one.
 fn nodes(model: &Model) -> Vec<NodeId> {
     match (model.screen, &model.node) {
         (Screen::Node, Some(open)) => vec![open.id.clone()],
@@ -49,7 +50,8 @@ fn nodes(model: &Model) -> Vec<NodeId> {
     }
 }
 
-/// Requests the plan that ends all training on the marked nodes, or else on the selected one.
+/// Requests the plan that ends all training of the user on the open node, on the marked nodes, or else on the
+/// selected node.
 pub fn kill_on_nodes(model: &mut Model) -> Vec<Effect> {
     let nodes = nodes(model);
     if nodes.is_empty() {
@@ -69,7 +71,7 @@ fn plan(model: &mut Model, nodes: Vec<NodeId>, scope: KillScope, chosen: Option<
     vec![Effect::PlanAction { job, request }]
 }
 
-/// Records the processes of a node.
+/// Stores the processes of a node, and drops the marks of processes that have ended.
 pub fn on_listed(model: &mut Model, node: NodeId, listed: Result<NodeProcesses, Failure>) {
     let Some(open) = model.processes.as_mut().filter(|open| open.nodes.contains(&node)) else { return };
     open.listed.insert(node, listed);
@@ -141,7 +143,7 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     (summary, table, details)
 }
 
-/// Returns the number of processes from the selected one to the one in a row of the terminal.
+/// Returns the number of processes from the selected one to the one at a row of the terminal.
 pub fn processes_until(model: &Model, row: u16) -> Option<isize> {
     let open = model.processes.as_ref()?;
     let list = layout::cut_top(areas(model).1, 1).1;
@@ -211,7 +213,8 @@ struct ProcessColumn {
     cell: fn(&Model, &NodeId, &ListedProcess) -> String,
 }
 
-/// The columns before the command, in their order. On a narrow terminal, the ones with a higher number are left out first.
+/// The columns before the command, in their order. On a narrow terminal, columns with a higher number are left out
+/// first.
 static COLUMNS: [(u8, ProcessColumn); 7] = [
     (0, ProcessColumn { title: "node", right: false, cell: |_, node, _| node.to_string() }),
     (0, ProcessColumn { title: "pid", right: true, cell: |_, _, process| process.pid.to_string() }),
@@ -239,7 +242,7 @@ static COLUMNS: [(u8, ProcessColumn); 7] = [
     ),
 ];
 
-/// Minimum width of the command.
+/// The minimum width of the command.
 const COMMAND: usize = 20;
 const GAP: usize = 2;
 
@@ -294,7 +297,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, open: &ProcessesScreen, ro
     write_lines(model, buf, below, lines.chain(away).skip(open.top));
 }
 
-/// Returns the run of a process; that of a process without a run is empty.
+/// Returns the short id of the run of a process, or the glyph for no value.
 fn run_name(model: &Model, process: &ListedProcess) -> String {
     match process.run.as_deref() {
         Some(run) => RunId::parse(run).map_or_else(|_| text::clean(run), |id| short_id(&id).to_owned()),

@@ -1,4 +1,5 @@
-//! The Recipes screen: every recipe below the folder of configurations, with what it trains and how large it is.
+//! The Recipes screen: lists all recipes below the configuration folder, with their task and size, and the details of
+//! the selected one.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -16,7 +17,7 @@ use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use units::counted;
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 9;
 
 /// A row of the list.
@@ -79,7 +80,7 @@ pub fn keep_selection(model: &mut Model) {
     };
     let at = rows.iter().position(is_selected).unwrap_or(0);
     let visible = usize::from(areas(model, rows.len()).0.height);
-    // With the first recipe of a folder, the name of the folder is visible too.
+    // Show the name of the folder together with its first recipe.
     let is_first = at > 0 && matches!(rows[at - 1], RecipesRow::Folder(_));
     let top = layout::scrolled(model.recipes_screen.top, at, visible);
     let top = if is_first { top.min(at - 1) } else { top };
@@ -116,7 +117,7 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows, DETAILS)
 }
 
-/// Returns the number of recipes from the selected one to the one in a row of the terminal.
+/// Returns the number of recipes from the selected one to the one at a row of the terminal.
 pub fn recipes_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
     let at = layout::entries_until(areas(model, rows.len()).0, row, model.recipes_screen.top, 0, rows.len())?;
@@ -234,7 +235,8 @@ fn line(model: &Model, recipe: &RecipeView, columns: &Columns) -> Line<'static> 
     Line::from(spans)
 }
 
-/// Draws the details of a recipe below the list; `unseen` recipes of the list are hidden.
+/// Draws the details of a recipe below the list; `unseen` is the number of recipes that are hidden below the visible
+/// rows.
 fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, unseen: usize) {
     let (theme, symbols) = (&model.theme, &model.symbols);
     let filter = &model.recipes_screen.filter;

@@ -1,4 +1,4 @@
-//! The Run screen: state, advice, charts, checkpoints and events of one run.
+//! The Run screen: shows the state of one run, advice, charts, checkpoints and events.
 
 use crate::advice;
 use crate::bindings::{Action, Context};
@@ -122,12 +122,12 @@ pub fn smoothing_words(level: Option<usize>) -> String {
     }
 }
 
-/// Returns whether the open run is an encode. Its next stage is any that trains on its data set.
+/// Returns whether the open run is an encode. After an encode, the user chooses a stage that trains on its data set.
 fn is_encode(model: &Model) -> bool {
     model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
 }
 
-/// Returns the log that the selected event leads to: that of the rank or the node that failed.
+/// Returns the log of the rank or the node that the selected event is about; `None` if the event leads to no log.
 pub fn event_log(model: &Model) -> Option<LogsScreen> {
     let run = model.run.as_ref().filter(|run| run.focus == Panel::Events)?;
     let events = run_panels::visible_events(run);
@@ -154,7 +154,7 @@ fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
     (run.scroll, run.back_to) = (0, None);
 }
 
-/// Returns what decides which panels a run has, and how large they are.
+/// Returns the facts that determine which panels a run has, and how large they are.
 pub fn content(model: &Model, run: &RunScreen) -> RunContent {
     let body = layout::areas(model.size).body;
     let has_videos = run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty());
@@ -181,7 +181,7 @@ pub fn video_area(model: &Model, run: &RunScreen) -> Option<Rect> {
     panels.filter(|(panel, _)| *panel == Panel::Samples).map(|(_, area)| samples::panel_parts(area).1).next()
 }
 
-/// Returns the approximate number of columns in the focused chart.
+/// Returns the approximate number of columns of the focused chart.
 fn chart_columns(model: &Model) -> usize {
     let Some(run) = &model.run else { return 1 };
     let areas = screen_areas(model, run);
@@ -240,7 +240,7 @@ fn screen_areas(model: &Model, run: &RunScreen) -> RunAreas {
     let body = layout::areas(model.size).body;
     let advice = advice_lines(model, run, usize::from(body.width)).len() as u16;
     let content = content(model, run);
-    // The panels change with the task and the size of the terminal.
+    // The focused panel may not exist after a change of the task or of the size of the terminal.
     let panels = content.panels();
     let focus = if panels.contains(&run.focus) || run.enlarged { run.focus } else { panels[0] };
     layout::run_areas(body, advice, focus, run.enlarged, &content)
@@ -271,10 +271,10 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Returns the x axis of each panel. In each column of panels, those with an x axis have the same columns beside their plots; the
-/// first panel is in the column of the marks.
+/// Returns the x axis of each panel. In each column of panels, all plots get the same gutter, so that their x axes
+/// are aligned; the first panel is in the column of the marks.
 fn axes(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<SharedAxis> {
-    /// Labels of usual widths do not move the plots: `100 MiB`.
+    /// The minimum gutter, wide enough for labels such as `100 MiB`, so that plots do not move when labels change.
     const GUTTER: u16 = 8;
     let axis = run_panels::axis(model, run);
     let alone = areas.panels.iter().map(|(panel, area)| {
@@ -302,9 +302,9 @@ fn axes(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<SharedAxis> {
 pub struct PanelAt {
     /// The panel.
     pub panel: Panel,
-    /// The area between the axes of a chart.
+    /// The area between the axes, if the panel is a chart and the mouse is inside that area.
     pub plot: Option<Rect>,
-    /// The position of an event in the list.
+    /// The position of the event under the mouse in the list of events.
     pub event: Option<usize>,
 }
 
@@ -322,7 +322,8 @@ pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
     Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
-/// Draws the main curve of a run, or its events if it has none, on another screen. `run` is `None` while the run loads.
+/// Draws the main chart of a run, or its events if it has no main chart, on another screen. `run` is `None` while the
+/// run loads.
 pub fn preview(model: &Model, row: &RunRow, run: Option<&RunScreen>, buf: &mut Buffer, area: Rect) {
     let main = RunContent { task: row.task, ..RunContent::default() }.main();
     let shown = if main.is_chart() { main } else { Panel::Events };
@@ -336,14 +337,14 @@ pub fn preview(model: &Model, row: &RunRow, run: Option<&RunScreen>, buf: &mut B
     }
 }
 
-/// Returns throughput, utilization and goodput, as far as they are known.
+/// Returns MFU, tokens per second and goodput as far as they are known; on a narrow screen also the time per step.
 pub fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
     let live = run.series.live();
     let mfu = live.column(Track::of("mfu"));
     let mfu = mfu.last_finite(live.len()).map(|at| units::value(f64::from(mfu.get(at)), Unit::Share));
     let tokens = run.series.tokens_per_s().map(|rate| format!("{}/s", units::count(rate as u64)));
     let goodput = run.goodput.as_ref().and_then(goodput_text::share);
-    // The first row of a wide screen has the time per step.
+    // On a wide screen, the first row shows the time per step.
     let is_narrow = layout::areas(model.size).body.width < 120;
     let step_s = model.row(&run.id).filter(|row| is_narrow && row.task == Task::Train).and_then(|row| row.step_s);
     let step = step_s.map(|s| units::value(s, Unit::Seconds));
@@ -357,7 +358,7 @@ pub fn facts_line(model: &Model, run: &RunScreen) -> Line<'static> {
     Line::from(spans)
 }
 
-/// Returns state, name, step, progress, time left and time per step, as far as they fit.
+/// Returns state, name, progress, time left and time per step, as far as they fit.
 fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     let kind = StateKind::of(&row.state);
     let gap = || Span::raw("  ");
@@ -375,7 +376,8 @@ fn state_line(model: &Model, row: &RunRow, width: usize) -> Line<'static> {
     }
     let percent = format!(" {:.0} %", (crate::widgets::fraction(row) * 100.0).floor());
     let used = |spans: &[Span<'_>]| spans.iter().map(Span::width).sum::<usize>();
-    // The time left is more important than the bar, and a short bar more than the time per step.
+    // The time left is more important than the progress bar, and a short bar is more important than the time per
+    // step.
     const BAR: usize = 8;
     let mut room = width.saturating_sub(used(&spans));
     let mut first = tail.into_iter().filter_map(|text| {

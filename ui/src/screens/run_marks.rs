@@ -1,5 +1,5 @@
-//! The marks above the lanes of the Run screen: checkpoints, samples, stages, resumes, alerts and lost nodes, on the x axis of the
-//! charts.
+//! The marks above the charts of the Run screen: checkpoints, samples, stages, resumes, alerts and lost nodes, on the
+//! x axis of the charts.
 
 use crate::model::{Model, RunScreen};
 use crate::series::Axis;
@@ -12,7 +12,7 @@ use ratatui_core::text::Span;
 use rundir::{ErrorCode, Event, EventKind};
 use std::collections::BTreeMap;
 
-/// A kind of marks; where marks meet, the last kind is shown.
+/// A kind of mark. Where several marks share a column, the last kind in this order is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum MarkKind {
     Checkpoint,
@@ -26,7 +26,7 @@ enum MarkKind {
 impl MarkKind {
     const ALL: [Self; 6] = [Self::Checkpoint, Self::Sample, Self::Alert, Self::NodeLost, Self::Stage, Self::Resume];
 
-    /// Returns the letter and the name of the kind.
+    /// Returns the letter and the name of this kind of mark.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Checkpoint => ("c", "checkpoint"),
@@ -53,7 +53,7 @@ impl MarkKind {
             EventKind::CheckpointSaved { .. } => Some(Self::Checkpoint),
             EventKind::SampleSaved { .. } => Some(Self::Sample),
             EventKind::Resumed { .. } => Some(Self::Resume),
-            // The weights of the stage before.
+            // A stage begins by loading the weights of the previous stage.
             EventKind::WeightsLoaded { .. } => Some(Self::Stage),
             EventKind::NodeLost { .. } => Some(Self::NodeLost),
             EventKind::Failed { failure } if failure.code == ErrorCode::NodeLost => Some(Self::NodeLost),
@@ -62,7 +62,7 @@ impl MarkKind {
     }
 }
 
-/// Returns the marks in the order of time: their kind and position on the x axis.
+/// Returns the marks of the events, then those of the alerts: kind and position on the x axis.
 fn marks(model: &Model, run: &RunScreen) -> Vec<(MarkKind, f64)> {
     let axis = Axis::from(run.x);
     let series = &run.series;
@@ -84,7 +84,7 @@ fn marks(model: &Model, run: &RunScreen) -> Vec<(MarkKind, f64)> {
     of_events.chain(of_run.map(|row| (MarkKind::Alert, at(row.state.alert.t, row.state.alert.step)))).collect()
 }
 
-/// Returns whether two events report the loss of the same node. Every node that is left reports it.
+/// Returns whether two events report the loss of the same node. Each remaining node reports the loss.
 fn is_same_loss(a: &Event, b: &Event) -> bool {
     a.attempt == b.attempt
         && match (&a.kind, &b.kind) {
@@ -93,7 +93,7 @@ fn is_same_loss(a: &Event, b: &Event) -> bool {
         }
 }
 
-/// Draws the marks with the number of each kind. `axis` is that of the charts below.
+/// Draws the marks, and a legend with the number of each kind. `axis` is the axis of the charts below.
 pub fn view(model: &Model, run: &RunScreen, axis: &SharedAxis, buf: &mut Buffer, area: Rect) {
     if area.height < 2 {
         return;

@@ -1,4 +1,5 @@
-//! The recipe of a run: the keys that differ from the stage before, then those that differ from their defaults, then the others.
+//! The Recipe panel: first the keys that differ from the previous stage, then those that differ from their defaults,
+//! then the others.
 
 use crate::layout::Panel;
 use crate::model::{Model, RecipeSetting, RunScreen};
@@ -12,22 +13,22 @@ use ratatui_core::text::{Line, Span};
 use recipe::Change;
 use units::counted;
 
-/// A key in its group.
+/// A key, its value and the value that it is compared with.
 struct Setting<'a> {
     key: &'a str,
     value: &'a str,
-    /// The value before: of the stage before, or the default.
+    /// The value in the previous stage, or the default.
     before: Option<&'a str>,
 }
 
 /// The keys in groups, each with its title.
 type Groups<'a> = Vec<(String, Vec<Setting<'a>>)>;
 
-/// Returns the changes from the stage before that of a run.
+/// Returns the changes of a run's stage from the previous stage.
 fn stage_changes<'a>(model: &'a Model, row: &RunRow) -> &'a [Change] {
     let Some((curriculum, name)) = row.curriculum.as_deref().zip(row.stage.as_ref()) else { return &[] };
     let stages = model.stages_of(curriculum);
-    // The first stage has no stage before it.
+    // The first stage has no previous stage.
     let at = stages.iter().position(|stage| stage.name == *name).filter(|at| *at > 0);
     at.map_or(&[], |at| stages[at].changes.as_slice())
 }
@@ -40,7 +41,7 @@ fn groups<'a>(model: &'a Model, run: &'a RunScreen) -> Groups<'a> {
         before.is_none_or(|before| bare(before) != bare(&setting.value))
     };
     let change = |setting: &RecipeSetting| {
-        // The launch may have set the value of the stage before again.
+        // The launch may have restored the value of the previous stage.
         changes.iter().find(|change| change.key == setting.key && differs(change.from.as_deref(), setting))
     };
     let (changed, others): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| change(setting).is_some());
@@ -64,7 +65,7 @@ fn groups<'a>(model: &'a Model, run: &'a RunScreen) -> Groups<'a> {
     titled.into_iter().filter(|(_, settings)| !settings.is_empty()).collect()
 }
 
-/// Returns a text value without its quotes.
+/// Returns a value without the quotes of a TOML string; an empty string keeps its quotes.
 fn bare(value: &str) -> &str {
     match value.trim_matches('"') {
         "" => value,
@@ -72,7 +73,7 @@ fn bare(value: &str) -> &str {
     }
 }
 
-/// The blank columns between the columns of keys, and the least width of one.
+/// Blank columns between the columns of keys, and the minimum width of a column.
 const GAP: u16 = 3;
 const COLUMN: u16 = 64;
 
@@ -81,14 +82,14 @@ fn columns(area: Rect) -> u16 {
     ((area.width + GAP) / (COLUMN + GAP)).max(1)
 }
 
-/// Returns the last scroll position of the panel in an area.
+/// Returns the largest scroll position of the panel in an area.
 pub fn last_scroll(model: &Model, area: Rect) -> usize {
     let Some(run) = &model.run else { return 0 };
     let lines = groups(model, run).iter().map(|(_, settings)| settings.len() + 2).sum::<usize>().saturating_sub(1);
     lines.saturating_sub(usize::from(area.height.saturating_sub(1)) * usize::from(columns(area)))
 }
 
-/// Draws the panel. A wide one has the keys in several columns.
+/// Draws the panel. A wide panel shows the keys in several columns.
 pub fn view(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Recipe;
     let set = run.recipe.iter().flatten().filter(|setting| setting.is_set()).count();

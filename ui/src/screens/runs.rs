@@ -1,4 +1,5 @@
-//! The Runs screen: all runs, newest first, and the details of the selected one, with its curve where there is room.
+//! The Runs screen: lists all runs, newest first, with the details of the selected run and, where there is room, its
+//! main chart.
 
 use crate::advice;
 use crate::bindings::{Action, Context};
@@ -22,10 +23,10 @@ use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use units::counted;
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 8;
 
-/// The least width and height of the part below the list that has the curve of the selected run.
+/// The minimum width and height of the details that show the main chart of the selected run.
 const PREVIEW: (u16, u16) = (110, 14);
 
 /// Scrolls to the selected run.
@@ -81,7 +82,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Plans the encode whose arguments were typed.
+/// Requests the plan of an encode with the arguments that the user typed.
 pub fn encode(model: &mut Model, arguments: String) -> Vec<Effect> {
     let job = model.jobs.start(Intent::PlanStage { stage: "the encode".to_owned() });
     vec![Effect::PlanEncode { job, arguments }]
@@ -93,7 +94,7 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(body, rows as u16 + 2, details)
 }
 
-/// Returns whether there is room for the curve of the selected run.
+/// Returns whether there is room for the main chart of the selected run.
 pub fn has_preview(model: &Model) -> bool {
     let has_room = || {
         let (_, below) = list_area(model, model.visible_runs().len());
@@ -102,7 +103,8 @@ pub fn has_preview(model: &Model) -> bool {
     model.screen == Screen::Runs && has_room()
 }
 
-/// Prepares the data of the selected run. Called once a tick, so that a fast scroll through the list opens no run.
+/// Starts to load the selected run for its chart. Called once per tick, so that scrolling fast through the list loads
+/// no other runs.
 pub fn prepare_preview(model: &mut Model) {
     if !has_preview(model) || model.previewed().is_some() {
         return;
@@ -113,7 +115,7 @@ pub fn prepare_preview(model: &mut Model) {
     }
 }
 
-/// Returns the number of runs from the selected one to the one in a row of the terminal.
+/// Returns the number of runs from the selected one to the one at a row of the terminal.
 pub fn runs_until(model: &Model, row: u16) -> Option<isize> {
     let rows = model.visible_runs();
     let (table, _) = list_area(model, rows.len());
@@ -191,9 +193,9 @@ struct RunColumn {
     cell: fn(&Model, &RunRow) -> String,
 }
 
-/// The column of steps, clips or videos that are done.
+/// The column of the steps, clips or videos that are done.
 const DONE: &str = "done";
-/// The column of progress bars, which also takes the remaining width.
+/// The column of the progress bars, which also gets the remaining width.
 const BAR: &str = "progress";
 
 /// The columns after state and name, the most important first.
@@ -243,7 +245,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     for (column, width) in &mut columns {
         *width += if column.title == BAR { room.min(24) } else { 0 };
     }
-    // The bar is always placed beside the steps, independent of its importance.
+    // The bar is beside the steps, whatever its importance.
     columns.sort_by_key(|(column, _)| match column.title {
         DONE => 0,
         BAR => 1,
@@ -273,7 +275,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
         let mark = if model.runs_screen.marked.contains(&row.run) { model.symbols.mark } else { " " };
         let pointer = format!("{}{mark}", if i == chosen { model.symbols.pointer } else { " " });
         let name = text::fit(short_id(&row.run), name_width, model.symbols.ellipsis);
-        // A stalled run already has this mark.
+        // The state of a stalled run already has this mark.
         let worth_a_look = row.findings.first().is_some_and(|finding| finding.urgency < Urgency::Note);
         let marked = worth_a_look && StateKind::of(&row.state) != StateKind::Stalled;
         let mut line = row_line(
@@ -310,7 +312,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect, rows: &[&RunRow]) {
     }
 }
 
-/// Returns the other findings of a run, its throughput, and how its time was spent.
+/// Returns the findings of a run after the first, its throughput, and its lost time by cause.
 fn more_details(model: &Model, row: &RunRow, open: Option<&RunScreen>, width: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for finding in row.findings.iter().skip(1) {

@@ -1,4 +1,5 @@
-//! The Samples screen: the videos that a run made from its weights, moving, and the same prompt over steps.
+//! The Samples screen: plays the videos that a run made from its weights, and compares the same prompt at several
+//! steps.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -16,12 +17,12 @@ use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use rundir::{EventKind, RunDir, SampleFolder, SampleSidecar};
 
-/// The width that a video needs beside others.
+/// The minimum width of a video beside others.
 const MIN_COLUMN: u16 = 24;
-/// Cells between videos side by side.
+/// Columns between videos side by side.
 const GAP: u16 = 2;
 
-/// Opens the samples of the open run.
+/// Opens the Samples screen for the open run.
 pub fn open(model: &mut Model) {
     match model.run.as_ref().and_then(|run| model.row(&run.id)).map(|row| row.task) {
         Some(Task::Encode) => model.warn("An encode makes no videos"),
@@ -30,17 +31,17 @@ pub fn open(model: &mut Model) {
     }
 }
 
-/// Returns whether the open run has weights that make videos.
+/// Returns whether the open run has weights from which videos can be made.
 pub fn can_sample(model: &Model) -> bool {
     model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(makes_videos)
 }
 
-/// Returns whether a run has weights that make videos.
+/// Returns whether a run has weights from which videos can be made.
 pub fn makes_videos(row: &RunRow) -> bool {
     row.task == Task::Train && !row.is_command && row.checkpoint_step.is_some()
 }
 
-/// Opens the input of a prompt, from which the weights of the open run make a video.
+/// Opens the text input for a prompt. The weights of the open run then make a video of that prompt.
 pub fn open_prompt(model: &mut Model) {
     if can_sample(model) {
         model.input = Some(Input::new(Purpose::Prompt, String::new()));
@@ -49,7 +50,7 @@ pub fn open_prompt(model: &mut Model) {
     }
 }
 
-/// Plans the video of a prompt.
+/// Requests the plan of a run that makes a video of the prompt.
 pub fn sample(model: &mut Model, prompt: String) -> Vec<Effect> {
     let Some(run) = model.run.as_ref().map(|run| run.id.clone()) else { return Vec::new() };
     let job = model.jobs.start(Intent::PlanStage { stage: "the video".to_owned() });
@@ -91,7 +92,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Returns the file of the selected sample.
+/// Returns the path of the selected video.
 fn video(model: &Model) -> Option<Utf8PathBuf> {
     let run = model.run.as_ref()?;
     let sample = run.samples.shown(1).last().map(|sample| (sample.step, sample.index))?;
@@ -110,13 +111,13 @@ struct Parts {
 
 fn parts(body: Rect) -> Parts {
     let (heading, rest) = cut_top(body, 1);
-    // A long prompt gets two lines where there is room.
+    // A long prompt gets two rows if there is room.
     let (prompt, rest) = cut_top(rest, if rest.height >= 20 { 2 } else { 1 });
     let (videos, file) = cut_top(rest, rest.height.saturating_sub(1));
     Parts { heading, prompt, videos, file }
 }
 
-/// Returns the samples that are shown, each with the areas of its caption and its picture.
+/// Returns the visible samples, each with the areas of its caption and its picture.
 pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a SampleSidecar, Rect, Rect)> {
     let area = parts(layout::areas(model.size).body).videos;
     let columns = ((area.width + GAP) / (MIN_COLUMN + GAP)).max(1);
@@ -136,7 +137,7 @@ pub(crate) fn size_of(area: Rect) -> Size {
     Size { width: area.width, height: area.height }
 }
 
-/// Splits the area of the Samples panel into its heading, the picture and the prompt.
+/// Splits the area of the Samples panel into heading, picture and prompt.
 pub fn panel_parts(area: Rect) -> (Rect, Rect, Rect) {
     let (heading, rest) = cut_top(area, 1);
     let (video, prompt) = cut_top(rest, rest.height.saturating_sub(1));
@@ -192,13 +193,14 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, parts.file, Line::styled(path, faint));
 }
 
-/// Returns the step of the weights of a sample. The steps of a run that samples are others.
+/// Returns the step of the weights that made a sample. In a sampling run, the text says so, because the run counts
+/// other steps.
 fn of_step(model: &Model, run: &RunScreen, sample: &SampleSidecar) -> String {
     let samples = model.row(&run.id).is_some_and(|row| row.task == Task::Sample);
     format!("{}step {}", if samples { "weights of " } else { "" }, units::grouped(sample.step))
 }
 
-/// Returns why no video is shown, and how to get one.
+/// Returns why there is no video, and how to get one.
 fn nothing(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {
     let faint = model.theme.faint;
     let wrapped = |text: String| text::wrap(&text, width).into_iter().map(|line| Line::styled(line, faint));
@@ -220,7 +222,7 @@ fn nothing(model: &Model, run: &RunScreen, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Returns the folder of the videos if it was chosen by the user, and is not in the folder of the run.
+/// Returns the folder of the videos if the user chose one outside the folder of the run.
 fn other_folder(run: &RunScreen) -> Option<&Utf8Path> {
     let own = &run.status.as_ref()?.dir;
     run.events.iter().rev().find_map(|event| match &event.kind {

@@ -1,4 +1,4 @@
-//! The Stages screen: the stages of each curriculum, their changes and the source of their weights.
+//! The Stages screen: lists the stages of each curriculum, with their changes and the source of their weights.
 
 use crate::bindings::{Action, Context};
 use crate::draft::{Fit, LaunchDraft};
@@ -18,7 +18,7 @@ use ratatui_core::text::{Line, Span};
 use recipe::StageStart;
 use rundir::{ErrorCode, Failure};
 
-/// Rows of the part below the list.
+/// Rows of the details below the list.
 const DETAILS: u16 = 12;
 
 /// A row of the list.
@@ -26,7 +26,7 @@ enum StagesRow<'a> {
     Title(&'a CurriculumView),
     Broken(&'a Failure),
     Fix(&'a Failure),
-    /// With its index over all curricula.
+    /// A stage with its index over all curricula.
     Stage(usize, &'a CurriculumView, &'a StageView),
     Air,
 }
@@ -85,8 +85,8 @@ enum Weights<'a> {
     Missing(&'a StageView),
 }
 
-/// Returns the source of a stage's weights. For "previous", that is the newest finished run of the previous stage, or its
-/// newest run with a checkpoint if none has finished.
+/// Returns the source of a stage's weights. For `previous`, this is the newest finished run of the previous stage
+/// that has a checkpoint, or else the newest run of that stage that has one.
 fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Weights<'a> {
     match &stage.start {
         StageStart::Random => Weights::Random,
@@ -107,8 +107,8 @@ fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a Stag
     }
 }
 
-/// Opens the screen and selects the next stage to train: the one after the current run's stage if that run has finished,
-/// or else the first unfinished stage.
+/// Opens the screen and selects a stage: that of the current run, or the next one if the run has finished. Without
+/// such a run, it selects the first stage that has no finished run.
 pub fn open(model: &mut Model) {
     let target = model.target().filter(|row| row.stage.is_some());
     let wanted = target.map(|row| {
@@ -129,7 +129,7 @@ pub fn open(model: &mut Model) {
     keep_selection(model);
 }
 
-/// Limits the selection to the existing stages and scrolls to it.
+/// Limits the selection to the existing stages, and scrolls to the selected one.
 pub fn keep_selection(model: &mut Model) {
     model.stages.selected = model.stages.selected.min(all_stages(model).count().saturating_sub(1));
     let rows = rows(model);
@@ -137,7 +137,7 @@ pub fn keep_selection(model: &mut Model) {
     let at = rows.iter().position(|row| matches!(row, StagesRow::Stage(n, ..) if *n == selected)).unwrap_or(0);
     let visible = usize::from(areas(model, rows.len()).0.height);
     let top = layout::scrolled(model.stages.top, at, visible);
-    // With the first stage, the title of its curriculum is visible too.
+    // Show the title of the curriculum together with its first stage.
     model.stages.top = if at <= 2 { 0 } else { top };
 }
 
@@ -162,7 +162,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Opens the form of the launch whose arguments were typed.
+/// Requests the draft that the typed launch arguments describe; the answer opens the launch form.
 pub fn launch_typed(model: &mut Model, arguments: String) -> Vec<Effect> {
     let job = model.jobs.start(Intent::ReadLaunch);
     vec![Effect::ReadLaunch { job, arguments }]
@@ -201,7 +201,7 @@ fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, DETAILS)
 }
 
-/// Returns the number of stages from the selected one to the one in a row of the terminal.
+/// Returns the number of stages from the selected one to the one at a row of the terminal.
 pub fn stages_until(model: &Model, row: u16) -> Option<isize> {
     let rows = rows(model);
     let at = layout::entries_until(areas(model, rows.len()).0, row, model.stages.top, 0, rows.len())?;
@@ -300,7 +300,8 @@ fn stage_line(
     Line::from(spans)
 }
 
-/// Draws the details of a stage below the list; `unseen` stages of the list are hidden.
+/// Draws the details of a stage below the list; `unseen` is the number of stages that are hidden below the visible
+/// rows.
 fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView, unseen: usize) {
     let more = match unseen {
         0 => Vec::new(),
@@ -371,7 +372,7 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumV
     write_lines(model, buf, below, lines);
 }
 
-/// Returns the table of a stage's changes, cut to `room` rows with a count of those left out.
+/// Returns the changes of a stage as lines, at most `room`; the last line counts the changes that are left out.
 fn changes(model: &Model, stage: &StageView, width: usize, room: usize) -> Vec<Line<'static>> {
     if stage.changes.is_empty() || room < 2 {
         return Vec::new();
@@ -385,7 +386,7 @@ fn changes(model: &Model, stage: &StageView, width: usize, room: usize) -> Vec<L
     for change in &stage.changes[..shown] {
         let pad = " ".repeat(keys.saturating_sub(text::width(&change.key)) + 2);
         let mut spans = vec![Span::raw(format!("  {}{pad}", change.key))];
-        // The ends of long paths differ, so the beginnings are cut.
+        // Long paths usually differ at the end, so their beginning is cut.
         let room = width.saturating_sub(keys + 8) / 2;
         if let Some(from) = &change.from {
             let from = text::fit_end(from, room, symbols.ellipsis);

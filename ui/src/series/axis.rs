@@ -1,10 +1,10 @@
-//! The x axes of charts: the positions of samples by step, time or tokens.
+//! The x axes of charts: converts between samples and positions by step, time or tokens.
 
 use super::{Segment, Series};
 use crate::effect::XAxis;
 use serde::{Deserialize, Serialize};
 
-/// The quantity by which samples are placed on an x axis.
+/// The quantity that determines the position of a sample on an x axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -37,7 +37,7 @@ impl Series {
         }
     }
 
-    /// Returns the index of the first sample at `x` or right of it.
+    /// Returns the index of the first sample at or right of `x`.
     pub fn index_at(&self, axis: Axis, piece: &Segment, x: f64) -> usize {
         match axis {
             Axis::Time => piece.at_time(x + self.started_s.unwrap_or(0.0)),
@@ -47,7 +47,7 @@ impl Series {
         }
     }
 
-    /// Returns the index of the effective sample that is nearest to `x`.
+    /// Returns the index of the effective sample nearest to `x`.
     pub fn nearest(&self, axis: Axis, x: f64) -> Option<usize> {
         let last = self.live.len().checked_sub(1)?;
         let right = self.index_at(axis, &self.live, x).min(last);
@@ -56,8 +56,8 @@ impl Series {
         Some(if distance(left) < distance(right) { left } else { right })
     }
 
-    /// Returns the ends of all samples on an x axis. Nodes have samples before the first step and between attempts; these
-    /// only count on the time axis.
+    /// Returns the lowest and the highest position of all samples on an x axis. Nodes also have samples before the
+    /// first step and between attempts; these count only on the time axis.
     pub fn range(&self, axis: Axis) -> Option<(f64, f64)> {
         let pieces = || std::iter::once(&self.live).chain(&self.superseded).filter(|piece| !piece.is_empty());
         let low = pieces().map(|piece| self.x_of(axis, piece, 0)).reduce(f64::min)?;
@@ -71,8 +71,8 @@ impl Series {
         }
     }
 
-    /// Returns when a position on an axis of steps or tokens was reached, Unix seconds, interpolated between samples;
-    /// infinity after the last one.
+    /// Returns when the run reached a position on an axis of steps or tokens, Unix seconds, interpolated between
+    /// samples; infinity after the last sample.
     pub fn time_at(&self, axis: Axis, x: f64) -> f64 {
         let live = &self.live;
         let at = self.index_at(axis, live, x);

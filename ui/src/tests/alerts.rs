@@ -1,4 +1,4 @@
-//! Tests of the Alerts screen and of what new alerts do.
+//! Tests of the Alerts screen, and of the effects of new alerts.
 
 use super::screens::picture;
 use crate::fixtures::*;

@@ -1,4 +1,4 @@
-//! No input makes drawing panic, at any size.
+//! Property tests: no sequence of inputs makes drawing panic, at any size.
 
 use crate::fixtures::*;
 use crate::fleet::FleetSource;
@@ -67,7 +67,7 @@ fn any_number() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// Steps with gaps of a million and more.
+/// Steps, some of them more than a million apart.
 fn any_step() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0u64..200, 2 => (0u64..5, 0u64..200).prop_map(|(millions, step)| millions * 1_000_000 + step), 1 => Just(u64::MAX)]
 }
@@ -76,7 +76,7 @@ fn any_size() -> impl Strategy<Value = (u16, u16)> {
     prop_oneof![4 => (1u16..=300, 1u16..=100), 2 => (1u16..=80, 1u16..=24), 1 => (0u16..=12, 0u16..=6)]
 }
 
-/// Any theme; no colour that a theme does not have may be drawn.
+/// Any theme. Drawing must use only colours that the theme has.
 fn any_theme() -> impl Strategy<Value = Theme> {
     let themes =
         [Theme::no_color(), Theme::ansi16(), Theme::truecolor(), Theme::dark(), Theme::light(), Theme::colour_blind()];
@@ -123,7 +123,7 @@ fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![any::<String>(), "[a-z ./\u{1b}\\[m長]{0,300}"]
 }
 
-/// Returns an answer to the draft of the form.
+/// Any answer to the draft of the launch form.
 fn any_answer() -> impl Strategy<Value = Msg> {
     use super::launch_form::*;
     let what = prop_oneof![

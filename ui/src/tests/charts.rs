@@ -1,4 +1,4 @@
-//! The chart widget and the charts of the Run screen.
+//! Tests of the chart widget and of the charts of the Run screen.
 
 use crate::fixtures::*;
 use crate::series::{Axis, Series, Statistic, Track};
@@ -251,7 +251,7 @@ fn a_stage_is_marked_and_a_node_that_several_report_as_lost_is_marked_once() {
     assert!(marks.contains("s stage 1") && marks.contains("x node lost 1"), "{marks}");
 }
 
-/// Returns the columns of a text on the rows of the screen between two headings, without the right column of panels.
+/// Returns the columns of a character in each row between two headings, without the right column of panels.
 fn columns_of(screen: &str, from: &str, to: &str, wanted: char) -> Vec<Vec<usize>> {
     let rows = screen.lines().skip_while(|line| !line.contains(from)).skip(1).take_while(|line| !line.contains(to));
     let columns = |line: &str| line.chars().enumerate().filter(|(_, c)| *c == wanted).map(|(at, _)| at).collect();

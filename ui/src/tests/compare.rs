@@ -1,4 +1,4 @@
-//! The Compare screen: alignment, cursor, differences of recipes.
+//! Tests of the Compare screen: alignment, cursor and differences between recipes.
 
 use super::screens::picture;
 use crate::fixtures::*;

@@ -1,4 +1,4 @@
-//! The Convert screen: options, previews, progress and cancellation.
+//! Tests of the Convert screen: options, previews, progress and cancellation.
 
 use crate::fixtures::*;
 use crate::model::Preview;

@@ -1,4 +1,4 @@
-//! Snapshots of the Run screen of a run that encodes.
+//! Snapshots of the Run screen of an encode.
 
 use super::screens::picture;
 use crate::fixtures::*;
@@ -10,7 +10,7 @@ use rundir::{
 };
 use runstate::{EncodeStageProgress, RunState};
 
-/// Clips and captions that are stored after `second` seconds: captions first, then 20 clips per second.
+/// The clips and captions stored after `second` seconds: captions first, then 20 clips per second.
 fn counts(second: u64) -> ItemCounts {
     let passed = (20 * second.saturating_sub(40)).min(9_849);
     let failed = passed / 900;
@@ -23,7 +23,7 @@ fn counts(second: u64) -> ItemCounts {
     }
 }
 
-/// A line of `metrics.jsonl`.
+/// The line of `metrics.jsonl` of a second.
 fn line(second: u64) -> MetricSample {
     let counts = counts(second);
     let passed = counts.clips_done + counts.failed;
@@ -63,7 +63,7 @@ fn line(second: u64) -> MetricSample {
     }
 }
 
-/// The progress of the stages, as it is derived from the lines of the last minute.
+/// The progress of the stages, as the shell derives it from the metrics.
 fn progress(items: &ItemsSample) -> EncodeStages<EncodeStageProgress> {
     let ItemCounts { clips, failed, texts, .. } = items.counts;
     let all = EncodeStages { probe: clips, decode: clips, vae: clips - failed, text: texts };
@@ -74,7 +74,7 @@ fn progress(items: &ItemsSample) -> EncodeStages<EncodeStageProgress> {
     })
 }
 
-/// The row of an encode after `seconds`.
+/// The row of an encode after `seconds`; no items are counted at 0.
 fn encode(state: RunState, seconds: u64) -> RunRow {
     let counts = Some(counts(seconds)).filter(|_| seconds > 0);
     let stages = counts.and_then(|_| line(seconds).items).map(|items| progress(&items));
@@ -93,7 +93,7 @@ fn encode(state: RunState, seconds: u64) -> RunRow {
     }
 }
 
-/// The screen of an encode after `seconds`.
+/// The Run screen of an encode after `seconds`.
 fn on_encode(state: RunState, seconds: u64) -> Ui {
     let mut ui = Ui::on_empty_run(encode(state, seconds));
     ui.run_msg(RunMsg::Metrics((1..=seconds).map(line).collect()));

@@ -1,4 +1,4 @@
-//! The key tables: complete, unambiguous, and the only source of the help.
+//! Tests of the key tables: they are complete and unambiguous, and the help lists all of them.
 
 use crate::fixtures::*;
 use crate::*;

@@ -1,4 +1,4 @@
-//! The launch form: the draft that keys make, what is started, and its pictures.
+//! Tests of the launch form: the draft that keys change, the plan that is started, and snapshots.
 
 use super::screens::picture;
 use crate::draft::{DraftMsg, Fit, LaunchDraft, LaunchTarget, PreflightResult, PreflightRow};
@@ -54,7 +54,8 @@ fn all_passed() -> DraftMsg {
     checked(vec![passed("recipe", "long: valid"), mesh, passed("weights", "random, from seed 0")], true)
 }
 
-/// Checks of which one failed and can be waived, and one failed and cannot.
+/// Checks of which one passed, one failed, and one failed and can be waived; unless `is_complete`, one more is
+/// pending.
 pub(super) fn some_failed(is_complete: bool) -> DraftMsg {
     let skew = Failure::new(
         ErrorCode::ClockSkew,
@@ -79,7 +80,7 @@ pub(super) fn some_failed(is_complete: bool) -> DraftMsg {
     checked(rows, is_complete)
 }
 
-/// The form, before the first answer.
+/// The form before the first answer of the shell.
 pub(super) fn on_form() -> Ui {
     let mut ui = Ui::with_runs(vec![]);
     ui.press("5 l");
@@ -95,7 +96,7 @@ pub(super) fn answer(ui: &mut Ui, what: DraftMsg) -> Vec<Effect> {
     ui.send(Msg::Draft { draft, what })
 }
 
-/// The form with its plan, on this machine.
+/// The form with a plan for this machine.
 fn with_plan() -> Ui {
     let mut ui = on_form();
     answer(&mut ui, targets());
@@ -104,7 +105,7 @@ fn with_plan() -> Ui {
     ui
 }
 
-/// The form on a hostfile with three nodes, of which one is busy and one cannot be reached.
+/// The form with a hostfile of three nodes, of which one is busy and one is unreachable.
 pub(super) fn with_nodes() -> Ui {
     let mut ui = with_plan();
     ui.press("t j Enter");
@@ -198,7 +199,7 @@ fn a_failed_check_refuses_the_start_until_it_is_waived_by_name() {
     let mut ui = with_nodes();
     answer(&mut ui, some_failed(true));
     assert!(ui.press("Enter").is_empty() && is_warned(&ui));
-    // The first failed check is selected; the launch needs it.
+    // The first failed check is selected, and it cannot be waived.
     ui.press("w");
     assert!(draft(&ui).waived.is_empty() && is_warned(&ui));
     ui.press("j w");
@@ -252,7 +253,7 @@ fn an_override_is_completed_checked_and_shown_with_its_origin() {
         rows.iter().find(|row| row.key == "train.steps").unwrap().origin.clone()
     };
     assert_eq!(origin(&ui), Origin::Flag("train.steps=30".into()));
-    // The key that was set is selected.
+    // The key of the last override is selected.
     ui.press("x");
     assert_eq!(draft(&ui).sets, ["data.index=/data/clips"]);
     assert!(matches!(origin(&ui), Origin::File { .. }));
@@ -326,7 +327,7 @@ fn the_target_is_chosen_from_a_list_and_nodes_with_space() {
     assert_eq!(exclude(&ui).as_deref(), Some("gpu[02-03]"));
     ui.press("g Space");
     assert!(is_warned(&ui), "one node is left");
-    // The hostfile changes and no longer lists a node that is left out.
+    // The hostfile changes and no longer lists an excluded node.
     let nodes = ["gpu01", "gpu03"].map(|name| Node { id: named(name), slots: 8 }.into());
     ui.send(Msg::Nodes { of: FleetSource::Hostfile("hostfiles/gpus.txt".into()), nodes: Ok(nodes.to_vec()) });
     assert_eq!(exclude(&ui).as_deref(), Some("gpu03"));

@@ -1,4 +1,4 @@
-//! The Logs screen: following, scrolling, wrapping, searching.
+//! Tests of the log of one rank on the Logs screen: following, scrolling, wrapping and searching.
 
 use crate::fixtures::*;
 use crate::*;

@@ -1,4 +1,4 @@
-//! The merged log: folding, filters, the first error, and the way from an event to it.
+//! Tests of the merged log: folding, filters, the first error, and opening it from an event.
 
 use crate::fixtures::*;
 use crate::*;
@@ -6,7 +6,7 @@ use cluster::NodeId;
 use rundir::{Cause, EventKind};
 use runstate::RunState;
 
-/// The logs of 64 ranks: they start, rank 17 runs out of memory, and the others lose it.
+/// The logs of 64 ranks: all ranks start, rank 17 runs out of memory, and the others lose the connection to it.
 fn failed_start() -> Vec<(usize, String)> {
     let mut lines = Vec::new();
     let all = |lines: &mut Vec<(usize, String)>, text: &dyn Fn(usize) -> String| {
@@ -108,7 +108,7 @@ fn an_event_leads_to_the_line_of_its_rank() {
     };
     let lost = EventKind::NodeLost { node: NodeId::new("node02").unwrap(), failure: failure() };
     ui.run_msg(RunMsg::Events(vec![event(20.0, Some(12), died), event(10.0, Some(12), lost)]));
-    // The panel before the first one is that of the events, whose newest event is selected.
+    // Shift-Tab moves from the first panel to the last one, the events; the newest event is selected first.
     ui.press("Shift-Tab Down");
     ui.resize(160, 48);
     insta::assert_snapshot!("run_with_the_event_of_a_dead_rank_selected_160x48", ui.screen());

@@ -1,4 +1,4 @@
-//! Tests of the whole crate: messages in; effects, watches and snapshots out.
+//! Tests of the whole crate: they send messages, and compare effects, watches and snapshots of the screen.
 
 mod actions;
 mod alerts;

@@ -1,4 +1,4 @@
-//! The mouse: clicks, the wheel, and drags over charts.
+//! Tests of the mouse: clicks, the wheel, and drags over charts.
 
 use crate::fixtures::*;
 use crate::layout::Panel;
@@ -9,7 +9,7 @@ fn mouse(ui: &mut Ui, kind: MouseKind, column: u16, row: u16) -> Vec<Effect> {
     ui.send(Msg::Mouse(Mouse { kind, column, row }))
 }
 
-/// Clicks on the first cell of a text on the screen.
+/// Clicks on the first cell of a text that is on the screen.
 fn click(ui: &mut Ui, text: &str) -> Vec<Effect> {
     let screen = ui.screen();
     let found = screen.lines().enumerate().find_map(|(row, line)| Some((row, line.find(text)?, line)));

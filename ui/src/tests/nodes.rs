@@ -1,4 +1,4 @@
-//! The Nodes and Node screens: conditions, sorting, filtering and watches.
+//! Tests of the Nodes and Node screens: conditions, sorting, filtering and watches.
 
 use crate::fixtures::*;
 use crate::fleet::{FleetSource, ListedNode, NodeHealth, Sort};
@@ -13,7 +13,7 @@ fn named(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
 }
 
-/// A sample, parsed from the output of a node.
+/// A sample, parsed from the text that a node sends.
 fn frame(number: u64, gpus: &str, apps: &str) -> Frame {
     let text = format!(
         "#frame {number} {}\n#host\n3.50 2.00 1.00 3/900 4711\nMemTotal: 2113331240 kB\nMemAvailable: 1900000000 kB\n\
@@ -78,7 +78,8 @@ pub(super) fn away() -> Failure {
     )
 }
 
-/// The Nodes screen with these nodes and their samples, one every two seconds, the last one now.
+/// The Nodes screen with these nodes and their samples. The samples are two seconds apart, and the last one is from
+/// now.
 fn with(nodes: &[(&str, Vec<Frame>)]) -> Ui {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("3");
@@ -110,7 +111,7 @@ fn mixed() -> Ui {
         ("gpu008", vec![busy(2)]),
     ]);
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Down(away()) });
-    // All other nodes have newer samples.
+    // These nodes have newer samples; the others do not.
     ui.model.tick(NOW + 140.0);
     for (name, frame) in
         [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
@@ -126,7 +127,7 @@ pub(super) fn on_nodes() -> Ui {
     mixed()
 }
 
-/// The screen of one of them.
+/// The Node screen of the selected node.
 pub(super) fn on_node() -> Ui {
     let mut ui = mixed();
     ui.press("Enter");
@@ -352,7 +353,7 @@ fn findings_about_a_node_are_shown_with_it() {
     insta::assert_snapshot!("node_with_a_finding_160x48", ui.screen());
 }
 
-/// Nodes with eight GPUs each, of which one draws little power and one node cannot be reached.
+/// Nodes with eight GPUs each. One GPU draws little power, and one node is unreachable.
 fn many(count: usize) -> Ui {
     let gpu = |node: usize, gpu: usize| {
         let power = if (node, gpu) == (7, 3) { 210 } else { 610 + (node * 7 + gpu * 13) % 60 };
@@ -473,7 +474,7 @@ fn two_keys_zoom_the_history_and_both_screens_share_it() {
     assert!(ui.screen().contains("history of 1 h"), "{}", ui.screen());
     ui.press("Esc");
     assert!(ui.screen().contains("1 h ago"));
-    // Another list of nodes keeps it.
+    // The time window stays when another list of nodes is shown.
     ui.model.fleet.turn_to(FleetSource::Run(stage_1()));
     ui.press("3");
     assert_eq!(ui.model.nodes.window, crate::fleet::HistoryWindow::Hour);
@@ -489,7 +490,8 @@ fn full_load_is_a_line_and_not_a_block() {
     let dots = |line: &str| line.chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).count();
     let drawn: Vec<usize> = screen.split("Processes").next().unwrap().lines().map(dots).collect();
     let widest = *drawn.iter().max().unwrap();
-    // The three GPUs have at least four rows of history each; only the first one of each has the lines of power and utilization.
+    // Each of the three GPUs has at least four rows of history; only the first of these rows has the lines of power
+    // and utilization.
     assert_eq!(drawn.iter().filter(|count| **count > widest / 2).count(), 3, "{screen}");
 }
 
@@ -572,7 +574,7 @@ fn a_click_in_the_heat_map_selects_the_node_and_another_one_opens_it() {
         let screen = ui.screen();
         let (row, line) = screen.lines().enumerate().find(|(_, line)| line.contains(name)).unwrap();
         let column = line.split(name).next().unwrap().chars().count();
-        // On a bar behind the name.
+        // Click on a bar behind the name.
         ui.send(Msg::Mouse(Mouse { kind: MouseKind::Press, column: column as u16 + 9, row: row as u16 }));
     };
     click(&mut ui, "gpu017");

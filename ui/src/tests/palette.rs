@@ -1,4 +1,4 @@
-//! The list of actions: filter, selection and execution.
+//! Tests of the command palette: filter, selection and execution.
 
 use super::screens::picture;
 use crate::fixtures::*;

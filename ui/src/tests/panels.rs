@@ -1,4 +1,4 @@
-//! The panels of the run screen, as the user picks them.
+//! Tests of the panels of the Run screen that the user picks.
 
 use crate::fixtures::*;
 use crate::layout::Panel;
@@ -61,7 +61,7 @@ fn an_encode_has_all_of_its_panels() {
     assert_eq!(panels(&ui), before);
 }
 
-/// A run that logs more metrics than the usual ones, and was partly imported.
+/// A run that logs more metrics than the default panels show, and has a series of an imported run.
 fn with_more_metrics() -> Ui {
     let mut ui = Ui::on_run(running(0));
     let more = |step: u64| {

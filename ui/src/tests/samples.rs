@@ -1,4 +1,5 @@
-//! Tests of the Samples screen and of the Samples panel on the Run screen: the videos that they request, and their content.
+//! Tests of the Samples screen and of the Samples panel on the Run screen: which clips they request, and what they
+//! show.
 
 use crate::fixtures::*;
 use crate::*;
@@ -13,7 +14,7 @@ pub(super) fn on_samples() -> Ui {
     ui
 }
 
-/// The Run screen of that run.
+/// The Run screen of the same run.
 fn trained_with_samples() -> Ui {
     let mut ui = Ui::on_run(running(83));
     let all = [20, 40, 80].into_iter().flat_map(|step| {
@@ -26,7 +27,7 @@ fn trained_with_samples() -> Ui {
     ui
 }
 
-/// The Run screen of a run that makes three videos of 30 sampling steps each.
+/// The Run screen of a sampling run that makes three videos with 30 sampling steps each.
 fn on_sampling(state: RunState, videos: usize) -> Ui {
     let steps = (30 * videos as u64 + 14).min(90);
     let line = |step: u64| MetricSample {
@@ -57,7 +58,7 @@ fn on_sampling(state: RunState, videos: usize) -> Ui {
     ui
 }
 
-/// The row of a run that samples, before it has made anything.
+/// The row of a sampling run that has not made anything yet.
 fn sampling(state: RunState) -> RunRow {
     RunRow {
         curriculum: None,
@@ -70,7 +71,7 @@ fn sampling(state: RunState) -> RunRow {
     }
 }
 
-/// The clips that the screen requests: step, prompt, size.
+/// The clips that the screen requests: step, prompt and size.
 fn requested(ui: &Ui) -> Vec<(u64, usize, Size)> {
     let clips = watches(&ui.model).into_iter();
     let clip =
@@ -78,7 +79,7 @@ fn requested(ui: &Ui) -> Vec<(u64, usize, Size)> {
     clips.filter_map(clip).collect()
 }
 
-/// Answers every request with a clip of three frames in a smaller size.
+/// Answers every request with a clip of three frames that is smaller than requested.
 fn answer(ui: &mut Ui) {
     for (step, prompt, size) in requested(ui) {
         let made = Size { width: size.width.min(20), height: size.height.min(6) };

@@ -6,7 +6,7 @@ use crate::*;
 use rundir::{CheckpointEntry, EventKind};
 use runstate::{Down, EndCause, Goodput, RunState};
 
-/// Compares a screen at 80×24 and at 160×48 with its snapshots.
+/// Compares a screen at 80×24 and at 160×48 cells with its snapshots.
 pub(super) fn picture(name: &str, mut ui: Ui) {
     for (width, height) in [(80, 24), (160, 48)] {
         ui.resize(width, height);

@@ -1,4 +1,4 @@
-//! Keys, colours and the last screen, as the user has set them.
+//! Tests of the settings of the user: keys and colours, and of the restored session.
 
 use crate::fixtures::*;
 use crate::model::Modal;
@@ -66,7 +66,7 @@ fn every_screen_can_be_opened_again_or_is_replaced_by_one_that_can() {
     }
     let form = super::launch_form::on_form().model.session();
     assert_eq!(Ui::with_setup(|setup| setup.session = Some(form)).model.screen, Screen::Recipes);
-    // Written by another version.
+    // A session that another version wrote.
     let odd = Session { screen: Screen::Logs, run: None, smoothing: Some(99), ..Session::default() };
     assert_eq!(Ui::with_setup(|setup| setup.session = Some(odd)).model.screen, Screen::Runs);
 }
@@ -80,7 +80,7 @@ fn a_comparison_is_opened_again() {
     assert_eq!((again.model.screen, again.model.session()), (Screen::Compare, session.clone()));
     let streams = compared_runs().into_iter().map(|row| Watch::Compared(row.run));
     assert!(watches(&again.model).is_superset(&streams.collect()));
-    // The other run was removed.
+    // One of the two runs was removed.
     let alone = Session { compared: session.compared[..1].to_vec(), ..session };
     assert_eq!(Ui::with_setup(|setup| setup.session = Some(alone)).model.screen, Screen::Runs);
 }

@@ -1,4 +1,4 @@
-//! The effects and watches that follow from keys and messages.
+//! Tests of the effects and watches that follow from keys and messages.
 
 use crate::fixtures::*;
 use crate::model::Modal;
@@ -248,7 +248,7 @@ fn quitting_leaves_runs_alone_and_lists_them() {
         insta::assert_snapshot!("closing_message_with_one_running_run", closing_message(&ui.model).unwrap());
     }
     assert_eq!(closing_message(&Ui::with_runs(vec![finished()]).model), None);
-    // The open run was resumed after the list was read.
+    // The open run was resumed after the list had been read.
     let mut ui = Ui::on_run(finished());
     ui.run_msg(RunMsg::State(status(RunRow { run: finished().run, ..running(83) })));
     assert!(closing_message(&ui.model).is_some());
@@ -331,7 +331,7 @@ fn a_notice_goes_away() {
     assert!(ui.model.notice.is_none());
     ui.press("s");
     assert!(ui.model.notice.is_some());
-    // The clock was an hour ahead and is corrected.
+    // The clock was an hour ahead and is set back.
     ui.send(Msg::Tick(NOW - 3600.0));
     assert!(ui.model.notice.is_none());
 }

@@ -1,4 +1,4 @@
-//! A dialog box in front of a screen.
+//! Draws the box of a dialog in front of a screen.
 
 use crate::bindings::Action;
 use crate::layout;
@@ -10,7 +10,7 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 
-/// Maximum width of a dialog's text; longer lines are hard to read.
+/// Maximum width of the text of a dialog; longer lines are hard to read.
 const WIDEST: u16 = 76;
 
 /// Returns the width of a dialog's text in cells.
@@ -31,7 +31,7 @@ fn visible(size: Size, lines: usize) -> usize {
     lines.min(usize::from(size.height.saturating_sub(4)))
 }
 
-/// Draws a dialog: a title, lines, and a footer that is always visible.
+/// Draws a dialog: a title, scrollable lines, and a footer that is always visible.
 pub fn draw(
     model: &Model,
     buf: &mut Buffer,
@@ -43,7 +43,7 @@ pub fn draw(
 ) {
     let visible = visible(model.size, lines.len());
     let area = layout::centered(model.size, outer_width(model.size), visible as u16 + 4).intersection(buf.area);
-    // A margin at the sides separates the box from the screen behind it.
+    // Two blank columns at each side separate the box from the screen behind it.
     for y in area.top()..area.bottom() {
         for x in area.left().saturating_sub(2)..(area.right() + 2).min(buf.area.right()) {
             if let Some(cell) = buf.cell_mut((x, y)) {
@@ -52,7 +52,7 @@ pub fn draw(
         }
     }
     if area.width < 8 || area.height < 4 {
-        // Too small for a box: the keys in the footer are the most important part.
+        // Too small for a box: show only the keys in the footer.
         write(model, buf, area, footer);
         return;
     }

@@ -1,4 +1,4 @@
-//! Lines over the last minutes or hours on a fixed scale from 0, in braille dots (two by four per cell).
+//! Draws lines over the last minutes or hours on a fixed scale from 0, in braille dots (two by four per cell).
 
 use super::line_chart::{Dots, Texture};
 use crate::fleet::Point;
@@ -7,11 +7,11 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 
-/// The values of a line, oldest first, and its colour.
+/// The points of a line, oldest first, and the style of the line.
 pub type HistoryLine<'a> = (Box<dyn Iterator<Item = Point> + 'a>, Style);
 
-/// Draws lines over the `seconds` before now, the newest at the right, scaled from 0 to `most`; the last line is on top. A missing
-/// value or a long time without values is a gap.
+/// Draws lines over the last `seconds`, with the newest values at the right, on a scale from 0 to `most`; the last
+/// line is on top. A missing value or a long time without values leaves a gap.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect, seconds: f64, most: f32, lines: Vec<HistoryLine<'_>>) {
     let area = area.intersection(buf.area);
     if area.width < 2 || area.height == 0 || most.is_nan() || most <= 0.0 {
@@ -19,7 +19,7 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect, seconds: f64, most: f32
     }
     let mut dots = Dots::new(area, model.symbols.braille);
     let column_s = seconds / (dots.width - 1) as f64;
-    // The window ends at a whole column, so that the drawn line moves by columns and does not change in between.
+    // The window ends at a whole column, so that lines move by whole columns and do not change shape in between.
     let low = (model.now / column_s).ceil() * column_s - seconds;
     let across = |t: f64| (t - low) / column_s;
     let bottom = (dots.height - 1) as f64;

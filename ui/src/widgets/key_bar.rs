@@ -1,4 +1,4 @@
-//! The key bar in the last row: the keys that work now, from the key tables.
+//! The key bar in the last row: shows the keys that are possible now, from the key tables.
 
 use crate::advice;
 use crate::bindings::{Action, Binding};
@@ -16,14 +16,14 @@ use ratatui_core::layout::Rect;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 
-/// Draws the key bar, without keys whose action would be refused.
+/// Draws the key bar. Keys whose action would be refused are hidden.
 pub fn draw(model: &Model, buf: &mut Buffer, area: Rect) {
     let mut spans = shown(model, area).into_iter().flat_map(|binding| item(model, binding)).collect::<Vec<_>>();
     spans.pop();
     write(model, buf, area, Line::from(spans));
 }
 
-/// Returns the action of the item in a column of the bar.
+/// Returns the action of the item at a column of the key bar.
 pub fn action_at(model: &Model, area: Rect, column: u16) -> Option<Action> {
     let mut end = usize::from(area.x);
     let under = |binding: &&Binding| {
@@ -35,15 +35,15 @@ pub fn action_at(model: &Model, area: Rect, column: u16) -> Option<Action> {
     (column >= area.x).then_some(found.action)
 }
 
-/// Returns the bindings that fit the bar.
+/// Returns the bindings whose items fit the key bar.
 fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
     let context = context(model);
     let mut own: Vec<&'static Binding> = context.bindings().iter().filter(|binding| useful(model, binding)).collect();
     if model.screen == Screen::Run && model.run.as_ref().is_some_and(|run| run.enlarged_chart().is_some()) {
-        // With an enlarged chart, the chart keys come first.
+        // If a chart is enlarged, the keys of charts come first.
         own.sort_by_key(|binding| !is_chart_action(binding.action));
     }
-    // Stack traces are offered only when the run may hang, and come first then.
+    // The key for stack traces is offered only when the run may hang; it then comes first.
     own.sort_by_key(|binding| binding.action != Action::Stacks);
     let last: Vec<&'static Binding> = context.global().iter().filter(|binding| !binding.label.is_empty()).collect();
     let width = |bindings: &[&Binding]| bindings.iter().map(|binding| item_width(model, binding)).sum::<usize>();
@@ -58,7 +58,7 @@ fn shown(model: &Model, area: Rect) -> Vec<&'static Binding> {
     own
 }
 
-/// Returns the key's name in the bar; opposite keys share an item.
+/// Returns the name of a key in the key bar; keys for opposite directions share an item.
 fn bar_key(model: &Model, binding: &Binding) -> String {
     let name = |action| model.keys.name(context(model), action);
     let own = name(binding.action);
@@ -81,7 +81,7 @@ fn item(model: &Model, binding: &Binding) -> Vec<Span<'static>> {
     ]
 }
 
-/// Returns what a key does now, in a word or two.
+/// Returns what a key does now, in a few words.
 fn label(model: &Model, binding: &Binding) -> &'static str {
     match binding.action {
         Action::Open if model.screen == Screen::Run && run::event_log(model).is_some() => "log",
@@ -102,7 +102,7 @@ fn item_width(model: &Model, binding: &Binding) -> usize {
     crate::text::width(&bar_key(model, binding)) + 1 + crate::text::width(label(model, binding)) + 2
 }
 
-/// Returns whether a key is shown in the bar now: it has a label, and its action is possible.
+/// Returns whether a key is shown in the key bar now: it has a label, and its action is possible and useful.
 fn useful(model: &Model, binding: &Binding) -> bool {
     let enlarged = model.run.as_ref().and_then(|run| run.enlarged_chart());
     if binding.label.is_empty() {
@@ -123,9 +123,9 @@ fn useful(model: &Model, binding: &Binding) -> bool {
             true
         }
         Action::Resume | Action::Stop | Action::Kill => run_actions::check(model, binding.action).is_ok(),
-        // Possible for any active run, but shown only when it may hang.
+        // Possible for any active run, but shown only if the run may hang.
         Action::Stacks => run_actions::check(model, binding.action).is_ok_and(advice::may_hang),
-        // Possible from any checkpoint, but shown only when the run has finished.
+        // Possible from any checkpoint, but shown only if the run has finished.
         Action::NextStage => {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }

@@ -8,24 +8,26 @@ use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use units::Unit;
 
-/// An x axis, and the columns beside the plots on it.
+/// An x axis, and the space that it reserves beside the plots.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedAxis {
-    /// The quantity.
+    /// The quantity on the axis.
     pub x: Axis,
     /// The label of an axis of steps, such as `step`.
     pub step_word: &'static str,
     /// The lowest and highest visible position.
     pub window: (f64, f64),
-    /// Position of the cursor.
+    /// The position of the cursor; `None` if there is no cursor.
     pub cursor: Option<f64>,
-    /// The ends of the range that the user drags over.
+    /// The ends of the range that the user is dragging over.
     pub dragged: Option<(f64, f64)>,
-    /// The least number of columns left of a plot, for the labels of its y axis. Plots in one column have the same number.
+    /// The minimum number of columns left of a plot, for the labels of its y axis. All plots in one column of panels
+    /// have the same number.
     pub gutter: u16,
-    /// The least number of columns right of a plot, for the letters at the ends of its lines.
+    /// The minimum number of columns right of a plot, for the letters at the ends of its lines.
     pub margin: u16,
-    /// The least height of an area in which labels are drawn below the plot. `u16::MAX` hides them: in a column, only the lowest plot has labels.
+    /// The minimum height of an area in which labels are drawn below the plot. `u16::MAX` hides the labels: in a
+    /// column of panels, only the lowest plot has labels.
     pub labels_from: u16,
     /// Glyphs.
     pub symbols: Symbols,
@@ -47,7 +49,7 @@ impl SharedAxis {
         ((low..=high).contains(&x) && plot.width > 0).then(|| plot.x + offset.round() as u16)
     }
 
-    /// Returns the columns of the cursor and of the ends of a drag, with their styles.
+    /// Returns the columns of the cursor and of the ends of a drag, each with its style.
     pub fn cursors(&self, plot: Rect) -> impl Iterator<Item = (u16, Style)> {
         let ends = self.dragged.into_iter().flat_map(|(from, to)| [from, to]).map(|x| (x, self.theme.accent));
         let all = self.cursor.map(|x| (x, self.theme.faint)).into_iter().chain(ends);
@@ -63,7 +65,7 @@ impl SharedAxis {
         }
     }
 
-    /// Draws the labels below a plot. `area` is the plot with the columns beside it.
+    /// Draws the labels below a plot. `area` includes the plot and the columns beside it.
     pub fn draw_labels(&self, buf: &mut Buffer, plot: Rect, area: Rect) {
         let (low, high) = self.window;
         let (unit, word) = match self.x {
@@ -91,7 +93,7 @@ impl SharedAxis {
     }
 }
 
-/// Writes a text if it begins inside the buffer.
+/// Writes a text if its first cell is inside the buffer.
 pub fn put(buf: &mut Buffer, x: u16, y: u16, text: &str, style: Style) {
     if x < buf.area.right() && y < buf.area.bottom() && x >= buf.area.x && y >= buf.area.y {
         buf.set_string(x, y, text, style);

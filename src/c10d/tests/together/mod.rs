@@ -6,7 +6,7 @@ use c10d::{Group, Result, Store};
 
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `body` on every rank and returns what each returned, in rank order.
+/// Runs `body` on every rank and returns the results in rank order.
 pub fn on_ranks<T: Send>(size: usize, body: impl Fn(&Group, &Store) -> Result<T> + Sync) -> Result<Vec<T>> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("store");

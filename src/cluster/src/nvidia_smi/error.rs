@@ -1,4 +1,4 @@
-//! Errors of nvidia-smi.
+//! Parses nvidia-smi's error messages and exit status into [`SmiError`].
 
 use std::fmt;
 
@@ -18,11 +18,11 @@ pub enum SmiError {
         /// The version of the library, if reported.
         library: Option<String>,
     },
-    /// NVML does not start for another reason.
+    /// NVML does not start for another reason, which nvidia-smi printed.
     NvmlFailed(String),
     /// NVML's library is missing.
     NoLibrary,
-    /// A GPU does not respond; others may.
+    /// A GPU does not respond. The other GPUs of the node may still work.
     GpuLost {
         /// The GPU.
         gpu: GpuName,
@@ -37,7 +37,7 @@ pub enum SmiError {
     TimedOut,
     /// An incomplete row: the connection or nvidia-smi ended in the middle.
     HalfRow(String),
-    /// Another message.
+    /// Another message of nvidia-smi or the shell.
     Reported(String),
     /// nvidia-smi failed without a message.
     Failed {
@@ -164,7 +164,7 @@ enum Line<'a> {
     LibraryVersion(&'a str),
 }
 
-/// Interprets a line that is not a row. Returns none for a line that only explains the previous one.
+/// Interprets a line that is not a row. Returns `None` for a line that only continues the message before it.
 fn of_line(line: &str) -> Option<Line<'_>> {
     use SmiError::*;
     if let Some(version) = line.strip_prefix("NVML library version: ") {

@@ -1,4 +1,4 @@
-//! Recorded output of nvidia-smi, good and bad, is read without a panic and without a lost error.
+//! Tests of parsing recorded and damaged output of nvidia-smi.
 
 use std::fs;
 

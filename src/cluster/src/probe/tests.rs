@@ -1,4 +1,4 @@
-//! Reads frames of the probe script from a stream that is cut anywhere.
+//! Tests of the probe script with fake programs, and of parsing its stream at any point of division.
 
 use proptest::prelude::*;
 
@@ -109,12 +109,12 @@ fn a_truncated_row_within_a_complete_frame_is_skipped() {
     assert!(matches!(&frame.smi_errors[..], [SmiError::HalfRow(_)]), "{:?}", frame.smi_errors);
 }
 
-/// Runs the script with fake programs, and returns its frames until there are enough.
+/// Runs the script with fake programs until `enough` of its frames are read, and returns these frames.
 fn made_with(programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
     made_in("/sys", programs, enough)
 }
 
-/// The same with a folder in place of /sys.
+/// Does the same as [`made_with`], with the folder `sys` in place of /sys.
 fn made_in(sys: &str, programs: &[(&str, &str)], enough: impl Fn(&[Frame]) -> bool) -> Vec<Frame> {
     use std::io::Read;
     let bin = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ fn fake_sys(with_devices: bool) -> tempfile::TempDir {
             write(&format!("class/net/{name}/device/vendor"), "0x15b3\n");
         }
     }
-    // It vanishes while it is read, and the driver of this port has no counters.
+    // An interface without counters, as if it vanished during the read, and a port whose driver has no counters.
     write("class/net/eth1/device/vendor", "0x15b3\n");
     write("class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
     write("class/infiniband/mlx5_0/ports/2/counters/port_rcv_data", "500\n");

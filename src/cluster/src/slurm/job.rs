@@ -1,4 +1,4 @@
-//! Jobs in the queue, in detail and in accounting.
+//! Parses jobs: from the queue (squeue), their details (scontrol), and from accounting (sacct).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -67,7 +67,7 @@ impl JobState {
         (JobState::Requeued, "REQUEUED"),
     ];
 
-    /// States that Slurm shows instead of PENDING for jobs that are requeued, held, or whose nodes are not up yet.
+    /// States that squeue can show for a job that has not started: it is requeued or held, or its nodes are not up yet.
     const WAITING: [&str; 8] = [
         "EXPEDITING",
         "LAUNCH_FAILED",
@@ -88,13 +88,13 @@ impl JobState {
         }
     }
 
-    /// Returns whether its processes exist but are stopped.
+    /// Returns whether the processes of the job exist but are stopped.
     pub fn is_halted(&self) -> bool {
         *self == JobState::Suspended || *self == JobState::Other("STOPPED".into())
     }
 
-    /// Returns whether the job has ended. An unknown state does not count as ended. REVOKED does not either, because
-    /// another cluster of the federation has started the job.
+    /// Returns whether the job has ended. An unknown state does not count as ended, nor does REVOKED, because another cluster of
+    /// the federation runs the job.
     pub fn is_over(&self) -> bool {
         use JobState::*;
         matches!(
@@ -163,13 +163,13 @@ impl Job {
     /// Returns the names of its nodes.
     ///
     /// # Errors
-    /// When Slurm's list cannot be parsed.
+    /// Slurm's list of nodes cannot be parsed.
     pub fn nodes(&self) -> Result<Vec<String>, HostlistError> {
         self.node_list.as_deref().map_or(Ok(Vec::new()), hostlist::expand)
     }
 
-    /// Returns whether the job is completing and all nodes that it still occupies are among `nodes`. Slurm lists the nodes on
-    /// which a completing job has not ended.
+    /// Returns whether the job is completing and occupies only nodes of `nodes`. For a completing job, Slurm lists the nodes on
+    /// which the job has not ended.
     pub fn is_left_only_on(&self, nodes: &[NodeId]) -> bool {
         let is_known = |name: &String| nodes.iter().any(|node| node.as_str() == name);
         self.state == JobState::Completing
@@ -206,7 +206,7 @@ pub fn read_queue(answer: &str) -> Rows<Job> {
 pub struct Accounted {
     /// The job id.
     pub id: String,
-    /// The step, `batch` or a number; none for the whole job.
+    /// The step, `batch` or a number; `None` for the whole job.
     pub step: Option<String>,
     /// The user id of the user who cancelled it.
     pub cancelled_by: Option<u32>,

@@ -1,4 +1,4 @@
-//! Nodes in Slurm.
+//! Parses the nodes that sinfo lists, with their states and flags.
 
 use std::fmt;
 

@@ -21,11 +21,11 @@ pub struct SlurmSpec {
     /// The smallest number of nodes that the job starts or continues on; default: `nodes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_nodes: Option<usize>,
-    /// GPUs per node, and ranks per node.
+    /// GPUs per node. The job starts one rank for each GPU.
     pub gpus_per_node: usize,
     /// The time limit in the syntax of sbatch: `24:00:00`, `2-00`.
     pub time: String,
-    /// Seconds before the time limit at which the job saves and requeues itself.
+    /// How many seconds before the time limit the job saves and requeues itself; default: see [`SlurmSpec::save_before`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save_before_s: Option<u64>,
     /// Required features of the nodes: `h100&ib`.
@@ -53,14 +53,14 @@ const KEYS: [&str; 10] = [
     "extra",
 ];
 
-/// The default of `save_before_s`: a checkpoint of about 100 GB takes minutes.
+/// The default of `save_before_s`. Saving a checkpoint of about 100 GB takes minutes.
 const SAVE_BEFORE_S: u64 = 300;
 
 /// The reason why a Slurm file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct SlurmSpecError {
-    /// The fault, with the line if the file is not TOML.
+    /// What is wrong, with the line if the file is not TOML.
     pub why: String,
     /// The hint: what to write instead.
     pub fix: String,
@@ -96,7 +96,7 @@ impl SlurmSpec {
     /// Reads the text of a Slurm file.
     ///
     /// # Errors
-    /// When it is not TOML, has an unknown key, lacks a key, or a value is not valid.
+    /// The text is not TOML, has an unknown key, lacks a required key, or has an invalid value.
     pub fn parse(text: &str) -> Result<SlurmSpec, SlurmSpecError> {
         let keys = format!("the keys are {}", KEYS.join(", "));
         let not_toml = |e: toml::de::Error| SlurmSpecError { why: e.to_string().trim_end().into(), fix: keys.clone() };
@@ -161,23 +161,23 @@ impl SlurmSpec {
         limit(&self.time)
     }
 
-    /// Returns the seconds before the time limit at which the job saves: by default five minutes, or a quarter of a
-    /// short time limit.
+    /// Returns how many seconds before the time limit the job saves: by default 300, or a quarter of a time limit that is shorter
+    /// than 20 minutes.
     pub fn save_before(&self) -> u64 {
         self.save_before_s.unwrap_or_else(|| SAVE_BEFORE_S.min(self.time_s().unwrap_or(0) / 4))
     }
 
-    /// Returns the smallest number of nodes that the job needs.
+    /// Returns the smallest number of nodes on which the job starts or continues.
     pub fn least_nodes(&self) -> usize {
         self.min_nodes.unwrap_or(self.nodes)
     }
 
-    /// Returns the number of ranks on all nodes.
+    /// Returns the number of ranks if the job gets all `nodes`.
     pub fn world(&self) -> usize {
         self.nodes.saturating_mul(self.gpus_per_node)
     }
 
-    /// Returns the options of sbatch without `extra`, in the order of the file's keys.
+    /// Returns the options of sbatch, without `extra` and `modules`, in the order of the file's keys.
     pub fn options(&self) -> Vec<String> {
         let named = |option: &str, value: &Option<String>| value.as_ref().map(|value| format!("--{option}={value}"));
         let mut options: Vec<String> =

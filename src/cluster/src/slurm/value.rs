@@ -1,4 +1,4 @@
-//! Values in the output of Slurm's commands.
+//! Parses values in the output of Slurm's commands: times, durations, exit codes and counts of GPUs.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SlurmTime {
-    /// Unix seconds, as requested.
+    /// Unix seconds, which the commands request.
     Unix(f64),
     /// The cluster's local time, from a Slurm that ignores `SLURM_TIME_FORMAT`: `2026-11-20T06:02:07`.
     Local(String),
@@ -39,7 +39,7 @@ impl fmt::Display for ExitCode {
     }
 }
 
-/// Returns the text of a cell. Returns none for Slurm's placeholders for a missing value.
+/// Returns the text of a cell; `None` for Slurm's placeholders for a missing value.
 pub(super) fn text(cell: &str) -> Option<String> {
     let nothing = ["", "(null)", "N/A", "n/a", "NONE", "None", "None assigned", "none", "Unknown"];
     (!nothing.contains(&cell)).then(|| cell.into())
@@ -57,8 +57,8 @@ pub(super) fn exit_code(cell: &str) -> Option<ExitCode> {
     Some(ExitCode { code: code.parse().ok()?, signal: signal.parse().ok()? })
 }
 
-/// Reads a duration of Slurm's output in seconds: `1-02:03:04`, `0:05` or plain seconds. Returns none for `UNLIMITED` and the
-/// like.
+/// Reads a duration in Slurm's output and returns seconds: `1-02:03:04`, `0:05` or plain seconds. Returns `None` for other text,
+/// such as `UNLIMITED`.
 pub fn read_duration(cell: &str) -> Option<u64> {
     let (days, clock) = cell.split_once('-').unwrap_or(("0", cell));
     let parts = clock.split(':').map(|part| part.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;

@@ -62,7 +62,7 @@ fn unique(name: &str, ids: &mut HashSet<String>) -> String {
     id
 }
 
-/// Excludes videos of high dynamic range.
+/// Excludes videos with a high dynamic range, for an ffmpeg that cannot tone-map them.
 pub(super) fn exclude_hdr(clips: &mut [Clip]) {
     for clip in clips.iter_mut().filter(|clip| clip.is_usable() && clip.hdr) {
         clip.excluded = Some(ExclusionReason::HighDynamicRange);

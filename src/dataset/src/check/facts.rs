@@ -1,4 +1,4 @@
-//! The facts that a probe collects about one file.
+//! Probes one file with ffprobe and collects the facts about its video.
 
 use crate::ExclusionReason;
 use camino::Utf8Path;
@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use video::{ClipError, ClipFault, Programs, is_variable};
 
-/// A video that can be read.
+/// The properties of a video that can be read. The sizes are in pixels, after rotation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub width: usize,
@@ -34,7 +34,7 @@ pub(super) enum ProbeResult {
     Excluded(ExclusionReason),
 }
 
-/// A probe result, and whether it is cached until the file changes.
+/// A probe result, and whether it may be cached until the file changes.
 pub(super) struct Probed {
     pub found: ProbeResult,
     pub cacheable: bool,
@@ -43,7 +43,7 @@ pub(super) struct Probed {
 /// Probes a file.
 ///
 /// # Errors
-/// If no file can be probed: ffprobe is missing, or the check is cancelled.
+/// No file can be probed, because ffprobe is missing or the check was cancelled.
 pub(super) fn probe(programs: &Programs, path: &Utf8Path) -> Result<Probed, Failure> {
     match programs.examine(path) {
         Ok(source) => Ok(Probed { found: ProbeResult::Video(facts(&source.probe, &source.times())), cacheable: true }),
@@ -61,7 +61,7 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
     let frames = times.len();
     let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
     let measured = if span_s > 0.0 { (frames - 1) as f64 / span_s } else { probe.fps };
-    // If both rates agree, the stated rate is the exact one, for example 23.976.
+    // If the rates agree, use the stated rate, which is exact, for example 23.976.
     let fps = if (measured - probe.fps).abs() < 0.002 * probe.fps { probe.fps } else { measured };
     Facts {
         width: probe.width,
@@ -89,7 +89,7 @@ fn reason(path: &Utf8Path, ClipError { fault, failure }: ClipError) -> Exclusion
     }
 }
 
-/// Returns whether a file begins like a video. ffprobe would read any file named `.mp4` as a video.
+/// Returns whether a file begins like a video. ffprobe treats any file named `.mp4` as a video, text included.
 fn is_begun(path: &Utf8Path) -> bool {
     let mut start = [0; 12];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));

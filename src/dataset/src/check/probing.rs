@@ -22,7 +22,7 @@ const RULES: u32 = 2;
 /// The interval of progress reports while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The result of a file.
+/// The result of one file: its stamp, the hash of its bytes, and what the probe found.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     pub stamp: Stamp,
@@ -35,7 +35,7 @@ pub(super) struct Outcome {
 pub(super) struct Results {
     /// By path.
     pub by_path: HashMap<Utf8PathBuf, Outcome>,
-    /// Results of an earlier check.
+    /// The number of results that an earlier check cached.
     pub cached: usize,
     /// Why the results could not be cached, if caching failed.
     pub not_kept: Option<String>,
@@ -52,7 +52,7 @@ struct Kept {
     found: ProbeResult,
 }
 
-/// Probes every video that is listed.
+/// Probes every video that the source lists, except those that the cache has.
 pub(super) fn probe_all(
     source: &SourceListing,
     request: &CheckRequest<'_>,

@@ -1,4 +1,4 @@
-//! The counts and facts that a check reports.
+//! The report of a check: counts of usable and dropped clips, their sizes, lengths and captions.
 
 use super::CheckRequest;
 use super::probing::Results;
@@ -27,7 +27,7 @@ pub struct Report {
     pub usable: usize,
     /// Hours of usable clips.
     pub hours: f64,
-    /// Bytes of usable clips.
+    /// Bytes of the videos of usable clips. A video with several captions counts once.
     pub bytes: u64,
     /// Lengths of usable clips. `None` if no clip is usable.
     pub lengths: Option<Lengths>,
@@ -61,13 +61,13 @@ pub struct Report {
     pub dropped: Vec<Dropped>,
     /// Notes about the source, such as text files without a video.
     pub notes: Vec<String>,
-    /// Videos.
+    /// The number of video files that were checked.
     pub videos: usize,
-    /// Videos whose results come from the cache.
+    /// The number of these files whose results came from the cache.
     pub cached: usize,
 }
 
-/// Seconds of clips.
+/// The lengths of clips in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Lengths {
     /// The shortest.
@@ -78,7 +78,7 @@ pub struct Lengths {
     pub max_s: f64,
 }
 
-/// A value, and the clips that have it.
+/// A value, and the number of clips that have it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// The value.
@@ -121,7 +121,7 @@ pub struct Histogram {
     pub height: usize,
     /// The fewest frames.
     pub from: usize,
-    /// The most frames. `None`: any number.
+    /// The most frames; `None` for the last range, which has no upper limit.
     pub to: Option<usize>,
     /// Clips.
     pub clips: usize,

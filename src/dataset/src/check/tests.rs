@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use video::FrameMode;
 
-/// Videos that tests copy: name and the arguments of ffmpeg.
+/// The videos that tests copy, each with its name and the arguments with which ffmpeg makes it.
 const MATERIAL: [(&str, &str); 8] = [
     ("long.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 50 -movflags +faststart"),
     ("short.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 10"),
@@ -136,7 +136,7 @@ fn every_video_that_cannot_be_used_is_excluded_with_its_reason() {
     assert_eq!(checked.manifest.refuse_if_dropped(0.05).unwrap_err().code, ErrorCode::TooManyDropped);
 }
 
-/// Turns an mp4 by a quarter: changes the display matrix of its track. Versions of ffmpeg have different options for it.
+/// Rotates an mp4 by 90°: changes the display matrix of its track, because the option of ffmpeg for this differs between versions.
 fn turned(mut mp4: Vec<u8>) -> Vec<u8> {
     let at = mp4.windows(4).position(|w| w == b"tkhd").unwrap() + 44;
     let matrix: [i32; 9] = [0, 0x10000, 0, -0x10000, 0, 0, 0, 0, 0x4000_0000];
@@ -188,9 +188,9 @@ fn a_video_that_may_not_be_read_is_excluded_and_probed_again() {
     assert_eq!(site.check().manifest.clips[0].excluded, None);
 }
 
-/// Runs a test in a process of its own that lacks root's rights to read every file.
+/// Runs a test in another process, without root's capability to read every file.
 fn without_the_right_to_read_every_file(test: &str) {
-    // A variable ends the recursion if the rights remain.
+    // This variable is set in the other process. It ends the recursion if that process can still read every file.
     const AGAIN: &str = "TEST_WITHOUT_RIGHTS";
     let mut setpriv = std::process::Command::new("setpriv");
     setpriv.args(["--bounding-set=-dac_override,-dac_read_search"]).arg(std::env::current_exe().unwrap());

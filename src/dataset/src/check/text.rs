@@ -1,4 +1,4 @@
-//! The report as text for a terminal.
+//! Formats the report of a check as text for a terminal.
 
 use super::report::{Count, Report};
 use crate::BucketClips;
@@ -13,7 +13,7 @@ const BARS: usize = 24;
 const ID_WIDTH: usize = 28;
 
 impl Report {
-    /// Draws the report. Lines about clips are cut to `width` columns, if it is given.
+    /// Formats the report. The lines of dropped clips are cut to `width` columns; `None` for a pipe or file, where nothing is cut.
     pub fn text(&self, width: Option<usize>) -> String {
         let mut text = format!("{}: {}\n\n", self.layout, one_line(&self.layout_why));
         if !self.histogram.is_empty() {
@@ -159,14 +159,14 @@ fn hours(hours: f64) -> String {
     if hours < 0.1 { units::duration(hours * 3600.0) } else { format!("{} h", units::number(hours)) }
 }
 
-/// The mark at the end of a text that was cut.
+/// The end of a text that is cut off and replaced by `…`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Start,
     End,
 }
 
-/// Cuts a text to a number of columns, with `…` where it is cut.
+/// Cuts a text at one end to a number of columns, and puts `…` there.
 fn cut(text: &str, width: usize, end: End) -> String {
     if UnicodeWidthStr::width(text) <= width {
         return text.to_owned();

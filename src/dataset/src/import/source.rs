@@ -1,4 +1,4 @@
-//! The forms of prepared latents that can be imported.
+//! Reads the latents and texts that other trainers prepared, in three layouts.
 //!
 //! | program | latents | texts |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | finetrainers | `finetrainers-precomputed-data/latent-N.pt`: a dict with `latents` `[1, T, 2C, H, W]` | `condition-N.pt`: a dict with `encoder_hidden_states` `[1, tokens, width]` |
 //! | cogvideox-factory | `video_latents/*.pt`: `[2C, T, H, W]` | `prompt_embeds/*.pt`: `[tokens, width]`, captions in `prompts/*.txt` |
 //!
-//! A latent may also have C channels, if it was already drawn from its mean and variance.
+//! A latent has 2C channels (means, then log-variances), or C channels if the program already drew it from them.
 //!
 //! With `--save_image_latents`, cogvideox-factory also saves `image_latents/*.pt`, `[2C, 1, H, W]`: it encodes the first frame alone, without
 //! noise. The other two programs save no latents of images for CogVideoX. No program saves masked videos.
@@ -39,7 +39,7 @@ pub(super) struct Prepared {
 /// The reason of a failure, and a hint.
 pub(super) type Refused = (String, String);
 
-/// The name of finetrainers' folder.
+/// The name of the folder that finetrainers writes.
 const FINETRAINERS: &str = "finetrainers-precomputed-data";
 
 /// Returns the program that prepared a data set, and its clips.

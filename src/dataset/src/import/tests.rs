@@ -161,7 +161,7 @@ fn images_must_be_complete_and_fit_their_clips() {
     });
     assert_eq!(failures.each_ref().map(|failure| failure.code), [ErrorCode::NotFound, ErrorCode::Malformed]);
     insta::assert_snapshot!(failures.map(|failure| shown(&failure, &folder)).join("\n\n"));
-    // Some versions of the program make the folder and save nothing in it.
+    // Some versions of cogvideox-factory create the folder and save nothing in it.
     fs::remove_file(gone.join("image_latents/0a1b.pt")).unwrap();
     let done = import(&request(gone, &folder.join("new")), false).unwrap();
     assert!(lines(&done.index).iter().all(|line| line.extra.is_empty()));

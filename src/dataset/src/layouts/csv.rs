@@ -1,4 +1,4 @@
-//! Tables of comma-separated or tab-separated values, with a line of titles.
+//! Reads tables in CSV or TSV, whose first line has the names of the columns.
 
 use super::table::{Cell, Columns, Values, rows};
 use super::text::without_mark;
@@ -36,7 +36,7 @@ pub(super) fn read(
     Ok((columns, all))
 }
 
-/// Counts lines. The crate's own count is one too small after a line that ends in `\r\n`.
+/// Counts the lines of a file. The count of the crate `csv` is one too small after a line that ends in `\r\n`.
 struct Lines<'a> {
     bytes: &'a [u8],
     counted: usize,

@@ -10,12 +10,12 @@ use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The tables that are searched for in a folder, in order of preference.
+/// The file names of tables that a folder is searched for, in order of preference.
 const TABLES: [&str; 5] = ["metadata.csv", "metadata.jsonl", "metadata.json", "metadata.parquet", "captions.json"];
 /// The file name extensions of tables.
 const TABLE_ENDINGS: [&str; 6] = ["csv", "tsv", "json", "jsonl", "parquet", "pq"];
 
-/// The way in which a source lists videos and captions.
+/// How a source lists its videos and captions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layout {
@@ -47,7 +47,7 @@ impl fmt::Display for Layout {
 /// Reads what a source lists. Videos are not opened.
 ///
 /// # Errors
-/// If the source does not exist, has no known layout, or is incomplete.
+/// The source does not exist or cannot be read, has no known layout, lists no videos, or is not valid in its layout.
 pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
     let given = &request.source;
     let source = given.canonicalize_utf8().map_err(|error| match error.kind() {

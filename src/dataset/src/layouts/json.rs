@@ -1,4 +1,4 @@
-//! Tables in JSON: a list of objects, one object per line, or an object of objects.
+//! Reads tables in JSON: a list of objects, one object per line, an object of objects, or an object with a caption for each path.
 
 use super::table::{Cell, Columns, Values, rows};
 use super::text::without_mark;
@@ -9,7 +9,7 @@ use rundir::Failure;
 use serde_json::{Map, Value};
 use std::fs;
 
-/// The texts of a JSON document, and whether its bytes were UTF-8.
+/// The text of a file, and whether the file is UTF-8. Other bytes are replaced by U+FFFD.
 struct Document {
     text: String,
     is_utf8: bool,
@@ -127,7 +127,7 @@ impl Values for Object {
     fn take(&mut self, column: &str) -> Cell {
         match self.object.remove(column) {
             None | Some(Value::Null) => Cell::Null,
-            // A text with a replacement character was not UTF-8.
+            // In a file that is not UTF-8, a replacement character marks the values with invalid bytes.
             Some(Value::String(text)) if !self.is_utf8 && text.contains('\u{fffd}') => Cell::NotUtf8(text),
             Some(Value::String(text)) => Cell::Text(text),
             Some(Value::Number(number)) => number.as_f64().map_or(Cell::Null, Cell::Number),

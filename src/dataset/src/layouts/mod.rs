@@ -23,7 +23,7 @@ pub use detect::{Layout, read_source};
 pub const VIDEO_ENDINGS: [&str; 16] =
     ["mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "mts", "wmv", "flv", "3gp", "ogv", "gif"];
 
-/// The file name extensions of pictures that cannot be read. They are skipped.
+/// The file name extensions of pictures that vidtui cannot read and therefore skips.
 const OTHER_PICTURES: [&str; 4] = ["bmp", "tif", "tiff", "avif"];
 
 /// A source and the options for reading it.
@@ -63,13 +63,13 @@ pub struct ClipRow {
     pub name: String,
     /// The absolute path.
     pub path: Utf8PathBuf,
-    /// The caption, or all captions if the segments of the video have their own.
+    /// The caption; if each segment of the video has its own caption: all captions, one per line.
     pub caption: Caption,
-    /// The captions of the segments of the video.
+    /// The captions of the segments of the video; empty if one caption describes the whole video.
     pub segments: Vec<String>,
-    /// The source of the caption, as text for users.
+    /// Where the caption was read, as text for users: `clips/a.txt`, `metadata.csv line 17`.
     pub origin: String,
-    /// The fault that the layout itself finds, if any.
+    /// Why the row cannot be used, if the source already shows this.
     pub excluded: Option<ExclusionReason>,
     /// The properties of the video that a table states.
     pub stated: Stated,
@@ -118,12 +118,12 @@ pub struct Stated {
     pub width: usize,
 }
 
-/// Makes the error of a source that cannot be read as a data set.
+/// Makes the error for a source that is not a valid data set.
 fn invalid(what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Failure {
     Failure::new(ErrorCode::InvalidDataset, what, why, fix)
 }
 
-/// Makes the error of a file that cannot be read.
+/// Makes the error for a file that cannot be read.
 fn unreadable(path: &camino::Utf8Path, error: std::io::Error) -> Failure {
     rundir::Error::io("read", path, error).into()
 }

@@ -1,4 +1,4 @@
-//! Videos with captions beside them: `clips/a.mp4` and `clips/a.txt`.
+//! Reads a folder in which each video has its caption beside it: `clips/a.mp4` and `clips/a.txt`.
 
 use super::text::caption_file;
 use super::{ClipRow, OTHER_PICTURES, VIDEO_ENDINGS, invalid, unreadable};
@@ -117,7 +117,7 @@ pub(super) fn read(folder: &Utf8Path, files: Files) -> Result<(Vec<ClipRow>, Vec
     Ok((rows, notes))
 }
 
-/// Makes the error of a folder without videos.
+/// Makes the error for a folder without videos.
 pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
     let what = format!("{folder} has no videos");
     let endings = VIDEO_ENDINGS[..5].join(", ");

@@ -1,4 +1,4 @@
-//! Tables in Parquet, as pandas, Hugging Face's datasets and Open-Sora write them.
+//! Reads tables in Parquet, as pandas, Hugging Face's datasets and Open-Sora write them.
 
 use super::table::{Cell, Columns, Values, rows};
 use super::{ClipRow, SourceRequest, invalid, unreadable};

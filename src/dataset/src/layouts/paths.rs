@@ -1,21 +1,21 @@
-//! Paths of videos, as tables and lists name them.
+//! Resolves the paths of videos that tables and lists name.
 
 use crate::ExclusionReason;
 use camino::{Utf8Component, Utf8Path, Utf8PathBuf};
 
-/// A path of the source below its root.
+/// The path of a video that a source names.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Located {
     /// The path below the root, or the absolute path.
     pub name: String,
     /// The absolute path.
     pub path: Utf8PathBuf,
-    /// The fault of the path, if any.
+    /// Why the path cannot be used, if it cannot.
     pub excluded: Option<ExclusionReason>,
 }
 
-/// Locates a path. An absolute path may be anywhere; a relative path must stay below the root, also after links are
-/// followed.
+/// Resolves a path as written in the source. An absolute path may be anywhere; a relative path must not leave the root by `..`.
+/// Links are not followed.
 pub(super) fn locate(root: &Utf8Path, written: &str) -> Located {
     let written = written.trim();
     if written.is_empty() {
@@ -30,7 +30,7 @@ pub(super) fn locate(root: &Utf8Path, written: &str) -> Located {
     Located { name, path, excluded: None }
 }
 
-/// Removes `.` and `..` from a path. Returns `None` if it leaves the folder it starts at.
+/// Removes `.` and `..` from a path. Returns `None` if the path leaves the folder that it starts at.
 fn resolve(path: &Utf8Path) -> Option<Utf8PathBuf> {
     let mut plain = Utf8PathBuf::new();
     for part in path.components() {

@@ -1,4 +1,4 @@
-//! Tables: detection of the columns for video and caption, and the rows made from them.
+//! The common part of all tables: chooses the columns of the video and the caption, and makes the rows.
 
 use super::paths::{Located, locate};
 use super::text::clean;
@@ -37,7 +37,7 @@ pub(super) enum Cell {
     Null,
     /// Text.
     Text(String),
-    /// Bytes that are not UTF-8, with replacement characters.
+    /// Text that is not UTF-8; replacement characters stand for its invalid bytes.
     NotUtf8(String),
     /// Several texts.
     Texts(Vec<String>),
@@ -93,7 +93,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Chooses the columns of video and caption from the titles of a table.
+    /// Chooses the columns of the video and the caption: those of the request, or the first known names among the titles.
     pub(super) fn choose(path: &Utf8Path, names: &[String], request: &SourceRequest) -> Result<Self, Failure> {
         let choose = |given: &Option<String>, known: &[&str], what: &str, flag: &str| match given {
             Some(given) if names.contains(given) => Ok(given.clone()),
@@ -134,7 +134,7 @@ fn no_column(path: &Utf8Path, names: &[String], why: &str, flag: &str, wanted: &
 
 /// The values of a row by column name.
 pub(super) trait Values {
-    /// Returns the value of a column.
+    /// Takes the value of a column out of the row; [`Cell::Null`] if there is none.
     fn take(&mut self, column: &str) -> Cell;
 }
 
@@ -163,7 +163,7 @@ pub(super) fn rows(root: &Utf8Path, columns: &Columns, origin: &str, values: &mu
     captions.into_iter().map(row).collect()
 }
 
-/// Joins the captions of the segments of one video. A fault of one caption is a fault of the whole.
+/// Joins the captions of the segments of one video. If one of them cannot be used, the video has no caption.
 fn of_segments(captions: Vec<Caption>) -> (Vec<Caption>, Vec<String>) {
     match captions.into_iter().collect::<Result<Vec<_>, _>>() {
         Ok(segments) => (vec![Ok(segments.join("\n"))], segments),

@@ -1,4 +1,4 @@
-//! Converts the bytes of a caption to text.
+//! Reads captions: decodes their bytes and cleans the text.
 
 use super::{Caption, CaptionFault};
 use camino::Utf8Path;

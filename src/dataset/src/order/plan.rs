@@ -11,14 +11,14 @@ pub struct StepPlan {
     pub first: u64,
     /// The micro-batches of all data-parallel ranks: number `m` of rank `r` is at `r × grad_accum + m`.
     pub micro_batches: Vec<MicroBatch>,
-    /// The place of the first sample of each micro-batch in the step, then the number of samples.
+    /// The place in the step of the first sample of each micro-batch, then the number of samples of the step.
     starts: Vec<u64>,
 }
 
 /// The samples that a rank processes at a time: successive samples of a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// The bucket.
+    /// The index of the bucket in [`Order::buckets()`].
     pub bucket: usize,
     /// The place of the first sample in the bucket's stream.
     pub start: u64,
@@ -50,12 +50,12 @@ impl StepPlan {
         self.starts[self.micro_batches.len()]
     }
 
-    /// Returns the numbers of the samples.
+    /// Returns the numbers of the samples, counted from the start of the order.
     pub fn numbers(&self) -> Range<u64> {
         self.first..self.first + self.samples()
     }
 
-    /// Returns the places of a micro-batch in the step.
+    /// Returns the places of a micro-batch's samples in the step.
     pub fn places(&self, micro_batch: usize) -> Range<u64> {
         self.starts[micro_batch]..self.starts[micro_batch + 1]
     }
@@ -69,17 +69,17 @@ impl StepPlan {
     }
 }
 
-/// Equal steps of an epoch.
+/// Steps of an epoch that take the same numbers of micro-batches from the same buckets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Window {
-    /// The micro-batches of each bucket in a step.
+    /// Pairs of a bucket and the number of micro-batches that each step takes of it.
     pub takes: Vec<(usize, u64)>,
     /// The number of steps.
     pub steps: u64,
 }
 
 impl Order {
-    /// Returns the steps of an epoch, before which micro-batches were `taken` of each bucket.
+    /// Returns the steps of an epoch. `taken` has for each bucket the number of micro-batches that earlier epochs took.
     pub(super) fn windows(&self, epoch: u64, taken: &[u64]) -> Vec<Window> {
         let micro_batches = self.micro_batches as u64;
         let free = |(bucket, taken): (&ShapeBucket, &u64)| bucket.samples(epoch + 1) / bucket.batch as u64 - taken;
@@ -98,8 +98,8 @@ impl Order {
                 windows.push(Window { takes: vec![(most, micro_batches)], steps });
                 free[most] %= micro_batches;
             }
-            // One step takes the rest of this bucket and fills up with the next buckets. If they cannot fill it, the rest waits for
-            // the next epoch.
+            // One step takes the rest of this bucket, and the rest of the step from cheaper buckets within the tolerance. If these
+            // cannot fill it, the rest of this bucket waits for the next epoch.
             let near = costly[at..].iter().take_while(|bucket| cost(bucket) >= (1.0 - tolerance) * cost(&most));
             let near: Vec<usize> = near.copied().collect();
             if free[most] == 0 || near.iter().map(|bucket| free[*bucket]).sum::<u64>() < micro_batches {
@@ -129,7 +129,7 @@ pub(super) struct Epoch {
     pub first: u64,
     /// The number of the first sample after it.
     pub end: u64,
-    /// Micro-batches of each bucket that were taken up to its end.
+    /// The number of micro-batches that were taken of each bucket up to the end of the epoch.
     taken: Vec<u64>,
     steps: Vec<Planned>,
     takes: Vec<Take>,
@@ -139,7 +139,7 @@ pub(super) struct Epoch {
 #[derive(Debug, Clone, Copy)]
 struct Planned {
     first: u64,
-    /// The start of its takes.
+    /// The index of its first entry in [`Epoch::takes`].
     takes: usize,
 }
 

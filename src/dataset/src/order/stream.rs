@@ -1,17 +1,17 @@
-//! The samples of a bucket in their order.
+//! The stream of a bucket: its items in random order, epoch after epoch.
 
 use super::{OrderedItem, SetItems, ShapeBucket};
 use crate::seeds::{Purpose, permutation, shuffle};
 use std::collections::VecDeque;
 
-/// The epochs whose samples are kept: a micro-batch may begin in one and end in the next.
+/// How many epochs of samples are cached: a micro-batch may begin in one epoch and end in the next.
 const KEPT: usize = 2;
 
 /// Reads the stream of a bucket.
 #[derive(Debug)]
 pub(super) struct Stream {
     seed: u64,
-    /// Epochs and their samples: items and passes.
+    /// The cached epochs, each with its number and its samples (item and pass).
     epochs: VecDeque<(u64, Vec<(u32, u32)>)>,
 }
 
@@ -62,7 +62,8 @@ fn samples(bucket: &ShapeBucket, seed: u64, epoch: u64) -> Vec<(u32, u32)> {
     samples
 }
 
-/// Calls `each` with the items of an epoch and their passes. A pass that epochs divide has an order of its own.
+/// Calls `each` with the items of an epoch and their passes. A pass uses each item once. If the end of an epoch divides a pass, both epochs
+/// take their items from one permutation of this pass.
 fn part_of_epoch(part: &SetItems, key: u64, epoch: u64, mut each: impl FnMut(u32, u32)) {
     let (from, to, len) = (part.samples(epoch), part.samples(epoch + 1), part.items.len() as u64);
     let mut at = from;

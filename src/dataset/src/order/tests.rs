@@ -170,7 +170,7 @@ fn an_epoch_changes_shapes_from_step_to_step_and_differs_from_the_next() {
 #[test]
 fn weights_are_shares_of_the_samples_and_no_set_loses_items() {
     let set = |weight, repeats| DataSet { index: "x".into(), weight, repeats };
-    // 100 items for weight 1 are the most, so they are used once.
+    // The first set has the most items per unit of weight (100), so its items are used once.
     assert_eq!(uses(&[set(Some(1.0), None), set(Some(3.0), None)], &[100, 100]), [1.0, 3.0]);
     assert_eq!(uses(&[set(Some(0.2), None), set(Some(0.8), None)], &[1000, 10]), [1.0, 400.0]);
     assert_eq!(uses(&[set(None, Some(3)), set(None, None)], &[5, 7]), [3.0, 1.0]);
@@ -196,7 +196,7 @@ fn a_shape_that_cannot_fill_a_step_is_found_before_the_start() {
     assert_eq!((forecast.steps, forecast.unused.clone()), (300 / 16, vec![1]));
     // Six epochs have 18 of its samples.
     assert_eq!(order(None).forecast(End::Epochs(6)).unused, Vec::<usize>::new());
-    // A run of less than an epoch is not judged.
+    // A run that completes no epoch reports no unused items.
     assert_eq!(order(None).forecast(End::Steps(2)).unused, Vec::<usize>::new());
     assert_eq!(order(None).forecast(End::Steps(18)).unused, [1]);
     // With costs within a third, both shapes share steps.

@@ -1,4 +1,5 @@
-//! The clock of a worker. Leases use only this clock, because the clocks of nodes may differ.
+//! The monotonic clock of a worker, which tests replace. Leases never compare times of different nodes, because their clocks may
+//! differ.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 pub trait Clock: Debug + Send + Sync {
     /// Returns the time since an arbitrary start.
     fn now(&self) -> Duration;
-    /// Waits.
+    /// Waits for this time.
     fn sleep(&self, time: Duration);
 }
 

@@ -1,5 +1,5 @@
-//! The list of items that failed in earlier encodes. After a complete encode, only this list remains of the work
-//! folder.
+//! Reads and writes `failures.jsonl`, the list of items that failed in earlier encodes. After a complete encode, the work folder has
+//! only this file, or is removed if there are no failures.
 
 use super::Item;
 use super::index::{cannot_write, malformed, unreadable};

@@ -1,7 +1,7 @@
 //! The lease of a data set's folder, which allows one encode at a time. Any worker of the encode may hold and renew it.
 //!
-//! The worker that creates the queue takes the lease, and the others watch it. If the holder dies or gives the lease
-//! back, one of them takes it over. They wait only half as long as another encode would, so the folder stays theirs.
+//! The worker that creates the queue takes the lease, and the other workers watch it. If the holder dies or gives the lease back,
+//! one of the workers takes it over. They wait only half as long as a second encode would, so the lease stays with their encode.
 
 use super::Timing;
 use super::lease::{Lease, LeaseState, Leases, Taken};
@@ -18,14 +18,14 @@ use std::time::Duration;
 /// The name of the lease.
 const FOLDER: &str = "folder";
 
-/// The identity of a worker, which is shown to a second encode into the same folder.
+/// The identity of a worker. The error that refuses a second encode into the same folder shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The run, or another name of the encode. After a crash, an encode of the same name continues at once.
     pub run: String,
-    /// The node.
+    /// The name of the worker's node.
     pub node: String,
-    /// The process.
+    /// The process id of the worker.
     pub pid: u32,
 }
 
@@ -43,7 +43,7 @@ impl Holder {
     }
 }
 
-/// The lease of the folder from the view of one worker. Dropping it gives the lease back, if this worker holds it.
+/// The lease of the folder, as one worker sees it. Dropping this value gives the lease back if this worker holds it.
 #[derive(Debug)]
 pub(super) struct Folder {
     keeper: Arc<Mutex<Keeper>>,
@@ -61,7 +61,7 @@ struct Keeper {
 }
 
 impl Folder {
-    /// Takes the lease. Waits up to [`Timing::expiry`] for a heartbeat of its holder.
+    /// Takes the lease. If another encode holds it, waits up to [`Timing::expiry`] to see whether its holder sends a heartbeat.
     ///
     /// # Errors
     /// [`ErrorCode::AlreadyExists`] if another encode works in the folder.
@@ -109,7 +109,7 @@ impl Folder {
 /// Checks that no other encode works in the folder of a data set, without taking its lease. Waits up to 10 s for a heartbeat of the
 /// holder, so that a crashed encode is not an obstacle.
 ///
-/// * `has_ended` — whether a holder is known to be no obstacle: the encode that will continue, or one that has ended.
+/// * `has_ended` — whether to ignore a holder: it belongs to the encode that the caller continues, or to an encode that has ended.
 ///
 /// # Errors
 /// [`ErrorCode::AlreadyExists`] with the name of the other encode.
@@ -129,13 +129,13 @@ pub(super) fn check_no_encode_within(
     }
     let leases = Leases::new(work.clone(), timing.clock.clone(), timing.expiry);
     match wait_until_free(data, &leases, has_ended, timing) {
-        // The encode has ended and removed its folder meanwhile.
+        // The other encode has meanwhile ended and removed the work folder.
         Err(_) if !work.is_dir() => Ok(()),
         result => result.map(drop),
     }
 }
 
-/// Waits until no other encode holds the lease, and returns its highest epoch.
+/// Waits until no other encode holds the lease, and returns the highest epoch of the lease; `None` if there is no lease.
 fn wait_until_free(
     data: &Utf8Path,
     leases: &Leases,
@@ -195,8 +195,8 @@ impl Keeper {
         }
     }
 
-    /// Removes the lease of a complete encode and all earlier ones, so that only the list of failures remains. The
-    /// lease of an encode that has begun since is kept.
+    /// Removes the leases of a complete encode and of earlier encodes, so that only the list of failures remains. Keeps the lease of
+    /// an encode that has begun since.
     fn clean(&self) {
         let Ok(epochs) = self.leases.epochs() else { return };
         let is_own = |epoch: &u32| {

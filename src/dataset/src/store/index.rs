@@ -1,4 +1,4 @@
-//! The index of a store: a head, then one JSON object per clip, in the order of the manifest.
+//! Reads and writes the index of a store: a head, then one JSON object per clip, in the order of the manifest.
 
 use super::spec::SCHEMA;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -16,21 +16,21 @@ pub const INDEX: &str = "index.jsonl";
 pub struct Head {
     /// The version of the format.
     pub schema: u32,
-    /// The number of clips, which shows whether an index was truncated.
+    /// The number of clips. A reader compares it with the number of lines, to detect a truncated index.
     pub clips: usize,
     /// [`super::StoreSpec::identity`] of the specification by which the latents and texts were made.
     pub spec: String,
-    /// The queue that made this index.
+    /// The id of the queue that made this index; empty after an import.
     pub queue: String,
-    /// The text of the empty caption.
+    /// The text of the empty caption, which replaces dropped captions; `None` after an import.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_text: Option<TensorLocation>,
-    /// The key of the empty caption.
+    /// The key of the empty caption; empty if there is no such text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub empty_key: String,
 }
 
-/// A clip.
+/// A clip in the index.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// The id of the clip, unique within the data set.
@@ -44,7 +44,7 @@ pub struct Line {
     pub times: Vec<f64>,
     /// The shape of the stored latent, `[T, 2C, H, W]`.
     pub shape: Vec<usize>,
-    /// Frames × height × width of the clip in pixels, or of the latent when they are not known: `49x480x720`.
+    /// Frames × height × width of the clip in pixels, or of the latent if those of the clip are not known: `49x480x720`.
     pub bucket: String,
     /// The caption.
     pub caption: String,
@@ -52,7 +52,7 @@ pub struct Line {
     pub latent: TensorLocation,
     /// The key of the latent.
     pub latent_key: String,
-    /// True if the latent is already drawn, `[T, C, H, W]`, in place of means and log-variances.
+    /// True if the store has a drawn latent `[T, C, H, W]` instead of means and log-variances.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drawn: bool,
     /// Further tensors of the clip by role, such as `image`.
@@ -67,13 +67,13 @@ pub struct Line {
 /// The location of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorLocation {
-    /// The file, relative to the data set.
+    /// The name of the shard, in the folder of the data set.
     pub shard: String,
     /// The name of the tensor in the file.
     pub name: String,
 }
 
-/// Reads an index, and calls `each` with the number of every line (from 1) and its clip.
+/// Reads an index, and calls `each` with the line number of every clip (the head is line 1) and the clip.
 ///
 /// # Errors
 /// The index is missing, truncated, malformed, or of a newer schema; or `each` fails.

@@ -1,8 +1,8 @@
 //! Joins the parts of an encode into shards, and replaces the index.
 //!
 //! The order of the manifest alone decides which tensor goes into which shard, so the bytes do not depend on which
-//! worker encoded an item. Shards are written under a temporary name and renamed, then the specification and at last
-//! the index are replaced. A crash at any point leaves the old index, or the new one; the next call continues.
+//! worker encoded an item. A join writes shards under a temporary name and renames them, then replaces the specification and
+//! finally the index. A crash at any point leaves either the old or the new index, and the next call continues.
 
 use super::failures::{old_failures, write_failures};
 use super::index::{Head, INDEX, Lines, TensorLocation, cannot_write, malformed, unreadable, write_index};
@@ -36,13 +36,13 @@ pub struct Joined {
     pub texts: usize,
     /// Latents that were encoded.
     pub latents: usize,
-    /// Items that failed in this encode, or failed in an earlier one and were left out.
+    /// Items that failed in this encode, or that failed in an earlier encode and were not retried.
     pub failed: usize,
-    /// Clips that are left out because their latent or a text failed.
+    /// Clips of the manifest that the index does not have, because their latent or a text failed.
     pub left_out: usize,
-    /// Shards that were written.
+    /// The number of new shards.
     pub shards: usize,
-    /// Their size.
+    /// The size of the new shards.
     pub bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct Joined {
 pub enum QueueFinish {
     /// The store is complete.
     Joined(Joined),
-    /// Some ranges are not done, or another worker joins the parts. Try again after about a second.
+    /// Some ranges are not done, or another worker is joining the parts. Call again after about a second.
     Wait,
     /// Another worker has completed the store.
     Done,
@@ -176,7 +176,7 @@ fn join(queue: &Queue, lease: &Heartbeat, progress: OnProgress<'_>) -> Result<Jo
     Ok(Joined { index: data.join(INDEX), clips, texts, latents, failed, left_out, shards: shards.len(), bytes })
 }
 
-/// Reads the latents and texts that the store has. Returns `None` if this queue made the index.
+/// Reads the latents and texts that the index has. Returns `None` if this queue already replaced the index.
 fn known(data: &Utf8Path, queue: &str) -> Result<Option<Known>, Failure> {
     let (path, mut known) = (data.join(INDEX), Known::default());
     if !path.exists() {
@@ -238,7 +238,7 @@ fn shards<'a>(queue: &'a Queue, work: &Utf8Path, entries: &'a HashMap<String, En
     shards
 }
 
-/// Writes the missing shards, and removes each part file when no later shard needs it.
+/// Writes the shards that do not exist yet, and removes each part file after the last shard that needs it.
 fn write_shards(queue: &Queue, lease: &Heartbeat, shards: &[Shard], progress: OnProgress<'_>) -> Result<(), Failure> {
     let temporary = queue.generation().join(format!("join-{}", lease.epoch()));
     super::lease::create_dir(&temporary)?;
@@ -318,7 +318,7 @@ impl Queue {
     }
 }
 
-/// Writes the specification and the index; returns the number of clips and of those that are left out.
+/// Writes the specification and the index. Returns the number of clips in the index and the number of clips that are left out.
 fn replace_index(queue: &Queue, known: &Known) -> Result<(usize, usize), Failure> {
     let spec = &queue.head.spec;
     let clips = queue.clips()?;
@@ -369,8 +369,8 @@ fn clean(queue: &Queue, failures: &[(&Item, &Failure)], quarantined: &[(Item, Fa
         all.insert(&item.key, (item, failure));
     }
     write_failures(&work, all.into_values())?;
-    // The queue is removed first: without it, a later encode does not continue the rest. The holder of the folder's
-    // lease removes the lease itself.
+    // The queue file is removed first: without it, a later encode ignores the remaining files. The holder of the folder's lease
+    // removes the lease itself.
     let remove = |path: &Utf8Path, removed: std::io::Result<()>| match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(cannot_write(path, &e)),
         _ => Ok(()),

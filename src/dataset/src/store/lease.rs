@@ -1,9 +1,9 @@
 //! Leases on a shared file system: at most one live holder of a name, without file locks and without comparing clocks.
 //!
-//! A lease of `NAME` is the file `NAME.EPOCH`, created with `O_EXCL`; the highest epoch holds the lease. The holder
-//! rewrites the file at every heartbeat. A worker that sees no change for [`Leases::expiry`] on its own clock takes the
-//! lease over by creating the next epoch. A holder that was only slow finds the next epoch and gives up. Until then it
-//! writes only to files of its own epoch, which does no harm.
+//! A lease of `NAME` is the file `NAME.EPOCH`, created with `O_EXCL`; the file with the highest epoch is the valid one. The holder
+//! rewrites its file at every heartbeat. A worker that sees no change for [`Leases::expiry`] on its own clock takes the lease over:
+//! it creates the file of the next epoch. A holder that was only slow then finds this file and gives up. Until then it writes only
+//! to files of its own epoch, which does no harm.
 
 use super::Clock;
 use super::index::{cannot_write, unreadable};
@@ -46,7 +46,7 @@ pub(super) struct Leases {
     seen: Mutex<HashMap<String, Seen>>,
 }
 
-/// The last content read from a lease, and the time since when it has not changed.
+/// The last content that was read from a lease, and since when it has not changed.
 #[derive(Debug)]
 struct Seen {
     epoch: u32,
@@ -94,7 +94,8 @@ impl Leases {
         Ok(epochs)
     }
 
-    /// Takes the lease of `name` if it is free, given back, or expired. `epoch` is its highest epoch, if there is one.
+    /// Takes the lease of `name` if it does not exist, was given back, or has expired. `epoch` is its highest epoch, `None` if it
+    /// does not exist.
     pub fn take(&self, name: &str, epoch: Option<u32>, holder: &str) -> Result<Taken, Failure> {
         match epoch {
             None => self.create(name, 0, holder),
@@ -118,7 +119,7 @@ impl Leases {
         })
     }
 
-    /// Returns whether the lease of an epoch is held.
+    /// Returns whether the lease of an epoch is held or free, and by whom.
     pub fn state(&self, name: &str, epoch: u32) -> Result<LeaseState, Failure> {
         let path = self.dir.join(format!("{name}.{epoch}"));
         let content = match fs::read(&path) {
@@ -147,7 +148,7 @@ impl Leases {
         Ok(if expired { LeaseState::Free(holder) } else { LeaseState::Held(holder) })
     }
 
-    /// Returns whether a heartbeat of the current holder was seen: [`Leases::holder`] found two different contents.
+    /// Returns whether this worker saw a heartbeat of the current holder: calls of [`Leases::state`] read two different contents.
     pub fn is_alive(&self, name: &str) -> bool {
         let seen = self.seen.lock().expect("no thread panics with this lock");
         seen.get(name).is_some_and(|seen| seen.beats > 1)
@@ -204,8 +205,8 @@ impl Lease {
         }
     }
 
-    /// Writes the content in place. A reader may see half of it. That is a change too, and a heartbeat needs only a
-    /// change.
+    /// Writes the content in place. A reader may see a half-written content. A reader needs only a change to see a heartbeat, so
+    /// this does no harm.
     fn write(&self, file: &File, released: bool) -> io::Result<()> {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
         let written = Written { holder: self.holder.clone(), beat, released };
@@ -220,7 +221,7 @@ impl Lease {
     }
 }
 
-/// A lease that a thread renews.
+/// A lease that a thread renews. Dropping it stops the thread and does not give the lease back.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     lease: Arc<Lease>,
@@ -264,7 +265,7 @@ impl Heartbeat {
         self.lease.epoch
     }
 
-    /// Stops the thread, and gives the lease back if `release`.
+    /// Stops the thread; with `release`, also gives the lease back.
     pub fn stop(mut self, release: bool) {
         self.end();
         if release {

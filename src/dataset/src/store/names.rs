@@ -1,4 +1,4 @@
-//! The names of the files and folders of a store that several modules use.
+//! Names of files and folders of a store that several modules use.
 
 /// The work folder within the data set.
 pub const WORK: &str = "work";

@@ -1,6 +1,6 @@
-//! Opens a store for training: finds every tensor of the index in the headers of the shards.
+//! Opens a store for training: finds every tensor that the index names in the headers of the shards.
 //!
-//! A million clips take seconds: lines are parsed without copies, names are kept in one buffer, and threads read headers.
+//! Opening a million clips takes seconds: lines are parsed without copies, all names are in one buffer, and threads read the headers.
 
 use super::index::{Head, INDEX, Lines, bad, malformed};
 use super::spec::StoreSpec;
@@ -20,7 +20,7 @@ use std::thread;
 use weights::{Header, TensorInfo};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The parts of a line that training needs.
+/// The fields of a [`super::Line`] that training needs.
 #[derive(Deserialize)]
 struct BriefLine<'a> {
     #[serde(borrow)]
@@ -43,7 +43,7 @@ struct BriefPlace<'a> {
     name: Cow<'a, str>,
 }
 
-/// A tensor that the index names.
+/// A tensor that the index names. `name` and `name_len` are the place of its name in [`Names::names`].
 #[derive(Clone, Copy)]
 struct Wanted {
     shard: u32,
@@ -55,7 +55,7 @@ struct Wanted {
     drawn: bool,
 }
 
-/// The names in the index.
+/// The names of shards and tensors in the index.
 #[derive(Default)]
 struct Names {
     shards: Vec<String>,
@@ -96,7 +96,7 @@ struct BriefIndex {
 /// Opens a store and checks that its latents and texts fit `model`.
 ///
 /// # Errors
-/// The store was made for another model, its index is damaged or names a missing tensor, or a shard is truncated.
+/// The specification does not fit the model, the index is damaged or names a missing tensor, or a shard is missing or truncated.
 pub(crate) fn open_table(data: &Utf8Path, latents: Latents<'_>) -> Result<Table, Failure> {
     let (spec, model) = (StoreSpec::read(data)?, latents.model);
     spec.check_model(data, model)?;
@@ -174,7 +174,7 @@ struct StoredTensors {
 struct InShard {
     bytes: u64,
     kinds: Vec<TensorKind>,
-    /// Target, kind, offset.
+    /// For each tensor: [`Wanted::target`], its index in `kinds`, and its offset in the shard.
     slots: Vec<(u64, usize, u64)>,
 }
 
@@ -194,8 +194,8 @@ fn find(data: &Utf8Path, path: &Utf8Path, index: &BriefIndex, latents: Latents<'
         let failed = found.is_err();
         results.lock().expect("no thread panics with this lock").push((number, found));
         if failed {
-            // If several shards fail, the failure of the first one is reported. So the shards before a failed one are
-            // still read.
+            // Start no further shard. Shards with lower numbers are already being read and are completed, so that the reported
+            // failure is always that of the first shard that fails.
             next.fetch_max(by_shard.len(), Ordering::Relaxed);
         }
     };

@@ -1,8 +1,8 @@
-//! Part files: the tensors that a worker appends, and a journal with one line for each whole item.
+//! Part files: a file to which a worker appends tensors, and a journal with one line for each complete item.
 //!
-//! The line is written after the tensors, so an item is whole if and only if its line is. A crash loses at most the item
-//! that was being written. Lines carry checksums: after a crash of a node, a file system may have lost data that was
-//! written before the line.
+//! The line is written after the tensors, so an item is complete if its line is. A crash of the worker loses at most the item that
+//! was being written. After a crash of the node, the file system may have lost tensors that were written before the line, so lines
+//! have checksums of their tensors.
 
 use super::index::{cannot_write, unreadable};
 use camino::{Utf8Path, Utf8PathBuf};
@@ -48,14 +48,14 @@ impl Disk for LocalDisk {
     }
 }
 
-/// A line of a journal: an item that is stored, or that failed.
+/// A line of a journal: an item that was stored or failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Entry {
     /// The key of the item.
     pub key: String,
     /// The part file, relative to `work/`.
     pub part: String,
-    /// Its tensors.
+    /// The tensors of the item; empty if it failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<Piece>,
     /// The times of the chosen frames.
@@ -112,8 +112,7 @@ impl Part {
         })
     }
 
-    /// Appends an item: its tensors, then the line of the journal. After a failure, the part is unchanged, and the next
-    /// item overwrites partial bytes.
+    /// Appends an item: its tensors, then its line in the journal. After an error, the next item overwrites the partial bytes.
     pub fn commit(&mut self, key: &str, times: &[f64], tensors: &[NewTensor]) -> Result<Entry, Failure> {
         let (mut at, mut pieces) = (self.tensors_end, Vec::with_capacity(tensors.len()));
         for tensor in tensors {
@@ -155,7 +154,7 @@ impl Part {
         Ok(entry)
     }
 
-    /// Waits until everything is on the disk.
+    /// Syncs tensors and journal to the disk.
     pub fn sync(&self) -> Result<(), Failure> {
         self.tensors.sync_data().map_err(|e| cannot_write(&self.path, &e))?;
         self.journal.sync_data().map_err(|e| cannot_write(&self.journal_path, &e))
@@ -175,11 +174,12 @@ impl Part {
     }
 }
 
-/// Whether the bytes of entries are compared with their checksums.
+/// Whether the tensors of entries are compared with their checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verify {
+    /// Compares the checksums.
     Sums,
-    /// No: the data was synced before the entries were recorded.
+    /// Trusts the entries, because their tensors were synced before the entries were written.
     Nothing,
 }
 

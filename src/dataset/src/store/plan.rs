@@ -1,4 +1,4 @@
-//! The plan of an encode: the items that it reuses, those that are new, and those that are stale, with the reasons.
+//! Plans an encode: which items the store already has, which are new, and which are stale and why.
 
 use super::index::{INDEX, Lines, malformed};
 use super::spec::{SPEC, StoreSpec};
@@ -19,12 +19,12 @@ pub struct WantedClip {
     pub source: Utf8PathBuf,
     /// The hash of the video.
     pub content: String,
-    /// The stamp that shows, without reading the video, that it has not changed.
+    /// The size and modification time of the video when it was checked, to detect a later change.
     #[serde(default)]
     pub stamp: Stamp,
     /// One caption per segment.
     pub captions: Vec<String>,
-    /// The size of its latent, if each clip has its own.
+    /// The bucket at whose size the clip is encoded; `None` if all clips have one size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
 }
@@ -77,10 +77,10 @@ pub enum Work {
         source: Utf8PathBuf,
         /// Its hash.
         content: String,
-        /// The stamp that shows, without reading the video, that it has not changed.
+        /// The size and modification time of the video when it was checked, to detect a later change.
         #[serde(default)]
         stamp: Stamp,
-        /// The size of its latent, if each clip has its own.
+        /// The bucket at whose size the video is encoded; `None` if all videos have one size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bucket: Option<Bucket>,
     },
@@ -95,7 +95,7 @@ impl Work {
         }
     }
 
-    /// Returns the size of the latent, if each clip has its own.
+    /// Returns the bucket at whose size a video is encoded; `None` for a text, or if all videos have one size.
     pub fn bucket(&self) -> Option<Bucket> {
         match self {
             Self::Text { .. } => None,
@@ -104,7 +104,7 @@ impl Work {
     }
 }
 
-/// Whether items that failed in an earlier encode are tried again.
+/// Whether an encode retries items that failed in an earlier encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quarantined {
     /// Failed items are left out and listed.
@@ -141,7 +141,7 @@ impl Plan {
         self.items.is_empty() && self.new == 0 && self.stale.is_empty()
     }
 
-    /// Returns the sentence `reuse 9,812 · new 37 · stale 151 (VAE changed)`.
+    /// Returns the summary that users see: `reuse 9,812 · new 37 · stale 151 (VAE changed)`.
     pub fn summary(&self) -> String {
         let mut why: Vec<&str> = Vec::new();
         for (_, reason) in &self.stale {
@@ -171,7 +171,7 @@ impl Plan {
 /// Plans an encode of the clips of a manifest that are not excluded. Writes nothing.
 ///
 /// # Errors
-/// The manifest names a clip twice, or the store cannot be read.
+/// The manifest has no usable clip, or two clips with one id; or the store cannot be read.
 pub fn plan_encode(
     data: &Utf8Path,
     manifest: &ClipManifest,
@@ -233,7 +233,7 @@ pub(crate) fn plan_clips(
         names.insert(clip.id.clone());
         let latent = clip.latent(spec);
         let of_clip: Vec<Item> = clip.captions.iter().map(|caption| text(caption)).collect();
-        // If one tensor of a clip failed, the clip is left out, and its other tensors are not needed.
+        // If the latent or a text of a clip failed, the clip is left out, and its other tensors are not needed.
         let hopeless = std::iter::once(&latent).chain(&of_clip).find_map(|item| {
             let there = old.latents.contains(&item.key) || old.texts.contains(&item.key);
             (!there).then(|| failed.get(&item.key).map(|failure| (item.clone(), failure.clone()))).flatten()
@@ -283,7 +283,7 @@ fn check_ids(data: &Utf8Path, clips: &[WantedClip]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The content of a store.
+/// The content of a store before the encode.
 #[derive(Default)]
 struct Old {
     spec: Option<StoreSpec>,
@@ -308,8 +308,7 @@ impl Old {
         if !path.exists() {
             return Ok(old);
         }
-        // Keys decide what is stale; the specification only explains why. After a crash, the specification can be newer
-        // than the index.
+        // Keys determine what is stale; the specification is only used to explain why. After a crash, it can be newer than the index.
         old.spec = if data.join(SPEC).exists() { Some(StoreSpec::read(data)?) } else { None };
         let (head, mut lines) = Lines::open(&path)?;
         if head.empty_text.is_some() {

@@ -1,4 +1,4 @@
-//! The file of the queue: the clips and items of an encode, and the results of earlier generations of the work.
+//! Reads and writes the file of the queue (`queue.jsonl`): the clips and items of an encode, and the results of earlier generations.
 
 use super::index::{bad, malformed, unreadable};
 use super::lease::create_dir;
@@ -15,19 +15,21 @@ use std::io::{BufRead, BufReader};
 
 /// The number of items in a range, unless there are very many items.
 const RANGE: usize = 16;
-/// The most ranges of a queue. Every claim lists all their leases.
+/// The maximum number of ranges of a queue. Each claim of a worker lists the leases of all ranges, so it limits that time.
 const MAX_RANGES: usize = 4096;
 
-/// The first line of the queue.
+/// The first line of the queue's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct QueueHead {
     schema: u32,
-    /// The identity of the plan.
+    /// A hash of the plan. An encode with the same plan continues this queue.
     pub id: String,
+    /// The number of the generation, from 0. It increases when a changed plan replaces the queue.
     pub generation: u32,
     pub spec: StoreSpec,
     clips: usize,
     items: usize,
+    /// The number of items in a range.
     pub range: usize,
     /// The numbers of the first new shards of latents and of texts, which are higher than those of all existing shards.
     pub first: [usize; 2],
@@ -91,7 +93,7 @@ impl QueueFile {
     }
 }
 
-/// Writes the queue of a plan, unless it exists.
+/// Writes the queue of a plan, unless the queue of the same plan exists. Takes over the results of the queue of another plan.
 pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(), Failure> {
     let work = data.join(WORK);
     let mut body = Vec::new();
@@ -110,7 +112,7 @@ pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(
     let mut generation = 0;
     if let Some(old) = old {
         generation = old.head.generation + 1;
-        // Bytes that were synced are trusted; the rest is compared with its checksums.
+        // Results of complete ranges were synced and are trusted; other results are compared with their checksums.
         found = generation_entries(&work, old.head.generation, Verify::Sums)?;
         for queued in old.items {
             found.extend(queued.found.map(|entry| (entry.key.clone(), entry)));
@@ -120,7 +122,7 @@ pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(
     for folder in ["leases", "parts", "done"] {
         create_dir(&work.join(generation.to_string()).join(folder))?;
     }
-    // Failures of earlier encodes are kept for those that are left out again.
+    // Keep the failures of the items that this encode leaves out again.
     super::failures::write_failures(&work, plan.quarantined.iter().map(|(item, failure)| (item, failure)))?;
     let range = timing.range.unwrap_or(RANGE).max(plan.items.len().div_ceil(MAX_RANGES));
     let head = QueueHead {
@@ -144,8 +146,8 @@ pub(super) fn prepare(data: &Utf8Path, plan: &Plan, timing: &Timing) -> Result<(
     Ok(write_atomic(&work.join(QUEUE), &text)?)
 }
 
-/// Returns the numbers of the next shards of latents and of texts. Shards that no index refers to are kept, because a
-/// training run may read them.
+/// Returns the numbers of the next shards of latents and of texts, which are higher than those of all existing shards: even a shard
+/// that the index no longer refers to is never replaced, because a training run may read it.
 fn first_shards(data: &Utf8Path) -> Result<[usize; 2], Failure> {
     let mut first = [0, 0];
     for entry in data.read_dir_utf8().map_err(|e| unreadable(data, &e))? {
@@ -157,7 +159,7 @@ fn first_shards(data: &Utf8Path) -> Result<[usize; 2], Failure> {
     Ok(first)
 }
 
-/// Cuts items into ranges of one kind each.
+/// Divides items into ranges of at most `size` successive items of one kind.
 pub(super) fn ranges(items: &[Queued], size: usize) -> Vec<(ItemKind, std::ops::Range<usize>)> {
     let mut ranges: Vec<(ItemKind, std::ops::Range<usize>)> = Vec::new();
     for (number, queued) in items.iter().enumerate() {
@@ -170,7 +172,8 @@ pub(super) fn ranges(items: &[Queued], size: usize) -> Vec<(ItemKind, std::ops::
     ranges
 }
 
-/// Returns the entries of a generation by key: of ranges that are done, then of journals in the order of their epochs.
+/// Returns the entries of a generation by key. If an item has several entries, that of a complete range precedes those of journals,
+/// and a journal of a lower epoch precedes one of a higher epoch.
 pub(super) fn generation_entries(
     work: &Utf8Path,
     generation: u32,

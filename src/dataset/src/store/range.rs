@@ -1,4 +1,4 @@
-//! A range of items that this worker holds.
+//! A range of items that this worker has claimed, and to which it writes its results.
 
 use super::index::cannot_write;
 use super::lease::Heartbeat;
@@ -11,7 +11,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest time between syncs of a part file, which limits the loss when a node crashes.
+/// The interval after which a result also syncs the part file, which limits the loss when a node crashes.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
 
 /// Whether this worker still holds a range.
@@ -19,12 +19,12 @@ const SYNC_EVERY: Duration = Duration::from_secs(5);
 pub enum Held {
     /// This worker holds the range.
     Mine,
-    /// Another worker took the range over, because no heartbeat of this one was seen. Drop the range and claim another.
+    /// Another worker took the range over, because it saw no heartbeat of this worker. Drop the range and claim another one.
     Lost,
 }
 
-/// A range of items of one kind. Dropping it without [`Range::finish`] gives the range back and keeps the stored
-/// items.
+/// A range of items of one kind. Dropping it without [`Range::finish`] gives the range back, so that another worker encodes the
+/// items that are not stored yet.
 #[derive(Debug)]
 pub struct Range {
     items: Vec<Item>,
@@ -50,7 +50,7 @@ impl Range {
         Self { items, todo, stored, part, lease: Some(lease), done_file, synced: clock.now(), clock }
     }
 
-    /// Returns the remaining items, in order.
+    /// Returns the items that had no result when the range was claimed, in order.
     #[expect(clippy::misnamed_getters, reason = "for the worker of a range, its items are those that remain")]
     pub fn items(&self) -> &[Item] {
         &self.todo
@@ -100,7 +100,7 @@ impl Range {
         Ok(Held::Mine)
     }
 
-    /// Marks the range as done. Every item must be stored or failed; otherwise the range is given back.
+    /// Marks the range as done if every item is stored or has failed. Otherwise does nothing, and dropping the range gives it back.
     ///
     /// # Errors
     /// The disk is full or fails. The call can then be repeated.
@@ -113,7 +113,7 @@ impl Range {
             return Ok(Held::Mine);
         }
         self.part.sync()?;
-        // Parts of workers that crashed may not be on the disk yet.
+        // Results of earlier workers of this range are in their parts, which these workers may not have synced before they crashed.
         let work = self.done_file.ancestors().nth(3).expect("the folder of the work");
         for part in self.stored.values().map(|entry| &entry.part).collect::<std::collections::BTreeSet<_>>() {
             let path = work.join(part);

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// The name of the file with the specification.
 pub const SPEC: &str = "dataset.toml";
-/// The version of the rules by which this program turns a video into a latent. It is part of every key.
+/// The version of the code that makes latents and texts. It is part of every key: a new version makes all items stale.
 pub const CODE: &str = "1";
 /// The newest schema of a store that this program reads.
 pub(crate) const SCHEMA: u32 = 1;
@@ -18,7 +18,7 @@ pub(crate) const SCHEMA: u32 = 1;
 pub struct StoreSpec {
     /// The version of the format.
     pub schema: u32,
-    /// [`CODE`] of the program that made it.
+    /// [`CODE`] of the program that made the store.
     pub code: String,
     /// The choice of frames from a video.
     pub frames: FrameSpec,
@@ -31,12 +31,13 @@ pub struct StoreSpec {
     /// The tensors that each clip has besides its latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<ConditionSpec>,
-    /// The sizes of clips, if each clip has its own. The number of frames and the size of a picture are then 0.
+    /// The rule that gives each clip its size; `None` if all clips have one size. With it, the number of frames in `frames` and the size
+    /// in `picture` are 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<BucketsSpec>,
 }
 
-/// The rule that gives each clip its size, as recipes have it.
+/// The rule that gives each clip its size, with the values of the recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BucketsSpec {
     /// `data.bucket_rule`.
@@ -52,12 +53,12 @@ pub struct FrameSpec {
     pub mode: String,
     /// The number of frames; 0 if it is not known (imported latents) or that of a bucket.
     pub count: usize,
-    /// The target rate.
+    /// The rate in frames per second; `None` to take frames without regard to time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fps: Option<f64>,
-    /// The distance between frames.
+    /// The distance between chosen frames, in frames of the video.
     pub stride: usize,
-    /// The seed of random choices. The choice also depends on the content of the video, and never on its name.
+    /// The seed of random choices, which also depend on the content of the video, and never on its name.
     pub seed: u64,
 }
 
@@ -112,12 +113,12 @@ pub struct TextSpec {
 pub struct ConditionSpec {
     /// The kind of condition that the model receives.
     pub kind: ConditionKind,
-    /// Whether the pixels have noise.
+    /// Whether noise is added to the pixels of the image (`condition.image_noise`).
     pub noise: bool,
     /// The kinds of masks, as `KIND=PROBABILITY`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub masks: Vec<String>,
-    /// The number of different draws per clip.
+    /// The number of random draws of noise and masks that are stored for each clip.
     pub draws: usize,
 }
 
@@ -181,7 +182,7 @@ impl StoreSpec {
         })
     }
 
-    /// Returns the specification of a clip with this bucket, which is that of an encode of this size.
+    /// Returns the specification for clips of a bucket: the same as that of an encode in which all clips have the bucket's size.
     pub fn at(&self, bucket: Option<Bucket>) -> Self {
         let mut spec = self.clone();
         if let Some(Bucket { frames, height, width }) = bucket {
@@ -191,7 +192,7 @@ impl StoreSpec {
         spec
     }
 
-    /// The key of a latent: `content` is the hash of the video file.
+    /// Returns the key of a latent. `content` is the hash of the video file.
     pub fn latent_key(&self, content: &str) -> String {
         let vae = (&self.vae.identity, self.vae.channels, &self.vae.dtype);
         let latent = ("latent", &self.code, content, &self.frames, &self.picture, vae);
@@ -201,18 +202,18 @@ impl StoreSpec {
         }
     }
 
-    /// The key of a text.
+    /// Returns the key of a text.
     pub fn text_key(&self, caption: &str) -> String {
         let text = &self.text;
         key(&("text", &self.code, caption, &text.tokenizer, &text.encoder, text.len, text.dim, &text.dtype))
     }
 
-    /// The identity of the specification.
+    /// Returns a hash of the specification.
     pub fn identity(&self) -> String {
         key(self)
     }
 
-    /// The seed of the random choices for one video.
+    /// Returns the seed of the random choices for a video with the hash `content`.
     pub fn seed_of(&self, content: &str) -> u64 {
         seed_of(self.frames.seed, content)
     }
@@ -233,7 +234,7 @@ impl StoreSpec {
         rows.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name.to_owned()).collect()
     }
 
-    /// Names the differences that make a text of `old` unusable under `self`.
+    /// Names the differences that make a text of `old` unusable under `self`; empty if it can be used.
     pub(crate) fn text_changes(&self, old: &Self) -> Vec<String> {
         let rows = [
             ("tokenizer", old.text.tokenizer != self.text.tokenizer),
@@ -267,7 +268,7 @@ impl StoreSpec {
                 "encode the videos again with the VAE of the model".into(),
             );
         }
-        // A factor written as a decimal number differs from the model's by rounding only.
+        // The tolerance allows for factors that differ only by rounding to decimal digits.
         if vae.scaling_factor != 0.0 && (vae.scaling_factor / model.latent_scale - 1.0).abs() > 1e-6 {
             return bad(
                 format!(
@@ -297,7 +298,7 @@ impl StoreSpec {
     }
 }
 
-/// The seed of the random choices for one video.
+/// Returns the seed of the random choices for a video with the hash `content`.
 pub fn seed_of(seed: u64, content: &str) -> u64 {
     xxh3_128(format!("{seed} {content}").as_bytes()) as u64
 }

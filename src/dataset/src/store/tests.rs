@@ -79,7 +79,7 @@ pub(super) fn manifest(ids: &[usize]) -> ClipManifest {
     let clip = |n: &usize| Clip {
         id: format!("clips/{n}.mp4"),
         path: format!("/videos/{n}.mp4").into(),
-        // Every third clip shares its caption with another clip.
+        // Clip n with n % 3 = 2 has the caption of clip n - 1.
         caption: format!("caption {}", n - usize::from(n % 3 == 2)),
         content: format!("content {n}"),
         ..Clip::default()
@@ -272,12 +272,12 @@ fn a_second_encode_into_the_folder_is_refused_and_names_the_first() {
     let refused = Queue::create(&data, &plan, &holder("second"), quick()).unwrap_err();
     assert_eq!(refused.code, ErrorCode::AlreadyExists);
     assert!(refused.why.contains(&holder("first").worker()), "{refused}");
-    // The lease was given back, so there is no wait.
+    // The first encode gave the lease back, so the second does not wait.
     drop(first);
     let clock = Arc::new(FakeClock::default());
     let second = Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap();
     assert_eq!(clock.now(), Duration::ZERO);
-    // The holder crashed. Another encode waits for the expiry; an encode of the same name does not.
+    // The second encode crashes. An encode of the same name continues at once; another one waits for the expiry.
     std::mem::forget(second);
     std::mem::forget(Queue::create(&data, &plan, &holder("second"), timing(&clock)).unwrap());
     assert_eq!(clock.now(), Duration::ZERO);
@@ -354,7 +354,7 @@ fn workers_of_an_encode_whose_folder_was_taken_over_stop_with_that_reason() {
     let clock = Arc::new(FakeClock::default());
     let plan = plan_encode(&data, &manifest(&[1, 2]), &spec(), Quarantined::Skip).unwrap();
     let cut_off = Queue::create(&data, &plan, &holder("a"), timing(&clock)).unwrap();
-    // The other encode waits, and sees no heartbeat.
+    // The encode `b` waits, sees no heartbeat, and takes the folder over.
     let plan = plan_encode(&data, &manifest(&[1, 2, 3]), &spec(), Quarantined::Skip).unwrap();
     let other = Queue::create(&data, &plan, &holder("b"), timing(&clock)).unwrap();
     cut_off.keep_folder();

@@ -1,5 +1,5 @@
-//! Shards that the index no longer refers to. An encode keeps them, because a training run that opened the earlier
-//! index reads them.
+//! Lists and removes shards that the index no longer refers to (`vidtui data prune`). An encode keeps such shards, because a training
+//! run that opened the earlier index may read them.
 
 use super::index::{INDEX, cannot_write, unreadable};
 use super::names::{LATENTS, TEXTS, shard_number};
@@ -55,7 +55,8 @@ pub fn unused_shards(data: &Utf8Path) -> Result<Vec<UnusedShard>, Failure> {
 /// run reads them.
 ///
 /// # Errors
-/// [`ErrorCode::AlreadyExists`] if an encode of the data set is running or was interrupted. The folder cannot be read or written.
+/// [`ErrorCode::AlreadyExists`] if an encode of the data set is running or was interrupted. Otherwise the index cannot be read, or a
+/// shard cannot be removed.
 pub fn remove_unused(data: &Utf8Path) -> Result<Vec<UnusedShard>, Failure> {
     if is_working(data) {
         return Err(Failure::new(

@@ -10,7 +10,7 @@ use kernels::fused::{self, Modulation, rotate};
 use recipe::{FsdpUnit, Fused, Model, TttScan};
 use tch::{TchError, Tensor};
 
-/// The block of every layer: sizes, and the slots of its parameters in the unit's table.
+/// The sizes of a block and the slots of its parameters, which are indices into the unit's table. All blocks share it.
 #[derive(Debug)]
 pub struct Block {
     head_dim: i64,
@@ -60,7 +60,8 @@ impl Block {
         }
     }
 
-    /// Sets the implementations of the scan of TTT layers, and of norms, gates and rotary embeddings, on GPUs.
+    /// Selects libtorch's operators or the CUDA kernels on GPUs: `scan` for the scan of TTT layers, `fused` for norms,
+    /// gates and rotary embeddings.
     pub fn on_gpu(&mut self, scan: TttScan, fused: Fused) {
         self.fused = match fused {
             Fused::Operators => OnGpu::Operators,
@@ -93,7 +94,7 @@ impl Block {
         let modulation = p.affine(self.norm2_linear).linear(act_be);
         let normed = tp.copy_to(&self.modulated_norm(p.affine(self.norm2), &x, &modulation, text))?;
         let hidden = p.affine(self.up).linear(&normed).gelu("tanh");
-        // Only the gradient of the gate depends on the value of the last layer.
+        // Only the gate's gradient needs the value of the last linear layer.
         let is_value_used = !p.is_for_gradients_only() || modulation.requires_grad();
         let down = p.affine(self.down);
         let update = if is_value_used { down } else { down.without_value() }.row_linear(&hidden, tp)?;

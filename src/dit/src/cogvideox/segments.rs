@@ -11,7 +11,7 @@ use tch::{Device, Tensor};
 #[derive(Debug)]
 pub struct Segments {
     count: i64,
-    /// n·S places, S tokens per segment: text, then video.
+    /// The positions in the sequence of each segment's S tokens (text, then video), `[n·S]` for n segments.
     tokens: Order,
     /// One over the number of segments that contain a token, `[L, 1]`.
     share: Tensor,
@@ -67,7 +67,7 @@ pub struct ScanOrder {
     /// Reverse time order: texts in reverse order (tokens within a text keep their order), then all video tokens reversed. It is its own
     /// inverse.
     reverse: Order,
-    /// The token whose learning rate each token of the scan gets. `None` if each token has its own.
+    /// For each token in scan order, the position of the token whose learning rate it uses. `None` if each uses its own.
     rates: Option<Tensor>,
 }
 

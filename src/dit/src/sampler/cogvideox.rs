@@ -1,7 +1,7 @@
 //! CogVideoX's DDIM and DPM schedulers, as diffusers' pipelines use them.
 //!
-//! Notation: `a = ᾱ[t]` and `b = ᾱ[t - 1000 div n]`, or `b = 1` if that timestep is negative. This previous timestep
-//! may differ from the next one of the list: with linspace spacing it does.
+//! Of `n` steps, the step at timestep `t` leads to timestep `t - 1000 div n`, or to the clean latent (`ᾱ = 1`) if that
+//! is negative. This timestep may differ from that of the following step: with linspace spacing it does.
 //!
 //! Source: diffusers `CogVideoXDDIMScheduler` and `CogVideoXDPMScheduler`.
 
@@ -85,7 +85,7 @@ impl Sampler {
         Sampler::of(timesteps, guidance, steps)
     }
 
-    /// Returns CogVideoX's DPM scheduler: DPM++ 2M SDE, of first order at the first step and at the end.
+    /// Returns CogVideoX's DPM scheduler: DPM++ 2M SDE, of first order at the first and the last step.
     ///
     /// # Panics
     /// `steps` is 0 or more than the schedule has timesteps.

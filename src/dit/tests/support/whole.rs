@@ -1,4 +1,4 @@
-//! A network with its whole parameters on one rank, by their diffusers names.
+//! The unsharded parameters of a network on one rank, by their diffusers names.
 
 use super::{Tensors, oracle, read};
 use camino::Utf8Path;

@@ -1,4 +1,4 @@
-//! The encoder and the decoder: ResNet blocks, and sampling down and up.
+//! The encoder and the decoder of the VAE: ResNet blocks, downsampling and upsampling.
 
 use super::norm::{EPS, Norm};
 use super::stage::{Cache, Conv, Onto, step};
@@ -7,7 +7,7 @@ use rundir::Failure;
 use tch::{Kind, TchError, Tensor};
 use weights::VaeConfig;
 
-/// ResNet blocks in the middle of both.
+/// The number of ResNet blocks in the middle of the encoder and of the decoder.
 const MID_LAYERS: usize = 2;
 
 /// A ResNet block.
@@ -17,7 +17,7 @@ struct Resnet {
     conv1: Conv,
     norm2: Norm,
     conv2: Conv,
-    /// 1 x 1, if the width changes.
+    /// A 1 x 1 convolution, if the number of channels changes.
     shortcut: Option<Conv>,
 }
 
@@ -159,7 +159,7 @@ fn resnets(
 }
 
 impl Resnet {
-    /// Computes the block. The result overwrites `x_thwc` if the width does not change.
+    /// Computes the block. The result overwrites `x_thwc` if the number of channels does not change.
     fn forward(
         &self,
         x_thwc: Tensor,

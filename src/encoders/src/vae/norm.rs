@@ -62,7 +62,7 @@ impl Norm {
         Ok(Norm { group, condition: Some(condition) })
     }
 
-    /// Computes scale and shift for `x_thwc`; `latent_thwc` is in fp32, and `chunk` frames are read at a time.
+    /// Computes scale and shift for `x_thwc`, `chunk` frames at a time; `latent_thwc` is fp32.
     pub fn apply_to(&self, x_thwc: &Tensor, latent_thwc: Option<&Tensor>, chunk: i64) -> Result<Applied, TchError> {
         let (scale, shift) = self.group.scale_and_shift(x_thwc, chunk)?;
         let frames = x_thwc.size()[0];

@@ -1,4 +1,4 @@
-//! The step that the VAE repeats: norm, SiLU, and a convolution that is causal in time, a few frames at a time.
+//! The step that all layers of the VAE repeat: norm, SiLU and a convolution that is causal in time, a few frames at a time.
 //!
 //! Only the input and the output of a step are whole in memory. Normalized frames are kept in a buffer of a few frames, after the two
 //! frames that precede them. The whole window is never copied to pad it in time, so the peak is about two tensors.
@@ -8,10 +8,11 @@ use crate::params::Params;
 use rundir::Failure;
 use tch::{Device, Kind, TchError, Tensor};
 
-/// Frames in front of a convolution over three frames.
+/// The number of earlier frames that a causal convolution over three frames reads.
 const PAST: i64 = 2;
-/// The size of the buffer of normalized frames. It fits in the cache of a CPU, and gives a GPU enough work at a time.
+/// The size of the buffer of normalized frames on the CPU, in bytes. It fits in the cache.
 const CPU_CHUNK: i64 = 16 << 20;
+/// The size of the buffer of normalized frames on a GPU, in bytes. It gives the GPU enough work at a time.
 const GPU_CHUNK: i64 = 256 << 20;
 
 /// The frames that the convolutions keep from one window for the next, in the order in which convolutions are computed.
@@ -29,12 +30,12 @@ impl Cache {
         Cache { kept: Vec::new(), next: 0, budget }
     }
 
-    /// Begins a window.
+    /// Starts the next window with the first convolution.
     pub fn begin(&mut self) {
         self.next = 0;
     }
 
-    /// Returns the place of the next convolution.
+    /// Returns the cache entry of the next convolution.
     fn place(&mut self) -> &mut Option<Tensor> {
         if self.next == self.kept.len() {
             self.kept.push(None);
@@ -120,7 +121,7 @@ pub enum Onto {
 
 /// Computes one step: norm and SiLU if there is a norm, then the convolution.
 ///
-/// `more` is true if another window follows, so that the last two frames are kept in the cache.
+/// If `more` is true, another window follows, and the cache keeps the last two frames for it.
 pub fn step(
     x_thwc: &Tensor,
     norm: Option<(&Norm, Option<&Tensor>)>,

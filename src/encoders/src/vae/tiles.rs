@@ -1,4 +1,4 @@
-//! Computes a picture in overlapping tiles and blends them.
+//! Computes a video in overlapping spatial tiles and blends them.
 
 use tch::{Kind, TchError, Tensor};
 use weights::Tiles;

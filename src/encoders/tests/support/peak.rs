@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "every test program compiles this module, but not every one uses all of it")]
 
-/// The allowed relative error of an estimate in both directions. Allocators and workspaces of libraries are not
-/// modelled.
+/// The largest allowed factor between an estimate and the measurement, in both directions. The estimate does not model
+/// allocators and workspaces of libraries.
 pub const FACTOR: f64 = 2.0;
 
 /// Returns a size in bytes that the system reports for this process.

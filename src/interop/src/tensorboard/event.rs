@@ -20,17 +20,17 @@ const RGB: u64 = 3;
 pub enum Write<'a> {
     /// The first event of a file.
     Version,
-    /// All values from this step on are replaced.
+    /// A restart: readers drop the earlier values from this step on.
     Start,
     /// Numbers.
     Scalars(&'a [(String, f64)]),
     /// A text, which TensorBoard shows as Markdown.
     Text { tag: &'a str, text: &'a str },
-    /// A picture, which may move: the file of a PNG, JPEG or GIF.
+    /// An image: the bytes of a PNG, JPEG or GIF file.
     Image { tag: &'a str, width: u64, height: u64, file: &'a [u8] },
 }
 
-/// Returns an event.
+/// Encodes an event.
 pub fn encode(wall_time: f64, step: u64, write: Write<'_>) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, wall_time);
@@ -83,7 +83,7 @@ pub fn encode(wall_time: f64, step: u64, write: Write<'_>) -> Vec<u8> {
 pub struct Read<'a> {
     pub wall_time: f64,
     pub step: i64,
-    /// Whether all values from this step on are replaced.
+    /// Whether the event is a restart: earlier values from this step on are dropped.
     pub is_start: bool,
     /// The summary, whose numbers [`scalars`] returns.
     pub summary: &'a [u8],

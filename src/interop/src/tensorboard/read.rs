@@ -11,7 +11,7 @@ use std::io::{self, BufReader};
 /// Bytes that are read at once.
 const BUFFER: usize = 1 << 20;
 
-/// Returns the event files of a folder in the order in which they were begun.
+/// Returns the event files of a folder, oldest first.
 ///
 /// # Errors
 /// When the folder cannot be listed.
@@ -64,7 +64,7 @@ fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<()> {
                 return Ok(());
             }
         };
-        // A step below zero has no place in a chart of steps.
+        // Charts begin at step 0, so a negative step counts as 0.
         let step = u64::try_from(event.step).unwrap_or(0);
         if event.is_start {
             log.restart_at(step);

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 
 /// Bytes before the data of a record.
 const HEADER: usize = 12;
-/// Bytes after it.
+/// Bytes after the data of a record.
 const FOOTER: usize = 4;
 
 /// Appends a record to a buffer.
@@ -18,7 +18,8 @@ pub fn append(buffer: &mut Vec<u8>, data: &[u8]) {
     buffer.extend(masked(data).to_le_bytes());
 }
 
-/// Returns CRC-32C, rotated by 15 bits plus a constant, so that a checksum of data that contain checksums stays useful.
+/// Returns TensorFlow's masked CRC-32C: rotated by 15 bits plus a constant, because a CRC of data
+/// that contains CRCs is weak.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -37,9 +38,9 @@ pub struct Records<R> {
 pub enum Next<'a> {
     /// A whole record.
     Record(&'a [u8]),
-    /// The end of the file, or a record that is not whole: its writer is at work, or was killed.
+    /// The end of the file, or an incomplete last record: its writer is still writing, or was killed.
     End,
-    /// A wrong checksum of the record at this byte. The length of the record is not known either.
+    /// The record at this byte has a wrong checksum, so its length may be wrong too.
     WrongChecksum(u64),
 }
 
@@ -49,7 +50,7 @@ impl<R: Read> Records<R> {
         Self { from, left: len, offset: 0, data: Vec::new() }
     }
 
-    /// Reads the next record. Do not call this after another result than a record.
+    /// Reads the next record. After a result other than a record, do not call this again.
     ///
     /// # Errors
     /// When reading fails.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 /// Writes one event file. Events are kept until they are flushed.
 ///
-/// A flush that fails, for instance on a full disk, can be repeated: it writes the same bytes to the same place, so that no record is torn.
+/// A flush that fails, for instance on a full disk, can be repeated: it writes the same bytes to the same offset, so that no record is torn.
 #[derive(Debug)]
 pub struct EventWriter {
     path: Utf8PathBuf,
@@ -20,11 +20,11 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates a file in a folder, which is created too. TensorBoard reads the files of a folder in the order of their names, which begin
-    /// with a second. The second of the new file is larger than those of the existing files, even if the clock of this machine is behind.
+    /// Creates an event file in a folder, and the folder if it is missing. TensorBoard reads the files of a folder in the order of the
+    /// times in their names. The time of the new file is later than those of the existing files, even if this node's clock is behind.
     ///
     /// * `now_s` — Unix seconds.
-    /// * `node` — the machine; a part of the name.
+    /// * `node` — the name of the node, which becomes part of the file name.
     ///
     /// # Errors
     /// When the folder or the file cannot be created.
@@ -55,12 +55,12 @@ impl EventWriter {
         self.add(t, step, Write::Text { tag, text });
     }
 
-    /// Adds a picture: the file of a PNG, JPEG or GIF.
+    /// Adds an image: the bytes of a PNG, JPEG or GIF file.
     pub fn image(&mut self, t: f64, step: u64, tag: &str, (width, height): (u64, u64), file: &[u8]) {
         self.add(t, step, Write::Image { tag, width, height, file });
     }
 
-    /// Replaces all values from a step on, also those in earlier files of the folder.
+    /// Adds a restart: readers drop the earlier values from this step on, also those in earlier files of the folder.
     pub fn restart_at(&mut self, t: f64, step: u64) {
         self.add(t, step, Write::Start);
     }
@@ -69,7 +69,7 @@ impl EventWriter {
         record::append(&mut self.pending, &encode(t, step, write));
     }
 
-    /// Writes the events that were added.
+    /// Writes the pending events to the file.
     ///
     /// # Errors
     /// When writing fails. The events are kept for the next flush.

@@ -1,4 +1,4 @@
-//! LevelDB's log: blocks of 32 KiB with records that may be divided at their ends.
+//! LevelDB's log format: blocks of 32 KiB. A record that crosses the end of a block is divided into parts.
 //!
 //! Source: github.com/google/leveldb/blob/main/doc/log_format.md. W&B's differences: a header of seven bytes in the first block, and
 //! the CRC-32 of zlib.
@@ -13,7 +13,7 @@ const HEADER: u64 = 7;
 /// The first bytes of a file: a name, a magic number and the version.
 const FILE_HEADER: [u8; 7] = *b":W&B\xe1\xbe\0";
 
-/// Begins a file.
+/// Returns the header of a new file.
 pub fn begin() -> Vec<u8> {
     FILE_HEADER.to_vec()
 }
@@ -62,7 +62,7 @@ pub struct Blocks<R> {
 pub enum Next<'a> {
     /// A whole record.
     Record(&'a [u8]),
-    /// The end of the file, or a record that is not whole: its writer is at work, or was killed.
+    /// The end of the file, or an incomplete last record: its writer is still writing, or was killed.
     End,
     /// The bytes from this offset on cannot be read.
     Damaged { at: u64, why: &'static str },
@@ -76,7 +76,7 @@ enum Part {
 }
 
 impl Blocks<BufReader<File>> {
-    /// Begins to read a file.
+    /// Opens a file for reading.
     pub fn open(file: File) -> io::Result<Self> {
         let len = file.metadata()?.len();
         Self::new(BufReader::with_capacity(1 << 20, file), len)
@@ -84,7 +84,10 @@ impl Blocks<BufReader<File>> {
 }
 
 impl<R: Read> Blocks<R> {
-    /// Begins to read a file of `len` bytes.
+    /// Reads the header of a file of `len` bytes.
+    ///
+    /// # Errors
+    /// Reading fails, or the header is not that of a W&B log.
     pub fn new(mut from: R, len: u64) -> io::Result<Self> {
         let mut header = [0; FILE_HEADER.len()];
         from.read_exact(&mut header).or_else(|error| match error.kind() {
@@ -98,7 +101,7 @@ impl<R: Read> Blocks<R> {
         Ok(Self { from, left: len.saturating_sub(offset), offset, record: Vec::new() })
     }
 
-    /// Reads the next record. Do not call this after another result than a record.
+    /// Reads the next record. After a result other than a record, do not call this again.
     pub fn next(&mut self) -> io::Result<Next<'_>> {
         self.record.clear();
         let mut is_begun = false;
@@ -139,7 +142,7 @@ impl<R: Read> Blocks<R> {
         self.offset += HEADER;
         let [c0, c1, c2, c3, l0, l1, kind] = header;
         if header == [0; HEADER as usize] {
-            // Space that was reserved and not written.
+            // Zeros: space that was allocated but not written.
             return Ok(Part::End);
         }
         let len = u64::from(u16::from_le_bytes([l0, l1]));

@@ -14,25 +14,25 @@ const MIN_CONSUMER: &str = "0.70.0";
 /// The facts about a run that W&B shows beside its charts.
 #[derive(Debug, Clone, Copy)]
 pub struct NewRun<'a> {
-    /// The id of the run in W&B. All files of a run have the same.
+    /// The id of the run in W&B. All files of a run have the same id.
     pub id: &'a str,
-    /// Its name on the screen.
+    /// The display name of the run.
     pub name: &'a str,
-    /// The project that it is uploaded to.
+    /// The W&B project that the run is uploaded to.
     pub project: &'a str,
-    /// The node.
+    /// The node, which W&B shows as the host.
     pub node: &'a str,
-    /// The start of the attempt, Unix seconds. W&B uploads the files of a run in this order.
+    /// The start of the attempt, Unix seconds. W&B uploads the files of a run in the order of their starts.
     pub started_s: f64,
-    /// Its settings: names, and values as JSON.
+    /// The settings of the run: names, and values as JSON.
     pub config: &'a [(String, String)],
-    /// Whether an earlier file has the beginning of the run, which W&B then continues.
+    /// Whether an earlier file has the beginning of the run. An upload then appends to it.
     pub is_resumed: bool,
 }
 
 /// Writes the file of one offline run. Records are kept until they are flushed.
 ///
-/// A flush that fails, for instance on a full disk, can be repeated: it writes the same bytes to the same place, so that no record is torn.
+/// A flush that fails, for instance on a full disk, can be repeated: it writes the same bytes to the same offset, so that no record is torn.
 #[derive(Debug)]
 pub struct RunWriter {
     file: File,
@@ -47,7 +47,7 @@ pub struct RunWriter {
 }
 
 impl RunWriter {
-    /// Creates `offline-run-<time>-<id>/run-<id>.wandb` in a folder, which is created too.
+    /// Creates `offline-run-<time>-<id>/run-<id>.wandb` in a folder, and the folder if it is missing.
     ///
     /// * `now_s` — Unix seconds. If the folder of this second exists, the next free second is used.
     ///
@@ -88,7 +88,7 @@ impl RunWriter {
         self.summary.extend(items);
     }
 
-    /// Adds the newest values of all keys and the end of the process.
+    /// Adds the summary (the newest value of each key) and the exit code of the run.
     pub fn end(&mut self, now_s: f64, exit_code: u8) {
         let summary = std::mem::take(&mut self.summary);
         self.record(3, |message| {
@@ -109,7 +109,7 @@ impl RunWriter {
         blocks::append(&mut self.pending, self.len, &record.0);
     }
 
-    /// Writes the records that were added.
+    /// Writes the pending records to the file.
     ///
     /// # Errors
     /// When writing fails. The records are kept for the next flush.
@@ -139,7 +139,7 @@ impl NewRun<'_> {
             start.int(1, self.started_s as u64);
             start.int(2, (self.started_s.fract() * 1e9) as u64);
         });
-        // Without it, an upload replaces what an earlier file has uploaded.
+        // Without this field, an upload replaces what an earlier file has uploaded.
         if self.is_resumed {
             message.int(24, 1);
         }

@@ -1,4 +1,4 @@
-//! Batch scripts, and what a job starts each time Slurm starts it.
+//! Tests of batch scripts, and of what a job does each time Slurm starts it.
 
 use std::process::Command;
 
@@ -130,7 +130,7 @@ fn a_job_that_samples_needs_no_space_for_checkpoints() {
 #[test]
 fn a_requeued_job_starts_from_the_newest_checkpoint() {
     let mut past = begun(Some(42), &[20, -25]);
-    // The previous attempt ended without exit files, with a stop, or with a failure that the end of the job caused.
+    // The previous attempt ended without exit files, after a stop, or with a failure because the job ended.
     for reason in [None, Some(ExitReason::Stopped), Some(ExitReason::Failed)] {
         reason.into_iter().for_each(|reason| ended(&mut past, reason));
         past.facts.attempt.as_mut().unwrap().waived = vec!["clock".into()];

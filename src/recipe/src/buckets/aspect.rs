@@ -14,7 +14,7 @@ pub(super) fn nearest_ratio(aspects: &[Aspect], ratio: f64) -> [usize; 2] {
     near.expect("every resolution has a size").1
 }
 
-/// Returns the pixels and the sizes of a resolution of Open-Sora 1.2.
+/// Returns the number of pixels and the sizes of a resolution of Open-Sora 1.2; `None` for an unknown name.
 pub(super) fn of_open_sora_1_2(name: &str) -> Option<(usize, Vec<Aspect>)> {
     let square = |side: usize| (side * side, fun_512(side as f64 / 512.0));
     let rows = RESOLUTIONS.iter().find(|(known, ..)| *known == name);
@@ -32,13 +32,13 @@ pub(super) fn of_open_sora_1_2(name: &str) -> Option<(usize, Vec<Aspect>)> {
 pub(super) const OPEN_SORA_1_2: [&str; 13] =
     ["144p", "256", "240p", "360p", "512", "480p", "720p", "1024", "1080p", "2k", "2048", "2880", "4k"];
 
-/// Returns the sizes of PixArt's 512 pixels, which VideoX-Fun also uses, times `scale`.
+/// Returns PixArt's sizes of about 512 × 512 pixels, which VideoX-Fun also uses, with each side multiplied by `scale`.
 pub(super) fn fun_512(scale: f64) -> Vec<Aspect> {
     let scaled = |side: usize| (side as f64 * scale) as usize;
     PIXART.iter().map(|(ratio, size)| (*ratio, size.map(scaled))).collect()
 }
 
-/// Returns the sizes of a number of pixels in Open-Sora 2: multiples of 16 for nine ratios and their transposes.
+/// Returns Open-Sora 2's sizes of about `pixels` pixels: multiples of 16, for nine ratios and their transposes.
 pub(super) fn of_open_sora_2(pixels: usize) -> Vec<Aspect> {
     const RATIOS: [[f64; 2]; 9] = [
         [2.39, 1.0],
@@ -82,10 +82,10 @@ pub(super) fn of_open_sora_2(pixels: usize) -> Vec<Aspect> {
     aspects
 }
 
-/// The ratios of the resolutions that are named by their rows.
+/// The ratios of the resolutions from 144p to 2k.
 const RATIOS: [f64; 17] =
     [0.38, 0.43, 0.48, 0.5, 0.53, 0.54, 0.56, 0.62, 0.67, 0.75, 1.0, 1.33, 1.5, 1.78, 1.89, 2.0, 2.08];
-/// The ratios of 4k, in the order of Open-Sora.
+/// The ratios of 4k. 0.62 comes before 0.56, as in Open-Sora.
 const RATIOS_4K: [f64; 17] =
     [0.38, 0.43, 0.48, 0.5, 0.53, 0.54, 0.62, 0.56, 0.67, 0.75, 1.0, 1.33, 1.5, 1.78, 1.89, 2.0, 2.08];
 /// The ratios of 2880.

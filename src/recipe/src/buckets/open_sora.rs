@@ -18,7 +18,7 @@ struct Resolution {
     name: String,
     pixels: usize,
     aspects: Vec<Aspect>,
-    /// The longest first.
+    /// In descending order.
     lengths: Vec<Length>,
 }
 
@@ -136,7 +136,7 @@ fn bucket(frames: usize, [height, width]: [usize; 2]) -> Bucket {
     Bucket { frames, height, width }
 }
 
-/// Each function returns the length that is considered and whether it takes the clip.
+/// Each function returns the length that a clip reaches, and whether that length takes the clip; `None` if it reaches none.
 impl Resolution {
     fn image(&self, seed: u64, is_first: bool, drawn: &mut Draws) -> Option<(&Length, bool)> {
         let length = self.lengths.iter().find(|length| length.frames == 1)?;
@@ -144,7 +144,7 @@ impl Resolution {
         Some((length, draw < length.accept))
     }
 
-    /// The first length that a clip exceeds, of those at which the clip stays. Each length has a stream of draws.
+    /// Finds the first length that is shorter than the clip and at which the clip stays. Each length has its own stream of draws.
     fn length_of_1_2(&self, frames: usize, seed: u64) -> Option<(&Length, bool)> {
         self.lengths.iter().find_map(|length| {
             let mut drawn = Draws::new(seed.wrapping_add(length.number));
@@ -156,7 +156,7 @@ impl Resolution {
         })
     }
 
-    /// The first length that a clip has, of those that it does not skip. All lengths share a stream of draws.
+    /// Finds the first length that is not longer than the clip and that the clip does not skip. All lengths share a stream of draws.
     fn length_of_2(&self, frames: usize, drawn: &mut Draws) -> Option<(&Length, bool)> {
         self.lengths.iter().filter(|length| length.frames > 1 && length.frames <= frames).find_map(|length| {
             if length.second.is_some_and(|skip| skip >= 1.0 || drawn.uniform() <= skip) {

@@ -1,4 +1,4 @@
-//! Buckets equal those that Open-Sora assigned, and VideoX-Fun's sizes.
+//! Compares buckets with those that Open-Sora assigned, and with VideoX-Fun's sizes.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn number(value: &Json) -> usize {
     value.as_u64().unwrap() as usize
 }
 
-/// The size of a recorded video. Open-Sora 2 takes every n-th frame, so that a video has at most `fps_max` frames per second.
+/// Returns the size of a recorded video. Open-Sora 2 takes every n-th frame, so that a video has at most `fps_max` frames per second.
 fn clip(recorded: &Json, [frames, height, width, fps]: [&Json; 4]) -> ClipSize {
     let interval = match (recorded["fps_max"].as_f64(), fps.as_f64()) {
         (Some(most), Some(fps)) if fps >= most => (fps / most).ceil() as usize,

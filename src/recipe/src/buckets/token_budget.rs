@@ -1,4 +1,5 @@
-//! VideoX-Fun's token budget: larger frames get fewer of them, so that all clips have about the same number of tokens.
+//! VideoX-Fun's token budget: clips with larger frames get fewer frames, so that their tokens stay near or below
+//! the budget.
 
 use super::aspect;
 use super::draws::Draws;
@@ -17,7 +18,7 @@ pub(super) struct TokenBudget {
     batch: Option<usize>,
 }
 
-/// The distance between sides of frames.
+/// The distance between the sides from `min_side` to `max_side`, in pixels.
 const STEP: usize = 128;
 /// The ratios of `random_ratio`, and their weights.
 const RATIOS: [(f64, f64); 15] = [
@@ -79,12 +80,12 @@ impl TokenBudget {
         self.frames * self.side * self.side
     }
 
-    /// Returns the most frames of frames with about `side × side` pixels.
+    /// Returns the maximum number of frames for frames of about `side × side` pixels.
     fn frames_at(&self, side: usize) -> usize {
         (self.pixels() / (side * side)).min(self.frames) / VIDEO_FRAMES * VIDEO_FRAMES + 1
     }
 
-    /// Returns the sizes of frames, each with the most frames, and one frame of the largest side.
+    /// Returns the buckets of all sides, each with the maximum number of frames, and those of images: one frame of the largest side.
     pub fn all(&self) -> impl Iterator<Item = (Bucket, Option<usize>)> {
         let largest = self.sides.last().map(|side| (*side, 1));
         let lengths = self.sides.iter().map(|side| (*side, self.frames_at(*side))).chain(largest);
@@ -96,7 +97,8 @@ impl TokenBudget {
         })
     }
 
-    /// Returns the samples of a rank at a time. With `tile`, clips of at most 1/16 or 1/4 of the budget come 4 or 2 at a time.
+    /// Returns the micro-batch size; `None`: that of `[train]`. With `tile`, it is 4 or 2 times as large for clips of at most 1/16 or
+    /// 1/4 of the budget.
     pub fn batch_of(&self, bucket: Bucket) -> Option<usize> {
         let pixels = bucket.frames * bucket.height * bucket.width;
         let factor = match self.pixels() {
@@ -125,7 +127,7 @@ impl TokenBudget {
         };
         let most = whole_frames(clip.frames.min(self.frames_at(side)));
         let frames = match self.random_frames && most > 1 && draws.uniform() >= ALL_FRAMES {
-            // 5, 9, … up to the frames before the last candidate.
+            // 5, 9, … up to the largest candidate below `most`.
             true if most > VIDEO_FRAMES + 1 => VIDEO_FRAMES * (1 + draws.index(most / VIDEO_FRAMES - 1)) + 1,
             _ => most,
         };

@@ -11,7 +11,7 @@ pub(super) fn buckets_are_sound(recipe: &Recipe) -> Result<(), Advice> {
     }
 }
 
-/// Every rule about the model's own size holds for each bucket.
+/// The rules about the size of the model's latents must hold for each bucket.
 pub(super) fn buckets_fit_the_model(recipe: &Recipe) -> Result<(), Advice> {
     for bucket in recipe.buckets().map_or_else(Vec::new, |buckets| buckets.all()) {
         let shape = bucket.latent();
@@ -25,7 +25,7 @@ pub(super) fn buckets_fit_the_model(recipe: &Recipe) -> Result<(), Advice> {
     Ok(())
 }
 
-/// The size of an encode is either one size or that of its buckets.
+/// An encode has either one size or buckets.
 pub(super) fn one_size_or_buckets(recipe: &Recipe) -> Result<(), Advice> {
     let encode = &recipe.encode;
     let sizes = [("frames", encode.frames), ("height", encode.height), ("width", encode.width)];
@@ -38,7 +38,7 @@ pub(super) fn one_size_or_buckets(recipe: &Recipe) -> Result<(), Advice> {
     }
 }
 
-/// The shortest timeout of a collective: a busy node may pause a rank for seconds.
+/// The shortest allowed timeout of a collective, because a busy node may pause a rank for seconds.
 const SHORTEST_TIMEOUT_S: u64 = 5;
 
 pub(super) fn collectives_have_time(recipe: &Recipe) -> Result<(), Advice> {

@@ -34,7 +34,7 @@ pub(super) fn patches_in_time_have_rope(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// Neighbouring segments share one latent frame, which a patch of several frames would split.
+/// Adjacent segments share one latent frame, and a patch of several frames would merge it with others.
 pub(super) fn segments_share_a_frame(recipe: &Recipe) -> Result<(), Advice> {
     let model = &recipe.model;
     if model.segments == 1 || model.patch_size_t == 1 {
@@ -229,8 +229,8 @@ pub(super) fn fused_kernels_have_a_gpu(recipe: &Recipe) -> Result<(), Advice> {
 }
 
 /// The CUDA kernel of the scan works on tiles of 16 × 16 numbers in bfloat16. One multiprocessor has 65,536 registers for the float32 state
-/// of a head. The state of TTT-MLP has 8 F² numbers: 32,768 at a width of 64; 51,200 at 80, which leave 44 registers to each thread for all
-/// else; and more than fit at 96. A mini-batch has at most one tile of 16 tokens for each of four warps.
+/// of a head. The state of TTT-MLP has 8 F² numbers: 32,768 at a width of 64; 51,200 at 80, which leave 44 registers per thread for
+/// everything else; and at 96 more than fit. A mini-batch has at most one tile of 16 tokens for each of four warps.
 pub(super) fn kernel_fits_the_scan(recipe: &Recipe) -> Result<(), Advice> {
     const TILE: usize = 16;
     const MOST: usize = 64;

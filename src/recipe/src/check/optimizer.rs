@@ -3,7 +3,7 @@
 use super::Advice;
 use crate::{Layer, LrSchedule, OptimizerKind, Recipe, Task, UseEma};
 
-/// A run whose length is given in epochs is checked again when its steps are known.
+/// Skips a recipe whose length is in epochs: it is checked again when its steps are known.
 pub(super) fn warmup_ends(recipe: &Recipe) -> Result<(), Advice> {
     let (warmup, steps) = (recipe.optimizer.warmup_steps, recipe.train.steps);
     if warmup <= steps || recipe.train.epochs > 0 {
@@ -63,7 +63,7 @@ pub(super) fn cycles_rise(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// The rate of wsd and bump falls in a number of steps that must be given, and that no other schedule has.
+/// The schedules wsd and bump need `cooldown_steps`; no other schedule uses them.
 pub(super) fn cooldown_fits(recipe: &Recipe) -> Result<(), Advice> {
     let (cooldown, warmup, steps) =
         (recipe.optimizer.cooldown_steps, recipe.optimizer.warmup_steps, recipe.train.steps);
@@ -115,7 +115,8 @@ pub(super) fn average_decays(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// The weights of a checkpoint may have an average whatever the recipe of the task `sample` has.
+/// Applies to training only: the task `sample` reads a checkpoint, which may have an average whatever
+/// the recipe's `[ema]` is.
 pub(super) fn samples_have_an_average(recipe: &Recipe) -> Result<(), Advice> {
     if recipe.task != Task::Train || recipe.sample.ema != UseEma::On || recipe.ema.is_used() {
         return Ok(());
@@ -126,7 +127,7 @@ pub(super) fn samples_have_an_average(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// Prodigy estimates one distance for all parameters.
+/// Prodigy estimates one distance to the solution, which scales the learning rate of all parameters.
 pub(super) fn prodigy_has_one_rate(recipe: &Recipe) -> Result<(), Advice> {
     let o = &recipe.optimizer;
     if o.kind != OptimizerKind::Prodigy {

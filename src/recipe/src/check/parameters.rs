@@ -4,7 +4,7 @@ use super::Advice;
 use crate::nearest::by_likeness;
 use crate::{NoSuchLayer, ParamRole, ParamSpec, Pattern, Recipe, Trainable, param_specs};
 
-/// Every pattern must match a parameter; one that matches none is a typing mistake.
+/// Every pattern must match a parameter; a pattern that matches none is probably a typing mistake.
 pub(super) fn patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     let Trainable::Patterns(patterns) = &recipe.train.trainable else { return Ok(()) };
     match_one_each("train.trainable", patterns, &param_specs(&recipe.model), |spec| spec.role == ParamRole::Trained)
@@ -15,7 +15,7 @@ pub(super) fn frozen_patterns_match(recipe: &Recipe) -> Result<(), Advice> {
     match_one_each("train.frozen", patterns, &param_specs(&recipe.model), |spec| spec.role == ParamRole::Trained)
 }
 
-/// A group must match a parameter that is trained, and that no group before it matches.
+/// A group must match a trained parameter that no earlier group matches.
 pub(super) fn groups_match(recipe: &Recipe) -> Result<(), Advice> {
     let specs = recipe.param_specs();
     let patterns: Vec<Pattern> = recipe.optimizer.groups.iter().map(|group| group.pattern.clone()).collect();
@@ -34,7 +34,7 @@ pub(super) fn groups_match(recipe: &Recipe) -> Result<(), Advice> {
     })
 }
 
-/// Refuses a pattern that matches none of the names that `may` be selected.
+/// Rejects a pattern that matches no parameter for which `may` returns true.
 fn match_one_each(
     key: &str,
     patterns: &[Pattern],

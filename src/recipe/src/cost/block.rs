@@ -1,32 +1,33 @@
-//! The cost of one block: all that differs between families and kinds of blocks in the formulas of memory, traffic and FLOPs.
+//! The cost of one transformer block: the terms of the memory, traffic and FLOP formulas that depend on the model family and on
+//! the kind of block.
 
 use super::{Flops, cogvideox};
 use crate::Recipe;
 
-/// The cost of one block for one sample. Numbers have the compute dtype.
+/// The cost of one block for one sample. Element counts are of the compute dtype unless the field states another type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlockCost {
     /// The forward pass, over all ranks.
     pub flops: Flops,
-    /// Numbers of the input, over all streams.
+    /// Elements of the block's input: text and video tokens × width.
     pub input: u64,
-    /// Numbers of the attention outputs on one rank of a TP group.
+    /// Elements of the attention outputs on one rank of a TP group.
     pub attended: u64,
-    /// The float32 log-sum-exps of attention on one rank of a TP group.
+    /// Number of float32 log-sum-exps of attention on one rank of a TP group.
     pub logsumexps: u64,
-    /// Numbers of the outputs of TTT scans on one rank of a TP group.
+    /// Elements of the outputs of TTT scans on one rank of a TP group.
     pub scanned: u64,
-    /// Numbers that autograd keeps on one rank of a TP group.
+    /// Elements that autograd keeps for the backward pass on one rank of a TP group.
     pub graph: f64,
-    /// Numbers that the backward pass needs besides.
+    /// Elements of the further temporaries of the backward pass.
     pub temporaries: f64,
-    /// Bytes of inner states that the block keeps besides.
+    /// Bytes of the TTT inner states that the block saves for its backward pass.
     pub states: u64,
-    /// Numbers that the ranks of a TP group sum in a forward pass.
+    /// Elements that the ranks of a TP group all-reduce in a forward pass.
     pub summed: u64,
-    /// Numbers of replicated parameters whose gradients the ranks of a TP group sum.
+    /// Elements of the replicated parameters whose gradients the ranks of a TP group all-reduce.
     pub summed_grads: u64,
-    /// Bytes of statistics that the ranks of a TP group gather in a forward pass.
+    /// Bytes of norm statistics that the ranks of a TP group gather in a forward pass.
     pub statistics: u64,
 }
 

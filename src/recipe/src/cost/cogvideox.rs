@@ -5,14 +5,14 @@ use crate::{Layer, Model, ParamSpec, Recipe, param_specs};
 
 /// Returns the cost of each block.
 ///
-/// Sizes are counted in rows. A row has one number for each token and each feature of the model's width. Autograd keeps these
-/// rows for `dit`'s block; tests of the trainer compare them with measured peaks on the CPU.
+/// The list counts rows. A row is one tensor of all tokens at the model's width. Autograd keeps these rows for a block of the
+/// `dit` crate; tests of the trainer compare them with measured peaks on the CPU.
 ///
 /// * Whole width: the outputs of two norms with modulation, two gated updates, the residual between them, and the output,
 ///   which is the next block's input.
 /// * Split over TP ranks: queries and keys before their norms; queries, keys, values and outputs of each segment; the
 ///   joined outputs if there are several segments; the MLP's hidden layer before and after its activation.
-/// * A TTT layer adds an input and an output in each direction, and 10 rows of a rank's heads.
+/// * In each direction, a TTT layer adds an input and an output of whole width, and 10 rows that are split over TP ranks.
 /// * Temporaries: the group's input, the incoming gradient twice, and the gradients of the MLP's update and hidden layer.
 pub(super) fn block(recipe: &Recipe) -> BlockCost {
     let (m, tp) = (&recipe.model, recipe.mesh.tp);

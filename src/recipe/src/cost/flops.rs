@@ -1,4 +1,4 @@
-//! Floating-point operations of a pass and of a step.
+//! The floating-point operations (FLOPs) of a forward pass and of a training step.
 
 use serde::Serialize;
 use std::ops::Add;
@@ -50,7 +50,7 @@ impl Flops {
         })
     }
 
-    /// Returns the sum.
+    /// Returns the sum of all fields.
     pub fn total(&self) -> f64 {
         self.attention
             + self.projections

@@ -1,4 +1,4 @@
-//! Memory of one rank.
+//! The memory of one rank: weights, gradients, optimizer state and the peak of a step, on the device and offloaded.
 
 use serde::Serialize;
 
@@ -8,44 +8,47 @@ use crate::{Accumulate, Device, EmaDevice, Flat, Layer, OffloadStore, OptimizerK
 /// Size of a float32 in bytes.
 pub(super) const F32: u64 = 4;
 
-/// The memory of one rank, in bytes. The first four are exact and last the whole run; the others are peaks of a step. No number but
-/// those of `offloaded` and `ema_on_node` includes what is kept outside the memory of the device.
+/// The memory of one rank, in bytes.
+///
+/// `weights`, `gradients`, `optimizer` and `ema` are exact and last the whole run. The fields from `kept` to `update` are peaks within
+/// a step. Only `ema_on_node`, `save_chunks` and `offloaded` count memory outside the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RankMemory {
     /// The rank's share of the weights: trained ones in float32, frozen ones in their dtype.
     pub weights: u64,
     /// The rank's share of the float32 gradients.
     pub gradients: u64,
-    /// The rank's share of the optimizer's state, and what every rank has of it.
+    /// The rank's share of the sharded optimizer state, and the state that every rank holds in full.
     pub optimizer: u64,
-    /// The rank's share of the float32 average of the trained weights, if it is in the memory of the weights.
+    /// The rank's share of the float32 average of the trained weights, if the average is on the same device as the weights.
     pub ema: u64,
-    /// The same, if it is in the memory of the node, and the weights are not. No sum includes it.
+    /// The rank's share of the average, if the average is in node memory and the weights are on a GPU. No sum includes it.
     pub ema_on_node: u64,
     /// The memory that blocks keep between the forward and the backward pass.
     pub kept: u64,
-    /// Gathered units: the root, a group of blocks, the block that is being prefetched, and the frozen weights of blocks that stay gathered.
+    /// Gathered weights: the root unit, one group of blocks, the block that is being prefetched, and the frozen weights of blocks that
+    /// stay gathered.
     pub gathered: u64,
-    /// Unsharded float32 gradients that accumulate over micro-batches, or, with `train.accumulate = "sharded"`, the part of one unit that
-    /// is added to its shard; 0 with one micro-batch or one shard.
+    /// Unsharded float32 gradients that accumulate over micro-batches; with `train.accumulate = "sharded"`, the reduced shard of one unit
+    /// before it is added to the accumulated gradients; 0 with one micro-batch or one shard.
     pub accumulated: u64,
     /// The float32 inner states of the TTT layers of a group of blocks, saved for their backward pass.
     pub scan_states: u64,
-    /// An estimate of what else the backward pass of a group of blocks needs: their graphs, and the gradients of one block's
-    /// parameters before they are reduced.
+    /// An estimate of the other memory of the backward pass: the autograd graphs of a group of blocks, the gradients of one block's
+    /// parameters before they are reduced, and the buffers of the CUDA kernel of TTT scans.
     pub workspace: u64,
-    /// The temporaries of the optimizer's update, and what it fetches of one unit. The update follows the backward pass, so that
-    /// only the larger of both counts.
+    /// The temporaries of the optimizer's update, and the offloaded tensors of one unit that the update fetches. The update runs after
+    /// the backward pass, so that only the larger of the two counts.
     pub update: u64,
     /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
     pub saved: u64,
-    /// The chunks of page-locked memory of the copy that a save on GPUs makes.
+    /// The page-locked node memory, in whole chunks, for the copy that a save on GPUs makes.
     pub save_chunks: u64,
-    /// The tensors that are kept outside the memory of the device.
+    /// The tensors that are offloaded from the device.
     pub offloaded: Offloaded,
 }
 
-/// The tensors of one rank in the backing store, in bytes.
+/// The offloaded tensors of one rank, in bytes. The backing store is page-locked node memory or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Offloaded {
     /// Weights of swapped blocks.
@@ -58,7 +61,7 @@ pub struct Offloaded {
     pub activations: u64,
     /// The part of `weights` and `optimizer` that a checkpoint has. A save copies it.
     pub saved: u64,
-    /// The chunks of page-locked memory that hold all of them on a node.
+    /// The page-locked node memory, in whole chunks, that holds all of these tensors.
     pub page_locked: u64,
 }
 
@@ -68,7 +71,7 @@ impl Offloaded {
         self.weights + self.gradients + self.optimizer + self.activations
     }
 
-    /// Returns the bytes that a rank needs in a store. The copy that a save makes of a tensor in a file is in a file too.
+    /// Returns the bytes that a rank needs in `store`. A save copies a tensor that is in a file to another file.
     pub fn in_store(&self, store: OffloadStore) -> u64 {
         if store == OffloadStore::File { self.total() + self.saved } else { self.page_locked }
     }
@@ -144,13 +147,13 @@ impl RankMemory {
         }
     }
 
-    /// Returns weights, gradients, moments and average, which last the whole run.
+    /// Returns the size of weights, gradients, optimizer state and average, which last the whole run.
     pub fn state(&self) -> u64 {
         self.weights + self.gradients + self.optimizer + self.ema
     }
 
-    /// Returns the size of the copy that a save makes in the memory of the node before it writes: weights, moments and average. Only
-    /// ranks of the first replica make one. The copy of a tensor in a file is in a file too: [`Offloaded::in_store`] counts it.
+    /// Returns the size of the copy that a save makes in node memory before it writes: weights, optimizer state and average. Only
+    /// ranks of the first replica make a copy. Copies of tensors in files are in files: [`Offloaded::in_store`] counts them.
     pub fn save_copy(&self, store: OffloadStore) -> u64 {
         match store {
             OffloadStore::File => self.saved + self.ema + self.ema_on_node,
@@ -158,7 +161,7 @@ impl RankMemory {
         }
     }
 
-    /// Returns the sum at the peak.
+    /// Returns the peak device memory of the rank's tensors in a step.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
@@ -212,8 +215,9 @@ impl Kept {
     }
 }
 
-/// Returns the temporaries of the optimizer, and what it fetches of a unit that is kept outside the memory of the device.
-/// Counted in the code of `trainer::optim`; tests of the trainer compare them with measured peaks on the CPU.
+/// Returns the size of the optimizer's temporaries and of the offloaded tensors of one unit that the update fetches.
+///
+/// The numbers follow the code of `trainer::optim`; tests of the trainer compare them with measured peaks on the CPU.
 fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
     let shards = recipe.mesh.dp_shard;
     let largest = |of: &dyn Fn(UnitSize) -> u64| units.all().map(of).max().unwrap_or(0);
@@ -222,12 +226,12 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
     let temporaries = match recipe.optimizer.kind {
         // One fused operator updates in place.
         OptimizerKind::Adamw => 0,
-        // One operator on the CPU; on a GPU, the codes as 64-bit indices, both moments and their quotients.
+        // The CPU uses one fused operator. A GPU needs the codes as 64-bit indices, both moments and their quotients.
         OptimizerKind::Adamw8bit if !recipe.expects_gpus() => 0,
         OptimizerKind::Adamw8bit => (8 + 5 * F32) * tensor,
         // The second moment, its lower limit and its root.
         OptimizerKind::Adafactor => 3 * F32 * tensor,
-        // The quotient of the first moment and the root of the second, and its product with the rate.
+        // The quotient of the first moment and the root of the second, and its product with the learning rate.
         OptimizerKind::Prodigy => 2 * F32 * trained,
     };
     let swapped = if recipe.memory.block_swap > 0 { 2 * F32 * units.block.trained.shard_len(shards) } else { 0 };
@@ -239,8 +243,8 @@ fn update(recipe: &Recipe, units: &UnitSizes) -> u64 {
     temporaries + swapped + state
 }
 
-/// Returns the memory that the backward pass of the CUDA kernel of TTT scans takes for recomputed values: those of as many groups of
-/// mini-batches as fit into 1 GiB, and of at least one.
+/// Returns the memory that the CUDA kernel of TTT scans takes for recomputed values in its backward pass. The kernel recomputes as
+/// many groups of mini-batches at a time as fit into 1 GiB, and at least one group.
 ///
 /// Source: `Kept` in `kernels/cuda/ttt_sizes.h`, without its vectors.
 fn scan_kernel(recipe: &Recipe) -> u64 {
@@ -277,7 +281,7 @@ fn graphs_of_group(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
 fn gradients_of_block(recipe: &Recipe, block: UnitSize) -> u64 {
     let (shards, flat) = (recipe.mesh.dp_shard, block.trained);
     let reduced = if shards > 1 { F32 * flat.whole_len(shards) } else { 0 };
-    // The shard of a swapped block is written before it leaves the memory of the device.
+    // The gradient shard of a swapped block is on the device until it is copied to the backing store.
     let swapped = if recipe.memory.block_swap > 0 { F32 * flat.shard_len(shards) } else { 0 };
     recipe.train.dtype.bytes() * flat.shard_len(1) + reduced + swapped
 }
@@ -332,7 +336,7 @@ mod tests {
         let cost = |kind: &str, shards: &str| recipe(&[kind, shards, "train.global_batch=8"]).cost();
         let [adamw, adamw8bit, adafactor, prodigy] = ["adamw", "adamw8bit", "adafactor", "prodigy"].map(|kind| {
             let cost = cost(&format!("optimizer.kind={kind}"), "mesh.dp_shard=1");
-            // AdamW and Prodigy have state of the gaps between tensors too. A checkpoint has none of it.
+            // AdamW and Prodigy also have state for the alignment gaps between tensors, which a checkpoint does not contain.
             let state = cost.checkpoint_bytes - 4 * cost.trainable;
             let gaps = flat(&recipe(&["mesh.dp_shard=1"]), true) - cost.trainable;
             let of_gaps = match kind {
@@ -366,7 +370,7 @@ mod tests {
         let (with, after, _) = memory(&["ema.decay=0.99"]);
         assert_eq!((with.ema, with.ema_on_node, with.state()), (average, 0, without.state() + average));
         let copy = |memory: RankMemory| memory.save_copy(OffloadStore::Host);
-        // The copy is whole chunks: `page_locked` has the test of its size.
+        // The copy takes whole chunks: a test in `page_locked` checks its size.
         assert!(copy(with) >= copy(without));
         assert_eq!(after.checkpoint_bytes, before.checkpoint_bytes + 4 * before.trainable);
         let node = memory(&["ema.decay=0.99", "ema.device=cpu", "train.device=cuda"]).0;
@@ -458,10 +462,10 @@ mod tests {
         let frozen = flat_lens(&recipe, |spec| !recipe.train.trains(spec))[1].div_ceil(256) * 256;
         let (none, some, all) =
             (cost("memory.keep_gathered=0"), cost("memory.keep_gathered=2"), cost("memory.keep_gathered=6"));
-        // Two blocks that are gathered at use have one place each.
+        // At most two blocks are gathered at a time: the one in use and the prefetched one.
         assert_eq!(some.memory.gathered - none.memory.gathered, 2 * 2 * frozen);
         assert_eq!(all.memory.gathered - none.memory.gathered, (6 - 2) * 2 * frozen);
-        // Half of two bytes, in the forward pass and in the recomputation of all but the last block.
+        // A rank sends half of the 2 bytes of each element in the forward pass, and again in the recomputation of all but the last block.
         assert_eq!(none.traffic.all_gather - some.traffic.all_gather, (4 * frozen) as f64);
         assert_eq!(none.traffic.all_gather - all.traffic.all_gather, (11 * frozen) as f64);
     }

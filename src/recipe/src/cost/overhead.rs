@@ -1,4 +1,4 @@
-//! The memory of a rank besides its tensors.
+//! The memory of a rank besides its tensors: CUDA context, NCCL buffers, workspaces and libraries.
 
 use serde::Serialize;
 use units::size;
@@ -26,8 +26,8 @@ pub struct Overhead {
 /// A context with libtorch's, cuBLAS's and NCCL's kernels, which are loaded when they are used first. nvidia-smi shows 500 to 650 MiB for
 /// a PyTorch process on an H100.
 const CONTEXT: u64 = 640 * MIB;
-/// One group: on NVLink, NCCL uses about 16 channels with rings and trees, each with buffers of 4 MiB (NCCL_BUFFSIZE) and smaller ones for
-/// its low-latency protocols.
+/// The buffers of one NCCL group: on NVLink, NCCL uses about 16 channels with rings and trees, each with buffers of 4 MiB
+/// (NCCL_BUFFSIZE) and smaller buffers for the low-latency protocols.
 const NCCL_GROUP: u64 = 256 * MIB;
 /// libtorch gives cuBLAS and cuBLASLt 32 MiB each on Hopper, per handle and stream.
 const CUBLAS: u64 = 64 * MIB;
@@ -52,12 +52,12 @@ impl Overhead {
         }
     }
 
-    /// Returns the sum.
+    /// Returns the sum of all fields in bytes.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the parts by name.
+    /// Returns the name and the bytes of each part.
     pub fn parts(&self) -> [(&'static str, u64); 5] {
         [
             ("CUDA context", self.context),
@@ -70,18 +70,18 @@ impl Overhead {
 }
 
 impl Recipe {
-    /// Returns the largest parts of [`Recipe::peak_parts`] in one line: `activations 20.0 GiB, weights 8.1 GiB`.
+    /// Formats the largest `most` parts of [`Recipe::peak_parts`] in one line: `weights 20.0 GiB, CUDA context 640.0 MiB`.
     pub fn largest_parts(&self, most: usize) -> String {
         let part = |(name, bytes): &(&str, u64)| format!("{name} {}", size(*bytes));
         self.peak_parts().iter().take(most).map(part).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns the memory of a device that a plan may take: a part of a GPU, and all of the memory for a rank on the CPU.
+    /// Returns how much of `total` device memory a recipe may plan to use: [`GPU_SHARE`] on a GPU, everything on the CPU.
     pub fn usable_memory(&self, total: u64) -> u64 {
         if self.expects_gpus() { (total as f64 * GPU_SHARE) as u64 } else { total }
     }
 
-    /// Returns the memory that a rank takes besides its tensors; with buckets, in steps of the largest one.
+    /// Returns the memory that a rank takes besides its tensors; with buckets, in steps of the largest bucket.
     pub fn overhead(&self) -> Overhead {
         self.overhead_of(&self.rank_memory())
     }
@@ -90,7 +90,7 @@ impl Recipe {
         Overhead::of(&self.mesh, memory, self.expects_gpus())
     }
 
-    /// Returns the parts of the peak of a rank's process by name, the largest first, without those that are 0.
+    /// Returns the non-zero parts of the peak memory of a rank's process, largest first.
     pub fn peak_parts(&self) -> Vec<(&'static str, u64)> {
         let memory = self.rank_memory();
         let mut parts: Vec<_> = memory
@@ -104,7 +104,7 @@ impl Recipe {
     }
 }
 
-/// The share of a GPU's memory that a plan may take. The rest is for what an estimate misses.
+/// The share of a GPU's memory that a recipe may plan to use. The rest covers errors of the estimate.
 pub const GPU_SHARE: f64 = 0.95;
 
 #[cfg(test)]

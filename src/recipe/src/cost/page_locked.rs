@@ -1,11 +1,10 @@
-//! The tensors of a rank on a GPU that are in page-locked memory of its node.
+//! The sizes of the tensors that a rank on a GPU keeps in page-locked memory of its node: offloaded tensors and the copy of a save.
 
 use super::memory::{F32, Kept};
 use super::{BlockCost, UnitSize, UnitSizes};
 use crate::{Flat, OptimizerKind, Recipe};
 
-/// Returns the sizes in bytes of the tensors that are kept outside the memory of the device: swapped weights and gradients, the optimizer's
-/// state, and saved inputs.
+/// Returns the sizes in bytes of the offloaded tensors: swapped weights and gradients, the optimizer's state, and saved inputs.
 pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]) -> Vec<u64> {
     let offload = &recipe.memory;
     let is_swapped = offload.swapped(units.blocks.len());
@@ -26,8 +25,8 @@ pub(super) fn input(recipe: &Recipe, blocks: &[BlockCost]) -> u64 {
     recipe.micro_batch() * Kept::of(recipe, blocks).input
 }
 
-/// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The rank saves parts of each, so
-/// its tensors are smaller.
+/// Returns the sizes in bytes of the tensors that a save copies, by unit: weights, state and average. The save copies them in smaller
+/// pieces.
 pub(super) fn saved(recipe: &Recipe, units: &UnitSizes) -> Vec<u64> {
     let average = |unit: UnitSize| recipe.ema.is_used().then(|| F32 * share(recipe, unit.trained));
     units
@@ -39,12 +38,12 @@ pub(super) fn saved(recipe: &Recipe, units: &UnitSizes) -> Vec<u64> {
         .collect()
 }
 
-/// What weights are kept for.
+/// The purpose for which weights are copied to node memory.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
-    /// Swapped blocks have gradients too.
+    /// Offload of swapped blocks, which have gradients too.
     Offload,
-    /// Checkpoints of adapters have no frozen weights.
+    /// A save. Checkpoints of adapters have no frozen weights.
     Save,
 }
 

@@ -8,11 +8,11 @@ use rundir::{ErrorCode, Failure};
 
 use super::check::CheckId;
 
-/// The result of a check, or the reason why it failed.
+/// The details of a check that passed, or the reason why the check failed.
 pub(super) type CheckResult = Result<String, Failure>;
 /// A check of a node.
 pub(super) type NodeCheck = (CheckId, CheckResult);
-/// Makes the failure of a check from its code, the reason and the hint.
+/// Creates the failure of a check from its code, the reason and the hint.
 pub(super) type Fail<'a> = &'a dyn Fn(ErrorCode, String, &str) -> CheckResult;
 
 /// The facts that a node reports.

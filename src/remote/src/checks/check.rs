@@ -30,7 +30,7 @@ pub enum CheckId {
     Plan,
     /// The command line that will be started.
     Starts,
-    /// Everything that needs a plan.
+    /// All checks that need a plan, which are not run if an input is invalid.
     DiskAndRunFolder,
 
     // On this machine.
@@ -58,7 +58,7 @@ pub enum CheckId {
     Inodes,
     /// The folder that a command saves to can be written and has enough space.
     Output,
-    /// The memory or disk of the node has room for what ranks keep outside the memory of their device.
+    /// The memory or disk of the node has room for the tensors that its ranks offload.
     Offload,
     /// The rendezvous ports are free, and the node can connect to them.
     Rendezvous,
@@ -208,7 +208,7 @@ impl CheckId {
     }
 }
 
-/// One check, and how it ended.
+/// One check and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
     /// The subject.

@@ -47,7 +47,7 @@ pub(super) fn of_this_machine(what: &str, plan: &LaunchPlan, transport: &mut dyn
 /// Checks the disks of a node.
 pub(super) fn checks(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> Vec<NodeCheck> {
     let (runs, output) = (runs(plan), output(plan));
-    // A command that saves elsewhere takes no space in the run folder.
+    // A command or an encode that writes elsewhere takes no space in the run folder.
     let need = if output.is_some() { DiskNeed::default() } else { plan.disk };
     let mut checks = vec![(CheckId::Disk, free_space(&need, facts, "runs", runs, "--runs", fail))];
     checks.extend(free_inodes(facts, "runs", runs, fail).map(|result| (CheckId::Inodes, result)));

@@ -13,7 +13,7 @@ use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts, leave_out};
 use super::check::CheckId;
 
 const SCRIPT: &str = include_str!("../scripts/preflight_gpus.sh");
-/// GPU memory that the driver takes.
+/// GPU memory in MiB that the driver may take. If more is used, a process uses the GPU.
 const DRIVER_MIB: u64 = 1024;
 
 /// Returns the part of the script that queries the GPUs.
@@ -43,7 +43,7 @@ impl Gpus {
         let Output { rows: listed, smi_errors } = GpuQuery::of_use().read(&text("gpu"), status("gpu_status"), now_s());
         let mut apps = read_compute_apps(&text("app"), status("app_status"));
         let mut xids: Vec<Xid> = facts.all("xid").filter_map(Xid::read).collect();
-        // A queue may have given some of the GPUs to other jobs, which use them.
+        // Slurm may have assigned some of the GPUs to other jobs.
         let recipe = plan.run.recipe().ok();
         let chosen = recipe.as_ref().and_then(|recipe| recipe.env.variables.get("CUDA_VISIBLE_DEVICES"));
         let (listed, others) = visible(chosen.map(String::as_str).or(facts.get("in_sight")), listed);
@@ -86,7 +86,7 @@ fn visible(names: Option<&str>, listed: Vec<GpuSample>) -> (Vec<GpuSample>, Vec<
     (named, others)
 }
 
-/// Fails a node whose ranks need GPUs and whose trainer finds none; `reason` is why they need GPUs.
+/// Returns the failure of a node whose ranks need GPUs and whose trainer finds none; `reason` is why they need GPUs.
 pub(super) fn no_gpus(plan: &LaunchPlan, node: &NodeId, reason: &str, fail: Fail<'_>) -> CheckResult {
     let fix = format!(
         "run `vidtui-train version` and `nvidia-smi` there: the trainer must be built with the feature `cuda`; {}, or set \
@@ -171,8 +171,8 @@ fn processes(gpus: &Gpus, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     }
 }
 
-/// Checks that the memory of the first GPUs, which ranks will use, is free, except for the driver's share, and that the plan of a rank
-/// fits it.
+/// Checks that the memory of the GPUs that ranks will use is free, except for the driver's share, and that the planned memory of a
+/// rank fits.
 fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, fail: Fail<'_>) -> CheckResult {
     let ours = || gpus.iter().take(ranks.max(1));
     let memory = |gpu: &GpuSample| Some((gpu.mem_used_mib.value()?, gpu.mem_total_mib.value()?));
@@ -197,7 +197,7 @@ fn memory(plan: &LaunchPlan, gpus: &[GpuSample], ranks: usize, leave_out: &str, 
     Ok(free.map_or("not reported".into(), |least| format!("{} free", size(least))))
 }
 
-/// The parts of a plan that a failure names.
+/// The number of parts of the planned memory that a failure names.
 const LARGEST: usize = 4;
 
 /// Returns why the planned memory of a rank does not fit a GPU with `total` bytes, and the fix. Only the memory of training with the
@@ -205,7 +205,7 @@ const LARGEST: usize = 4;
 fn too_large(plan: &LaunchPlan, total: u64) -> Option<(String, String)> {
     let is_planned = !plan.is_command() && plan.task() == Task::Train && plan.on_gpus(plan.trainer.cuda);
     let recipe = plan.run.recipe().ok().filter(|_| is_planned)?;
-    // The plan is an estimate. What earlier attempts trained on this mesh is not refused when it is resumed.
+    // The plan is an estimate. A resume on the mesh on which earlier attempts already trained is not rejected.
     if plan.attempt.start_step > 0 && plan.attempt.mesh == recipe.mesh {
         return None;
     }

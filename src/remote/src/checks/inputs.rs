@@ -14,7 +14,7 @@ pub struct LaunchInputs<'a> {
     pub recipe: &'a Recipe,
     /// The nodes.
     pub target: Result<Target, Failure>,
-    /// Whether the data set fits the model. A command has no data set here.
+    /// Whether the data set fits the model. Not read for a command.
     pub data: Result<String, Failure>,
     /// The initial weights; `None` for random weights.
     pub weights: Result<Option<Weights>, Failure>,
@@ -70,7 +70,7 @@ fn starting_weights(recipe: &Recipe, weights: Option<Weights>) -> CheckResult {
         let random = format!("random, from seed {}", recipe.train.seed);
         return Ok(match &recipe.train.trainable {
             Trainable::All => random,
-            // As the warning of the launch plan.
+            // The launch plan contains the same warning.
             only => format!("{random}; only {only} is trained, all other weights stay random"),
         });
     };

@@ -29,9 +29,9 @@ pub(super) fn is_replaced(plan: &LaunchPlan, facts: &NodeFacts) -> bool {
 
 /// The values that most nodes report.
 pub(super) struct Majority<'a> {
-    /// The seconds by which their clocks are ahead of this machine's.
+    /// The seconds by which the clocks of most nodes are ahead of this machine's.
     pub ahead_s: f64,
-    /// Their version of libtorch, and the first node that has it.
+    /// The most frequent version of libtorch, and the first node that has it.
     pub libtorch: Option<(String, &'a NodeId)>,
     /// The reason why ranks use GPUs, if they do. It applies to all nodes, because one rank on a CPU would slow down
     /// all others.
@@ -59,7 +59,7 @@ impl<'a> Majority<'a> {
         } else {
             versions.iter().filter(|(_, version)| version.cuda).map(|(node, _)| *node).collect()
         };
-        // If no node has the trainer yet, that of this machine decides.
+        // If no node has the trainer yet, the trainer of this machine decides.
         let finds_gpus = !with_gpus.is_empty() || (versions.is_empty() && plan.trainer.cuda);
         let count = |libtorch: &str| versions.iter().filter(|(_, version)| version.libtorch == libtorch).count();
         // Among equal counts, the first node's version: `max_by_key` returns the last.

@@ -184,7 +184,8 @@ fn short(sha256: &str) -> &str {
     sha256.get(..12).unwrap_or(sha256)
 }
 
-/// Returns the file that lists the data of a recipe.
+/// Returns the path that every node must be able to read: the manifest of an encode, the index of a training run, or
+/// the encoders for sampling.
 pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
     match recipe.task {
         Task::Encode => recipe.encode.manifest,

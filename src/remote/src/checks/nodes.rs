@@ -1,4 +1,4 @@
-//! Checks of all nodes of a launch at once, with two commands on each.
+//! Checks of all nodes of a launch in parallel: reads each node's clock, then runs one script that prints all other facts.
 
 #[cfg(test)]
 mod tests;
@@ -186,7 +186,7 @@ impl Marker {
         let folder = runs.ancestors().find(|folder| folder.is_dir()).unwrap_or(Utf8Path::new("/"));
         let token = format!("{}-{}-{}", plan.run.id, std::process::id(), UNIQUE.fetch_add(1, Ordering::Relaxed));
         let path = folder.join(format!(".check-{token}"));
-        // If this fails, the check of the run directory fails too.
+        // If the write fails, the check of the run directory fails too.
         let _ = fs::write(&path, &token);
         Self { path, token }
     }

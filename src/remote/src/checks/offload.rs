@@ -1,4 +1,4 @@
-//! Checks that the memory or disk of a node has room for the tensors that its ranks keep outside the memory of their device.
+//! Checks that the memory or disk of a node has room for the tensors that its ranks offload.
 
 use cluster::NodeId;
 use plan::{LaunchPlan, quote};
@@ -9,7 +9,7 @@ use units::size;
 use super::answer::{CheckResult, Fail, NodeCheck, NodeFacts};
 use super::check::CheckId;
 
-/// Returns the recipe and the store of its ranks, if they keep something there.
+/// Returns the recipe and the backing store of its ranks, if the ranks offload tensors.
 fn store(plan: &LaunchPlan) -> Option<(Recipe, OffloadStore)> {
     let recipe = plan.run.recipe().ok().filter(|_| !plan.is_command() && plan.task() == Task::Train)?;
     let store = recipe.memory.store.on(plan.on_gpus(plan.trainer.cuda));

@@ -18,7 +18,7 @@ pub struct KillReport {
     pub how: KillHow,
     /// One report for each node of the plan.
     pub nodes: Vec<NodeReport>,
-    /// The result of ending the Slurm job, in a line; or why that failed.
+    /// The result of ending the Slurm job in one line, or why that failed; `None` without a job.
     pub job: Option<Result<String, Failure>>,
 }
 
@@ -57,7 +57,7 @@ pub struct NodeReport {
     pub gpu_memory: GpuMemory,
     /// Why the kill failed on the node.
     pub failure: Option<Failure>,
-    /// Whether the kill failed because the node does not answer, so the processes there are unknown.
+    /// Whether the kill failed because the node does not answer. The state of its processes is then unknown.
     pub is_unreachable: bool,
 }
 
@@ -113,7 +113,7 @@ impl KillReport {
         if let Some(Err(failure)) = &self.job {
             return Some(failure.clone());
         }
-        // Many clusters accept logins to a node only while a job of the user runs there.
+        // An unreachable node of a job does not count: many clusters accept logins only while a job of the user runs on the node.
         let counts = |node: &&NodeReport| self.job.is_none() || !node.is_unreachable;
         let failures: Vec<&Failure> =
             self.nodes.iter().filter(counts).filter_map(|node| node.failure.as_ref()).collect();

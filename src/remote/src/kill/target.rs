@@ -47,7 +47,7 @@ impl<'a> NodeTarget<'a> {
         }
     }
 
-    /// Lists the processes that are still there, and still the same.
+    /// Lists the processes of the target that still run. A process that reuses a process id is not listed.
     pub fn find(&self, transport: &mut dyn Transport) -> Result<RunProcesses, RemoteError> {
         match self {
             Self::Run(target) => transport.find_processes(target),
@@ -58,7 +58,7 @@ impl<'a> NodeTarget<'a> {
         }
     }
 
-    /// Identifies the processes once more, and signals them.
+    /// Identifies the processes again and signals them.
     pub fn signal(
         &self,
         transport: &mut dyn Transport,

@@ -23,7 +23,7 @@ const RETRY_FOR: Duration = Duration::from_secs(150);
 /// answer, and it also stops a job that Slurm requeues first.
 ///
 /// # Errors
-/// Why the job could not be stopped or cancelled.
+/// Returns why the job could not be stopped or cancelled.
 pub(crate) fn end_job(
     run: &RunId,
     dir: &RunDir,
@@ -56,7 +56,7 @@ pub(crate) fn end_job(
         return Ok(format!("TERM sent to the ranks of job {id}"));
     }
     if job.state.is_waiting() {
-        // Records the request, in case Slurm forgets the job before its state is read, or the job begins now.
+        // Records the request, in case Slurm purges the job before its state is read, or the job begins now.
         let _ = dir.request_stop();
     }
     retry(what, progress, || super::run("cancel a job", &["scancel", &number]))?;

@@ -1,4 +1,4 @@
-//! Slurm, through its commands on this machine. Each has a timeout, because the controller may be down or slow.
+//! Access to Slurm through its commands on this machine. Each command has a timeout, because the controller may be down or slow.
 
 mod end_job;
 mod queue;
@@ -54,7 +54,7 @@ fn jobs(ids: &[u64]) -> Result<Vec<Job>, SlurmError> {
     let words: Vec<&str> = slurm::QUEUE.into_iter().chain([list.as_str()]).collect();
     match run("list its jobs", &words) {
         Ok(answer) => Ok(slurm::read_queue(&answer).rows),
-        // Slurm reports this for a single id; for several, it lists those that exist.
+        // `squeue` fails with this error for a single unknown id. For several ids, it lists the jobs that exist.
         Err(SlurmError::UnknownJob) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
@@ -88,7 +88,7 @@ fn submit(dir: &RunDir, attempt: u32) -> Result<u64, SlurmError> {
 /// Submits the attempt of a plan, whose files exist, and records the job.
 ///
 /// # Errors
-/// The error, and whether it is certain that no job was submitted. Without a reply, Slurm may have accepted the job.
+/// Returns the failure, and whether it is certain that no job was submitted. Without a reply, Slurm may have accepted the job.
 pub(crate) fn submit_attempt(what: &str, plan: &plan::LaunchPlan, now_s: f64) -> Result<u64, (Failure, bool)> {
     let (dir, number) = (&plan.dir, plan.attempt.number);
     let job = submit(dir, number).map_err(|error| {

@@ -39,7 +39,7 @@ struct Entry {
     status: JobStatus,
     /// Whether a query for the job has completed or failed.
     is_queried: bool,
-    /// Whether its state is final.
+    /// Whether the state of the job cannot change any more.
     is_final: bool,
     last_read: Instant,
 }
@@ -81,7 +81,7 @@ impl SlurmQueue {
         JobStatus { no_reply, ..entry.status.clone() }
     }
 
-    /// Queries all jobs that are read, and repeats this for jobs that were added during the query.
+    /// Queries all jobs that readers requested recently. Repeats the query if jobs were added meanwhile.
     fn query(&self) {
         loop {
             let before: BTreeMap<u64, JobStatus> = {

@@ -30,8 +30,8 @@ impl Shell for Step {
     }
 
     fn run(&mut self, command: &Command) -> Result<Output, RemoteError> {
-        // The variable means --overlap and is ignored by versions before 20.11, which reject the option. Without it, the step
-        // waits for the resources of the previous step.
+        // The variable has the effect of `--overlap`: without it, the step waits for the resources of the previous step. Slurm
+        // before 20.11 rejects the option and ignores the variable.
         let script = format!("SLURM_OVERLAP=1 exec {}", command_line(&self.words(&command.script)));
         self.here.run(&Command { script, ..command.clone() }).map_err(|error| match error {
             RemoteError::Timeout { action, after, .. } => {

@@ -21,7 +21,7 @@ const MAX_INCLUDES: usize = 16;
 #[derive(Debug, Default)]
 struct Blocks {
     blocks: Vec<Block>,
-    /// The files, and the folders of patterns in `Include`, when they were read.
+    /// The files that were read and the folders of `Include` patterns, each with its stamp at that time.
     read: Vec<(Utf8PathBuf, Stamp)>,
 }
 
@@ -40,7 +40,7 @@ struct Block {
 /// The Host blocks that apply to a node.
 #[derive(Debug, PartialEq, Eq)]
 struct Effect {
-    /// The blocks that match it, without those that only set `HostName`.
+    /// The numbers of the blocks that match the node, without those that only set `HostName`.
     blocks: Vec<usize>,
     host: String,
 }
@@ -102,7 +102,7 @@ impl Blocks {
         Some(())
     }
 
-    /// Returns whether no file has changed since.
+    /// Returns whether no file has changed since it was read.
     fn is_current(&self) -> bool {
         self.read.iter().all(|(path, read)| stamp(path) == *read)
     }
@@ -117,7 +117,7 @@ impl Blocks {
 }
 
 impl Block {
-    /// Returns whether a pattern matches and none with `!` does.
+    /// Returns whether a pattern matches the node and no pattern with `!` matches it.
     fn matches(&self, name: &str) -> bool {
         let any = |negated: bool| {
             let chosen = self.patterns.iter().filter(move |pattern| pattern.starts_with('!') == negated);
@@ -196,7 +196,7 @@ pub(super) fn shared(options: &SshOptions, login: &Login, home: &str, query: imp
     let answer = shared.answers.lock().unwrap_or_else(PoisonError::into_inner).entry(group).or_default().clone();
     let (of, answer) = answer.get_or_init(|| (name.to_owned(), query()));
     match answer {
-        // `ssh` agrees about the host name of the node that it was run for.
+        // The settings of another node apply only if `ssh -G` and this parser found the same host name for that node.
         Ok(settings) if of == name => Ok(settings.clone()),
         Ok(settings) if shared.blocks.as_ref().and_then(|b| b.effect(of)).is_some_and(|e| e.host == settings.host) => {
             Ok(Settings { host, ..settings.clone() })

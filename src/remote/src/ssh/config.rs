@@ -71,9 +71,9 @@ impl SshOptions {
 /// The settings of the connection to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Its address, or a name that the resolver can resolve.
+    /// The node's address, or a name that the resolver can resolve.
     pub host: String,
-    /// The name of its keys in `known_hosts` if it is not `host` (`HostKeyAlias`).
+    /// The name of the node's keys in `known_hosts`, if it differs from `host` (`HostKeyAlias`).
     pub key_alias: Option<String>,
     pub user: String,
     pub port: u16,
@@ -138,7 +138,7 @@ impl Settings {
         KnownKeys::read(&self.known_hosts, name, port)
     }
 
-    /// Returns the name and the port of its keys in `known_hosts`. An alias is independent of the port.
+    /// Returns the name and the port of the node's keys in `known_hosts`. An alias is independent of the port.
     pub fn key_name(&self) -> (&str, u16) {
         self.key_alias.as_deref().map_or((&self.host, self.port), |alias| (alias, 22))
     }

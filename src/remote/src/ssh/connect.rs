@@ -62,7 +62,7 @@ pub fn connect(settings: &Settings, login: &Login, options: &SshOptions) -> Resu
     Ok(Connected { session, socket })
 }
 
-/// Returns libssh2's number of an error.
+/// Returns the libssh2 error code of an error.
 pub(super) fn number(error: &ssh2::Error) -> i32 {
     match error.code() {
         ErrorCode::Session(number) | ErrorCode::SFTP(number) => number,
@@ -265,8 +265,8 @@ fn log_in(settings: &Settings, session: &Session, ssh: &str) -> Result<(), Conne
     Err(ConnectionError::new(ConnectStep::Login, why, fix))
 }
 
-/// Tries the keys of the agent. Returns `None` if one was accepted, else how many were tried. Keys that belong to key files
-/// are tried first, because a server closes the connection after a few failures.
+/// Tries the keys of the agent. Returns `None` if the server accepted a key, otherwise the number of keys tried. Keys that
+/// belong to key files are tried first, because a server closes the connection after a few failures.
 fn by_agent(
     settings: &Settings,
     session: &Session,

@@ -2,7 +2,7 @@
 //!
 //! A libssh2 session must not be used by two threads, and any of its calls may block. So one thread owns it, in non-blocking
 //! mode, and sleeps in `poll` until the socket or a request wakes it. Commands run in parallel, each in its own channel. The
-//! session is kept open. A heartbeat command checks it, because replies to SSH's keepalive are not checked by libssh2.
+//! session is kept open. A heartbeat command checks it, because libssh2 does not check the replies to SSH's keepalive.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -58,7 +58,7 @@ enum Request {
     EndStream(u64),
 }
 
-/// A connection that is made when it is first used and kept open until this is dropped.
+/// A connection that is made when it is first used and kept open until the value is dropped.
 #[derive(Debug)]
 pub struct Connection {
     login: Login,
@@ -292,7 +292,7 @@ impl Actor {
             if last_received.elapsed() > HEARTBEAT_AFTER && !self.has_heartbeat() {
                 self.waiting.push_front(Work::Heartbeat);
             }
-            // Until two passes make no progress: reading one channel may receive the data of another.
+            // Repeat until two passes make no progress, because reading one channel may receive the data of another.
             let mut idle = 0;
             while idle < 2 {
                 match self.make_progress(link, &mut limit) {
@@ -480,8 +480,8 @@ impl Work {
         }
     }
 
-    /// Returns whether the standard input stays open. The script of a stream exits when its standard input closes, which ends
-    /// it when the connection is lost.
+    /// Returns whether the standard input stays open. The script of a stream is killed when its standard input closes, so it
+    /// ends when the connection is lost.
     fn keeps_input_open(&self) -> bool {
         matches!(self, Self::Stream { .. })
     }

@@ -79,7 +79,7 @@ impl Exchange {
         }
     }
 
-    /// Does what is possible without blocking. `keep_open` keeps the standard input of the command open.
+    /// Sends and receives as much as possible without blocking. `keep_open` keeps the command's standard input open.
     pub fn step(&mut self, keep_open: bool) -> Result<Step, ExchangeError> {
         let mut has_progress = false;
         loop {

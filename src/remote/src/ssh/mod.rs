@@ -36,7 +36,7 @@ use openssh::OpenSsh;
 
 /// The timeout of listing processes, sending signals and reading free space. A loaded node needs seconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// The timeout of starting a supervisor; the script on the node waits for less.
+/// The timeout of starting a supervisor. The script on the node has a shorter timeout.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A node reached by SSH. Clones share its connection, which is made when it is first used and then kept open.
@@ -61,7 +61,7 @@ enum Client {
     OpenSsh(Arc<OpenSsh>),
 }
 
-/// A stream of lines. Dropping this ends it.
+/// A stream of lines. Dropping the value ends the stream and its script.
 #[derive(Debug)]
 #[must_use = "a stream ends when it is dropped"]
 pub struct Stream {
@@ -79,7 +79,7 @@ impl Drop for Stream {
 }
 
 impl Ssh {
-    /// Makes a transport for a node, without connecting.
+    /// Creates a transport for a node, without connecting.
     pub fn new(options: SshOptions, login: Login) -> Self {
         Self { link: Arc::new(Link { options, login, client: Mutex::new(None) }) }
     }
@@ -106,7 +106,7 @@ impl Ssh {
         Some(is_default && addresses.into_iter().any(is_own))
     }
 
-    /// Runs a script that writes lines and sends them as events. The script is killed when the connection ends and started
+    /// Runs a script and sends each line of its output as an event. The script is killed when the connection ends and started
     /// again after a reconnect. Without output for `output_timeout`, a heartbeat checks the connection.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time for which the shared connection stays open without use.
 const PERSIST: &str = "ControlPersist=300";
-/// The exit status of `ssh` for its own errors, as opposed to those of the command.
+/// The exit status of `ssh` for its own errors. Otherwise it exits with the status of the command.
 const SSH_FAILED: i32 = 255;
 
 /// A connection through OpenSSH's program.
@@ -36,7 +36,7 @@ pub struct OpenSsh {
     options: SshOptions,
     login: Login,
     socket: Utf8PathBuf,
-    /// Whether the shared connection was made and no error of it is known.
+    /// Whether the shared connection was made and no command has failed on it since.
     shared: Mutex<bool>,
     streams: Mutex<Vec<(u64, Arc<AtomicBool>)>>,
     last_stream: AtomicU64,
@@ -257,7 +257,7 @@ impl Drop for OpenSsh {
             let mut command = self.options.command(&self.login);
             command.args(self.base_options()).args(["-O", "exit", "--", self.login.node.as_str()]);
             let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            // Without this, the connection would close after `PERSIST`.
+            // Without this, the connection would stay open for the time of `PERSIST`.
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
         }
     }

@@ -15,11 +15,11 @@ pub enum StreamEvent {
     Line(String),
     /// The script exited by itself. It is not restarted.
     Exited(Output),
-    /// The connection is lost. Reconnecting continues; this is sent once until it succeeds.
+    /// The connection is lost, and reconnecting is retried. Sent once per lost connection, not at every retry.
     Disconnected(RemoteError),
 }
 
-/// Receives the events of a stream. It is called on the thread of the connection and must not block.
+/// Receives the events of a stream. The thread of the connection calls the function, so it must not block.
 pub type OnStreamEvent = Box<dyn FnMut(StreamEvent) -> ControlFlow<()> + Send>;
 
 /// Quotes a script for a login shell, so that it and its children are killed when the connection ends. Without this, a script

@@ -1,4 +1,4 @@
-//! A folder of runs, a recipe and a fake trainer.
+//! A fixture for the tests of this folder: a folder of runs, a recipe and a fake trainer.
 
 use std::fs;
 
@@ -49,7 +49,7 @@ impl Demo {
         Self { recipe: tiny_recipe(), runs, init: None, hostname, trainer, _temp: temp }
     }
 
-    /// Returns the names in the folder of runs.
+    /// Returns the file names in the folder of runs.
     pub fn entries(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.runs).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

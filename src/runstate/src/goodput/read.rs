@@ -1,4 +1,4 @@
-//! Reads the record of a run from its directory. Each event is read once, and the caller provides the logged steps.
+//! Computes the goodput of a run from its directory. Reads each event once; the caller provides the logged steps.
 
 use super::{AttemptTimes, EndCause, Goodput, Record, StepLog, goodput};
 use crate::RunState;
@@ -7,7 +7,7 @@ use recipe::Task;
 use rundir::{Attempt, Error, Event, EventKind, ExitFile, ExitReason, Run, RunDir, Tail};
 use std::collections::BTreeMap;
 
-/// Follows the record of one run.
+/// Follows one run and computes its goodput.
 #[derive(Debug)]
 pub struct GoodputReader {
     dir: RunDir,
@@ -19,7 +19,7 @@ pub struct GoodputReader {
 }
 
 impl GoodputReader {
-    /// Makes a reader. Returns none for a run that does not train, or was imported.
+    /// Makes a reader. Returns `None` for a run that does not train, or was imported.
     pub fn new(dir: &RunDir, run: &Run) -> Option<Self> {
         (run.task() == Task::Train && run.imported.is_none()).then(|| Self {
             dir: dir.clone(),
@@ -30,7 +30,7 @@ impl GoodputReader {
         })
     }
 
-    /// Returns how the time of the run was spent until `now_s`. Returns none before the first attempt.
+    /// Returns how the time of the run was spent until `now_s`. Returns `None` before the first attempt.
     ///
     /// * `steps` — all logged steps of the run. The console has parsed them for its charts, so they are not read twice.
     ///
@@ -43,8 +43,8 @@ impl GoodputReader {
             self.marks.clear();
         }
         self.marks.extend(events.into_iter().filter(|event| is_mark(&event.kind)));
-        // After its last line, a training run is within a step; the state of an unreachable run is unknown. The clock of this machine
-        // may differ from those of the nodes.
+        // A running run, and one in an unknown state, counts until its last line: it is within a step, and the clock of
+        // this machine may differ from those of the nodes.
         let is_over = state.is_end() || matches!(state, RunState::Running | RunState::Unknown);
         let numbers = self.dir.attempt_numbers()?;
         let mut attempts = Vec::new();
@@ -82,7 +82,7 @@ impl GoodputReader {
         }
     }
 
-    /// Returns when and how an attempt ended: as its exit files record or, without them, at its last line.
+    /// Returns when and how an attempt ended: from its exit files or, without them, from its last line or event.
     fn end_of(&self, steps: &StepLog, attempt: &Attempt) -> (f64, EndCause) {
         let by_node = attempt.placement.by_node();
         let mut nodes = by_node.into_iter().map(|(node, _)| node);
@@ -116,7 +116,7 @@ impl GoodputReader {
     }
 }
 
-/// Returns whether an event is needed. Others, such as removed checkpoints, are not kept.
+/// Returns whether the goodput depends on events of this kind. Others, such as removed checkpoints, are not kept.
 fn is_mark(kind: &EventKind) -> bool {
     matches!(
         kind,

@@ -1,4 +1,4 @@
-//! Tests of goodput: parts of the wall time, from files of made runs.
+//! Tests of goodput: the parts into which it splits the wall time of a run.
 
 use super::*;
 use crate::RunState;
@@ -78,7 +78,7 @@ fn steps_that_a_later_attempt_repeats_do_not_count() {
         line(1, 1, 1020.0, 10.0),
         line(1, 2, 1030.0, 10.0),
         line(1, 3, 1040.0, 10.0),
-        // It continued from step 2, because the checkpoint of step 3 was damaged: the event overrides the plan.
+        // The plan was to continue after step 1, and the event records step 2. The event counts.
         line(2, 3, 1090.0, 10.0),
         line(2, 4, 1100.0, 10.0),
     ];
@@ -251,7 +251,7 @@ fn any_line() -> impl Strategy<Value = StepTimes> {
 }
 
 proptest! {
-    /// Also for clocks that disagree and lines in any order.
+    /// This holds even if clocks disagree and lines are in any order.
     #[test]
     fn no_part_is_negative_and_the_parts_sum_to_the_wall_time(
         starts in prop::collection::vec((0.0..2000.0, 0u64..40, any_cause()), 0..5),

@@ -28,7 +28,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to connect, and between two checks of a node that has not connected.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// The supervisors that connect, and the address.
+/// The nodes of an attempt, and the address at which their supervisors connect.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub run: RunDir,
@@ -99,12 +99,12 @@ pub struct Peers {
     pub(super) links: BTreeMap<NodeId, Link>,
     /// The time of the last message from each node that was connected and has not ended normally.
     last_message: BTreeMap<NodeId, Duration>,
-    /// The number of checks of the run's folder in progress for each node.
+    /// The number of checks of the files of each node that are in progress.
     looks: BTreeMap<NodeId, u32>,
     /// The messages that are also sent to a node that connects later.
     sent: Vec<Message>,
     loss: Option<PeerLoss>,
-    /// The lost nodes that have not been recorded yet, if ranks do not need each other.
+    /// The lost nodes that are not recorded yet, if ranks do not need each other.
     losses: Vec<(NodeId, Failure)>,
     /// Whether this node has ended normally. Then no other node counts as lost.
     is_done: bool,
@@ -117,9 +117,9 @@ pub(super) enum Link {
     Absent(Wait),
     Connected {
         connection: u64,
-        /// The time at which to check whether the run makes steps.
+        /// The time at which to check whether the run makes steps; `None` while a check is in progress.
         look_at: Option<Duration>,
-        /// The size of the log of steps after half of the timeout.
+        /// The size of `metrics.jsonl` after half of the timeout without a heartbeat.
         steps_at_half: Option<u64>,
     },
     /// On the first node: the connection broke, and the other node must reconnect before this time.
@@ -130,7 +130,7 @@ pub(super) enum Link {
     Over,
 }
 
-/// The time limit for a connection to be made.
+/// The state of a connection that is not made yet.
 #[derive(Debug)]
 pub(super) struct Wait {
     until: Duration,
@@ -240,7 +240,7 @@ impl Peers {
         if !matches!(link, Link::Connected { connection, .. } if *connection == from) {
             return;
         }
-        // This is shorter than `Waits::reason`.
+        // Two seconds, which is shorter than `Waits::reason`.
         let until = at + TIMEOUT / 5;
         match how {
             Disconnect::Closed => {
@@ -335,7 +335,7 @@ impl Peers {
         }
     }
 
-    /// Uses the exit file of a node that seems lost as its end, if the file exists.
+    /// Returns how a node that seems lost has ended: as its exit file records, or lost.
     fn settle(&self, node: &NodeId, how: String, files: &PeerFiles) -> PeerExit {
         match &files.exit {
             // Both nodes lost each other. The shared disk may use another network, so the exit file can exist.
@@ -451,8 +451,8 @@ impl Wait {
         Self { until, has_started: false, next: None, error: "no attempt was made".into() }
     }
 
-    /// A node that has written its process file has started. If it does not connect, it is lost as early as a node that
-    /// misses heartbeats.
+    /// Schedules the next check. A node that has written its process file has started: if it does not connect, it is
+    /// lost after the same timeout as a node that misses heartbeats.
     fn look(&mut self, at: Duration, has_started: bool) {
         if has_started && !self.has_started {
             self.has_started = true;

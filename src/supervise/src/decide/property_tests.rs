@@ -20,14 +20,14 @@ enum Step {
     Arrive(Index),
     /// Time passes.
     Pass(u64),
-    /// A living rank fails if the case allows it; otherwise it notices that another rank is gone.
+    /// A living rank notices that another rank is gone, and fails; nothing happens if no rank is gone.
     Notice(Index),
     Fault(Fault),
 }
 
 #[derive(Debug, Clone)]
 enum Fault {
-    /// A rank fails, with a code or by a signal from outside.
+    /// A rank fails: it exits with a code, or another process kills it.
     Rank { node: Index, rank: Index, killed: bool },
     /// A node loses its power.
     Dies(Index),
@@ -66,7 +66,7 @@ struct Sim {
     alive: BTreeSet<usize>,
     /// Ranks that ignore TERM.
     stubborn: BTreeSet<usize>,
-    /// The events of this node that the supervisor has not processed, in order.
+    /// The events of this node that the supervisor has not processed yet, in order.
     inbox: VecDeque<Event>,
     verdict: Option<Verdict>,
     has_power: bool,
@@ -87,13 +87,13 @@ struct Wire {
 struct World {
     is_command: bool,
     dependence: Dependence,
-    /// Whether all work is done, if ranks do not need each other.
+    /// Whether all items are done, if ranks do not need each other.
     is_done: bool,
     now: Duration,
     flushed: Duration,
     beaten: Duration,
     nodes: Vec<Sim>,
-    /// Closed by the node that is not the first.
+    /// The connections to the first node, by the index of the other node.
     wires: BTreeMap<usize, Wire>,
     steps_bytes: u64,
     steps_stopped: bool,
@@ -274,7 +274,7 @@ impl World {
         let wire = self.wires.get_mut(&number).unwrap();
         let (connection, node) = (wire.number, node(from + 1));
         let message = if to == 0 { wire.to_first.pop_front() } else { wire.to_other.pop_front() };
-        // Events of a connection come after it is known.
+        // The node processes the start of a connection before its messages.
         while let Some(event) = self.nodes[to].inbox.pop_front() {
             self.handle(to, event);
         }

@@ -53,7 +53,7 @@ pub(super) fn rendezvous(this: usize, nodes: usize) -> Rendezvous {
     }
 }
 
-/// A supervisor that a test drives. Checks of the run's folder return `evidence`, and attempts to connect fail.
+/// A supervisor that a test drives. Checks of another node's files return `files`, and attempts to connect fail.
 struct Supervisor {
     state: State,
     now: Duration,
@@ -77,7 +77,7 @@ impl Supervisor {
         Self::with(this, nodes, false, Dependence::Mutual)
     }
 
-    /// Makes the same node with a command per rank.
+    /// Makes one of several nodes, each with two ranks of a command.
     fn command(this: usize, nodes: usize) -> Self {
         Self::with(this, nodes, true, Dependence::Mutual)
     }
@@ -92,7 +92,7 @@ impl Supervisor {
         Self::new(State::new(node(this), is_command, dependence, 2, Some(peers), WAITS))
     }
 
-    /// Connects all watched supervisors.
+    /// Connects all supervisors that this one watches.
     fn connected(mut self) -> Self {
         let peers = self.state.peers.as_ref().unwrap();
         let watched: Vec<NodeId> = peers.links.keys().cloned().collect();
@@ -170,7 +170,7 @@ impl Supervisor {
         self.verdict().and_then(|verdict| verdict.failure.as_ref()).expect("it has failed")
     }
 
-    /// Returns the reason why another node ends this one.
+    /// Returns why this node cannot continue, if another node is the cause.
     fn loss(&self) -> Option<&Failure> {
         self.state.lost.as_ref()
     }
@@ -685,7 +685,7 @@ fn a_lost_node_is_recorded_once_and_ends_no_rank_that_does_not_need_it() {
     assert_eq!((node, failure.code), (&lost, ErrorCode::NodeLost));
     let is_end = |action: &Action| matches!(action, Action::SignalRanks(_) | Action::Exit(_) | Action::Send(..));
     assert!(!first.done.iter().any(is_end), "{:?}", first.done);
-    // The same happens if the first node is lost: its ranks are not needed either.
+    // The same holds if the first node is lost: the other ranks do not need its ranks either.
     let mut other = Supervisor::independent(2, 3).connected();
     let gone = super::tests::node(1);
     other.event(Event::Disconnected { node: gone.clone(), connection: 1, how: Disconnect::Closed });

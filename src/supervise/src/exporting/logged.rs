@@ -1,4 +1,4 @@
-//! What a run logs, as series of numbers for other tools.
+//! Reads the metrics of a run and of its nodes, and returns them as named values for other tools.
 
 use std::io;
 
@@ -27,13 +27,13 @@ impl Logged {
         }
     }
 
-    /// Returns new steps of all attempts, and whether there are more.
+    /// Returns new logged steps of all attempts, and whether the file has more.
     pub fn steps(&mut self) -> io::Result<(Vec<MetricSample>, bool)> {
         let batch = self.metrics.poll()?;
         Ok((batch.items, batch.more))
     }
 
-    /// Returns new points of this attempt's nodes.
+    /// Returns new points of this attempt's nodes; at the end, also points that lack samples of some nodes.
     pub fn node_points(&mut self, is_end: bool) -> io::Result<Vec<NodePoint>> {
         for (node, tail) in &mut self.nodes {
             loop {
@@ -49,7 +49,7 @@ impl Logged {
     }
 }
 
-/// The last step in the files of a tool.
+/// The last step that the files of a tool contain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Written {
     pub step: u64,
@@ -69,7 +69,8 @@ impl Written {
         })
     }
 
-    /// Returns whether a step is in the files. Those of earlier attempts were written by their supervisors, unless these were killed before.
+    /// Returns whether the files contain a step already. The supervisors of earlier attempts wrote the steps of their
+    /// attempts, unless they were killed before.
     pub fn contains(last: Option<Self>, sample: &MetricSample, attempt: u32) -> bool {
         sample.attempt != attempt && last.is_some_and(|last| sample.t <= last.t)
     }
@@ -91,7 +92,7 @@ pub fn step_values(sample: &MetricSample) -> Vec<(String, f64)> {
     values
 }
 
-/// Returns the values of the nodes: mean, and extremes if there are several.
+/// Returns the values of the nodes by their names: the mean and, if several GPUs or nodes have values, the extremes.
 pub fn node_values(point: &NodePoint) -> Vec<(String, f64)> {
     let mut values = Vec::new();
     for metric in METRICS {

@@ -61,7 +61,7 @@ impl Prometheus {
 
     fn text(&mut self, now_s: f64, is_end: bool) -> Result<String, Error> {
         let mut facts = RunFacts::of_run(&self.meta, Some(self.attempt.clone()));
-        // This process is one of them.
+        // This process is part of the run.
         facts.alive = Liveness::Alive;
         facts.stopping = self.run.stop_request().is_some();
         facts.see_newest(self.newest.newest(&self.run, self.nodes.iter().map(|(node, ..)| node))?);
@@ -87,7 +87,7 @@ impl Prometheus {
         if let Some(sample) = facts.newest.metrics.iter().rfind(own) {
             page.step(sample, now_s);
         }
-        // The GPUs belong to other programs after the end.
+        // After the end of the attempt, other programs may use the GPUs.
         if !is_end {
             page.gpus(self.nodes.iter().filter_map(|(node, _, last)| Some((node, last.as_ref()?))));
         }
@@ -95,7 +95,7 @@ impl Prometheus {
     }
 }
 
-/// Adds the ends of nodes that have not written their exit file yet: they end as this node did.
+/// Adds exit files for nodes that have not written theirs yet. Assumes that they end as this node did.
 fn assume_ends<'n>(exits: &mut Vec<ExitFile>, this: &NodeId, nodes: impl Iterator<Item = &'n NodeId>) {
     let Some(own) = exits.iter().find(|exit| exit.node == *this).cloned() else { return };
     for node in nodes {
@@ -191,7 +191,7 @@ impl Page<'_> {
 
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// The states in the order of a run.
+/// The names of all states, in the order in which a run passes them.
 const STATES: [&str; 12] = [
     "new", "queued", "starting", "running", "saving", "stopping", "stalled", "finished", "stopped", "failed",
     "crashed", "unknown",

@@ -1,6 +1,7 @@
 //! TensorBoard's event files, one per attempt: metrics, the recipe as text, and samples as animated GIFs.
 //!
-//! When a later attempt repeats steps, an event removes those of the attempt before, also from its file.
+//! If an attempt repeats steps of an earlier one, it writes an event that makes TensorBoard drop the earlier steps,
+//! also those in earlier files.
 
 use std::io;
 
@@ -42,7 +43,7 @@ impl TensorBoard {
     pub fn new(job: &Job, cancel: Cancel) -> Self {
         let run = job.run.clone();
         let mut programs = Programs::default();
-        // The ranks need the cores.
+        // ffmpeg gets one thread, because the ranks need the cores.
         programs.threads = 1;
         programs.cancel = cancel;
         Self {
@@ -59,7 +60,7 @@ impl TensorBoard {
         }
     }
 
-    /// Writes what is new.
+    /// Writes new metrics and samples to the event file.
     pub fn look(&mut self, now_s: f64, is_end: bool) {
         let result = self.write(now_s, is_end);
         self.unwritten.log(&format!("cannot write {}, retrying", self.run.tensorboard()), result);

@@ -1,4 +1,4 @@
-//! Tests of the files for other tools.
+//! Tests of the files for TensorBoard, W&B and Prometheus.
 
 use std::fs;
 use std::process::Command;
@@ -54,7 +54,7 @@ fn after_a_resume_tensorboard_shows_the_repeated_steps_of_the_later_attempt() {
     append(&job, 3, 7..=7);
     job.attempt.number = 4;
     append(&job, 4, [5, 6, 8]);
-    // The clock of the second node is behind.
+    // The first node of the next attempt has a clock that is behind.
     TensorBoard::new(&job, Cancel::default()).look(4000.0, true);
     assert_eq!(losses(&shown(&job)), [(1, 3.0), (2, 3.0), (3, 3.0), (4, 3.0), (5, 4.0), (6, 4.0), (8, 4.0)]);
     job.attempt.number = 5;
@@ -140,7 +140,7 @@ fn a_resumed_attempt_writes_its_own_steps_and_those_that_a_killed_supervisor_did
     append(&job, 3, 7..=7);
     job.attempt.number = 4;
     append(&job, 4, [5, 6, 8]);
-    // The clock of the second node is the same second.
+    // The next attempt begins in the same second.
     Wandb::new(&job).look(5000.0, true);
     let logs = wandb_logs(&job);
     assert_eq!(losses(&logs[0]), (1..=6).map(|step| (step, 3.0)).collect::<Vec<_>>());

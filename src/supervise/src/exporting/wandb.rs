@@ -1,4 +1,5 @@
-//! An offline run of W&B per attempt: metrics, the recipe as config, and the end. All have the id of the run, so that W&B continues it.
+//! Offline runs of W&B, one per attempt: metrics, the recipe as config, and the end. All attempts have the id of the
+//! run, so that W&B joins them into one run.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,13 +32,13 @@ pub struct Wandb {
 struct OpenFile {
     writer: RunWriter,
     last: Option<Written>,
-    /// Points of the nodes that no step has yet, by time.
+    /// Points of the nodes that are not written yet, by time. The next step contains the newest one before it.
     points: VecDeque<NodePoint>,
 }
 
 impl Wandb {
     pub fn new(job: &Job) -> Self {
-        // A table of a TOML file is always JSON.
+        // Every TOML value has a JSON form.
         let json = |value| serde_json::to_string(value).unwrap_or_default();
         Self {
             run: job.run.clone(),
@@ -53,7 +54,7 @@ impl Wandb {
         }
     }
 
-    /// Writes what is new.
+    /// Writes new metrics to the offline run.
     pub fn look(&mut self, now_s: f64, is_end: bool) {
         let result = self.write(now_s, is_end);
         self.unwritten.log(&format!("cannot write {}, retrying", self.run.wandb()), result);
@@ -66,7 +67,7 @@ impl Wandb {
         let Some(file) = &mut self.file else { return Ok(()) };
         // Flush first: on a full disk, nothing more is read into memory.
         file.writer.flush()?;
-        // A file of a node that cannot be read does not keep the steps from being written.
+        // If the file of a node cannot be read, write the steps anyway and return the error at the end.
         let points = self.logged.node_points(is_end).map(|points| file.points.extend(points));
         loop {
             let (steps, more) = self.logged.steps()?;
@@ -103,7 +104,8 @@ impl Wandb {
 }
 
 impl OpenFile {
-    /// Adds a logged step that the files lack, with the newest point of the nodes before it: W&B has no other axis than steps.
+    /// Adds a logged step that the files lack, with the newest point of the nodes before it, because the x axis
+    /// of W&B is the step.
     fn sample(&mut self, sample: &MetricSample, attempt: u32) {
         if Written::contains(self.last, sample, attempt) {
             return;

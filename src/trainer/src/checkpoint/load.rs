@@ -19,9 +19,9 @@ use weights::{Header, read_range};
 pub enum Restore {
     /// Parameters only: a new stage.
     Weights,
-    /// Parameters, optimizer and the average of the weights.
+    /// Parameters, optimizer state and the average of the weights: a resume.
     Everything,
-    /// The average of the trained parameters in their place, if there is one: sampling.
+    /// Parameters for sampling: the average of each trained parameter if the checkpoint has one, otherwise the parameter.
     Average,
 }
 
@@ -74,8 +74,8 @@ fn wait_for(dir: &Utf8Path, rank: usize) -> Result<Checkpoint, Failure> {
 /// Loads this rank's shards from the checkpoint in a folder. A collective.
 ///
 /// # Errors
-/// A file cannot be read, this rank cannot open a file that rank 0 can open, or a tensor is missing or has another
-/// shape.
+/// A file cannot be read, this rank cannot open a file that rank 0 can open, a tensor is missing or has another shape, the
+/// checkpoint has state of another optimizer, or its base weights have changed or are damaged.
 pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -> Result<Loaded<Checkpoint>, Failure> {
     sharded.moments.wait_for_snapshot().map_err(device_failed)?;
     let world = &sharded.fsdp.groups().world;
@@ -96,7 +96,7 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
         (verifying.join().expect("verifying a checkpoint does not panic"), filled)
     });
     let (verified, of_base) = verified;
-    // If loading failed because a file is damaged or of another optimizer, report that.
+    // Report a damaged file or another optimizer before the load errors that follow from it.
     if let Loaded::Damaged(damage) = on_every_rank(world, verified)? {
         return Ok(Loaded::Damaged(damage));
     }
@@ -109,7 +109,7 @@ pub fn load(sharded: &mut TrainingState<'_>, dir: &Utf8Path, restore: Restore) -
     Ok(Loaded::Intact(checkpoint))
 }
 
-/// Refuses to continue with another optimizer than the checkpoint's. Without trained parameters there is no state.
+/// Returns an error if the checkpoint has the state of another optimizer. Without trained parameters there is no state.
 fn same_optimizer(sharded: &TrainingState<'_>, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let (was, is) = (checkpoint.state()?.optimizer, sharded.moments.kind());
     if was == is || sharded.fsdp.shards().next().is_none() {
@@ -147,7 +147,7 @@ fn verify(checkpoint: &Checkpoint, rank: usize, ranks: usize) -> Result<(), rund
     share.try_for_each(|file| checkpoint.verify_file(file))
 }
 
-/// Opens the weights that a checkpoint of adapters was trained on, if it is one.
+/// Opens the base weights of a checkpoint that contains only adapters; `None` for other checkpoints.
 fn open_base(checkpoint: &Checkpoint) -> Result<Option<Checkpoint>, Failure> {
     let Some(base) = &checkpoint.manifest.base else { return Ok(None) };
     let refuse = |why: String, fix: String| {
@@ -188,7 +188,7 @@ fn fill(sharded: &TrainingState<'_>, checkpoint: &Checkpoint, restore: Restore) 
     let mut pieces = weight_pieces(sharded);
     if restore == Restore::Everything {
         pieces.extend(moment_pieces(sharded));
-        // An average that the checkpoint lacks begins with the weights.
+        // If the checkpoint has no average, the average starts as a copy of the weights.
         if has_average(checkpoint) {
             pieces.extend(average_pieces(sharded));
         }
@@ -263,10 +263,10 @@ fn copy_runs(
     Ok(())
 }
 
-/// Elements of a block of codes.
+/// The number of 8-bit codes that share a scale.
 const BLOCK: u64 = c10d::adamw8::BLOCK as u64;
 
-/// Returns the scale of each of `len` codes of a slice from `begin` on.
+/// Returns a scale per code for the `len` codes of a slice from `begin` on.
 fn scales_of_elements(
     slice: &Slice,
     begin: u64,

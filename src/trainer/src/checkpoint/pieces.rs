@@ -1,4 +1,4 @@
-//! The pieces of a rank: its parts of the tensors of a checkpoint.
+//! The pieces of a rank: the parts of a checkpoint's tensors that the rank saves and loads.
 
 use super::TrainingState;
 use crate::optim::{StateTensor, StateValues};
@@ -14,31 +14,32 @@ pub struct Piece {
     pub name: String,
     /// Whether the tensor may be missing in the initial weights.
     pub addable: bool,
-    /// Whether it is a factor of an adapter, or its optimizer state.
+    /// Whether the tensor is a factor of an adapter, or the optimizer state of such a factor.
     pub adapter: bool,
     pub kind: ParamKind,
     pub shape: Vec<usize>,
     /// The part of the tensor that this rank's shard group holds, as a box.
     pub within: TensorBox,
-    /// The first element, counted in the box.
+    /// The first element of the piece, counted in the box.
     pub start: i64,
     pub values: Tensor,
     /// The scales of the blocks, if the values are 8-bit codes.
     pub scales: Option<Tensor>,
-    /// The parameter's unit and slot, and the prefix of optimizer state.
+    /// The unit and the slot of the parameter.
     pub of: (usize, usize),
+    /// The prefix of the name: empty for a parameter, otherwise that of optimizer state or of the average.
     pub prefix: &'static str,
     /// Whether this rank saves the piece. Only the first rank of a TP group saves a replicated tensor.
     pub saved: bool,
 }
 
 impl Piece {
-    /// The elements, counted in the box.
+    /// Returns the elements of the piece, counted in the box.
     pub fn range(&self) -> Range<u64> {
         self.start as u64..(self.start + self.values.size()[0]) as u64
     }
 
-    /// Returns the tensors that a file has of the piece, by name.
+    /// Returns the tensors that a file stores for the piece, with their names: the values, and the scales of 8-bit codes.
     pub fn tensors(&self) -> impl Iterator<Item = (String, &Tensor)> {
         let scales = self.scales.iter().map(|scales| (scales_key(&self.name), scales));
         std::iter::once((self.name.clone(), &self.values)).chain(scales)
@@ -49,12 +50,12 @@ impl Piece {
     }
 }
 
-/// Returns the name, in its file, of the scales of codes.
+/// Returns the name of the tensor with the scales of 8-bit codes.
 pub fn scales_key(codes: &str) -> String {
     format!("{codes}.scale")
 }
 
-/// The prefix of the average of a trained tensor.
+/// The prefix of the names of averages of trained tensors.
 pub const AVERAGE: &str = "ema/";
 
 pub fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
@@ -66,7 +67,7 @@ pub fn weight_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     sharded.fsdp.owned().into_iter().map(piece).collect()
 }
 
-/// Returns the pieces of the optimizer's state. State of whole tensors is loaded by every rank, and saved by one.
+/// Returns the pieces of the optimizer's state. Every rank loads the state of whole tensors; one rank saves it.
 pub fn moment_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for owned in sharded.fsdp.owned().into_iter().filter(|o| o.range.kind == ParamKind::Trained) {
@@ -114,7 +115,7 @@ pub fn average_pieces(sharded: &TrainingState<'_>) -> Vec<Piece> {
     trained.map(piece).collect()
 }
 
-/// Describes this rank's piece of a tensor. A `prefix` names optimizer state of the same shape.
+/// Describes this rank's piece of a tensor. `prefix` is empty for a parameter, otherwise that of a tensor of the same shape.
 fn piece(sharded: &TrainingState<'_>, owned: &OwnedRange, prefix: &'static str, values: Tensor) -> Piece {
     let spec = &sharded.tables[owned.unit][owned.range.slot];
     let tp = &sharded.fsdp.groups().tp;

@@ -32,8 +32,8 @@ pub(super) struct RankPart {
     pub(super) tensors: Vec<LogicalTensor>,
 }
 
-/// The host memory that every save copies to: tensors in the order of the pieces, in few large chunks. It is kept between saves, because
-/// allocating it would take longer than the copy.
+/// The host memory that every save copies to: tensors in the order of the pieces, in few large chunks. A run keeps it between saves,
+/// because allocating it takes longer than the copy.
 #[derive(Debug, Default)]
 pub struct StagingMemory {
     pub(super) ready: Vec<Tensor>,
@@ -107,8 +107,8 @@ fn release(store: Option<&dyn BackingStore>, tensors: &[&Tensor]) -> c10d::Resul
     store.map_or(Ok(()), |store| store.release(tensors))
 }
 
-/// Allocates host memory with the shapes and dtypes of tensors. The memory is page-locked if the rank is on a GPU, and files for tensors
-/// that are in files.
+/// Allocates host memory with the shapes and dtypes of tensors. The memory is page-locked if the rank is on a GPU. For a tensor that the
+/// backing store keeps in a file, the memory is another file.
 fn host_like(like: &[&Tensor], device: Device, store: Option<&dyn BackingStore>) -> c10d::Result<Vec<Tensor>> {
     let is_file = |tensor: &Tensor| store.is_some_and(|store| store.releases(tensor));
     let of_memory = like.iter().filter(|tensor| !is_file(tensor)).map(|tensor| (tensor.size(), tensor.kind()));
@@ -129,7 +129,7 @@ fn host_like(like: &[&Tensor], device: Device, store: Option<&dyn BackingStore>)
     like.iter().map(make).collect()
 }
 
-/// Copies a tensor to host memory. A copy from a GPU is in progress until the event that is returned.
+/// Copies a tensor to host memory. A copy from a GPU is complete after the returned event.
 fn copy(values: &Tensor, to: &Tensor, store: Option<&dyn BackingStore>) -> c10d::Result<Option<Event>> {
     if values.device() != Device::Cpu {
         return cuda::copy_beside(to, values).map(Some);
@@ -142,13 +142,13 @@ fn copy(values: &Tensor, to: &Tensor, store: Option<&dyn BackingStore>) -> c10d:
 
 /// The identity of a checkpoint to save.
 pub struct SaveInfo<'a> {
-    /// The run.
+    /// The run that saves.
     pub id: &'a RunId,
-    /// The attempt.
+    /// The number of the attempt that saves.
     pub attempt: u32,
-    /// The mesh.
+    /// The mesh of the attempt.
     pub mesh: Mesh,
-    /// The time, Unix seconds.
+    /// The time of the save, Unix seconds.
     pub saved_s: f64,
 }
 
@@ -178,7 +178,7 @@ pub(super) fn bytes(sharded: &TrainingState<'_>) -> u64 {
     trained + sharded.moments.saved_bytes + average + frozen + metadata
 }
 
-/// Bytes of headers and manifest for a tensor and its two moments, if it is split over a few ranks.
+/// The estimated bytes of headers and manifest for a tensor and its two moments, split over a few ranks.
 const METADATA_BYTES: u64 = 1500;
 
 /// Returns an error if the disk has too little space for a checkpoint.
@@ -204,7 +204,7 @@ fn check_space(dir: &Utf8Path, needed: u64) -> Result<(), Failure> {
 /// copy is complete.
 ///
 /// # Errors
-/// The staging folder cannot be made, or the disk has too little space.
+/// The staging folder cannot be created, or the disk has too little space.
 pub fn begin(
     sharded: &mut TrainingState<'_>,
     run: &RunDir,
@@ -252,7 +252,7 @@ pub fn begin(
 /// The files that a rank writes, with their tensors.
 pub(super) type Files = Vec<(String, Vec<Piece>)>;
 
-/// Returns what this rank saves, by file. Only the first replica saves.
+/// Returns the pieces that this rank saves, by file. Only the first replica saves.
 pub(super) fn to_save(sharded: &TrainingState<'_>) -> Files {
     let groups = sharded.fsdp.groups();
     if groups.replicate.rank() > 0 {
@@ -274,7 +274,7 @@ pub(super) fn to_save(sharded: &TrainingState<'_>) -> Files {
 /// Copies of this rank's tensors. Copies from a GPU may still be in progress.
 pub(super) struct Copies {
     files: Files,
-    /// Follows the last copy from a GPU.
+    /// The event after the last copy from a GPU; `None` on the CPU.
     done: Option<Arc<Event>>,
 }
 

@@ -185,7 +185,7 @@ fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     }
     assert!(kinds[0] > 40 && kinds[1] == 3 * 2 * 4 * 2, "{kinds:?}");
 
-    // A byte in the middle of the base's file: its manifest and its sizes stay the same.
+    // Flips a bit in the middle of the base's file. Its manifest and its size stay the same.
     let file = whole.step_dir(1).join("rank-00000.safetensors");
     let flip = || {
         let mut bytes = std::fs::read(&file).unwrap();
@@ -209,7 +209,7 @@ fn an_adapter_checkpoint_holds_only_adapters_and_loads_its_base() {
     assert_eq!(changed.code, rundir::ErrorCode::TensorMismatch);
 }
 
-/// Fills each piece with numbers of its own, and returns them by name.
+/// Fills each piece with different numbers, and returns them by the name of the piece.
 fn filled(rank: &mut Rank) -> BTreeMap<String, Vec<f32>> {
     let mut fill = |(i, mut piece): (usize, Piece)| {
         tch::no_grad(|| drop(piece.values.uniform_(i as f64, i as f64 + 1.0)));
@@ -264,7 +264,7 @@ fn optimized(kind: recipe::OptimizerKind, dp_shard: usize) -> Recipe {
     recipe
 }
 
-/// Takes steps with gradients that depend on the place of an element in its tensor alone.
+/// Takes steps with gradients that depend only on the place of an element in its tensor and on the step.
 fn trained_for(rank: &mut Rank, steps: u64) {
     for step in 0..steps {
         for owned in rank.fsdp.owned() {
@@ -311,7 +311,7 @@ fn the_state_of_every_optimizer_is_saved_without_loss_and_loads_on_another_mesh(
         let mut again = new(0.0);
         load(&mut again, &first);
         assert!(contents(&mut again) == before, "{kind:?} on the same mesh");
-        // Two shards load it and save it, and one rank loads that.
+        // Two shards load the checkpoint and save it again, and one rank loads the second checkpoint.
         on_two_ranks_of(path, &optimized(kind, 2), |_, mut rank| {
             load(&mut rank, &first);
             rank.save(&second);
@@ -322,7 +322,7 @@ fn the_state_of_every_optimizer_is_saved_without_loss_and_loads_on_another_mesh(
         let differ = |(name, values): &(&(String, i64), &Vec<f64>)| before[*name] != **values;
         let after = contents(&mut back);
         let other = after.iter().filter(differ).count();
-        // A shard ends within a block of codes, whose parts get the larger of their scales: nothing changes.
+        // A shard may end within a block of codes. A merged block gets the larger scale of its parts, so no value changes.
         assert_eq!(other, 0, "{kind:?} on another mesh");
     }
 }
@@ -349,7 +349,7 @@ fn an_average_of_another_shape_is_refused() {
     let run = RunDir::new(Utf8Path::from_path(folder.path()).unwrap().join("run"));
     let mut rank = Rank::new(averaged(), MeshGroups::alone(), 0.0);
     let mut writing = rank.begin_save(&run, &mut StagingMemory::default());
-    // The manifest of another shape: a tensor of which the average has one row.
+    // Give one average another shape in the manifest: a single row.
     let (written, memory) = writing.thread.join().unwrap();
     let mut part = written.unwrap();
     let average = part.tensors.iter_mut().find(|tensor| tensor.name.starts_with("ema/") && tensor.shape.len() == 2);
@@ -425,7 +425,7 @@ fn on_two_ranks_of<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(usiz
     on_two_groups(folder, recipe, |groups| go(groups.world.rank(), Rank::new(recipe.clone(), groups, 1.5)))
 }
 
-/// As [`on_two_ranks_of`], before the ranks have any state.
+/// As [`on_two_ranks_of`], but `go` creates the state of its rank.
 fn on_two_groups<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
     let limit = Duration::from_secs(120);
     let rank = |rank: usize| {
@@ -458,10 +458,10 @@ fn a_checkpoint_that_only_rank_1_cannot_open_is_not_damaged() {
     }
 }
 
-/// The environment variable with the run for the child process that loads.
+/// The environment variable that passes the run's folder to the child process that loads.
 const CHILD: &str = "VIDTUI_LOAD_TEST_CHILD";
 
-/// Loads in a child process, so that its memory is that of the load alone.
+/// Loads in a child process, so that the measured memory is that of the load alone.
 #[test]
 fn loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors() {
     const THIS: &str = "checkpoint::tests::loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors";

@@ -128,7 +128,7 @@ impl Clips {
             if decoded.is_ok() {
                 self.counts.begun(EncodeStage::Vae, 1);
             }
-            // The signal of a stop or a kill reaches ffmpeg too. A clip that it interrupted has not failed.
+            // The signal of a stop or a kill reaches ffmpeg too. A clip that the signal interrupted has not failed.
             if decoded.is_err() && stop.source().is_some() {
                 pool.cancel();
                 return Ok(());
@@ -144,13 +144,13 @@ impl Clips {
             }
             todo -= 1;
             let Some(held) = range.as_mut() else { return Err(queue::wrong_stage(&item.name)) };
-            // Another worker encodes the items of a lost range; here they are only counted down.
+            // Another rank encodes the items of a lost range. This rank only counts them down.
             self.store(vae, held, &item, decoded)?;
         }
         if let Some(mut done) = range.take() {
             done.finish()?;
         }
-        // A range whose items were all stored by its previous worker has no items in the pool.
+        // If the previous holder of a range stored all its items, the pool has none of them.
         let rest = std::mem::take(&mut claims.lock().unwrap_or_else(PoisonError::into_inner).ranges);
         for mut range in rest {
             range.finish()?;
@@ -272,7 +272,7 @@ impl Decoder {
     }
 }
 
-/// Runs a program once more if a signal ended it: the reason, such as memory that was short, may be gone. A damaged clip that
+/// Retries a program once if a signal ended it, because the cause, such as a lack of memory, may be gone. A damaged clip that
 /// crashes the program does so twice.
 fn again_if_killed<T>(mut run: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     match run() {
@@ -281,7 +281,7 @@ fn again_if_killed<T>(mut run: impl FnMut() -> Result<T, Failure>) -> Result<T, 
     }
 }
 
-/// An iterator over the items of ranges. It claims a range when the items before it are taken.
+/// An iterator over the items of ranges. It claims the next range when all earlier items are taken.
 struct Items {
     queue: SharedQueue,
     claims: SharedClaims,

@@ -1,7 +1,7 @@
 //! The tensors of a clip for models that receive an image or a masked video besides text.
 //!
-//! They depend only on the seed of the encode, the content of the video and the number of the draw, so that every rank
-//! makes the same tensors.
+//! The tensors depend only on the seed of the encode, the content of the video and the number of the draw, so that every rank
+//! computes the same ones.
 
 // B batch (one clip), C channels, F frames, T latent frames, H and W pixels, h and w latent pixels.
 
@@ -14,7 +14,7 @@ use recipe::{ConditionKind, Conditioning};
 use rundir::{ErrorCode, Failure};
 use tch::{Kind, Tensor};
 
-/// Returns the tensors of a clip `[B, 3, F, H, W]` in -1…1, by role; each begins with latent frames.
+/// Returns the tensors of a clip `[B, 3, F, H, W]` in -1…1, by role. The first dimension of each is that of latent frames.
 ///
 /// `encode` returns the moments `[B, 2C, T, h, w]` of a video.
 pub fn of_clip(
@@ -89,7 +89,7 @@ mod tests {
         ConditionSpec::of(&condition).unwrap().unwrap()
     }
 
-    /// A clip, and an encoder that averages blocks of 8 × 8 pixels: mean, then a log-variance of 0.
+    /// Returns the tensors of a small clip. The encoder averages blocks of 8 × 8 pixels: the mean, then a log-variance of 0.
     fn made(spec: &ConditionSpec, seed: u64) -> Vec<(String, Tensor)> {
         let clip = Tensor::arange(3 * 5 * 16 * 24, (Kind::Float, Device::Cpu)).view([1, 3, 5, 16, 24]) / 10_000.0;
         let mut encode = |video: &Tensor| {
@@ -108,7 +108,7 @@ mod tests {
         let noised = made(&spec(ConditionKind::Image, true, 2), 1);
         assert_eq!(roles(&noised), ["image", "image.1"]);
         let apart = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]);
-        // A level of about e^-3, averaged over 64 pixels.
+        // The noise level is about e^-3, averaged over 64 pixels.
         assert!((1e-4..0.2).contains(&apart(&noised[0].1, &clean[0].1)));
         assert!(apart(&noised[0].1, &noised[1].1) > 1e-4);
         assert!(apart(&noised[0].1, &made(&spec(ConditionKind::Image, true, 2), 2)[0].1) > 1e-4);

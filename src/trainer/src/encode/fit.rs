@@ -1,4 +1,4 @@
-//! Encodes less at a time if memory is short: halves of a batch, then single items; tiles instead of whole frames.
+//! Retries an encode that ran out of memory with less at a time: halves of a batch, or tiles instead of whole frames.
 
 use rundir::{ErrorCode, Failure};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Creates or opens the queue of an attempt: one rank creates it, and the others find its mark.
+//! Creates or opens the queue of an attempt: one rank creates the queue, and the others wait until it is marked as ready.
 
 use super::{PAUSE, Rank, SharedQueue, Stop, log_finished};
 use crate::log::RunLog;
@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// The environment variable for tests with the lease timeout: the seconds without a heartbeat after which another rank
-/// takes over a lease.
+/// The environment variable with which tests set the lease timeout: the seconds without a heartbeat after which another
+/// rank takes over a lease.
 const EXPIRY: &str = "ENCODE_LEASE_S";
 
-/// Opens the queue of the attempt. Returns `None` if there is nothing to encode, or a stop is requested first.
+/// Opens the queue of the attempt. Returns `None` if there is nothing to encode, the other ranks have finished, or a stop is
+/// requested first.
 pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Option<SharedQueue>, Failure> {
     loop {
         if let Some(ready) = rank.run.read_queue_ready(rank.attempt.number) {
@@ -38,7 +39,7 @@ pub fn open(rank: &Rank<'_>, inputs: &EncodeInputs, stop: &Stop) -> Result<Optio
     }
 }
 
-/// Makes the queue, and marks that it exists.
+/// Creates the queue, and marks it as ready in the run's folder.
 fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>, Failure> {
     let plan = inputs.plan()?;
     eprintln!("{}", plan.summary());
@@ -57,7 +58,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     }
     let queue = Queue::create(data, &plan, &holder(rank), timing())?;
     let mut counts = counts(queue.progress()?);
-    // A plan with nothing to encode may still remove clips from the index.
+    // A plan without items may still remove clips from the index. Report one complete text, because a total of 0 ends the run.
     if counts.total() == 0 {
         counts.texts = 1;
         counts.texts_done = 1;
@@ -118,7 +119,7 @@ fn is_finished(rank: &Rank<'_>) -> bool {
     events.iter().any(|event| event.attempt == rank.attempt.number && event.kind == EventKind::Finished)
 }
 
-/// Returns the failure of an item whose file or caption does not belong to its stage: the queue is damaged.
+/// Returns the failure of an item that is in the wrong stage, such as a caption among the clips: the queue is damaged.
 pub fn wrong_stage(name: &str) -> Failure {
     Failure::new(
         ErrorCode::InvalidDataset,

@@ -1,4 +1,4 @@
-//! Reports the progress of a rank about once a second.
+//! Counts the items that a rank encodes, and reports its progress about once a second.
 
 use crate::memory::Memory;
 use cluster::RankPlace;
@@ -14,7 +14,7 @@ use tch::Device;
 
 /// The interval between reports.
 const EVERY: Duration = Duration::from_secs(1);
-/// The maximum number of failed items that a rank logs as events. `vidtui data show` lists all.
+/// The maximum number of failed items that a rank logs as events. `vidtui data show` lists all failed items.
 const MAX_EVENTS: u64 = 1000;
 
 /// The counters of the rank, which its threads share.
@@ -59,7 +59,7 @@ impl Counts {
         });
     }
 
-    /// Counts an item that failed in a stage. The total of failed items changes only when its failure is stored.
+    /// Counts an item that failed in a stage. The rank's total of failed items changes only when the failure is stored.
     pub fn failed_in(&self, stage: EncodeStage) {
         self.change(|done| of(&mut done.stages, stage).failed += 1);
     }
@@ -82,7 +82,7 @@ impl Counts {
         });
     }
 
-    /// Counts no items as waiting for these stages: the rank gave back what it had claimed.
+    /// Sets the number of items that wait for these stages to 0, because the rank gave back its claims.
     pub fn released(&self, stages: &[EncodeStage]) {
         self.change(|done| stages.iter().for_each(|stage| of(&mut done.stages, *stage).waiting = 0));
     }
@@ -132,7 +132,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Starts to report.
+    /// Starts the thread.
     pub fn start(run: &RunDir, place: &RankPlace, attempt: u32, device: Device) -> Self {
         let events = run.node_events(&place.node);
         let counts = Counts { done: Arc::default(), place: place.clone(), attempt, events };
@@ -159,12 +159,12 @@ impl Report {
         Self { counts, end: Some(end), thread: Some(thread) }
     }
 
-    /// Returns the report.
+    /// Returns the counters that the report is made from.
     pub fn counts(&self) -> Counts {
         self.counts.clone()
     }
 
-    /// Reports the end, with the counts of the queue if they are known.
+    /// Writes the last report, with the exact counts of the queue if they are known.
     pub fn end(self, exact: Option<ItemCounts>) {
         self.counts.change(|done| done.exact = exact);
     }

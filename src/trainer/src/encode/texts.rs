@@ -75,7 +75,7 @@ impl<'a> Texts<'a> {
         Ok(())
     }
 
-    /// Encodes some captions together, or in halves if memory is short.
+    /// Encodes some captions together, or in halves if memory is short, and stores them.
     fn group(&self, encoder: &T5Encoder, range: &mut Range, items: &[Item]) -> Result<Held, Failure> {
         let began = Instant::now();
         let encoded = in_halves(0..items.len(), &mut |part| encoder.encode(&self.ids(&items[part])?));

@@ -1,7 +1,6 @@
-//! Adafactor: the second moment of a matrix is the product of the means of its rows and columns.
+//! Adafactor: approximates the second moment of a matrix by the product of the means of its rows and columns.
 //!
-//! Rows and columns cross the borders of shards, so that every rank has the means of all tensors and their sums are reduced over
-//! shards and TP parts.
+//! Shards and TP split rows and columns. Therefore every rank has the means of all tensors, and the ranks add up their sums.
 //!
 //! Source: Shazeer and Stern 2018 (arXiv 1804.04235); `torch.optim.Adafactor` 2.11.
 
@@ -25,7 +24,7 @@ pub struct Adafactor {
     ranges: Vec<Range>,
 }
 
-/// A trained tensor. One of more than two dimensions is a batch of matrices.
+/// A trained tensor. A tensor of more than two dimensions is a batch of matrices.
 struct Whole {
     unit: usize,
     slot: usize,
@@ -33,14 +32,14 @@ struct Whole {
     matrix: Option<Matrix>,
 }
 
-/// A tensor's part of the means.
+/// A tensor's shape, and where its rows and columns are in the means.
 #[derive(Clone)]
 struct Matrix {
     shape: Vec<usize>,
     batch: i64,
     rows: i64,
     columns: i64,
-    /// The place of its first row and its first column in the means.
+    /// The place of the first row in the means; then that of the first column.
     first_row: i64,
     first_column: i64,
 }
@@ -49,9 +48,10 @@ struct Matrix {
 struct Range {
     unit: usize,
     slot: usize,
-    /// Its number in `tensors`.
+    /// The index in [`Adafactor::tensors`].
     tensor: usize,
     segment: Segment,
+    /// Whether this rank adds the range to sums; see [`counts`].
     counted: bool,
     moment: Moment,
 }
@@ -69,12 +69,12 @@ struct Grid {
     rows: Tensor,
     /// The matrix of the batch that each row belongs to.
     of_batch: Tensor,
-    /// The columns that the rank's box has.
+    /// The first column of the rank's TP part, and the number of its columns.
     first: i64,
     columns: i64,
     /// Elements of the first row before the range.
     phase: i64,
-    /// Elements of the last row after it.
+    /// Elements of the last row after the range.
     after: i64,
 }
 
@@ -119,7 +119,7 @@ impl Adafactor {
         Adafactor { tensors, means, shares: Tensor::from_slice(&shares).to_device(groups.device), ranges }
     }
 
-    /// Returns for each matrix of this rank one divided by the mean of its row means, for each of its batch.
+    /// Returns one divided by the mean of the row means, by index of the tensor: a number for each matrix of its batch.
     fn row_scales(&self, least: f64) -> HashMap<usize, Tensor> {
         let numbers = self.ranges.iter().map(|range| range.tensor).collect::<std::collections::BTreeSet<_>>();
         let scale = |number: usize| {
@@ -164,7 +164,7 @@ impl Method for Adafactor {
         groups.sum_over_replica(&sums)?;
         let _ = self.means.lerp_(&(sums * &self.shares), fresh);
         let scales = self.row_scales(o.adafactor_eps1);
-        // The update takes the place of the gradient.
+        // The update overwrites the gradient.
         fsdp.visit(Access::Write, |view| {
             for range in self.ranges.iter_mut().filter(|range| range.unit == view.unit) {
                 let [_, mut grad] = part(&view, range);
@@ -230,7 +230,7 @@ impl Method for Adafactor {
 }
 
 impl Matrix {
-    /// Reserves the places of a tensor's rows and columns; `None` for one dimension.
+    /// Reserves the places of a tensor's rows and columns; `None` for a tensor of one dimension.
     fn of(shape: &[usize], places: &mut i64) -> Option<Self> {
         let [leading @ .., rows, columns] = shape else { return None };
         let (batch, rows, columns) = (leading.iter().product::<usize>() as i64, *rows as i64, *columns as i64);
@@ -249,7 +249,7 @@ impl Grid {
         let last = size.len() - 1;
         let (columns, start, end) = (size[last] as i64, owned.range.start, owned.range.start + owned.range.len);
         let (from, to) = (start / columns, (end + columns - 1) / columns);
-        // The number of a row of the box in the whole tensor.
+        // Returns the number in the whole tensor of a row of the TP part.
         let whole_row = |row: i64| {
             let (mut rest, mut number, mut stride) = (row as usize, 0, 1);
             for dim in (0..last).rev() {
@@ -273,7 +273,7 @@ impl Grid {
         }
     }
 
-    /// Returns this grid's columns of all matrices of the batch.
+    /// Returns the part of `means` for this grid's columns, for all matrices of the batch.
     fn columns_of(&self, means: &Tensor) -> Tensor {
         let Matrix { batch, columns, first_column, .. } = self.matrix;
         means.narrow(0, first_column, batch * columns).view([batch, columns]).narrow(1, self.first, self.columns)

@@ -15,14 +15,14 @@ const PREFIXES: [&str; 2] = ["exp_avg/", "exp_avg_sq/"];
 /// The moments of this rank's shards: the mean of gradients and that of squared gradients.
 pub struct AdamW {
     shards: Vec<Shard>,
-    /// The maps of quantized moments; `None` if all are in fp32.
+    /// The quantization maps of 8-bit moments; `None` if all moments are fp32.
     maps: Option<Maps>,
 }
 
 enum Shard {
     /// fp32, each with the length of the shard.
     Whole { unit: usize, moments: [Tensor; 2], segments: Vec<Segment> },
-    /// Every tensor has its own blocks.
+    /// One range for each tensor, because quantized tensors have their own blocks.
     Ranges { unit: usize, ranges: Vec<Range> },
 }
 

@@ -16,24 +16,24 @@ pub struct Prodigy {
     d: f64,
     /// The largest estimate so far.
     d_max: f64,
-    /// The decayed sum of the numerators.
+    /// The decayed sum of the numerators of the estimate.
     numerator: f64,
 }
 
 struct Shard {
     unit: usize,
-    /// Moments, the decayed sum of gradients, and the weights before the first update; with the length of the shard.
+    /// Both moments, the decayed sum of gradients, and the weights before the first update; each with the length of the shard.
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     sum: Tensor,
     first: Tensor,
     segments: Vec<Segment>,
-    /// The runs that this rank counts for its TP group: start and length.
+    /// The start and the length of each range that this rank adds to sums over its TP group.
     counted: Vec<(i64, i64)>,
 }
 
 impl Shard {
-    /// Returns moments, sum and first weights.
+    /// Returns the moments, the sum and the first weights.
     fn state(&self) -> [&Tensor; 4] {
         [&self.exp_avg, &self.exp_avg_sq, &self.sum, &self.first]
     }
@@ -94,7 +94,7 @@ impl Method for Prodigy {
         let sums = Tensor::zeros([2], (Kind::Double, fsdp.groups().device));
         let no_grad = tch::no_grad_guard();
         let mut shards = self.shards.iter();
-        // Writing back also the scaled gradient costs little: no step reads it again.
+        // `Access::Write` also writes back the scaled gradient, which no step reads again. This costs little.
         fsdp.visit(Access::Write, |view| {
             let shard = shards.next().expect("every trained shard has state");
             with_state(fsdp, shard.state(), |state| {

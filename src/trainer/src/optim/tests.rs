@@ -1,4 +1,4 @@
-//! Each optimizer takes the steps that its Python package recorded, on every mesh.
+//! Compares each optimizer with steps recorded from its Python package, on several meshes.
 
 use super::*;
 use crate::oracle;
@@ -39,7 +39,7 @@ impl Recorded {
         self.config[key].as_f64()
     }
 
-    /// The optimizer with the recorded settings.
+    /// Returns the optimizer settings of the recording.
     fn optimizer(&self, kind: OptimizerKind) -> Optimizer {
         let default = Optimizer::default();
         let or = |key: &str, default: f64| self.number(key).unwrap_or(default);
@@ -67,7 +67,7 @@ impl Recorded {
         }
     }
 
-    /// The recorded tensors as one unit. TP splits every dimension of some tensor.
+    /// Returns the recorded tensors as one unit. TP splits dimension 0, 1 or 2 of some tensors.
     fn specs(&self) -> Vec<ParamSpec> {
         let mut names: Vec<&str> = self.tensors.keys().filter_map(|name| name.strip_prefix("in.param.")).collect();
         names.sort_unstable();
@@ -90,8 +90,8 @@ impl Recorded {
         names.into_iter().map(spec).collect()
     }
 
-    /// Takes the recorded steps on one rank. Returns the distance of its weights to the recorded ones, relative to the distance
-    /// that those have moved, and the numbers of the state after every step.
+    /// Takes the recorded steps on one rank. Returns the largest difference from the recorded weights, relative to how far the
+    /// recorded weights moved, and the scalars of the state after every step.
     fn follow(&self, kind: OptimizerKind, groups: MeshGroups) -> (f64, Vec<BTreeMap<String, f64>>) {
         let tables = vec![self.specs()];
         let place = |spec: &ParamSpec| {
@@ -119,7 +119,7 @@ impl Recorded {
                 let grad = part(&owned, &tensor("in.grad", &owned).get(step as i64));
                 let shard = fsdp.shards().next().unwrap();
                 let place = shard.grad.narrow(0, owned.range.shard_start, owned.range.len);
-                // Twice the gradient, which the factor of clipping halves.
+                // Twice the gradient, because `grad_scale` below is 0.5.
                 tch::no_grad(|| place.shallow_clone().copy_(&(grad * 2.0)));
             }
             state.step(&fsdp, &o, LearningRates::at(&o, step, 1000), 0.5).unwrap();
@@ -193,7 +193,7 @@ fn oracle_adamw8bit() {
     for path in Recorded::files("adamw8bit") {
         for mesh in MESHES {
             for (off, _) in on(mesh, |groups| Recorded::read(&path).follow(OptimizerKind::Adamw8bit, groups)) {
-                // A shard that ends within a block has a scale of its own for its part, which rounds its codes differently.
+                // If a shard ends within a block, each part of the block has its own scale, so its codes round differently.
                 let most = if mesh.dp_shard == 1 { 1e-4 } else { 0.05 };
                 assert!(off < most, "{} on {mesh}: off by {off:e}", path);
             }

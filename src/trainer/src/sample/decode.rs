@@ -22,7 +22,7 @@ pub fn decode(recipe: &Recipe, latent: &Tensor, device: Device) -> Result<Tensor
     with_vae(recipe, device, |vae| vae.decode(&(latent.permute([0, 2, 1, 3, 4]) / vae.config().scaling_factor)))
 }
 
-/// Reads the VAE and calls a function with it, whose pictures are processed in tiles if the recipe requires it or memory is short.
+/// Reads the VAE and calls `run` with it. The VAE processes pictures in tiles if the recipe requires tiles or memory is short.
 fn with_vae<T>(recipe: &Recipe, device: Device, run: impl Fn(&Vae) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut vae = open(recipe, device)?;
     let tiling = recipe.encoders.tiling;
@@ -77,17 +77,17 @@ pub fn conditions(recipe: &Recipe, spec: &SampleSpec, device: Device) -> Result<
     }
 }
 
-/// The noise level of known pixels. Training draws levels whose mean this is.
+/// The noise level of known pixels: the mean of the levels that training draws.
 ///
 /// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`, `noise_aug_strength`.
 const KNOWN_NOISE: f64 = 0.0563;
 
-/// Returns the condition of a video whose first frame is known, as training makes it from a mask of all other frames.
+/// Returns the condition of a video whose first frame is known, as training computes it for a mask of all other frames.
 ///
 /// * `pixels` — the first frame, `[1, 3, 1, H, W]`.
-/// * `noise` — returns the noise of known pixels, if they get noise.
+/// * `noise` — returns the noise of known pixels; `None` if they get no noise.
 ///
-/// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`: it uses the mean of the latent's distribution, and scales the mask too.
+/// Source: VideoX-Fun `CogVideoXFunInpaintPipeline`, which uses the mean of the latent's distribution and scales the mask too.
 fn known_first_frame(
     recipe: &Recipe,
     spec: &SampleSpec,
@@ -121,8 +121,8 @@ fn read_pixels(spec: &SampleSpec, path: &Utf8Path) -> Result<Tensor, Failure> {
     Ok(pixels.permute([0, 4, 1, 2, 3]).to_kind(Kind::Float) / 127.5 - 1.0)
 }
 
-/// Returns the scaled latent `[1, 1, C, h, w]` of an image, values `[1, 3, 1, H, W]` between -1 and 1, drawn from its distribution as
-/// the pipelines do. `noise` draws from the distribution.
+/// Returns the scaled latent `[1, 1, C, h, w]` of an image `[1, 3, 1, H, W]` between -1 and 1, drawn from the VAE's distribution as in the
+/// pipelines. `noise` returns standard normal noise.
 ///
 /// # Errors
 /// The VAE cannot be read, or memory is short.
@@ -190,7 +190,7 @@ mod tests {
         let [(KNOWN, known), (MASKED, masked)] = &clean[..] else { panic!("{clean:?}") };
         assert_eq!(values(&known.get(0).get(0)), [0.7; 24]);
         assert_eq!(values(&known.get(0).narrow(0, 1, 2)), [0.0; 48]);
-        // As training encodes it: the image, and then frames of -1.
+        // Training encodes the image, followed by frames of -1.
         let hidden = Tensor::full([1, 3, 8, 48, 32], -1.0, (Kind::Float, Device::Cpu));
         let vae = open(&recipe, Device::Cpu).unwrap();
         let mean = vae.encode(&Tensor::cat(&[&pixels, &hidden], 2)).unwrap().mean.permute([0, 2, 1, 3, 4]) * 0.7;

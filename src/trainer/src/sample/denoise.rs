@@ -30,7 +30,7 @@ impl<F: Family> Denoiser<'_, F> {
     ///
     /// * `conditions` — the scaled tensors of the condition, fp32: `image` `[1, 1, C, h, w]`, or `known` `[1, T, 1, h, w]` and `masked`
     ///   `[1, T, C, h, w]`.
-    /// * `noise` — returns noise of a shape, on the CPU.
+    /// * `noise` — returns the noise of a draw with a shape, on the CPU.
     /// * `after_step` — called after each step.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl<F: Family> Denoiser<'_, F> {
             |step| noise(Draw::Step(step)),
             |_| {
                 let fsdp = fsdp.borrow();
-                // The events of waits would pile up: only a training step reads them.
+                // Drop the events of waits, which only a training step reads. They would accumulate.
                 fsdp.groups().drop_waited();
                 after_step(&fsdp.groups().world)
             },
@@ -99,7 +99,7 @@ impl<F: Family> Denoiser<'_, F> {
     }
 }
 
-/// A draw of noise.
+/// The purpose of a draw of noise.
 #[derive(Debug, Clone, Copy)]
 pub enum Draw {
     /// The noise that sampling starts from.

@@ -60,7 +60,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     let mut fsdp = Fsdp::new(frozen_layouts(&recipe, &tables), groups, compute);
     let mut moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).map_err(device_failed)?;
     let mut state = TrainingState { fsdp: &fsdp, moments: &mut moments, ema: None, tables: &tables, base: None };
-    // Both require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
+    // Both kinds of restore require all tensors, also those of TTT layers. They read no optimizer state, because no tensor is trained.
     let restore = if recipe.sample.ema == UseEma::Off { Restore::Everything } else { Restore::Average };
     let loaded = match checkpoint::load(&mut state, &path, restore)? {
         Loaded::Intact(checkpoint) => checkpoint,
@@ -127,7 +127,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
             if let Some(why) = stop.agreed(world)? {
                 return Err(Ended::Stopped(why));
             }
-            // No steps are made while the VAE decodes.
+            // Log an evaluation while the VAE decodes, because no steps follow until it ends.
             if let Some(log) = log.as_mut().filter(|_| done == sampled) {
                 log.event(done, EventKind::EvaluationStarted);
             }

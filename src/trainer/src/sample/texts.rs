@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
 use tokenizer::Tokenizer;
 
-/// Texts that are encoded together.
+/// The number of texts that are encoded together.
 const BATCH: usize = 4;
 
 /// The embeddings of some texts, fp32 on the CPU.
@@ -49,7 +49,7 @@ impl Texts {
         Ok(Texts { texts, embeddings })
     }
 
-    /// Holds embeddings `[1, text_len, text_dim]` of two texts.
+    /// Creates the embeddings of two texts, `[1, text_len, text_dim]` each.
     #[cfg(test)]
     pub fn of(mut pairs: [(String, Tensor); 2]) -> Self {
         pairs.sort_by(|a, b| a.0.cmp(&b.0));

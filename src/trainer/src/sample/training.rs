@@ -1,4 +1,4 @@
-//! Samples and validation losses of a training run, between its steps.
+//! Makes the samples and measures the validation losses of a training run, between its steps.
 
 use super::denoise::Denoiser;
 use super::texts::Texts;
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// The prompts and held-out clips of a training run.
 pub struct TrainingSamples {
     specs: Vec<SampleSpec>,
-    /// The samples to make; `None` without prompts.
+    /// The embeddings of the prompts; `None` without prompts.
     texts: Option<Texts>,
     validation: Option<Validation>,
     compute: Kind,
@@ -73,9 +73,9 @@ impl TrainingSamples {
         self.validation.as_mut().map(|validation| validation.measure(fsdp, network, objective)).transpose()
     }
 
-    /// Makes a video of each prompt from the weights in `fsdp`, except videos that are already complete. The caller puts the average of
-    /// the weights there if the recipe uses it. Returns the prompts of the new videos; after a stop request, only those that are
-    /// complete. A collective.
+    /// Makes a video of each prompt from the weights in `fsdp`, except videos that are already complete. If the recipe samples from the
+    /// average, the caller swaps it into `fsdp` before. Returns the indices of the prompts with new videos; after a stop request, not
+    /// every prompt has one. A collective.
     ///
     /// # Errors
     /// A video cannot be made, or a peer is lost.
@@ -120,10 +120,10 @@ impl TrainingSamples {
     }
 }
 
-/// Elements that are hashed at a time.
+/// The number of elements that are hashed at a time.
 const CHUNK: i64 = 1 << 22;
 
-/// Returns a hash of all weights, rank by rank, because these weights may never be saved. A collective.
+/// Returns a hash of the weights in memory, because they may never be saved. The hash depends on the mesh. A collective.
 fn weights_xxh3(fsdp: &Fsdp) -> Result<String, Failure> {
     let mut hash = Xxh3::new();
     let mut bytes = Vec::new();

@@ -1,6 +1,8 @@
-//! The validation loss of held-out clips at nine fixed noise levels. The seed of samples and the number of the clip fix all
-//! draws: the latent, its noise, which of its stored conditions is used, and whether that condition is dropped. Two points
-//! of a curve therefore differ only by the weights.
+//! The validation loss of held-out clips at nine fixed noise levels.
+//!
+//! All random draws of a clip depend only on the seed of samples and the number of the clip: the latent, its noise, which of
+//! its stored conditions is used, and whether that condition is dropped. Two points of a loss curve therefore differ only by
+//! the weights.
 
 use crate::conditions;
 use crate::data::Data;
@@ -62,7 +64,7 @@ impl Validation {
         let (place, ranks) = (place as u64, ranks as u64);
         let device = fsdp.groups().device;
         let mut sums = [0.0; LEVELS];
-        // Every rank makes the same number of passes. A rank without a clip repeats one and does not count it.
+        // Every rank makes the same number of passes. A rank without a clip repeats the last clip and does not count it.
         for round in 0..self.clips.div_ceil(ranks) {
             let own = round * ranks + place;
             let clip = own.min(self.clips - 1);

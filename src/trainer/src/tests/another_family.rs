@@ -1,4 +1,4 @@
-//! A small family that differs from CogVideoX in everything that a family may choose, trained by the trainer's own code.
+//! Trains a small family of networks that differs from CogVideoX in everything that a family may choose, with the trainer's code.
 //!
 //! * Three kinds of blocks: two streams that attend to each other (MMDiT), a block that attends to the text (STDiT3, Wan), and
 //!   one joined stream (MMDiT).
@@ -196,7 +196,7 @@ impl Family for Another {
                 let x = &tokens.streams[0];
                 let kv = layer("kv", text).chunk(2, -1);
                 let update = layer("proj", &attention_of(&layer("q", x), &kv[0], &kv[1]));
-                // Only the tokens that are made; those of the text, at the end, are not.
+                // Update only the tokens of generated frames. The text tokens at the end do not change.
                 let text = Tensor::zeros([x.size()[0], TEXT_LEN, 1], (Kind::Bool, x.device()));
                 vec![x + update * Tensor::cat(&[made, &text], 1)]
             }
@@ -245,7 +245,7 @@ impl Objective for FlowMatching {
 
 const SHAPES: [[i64; 3]; 2] = [[2, 3, 4], [1, 2, 5]];
 
-/// Returns the samples of a step; the shape alternates.
+/// Returns the samples of a step. The shape alternates from step to step.
 fn batch(step: u64, samples: Range<u64>) -> Batch {
     let [frames, height, width] = SHAPES[step as usize % SHAPES.len()];
     let latent = [frames, CHANNELS as i64, height, width];
@@ -263,7 +263,7 @@ fn recipe_on(mesh: [usize; 3], sets: &[&str]) -> Recipe {
     recipe(mesh, &[&common, sets].concat())
 }
 
-/// Trains steps on one rank of a mesh, after it loaded a checkpoint if there is one; then saves one. Returns the losses.
+/// Trains steps on one rank of a mesh, from the checkpoint in `from` if there is one, and saves a checkpoint. Returns the losses.
 fn train(recipe: &Recipe, groups: MeshGroups, steps: Range<u64>, from: Option<&RunDir>, to: &RunDir) -> Vec<f64> {
     let network = network_of(Another::new(), recipe);
     let mut rank = Rank::new(recipe, by_unit(specs()), network.family(), groups);

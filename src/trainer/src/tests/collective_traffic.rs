@@ -28,7 +28,7 @@ const SEGMENTS: [&str; 6] = [
     "remat.shard_inputs=true",
 ];
 
-// libtorch multiplies bfloat16 on CPUs without such instructions so slowly that a width of 64 per head took 80 s.
+// On CPUs without bfloat16 instructions, libtorch multiplies bfloat16 so slowly that a width of 64 per head took 80 s.
 const SIZES: [&str; 9] = [
     "model.num_layers=4",
     "model.head_dim=16",
@@ -41,7 +41,7 @@ const SIZES: [&str; 9] = [
     "train.threads=1",
 ];
 
-/// Runs a step as a rank of a mesh; returns the bytes that it sent. If blocks stay gathered, a step before it gathers them.
+/// Runs a step as a rank of a mesh and returns the bytes that the step sent. If blocks stay gathered, an earlier step gathers them.
 fn sent(recipe: &Recipe, groups: MeshGroups) -> Traffic {
     let (m, tables, compute) = (&recipe.model, unit_tables(recipe), compute_kind(recipe.train.dtype));
     let mut fsdp = fsdp(recipe, &tables, groups, None).unwrap();
@@ -96,7 +96,7 @@ fn since(now: Sent, before: Sent) -> Sent {
     }
 }
 
-/// Runs one step on a mesh; returns the bytes that its first rank sent.
+/// Runs one step on a mesh; returns the bytes that each rank sent, which must be equal.
 fn sent_on(recipe: &Recipe) -> Traffic {
     let sent = on_ranks(recipe.mesh, |groups| sent(recipe, groups));
     assert!(sent.iter().all(|of_rank| *of_rank == sent[0]), "ranks differ: {sent:?}");

@@ -47,7 +47,7 @@ fn recipe(place: &Utf8Path, recorded: &Header) -> Recipe {
     recipe::load(&file, &sets).unwrap_or_else(|e| panic!("{e}")).recipe
 }
 
-/// Loads the checkpoint as a run of one rank does, and runs forward and backward; gradients by their diffusers names.
+/// Loads the checkpoint as a run of one rank does, and runs forward and backward. Returns the gradients by their diffusers names.
 fn forward_backward(
     recipe: &Recipe,
     checkpoint: &Checkpoint,

@@ -16,7 +16,7 @@ use safetensors::tensor::TensorView;
 use sharding::mesh::MeshGroups;
 use tch::Tensor;
 
-/// Latent frames, rows and columns of the steps; the recipes have the first shape.
+/// Latent frames, rows and columns of the steps. The model of the recipes has the first shape.
 const SHAPES: [[i64; 3]; 3] = [[3, 8, 8], [1, 4, 6], [5, 8, 4]];
 
 const SIZES: [&str; 8] = [
@@ -30,7 +30,7 @@ const SIZES: [&str; 8] = [
     "optimizer.warmup_steps=0",
 ];
 
-/// Trains two rounds over the shapes, beginning with the one at `first`; returns the losses.
+/// Trains `steps` steps over the shapes in turn, from the shape at `first` on; returns the losses.
 fn losses(recipe: &Recipe, groups: MeshGroups, first: usize, steps: u64) -> Vec<f64> {
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
@@ -67,7 +67,7 @@ fn a_shape_has_the_loss_of_a_recipe_for_that_shape() {
     }
 }
 
-/// Writes a data set with `items` of each of [`SHAPES`]; returns its index.
+/// Writes a data set with `items` items of each of [`SHAPES`]; returns the path of its index.
 fn dataset(folder: &camino::Utf8Path, items: usize) -> camino::Utf8PathBuf {
     let write = |name: &str, key: &str, tensor: &Tensor| {
         let values = Vec::<f32>::try_from(tensor.flatten(0, -1)).unwrap();
@@ -88,7 +88,7 @@ fn dataset(folder: &camino::Utf8Path, items: usize) -> camino::Utf8PathBuf {
     folder.join("index.jsonl")
 }
 
-/// Trains steps of a data set from sample `first`; returns the loss, the tokens and the shapes of each step, and the next sample.
+/// Trains steps of a data set from sample `first`; returns the loss of each step, and the next sample and the tokens of each step.
 fn run(recipe: &Recipe, groups: MeshGroups, first: u64, steps: u64) -> (Vec<f64>, Vec<(u64, f64)>) {
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let (mut data, mut batches) = (Data::open(recipe, &groups.world).unwrap(), Batches::default());
@@ -115,7 +115,7 @@ fn a_data_set_of_mixed_shapes_trains_with_the_same_losses_on_every_mesh() {
         let (shapes, accum) = (format!("data.shapes={shapes}"), "train.grad_accum=2");
         let sets = [&SIZES[..], &["train.steps=9", &index, &shapes]].concat();
         let one = run(&recipe([1, 1, 1], &[&sets[..], &[accum]].concat()), MeshGroups::alone(), 0, 9);
-        // The samples of a step, and so its tokens, depend on its shape.
+        // The tokens of a step depend on the shape of its samples.
         let tokens: std::collections::BTreeSet<u64> = one.1.iter().map(|(_, tokens)| *tokens as u64).collect();
         assert_eq!(tokens, SHAPES.map(|[t, h, w]| 4 * (16 + t * h * w / 4) as u64).into(), "{shapes}");
         let two = recipe([1, 2, 1], &sets);
@@ -123,7 +123,7 @@ fn a_data_set_of_mixed_shapes_trains_with_the_same_losses_on_every_mesh() {
             assert_same_losses(&one.0, &of_rank.0);
             assert_eq!(one.1, of_rank.1);
         }
-        // The position is one number: a resume continues with the samples that follow.
+        // A resume from the next sample continues with the same samples.
         let rest = run(&recipe([1, 1, 1], &[&sets[..], &[accum]].concat()), MeshGroups::alone(), one.1[3].0, 5);
         assert_eq!(rest.1, one.1[4..]);
     }
@@ -135,14 +135,14 @@ fn a_shape_that_the_model_cannot_take_is_refused_with_its_line() {
     let folder = camino::Utf8Path::from_path(keep.path()).unwrap();
     let index = format!("data.index={}", dataset(folder, 1));
     let open = |sets: &[&str]| Data::open(&recipe([1, 1, 1], &[&SIZES[..], &[&index], sets].concat()), &Group::alone());
-    // Without a choice, all latents have the shape of the model.
+    // Without `data.shapes`, all latents must have the shape of the model.
     let one = open(&[]).unwrap_err();
     assert_eq!(one.code, ErrorCode::InvalidDataset);
     assert!(one.what.contains("line 2"), "{one}");
     let wide = open(&["data.shapes=grouped", "model.patch_size=4", "model.latent_width=8"]).unwrap_err();
     assert_eq!(wide.code, ErrorCode::InvalidDataset);
     assert!(wide.what.contains("line 2") && wide.why.contains("latent_width 6"), "{wide}");
-    // Four samples of one shape fill a step, and each of two epochs has one.
+    // A step needs four samples of one shape, and two epochs have only two.
     let few = open(&["data.shapes=grouped", "train.epochs=2"]).unwrap_err();
     assert_eq!(few.code, ErrorCode::InvalidDataset);
 }

@@ -1,4 +1,4 @@
-//! Trains with blocks, optimizer state and saved inputs in a backing store, and compares with training without one.
+//! Trains with blocks, optimizer state and saved inputs in a backing store, and compares with training without a store.
 
 use crate::ema::EmaWeights;
 use crate::parallelize::{network, unit_tables};
@@ -20,13 +20,13 @@ const SIZES: [&str; 10] = [
     "train.global_batch=4",
     "optimizer.lr=0.01",
     "optimizer.warmup_steps=0",
-    // The files of the tests are on a disk: /tmp may be memory.
+    // The files must be on a disk, and /tmp may be a tmpfs.
     concat!("memory.folder=", env!("CARGO_MANIFEST_DIR")),
 ];
 
 const ALL: [&str; 3] = ["memory.block_swap=5", "memory.optimizer_offload=true", "memory.activation_offload=true"];
 
-/// The losses of a few steps, and sums of the weights and their average after them.
+/// The losses of a few steps, and the sums of the weights and of their average after the last step.
 #[derive(Debug, PartialEq)]
 struct Trained {
     losses: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Compares LoRA adapters with recorded ones of PEFT on diffusers' networks: outputs, every gradient, and 20 optimizer steps, on
+//! Compares LoRA adapters with recordings of PEFT on diffusers' networks: outputs, every gradient, and 20 optimizer steps, on
 //! several meshes.
 //!
 //! Reads `lora/*/*/{forward_backward,train}.safetensors` of the oracle. The ranks of a mesh are threads, over gloo.
@@ -26,7 +26,7 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use weights::{ConvertRequest, Form, Header, LoraForm, SchedulerConfig};
 
-/// The timeout of ranks, long enough for a busy machine.
+/// The timeout of collectives, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 const MESHES: [Mesh; 4] = [mesh(1, 1), mesh(2, 1), mesh(1, 2), mesh(2, 2)];
@@ -111,7 +111,7 @@ impl Case {
         Ok(recipe)
     }
 
-    /// Returns the input of the network and the target of the samples at `index`.
+    /// Returns the input of the network and the target for the samples of a draw.
     fn noised(&self, schedule: &NoiseSchedule, recipe: &Recipe, draw: &Draw) -> (Inputs, Target) {
         let samples = |name: &str| tensor(&self.inputs, name).index_select(0, &draw.index);
         let clean = samples("in.latent");
@@ -151,7 +151,7 @@ impl Draw {
     }
 }
 
-/// One rank with the base loaded, and the recorded values `prefix.*` of the adapters.
+/// One rank with the base weights loaded.
 struct Rank {
     recipe: Recipe,
     tables: Vec<Vec<ParamSpec>>,

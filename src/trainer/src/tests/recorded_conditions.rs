@@ -13,7 +13,7 @@ use recipe::{ConditionKind, Conditioning};
 use tch::{Kind, Tensor};
 use weights::{Header, SchedulerConfig};
 
-/// A probability so close to 1 that every draw is below it.
+/// The dropout probability at which every condition is dropped.
 const ALWAYS: f64 = 1.0;
 
 struct Case {

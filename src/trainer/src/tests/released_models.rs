@@ -53,11 +53,10 @@ fn write(path: &Utf8Path, tensors: &[(String, Vec<usize>)]) {
     std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// A token budget of small clips, in place of that of a recipe.
+/// A token budget for small clips, which replaces the budget of a recipe.
 const SMALL_BUDGET: &str = "data.buckets=[{ frames = 9, side = 64, min_side = 32, max_side = 96 }]";
 
-/// Returns a recipe of the folder at toy width that trains `steps` steps, with a data set of two clips of each shape: one shape, or up
-/// to three of its buckets.
+/// Returns the recipe `name` at toy width for `steps` steps, with a data set of two clips of each of its [`shapes`].
 fn toy(name: &str, steps: u64, folder: &Utf8Path) -> Recipe {
     let path = Utf8PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/cogvideox")).join(name);
     let index = folder.join("index.jsonl");
@@ -110,7 +109,7 @@ fn train(recipe: &Recipe) -> Vec<[f64; 2]> {
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     init::randomize(&fsdp, &tables, network.family(), 1).unwrap();
     if recipe.saves_adapters_only() {
-        // New gates are zero, and then no gradient reaches the layers behind them. Those of a released model are not.
+        // New gates are zero, so that no gradient reaches the layers behind them. The gates of a released model are not zero.
         for owned in fsdp.owned() {
             let added = tch::Tensor::arange(owned.range.len, (tch::Kind::Float, tch::Device::Cpu)).sin() * 0.05;
             tch::no_grad(|| drop(owned.values.shallow_clone().g_add_(&added.to_kind(owned.values.kind()))));

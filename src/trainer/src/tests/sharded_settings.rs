@@ -1,4 +1,4 @@
-//! Trains with the settings of several shards, and compares with training without them.
+//! Trains with settings that need several shards, and compares with training without these settings.
 
 use crate::parallelize::{network, unit_tables};
 use crate::step::Step;
@@ -15,7 +15,7 @@ const SIZES: [&str; 10] = [
     "train.grad_accum=2",
     "optimizer.lr=0.01",
     "optimizer.warmup_steps=0",
-    // The files of the tests are on a disk: /tmp may be memory.
+    // The files must be on a disk, and /tmp may be a tmpfs.
     concat!("memory.folder=", env!("CARGO_MANIFEST_DIR")),
 ];
 

@@ -1,4 +1,4 @@
-//! Ranks of a mesh as threads, over gloo, and training on them.
+//! Runs the ranks of a mesh as threads, over gloo, and trains on them.
 
 use crate::data::Batch;
 use crate::init;
@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::time::Duration;
 use tch::{Device, Tensor};
 
-/// The timeout of ranks, long enough for a busy machine.
+/// The timeout of collectives, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Returns the recipe `minimal.toml` with some keys set, on a mesh.
@@ -62,7 +62,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Initializes the parameters of a family. None is zero, so that every layer has an effect.
+    /// Initializes the parameters of a family. No parameter is zero, so that every layer has an effect.
     pub fn new(recipe: &Recipe, mut tables: Vec<Vec<ParamSpec>>, family: &impl Family, groups: MeshGroups) -> Self {
         for spec in tables.iter_mut().flatten().filter(|spec| spec.init == ParamInit::Zeros) {
             spec.init = ParamInit::Linear { fan_in: 16 };
@@ -74,7 +74,7 @@ impl Rank {
         Rank { tables, fsdp, moments }
     }
 
-    /// Trains steps on batches of the samples with these numbers; returns their losses.
+    /// Trains steps and returns their losses. `batch` returns the samples with some numbers, for a step.
     pub fn train<F: Family, O: Objective>(
         &mut self,
         step: &Step<'_, F, O>,

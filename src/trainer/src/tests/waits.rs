@@ -1,4 +1,4 @@
-//! The places where the host waits for the device in a step.
+//! Tests that the host waits for the device only at named places of a step.
 
 use crate::parallelize::{network, unit_tables};
 use crate::requests::SaveStopRequests;
@@ -20,13 +20,13 @@ const SIZES: [&str; 8] = [
     "train.threads=1",
     "train.global_batch=4",
     "optimizer.warmup_steps=0",
-    // The files of the tests are on a disk: /tmp may be memory.
+    // The files must be on a disk, and /tmp may be a tmpfs.
     concat!("memory.folder=", env!("CARGO_MANIFEST_DIR")),
 ];
 
 const STEPS: u64 = 3;
 
-/// Returns the waits of steps after the first one, which computes the tensors of a shape.
+/// Returns the waits of the steps after the first one, which also computes tensors that later steps of the shape reuse.
 fn waits(recipe: &Recipe, groups: MeshGroups) -> Vec<Wait> {
     let (network, objective) = (network(recipe), VPrediction::new(&recipe.model, &recipe.loss));
     let mut rank = Rank::new(recipe, unit_tables(recipe), network.family(), groups);
@@ -83,8 +83,8 @@ fn adapters_and_what_is_kept_outside_the_device_add_no_wait_on_the_cpu() {
     assert_waits([1, 1, 1], &[&lora[..], &offload, &["train.grad_accum=2"]].concat(), 0);
 }
 
-/// The calls that copy to another device or read numbers, by file, with the reason why a step has no unnamed wait there. On the CPU they
-/// leave no trace, so that only the text shows a new one.
+/// The number of calls in each file that copy to another device or read numbers, with the reason why a step has no unnamed wait there.
+/// On the CPU such calls leave no trace, so this test counts them in the source.
 const CALLS: [(&str, usize, &str); 14] = [
     ("dit/src/cogvideox.rs", 1, "once for each shape"),
     ("dit/src/diffusion.rs", 1, "at the start"),
@@ -102,7 +102,7 @@ const CALLS: [(&str, usize, &str); 14] = [
     ("trainer/src/optim/adafactor.rs", 3, "at the start"),
 ];
 
-/// Returns the calls of a file, without those of its tests.
+/// Returns the number of such calls in a file, without its tests.
 fn calls(text: &str) -> usize {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let is_comment = |line: &&str| line.trim_start().starts_with("//");

@@ -1,4 +1,4 @@
-//! Saving checkpoints beside training, and removing old ones.
+//! Saves checkpoints while training continues, and removes old ones.
 
 use super::{Saving, Trainer};
 use crate::checkpoint::{self, SaveInfo, TrainingState};
@@ -65,7 +65,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
     }
 
-    /// Waits for the pending checkpoint, if there is one, and starts to remove those that the recipe does not keep.
+    /// Waits for the pending checkpoint, if there is one, and starts to remove the checkpoints that the recipe does not keep.
     pub(super) fn finish_save(&mut self) -> Result<(), Failure> {
         let Some(Saving { writing, started }) = self.saving.take() else { return Ok(()) };
         let step = writing.state.step;
@@ -117,7 +117,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
     }
 
-    /// Decides whether training continues after a failed save: it does until `checkpoint.max_failures` saves in a row failed.
+    /// Returns the failure that ends training, if `checkpoint.max_failures` saves in a row failed.
     pub(super) fn continue_after(&mut self, failure: Failure) -> Result<(), Failure> {
         let failed = self.progress.failed_saves;
         if !self.recipe.checkpoint.gives_up_after(failed) {

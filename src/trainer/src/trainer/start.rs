@@ -1,4 +1,4 @@
-//! The start of an attempt: random weights, weights of another run, or a checkpoint.
+//! Starts an attempt from random weights, the weights of another run, or a checkpoint.
 
 use super::Trainer;
 use crate::adapter_files;
@@ -17,7 +17,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Initializes or loads weights and state.
     pub(super) fn start(&mut self) -> Result<(), Failure> {
         self.start_from(self.attempt.start.clone())?;
-        // An average that was not loaded begins with the weights.
+        // An average that was not loaded starts as a copy of the weights.
         if let Some(ema) = self.ema.as_mut().filter(|ema| ema.updates == 0) {
             ema.restart(&self.fsdp).map_err(device_failed)?;
         }
@@ -122,7 +122,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     /// Returns the step of the newest checkpoint before a damaged one, the same on every rank. A checkpoint that cannot be read
     /// is an error, because it may be intact. A collective.
     fn go_back(&mut self, step: u64, damage: Failure) -> Result<u64, Failure> {
-        // Only rank 0 lists them: a shared file system may show an older state on other nodes.
+        // Only rank 0 lists the checkpoints: a shared file system may show an older state on other nodes.
         let newest = self.log.as_ref().map_or(Ok(None), |_| rundir::latest_before(&self.run, step));
         let newest = newest.map(|newest| newest.map(|checkpoint| checkpoint.step)).map_err(Failure::from);
         let steps = agree(&self.fsdp.groups().world, newest)?;
@@ -177,7 +177,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
     }
 }
 
-/// Describes which of the data sets differ from those of a checkpoint, by their fingerprints.
+/// Describes how the data sets differ from those of a checkpoint, by their fingerprints.
 fn other_data(recipe: &Recipe, was: &str, is: &str) -> String {
     let sets = recipe.data.all();
     let (before, now): (Vec<&str>, Vec<&str>) = (was.split('+').collect(), is.split('+').collect());

@@ -1,4 +1,4 @@
-//! Bad input: each file gives a failure with a code, and none gives pixels.
+//! Tests of bad input: each file causes a failure with the right code, and none yields pixels.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::clips::{
     changed, clip, converted, encoded, file, folder, numbered, program, programs, with_ffmpeg, with_hanging_ffmpeg,
 };
 
-/// Opens a file and decodes its first frames.
+/// Opens a file and decodes all of its frames.
 fn used(path: &camino::Utf8Path) -> Result<Frames, Failure> {
     used_with(&programs(), path)
 }
@@ -40,7 +40,7 @@ fn a_file_without_read_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let path = file("secret.mp4", 0, |path| fs::write(path, "x").unwrap());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).unwrap();
-    // Root can read every file; then the failure is that it is no video.
+    // Root can read every file. Then the failure is that the file is not a video.
     let is_root = fs::read(&path).is_ok();
     assert_eq!(code(&path), if is_root { ErrorCode::Malformed } else { ErrorCode::PermissionDenied });
 }
@@ -89,7 +89,7 @@ fn damaged_bits_are_detected_even_if_ffmpeg_succeeds() {
     for seed in [1_usize, 2, 3] {
         let hurt = changed("hurt.mp4", &whole, |bytes| {
             let data = bytes.windows(4).position(|w| w == b"mdat").unwrap() + 1000;
-            // The damage is not in a packet's header, because every decoder checks the lengths there.
+            // Damage the content of packets, not their headers: every decoder checks the lengths in headers.
             for i in 0..40 {
                 let at = data + i * 41 * seed + i;
                 if at < bytes.len() * 2 / 3 {

@@ -1,4 +1,4 @@
-//! Clips for the tests, made once by the ffmpeg of this machine, and programs that misbehave.
+//! Clips for the tests, which the ffmpeg of this machine makes once, and programs that misbehave.
 //!
 //! The frames of a numbered clip carry their number as eight black or white blocks, so that a test can identify a frame
 //! without trusting its time stamp.
@@ -16,12 +16,12 @@ use std::time::Duration;
 use camino::{Utf8Path, Utf8PathBuf};
 use video::{Frames, Programs};
 
-/// Pixels of a block's side.
+/// The side of a block in pixels.
 const BLOCK: usize = 16;
 
-/// Width of a numbered clip.
+/// The width of a numbered clip in pixels.
 pub const WIDTH: usize = 8 * BLOCK;
-/// Height of a numbered clip.
+/// The height of a numbered clip in pixels.
 pub const HEIGHT: usize = 2 * BLOCK;
 
 /// Encodes H.264 with a keyframe every 12 frames and B-frames.
@@ -43,7 +43,7 @@ pub fn programs() -> Programs {
     Programs::default()
 }
 
-/// Returns the file that `make` writes, and makes it if it is missing. The content depends only on `key`.
+/// Returns the file that `make` writes. Calls `make` only if the file is missing, so the content must depend only on `key`.
 pub fn file(name: &str, key: impl Hash, make: impl FnOnce(&Utf8Path)) -> Utf8PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut hasher = DefaultHasher::new();
@@ -73,7 +73,7 @@ pub fn numbered(count: usize) -> Frames {
     Frames { width: WIDTH, height: HEIGHT, count, rgb }
 }
 
-/// Reads the numbers of decoded frames `[F, H, W, 3]` that fill the picture; `None` where the blocks do not agree.
+/// Reads the numbers of decoded frames `[F, H, W, 3]`; `None` for a frame whose two rows of blocks do not agree.
 pub fn numbers(frames: &Frames) -> Vec<Option<usize>> {
     let (across, down) = (frames.width / 8, frames.height / 2);
     let number = |index: usize| {
@@ -110,7 +110,7 @@ pub fn clip(name: &str, count: usize, options: &[&str]) -> Utf8PathBuf {
     encoded(name, &numbered(count), &[X264, options].concat())
 }
 
-/// Runs ffmpeg to make a file from others; its name is the last argument.
+/// Makes a file with ffmpeg, which gets the path of the file as its last argument.
 pub fn converted(name: &str, args: &[&str]) -> Utf8PathBuf {
     file(name, args, |path| {
         let status = Command::new("ffmpeg").args(["-v", "error", "-y"]).args(args).arg(path).status().unwrap();
@@ -142,7 +142,7 @@ pub fn program(name: &str, script: &str) -> Utf8PathBuf {
     })
 }
 
-/// Returns the programs with an ffmpeg that hangs; it is killed after two seconds without output.
+/// Returns the programs with an ffmpeg that hangs, and with a limit of two seconds without output.
 pub fn with_hanging_ffmpeg(name: &str, script: &str) -> Programs {
     let mut programs = with_ffmpeg(name, script);
     // Read version and filters with the real program first.

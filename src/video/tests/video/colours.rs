@@ -1,11 +1,11 @@
-//! Colours: decoded patches must have the RGB values that were encoded.
+//! Tests of colours: decoded patches must have the RGB values that were encoded.
 
 use rundir::ErrorCode;
 use video::{CropMode, Frames, Hdr, Matrix, Picture, Programs};
 
 use crate::clips::{converted, encoded, program, programs};
 
-/// Patches of 32 pixels.
+/// The colours of the patches, from left to right.
 const PATCHES: [[u8; 3]; 8] = [
     [200, 40, 40],
     [40, 190, 50],

@@ -93,7 +93,7 @@ fn a_variable_rate_is_passed_through() {
     assert_eq!(decoded(&source, &all), (0..40).collect::<Vec<_>>(), "none is repeated or dropped");
     let choice = FrameChoice { mode: FrameMode::TimeFps, frames: 9, fps: Some(5.0), stride: 1, seed: 0 };
     let chosen = decoded(&source, &choose(&all, &choice).unwrap());
-    // The root of 0.02 n + 0.001 n² = 0.2 k, to the nearest time.
+    // Frame k is the n whose time 0.02 n + 0.001 n² is nearest to 0.2 k.
     assert_eq!(chosen, [0, 7, 12, 16, 20, 23, 26, 29, 31]);
 }
 
@@ -144,7 +144,7 @@ fn a_rotated_clip_is_decoded_upright_with_its_size_after_rotation() {
 fn pixels_that_are_not_square_are_made_square() {
     let probe = programs().probe(&clip("wide.mp4", 3, &["-vf", "setsar=2"])).unwrap();
     assert_eq!((probe.width, probe.height, probe.sample_aspect), (2 * WIDTH, HEIGHT, [2, 1]));
-    // The middle half of the width fills a picture of the stored size: bits 2 to 5.
+    // A picture of the stored size shows the middle half of the width: bits 2 to 5.
     let source = opened(&clip("wide.mp4", 3, &["-vf", "setsar=2"]));
     let frame = programs().decode(&source, &times(&source, &[2]), &Picture::new(WIDTH, HEIGHT)).unwrap();
     let levels: Vec<bool> = (0..4).map(|i| frame.rgb[(8 * WIDTH + i * 32 + 16) * 3] > 128).collect();

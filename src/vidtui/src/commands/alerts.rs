@@ -1,4 +1,4 @@
-//! `vidtui alerts`: the alerts of all runs, their acknowledgement, and a test of the channels.
+//! `vidtui alerts`: lists the alerts of all runs, acknowledges and snoozes them, and tests the channels.
 
 use crate::args::{AlertsArgs, AlertsCommand};
 use crate::command_error::CommandError;
@@ -65,7 +65,7 @@ fn list(workspace: &Workspace, args: &AlertsArgs) -> Result<(), CommandError> {
         let alerts: Vec<_> = alerts.iter().map(|state| AlertDocument::new(state, now_s)).collect();
         return output::json(&json!({ "alerts": alerts }));
     }
-    // A broken file is worth a message where a user looks for alerts.
+    // Report an invalid alerts.toml here, because this is where a user looks for missing alerts.
     if let Err(failure) = Settings::of_user() {
         eprintln!("{failure}");
     }
@@ -93,7 +93,7 @@ fn list(workspace: &Workspace, args: &AlertsArgs) -> Result<(), CommandError> {
     output::text(&output::table(&COLUMNS, &alerts.iter().map(row).collect::<Vec<_>>()))
 }
 
-/// Returns the state of an alert in a word.
+/// Returns the state of an alert as one word.
 pub fn state_word(state: &AlertState, now_s: f64) -> &'static str {
     match state {
         _ if state.acknowledged => "acknowledged",
@@ -157,10 +157,10 @@ fn test(channel: Option<&str>, json: bool) -> Result<(), CommandError> {
         .into())
 }
 
-/// Returns the settings of this user.
+/// Returns the alert settings of this user.
 ///
 /// # Errors
-/// They are missing or not valid.
+/// alerts.toml is missing or invalid, or has no channel.
 pub fn user_settings() -> Result<Settings, CommandError> {
     let missing = || {
         let path = Settings::user_file().map_or_else(|| "alerts.toml".into(), |path| path.to_string());

@@ -1,4 +1,4 @@
-//! `vidtui check`: prints every check of a launch, and what training costs.
+//! `vidtui check`: runs and prints every check of a launch, and predicts the cost of training.
 
 use crate::appearance;
 use crate::args::{CheckArgs, StageArgs};
@@ -26,7 +26,7 @@ pub fn run(workspace: &Workspace, args: &CheckArgs) -> Result<(), CommandError> 
     let options = LaunchOptions { subject: &subject, ranks: how.local, nodes: &how.nodes, name: None, init, fitted };
     let recipe = &subject.resolved().recipe;
     let checks = checks::all(workspace, &options, &|_| {}, &|_| {});
-    // Only the command itself can predict its cost.
+    // The cost of an external trainer is unknown, and an encode has its own facts.
     let own = recipe.trainer == TrainerKind::Embedded && recipe.task != Task::Encode;
     let encode = crate::dataset::encode_facts(recipe);
     let failed: Vec<&Check> = checks.iter().filter(|check| check.failure().is_some()).collect();

@@ -55,7 +55,7 @@ fn change(
     }
 }
 
-/// Describes what a deletion removes, line by line.
+/// Describes what a deletion removes and which runs need it, one fact per line.
 fn consequences(plan: &CheckpointDelete) -> String {
     let mut lines = vec![plan.checkpoint.dir().to_string()];
     match plan.falls_back_to {

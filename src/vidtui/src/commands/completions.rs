@@ -1,4 +1,4 @@
-//! `vidtui completions`: the completion script of a shell.
+//! `vidtui completions`: prints the completion script of a shell.
 
 use crate::args::Args;
 use crate::command_error::CommandError;

@@ -1,4 +1,4 @@
-//! `vidtui config`: the settings of the console and their origins.
+//! `vidtui config`: prints the settings of the console and their origins.
 
 use crate::appearance::Depth;
 use crate::args::ConfigArgs;
@@ -11,24 +11,24 @@ use ui::{Context, Key};
 /// One setting.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// Its dotted key in the file.
+    /// The dotted key in the file.
     key: String,
-    /// Its value as text; the values of a list are separated by blanks.
+    /// The value as text. Spaces separate the values of a list.
     value: String,
     /// Where the value comes from: `default`, `file` or `environment`.
     origin: &'static str,
-    /// Its line in the file.
+    /// The line of the file that sets it; `None` if the file does not.
     line: Option<usize>,
 }
 
 /// Prints the settings.
 ///
 /// # Errors
-/// The file is not valid.
+/// The settings file is invalid.
 pub fn run(args: &ConfigArgs) -> Result<(), CommandError> {
     let path = Settings::user_file();
     if args.all {
-        // If the file is not valid, the user needs the defaults to correct it.
+        // If the file is invalid, print the defaults, because the user needs them to correct the file.
         return output::text(&file_of(&Settings::of_user().unwrap_or_default()));
     }
     let settings = Settings::of_user()?;
@@ -78,7 +78,7 @@ fn name_of<T: PartialEq>(all: &[(&'static str, T)], value: T) -> &'static str {
     all.iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
 }
 
-/// Returns a file with all settings: those of the user, and as comments the defaults.
+/// Returns the text of a settings file with all settings: those of the user, and the defaults as comments.
 fn file_of(settings: &Settings) -> String {
     let mut text = "version = 1\n".to_owned();
     let line = |name: &str, value: String, about: &str| {

@@ -1,4 +1,4 @@
-//! `vidtui data import` and `vidtui data prune`: converts a data set for training, and removes shards that its index no longer names.
+//! `vidtui data import` and `vidtui data prune`: imports the latents of another program, and removes shards that no index names.
 
 use crate::args::{DataImportArgs, DataPruneArgs};
 use crate::command_error::CommandError;
@@ -10,7 +10,7 @@ use ::dataset::{ImportRequest, Imported, plan_import, store_folder};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 
-/// Converts a data set of torch pickles.
+/// Imports the latents and texts that another program prepared as torch pickles.
 pub fn import(args: &DataImportArgs) -> Result<(), CommandError> {
     let DataImportArgs { index, target, root, channels, force, .. } = args;
     let request =
@@ -79,8 +79,8 @@ fn refuse_if_read(workspace: &Workspace, data: &Utf8Path) -> Result<(), Failure>
     ))
 }
 
-/// Returns the data sets that a recipe names: `data.index`, those of `data.sets`, and `sample.validation_index`. The recipe may be
-/// that of another version, which this one cannot parse.
+/// Returns the data sets that a recipe names: `data.index`, those of `data.sets`, and `sample.validation_index`. Reads the table, because
+/// this version may be unable to parse a recipe of another version.
 fn data_sets(recipe: &toml::Table) -> impl Iterator<Item = &str> {
     let of = |section: &str, key: &str| recipe.get(section).and_then(|section| section.get(key));
     let sets = of("data", "sets").and_then(toml::Value::as_array).into_iter().flatten();

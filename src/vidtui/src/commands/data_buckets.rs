@@ -17,10 +17,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use video::FrameMode;
 
-/// The most buckets without clips in the text. `--json` lists all.
+/// The maximum number of buckets without clips that the text names. `--json` lists all of them.
 const NAMED: usize = 3;
 
-/// The epochs over which the steps of an epoch are averaged. Samples that fill no step wait for the next epoch.
+/// The number of epochs over which the steps of an epoch are averaged. Samples that do not fill a step wait for the next epoch.
 const EPOCHS: u64 = 100;
 
 /// The clips, tokens and memory of each bucket, and the clips that are not used.
@@ -29,14 +29,14 @@ struct Document {
     source: String,
     recipe: String,
     mesh: Mesh,
-    /// Micro-batches of a rank in a step.
+    /// The number of micro-batches of a rank in a step.
     grad_accum: usize,
-    /// Clips of the source, thrown away ones included.
+    /// The number of clips of the source, including those that are thrown away.
     clips: usize,
     buckets: Vec<BucketRow>,
-    /// Mean steps of an epoch, in the order of the trainer.
+    /// The mean number of steps of an epoch, with the trainer's order of samples.
     steps_per_epoch: f64,
-    /// Clips whose bucket fills no step in 100 epochs.
+    /// The number of clips whose bucket fills no step in 100 epochs.
     unused: usize,
     thrown_away: Vec<Away>,
     /// Buckets of the recipe without clips.
@@ -53,7 +53,7 @@ struct BucketRow {
     hours: Option<f64>,
     /// Tokens of a sample, text included.
     tokens: u64,
-    /// Samples of a rank at a time.
+    /// The number of samples in a micro-batch of a rank.
     batch: usize,
     /// Whole micro-batches in an epoch, over all ranks.
     micro_batches: usize,
@@ -68,7 +68,7 @@ struct Away {
     clips: usize,
 }
 
-/// The clips of a source by bucket.
+/// The clips of a source: their number, and for each bucket the number of its clips and their hours.
 struct ClipSet {
     clips: usize,
     buckets: Vec<(Bucket, usize, Option<f64>)>,
@@ -284,7 +284,7 @@ mod tests {
         let used: usize = document.buckets.iter().map(|row| row.clips).sum();
         let away: usize = document.thrown_away.iter().map(|away| away.clips).sum();
         assert_eq!((used, away, document.clips), (1205 + 41 + 100, 3, 1349));
-        // Steps of 8 micro-batches of one shape in 100 epochs: of 1, of 3 and of 40 samples.
+        // A step has 8 micro-batches of one shape, of 1, 3 or 40 samples. This counts the steps of 100 epochs.
         assert_eq!(document.steps_per_epoch, (120_500 / 8 + 4_100 / 3 / 8 + 10_000 / 40 / 8) as f64 / 100.0);
         assert_eq!(document.unused, 0);
         assert_eq!(document.empty_buckets.iter().map(ToString::to_string).collect::<Vec<_>>(), ["49x720x480"]);

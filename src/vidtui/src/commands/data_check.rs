@@ -14,7 +14,7 @@ use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use video::{FrameChoice, FrameMode};
 
-/// The width of a report that is not written to a terminal of known width.
+/// The smallest width of a report in columns, and the width if that of the terminal is unknown.
 const WIDTH: usize = 80;
 
 /// Checks a data set, prints the report and writes the manifest.
@@ -64,22 +64,22 @@ pub fn run(workspace: &Workspace, args: &DataCheckArgs) -> Result<(), CommandErr
 
 /// The requirements on a clip.
 pub struct Wanted<'a> {
-    /// The number of frames. `None`: any clip with two frames is long enough.
+    /// The frames that are taken. `None`: any clip with two frames is long enough.
     pub frames: Option<FrameChoice>,
-    /// The size that pictures are scaled to: height, width.
+    /// The size that pictures are scaled to: height, width; `None` if any size is accepted.
     pub size: Option<[usize; 2]>,
-    /// The buckets. Clips without one are dropped.
+    /// The buckets; clips that fit no bucket are dropped.
     pub buckets: Option<Assigner>,
-    /// The most tokens of a caption.
+    /// The number of tokens above which a caption is counted as too long.
     pub tokens: usize,
     /// The folder of the tokenizer, if tokens are counted.
     pub tokenizer: Option<&'a Utf8Path>,
 }
 
-/// Receives the progress of a check, and may end it.
+/// A function that receives the progress of a check, and may end the check.
 pub type OnStep<'a> = &'a mut dyn FnMut(Step<'_>) -> ControlFlow<()>;
 
-/// Checks a folder or a table.
+/// Checks the videos of a folder or a table.
 pub fn check_source(
     source: &Utf8Path,
     listed: &ListedArgs,
@@ -170,7 +170,7 @@ pub fn check_frames(frames: usize) -> Result<(), CommandError> {
     Err(CommandError::request(Failure::new(ErrorCode::InvalidArgument, what, why, fix)))
 }
 
-/// Checks, before the videos are checked, that the manifest can be written.
+/// Checks that the manifest can be written, before the long check of the videos.
 fn check_writable(out: &Utf8Path) -> Result<(), CommandError> {
     let folder = out.parent().filter(|folder| !folder.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let refuse = |code, why: &str, fix: String| {

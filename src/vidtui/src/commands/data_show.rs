@@ -17,7 +17,7 @@ use std::process::Command;
 use ui::Size;
 use weights::Header;
 
-/// The most failures in a table. `--json` lists all.
+/// The maximum number of failures in a table. `--json` lists all of them.
 const FAILURES: usize = 20;
 
 /// Prints a summary of a store, or one of its clips.
@@ -57,17 +57,18 @@ pub fn run(args: &DataShowArgs) -> Result<(), CommandError> {
     }
 }
 
-/// The most frames that are printed side by side, and the columns that each needs.
+/// The maximum number of frames that are printed side by side.
 const PICTURES: u16 = 4;
+/// The smallest width of a picture in columns.
 const PICTURE_WIDTH: u16 = 20;
-/// The most rows of a picture.
+/// The maximum height of a picture in rows.
 const PICTURE_HEIGHT: u16 = 24;
 
 /// Prints evenly spaced frames of a video side by side.
 fn print_pictures(video: &Utf8Path) -> Result<(), CommandError> {
     let (columns, rows) = crossterm::terminal::size().unwrap_or((80, 24));
     let count = (columns / PICTURE_WIDTH).clamp(1, PICTURES);
-    // A column between pictures, and a row for the prompt of the shell.
+    // Leave a column between pictures, and a row for the prompt of the shell.
     let size = Size {
         width: ((columns + 1) / count).saturating_sub(1).max(1),
         height: rows.saturating_sub(1).clamp(1, PICTURE_HEIGHT),
@@ -97,7 +98,7 @@ impl Drop for TemporaryFolder {
 /// Decodes a latent of a clip with the trainer, which contains the VAE's code.
 fn decode(data: &Utf8Path, id: &str, out: &Utf8Path, args: &DataShowArgs) -> Result<(), Failure> {
     let spec = StoreSpec::read(data)?;
-    // A store names the folder of the model.
+    // `spec.vae.name` is the folder of the model that encoded the store.
     let vae = args.vae.clone().unwrap_or_else(|| Utf8Path::new(&spec.vae.name).join("vae"));
     if !vae.join("config.json").exists() {
         return Err(Failure::new(
@@ -140,7 +141,7 @@ fn shown(data: &Utf8Path, summary: &Summary) -> String {
         ("VAE".into(), of(&spec.vae.name, &spec.vae.identity, &spec.vae.dtype)),
         ("text encoder".into(), of(&spec.text.name, &spec.text.encoder, &spec.text.dtype)),
         ("frames".into(), {
-            // Other programs do not record how they chose the frames of latents that were imported.
+            // For imported latents, the other program did not record how it chose the frames.
             let fps = spec.frames.fps.map_or(String::new(), |fps| format!(" at {} fps", units::number(fps)));
             match (spec.frames.count, &spec.buckets) {
                 (0, Some(buckets)) => {
@@ -197,7 +198,7 @@ fn of(name: &str, identity: &str, dtype: &str) -> String {
     [name, &hash, dtype].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the shapes of a clip's further tensors, by role.
+/// Returns the shapes of the tensors of a clip's condition, by role.
 fn extra_shapes(data: &Utf8Path, clip: &Line) -> Result<BTreeMap<String, String>, Failure> {
     let shape = |(role, place): (&String, &TensorLocation)| {
         let header = Header::read(&data.join(&place.shard))?;

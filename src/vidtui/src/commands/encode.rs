@@ -20,9 +20,9 @@ use std::ops::ControlFlow;
 use toml::{Table, Value};
 use video::FrameChoice;
 
-/// The recipe in the folder of the data set.
+/// The file name of the encode's recipe, which is in the folder of the data set.
 const RECIPE: &str = "encode.toml";
-/// The manifest in the folder of the data set, if the source was not one.
+/// The file name of the manifest in the folder of the data set, if the source is not a manifest itself.
 const MANIFEST: &str = "manifest.jsonl";
 
 /// Encodes the clips of a folder, a table or a manifest.
@@ -32,7 +32,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
     transfer.end();
     let Prepared { subject, plan, report } = prepared?;
     if let Some(report) = report {
-        // Standard output has only the id of the run.
+        // Print the report on standard error, because standard output has only the id of the run.
         eprint!("{}", report.text(None));
     }
     eprintln!("{}", plan.summary());
@@ -54,7 +54,7 @@ pub fn encode(workspace: &Workspace, args: &DataEncodeArgs) -> Result<(), Comman
 /// Plans an encode. `line` has the arguments of `vidtui data encode`.
 ///
 /// # Errors
-/// When the arguments are invalid, or there is nothing to encode.
+/// The arguments are invalid, or there is nothing to encode.
 pub fn plan_typed(workspace: &Workspace, line: &str, progress: &dyn Fn(String)) -> Result<LaunchPlan, CommandError> {
     let args: DataEncodeArgs = typed(line, "data encode", "videos --model CogVideoX-5b --out data --fps 8")?;
     let mut step = |step: Step<'_>| {
@@ -80,7 +80,7 @@ struct Prepared {
 
 fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -> Result<Prepared, CommandError> {
     dataset::check_folder(&args.model)?;
-    // Before the manifest and the recipe of that encode are replaced.
+    // Refuse this before the manifest and the recipe of a running encode are replaced.
     workspace.check_no_encode(&args.out, None)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
@@ -168,7 +168,7 @@ fn refuse_sizes(args: &DataEncodeArgs) -> Result<(), CommandError> {
     )))
 }
 
-/// Refuses settings that replace the manifest or the folder that are given as arguments: an encode would overwrite that file.
+/// Refuses settings that change the manifest or the folder which the arguments name, because an encode would overwrite the files there.
 fn refuse_other_paths(recipe: &Recipe, [manifest, out]: [&Utf8Path; 2]) -> Result<(), CommandError> {
     let keys = [
         ("encode.manifest", &recipe.encode.manifest, manifest, "give the manifest as SRC"),
@@ -190,7 +190,7 @@ fn create_folder(folder: &Utf8Path) -> Result<(), CommandError> {
     Ok(made.map_err(|error| Failure::from(rundir::Error::io("create", folder, error)))?)
 }
 
-/// Returns the recipe of the encode. Paths are absolute: relative ones would start at the folder of the data set.
+/// Returns the recipe of the encode. Its paths are absolute, because relative paths would start at the folder of the data set.
 fn encode_recipe(args: &DataEncodeArgs, manifest: &Utf8Path, trained: Option<&Recipe>, here: &Utf8Path) -> String {
     let path = |path: &Utf8Path| Value::from(here.join(path).into_string());
     let size = |size: usize| Value::Integer(size as i64);

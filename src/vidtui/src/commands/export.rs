@@ -1,4 +1,4 @@
-//! `vidtui export`: the curves of a run as a picture or a table.
+//! `vidtui export`: writes the curves of a run as a picture or a table.
 
 use crate::args::ExportArgs;
 use crate::chart_export;
@@ -53,7 +53,7 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
         let charts = args.chart.iter().map(|&chart| Group::of_chart(chart.into(), measured));
         charts.chain(named.iter().cloned().map(Group::of_column)).collect()
     };
-    // After a training run was sampled, `latest` is still the run with the loss.
+    // `latest` is the newest run with these values: after a training run was sampled, still the training run.
     let has_all = |dir: &RunDir| {
         let measured = curves::read(dir).ok();
         measured.is_some_and(|measured| groups(&measured).iter().all(|group| group.has_values(&measured)))
@@ -101,7 +101,7 @@ fn compare(workspace: &Workspace, args: &ExportArgs, view: View) -> Result<(), C
     output::line(args.out.as_str())
 }
 
-/// Returns the columns that the arguments name. Those of an imported run are in its lines only.
+/// Returns the columns that the arguments name. The names of an imported run's columns are only in the lines of its metrics.
 fn named(workspace: &Workspace, args: &ExportArgs) -> Result<Vec<Column>, CommandError> {
     let mut others = BTreeSet::new();
     if !args.metric.is_empty()

@@ -1,4 +1,4 @@
-//! `vidtui check --fit-memory` and `--table`: settings that fit a memory, and the memory of each way to train.
+//! `vidtui check --fit-memory` and `--table`: proposes settings that fit a size of memory, and prints the memory of each way to train.
 
 use crate::command_error::CommandError;
 use crate::output::{self, Side};
@@ -7,7 +7,7 @@ use rundir::Failure;
 use serde_json::json;
 use units::size;
 
-/// The proposals that are shown.
+/// The maximum number of proposals that are shown.
 const PROPOSALS: usize = 4;
 
 /// Proposes settings with which a rank fits a device with `total` bytes.
@@ -35,7 +35,7 @@ pub fn fit(recipe: &Recipe, named: &str, total: u64, as_json: bool) -> Result<()
     output::text(&text)
 }
 
-/// Returns the size of the device if a plan may not take all of it.
+/// Returns the words for the memory of the device, if a plan may not take all of it.
 fn of_device(limit: u64, total: u64) -> String {
     if limit == total { String::new() } else { format!(" of the {} of a GPU", size(total)) }
 }

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 /// The interval at which the state of the run is read.
 const POLL: Duration = Duration::from_secs(2);
-/// The pauses between tries to resume: the first, and the longest. Each is twice the one before.
+/// The first and the longest pause between retries to resume. Each pause is twice as long as the one before.
 const RETRY: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(300)];
 
 /// Resumes a run whenever it fails.
 ///
 /// # Errors
-/// When another process does it already, or the run cannot be resumed any more.
+/// Another process already heals the run, the run is a Slurm job, or the run cannot be resumed any more.
 pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let run = dir.read_run()?;
@@ -63,7 +63,7 @@ pub fn run(workspace: &Workspace, args: &HealArgs) -> Result<(), CommandError> {
     ended
 }
 
-/// Opens the channels of this user, or those of the newest attempt if they are not valid.
+/// Opens the alert channels of this user, or those of the newest attempt if the user's settings are invalid.
 fn outbox(dir: &RunDir) -> Outbox {
     let settings = Settings::of_user().map(Option::unwrap_or_default).or_else(|failure| {
         eprintln!("{failure}");
@@ -77,16 +77,17 @@ fn outbox(dir: &RunDir) -> Outbox {
     Outbox::open(dir, AlertWriter::Healer, settings, Limits::default(), |line| eprintln!("{line}"))
 }
 
-/// A run that is watched.
+/// A run that the healer watches, with the state of its retries.
 struct Watch<'a> {
     workspace: &'a Workspace,
     meta: Run,
     dir: RunDir,
     settings: RunSettings,
-    /// The alerts that only a healer can raise: it resumed the run, or will not do so.
+    /// Sends the alerts that only a healer raises: it resumed the run, or it gave up.
     outbox: Outbox,
-    /// The time of the next try to resume, and the pause after it if it fails.
+    /// The earliest time of the next try to resume.
     next_try: Instant,
+    /// The pause after that try, if it fails.
     pause: Duration,
     /// The last recorded reason to wait.
     waits: Option<String>,
@@ -114,7 +115,7 @@ impl Watch<'_> {
                 Ok(RunStatus::Failed(state, failed)) => self.heal(&state, &failed)?,
                 Err(failure) => Some(failure),
             };
-            // A file system may be away for a while.
+            // A temporary failure, such as an unreachable file system, is printed and retried.
             if let Some(failure) = temporary {
                 eprintln!("{failure}");
             }
@@ -129,7 +130,7 @@ impl Watch<'_> {
         }
         let (summary, facts) = self.workspace.summary(&self.dir)?;
         let now_s = now_s();
-        // A stop request of a user ends it, whatever happens to the processes.
+        // A user's stop request ends the run, also if its processes fail.
         if facts.stops_for_good && (summary.state.is_end() || summary.state == RunState::New) {
             return Ok(RunStatus::Ended);
         }
@@ -141,10 +142,10 @@ impl Watch<'_> {
         }
     }
 
-    /// Resumes the run if a try is due. Returns a temporary failure.
+    /// Resumes the run if a try is due. Returns a failure that is only temporary, if there is one.
     ///
     /// # Errors
-    /// The failure would repeat: the healer ends.
+    /// The run cannot be resumed any more, and the healer ends.
     fn heal(
         &mut self,
         state: &(RunSummary, RunFacts),
@@ -174,7 +175,7 @@ impl Watch<'_> {
         }
         match self.resume(state, failed) {
             Ok(()) => {}
-            // A user resumed or stopped it in the meantime.
+            // A user resumed or stopped the run in the meantime.
             Err(failure) if is_users_turn(failure.code) => {}
             Err(failure) if is_final(failure.code) => return self.end(failed, failure),
             Err(failure) => {
@@ -201,7 +202,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Records a reason to wait, unless it was the last one recorded.
+    /// Records a reason to wait, unless it is the last recorded reason.
     fn wait(&mut self, attempt: u32, why: String) {
         if self.waits.as_ref() != Some(&why) {
             self.record(attempt, EventKind::HealWaiting { why: why.clone() });
@@ -220,12 +221,12 @@ impl Watch<'_> {
     }
 }
 
-/// Returns whether a user has resumed or stopped the run.
+/// Returns whether a failure to resume means that a user has resumed or stopped the run.
 fn is_users_turn(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::RunIsAlive | ErrorCode::AttemptConflict | ErrorCode::RunNotRunning)
 }
 
-/// Returns whether trying again cannot help.
+/// Returns whether a retry would fail in the same way.
 fn is_final(code: ErrorCode) -> bool {
     matches!(
         code,

@@ -1,4 +1,4 @@
-//! `vidtui import`: makes a run from the log of another tool.
+//! `vidtui import`: creates a run from a log of TensorBoard or W&B.
 
 use crate::args::ImportArgs;
 use crate::command_error::CommandError;
@@ -15,12 +15,12 @@ use rundir::{
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 
-/// The depth of folders in which logs are looked for.
+/// The number of levels of folders below the given folder that are searched for logs.
 const DEPTH: usize = 3;
-/// The names of a tool's logs that are shown when there are several.
+/// The maximum number of logs that the error names if there are several.
 const SHOWN: usize = 4;
 
-/// Makes a run from a log, which the console shows and compares like any other.
+/// Creates a run from a log. The console shows and compares it like any other run.
 pub fn run(workspace: &Workspace, args: &ImportArgs) -> Result<(), CommandError> {
     let source = find(&args.path)?;
     let log = source.read()?;
@@ -33,7 +33,7 @@ pub fn run(workspace: &Workspace, args: &ImportArgs) -> Result<(), CommandError>
     };
     let name = printable(&args.name.clone().or_else(|| log.name.clone()).unwrap_or_else(|| source.name()));
     let random = RandomState::new().hash_one(std::process::id()) as u32;
-    // The id sorts with the runs of the time in which it was trained.
+    // The id has the time when training began, so that the run is listed among the runs of that time.
     let began_s = if first.t > 0.0 { first.t } else { rundir::now_s() };
     let id = RunId::new(began_s, &name, random);
     let recipe = recipe(&id, last.step)?;
@@ -142,7 +142,7 @@ impl Source {
     }
 }
 
-/// Finds the one log at a path: a file, or in a folder.
+/// Finds the log at a path: a log file, or a folder with exactly one log.
 fn find(path: &Utf8Path) -> Result<Source, CommandError> {
     let refuse = |code, why: String, fix: String| {
         Err(CommandError::request(Failure::new(code, format!("cannot import {path}"), why, fix)))
@@ -172,7 +172,7 @@ fn find(path: &Utf8Path) -> Result<Source, CommandError> {
     }
 }
 
-/// Adds the logs in a folder and those below it.
+/// Adds the logs in a folder, and those in folders up to `depth` levels below it.
 fn logs_in(folder: &Utf8Path, depth: usize, found: &mut Vec<Source>) -> std::io::Result<()> {
     let events = tensorboard::event_files(folder)?;
     if !events.is_empty() {
@@ -194,7 +194,7 @@ fn logs_in(folder: &Utf8Path, depth: usize, found: &mut Vec<Source>) -> std::io:
     Ok(())
 }
 
-/// Returns the recipe of an imported run. Its steps are known, and nothing can be started with it.
+/// Returns the recipe of an imported run. It has only the number of steps, so that no run can be started from it.
 fn recipe(id: &RunId, steps: u64) -> Result<toml::Table, Failure> {
     let mut table = toml::Table::new();
     let mut section = |name: &str, key: &str, value: toml::Value| {
@@ -214,7 +214,7 @@ fn recipe(id: &RunId, steps: u64) -> Result<toml::Table, Failure> {
     Ok(recipe.to_table())
 }
 
-/// Writes the folder of the run, which appears when it is complete.
+/// Writes the folder of the run, which gets its name only when it is complete.
 fn write(dir: &RunDir, run: &Run, mapped: &Mapped, ended_s: f64, by: &str) -> Result<(), Failure> {
     let folder = WholeFolder::beside(&dir.root);
     folder.prepare()?;

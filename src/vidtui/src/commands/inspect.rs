@@ -1,4 +1,4 @@
-//! `vidtui inspect`: the properties of weights, and the differences from other weights.
+//! `vidtui inspect`: prints the properties of weights, or their differences from other weights.
 
 use crate::args::InspectArgs;
 use crate::command_error::CommandError;

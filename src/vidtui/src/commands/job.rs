@@ -1,5 +1,7 @@
-//! `vidtui job`: the batch script of a Slurm job calls it on the first node, at the start and the end of each turn. `plan` makes
-//! the decisions. Messages go to the log of the job.
+//! `vidtui job`: starts an attempt in a Slurm job, and decides at the end whether the job is requeued.
+//!
+//! The batch script calls these commands on the first node of the job. The crate `plan` makes the decisions. Messages go to the
+//! log of the job.
 
 use crate::args::{JobCommand, NodesArgs};
 use crate::checks;
@@ -12,7 +14,7 @@ use plan::{FailedAttempt, JobStart, JobStartRequest, ResumeOptions, ResumeReques
 use recipe::OnFailure;
 use rundir::{ErrorCode, EventKind, Failure, RunDir, now_s};
 
-/// Runs a command of the script.
+/// Runs a command that the batch script calls.
 pub fn run(workspace: &Workspace, command: &JobCommand) -> Result<(), CommandError> {
     match command {
         JobCommand::Begin { run_dir, attempt } => begin(workspace, run_dir, *attempt),
@@ -98,7 +100,7 @@ fn requeue(run_dir: &Utf8Path, warned: bool) -> Result<(), CommandError> {
     }
 }
 
-/// Returns the Slurm job of this process, and its nodes.
+/// Returns the id of the Slurm job of this process, and the nodes of the job.
 fn allocation() -> Result<(u64, Vec<NodeId>), CommandError> {
     let invalid = |name: &str, why: String| {
         CommandError::request(Failure::new(

@@ -1,4 +1,5 @@
-//! `vidtui stop` and `vidtui kill` for processes on nodes: those of the user's runs, or those with a matching command line.
+//! `vidtui stop` and `vidtui kill` without a run: all of the user's runs on some nodes, all training processes, or processes whose
+//! command line matches a pattern.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -20,7 +21,7 @@ pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -
     })
 }
 
-/// Kills everything that trains or uses GPUs: runs of the user, and processes of other trainers.
+/// Kills every process that trains or uses GPUs: the user's runs, and processes of other trainers.
 pub fn kill_training(
     workspace: &Workspace,
     on: &NodesArgs,

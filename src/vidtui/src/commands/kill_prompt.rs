@@ -23,7 +23,8 @@ pub struct KillOptions {
     pub json: bool,
 }
 
-/// Plans to stop or kill a run. Returns none for a failed run that a healer would resume: it has no process, and its healer ends.
+/// Plans to stop or kill a run. Returns `None` for a failed run that a healer would resume: no process is left to signal, and this
+/// function ends the healer.
 pub fn plan_run(workspace: &Workspace, dir: &RunDir, options: &KillOptions) -> Result<Option<RunKill>, CommandError> {
     match workspace.plan_kill(dir, options.how) {
         Err(failure)
@@ -71,8 +72,8 @@ pub fn confirm(what: &str, question: &str, yes: &str) -> Result<(), CommandError
 
 /// Asks a question on the terminal, and returns whether the answer is yes.
 ///
-/// * `cannot` — the beginning of the error without a terminal.
-/// * `yes` — how to confirm on the command line.
+/// * `cannot` — the first words of the error if there is no terminal.
+/// * `yes` — the command or option that confirms without a terminal; the error shows it.
 ///
 /// # Errors
 /// [`ErrorCode::NoTerminal`] without a terminal.
@@ -83,7 +84,7 @@ pub fn confirmed(cannot: &str, question: &str, yes: &str) -> Result<bool, Comman
         return Err(CommandError::request(Failure::new(ErrorCode::NoTerminal, cannot, why, fix)));
     }
     eprint!("{question} [y/N] ");
-    // If the question cannot be shown, the answer is read as no.
+    // A failed flush is ignored: every answer but an explicit yes counts as no.
     let _ = io::stderr().flush();
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
@@ -132,7 +133,7 @@ pub fn run_document(plan: &RunKill) -> Value {
     json!({ "run": plan.run, "how": plan.how.verb(), "nodes": nodes, "job": job })
 }
 
-/// Writes the plan for a run: which processes will be signalled.
+/// Returns the plan for a run as text: which processes will be signalled, or which job is cancelled.
 pub fn run_in_words(plan: &RunKill) -> String {
     if let Some(job) = &plan.job {
         return format!("{}\n{}\n", plan.run, job.why);

@@ -18,7 +18,7 @@ pub fn launch(workspace: &Workspace, args: &LaunchArgs) -> Result<(), CommandErr
     execute(workspace, &plan(workspace, args)?, &args.then, Map::new())
 }
 
-/// Reads typed arguments of `vidtui launch` for the launch form.
+/// Parses arguments of `vidtui launch` that the user typed into the console, and returns them as a launch form.
 pub fn read_typed(workspace: &Workspace, line: &str) -> Result<LaunchDraft, CommandError> {
     let example = "configs/cogvideox/5b-lora.toml --init weights --set data.index=data";
     Ok(workspace.draft(typed(line, "launch", example)?))
@@ -45,7 +45,7 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandErr
     execute(workspace, &plan, &args.then, Map::new())
 }
 
-/// Starts the stage after the stage of a run.
+/// Starts the stage that follows the stage of a run.
 pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> {
     let how = &args.how;
     let run = workspace.find_with_weights(&args.run)?;
@@ -54,7 +54,7 @@ pub fn next(workspace: &Workspace, args: &NextArgs) -> Result<(), CommandError> 
     execute(workspace, &plan, &args.then, Map::new())
 }
 
-/// Returns the number of steps, the only key that a resume can change.
+/// Returns the value of `train.steps`, the only key that a resume can change.
 fn steps(sets: &[String]) -> Result<Option<u64>, CommandError> {
     let invalid = |set: &str, why: &str| {
         let fix = "change train.steps only; for other keys, launch a new run with --init RUN";
@@ -76,7 +76,7 @@ fn steps(sets: &[String]) -> Result<Option<u64>, CommandError> {
     Ok(steps)
 }
 
-/// Starts a plan, or shows it. `more` are further fields of the JSON document.
+/// Executes a plan, or prints it with `--dry-run`. `more` holds additional fields of the JSON document.
 pub fn execute(
     workspace: &Workspace,
     plan: &LaunchPlan,
@@ -94,7 +94,7 @@ pub fn execute(
     if then.wait { waiting::until_finished(workspace, &dir) } else { Ok(()) }
 }
 
-/// Prints the run that was started.
+/// Prints the ID of the run that was started, or its JSON document.
 pub(super) fn report(plan: &LaunchPlan, json: bool, more: Map<String, Value>) -> Result<(), CommandError> {
     if !json {
         return output::line(plan.run.id.as_str());
@@ -105,7 +105,7 @@ pub(super) fn report(plan: &LaunchPlan, json: bool, more: Map<String, Value>) ->
     output::json(&own.chain(more).collect::<Map<_, _>>())
 }
 
-/// Shows a plan: the summary, as in the launch dialog of the console, and the scripts.
+/// Prints a plan: the summary, as in the launch dialog of the console, and the scripts.
 pub(super) fn show(plan: &LaunchPlan, json: bool) -> Result<(), CommandError> {
     if json {
         let summary: Map<_, _> =

@@ -1,4 +1,4 @@
-//! `vidtui logs`: the logs of the ranks.
+//! `vidtui logs`: prints the logs of the ranks, and follows them with `--follow`.
 
 use crate::args::LogsArgs;
 use crate::command_error::CommandError;
@@ -33,7 +33,7 @@ pub fn run(workspace: &Workspace, args: &LogsArgs) -> Result<(), CommandError> {
     let mut logs = open(&dir, &attempt, args.rank)?;
     let mut first = true;
     loop {
-        // The state is read before the files, so that no line is missed at the end.
+        // Read the state before the files: if the run has ended, the files are complete.
         let ended = !args.follow || workspace.summary(&dir)?.0.state.is_end();
         for log in &mut logs {
             let lines = read(log)?;

@@ -1,4 +1,4 @@
-//! The commands. Every key of the console has a command that does the same.
+//! The commands of `vidtui`. Every action of the console is also a command.
 
 pub mod alerts;
 mod check;
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<End, CommandError> {
     Ok(End::Quit)
 }
 
-/// Reports on standard error which run `latest` is, if it is not the newest.
+/// Prints on standard error which run `latest` refers to, if that is not the newest run.
 fn report_latest(workspace: &Workspace, given: &str, run: &Utf8Path) {
     if let Some(message) = workspace.latest_in_words(given, run) {
         eprintln!("{message}");

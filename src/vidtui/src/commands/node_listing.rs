@@ -1,4 +1,4 @@
-//! Lists the processes of some nodes, and the nodes that did not answer.
+//! Lists the processes on some nodes, and retries nodes that do not answer.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -55,7 +55,7 @@ impl NodeListing {
         }
     }
 
-    /// Removes the nodes that do not answer from those that failed, and returns them.
+    /// Removes the unreachable nodes from `failed`, and returns them.
     fn take_unreachable(&mut self) -> Vec<NodeId> {
         let failed = std::mem::take(&mut self.failed).into_iter();
         let (unreachable, failed): (Vec<_>, Vec<_>) = failed.partition(|(_, error)| error.is_unreachable());
@@ -63,8 +63,8 @@ impl NodeListing {
         unreachable.into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Retries nodes that did not answer until some of them do, and replaces the listing with theirs. Returns false if
-    /// there are no such nodes.
+    /// Retries the unreachable nodes until some of them answer, and replaces `listed` with their processes. Returns false
+    /// if no node is unreachable.
     pub fn wait_for_more(&mut self) -> bool {
         self.listed.clear();
         while self.listed.is_empty() {
@@ -92,7 +92,7 @@ impl NodeListing {
     /// Prints the results.
     ///
     /// # Errors
-    /// When some nodes could not be listed: processes may run there.
+    /// [`ErrorCode::NodeUnreachable`] if the processes of some nodes could not be listed.
     pub fn finish(&self, is_dry_run: bool, json: bool, found: Vec<Value>, text: &str) -> Result<(), CommandError> {
         if json {
             let of_node = |(node, error): &(NodeId, RemoteError)| json!({ "node": node, "why": error.to_string() });
@@ -111,7 +111,7 @@ impl NodeListing {
     }
 }
 
-/// Writes the names of nodes.
+/// Returns the names of nodes, separated by commas, or `no node`.
 pub fn names<'a>(nodes: impl Iterator<Item = &'a NodeId>) -> String {
     let names: Vec<String> = nodes.map(ToString::to_string).collect();
     if names.is_empty() { "no node".into() } else { names.join(", ") }

@@ -1,4 +1,4 @@
-//! `vidtui nodes` and `vidtui smi`: the state of nodes, for users and scripts.
+//! `vidtui nodes` and `vidtui smi`: print the state of nodes, as a table or as JSON.
 
 use crate::appearance;
 use crate::args::{NodesArgs, NodesCommandArgs, SmiArgs};
@@ -48,7 +48,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
             (true, true) => output::json_line(&document(&fleet, &views, now))?,
             (true, false) => output::json(&document(&fleet, &views, now))?,
             (false, watch) => {
-                // Like the command `watch`, on a terminal.
+                // On a terminal, clear the screen first, as the command `watch` does.
                 let clear = if watch && takes_escapes(&std::io::stdout()) { "\x1b[H\x1b[2J" } else { "" };
                 output::text(&format!("{clear}{}", table(&fleet, &views, now)))?;
             }
@@ -57,7 +57,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
             return Ok(());
         }
         updates.wait(&mut fleet, EVERY);
-        // The nodes and states of Slurm change. While Slurm does not answer, the last list stays.
+        // The nodes of Slurm and their states change. While Slurm does not answer, keep the last list.
         if fleet.is_of_slurm()
             && let Ok(listed) = list()
         {
@@ -216,7 +216,7 @@ impl<'a> Updates<'a> {
         while fleet.nodes().iter().any(|view| view.link == Link::Connecting) && self.handle_one(fleet, deadline) {}
     }
 
-    /// Handles updates for a time.
+    /// Handles updates for the duration `time`.
     fn wait(&mut self, fleet: &mut Fleet, time: Duration) {
         let deadline = Instant::now() + time;
         while self.handle_one(fleet, deadline) {}
@@ -374,7 +374,7 @@ fn process_table(processes: &[(Option<u32>, &GpuProcess)]) -> String {
     output::table(&titles, &processes.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Removes characters that a terminal without UTF-8 cannot show.
+/// Removes degree signs if the terminal does not support UTF-8.
 fn ascii(text: String) -> String {
     if appearance::is_unicode() { text } else { text.replace("°", "") }
 }
@@ -400,13 +400,13 @@ struct NodeDocument<'a> {
     #[serde(flatten)]
     digest: &'a NodeSummary,
     faults: &'a [Fault],
-    /// The last samples.
+    /// The last sample of each GPU.
     gpu: &'a [GpuSample],
-    /// The counters of its links.
+    /// The byte counters of the node's network links.
     links: &'a [LinkBytes],
 }
 
-/// Slurm's name of the state of a node.
+/// The state of a node in Slurm.
 #[derive(Serialize)]
 struct SlurmDocument<'a> {
     partition: &'a str,

@@ -11,10 +11,10 @@ use std::thread;
 use std::time::Duration;
 use ui::run_state::StateKind;
 
-/// The interval at which the worker looks at the runs.
+/// How often the queue worker reads the queue and the state of the runs.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Lists or changes the queue, or works on it.
+/// Lists or changes the queue, or runs the queue worker.
 pub fn run(workspace: &Workspace, args: &QueueArgs) -> Result<(), CommandError> {
     match &args.command {
         None => list(workspace, args.json),
@@ -213,10 +213,10 @@ fn not_pending(entry: &QueueEntry) -> CommandError {
     Failure::new(ErrorCode::RunIsAlive, what, why, fix).into()
 }
 
-/// Starts the runs of the queue one after the other, until no entry can start.
+/// Runs the queue worker: starts the queued runs one after the other, until no entry is left that can start.
 ///
 /// # Errors
-/// When another process does it already.
+/// [`ErrorCode::AlreadyExists`] if another process is the queue worker.
 fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError> {
     let queue = workspace.queue();
     if args.detached {
@@ -224,7 +224,7 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
         return Ok(());
     }
     if args.own_session {
-        // The end of the terminal does not end a process of another session.
+        // In its own session, the worker does not receive SIGHUP when the terminal closes.
         let _ = nix::unistd::setsid();
     }
     let Some(mut lock) = queue.lock_worker(&workspace.as_queue_worker())? else {
@@ -240,7 +240,7 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
     loop {
         let entries = match queue.entries() {
             Ok(entries) => entries,
-            // A file system may be away for a while.
+            // A network file system may be unavailable for a while.
             Err(error) => {
                 eprintln!("{}", Failure::from(error));
                 thread::sleep(POLL);
@@ -269,7 +269,8 @@ fn work(workspace: &Workspace, args: &QueueWorkArgs) -> Result<(), CommandError>
     }
 }
 
-/// Lets entries wait again whose run was not created before the last worker ended. Others are started.
+/// Repairs entries that the previous worker left in [`QueueState::Starting`]: they wait again if their run has no attempt, and count
+/// as started otherwise.
 fn settle(workspace: &Workspace, entries: &mut [QueueEntry]) {
     for entry in entries {
         if let QueueState::Starting { run, at_s } = entry.state.clone() {
@@ -283,10 +284,10 @@ fn settle(workspace: &Workspace, entries: &mut [QueueEntry]) {
 
 /// Starts the run of an entry if its turn has come. Returns whether the queue has changed.
 ///
-/// * `here` — the workspace of the entry before. It keeps the connections of entries that were added in the same folder.
+/// * `here` — the workspace of the previous entry. Entries that were added in the same folder reuse its connections.
 ///
 /// # Errors
-/// The run cannot be started.
+/// The folder of the entry cannot be used, the launch cannot be planned, or the run cannot be started.
 fn advance(
     workspace: &Workspace,
     here: &mut Option<Workspace>,
@@ -315,7 +316,7 @@ fn advance(
     }
 }
 
-/// Changes to the folder of an entry, where the relative paths of its launch start.
+/// Changes to the folder of an entry, because the paths of its launch are relative to this folder.
 fn enter(workspace: &Workspace, entry: &QueueEntry) -> Result<Workspace, Failure> {
     std::env::set_current_dir(&entry.folder).map_err(|error| {
         let why = format!("its folder {} cannot be used: {error}", entry.folder);
@@ -325,7 +326,7 @@ fn enter(workspace: &Workspace, entry: &QueueEntry) -> Result<Workspace, Failure
         .map_err(CommandError::into_failure)
 }
 
-/// Changes the state of an entry if it still is `from`. Returns whether it was.
+/// Changes the state of an entry if the state still is `from`. Returns whether the state was changed.
 fn set_state(workspace: &Workspace, id: u32, from: &QueueState, to: QueueState) -> Result<bool, Failure> {
     workspace.queue().change(|entries, _| {
         let entry = entries.iter_mut().find(|entry| entry.id == id && entry.state == *from);

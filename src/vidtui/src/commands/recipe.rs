@@ -1,4 +1,4 @@
-//! `vidtui recipe show`: the complete recipe.
+//! `vidtui recipe show`: prints the complete recipe.
 
 use crate::args::RecipeShowArgs;
 use crate::command_error::CommandError;
@@ -6,7 +6,7 @@ use crate::output;
 use crate::workspace::Workspace;
 use recipe::Origin;
 
-/// Prints the complete recipe as TOML that can be loaded.
+/// Prints the complete recipe, as TOML that `vidtui launch` can load or as JSON.
 pub fn show(workspace: &Workspace, args: &RecipeShowArgs) -> Result<(), CommandError> {
     let subject = workspace.subject(&args.recipe, &args.set)?;
     let resolved = subject.resolved();

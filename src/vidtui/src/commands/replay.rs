@@ -10,7 +10,7 @@ use ratatui::backend::TestBackend;
 use rundir::{ErrorCode, Failure};
 use ui::{Model, Msg, Size};
 
-/// Plays a recording.
+/// Plays a recording on the terminal. With `--screen`, prints its last screen instead.
 pub fn run(args: &ReplayArgs) -> Result<End, CommandError> {
     let (header, moments) = record::open(&args.file)?;
     if let Some(size) = &args.screen {

@@ -1,6 +1,6 @@
-//! `vidtui report`: one HTML page about a run that needs no other file.
+//! `vidtui report`: writes a self-contained HTML page about a run.
 //!
-//! It has no script and loads nothing. Every text of the run is escaped.
+//! The page has no script and loads no other file. All text from the run is escaped.
 
 use crate::args::ReportArgs;
 use crate::chart_export;
@@ -17,7 +17,7 @@ use runstate::RunSummary;
 use std::fmt::Write;
 use std::fs;
 
-/// The most events of a page. A page of all events of a long run is slow to open.
+/// The most events on a page. A page with all events of a long run is slow to open.
 const EVENTS: usize = 500;
 
 /// Writes the page.
@@ -86,7 +86,7 @@ fn chart(page: &mut Page, group: &Group, summary: &RunSummary, measured: &Measur
     Ok(())
 }
 
-/// Adds the videos: those of the newest steps as data of the page, the others as links.
+/// Adds the sampled videos, newest first: embeds up to `embed` bytes of them, and links the others.
 fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Failure> {
     let folder = summary.dir.sample_folder(&summary.run);
     let samples = folder.list()?;
@@ -113,7 +113,7 @@ fn samples(page: &mut Page, summary: &RunSummary, embed: u64) -> Result<(), Fail
     Ok(())
 }
 
-/// Adds the attempts, each with its end.
+/// Adds a table of the attempts, with the failures that ended them.
 fn attempts(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
     if summary.run.imported.is_some() {
         return Ok(());
@@ -179,13 +179,13 @@ fn environment(summary: &RunSummary) -> Vec<Vec<String>> {
     rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
 }
 
-/// Returns a time in UTC.
+/// Formats Unix seconds as a time in UTC.
 fn time(t: f64) -> String {
     let time = jiff::Timestamp::from_second(t as i64).unwrap_or_default();
     time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
-/// A page that is being written. Its functions escape their text.
+/// The HTML of a page. The methods escape the text that they add.
 struct Page(String);
 
 impl Page {
@@ -224,7 +224,7 @@ impl Page {
         self.add(format_args!("</table></div>\n"));
     }
 
-    /// Adds a drawing of plotters, which escapes its texts.
+    /// Adds an SVG chart, in which plotters has already escaped the text.
     fn figure(&mut self, svg: &str, label: &str) {
         self.add(format_args!("<figure><figcaption>{}</figcaption>\n{svg}</figure>\n", escaped(label)));
     }
@@ -247,12 +247,12 @@ impl Page {
     }
 }
 
-/// Returns text for an element or for an attribute in double quotes.
+/// Escapes text for an HTML element or a quoted attribute.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
-/// Returns a byte of the path of an URL (RFC 3986, section 2).
+/// Percent-encodes a byte for the path of a URL (RFC 3986, section 2).
 fn url_byte(byte: u8) -> String {
     match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(byte).to_string(),
@@ -260,7 +260,7 @@ fn url_byte(byte: u8) -> String {
     }
 }
 
-/// Charts are drawn on white, so that a dark page inverts them and keeps their hues.
+/// The style sheet. Charts are drawn on white; in dark mode, the filter inverts their lightness and keeps their hues.
 const STYLE: &str = "\
 :root { color-scheme: light dark; --ink: #222b38; --faint: #6b7585; --line: #e4e8ee; --page: #ffffff; }
 @media (prefers-color-scheme: dark) {

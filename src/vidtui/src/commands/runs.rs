@@ -1,4 +1,4 @@
-//! `vidtui runs`: the list of runs.
+//! `vidtui runs`: lists the runs.
 
 use crate::args::JsonArgs;
 use crate::command_error::CommandError;

@@ -1,4 +1,4 @@
-//! `vidtui sample`: makes videos from a run, a checkpoint or other weights.
+//! `vidtui sample`: samples videos from the weights of a run, a checkpoint or another model.
 
 mod adapters;
 mod weights;
@@ -16,7 +16,7 @@ use rundir::{ErrorCode, Failure, RunDir, RunId, SampleSidecar};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
 
-/// Makes the recipe, launches it, waits, and prints the paths of the videos.
+/// Builds a sampling recipe, launches it, waits for its end, and prints the paths of the videos.
 pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     if args.now {
         return now(workspace, args);
@@ -56,7 +56,7 @@ pub fn run(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError>
     report(&dir, args.output.json)
 }
 
-/// Plans the video of a prompt with its flags, from the newest checkpoint of a run.
+/// Plans a run that samples one prompt, which may contain flags, from the newest checkpoint of a run.
 pub fn plan_prompt(workspace: &Workspace, run: &RunId, prompt: String) -> Result<LaunchPlan, CommandError> {
     let args = SampleArgs { from: run.to_string(), prompt: vec![prompt], ..SampleArgs::default() };
     let weights = SampledWeights::find(workspace, &args.from)?;
@@ -64,7 +64,7 @@ pub fn plan_prompt(workspace: &Workspace, run: &RunId, prompt: String) -> Result
     plan(workspace, &args, recipe, &weights)
 }
 
-/// Makes the recipe, and checks its prompts and encoders. Returns it with warnings.
+/// Builds the sampling recipe and checks its prompts and encoders. Returns the recipe and warnings.
 fn prepare(
     workspace: &Workspace,
     args: &SampleArgs,
@@ -109,7 +109,7 @@ fn plan(
     workspace.plan_launch(&options)
 }
 
-/// Requests the samples of a training run now.
+/// Requests that a training run makes its samples after the current step.
 fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     let dir = workspace.find_with_weights(&args.from)?;
     report_latest(workspace, &args.from, &dir.root);
@@ -132,8 +132,8 @@ fn now(workspace: &Workspace, args: &SampleArgs) -> Result<(), CommandError> {
     output::line(&format!("{} makes samples after this step; see {}", summary.run.id, dir.samples()))
 }
 
-/// Returns a sampling recipe: that of the weights' run with another task, or the defaults if the weights belong to no
-/// run.
+/// Returns a sampling recipe. It is derived from the recipe of the run that trained the weights. If no run did, it has the
+/// defaults of the model.
 fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
     let model = weights.source.model()?;
     if let Some(pipeline) = &weights.pipeline {
@@ -146,13 +146,13 @@ fn recipe_of(weights: &SampledWeights) -> Result<Recipe, CommandError> {
     }
     let weights = &weights.source.location.weights;
     let real = weights.canonicalize_utf8().unwrap_or_else(|_| weights.clone());
-    // The weights are a run's folder or RUN/checkpoints/step-N.
+    // The path of the weights is RUN or RUN/checkpoints/step-N.
     let run = real.ancestors().take(3).map(RunDir::new).find(|run| run.run_toml().exists());
     let trained = run.map(|run| -> Result<Recipe, rundir::Error> { run.read_run()?.recipe() }).transpose();
     Ok(Recipe::for_sampling(model, trained?.as_ref()).map_err(Failure::from)?)
 }
 
-/// Applies the flags to the recipe, and returns a name for each prompt, for errors.
+/// Applies the flags to the recipe. Returns the origin of each prompt, such as `line 3 of prompts.txt`, for errors.
 fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result<Vec<String>, CommandError> {
     let absolute = |path: &Utf8PathBuf| workspace.here.join(path);
     let mut places = Vec::new();
@@ -211,7 +211,7 @@ fn fill(workspace: &Workspace, recipe: &mut Recipe, args: &SampleArgs) -> Result
     Ok(places)
 }
 
-/// Reads a prompt file.
+/// Reads a prompt file, which must be UTF-8.
 fn read_prompts(file: &Utf8Path) -> Result<String, CommandError> {
     let bytes = std::fs::read(file).map_err(|error| rundir::Error::io("read", file, error))?;
     String::from_utf8(bytes).map_err(|error| {
@@ -226,7 +226,7 @@ fn read_prompts(file: &Utf8Path) -> Result<String, CommandError> {
     })
 }
 
-/// Checks that the images can be read, and returns a warning for each prompt that is longer than the model reads.
+/// Checks that the images can be read, and returns a warning for each prompt that has more tokens than the model reads.
 fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, CommandError> {
     let specs = recipe.samples().unwrap_or_default();
     let images: BTreeSet<&Utf8PathBuf> = specs.iter().filter_map(|spec| spec.image.as_ref()).collect();
@@ -240,7 +240,7 @@ fn check_inputs(recipe: &Recipe, lines: &[String]) -> Result<Vec<String>, Comman
         .collect())
 }
 
-/// Checks that the VAE, the text encoder and the tokenizer are there and belong to the model.
+/// Checks that the VAE, the text encoder and the tokenizer exist and match the model.
 fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
     if recipe.encoders.folder.as_str().is_empty() {
         let why = "neither --encoders nor the recipe of the run names the VAE and the text encoder";
@@ -272,7 +272,7 @@ fn is_this_machine(workspace: &Workspace, args: &SampleArgs) -> bool {
     args.local.is_some() || (nodes.hostfile.is_none() && nodes.slurm.is_none())
 }
 
-/// Prints the videos.
+/// Prints the paths of the videos.
 fn report(dir: &RunDir, json: bool) -> Result<(), CommandError> {
     let folder = dir.sample_folder(&dir.read_run()?);
     let samples = folder.list()?.into_iter();

@@ -1,11 +1,11 @@
-//! `vidtui stacks`: the stacks and the phases of all ranks, and the collectives that they wait for.
+//! `vidtui stacks`: collects the stack traces and the phases of all ranks, and the collectives that they wait for.
 
 use crate::args::RunArgs;
 use crate::command_error::CommandError;
 use crate::output;
 use crate::workspace::{CollectedStacks, Workspace, stacks_in_words};
 
-/// Writes the stacks of the processes of a run into its folder and prints the path. Signals no process.
+/// Writes the stack traces of the processes of a run into its folder and prints the paths. Signals no process.
 pub fn run(workspace: &Workspace, args: &RunArgs) -> Result<(), CommandError> {
     let dir = workspace.find(&args.run)?;
     let CollectedStacks { nodes: stacks, ranks } = workspace.stacks(&dir)?;

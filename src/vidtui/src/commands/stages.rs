@@ -1,4 +1,4 @@
-//! `vidtui stages`: the stages of a curriculum.
+//! `vidtui stages`: lists the stages of a curriculum and their state.
 
 use crate::args::StagesArgs;
 use crate::command_error::CommandError;
@@ -42,7 +42,7 @@ pub fn run(workspace: &Workspace, args: &StagesArgs) -> Result<(), CommandError>
     output::text(&in_words(&curriculum, &stages, goodput.as_ref()))
 }
 
-/// Returns how the time of all runs of a curriculum was spent; none if it has no run.
+/// Returns the goodput of all runs of a curriculum; `None` if no run has one.
 fn goodput(
     workspace: &Workspace,
     curriculum: &Curriculum,
@@ -57,7 +57,7 @@ fn goodput(
     Ok(all)
 }
 
-/// Returns the run that determines the state of a stage: a finished one first, then the newest.
+/// Returns the run that determines the state of a stage: the newest finished run, or else the newest run.
 fn run_of<'a>(curriculum: &Curriculum, stage: &StageSpec, runs: &'a [RunSummary]) -> Option<&'a RunSummary> {
     let of_stage = |summary: &&RunSummary| {
         summary.run.curriculum.as_ref() == Some(&curriculum.path) && summary.run.stage.as_ref() == Some(&stage.name)

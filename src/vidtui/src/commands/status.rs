@@ -1,4 +1,4 @@
-//! `vidtui status`: the state of a run.
+//! `vidtui status`: prints the state of a run.
 
 use crate::args::StatusArgs;
 use crate::command_error::CommandError;
@@ -28,7 +28,7 @@ pub fn run(workspace: &Workspace, args: &StatusArgs) -> Result<(), CommandError>
     output::text(&output::facts(&facts(&summary, &findings, goodput.as_ref(), now_s())))
 }
 
-/// Returns the names and values that are printed.
+/// Returns the printed lines as names and values. A line with an empty name continues the line above.
 pub fn facts(summary: &RunSummary, findings: &[Finding], goodput: Option<&Goodput>, now: f64) -> Vec<(String, String)> {
     let run = &summary.run;
     let mut facts = vec![("run", run.id.to_string()), ("state", StateKind::of(&summary.state).word().into())];
@@ -128,7 +128,7 @@ fn one_line(summary: &RunSummary) -> String {
     .join("  ")
 }
 
-/// Returns the progress of a stage: `1,204 done, 3 failed, 3.4 GB, 12 waiting, 8,645 left at 37/s: 4 min`.
+/// Returns the progress of an encoding stage: `1,204 done, 3 failed, 3.4 GB, 12 waiting, 8,645 left at 37/s: 4 min`.
 fn stage_in_words(stage: &EncodeStageProgress) -> String {
     let mut words = format!("{} done", units::grouped(stage.count.items));
     let counted = [(stage.count.failed, "failed"), (stage.count.waiting, "waiting")];

@@ -10,7 +10,7 @@ use crate::workspace::{Workspace, report_in_words};
 use plan::KillHow;
 use recipe::Task;
 
-/// Makes a run save and stop.
+/// Requests that a run, or all runs on some nodes, save and stop.
 pub fn stop(workspace: &Workspace, args: &StopArgs) -> Result<(), CommandError> {
     let json = args.output.json;
     let options = KillOptions { how: KillHow::Stop, dry_run: args.dry_run, yes: true, wait: false, json };

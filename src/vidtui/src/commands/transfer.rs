@@ -1,4 +1,4 @@
-//! Support for long commands: finding weights, progress on standard error, and interruption by a signal.
+//! Helpers of commands that read or write weights: finding them, progress on standard error, and interruption by a signal.
 
 use crate::command_error::CommandError;
 use crate::signals;
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use weights::WriteProgress;
 
-/// How often the bar is drawn on a terminal.
+/// How often the progress bar is drawn if standard error is a terminal.
 const DRAW: Duration = Duration::from_millis(100);
-/// How often a line is written into a file.
+/// How often a progress line is printed if standard error is not a terminal.
 const LOG: Duration = Duration::from_secs(10);
-/// The width of the bar.
+/// The width of the progress bar, in characters.
 const WIDTH: u64 = 24;
 
-/// Finds weights by their path, by the name of a downloaded model, or by that of a run.
+/// Finds weights by their path, by the name of a downloaded model, or by the name of a run.
 pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandError> {
     let path = Utf8Path::new(given);
     if path.exists() {
@@ -56,7 +56,7 @@ pub fn find(workspace: &Workspace, given: &str) -> Result<Utf8PathBuf, CommandEr
     })
 }
 
-/// What is counted.
+/// The unit in which progress is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
     /// Bytes.
@@ -96,17 +96,17 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Starts. From now on a signal stops the transfer instead of the process.
+    /// Starts a transfer. From now on, a signal stops the transfer instead of the process.
     pub fn begin() -> Self {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
-            // Without the handler the process ends at once, and the next transfer removes its files.
+            // Without the handler, a signal ends the process at once, and the next transfer removes its files.
             let _ = signal_hook::flag::register_usize(number, signal.clone(), number as usize);
         }
         Self { phase: None, from: 0, signal, began: Instant::now(), shown: None, bar: takes_escapes(&io::stderr()) }
     }
 
-    /// Shows the progress. Breaks when a signal has arrived.
+    /// Shows the progress. Returns `Break` after a signal.
     pub fn step<'a>(&mut self, step: impl Into<Step<'a>>) -> ControlFlow<()> {
         let step = step.into();
         if self.phase.as_deref() != Some(step.phase) {
@@ -124,7 +124,7 @@ impl Transfer {
         if self.signal.load(Ordering::Relaxed) == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Ends: clears the bar, and exits by the signal that stopped the transfer.
+    /// Ends the transfer: clears the bar. If a signal stopped the transfer, exits the process by that signal.
     pub fn end(self) {
         if self.bar && self.shown.is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");

@@ -1,12 +1,13 @@
-//! The arguments of a command that are typed in the console.
+//! Parses command-line arguments that the user types in the console.
 
 use crate::command_error::CommandError;
 use clap::Parser;
 use rundir::{ErrorCode, Failure};
 
-/// Reads arguments that are quoted as in a shell.
+/// Parses arguments that are quoted as in a shell.
 ///
-/// * `command` — the command that has these arguments, for the error, which shows the example too.
+/// * `command` — the command that has these arguments; the error names it.
+/// * `example` — valid arguments; the error shows them.
 pub fn typed<T: clap::Args>(line: &str, command: &str, example: &str) -> Result<T, CommandError> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]

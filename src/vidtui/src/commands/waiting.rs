@@ -1,4 +1,4 @@
-//! `--wait`: watches a run until it has ended.
+//! `--wait`: waits until a run has ended, and prints its progress.
 
 use crate::command_error::CommandError;
 use crate::workspace::Workspace;
@@ -16,7 +16,7 @@ const PRINT: Duration = Duration::from_secs(10);
 /// Waits until a run has finished. Prints its progress on standard error.
 ///
 /// # Errors
-/// When the run ends without finishing.
+/// The failure of the run, or [`ErrorCode::RunNotRunning`] if it was stopped.
 pub fn until_finished(workspace: &Workspace, dir: &RunDir) -> Result<(), CommandError> {
     let summary = until_ended(workspace, dir)?;
     let stopped = || {

@@ -1,4 +1,4 @@
-//! The stream of a run that is compared with others: its recipe, metrics and samples of nodes.
+//! The stream of a run that is compared with others: its recipe, its metrics and the samples of its nodes.
 
 use super::{Ended, LIST, NodeFiles, Stream, pieces};
 use recipe::shown_settings;
@@ -7,13 +7,13 @@ use std::convert::Infallible;
 use tokio::task::block_in_place;
 use ui::{Msg, RunMsg};
 
-/// Returns the keys of a recipe with their values, in the order of a recipe.
+/// Returns the keys of a recipe with their values, in the order in which a recipe is shown.
 pub(super) fn settings(recipe: &toml::Table) -> Vec<(String, String)> {
     shown_settings(recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 impl Stream {
-    /// Reads the files of a run as they grow. The state of the run is in the list of runs.
+    /// Reads the files of a run as they grow. The list of runs contains the state of the run.
     pub(super) async fn compared(&self, run: &RunId) -> Result<Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let send = |what| self.send_blocking(Msg::Run { run: run.clone(), what });

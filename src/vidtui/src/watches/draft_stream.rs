@@ -1,4 +1,4 @@
-//! The stream of the launch form: reads, plans and checks a draft, again whenever one of its files changes.
+//! The stream of the launch form: reads, plans and checks a draft, and repeats this when one of its files changes.
 
 use super::{Ended, LIST, Stream};
 use crate::checks;
@@ -18,7 +18,7 @@ use ui::draft::{DraftMsg, LaunchDraft, LaunchTarget, PreflightRow};
 const SETTLE: Duration = Duration::from_millis(120);
 
 impl Stream {
-    /// Answers a draft.
+    /// Sends the targets, the settings, the plan and the checks of a draft, and repeats this when its files change.
     pub(super) async fn draft(&self, draft: &LaunchDraft) -> Result<Infallible, Ended> {
         let mut known = KnownDraft::default();
         self.pause(SETTLE).await?;
@@ -28,7 +28,7 @@ impl Stream {
         }
     }
 
-    /// Reads what has changed since the last read, and plans the draft again if one of its files has.
+    /// Sends the targets if they have changed. If a file of the draft has changed, reads the settings and plans the draft.
     fn read_draft(&self, draft: &LaunchDraft, known: &mut KnownDraft) -> Result<(), Ended> {
         let send = |what| self.send_blocking(Msg::Draft { draft: Box::new(draft.clone()), what });
         let now = self.workspace.targets();
@@ -95,7 +95,7 @@ struct KnownDraft {
     files: Option<DraftFiles>,
 }
 
-/// Returns the files that differ.
+/// Returns the files that were added, changed or removed.
 fn changed(before: &DraftFiles, now: &DraftFiles) -> Vec<Utf8PathBuf> {
     let differs = |(path, hash): &&(Utf8PathBuf, Option<u64>)| {
         before.iter().find(|(other, _)| other == path).is_none_or(|(_, other)| other != hash)
@@ -104,7 +104,7 @@ fn changed(before: &DraftFiles, now: &DraftFiles) -> Vec<Utf8PathBuf> {
     now.iter().filter(differs).chain(gone).map(|(path, _)| path.clone()).collect()
 }
 
-/// Returns the conversion that makes the weights of a launch usable, if they have a format that can be converted.
+/// Returns the conversion that makes the weights of a launch usable; `None` if their format cannot be converted.
 fn conversion_for(options: &LaunchOptions<'_>) -> Option<ui::ConvertOptions> {
     let path = match (&options.init, options.subject.stage()) {
         (Init::Given(path), _) => Utf8Path::new(path),

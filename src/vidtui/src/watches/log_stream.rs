@@ -1,8 +1,8 @@
-//! The logs of all ranks of an attempt, merged.
+//! The stream of the merged logs of all ranks of an attempt.
 //!
 //! A poll reads the sizes of files, and only the new bytes of files that have grown. The bytes that one poll reads are bounded, whatever
-//! the number of ranks and the sizes of their logs. If a log has more, only its newest lines are read. If more logs have grown than
-//! fit into the bound, the next poll begins with the others.
+//! the number of ranks and the sizes of their logs. If a log has more bytes, only its newest lines are read. If more logs have grown
+//! than fit into the bound, the next poll begins with the remaining logs.
 
 use super::{Ended, FOLLOW, LIST, Stream};
 use camino::Utf8PathBuf;
@@ -22,11 +22,11 @@ const OPEN_BYTES: u64 = 2 << 20;
 const POLL_BYTES: u64 = 1 << 20;
 /// The most bytes of one log that are read at once.
 const LOG_BYTES: u64 = 256 << 10;
-/// The fewest bytes of a log that are read at once: some lines.
+/// The least share of a poll for one log: a few lines. This limits the number of logs that one poll reads.
 const LEAST_BYTES: u64 = 2 << 10;
 /// The number of lines in one message, so that keys are handled in between.
 const LINES: usize = 200;
-/// The number of logs from which they are polled less often.
+/// More logs than this are polled less often.
 const MANY: usize = 64;
 
 /// The log of one rank, read up to an offset.
@@ -34,9 +34,9 @@ struct RankLog {
     rank: usize,
     path: Utf8PathBuf,
     offset: u64,
-    /// Size and inode at the last poll.
+    /// The size and the inode at the last poll.
     seen: (u64, u64),
-    /// Whether it could not be read at the last poll.
+    /// Whether the log could not be read at the last poll.
     is_unreadable: bool,
 }
 
@@ -108,7 +108,7 @@ impl MergedLogs {
         new
     }
 
-    /// Returns how often the logs are polled: reading the sizes of many files over a network is not free.
+    /// Returns how often the logs are polled. Reading the sizes of many files over a network takes time.
     fn interval(&self) -> Duration {
         if self.logs.len() > MANY { LIST } else { FOLLOW }
     }
@@ -124,7 +124,7 @@ impl RankLog {
         }
     }
 
-    /// Reads the new lines, at most those in the last `most` bytes. Returns them with the number of bytes before them that were not read.
+    /// Reads the new lines in the last `most` bytes. Returns them with the number of new bytes before them that were skipped.
     fn read(&mut self, size: (u64, u64), most: u64) -> io::Result<(Vec<String>, u64)> {
         let is_replaced = self.seen.1 != 0 && self.seen.1 != size.1;
         if size.0 < self.offset || is_replaced {
@@ -147,7 +147,7 @@ impl RankLog {
         Ok((lines, skipped_bytes))
     }
 
-    /// Returns a line about an error, if the log could be read at the last poll. The other logs are still read.
+    /// Returns a line about an error, once until the log can be read again. The other logs are still read.
     fn fails(&mut self, error: &io::Error) -> Option<(usize, Vec<String>)> {
         let is_known = std::mem::replace(&mut self.is_unreadable, true);
         (!is_known).then(|| (self.rank, vec![format!("vidtui: cannot read {}: {error}", self.path)]))
@@ -172,7 +172,7 @@ impl Stream {
                 let is_other = |attempt: &Attempt| open.as_ref().is_none_or(|open| open.attempt != attempt.number);
                 if let Some(attempt) = attempt.filter(is_other) {
                     is_new = true;
-                    // The last lines of the attempt before.
+                    // Read the last lines of the previous attempt first.
                     if let Some(before) = &mut open {
                         let rest = block_in_place(|| before.poll());
                         self.send_lines(run, before.attempt, false, rest).await?;

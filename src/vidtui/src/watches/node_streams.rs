@@ -1,4 +1,4 @@
-//! The streams of nodes: their list, the samples of each, and the output of nvidia-smi.
+//! The streams of nodes: their list, their samples, their processes, and the output of nvidia-smi.
 
 use super::{Ended, LIST, Stream};
 use crate::queue::Item;
@@ -40,7 +40,7 @@ impl Stream {
             // If the list cannot be read for a moment, the known nodes are still watched.
             if let Ok(listed) = listed {
                 watching.retain(|login, _| listed.iter().any(|(_, wanted)| wanted == login));
-                // Whether a node is this machine may be a question to a name server.
+                // This can block: `watch` may query a name server to find out whether a node is this machine.
                 block_in_place(|| {
                     for (_, login) in listed {
                         let on_update = self.on_update(login.node.clone());
@@ -54,7 +54,7 @@ impl Stream {
         }
     }
 
-    /// Returns the callback that sends the updates of a node into the queue.
+    /// Returns the callback that sends the updates of a node to the queue.
     fn on_update(&self, node: NodeId) -> OnUpdate {
         let (queue, stop) = (self.queue.clone(), self.stop.clone());
         Box::new(move |update| {
@@ -89,7 +89,7 @@ impl Stream {
     /// Lists the processes of nodes repeatedly.
     pub(super) async fn processes(&self, of: &FleetSource, nodes: &[NodeId]) -> Result<Infallible, Ended> {
         loop {
-            // A node that does not answer delays no other.
+            // Nodes are listed in parallel, so that a node that does not answer delays no other node.
             let mut listing = JoinSet::new();
             for node in nodes {
                 let (workspace, of, node) = (self.workspace.clone(), of.clone(), node.clone());
@@ -122,7 +122,7 @@ impl Stream {
                         "press Esc and choose another node",
                     )),
                 },
-                // Slurm nodes have no other names, so they can be reached without the list.
+                // A Slurm node is reached by its node name, so the list is not needed.
                 Err(_) if *of == FleetSource::Given && self.workspace.nodes.slurm.is_some() => {
                     self.workspace.smi(&Login::by_name(node.clone()))
                 }

@@ -1,4 +1,4 @@
-//! The actions of the console on several nodes, processes or runs, and on a checkpoint: plans, and results one by one.
+//! Plans and executes the console's actions on several nodes, processes or runs, and on a checkpoint. Reports results one by one.
 
 use super::{KillCallbacks, Workspace, execute_kill, report_in_words};
 use crate::command_error::CommandError;
@@ -51,7 +51,7 @@ impl Workspace {
     /// Executes a plan, and returns the result for each node or run.
     ///
     /// # Errors
-    /// When nothing could be started.
+    /// The list of nodes cannot be read, or the checkpoint cannot be deleted. Other failures are results.
     pub fn act(&self, plan: &ActionPlan, show: Show<'_>) -> Result<Vec<ActionResult>, CommandError> {
         match plan {
             ActionPlan::KillOnNodes { of, kill } => Ok(self.kill_on_nodes(of, kill, show)?),
@@ -149,7 +149,7 @@ impl Workspace {
         Ok(plan::kill_on_nodes(&listed, unreachable, scope, &own, chosen, &mut plans_of))
     }
 
-    /// Ends processes as planned, and returns what is verified about each node.
+    /// Kills processes as planned, and returns the verified result for each node.
     fn kill_on_nodes(&self, of: &FleetSource, kill: &NodesKill, show: Show<'_>) -> Result<Vec<ActionResult>, Failure> {
         let listed: Vec<NodeId> = kill.nodes.iter().map(|node| node.node.clone()).collect();
         let mut logins = self.logins_of(of, &listed)?;
@@ -238,7 +238,7 @@ impl Results {
             *open = open.saturating_sub(1);
             self.add(&subject, end, &text);
         }
-        // Slurm ends a pending job without looking at nodes.
+        // Slurm ends a pending job without a report about nodes.
         for node in nodes_of(plan).filter(|node| report.nodes.iter().all(|report| report.node != **node)) {
             let open = self.open.entry(node.to_string()).or_default();
             *open = open.saturating_sub(1);
@@ -273,7 +273,7 @@ impl Results {
     }
 }
 
-/// Returns what is verified about a node after a kill.
+/// Returns the verified result of a kill on a node, and its text.
 fn verdict(node: &NodeReport) -> (ActionEnd, String) {
     let survivors = || node.survivors().join("; ");
     match (&node.failure, &node.gpu_memory) {

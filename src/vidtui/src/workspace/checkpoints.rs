@@ -9,7 +9,7 @@ impl Workspace {
     /// Pins a checkpoint, or unpins it.
     ///
     /// # Errors
-    /// When the run has no complete checkpoint of the step, or a command saves its checkpoints.
+    /// The run has no complete checkpoint of the step, or the run's command saves its own checkpoints.
     pub fn pin_checkpoint(&self, dir: &RunDir, step: u64, is_pinned: bool) -> Result<(), Failure> {
         let run = dir.read_run()?;
         let verb = if is_pinned { "pin" } else { "unpin" };
@@ -31,7 +31,7 @@ impl Workspace {
     /// Plans to delete a checkpoint. Removes nothing.
     ///
     /// # Errors
-    /// When it is pinned, or an active run needs it.
+    /// The checkpoint is pinned, or an active run needs it.
     pub fn plan_delete(&self, dir: &RunDir, step: u64) -> Result<CheckpointDelete, Failure> {
         let (summary, facts) = self.summary(dir)?;
         let checkpoints = other_trainers::checkpoints(dir)?;
@@ -51,7 +51,7 @@ impl Workspace {
     /// Deletes a checkpoint as planned.
     ///
     /// # Errors
-    /// When a run has begun to need it since the plan was made, or its files cannot be removed.
+    /// A run has begun to need the checkpoint since the plan was made, or the files cannot be removed.
     pub fn delete_checkpoint(&self, plan: &CheckpointDelete) -> Result<(), Failure> {
         let step = plan.checkpoint.step();
         self.plan_delete(&plan.dir, step)?;

@@ -1,4 +1,4 @@
-//! The context of a plan: time, random number, user, commit, programs.
+//! Gathers the context of a plan: time, random number, user, commit, programs.
 
 use super::Workspace;
 use crate::args::NodesArgs;
@@ -10,10 +10,10 @@ use rundir::{ErrorCode, Failure};
 use std::hash::{BuildHasher, RandomState};
 
 impl Workspace {
-    /// Returns the context of a plan. For a new run, the caller adds the steps of a recipe whose length is given in epochs.
+    /// Returns the context of a plan. For a new run whose recipe gives the length in epochs, the caller sets the number of steps.
     ///
     /// * `recipe` — the recipe to train, if it is known.
-    /// * `nodes` — the node flags of the command. Without any, those before the command apply.
+    /// * `nodes` — the node flags of the command. If there are none, the node flags before the command apply.
     /// * `warnings` — warnings from preparing the request.
     pub fn context(
         &self,
@@ -66,7 +66,7 @@ fn own_file() -> Result<Utf8PathBuf, Failure> {
     })
 }
 
-/// Returns the commit that is checked out in the folder or in one above it. Reads the files of git, so that git is not needed.
+/// Returns the commit that is checked out in the folder or in a folder above it. Reads the files of git, because git may be missing.
 fn git_commit(folder: &Utf8Path) -> Option<String> {
     let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.is_dir())?;
     let head = std::fs::read_to_string(git.join("HEAD")).ok()?;

@@ -1,4 +1,4 @@
-//! The launch form's draft as a launch: its subject, its nodes, and the files that it depends on.
+//! Converts the draft of the launch form to a launch: its subject, its nodes, and the files that it depends on.
 
 use super::{Fitting, Subject, Workspace, curriculum, named_stage};
 use crate::args::{LaunchArgs, NodesArgs};
@@ -10,22 +10,22 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use ui::draft::{Fit, LaunchDraft, LaunchTarget};
 
-/// The contents of the files of a draft, as hashes. `None` for a file that cannot be read.
+/// The files of a draft, each with the hash of its content. The hash is `None` for a file that cannot be read.
 pub type DraftFiles = Vec<(Utf8PathBuf, Option<u64>)>;
 
 /// A draft as options of a launch.
 pub struct DraftLaunch {
     /// The recipe or stage, with its mesh fitted.
     pub subject: Subject,
-    /// Number of ranks on this machine.
+    /// The number of ranks on this machine. `None` for nodes, or for the size of the mesh.
     pub ranks: Option<usize>,
     /// The node flags.
     pub nodes: NodesArgs,
-    /// The changes of the fit.
+    /// What was changed to fit the mesh, in words. `None` if nothing was.
     pub fitted: Option<String>,
 }
 
-/// Returns the node flags of a target.
+/// Returns the node flags for the target of a draft.
 fn nodes_args(draft: &LaunchDraft) -> NodesArgs {
     let nodes = NodesArgs { waive: draft.waived.clone(), replaces: true, ..NodesArgs::default() };
     match draft.target.clone() {
@@ -37,7 +37,7 @@ fn nodes_args(draft: &LaunchDraft) -> NodesArgs {
     }
 }
 
-/// Returns the launch that node flags describe, without a recipe.
+/// Returns a draft with the target that node flags describe, without a recipe.
 pub fn draft_of(nodes: &NodesArgs, local: Option<usize>) -> LaunchDraft {
     let NodesArgs { hostfile, slurm, include, exclude, push, waive, replaces: _ } = nodes.clone();
     let target = match (local, slurm, hostfile) {
@@ -49,7 +49,7 @@ pub fn draft_of(nodes: &NodesArgs, local: Option<usize>) -> LaunchDraft {
 }
 
 impl Workspace {
-    /// Returns the draft of typed arguments.
+    /// Returns the draft that the arguments of `vidtui launch` describe.
     pub fn draft(&self, args: LaunchArgs) -> LaunchDraft {
         let stage = args.stage;
         let sets = stage.how.sets();
@@ -77,7 +77,7 @@ impl Workspace {
         Ok(DraftLaunch { subject, ranks, nodes, fitted })
     }
 
-    /// Reads what the files of a draft's recipe set, without its overrides.
+    /// Reads the settings in the recipe files of a draft, without the overrides of the draft.
     pub fn draft_settings(&self, draft: &LaunchDraft) -> Result<Settings, Failure> {
         let file = recipe_of(&draft.recipe).map_err(CommandError::into_failure)?;
         Ok(Settings::read(&file)?)
@@ -101,10 +101,12 @@ impl Workspace {
         files.into_iter().map(hash).collect()
     }
 
-    /// Checks that the files of a draft are those that its plan was made from.
+    /// Checks that the files of a draft have not changed since it was planned.
+    ///
+    /// * `planned` — the [`hashed`] files when the plan was made.
     ///
     /// # Errors
-    /// `CheckFailed` if one has changed.
+    /// `CheckFailed` if a file has changed.
     pub fn check_draft_files(&self, draft: &LaunchDraft, planned: u64) -> Result<(), Failure> {
         if hashed(&self.draft_files(draft)) == planned {
             return Ok(());
@@ -138,7 +140,7 @@ impl Workspace {
     }
 }
 
-/// Hashes a value. Only hashes of this process can be compared.
+/// Hashes a value. Compare hashes only within one process, because Rust releases may hash differently.
 pub fn hashed(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);

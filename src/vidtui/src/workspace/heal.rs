@@ -1,4 +1,4 @@
-//! Resumes a run after a failure, on the nodes that are fit for it; and starts the program that does.
+//! Plans to resume a run after a failure, on nodes that pass the checks, and starts the healer, which is the process that does this.
 
 use super::Workspace;
 use super::launch::with_left_out;
@@ -15,17 +15,17 @@ use std::fs::OpenOptions;
 use std::process::{Command, Stdio};
 
 impl Workspace {
-    /// Starts the healer of the run of a plan, if its recipe has one and it does not run yet.
+    /// Starts the healer for the run of a plan, if the recipe sets `run.on_failure = "resume"` and no healer is running.
     pub(super) fn start_healer(&self, plan: &LaunchPlan) -> Result<(), Failure> {
         let wants = plan.run.recipe()?.run.on_failure == OnFailure::Resume;
-        // The script of a Slurm job heals it.
+        // The script of a Slurm job resumes the run after a failure.
         if !wants || plan.attempt.slurm.is_some() || plan.dir.healer().is_some() {
             return Ok(());
         }
         self.spawn_healer(&plan.run.id, &plan.dir).map(drop)
     }
 
-    /// Starts a healer of a run, which outlives this program. Returns its process.
+    /// Starts a healer for a run. The healer outlives this program. Returns its process ID.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -35,9 +35,10 @@ impl Workspace {
         self.spawn_detached(&args, &dir.healer_log(), &what, &format!("vidtui heal {run}"))
     }
 
-    /// Starts a command of this program, which outlives this process. Returns its process.
+    /// Starts a command of this program in a process that outlives this one. Returns its process ID.
     ///
-    /// * `by_hand` — the command that a user runs if this fails with `what`.
+    /// * `what` — what fails, for the error.
+    /// * `by_hand` — the command that the user can run instead, for the error.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -62,7 +63,7 @@ impl Workspace {
             .spawn()
             .map_err(failed)?;
         let pid = program.id();
-        // Waits for it, so that it is no zombie if it ends before this program.
+        // Wait for the process, so that it does not stay a zombie if it ends before this program.
         remote::spawn(move || drop(program.wait()));
         Ok(pid)
     }
@@ -133,7 +134,7 @@ impl Workspace {
     }
 }
 
-/// Records an event of the healer; `attempt` is the one that failed, or the one that was started.
+/// Records an event of the healer. `attempt` is the attempt that failed, or the attempt that the healer started.
 ///
 /// # Errors
 /// The file cannot be written.

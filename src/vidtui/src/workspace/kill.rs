@@ -1,4 +1,4 @@
-//! Stops and kills of runs: planned, executed, and reported in one line.
+//! Plans, executes and reports stops and kills of runs.
 
 use super::Workspace;
 use cluster::NodeId;
@@ -11,9 +11,9 @@ use std::time::Duration;
 pub struct KillCallbacks<'a> {
     /// Reports which nodes do not answer, before they are retried.
     pub on_wait: &'a mut dyn FnMut(String),
-    /// Reports the result.
+    /// Reports the progress on each node.
     pub progress: &'a mut dyn FnMut(KillProgress),
-    /// Whether to give up on the nodes that do not answer.
+    /// Returns whether to give up on the nodes that do not answer.
     pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
@@ -32,7 +32,7 @@ impl Workspace {
         plan::kill(&run.id, dir, how, &files, job.as_ref(), lost)
     }
 
-    /// Plans to end a run whose processes were found on nodes. Its folder is the one in the runs folder, or else the one that
+    /// Plans to end a run whose processes were found on nodes. Uses the run's folder in the runs folder, or else the folder that
     /// the command line of its supervisor names.
     pub fn plans_of_detected(&self, found: DetectedRun, how: KillHow) -> Vec<RunKill> {
         let reported = found.dir.as_ref().map(RunDir::new);
@@ -75,7 +75,7 @@ pub fn execute_kill(
     report
 }
 
-/// Ends the healer of a run, which must not resume what a user ends. Returns whether there is one.
+/// Requests that the healer of a run stops, because it must not resume a run that the user ends. Returns whether there is a healer.
 ///
 /// # Errors
 /// The stop request cannot be written.
@@ -87,7 +87,7 @@ pub fn end_healing(dir: &RunDir) -> Result<bool, Failure> {
     Ok(heals)
 }
 
-/// Names the nodes that are retried: `gpu[01-03] do not answer, retrying in 4 s`.
+/// Returns a line that names the nodes that are retried: `gpu[01-03] do not answer, retrying in 4 s`.
 pub fn waits_in_words(nodes: &[&NodeId], pause: Duration) -> String {
     let names: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     let (names, pause_s) = (cluster::hostlist::compress(&names), pause.as_secs_f64());
@@ -95,7 +95,7 @@ pub fn waits_in_words(nodes: &[&NodeId], pause: Duration) -> String {
     format!("{names} {verb} not answer, retrying in {pause_s:.0} s")
 }
 
-/// Writes the result of a kill in one line: `3 processes ended on devbox`.
+/// Returns the result of a kill in one line: `3 processes ended on devbox`.
 pub fn report_in_words(report: &KillReport) -> String {
     match &report.job {
         Some(Ok(text)) => return text.clone(),

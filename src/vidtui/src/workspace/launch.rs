@@ -51,7 +51,7 @@ impl Workspace {
         };
         let mut context = self.context(target, Some(&recipe), nodes, left_out.clone())?;
         if options.kind == ResumeKind::WeightsOnly && options.steps.is_none() {
-            // This resume makes a new run. Otherwise the last attempt has the steps.
+            // A weights-only resume makes a new run. Other resumes take the number of steps from the last attempt.
             context.options.steps = steps_of_epochs(&recipe)?;
         }
         let latest = rundir::latest_among(dir, &checkpoints);
@@ -63,7 +63,7 @@ impl Workspace {
 
     /// Plans the stage that follows the stage of a run. Starts nothing.
     ///
-    /// * `step` — the step of the checkpoint that it starts from. By default, the newest complete one.
+    /// * `step` — the step of the checkpoint that the stage starts from. By default, the newest complete checkpoint.
     pub fn plan_next(
         &self,
         dir: &RunDir,
@@ -94,7 +94,7 @@ impl Workspace {
         let recipe = following.map(|stage| &stage.resolved.recipe);
         let spares = recipe.map_or(0, |recipe| recipe.run.spares);
         let target = self.target(ranks, nodes, world, spares)?;
-        // After the last stage, the recipe of the run stands in: `plan::next` then returns why there is no next stage.
+        // After the last stage, use the recipe of the run: `plan::next` then returns the failure that there is no next stage.
         let own = summary.run.recipe()?;
         let mut context = self.context(target, recipe.or(Some(&own)), nodes, fitted.into_iter().collect())?;
         context.options.steps = recipe.map_or(Ok(None), steps_of_epochs)?;
@@ -113,7 +113,7 @@ impl Workspace {
         plan::next(&request, &context).map_err(refuse)
     }
 
-    /// Checks the data set of a recipe; for an encode also that no other run encodes into it.
+    /// Checks the data set of a recipe. If the recipe encodes, also checks that no other run encodes into the data set.
     ///
     /// * `run` — the run that will be continued, if there is one.
     pub fn check_data(&self, recipe: &Recipe, run: Option<&RunId>) -> Result<String, Failure> {
@@ -130,7 +130,8 @@ impl Workspace {
     /// `AlreadyExists` with the name of that run.
     pub fn check_no_encode(&self, data: &Utf8Path, run: Option<&RunId>) -> Result<(), Failure> {
         let is_own = |holder: &Holder| run.is_some_and(|run| run.as_str() == holder.run);
-        // The processes of a crashed run need not be waited for. A run in another folder is unknown here.
+        // A crashed run counts as ended, even if processes of it remain. A run in another runs folder is unknown here, so it counts as
+        // active.
         let has_ended = |holder: &Holder| {
             let summary = self.summary(&RunDir::new(self.runs.join(&holder.run)));
             summary.is_ok_and(|(summary, _)| summary.state.is_end())
@@ -156,8 +157,8 @@ impl Workspace {
     }
 }
 
-/// Returns the content of the file of alert channels for the attempt of a plan: the settings of this user. If they are not valid
-/// and no user is present, those of the attempt before apply.
+/// Returns the content of the alert channel file for the attempt of a plan: the settings of this user. If these are not valid and
+/// the healer starts the attempt, the settings of the previous attempt apply.
 fn alert_channels(plan: &LaunchPlan) -> Result<Option<Vec<u8>>, Failure> {
     let settings = alerts::Settings::of_user().or_else(|failure| {
         let before = plan.attempt.number.checked_sub(1).filter(|_| plan.attempt.why == AttemptWhy::Heal);
@@ -175,8 +176,8 @@ pub(super) fn with_left_out(failure: Failure, left_out: &[String]) -> Failure {
     }
 }
 
-/// Returns the logins of an attempt, and those of the previous attempt for nodes that this one leaves out: the launch checks
-/// again that the previous attempt has ended there.
+/// Returns the logins of an attempt, and the logins of the previous attempt for nodes that this attempt leaves out: the launch
+/// checks that the previous attempt has ended on these nodes.
 fn with_previous_logins(logins: &[Login], previous: Vec<Login>) -> Vec<Login> {
     let is_left_out = |previous: &Login| logins.iter().all(|login| login.node != previous.node);
     logins.iter().cloned().chain(previous.into_iter().filter(is_left_out)).collect()

@@ -8,9 +8,9 @@ use rundir::RunId;
 pub struct LaunchOptions<'a> {
     /// The recipe or stage to train.
     pub subject: &'a Subject,
-    /// Number of ranks on this machine. By default, the size of the mesh.
+    /// The number of ranks on this machine. By default, the size of the mesh.
     pub ranks: Option<usize>,
-    /// The node flags. Without any, this machine.
+    /// The node flags of the command. If there are none, the node flags before the command apply, or else this machine.
     pub nodes: &'a NodesArgs,
     /// The name of the run. By default, the name in the recipe.
     pub name: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! The nodes to watch, and the output of nvidia-smi on a node.
+//! Lists the nodes to watch, and runs nvidia-smi on a node.
 
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
@@ -11,7 +11,7 @@ use rundir::{ErrorCode, Failure, Login, RunDir};
 use std::time::Duration;
 use ui::fleet::{FleetSource, ListedNode};
 
-/// Time limit of the whole script. `timeout` ends nvidia-smi earlier, unless the driver blocks it.
+/// The time limit of [`SMI_SCRIPT`]. In the script, `timeout` ends nvidia-smi earlier, unless the driver blocks it.
 const SMI: Duration = Duration::from_secs(30);
 
 /// Runs nvidia-smi, unless an earlier one hangs in the kernel: such processes cannot be killed and would accumulate.
@@ -23,7 +23,7 @@ impl Workspace {
     /// Returns the nodes to watch, each with its login.
     ///
     /// # Errors
-    /// When the hostfile, or the attempt of the run, cannot be read.
+    /// The hostfile, the Slurm file or the run cannot be read, or Slurm does not answer.
     pub fn nodes_of(&self, of: &FleetSource) -> Result<Vec<(ListedNode, Login)>, Failure> {
         match of {
             FleetSource::Given => self.nodes_given(&self.nodes).map_err(CommandError::into_failure),
@@ -63,7 +63,7 @@ impl Workspace {
         vec![(Node { id: here.clone(), slots: 1 }.into(), Login::by_name(here))]
     }
 
-    /// Returns the nodes of the newest attempt of a run, for a Slurm job those of its allocation.
+    /// Returns the nodes of the newest attempt of a run. For a Slurm job, these are the nodes of its allocation.
     ///
     /// # Errors
     /// When the run cannot be read, or Slurm has not allocated its nodes yet.

@@ -1,4 +1,4 @@
-//! The queue of runs: checks launches that are added, starts the run whose turn it is, and starts the program that does so.
+//! The queue of runs: checks launches that are added, plans the run whose turn it is, and starts the queue worker.
 
 use super::{Init, LaunchOptions, Subject, Workspace};
 use crate::args::{LaunchArgs, StageArgs};
@@ -20,9 +20,9 @@ pub struct CheckedLaunch {
 
 /// The decision about the entry whose turn it is.
 pub enum Turn {
-    /// Its nodes are in use, or the run that it follows has not ended.
+    /// The nodes of the entry are in use, or the run that it follows has not ended.
     Wait,
-    /// It can start.
+    /// The run can start with this plan.
     Start(Box<LaunchPlan>),
 }
 
@@ -32,7 +32,7 @@ impl Workspace {
         Queue::of(&self.runs)
     }
 
-    /// Returns the recipe or the stages that a word names: a curriculum is all of its stages.
+    /// Returns the recipe or the stages that an argument names: a curriculum stands for all of its stages.
     ///
     /// # Errors
     /// When the curriculum is not valid.
@@ -45,9 +45,9 @@ impl Workspace {
         Ok(curriculum.stages.iter().map(|stage| format!("{}:{}", curriculum.path, stage.name)).collect())
     }
 
-    /// Checks a launch as far as possible before its turn, and returns it with exact names.
+    /// Checks a launch as far as possible before its turn, and returns its arguments with exact names, such as a run ID for `latest`.
     ///
-    /// * `earlier` — the entries before it. A stage starts from the run of the stage before, if one of them has it.
+    /// * `earlier` — the entries before this one. If one of them trains the previous stage, this stage starts from its run.
     ///
     /// # Errors
     /// When the recipe, the nodes or the weights are not valid.
@@ -79,14 +79,14 @@ impl Workspace {
             fitted,
         };
         match after {
-            // Its weights do not exist yet.
+            // The weights do not exist yet, so only the ranks are checked.
             Some(_) => self.check_ranks(&options)?,
             None => drop(self.plan_launch(&options)?),
         }
         Ok(CheckedLaunch { words: launch_words(args, word, init), after })
     }
 
-    /// Returns the id of a run, so that `latest` stays the run that it is now. Returns a path unchanged.
+    /// Returns the ID of a run, so that `latest` keeps naming the run that is the newest now. Returns a path unchanged.
     fn exact_run(&self, given: &str) -> Result<String, CommandError> {
         if given.contains('/') || camino::Utf8Path::new(given).exists() {
             return Ok(given.to_owned());
@@ -136,7 +136,7 @@ impl Workspace {
 
     /// Returns the run of an earlier entry once it has ended and its weights can be used; `None` before that.
     ///
-    /// * `next` — the entry that continues it, for the error.
+    /// * `next` — the entry that continues this run, for the error.
     fn run_before(&self, before: &QueueEntry, next: u32) -> Result<Option<RunId>, Failure> {
         let failed = |why, fix| Err(Failure::new(ErrorCode::NoWeights, "the run cannot start", why, fix));
         let id = before.id;
@@ -201,7 +201,7 @@ impl Workspace {
     }
 }
 
-/// Returns the entry that trains the stage before, if the stage of a new entry starts from it.
+/// Returns the entry that trains the previous stage, if the stage of a new entry starts from that stage.
 fn before_in_queue(subject: &Subject, earlier: &[QueueEntry]) -> Option<u32> {
     let (curriculum, stage) = subject.stage().filter(|(_, stage)| stage.start == StageStart::Previous)?;
     let before = curriculum.stages.iter().take_while(|other| other.name != stage.name).last()?;
@@ -211,7 +211,7 @@ fn before_in_queue(subject: &Subject, earlier: &[QueueEntry]) -> Option<u32> {
     earlier.iter().rev().find(is_it).map(|entry| entry.id)
 }
 
-/// Returns the arguments of `vidtui launch` that do what these do.
+/// Returns the arguments of `vidtui launch` for an entry, with `word` and `init` in place of the given recipe and weights.
 fn launch_words(args: &LaunchArgs, word: String, init: Option<String>) -> Vec<String> {
     let how = &args.stage.how;
     let nodes = &how.nodes;

@@ -1,4 +1,4 @@
-//! The runs of the folder: look-up by name, summaries and findings.
+//! The runs in the runs folder: look-up by name, summaries and findings.
 
 use super::Workspace;
 use crate::command_error::CommandError;
@@ -9,7 +9,7 @@ use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir, StepTimes, Tail};
 use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary, StepLog};
 
-/// The name of the newest run that fits a command.
+/// The name that stands for the newest run that a command can use.
 const LATEST: &str = "latest";
 
 impl Workspace {
@@ -74,7 +74,7 @@ impl Workspace {
         self.find(name)
     }
 
-    /// Returns a message that names the run, if a command takes another run than the newest as `latest`.
+    /// Returns a message that names the run, if `given` is `latest` and the command uses another run than the newest.
     pub fn latest_in_words(&self, given: &str, run: &Utf8Path) -> Option<String> {
         let is_other = given == LATEST && self.find(LATEST).is_ok_and(|newest| newest.root != run);
         is_other.then(|| format!("{LATEST} is {}", run.file_name().unwrap_or_default()))
@@ -98,7 +98,7 @@ impl Workspace {
         Ok((RunSummary::new(run, dir.clone(), &facts, now_s), facts))
     }
 
-    /// Returns how the time of a run was spent; none if it does not train or has not been started.
+    /// Returns the goodput of a run: how its time was spent. `None` if the run does not train or has not been started.
     pub fn goodput(&self, summary: &RunSummary) -> Result<Option<Goodput>, Failure> {
         let Some(mut reader) = GoodputReader::new(&summary.dir, &summary.run) else { return Ok(None) };
         let (mut lines, mut steps) = (Tail::<StepTimes>::new(summary.dir.metrics()), StepLog::default());
@@ -137,7 +137,7 @@ impl Workspace {
             events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
             checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
-            // A recipe of another version may be unreadable: the default of `log.spike`.
+            // A recipe of another version may be unreadable. Then use the default of `log.spike`.
             spike: recipe.as_ref().map_or(10.0, |recipe| recipe.log.spike),
             disk,
             nodes: &nodes,

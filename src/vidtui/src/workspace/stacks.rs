@@ -1,4 +1,4 @@
-//! Collects the stacks of a run's processes, the phases of its ranks, and the collectives that they wait for.
+//! Collects the stack traces of a run's processes, the phases of its ranks, and the collectives that they wait for.
 
 use super::Workspace;
 use camino::{Utf8Path, Utf8PathBuf};
@@ -12,9 +12,9 @@ use rundir::{
 use std::collections::BTreeMap;
 use weights::{RecordedCollective, read_flight_record};
 
-/// The stacks of a run's processes and the states of its ranks.
+/// The stack traces of a run's processes and the states of its ranks.
 pub struct CollectedStacks {
-    /// The stacks of each node.
+    /// The stack traces of each node.
     pub nodes: Vec<NodeStacks>,
     /// The phases and the collectives.
     pub ranks: RankStates,
@@ -35,7 +35,7 @@ pub struct RankStates {
 pub struct NcclDump {
     /// The file.
     pub path: Utf8PathBuf,
-    /// The rank that wrote it.
+    /// The rank that wrote the file, from the file name. `None` if the name does not end in a number.
     pub rank: Option<usize>,
     /// The collectives, or why they cannot be read.
     pub collectives: Result<Vec<RecordedCollective>, Failure>,
@@ -48,12 +48,12 @@ impl NcclDump {
         NcclDump { rank: digits.and_then(|rank| rank.parse().ok()), collectives: read_flight_record(&path), path }
     }
 
-    /// Returns the collectives that the rank waits in.
+    /// Returns the collectives in which the rank waits.
     fn waiting(&self) -> impl Iterator<Item = &RecordedCollective> {
         self.collectives.iter().flatten().filter(|collective| !collective.is_complete)
     }
 
-    /// Returns the groups of the record, as if the rank had written it.
+    /// Returns the process groups in the record, each with the number of its last started collective and its waiting collectives.
     fn groups(&self) -> BTreeMap<&str, (u64, Vec<WaitingCollective>)> {
         let mut groups: BTreeMap<&str, (u64, Vec<WaitingCollective>)> = BTreeMap::new();
         for collective in self.collectives.iter().flatten() {
@@ -90,7 +90,7 @@ impl NcclDump {
     }
 }
 
-/// Compares the records of all ranks.
+/// Compares the libtorch records of all ranks, and returns the collectives in which ranks wait.
 fn waits_of_dumps(dumps: &[NcclDump]) -> Vec<CollectiveWait> {
     let by_rank: Vec<_> = dumps.iter().filter_map(|dump| Some((dump.rank?, dump.groups()))).collect();
     let members = |name: &str| -> Vec<usize> {
@@ -108,11 +108,11 @@ fn waits_of_dumps(dumps: &[NcclDump]) -> Vec<CollectiveWait> {
     collective_waits(&by_rank.iter().map(record).collect::<Vec<_>>())
 }
 
-/// The functions of a stack that are printed. libtorch records the innermost first.
+/// The most functions of a stack that are printed. libtorch records the innermost function first.
 const STACK: usize = 24;
 
 impl Workspace {
-    /// Writes the stacks of the processes of a run, and a summary of what its ranks do, into the folder of the run.
+    /// Writes the stack traces of the processes of a run, and a summary of the states of its ranks, into the folder of the run.
     pub fn stacks(&self, dir: &RunDir) -> Result<CollectedStacks, Failure> {
         let run = dir.read_run()?;
         run.refuse_if_imported(format!("cannot collect the stacks of {}", run.id))?;
@@ -168,14 +168,14 @@ impl RankStates {
         let dumps = nodes.iter().flat_map(|(node, _)| dir.nccl_dumps(node, attempt.number));
         let nccl_dumps: Vec<NcclDump> = dumps.map(NcclDump::read).collect();
         let mut waits = collective_waits(&records);
-        // The records of libtorch are from the end of the ranks, and often the only ones.
+        // libtorch writes its records when NCCL times out. Often there are no other records.
         let known: Vec<(String, u64)> = waits.iter().map(|wait| (wait.group.clone(), wait.number)).collect();
         let of_dumps = waits_of_dumps(&nccl_dumps).into_iter();
         waits.extend(of_dumps.filter(|wait| !known.contains(&(wait.group.clone(), wait.number))));
         Self { heartbeats, waits, nccl_dumps }
     }
 
-    /// Returns one line per rank, collective and record of libtorch.
+    /// Returns one line per rank and collective, and lines about each record of libtorch.
     pub fn in_words(&self, now_s: f64) -> String {
         let mut lines = Vec::new();
         for (node, beat) in &self.heartbeats {

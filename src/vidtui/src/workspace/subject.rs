@@ -27,7 +27,7 @@ impl Subject {
         }
     }
 
-    /// Returns the recipe for changes.
+    /// Returns the recipe, to change it.
     pub fn resolved_mut(&mut self) -> &mut Resolved {
         match self {
             Self::Recipe(resolved) => resolved,
@@ -38,7 +38,7 @@ impl Subject {
         }
     }
 
-    /// Returns the stage, if it is one.
+    /// Returns the stage with its curriculum; `None` for a recipe file.
     pub fn stage(&self) -> Option<(&Curriculum, &StageSpec)> {
         match self {
             Self::Recipe(_) => None,
@@ -47,14 +47,14 @@ impl Subject {
     }
 }
 
-/// The fitting of a recipe's mesh to the number of ranks.
+/// How to fit the mesh of a recipe to the number of ranks.
 #[derive(Debug, Clone, Copy)]
 pub enum Fitting {
     /// Keep the mesh. Another number of ranks is an error.
     Off,
-    /// Fit it to this number of ranks.
+    /// Fit the mesh to this number of ranks.
     To(usize),
-    /// Fit it to the slots of the nodes.
+    /// Fit the mesh to the slots of the nodes.
     ToNodes,
 }
 
@@ -89,7 +89,8 @@ impl Workspace {
         Ok(Subject::Recipe(Box::new(recipe::load(path, sets).map_err(recipe_failure)?)))
     }
 
-    /// Fits mesh and gradient accumulation of a recipe to a number of ranks. Returns a description of the changes.
+    /// Fits mesh and gradient accumulation of a recipe to a number of ranks. Returns a description of the changes; `None` if
+    /// nothing changed.
     pub fn fit(
         &self,
         resolved: &mut Resolved,
@@ -98,7 +99,7 @@ impl Workspace {
     ) -> Result<Option<String>, CommandError> {
         let ranks = match fitting {
             Fitting::Off => return Ok(None),
-            // A command starts on as many ranks as there are.
+            // A command starts on all ranks of the target.
             Fitting::ToNodes if resolved.recipe.trainer == TrainerKind::Command => return Ok(None),
             // Independent ranks have no mesh.
             _ if !resolved.recipe.task.ranks_depend_on_each_other() => return Ok(None),
@@ -117,7 +118,7 @@ impl Workspace {
 /// Reads a curriculum from its file, or from the `curriculum.toml` of its folder.
 pub fn curriculum(path: &Utf8Path, sets: &[String]) -> Result<Curriculum, CommandError> {
     let file = if path.is_dir() { path.join("curriculum.toml") } else { path.to_owned() };
-    // Runs store the absolute path. A stage finds its runs by it.
+    // Runs store the absolute path of their curriculum, and a stage finds its runs by this path.
     let file = file.canonicalize_utf8().unwrap_or(file);
     Curriculum::load(&file, sets).map_err(recipe_failure)
 }
@@ -140,7 +141,7 @@ pub fn named_stage<'a>(curriculum: &'a Curriculum, name: &str) -> Result<&'a Sta
 pub fn stage_view(stage: &StageSpec) -> StageView {
     let recipe = &stage.resolved.recipe;
     if recipe.trainer == TrainerKind::Command {
-        // For a model that a command trains, only the number of steps is known.
+        // If a command trains the model, only the numbers of steps and ranks are known.
         return StageView {
             name: stage.name.clone(),
             command: Some(plan::command_line(&recipe.command.run)),
@@ -170,7 +171,7 @@ pub fn stage_view(stage: &StageSpec) -> StageView {
     }
 }
 
-/// Returns the error of an invalid recipe, which is an invalid request in any state of the machine.
+/// Returns the error for an invalid recipe. It is an invalid request, whatever the state of the machine.
 pub fn recipe_failure(error: recipe::RecipeError) -> CommandError {
     CommandError::request(Failure::from(error))
 }

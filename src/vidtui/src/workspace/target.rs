@@ -10,11 +10,11 @@ use cluster::{Hostfile, NodeId};
 use plan::Target;
 use rundir::{Attempt, ErrorCode, Failure, Login};
 
-/// The choice of nodes for the next attempt, among those of the last one and its spare nodes.
+/// The choice of nodes for the next attempt, among the nodes and spare nodes of the last attempt.
 pub struct NodeChoice<'a> {
-    /// The selection by the user.
+    /// The node flags of the user.
     pub nodes: &'a NodesArgs,
-    /// The nodes that are used only if there are too few others.
+    /// The nodes that are used only if there are too few other nodes.
     pub avoided: &'a [NodeId],
     /// The nodes that are not used, each with the reason.
     pub unfit: &'a [(NodeId, String)],
@@ -93,7 +93,7 @@ impl Workspace {
         if *nodes == NodesArgs::default() { &self.nodes } else { nodes }
     }
 
-    /// Returns the nodes for the next attempt, and a warning for each change: those of the last attempt that are selected and can be
+    /// Returns the nodes for the next attempt, and a warning for each change: the nodes of the last attempt that are selected and can be
     /// reached, and spare nodes in place of the others.
     pub(super) fn target_of_attempt(
         &self,

@@ -23,13 +23,13 @@ impl Workspace {
         })
     }
 
-    /// Finds weights by path or run. If there are none, the failure names the commands that make them.
+    /// Finds weights by path or run. If they do not exist, the failure names the commands that make them.
     fn given_weights(&self, given: &str, trainer: TrainerKind) -> Result<Weights, Failure> {
         if !given.contains('/') && !Utf8Path::new(given).exists() {
             match self.find_with_weights(given).map_err(CommandError::into_failure) {
                 Ok(run) => return self.newest_weights(&run),
                 Err(failure) if failure.code == ErrorCode::AmbiguousName => return Err(failure),
-                // A failure that names the path and the commands follows.
+                // `find_weights` below returns a failure that names the path and the commands.
                 Err(_) => {}
             }
         }

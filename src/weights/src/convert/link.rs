@@ -1,4 +1,4 @@
-//! Makes hard links to the unchanged files of a checkpoint's source, so that their bytes are not copied.
+//! Makes hard links in a new checkpoint to unchanged files of its source, so that their bytes are not copied.
 
 use super::ConvertRequest;
 use crate::location::SourceKind;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 /// A file of the source that the target links to.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Linked {
-    /// Its name in the target.
+    /// The name of the link in the target.
     pub name: String,
     /// The path of the file with symbolic links resolved.
     pub source: Utf8PathBuf,
-    /// Its size.
+    /// The size of the file in bytes.
     pub bytes: u64,
     /// The tensors of the target in this file, each with its name in the file.
     pub tensors: Vec<(String, TensorToWrite)>,
 }
 
-/// Refuses `--link` when the target format has other files than the source.
+/// Checks that `--link` is used only to convert a diffusers model to a checkpoint: only then can files stay unchanged.
 pub(super) fn check(request: &ConvertRequest, source: &WeightsSource) -> Result<(), Failure> {
     let theirs = matches!(source.location.kind, SourceKind::Diffusers | SourceKind::Pipeline);
     if !request.link || (theirs && request.to == super::Form::Internal) {
@@ -65,7 +65,7 @@ pub(super) fn linked_files(
     named.collect()
 }
 
-/// Returns the file of a target that is one unchanged tensor.
+/// Returns the source file of a target tensor whose bytes are one unchanged range of that file.
 fn unchanged_file(target: &TensorToWrite) -> Option<&Arc<Utf8Path>> {
     match &target.segments[..] {
         [Segment::File(span)] if target.from == target.to && target.merge.is_none() => Some(&span.file),
@@ -83,7 +83,7 @@ fn files(target: &TensorToWrite) -> impl Iterator<Item = &Arc<Utf8Path>> {
 impl Linked {
     /// Creates the hard link in a folder.
     pub fn link(&self, dir: &Utf8Path) -> Result<(), Failure> {
-        // Earlier writes to the file may still be in the page cache.
+        // Sync the file first: earlier writes to it may still be in the page cache only.
         let linked = File::open(&self.source).and_then(|file| file.sync_all());
         linked.and_then(|()| fs::hard_link(&self.source, dir.join(&self.name))).map_err(|error| {
             let why = match error.kind() {

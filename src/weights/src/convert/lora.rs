@@ -95,7 +95,8 @@ fn target(name: &str, stored: &StoredTensor, dtype: Dtype) -> TensorToWrite {
     TensorToWrite::new(name, &stored.shape, stored.dtype, dtype, segments)
 }
 
-/// Returns ranks and alphas as PEFT writes them: the most frequent value as default, and the modules that differ.
+/// Returns the configuration of an adapter in the format of PEFT. The most frequent rank and alpha are the defaults, and patterns list
+/// the modules that differ.
 fn config(lora: &LoraFile) -> Map<String, Value> {
     let of = |value: fn(&LoraLayer) -> f64| {
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
@@ -136,7 +137,7 @@ fn config(lora: &LoraFile) -> Map<String, Value> {
     config.as_object().cloned().unwrap_or_default()
 }
 
-/// Returns an integer when the value has no fraction.
+/// Returns a JSON number, which is an integer if the value has no fraction.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }

@@ -1,4 +1,4 @@
-//! Plans the conversion of a model.
+//! Plans the conversion of a model: maps its tensors, adds new layers and channels, and merges an adapter.
 
 use super::{ConvertPlan, ConvertRequest, Form, link};
 use crate::config::{Config, config_text, model_from_diffusers, pretty};
@@ -16,14 +16,14 @@ use recipe::{ConditionKind, Layer, Model, ParamSpec, param_specs};
 use rundir::{ErrorCode, Failure};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The size of the files of a checkpoint. The ranks verify checksums in parallel, one file at a time.
+/// The largest size of a checkpoint file in bytes. The ranks verify checksums in parallel, one file at a time.
 const CHECKPOINT_SHARD: u64 = 1 << 30;
-/// The size of the files of a diffusers model.
+/// The largest size of a file of a diffusers model in bytes.
 const DIFFUSERS_SHARD: u64 = 5 << 30;
 /// The file name stem that diffusers uses for a model.
 const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
 
-/// Plans the conversion of a model and merges the adapter `merge` into it.
+/// Plans the conversion of a model, with the adapter `merge` merged into it.
 pub(super) fn plan(
     request: &ConvertRequest,
     source: WeightsSource,
@@ -182,7 +182,7 @@ fn target_model(source: &WeightsSource, request: &ConvertRequest) -> Result<Mode
             Layer::TttMlp => (64, 0.1),
         };
     }
-    // A recipe's [model] table has the limits of a model's size.
+    // `Model::from_table` checks the limits of a model's size.
     match Model::from_table(&model.to_table()) {
         Ok(model) => Ok(model),
         Err(error) => refuse(error.why, error.fix),
@@ -237,8 +237,8 @@ fn mapped(
     Ok((target, row))
 }
 
-/// Returns the number of new input channels of the patch embedding and its weight, which has zeros for the new
-/// channels at the end of each row. Rows are ordered by channel.
+/// Returns the number of new input channels and the segments of the patch embedding's weight, which has zeros for the new
+/// channels at the end of each row. Rows are ordered by channel. `None` for other tensors, or if no channel is new.
 fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -> Option<(usize, Vec<Segment>)> {
     let was = param_specs(had).into_iter().find(|was| was.name == spec.name)?;
     if spec.name != "patch_embed.video.weight" || was.shape != stored.shape || wanted.in_channels <= had.in_channels {
@@ -253,7 +253,7 @@ fn grown(had: &Model, wanted: &Model, spec: &ParamSpec, stored: &StoredTensor) -
     Some((wanted.in_channels - had.in_channels, segments.collect()))
 }
 
-/// Returns the initial values of a tensor of a layer that only the target has.
+/// Returns the initial values of a tensor of a TTT layer that only the target has; `None` for other tensors.
 fn added(
     source: &WeightsSource,
     spec: &ParamSpec,
@@ -303,7 +303,7 @@ fn new_files(
     files
 }
 
-/// Returns the index of a diffusers model; none when the model has one file.
+/// Returns the index of a diffusers model; `None` if the model has one file.
 fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
     let shards: Vec<&NewTensorFile> = files.iter().filter(|file| file.name != TTT_FILE).collect();
     let tensors = || shards.iter().flat_map(|file| file.tensors.iter().map(move |tensor| (tensor, &file.name)));
@@ -312,7 +312,7 @@ fn index(files: &[NewTensorFile]) -> Option<serde_json::Value> {
     (shards.len() > 1).then(|| serde_json::json!({ "metadata": { "total_size": size }, "weight_map": map }))
 }
 
-/// Returns the keys of a model, with their values, that its `config.json` does not imply; none if there are none.
+/// Returns the keys of a model, with their values, that its `config.json` does not imply; `None` if it implies all keys.
 fn own_keys(model: &Model, config: &str) -> Result<Option<Vec<String>>, Failure> {
     let implied = model_from_diffusers(&Config::parse(CONFIG_FILE.into(), config)?)?.to_table();
     let table = model.to_table();

@@ -18,11 +18,11 @@ impl Peak {
     }
 }
 
-/// Bytes of normalized frames that are convolved at a time on a CPU, and the minimum number of frames; as in
+/// The bytes of normalized frames that are convolved at a time on a CPU, and the minimum number of frames; as in the crate
 /// `encoders`.
 const CHUNK: u64 = 16 << 20;
 const LEAST_CHUNK: u64 = 2;
-/// Frames before those of a chunk that a convolution also reads.
+/// The number of frames before a chunk that a convolution also reads.
 const PAST: u64 = 2;
 /// The memory for the result of a convolution of one chunk and its workspace, in chunks.
 const CONVOLVED: u64 = 2;
@@ -34,7 +34,7 @@ enum Direction {
     Decode,
 }
 
-/// Returns the peak memory of encoding and of decoding one video with a VAE, whichever is larger.
+/// Returns the peak memory of encoding or decoding one video with a VAE, whichever needs more.
 ///
 /// The frames, height and width are those of the video, in pixels; `element` is the number of bytes of an element: 2 for bf16, 4 for
 /// fp32. Samples of a batch are computed one after another, so a batch adds its videos and latents only.
@@ -81,7 +81,7 @@ fn window(
     let (mut frames, mut pixels) = (frames as u64, (height * width) as u64);
     let (mut kept, mut most) = (0, 0);
     for (level, &own) in widths.iter().enumerate() {
-        // The input has the width of the level before.
+        // The input has the width of the previous level.
         let before = match direction {
             Direction::Encode => widths[level.saturating_sub(1)],
             Direction::Decode => widths[(level + 1).min(widths.len() - 1)],
@@ -89,7 +89,7 @@ fn window(
         let wide = own.max(before);
         let chunk = (CHUNK / (pixels * wide * element).max(1)).clamp(LEAST_CHUNK, frames.max(LEAST_CHUNK)).min(frames);
         // A block's input and its inner result, and a new input for the second half if the width changes. Measured peaks on a
-        // CPU have one more: libraries and the allocator keep memory.
+        // CPU have one tensor more: libraries and the allocator keep memory.
         let tensors = if own == before { 3 * own } else { before + 3 * own };
         let buffers = (chunk + PAST) * wide + CONVOLVED * chunk * wide;
         most = most.max(pixels * element * (frames * tensors + buffers));
@@ -104,7 +104,7 @@ fn window(
     most + kept
 }
 
-/// Tokens that a block of T5 computes at a time; as in `encoders`.
+/// The number of tokens that a block of T5 computes at a time; as in the crate `encoders`.
 const TOKENS: usize = 1024;
 
 /// Returns the peak memory of encoding `texts` texts of `tokens` tokens at a time; `element` as for [`vae_memory`].

@@ -61,7 +61,7 @@ impl T5Config {
     /// As [`T5Config::read`]; or weights are missing or have other shapes.
     pub fn open(folder: &Utf8Path) -> Result<(Self, EncoderFiles), Failure> {
         let config = Self::read(folder)?;
-        // The embedding has two names, and files of a whole T5 have a decoder too.
+        // The embedding can have two names, and the files of a whole T5 contain a decoder too.
         let aliases = [("shared.weight", "encoder.embed_tokens.weight")];
         let files = EncoderFiles::open(folder, &config.parameters(), &aliases, &["decoder.", "lm_head."])?;
         Ok((config, files))

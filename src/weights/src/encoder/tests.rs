@@ -1,4 +1,4 @@
-//! Tests of configurations, tables and tiles.
+//! Tests of the encoders' configurations, tables of parameters, and tiles.
 
 use super::*;
 use crate::fixtures::{temp, write};
@@ -106,7 +106,7 @@ fn a_folder_without_a_configuration_or_with_another_model_is_refused() {
     assert_eq!(VaeConfig::read(&folder).unwrap_err().code, ErrorCode::Malformed);
 }
 
-/// Opens a VAE whose weights are `tensors` instead of its own.
+/// Opens encoder files with the table `a.weight`, `b` (alias `tied`), after `change` has changed their tensors.
 fn open_with(change: impl Fn(&mut Vec<(&'static str, Dtype, &'static [usize])>)) -> Result<EncoderFiles, Failure> {
     let (_keep, folder) = temp();
     fs::write(folder.join(CONFIG_FILE), "{}").unwrap();

@@ -1,4 +1,4 @@
-//! Tiles of a picture that is too large to encode or decode at once.
+//! Computes the tiles in which a VAE encodes or decodes a video that is too large for memory.
 
 use super::VaeConfig;
 use rundir::{ErrorCode, Failure};
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// A picture is tiled if its height or its width exceeds that of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TileSize {
-    /// In pixels.
+    /// The height of a tile in pixels.
     pub height: usize,
-    /// In pixels.
+    /// The width of a tile in pixels.
     pub width: usize,
-    /// Above 0, below 1.
+    /// The fraction of the height that overlaps, above 0 and below 1.
     pub overlap_height: f64,
-    /// Above 0, below 1.
+    /// The fraction of the width that overlaps, above 0 and below 1.
     pub overlap_width: f64,
 }
 
@@ -27,7 +27,7 @@ pub struct TileSpan {
     pub stride: usize,
     /// The size of a tile.
     pub size: usize,
-    /// The number of rows or columns that are mixed with those of the neighbour before.
+    /// The number of rows or columns that are blended with the previous tile.
     pub blend: usize,
     /// The number of rows or columns of a tile that are used.
     pub keep: usize,
@@ -36,9 +36,9 @@ pub struct TileSpan {
 /// How a picture is tiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiles {
-    /// Vertically.
+    /// The tiles along the height.
     pub rows: TileSpan,
-    /// Horizontally.
+    /// The tiles along the width.
     pub columns: TileSpan,
 }
 
@@ -123,7 +123,7 @@ fn decode_span(size: usize, overlap: f64, factor: usize) -> TileSpan {
     }
 }
 
-/// Returns whether tiles begin where the kept part of the tile before ends, in both directions.
+/// Returns whether tiles begin where the kept part of the previous tile ends, for encoding and for decoding.
 fn on_grid(size: usize, overlap: f64, factor: usize) -> bool {
     let (encode, decode) = (encode_span(size, overlap, factor), decode_span(size, overlap, factor));
     size > 0

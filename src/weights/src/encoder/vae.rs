@@ -1,4 +1,4 @@
-//! `AutoencoderKLCogVideoX`: its configuration, its table of parameters, and its windows of frames.
+//! The VAE of CogVideoX (`AutoencoderKLCogVideoX`): its configuration, its table of parameters, and its windows of frames.
 
 use super::{EncoderFiles, Parameter, config_text, parse, unsupported};
 use camino::Utf8Path;
@@ -10,12 +10,12 @@ const CLASS: &str = "AutoencoderKLCogVideoX";
 const FOLDER: &str = "the vae/ folder of a CogVideoX model";
 const DOWN: &str = "CogVideoXDownBlock3D";
 const UP: &str = "CogVideoXUpBlock3D";
-/// Frames of a window of the encoder. In diffusers, the number is a constant that does not depend on the temporal
+/// The number of frames in a window of the encoder. In diffusers, this is a constant that does not depend on the temporal
 /// compression.
 const ENCODE_WINDOW: usize = 8;
-/// Latent frames of a window of the decoder.
+/// The number of latent frames in a window of the decoder.
 const DECODE_WINDOW: usize = 2;
-/// ResNet blocks in the middle of the encoder and of the decoder.
+/// The number of ResNet blocks in the middle of the encoder and of the decoder.
 const MID_LAYERS: usize = 2;
 
 /// The configuration of an `AutoencoderKLCogVideoX`. Missing keys have the defaults of diffusers.
@@ -38,7 +38,7 @@ pub struct VaeConfig {
     pub temporal_compression_ratio: f64,
     pub sample_height: usize,
     pub sample_width: usize,
-    /// Latents are multiplied by it before the transformer. The VAE itself never scales.
+    /// The factor by which latents are multiplied before the transformer. The VAE itself never scales.
     pub scaling_factor: f64,
     /// Whether image latents are divided by `scaling_factor`, while other latents are multiplied by it.
     pub invert_scale_latents: bool,
@@ -80,7 +80,7 @@ impl Default for VaeConfig {
 /// A window of frames: the range of its frames. Windows are computed one after another.
 pub type Window = std::ops::Range<usize>;
 
-/// Splits `frames` frames into as many windows as fit. The first window also has the remainder.
+/// Splits `frames` frames into as many windows of `window` frames as fit. The first window also contains the remainder.
 pub fn windows(frames: usize, window: usize) -> Vec<Window> {
     let rest = frames % window;
     let count = (frames / window).max(1);
@@ -245,7 +245,7 @@ impl VaeConfig {
         }
         let mut input = last;
         for (level, &width) in widths.iter().rev().enumerate() {
-            // The decoder has one layer more per level.
+            // The decoder has one more layer per level than the encoder.
             for layer in 0..=layers {
                 let name = format!("decoder.up_blocks.{level}.resnets.{layer}");
                 table.resnet(&name, if layer == 0 { input } else { width }, width, Some(latent));
@@ -263,7 +263,8 @@ impl VaeConfig {
     /// Checks the shape of a video `[B, C, F, H, W]` to encode.
     ///
     /// # Errors
-    /// The number of channels differs, or height or width is not a multiple of [`VaeConfig::spatial_factor`].
+    /// The video does not have the VAE's number of channels, does not have five dimensions, or is empty; or height or width is not a
+    /// multiple of [`VaeConfig::spatial_factor`].
     pub fn check_video(&self, shape: &[i64]) -> Result<(), Failure> {
         let what = || format!("cannot encode a video of shape {shape:?}");
         let bad = |why: String, fix: &str| Err(Failure::new(ErrorCode::InvalidArgument, what(), why, fix));
@@ -287,7 +288,7 @@ impl VaeConfig {
     /// Checks the shape of a latent `[B, C, T, h, w]` to decode.
     ///
     /// # Errors
-    /// The number of channels differs, or it is empty.
+    /// The latent does not have the VAE's number of channels, does not have five dimensions, or is empty.
     pub fn check_latent(&self, shape: &[i64]) -> Result<(), Failure> {
         let wanted = self.latent_channels as i64;
         let why = match *shape {
@@ -333,7 +334,7 @@ impl Table {
         self.conv(&format!("{name}.conv_b.conv"), latent, width, &[1, 1, 1]);
     }
 
-    /// Adds a ResNet block; the norms of the decoder depend on a latent.
+    /// Adds a ResNet block. `latent` is the number of latent channels that the norms of the decoder depend on.
     fn resnet(&mut self, name: &str, input: usize, output: usize, latent: Option<usize>) {
         for (n, from, to) in [(1, input, output), (2, output, output)] {
             match latent {

@@ -1,4 +1,4 @@
-//! Adapters that are applied to a model: the factors of its layers, and whether they fit it.
+//! Applies adapters to a model: checks that they fit the model, and reads the factors of its layers.
 
 use super::{LoraFile, module};
 use crate::WeightsSource;
@@ -9,25 +9,25 @@ use recipe::{ParamRole, ParamSpec, Recipe};
 use rundir::{Checkpoint, ErrorCode, Failure};
 use std::collections::BTreeSet;
 
-/// The factors of one layer: `up · down · scale` is added to its weight.
+/// The factors of one layer: `up · down · scale` is added to the weight of the layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Factors {
     /// The rank.
     pub rank: usize,
-    /// `[rank, in]`.
+    /// The down projection, `[rank, in]`.
     pub down: Vec<f32>,
-    /// `[out, rank]`.
+    /// The up projection, `[out, rank]`.
     pub up: Vec<f32>,
     /// Alpha / rank.
     pub scale: f64,
 }
 
 impl LoraFile {
-    /// Opens an adapter and verifies the checksums of a checkpoint. Also returns what identifies it: the XXH3 of a file, or of
-    /// the manifest of a checkpoint.
+    /// Opens an adapter. If it is a checkpoint, verifies its checksums. Also returns a hash that identifies the adapter: the XXH3 of
+    /// its file, or of the manifest of the checkpoint.
     ///
     /// # Errors
-    /// As [`LoraFile::open`]; a file of the checkpoint is damaged.
+    /// As [`LoraFile::open`]; or a file of the checkpoint is damaged.
     pub fn open_verified(path: &Utf8Path) -> Result<(Self, String), Failure> {
         let lora = Self::open(path)?;
         let files: BTreeSet<&Utf8Path> = lora
@@ -48,7 +48,7 @@ impl LoraFile {
         Ok((lora, sum))
     }
 
-    /// Returns a warning if it names other weights than these as those that it was trained on.
+    /// Returns a warning if the adapter was trained on other weights than `source`. `None` if either does not identify its weights.
     pub fn other_base(&self, source: &WeightsSource) -> Option<String> {
         let trained_on = self.base.as_ref()?;
         let checkpoint = source.checkpoint.as_ref()?;
@@ -59,10 +59,10 @@ impl LoraFile {
         (xxh3 != trained_on.xxh3).then(|| format!("{} was trained on other weights: {}", self.path, trained_on.path))
     }
 
-    /// Checks that every layer is one of the model, in its shape.
+    /// Checks that the model has every layer of the adapter, in the same shape.
     ///
     /// # Errors
-    /// Names a layer that the model does not have, or has in another shape.
+    /// [`ErrorCode::TensorMismatch`] names a layer that the model does not have or has in another shape, or a tensor without a layer.
     pub fn check_model(&self, specs: &[ParamSpec]) -> Result<(), Failure> {
         let refuse = |why: String, fix: &str| {
             Err(Failure::new(ErrorCode::TensorMismatch, format!("cannot use the adapter {}", self.path), why, fix))
@@ -91,10 +91,10 @@ impl LoraFile {
         Ok(())
     }
 
-    /// Checks that adapters of a recipe can start from it: the same layers with the same rank.
+    /// Checks that the training of a recipe can start from this adapter: both have the same layers with the same rank.
     ///
     /// # Errors
-    /// Names the layer that differs and the keys to change.
+    /// [`ErrorCode::TensorMismatch`] names the layer that differs and the recipe keys to change.
     pub fn check_start(&self, recipe: &Recipe) -> Result<(), Failure> {
         let specs = recipe::param_specs(&recipe.model);
         self.check_model(&specs)?;
@@ -129,7 +129,7 @@ impl LoraFile {
         }
     }
 
-    /// Reads the factors of the layer of a weight; none if the layer has no adapter.
+    /// Reads the factors of the layer of a weight; `None` if the layer has no adapter.
     ///
     /// # Errors
     /// A file cannot be read.

@@ -27,7 +27,7 @@ const MODULES: [(&str, usize, usize); 4] = [
     ("proj_out", 64, 16),
 ];
 
-/// Writes an adapter in a form, alpha 6 for every layer.
+/// Writes an adapter in a format, with alpha 6 for every layer.
 fn write(folder: &Utf8Path, form: LoraForm, extra: &[(&str, &[usize])]) -> Utf8PathBuf {
     let path = folder.join(form.to_string());
     fs::create_dir_all(&path).unwrap();
@@ -68,7 +68,7 @@ fn go(request: &ConvertRequest) -> Result<crate::Converted, Failure> {
     plan_conversion(request)?.execute(false, 0.0, 1, &mut |_| ControlFlow::Continue(()))
 }
 
-/// The layers without their locations.
+/// Returns the down and up factors as bytes and the alpha of every layer.
 fn numbers(lora: &LoraFile) -> BTreeMap<String, (Vec<u8>, Vec<u8>, f64)> {
     let mut files = Files::default();
     let mut read = |tensor| files.read_all(tensor).unwrap();

@@ -1,4 +1,4 @@
-//! Simulates the steps of 64 ranks on 500 clips of mixed shapes, by the order of this trainer and by that of Open-Sora.
+//! Simulates the steps of 64 ranks on 500 clips of mixed shapes, with the batches of this trainer and with those of Open-Sora.
 //!
 //! Open-Sora's batches are recorded from its own code (`tests/fixtures/open_sora`); the costs are the FLOPs of CogVideoX-5B.
 
@@ -8,7 +8,7 @@ use super::table::Row;
 use crate::failure::{Failure, Result};
 use crate::process::{cargo, output};
 
-/// Runs the test of the crate `dataset` that makes the figures.
+/// Runs the test of the crate `dataset` that prints the figures.
 pub fn rows() -> Result<Vec<Row>> {
     println!("simulating 64 ranks on 500 clips of mixed shapes");
     let mut test = cargo(["test", "--release", "--quiet", "--package", "dataset", "--lib", "--", "--nocapture"]);

@@ -38,15 +38,15 @@ struct Round {
     stall: f64,
     /// The extra time of all steps while the second save was copied and written, including the stall.
     lost: f64,
-    /// A synchronous save.
+    /// How long the synchronous save took.
     save: f64,
-    /// Loading on resume, with checksums.
+    /// How long loading on resume took, with checksums.
     load: f64,
-    /// `cat` of the same files.
+    /// How long `cat` of the same files took.
     cat: f64,
 }
 
-/// Measures saves and loads; nothing is in the page cache before a load or a `cat`.
+/// Measures saves and loads. The files are dropped from the page cache before each load and each `cat`.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rounds = Vec::new();
     for round in 1..=ROUNDS {
@@ -67,7 +67,7 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(vec![
         stall("first stall", |r| r.first_stall),
         stall("stall", |r| r.stall),
-        // The save takes CPU from training unless the machine has more cores than training uses.
+        // This row has no limit: the save takes CPU from training unless the machine has more cores than training uses.
         Row {
             what: "checkpoint of 1 GB: lost time / synchronous save".into(),
             unit: "×",
@@ -101,7 +101,7 @@ fn one_round(scratch: &Scratch) -> Result<Round> {
     let run = fs::read_dir(&runs).into_iter().flatten().filter_map(|e| e.ok()).map(|e| e.path()).max();
     let run = run.and_then(|path| Utf8PathBuf::from_path_buf(path).ok()).unwrap_or_default();
 
-    // `checkpoint_s` of a sample is the stall since the sample before. The stall of a save is the sum up to the next save.
+    // `checkpoint_s` of a sample is the stall since the previous sample. The stall of a save is the sum up to the next save.
     let samples = lines(&run.join("metrics.jsonl"))?;
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or(0.0);
     let after =
@@ -144,7 +144,7 @@ fn lines(path: &Utf8Path) -> Result<Vec<Value>> {
     Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// Returns a number of every event of a kind.
+/// Returns the number `key` of every event of a kind.
 fn events(run: &Utf8Path, kind: &str, key: &str) -> Result<Vec<f64>> {
     let events = lines(&run.join("events.jsonl"))?;
     Ok(events.iter().filter(|e| e["event"] == kind).filter_map(|e| e[key].as_f64()).collect())

@@ -20,7 +20,7 @@ const SECONDS: &str = "20";
 /// The other programs and their Debian packages.
 const THEIRS: [(&str, &str); 2] = [("pdsh", "pdsh"), ("clush", "clustershell")];
 
-/// Measures all rows.
+/// Measures simulated nodes and, where a rig can start, launch, healing and monitoring on its nodes.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rows = simulated()?;
     let script = root().join("tests/rig/rig");

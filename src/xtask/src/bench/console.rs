@@ -42,8 +42,8 @@ pub fn rows() -> Result<Vec<Row>> {
     })
 }
 
-/// Returns the CPU of other monitors while nothing happens, as a note. They are not installed here: bottom is `cargo install bottom`, nvtop a
-/// package of the system, and nvtop needs a GPU.
+/// Returns the CPU of other idle monitors, as a note. Both are optional: bottom is installed with `cargo install bottom`; nvtop is a package
+/// of the system and needs a GPU.
 fn monitors() -> Result<String> {
     let mut notes = Vec::new();
     for (name, program) in [("bottom", "btm"), ("nvtop", "nvtop")] {
@@ -69,7 +69,7 @@ pub fn long_run_rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Measures the frame of a run in which every chart has values, on a screen that has room for them.
+/// Measures the frame of a run in which every chart has values, on a screen that has room for all charts.
 fn frame_of_all_charts(points: u64) -> Result<Row> {
     in_folder("charts", |runs| {
         made_run::with_all_charts(runs, points)?;
@@ -113,7 +113,7 @@ fn opened(points: u64, limit_s: f64, note: &str) -> Result<Vec<Row>> {
     })
 }
 
-/// Returns the time and memory of leet on a run of as many points, as a note.
+/// Returns the time and memory of leet on a run of this many points, as a note.
 fn leet(points: u64) -> Result<String> {
     let bin = environment_with_viewers()?;
     in_folder("leet", |folder| {
@@ -131,7 +131,7 @@ fn leet(points: u64) -> Result<String> {
     })
 }
 
-/// Returns the time and memory of TensorBoard's loader on a run of as many points, as a note.
+/// Returns the time and memory of TensorBoard's loader on a run of this many points, as a note.
 fn tensorboard(points: u64) -> Result<String> {
     let python = environment_with_viewers()?.join("python");
     in_folder("tensorboard", |folder| {
@@ -197,15 +197,15 @@ fn followed() -> Result<Value> {
     })
 }
 
-/// The speed of the simulated day.
+/// How many times faster than real time the simulated day passes.
 const DAY_SPEED: f64 = 100.0;
 /// Runs that train at the same time in the simulated day.
 const DAY_RUNS: u64 = 4;
-/// Steps of each of them: six hours of steps of ten seconds.
+/// Steps of each run: six hours at ten seconds per step.
 const DAY_STEPS: u64 = 2160;
 
 /// Simulates a day of a busy cluster at 100 times the speed: 16 nodes, four runs at a time that log, save and end after six hours, and a user
-/// who looks at the runs, at one of them, at its log and at the nodes again and again. It takes a quarter of an hour.
+/// who looks at the runs, one run, its log and the nodes in turn. This takes a quarter of an hour.
 pub fn day_rows() -> Result<Vec<Row>> {
     let seconds = 86_400.0 / DAY_SPEED;
     println!("a simulated day of 16 nodes and {DAY_RUNS} runs: {seconds} s");
@@ -216,7 +216,7 @@ pub fn day_rows() -> Result<Vec<Row>> {
                 let ended = &ended;
                 scope.spawn(move || busy_slot(runs, slot, ended));
             }
-            // The runs, the first of them, its log, back, the nodes.
+            // The keys show the runs, the first run, its log, the run again and the nodes.
             let argv = own(&["--runs", runs.as_str(), "--simulate", "16@100", "--tour", "1\rl\x1b3"]);
             let figures = measure("growth", &seconds.to_string(), &argv);
             ended.store(true, Ordering::Relaxed);
@@ -234,7 +234,7 @@ pub fn day_rows() -> Result<Vec<Row>> {
     ])
 }
 
-/// Trains one run after the other until the day ends. If the disk is full, the runs stop to grow, and the console shows it.
+/// Trains one run after the other until the day ends. If the disk is full, it writes nothing more.
 fn busy_slot(runs: &Utf8Path, slot: u64, ended: &AtomicBool) {
     for number in 0.. {
         let id = format!("2026-11-20T{:02}{:02}-busy-{slot}{number:03}", number % 24, slot);
@@ -251,7 +251,7 @@ fn busy_slot(runs: &Utf8Path, slot: u64, ended: &AtomicBool) {
             let _ = writeln!(metrics, "{}", made_run::line(step, now));
             let _ = writeln!(samples, "{}", made_run::node_line(now, step));
             let _ = writeln!(log, "2026-11-20 04:00:00 step {step}: loss 0.{step:04}");
-            // Half an hour of steps.
+            // The run saves every half hour.
             if step % 180 == 0 {
                 let saved = format!(
                     "{{\"v\":1,\"t\":{now},\"attempt\":1,\"step\":{step},\"event\":\"checkpoint_saved\",\

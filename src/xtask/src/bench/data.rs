@@ -14,7 +14,7 @@ use crate::libtorch::system;
 use crate::process::{cargo, command, output};
 use crate::workspace::{cache_dir, release_dir, root};
 
-/// Encodes of the clips, each into a folder of its own.
+/// The number of encodes of the same clips, each into a new folder.
 const ROUNDS: usize = 3;
 /// Clips of 2 s that are cut from the demo's film, and the frames between their starts.
 const CLIPS: usize = 12;
@@ -22,7 +22,7 @@ const APART: usize = 7;
 /// The frames that are encoded, as in the demo.
 const FRAMES: [&str; 8] = ["--frames", "25", "--fps", "12.5", "--height", "96", "--width", "128"];
 
-/// Measures all of it.
+/// Measures the store of a million clips, and how long the VAE waits for decoding in an encode.
 pub fn rows() -> Result<Vec<Row>> {
     let mut rows = million_clips()?;
     rows.push(decode_wait()?);
@@ -47,7 +47,7 @@ fn decode_wait() -> Result<Row> {
     measured.map(row)
 }
 
-/// Returns the share of each round in percent.
+/// Returns the share of time that the VAE waits in each round, in percent.
 fn encode(folder: &Utf8Path, models: &Utf8Path) -> Result<Vec<f64>> {
     let failed = |e| Failure::new(format!("cannot write to {folder}"), e, "check the disk");
     let (clips, model, runs) = (folder.join("clips"), folder.join("model"), folder.join("runs"));
@@ -79,7 +79,7 @@ fn encode(folder: &Utf8Path, models: &Utf8Path) -> Result<Vec<f64>> {
     (1..=ROUNDS).map(share).collect()
 }
 
-/// Reads the share of a finished run from the last line of its metrics.
+/// Reads the share of time that the VAE waits, in percent, from the last line of the metrics of a finished run.
 fn waited(runs: &Utf8Path, run: &str) -> Result<f64> {
     let no_metrics = |e| Failure::new(format!("cannot read the metrics of {run} in {runs}"), e, "run it by hand");
     for entry in runs.read_dir_utf8().map_err(no_metrics)?.filter_map(std::result::Result::ok) {

@@ -1,4 +1,4 @@
-//! Measures VAE and text encoder, compared with diffusers and transformers.
+//! Measures the VAE and the text encoder, compared with diffusers and transformers.
 
 use camino::{Utf8Path, Utf8PathBuf};
 
@@ -41,7 +41,7 @@ pub fn rows() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Makes the models and their inputs, and returns their folder; `bin` is that of Python with transformers.
+/// Makes the models and their inputs, and returns their folder. `bin` is the `bin` folder of a Python environment with transformers.
 pub fn models(bin: &Utf8Path) -> Result<Utf8PathBuf> {
     let folder = cache_dir()?.join("bench-encoders");
     std::fs::create_dir_all(&folder)

@@ -1,4 +1,4 @@
-//! Figures that this program and a Python script measure of the same computation.
+//! The figures of one computation, measured in this program and in a Python script.
 
 use std::process::Command;
 use std::time::Instant;
@@ -9,24 +9,24 @@ use super::table::{Row, median};
 use crate::failure::{Failure, Result};
 use crate::process::{output, shown};
 
-/// The measurements of one side.
+/// The measurements of one program.
 #[derive(Debug)]
 pub struct Figures {
     /// Seconds of the fastest pass: other programs of the machine only make passes slower.
     pub step_s: f64,
-    /// CPU seconds of all threads, in the pass with the lowest value, if they are measured.
+    /// CPU seconds of all threads, in the pass with the lowest value; NaN if not measured.
     pub cpu_s: f64,
     /// Peak memory of the process, or its growth.
     pub peak_gib: f64,
-    /// Growth of peak memory since before the model was loaded, if it is measured.
+    /// Growth of peak memory since before the model was loaded; NaN if not measured.
     pub growth_gib: f64,
-    /// Bytes of optimizer state per parameter, if they are measured.
+    /// Bytes of optimizer state per parameter; NaN if not measured.
     pub bytes_per_parameter: f64,
     /// The norms of the results.
     pub norms: Vec<f64>,
 }
 
-/// A round: this program and the Python script.
+/// The figures of one round: of this program, then of the Python script.
 pub type Round = (Figures, Figures);
 
 impl Figures {
@@ -65,8 +65,8 @@ pub fn timed(program: &mut Command) -> Result<(Value, f64, f64)> {
 /// Returns the CPU seconds of all child processes that this process has waited for.
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields are counted from the name in brackets. User and system time of child processes are fields 16 and 17, in hundredths
-    // of a second.
+    // The fields after the name in parentheses begin with field 3. User and system time of child processes are fields 16 and
+    // 17, in hundredths of a second.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(13).take(2);
     fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
@@ -84,7 +84,7 @@ pub fn same_results(ours: &[f64], theirs: &[f64], apart: f64, compare: &str) -> 
     ))
 }
 
-/// Returns the row of a figure: the ratio of the sides in each round.
+/// Returns the row of a figure: the value of this program divided by that of Python, in each round.
 pub fn ratio(rounds: &[Round], what: String, unit: &str, at_most: f64, pick: fn(&Figures) -> f64) -> Row {
     let each = |side: fn(&Round) -> &Figures| median(&rounds.iter().map(|round| pick(side(round))).collect::<Vec<_>>());
     Row {

@@ -9,10 +9,10 @@ use crate::workspace::{release_dir, root};
 
 const ROUNDS: usize = 3;
 const THREADS: &str = "2";
-/// Steps of one round. The first is a warm-up and is not counted; in torchao it compiles.
+/// Steps of one round. The first is a warm-up and is not counted; torchao compiles in it.
 const STEPS: &str = "8";
 
-/// The largest relative difference of norms. Two implementations round some codes differently, which moves an update.
+/// The largest relative difference of norms. The two programs round some 8-bit codes differently, which changes updates.
 const APART: f64 = 1e-3;
 
 /// Measures 50.3 M parameters in 12 matrices: the time of a step, the bytes of the moments, and the time with fp32 moments.

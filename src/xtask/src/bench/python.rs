@@ -87,8 +87,8 @@ pub fn environment_with_viewers() -> Result<Utf8PathBuf> {
     environment_of("viewers-python", &VIEWERS, "200 MB")
 }
 
-/// The CUDA compiler. `nvidia-cuda-nvcc` accepts any version of `nvidia-nvvm`, but a newer one writes PTX that its assembler
-/// rejects; so all are pinned.
+/// The CUDA compiler. `nvidia-cuda-nvcc` accepts any version of `nvidia-nvvm`, but a newer `nvidia-nvvm` writes PTX that the
+/// assembler of `nvidia-cuda-nvcc` rejects. So all versions are pinned.
 const NVCC_PACKAGES: [&str; 5] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",

@@ -24,7 +24,7 @@ const SETS: [&str; 14] = [
     "checkpoint.interval=0",
 ];
 
-/// Each limit with its reason: half the memory, for at most 1.3 times the time.
+/// The limits: half the memory, and at most 1.3 times the time.
 const MEMORY_BAR: f64 = 0.5;
 const TIME_BAR: f64 = 1.3;
 

@@ -1,4 +1,4 @@
-//! The table of results.
+//! The table of bench results, with the limit of each row.
 
 use crate::failure::{Failure, Result};
 
@@ -11,7 +11,7 @@ pub struct Row {
     pub unit: &'static str,
     /// One value per round.
     pub rounds: Vec<f64>,
-    /// The limit; infinite for none.
+    /// The limit of the median; infinite if there is none.
     pub at_most: f64,
     /// The absolute values behind a ratio.
     pub note: String,
@@ -36,7 +36,7 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints the rows. A row over its limit is a failure.
+/// Prints the rows. Fails if a row is over its limit.
 pub fn print(rows: &[Row]) -> Result<()> {
     println!("{}", render(rows));
     let missed: Vec<&str> = rows.iter().filter(|r| !r.holds()).map(|r| r.what.as_str()).collect();

@@ -28,11 +28,11 @@ pub struct Figures {
 #[derive(Debug)]
 struct Case {
     what: &'static str,
-    /// Our recipe in `tests/bench`, and the shapes of its latent and of the text of each segment.
+    /// The recipe of this trainer in `tests/bench`, the shape of its latent and the number of segments.
     recipe: &'static str,
     latent: [usize; 4],
     segments: usize,
-    /// Theirs, in `tests/bench`.
+    /// The PyTorch script in `tests/bench`.
     script: &'static str,
     share: Share,
     time_bar: f64,
@@ -82,7 +82,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// Adapters of diffusers and PEFT, eager, with gradient checkpointing.
+/// Adapters, compared with diffusers and PEFT in eager mode with activation checkpointing.
 const LORA: Case = Case {
     what: "LoRA of rank 64, 2 threads",
     recipe: "cogvideox-52m-lora.toml",
@@ -207,7 +207,7 @@ fn parse(printed: &[u8], run: &Command) -> Result<Value> {
 pub struct Scratch(pub Utf8PathBuf);
 
 impl Scratch {
-    /// Creates the folder; samples have a latent and, for each segment, a text of these shapes.
+    /// Creates the folder. Each sample has a latent and, for each segment, a text; `latent` and `text` are their shapes.
     pub fn new(latent: &[usize], text: &[usize], segments: usize) -> Result<Self> {
         let dir = crate::workspace::cache_dir()?.join(format!("bench-{}", std::process::id()));
         let failed = |e| Failure::new(format!("cannot write to {dir}"), e, "check the disk");

@@ -19,7 +19,7 @@ const CLIPS: usize = 200;
 /// The number, rate, width and height of decoded frames, as in CogVideoX, and the number of passes. The first pass is a
 /// warm-up.
 const DECODED: [&str; 5] = ["49", "8", "720", "480", "3"];
-/// The largest difference of the means of all pixels: the scalers round differently, and another frame differs by more.
+/// The largest difference of the means of all pixels: the scalers round differently, and a wrong frame differs by more.
 const APART: f64 = 0.5;
 
 /// Measures 200 clips of 4 s, and 49 frames over 6 s of a clip of 1280 × 720.
@@ -43,7 +43,7 @@ fn check(clips: &Clips, python: &Utf8Path, script: &Utf8Path) -> Result<Vec<Row>
     for round in 1..=ROUNDS {
         println!("{WHAT}: round {round} of {ROUNDS}");
         let mut vidtui = command(release_dir().join("vidtui"), ["data", "check", clips.folder.as_str(), "--json"]);
-        // Without the results of earlier checks.
+        // The cache is empty, so that no result of an earlier check is used.
         vidtui.env("XDG_CACHE_HOME", clips.all.join(format!("cache-{round}")));
         let ours = timed(&mut vidtui)?;
         let theirs = timed(&mut command(python, [script.as_str(), "check", clips.folder.as_str()]))?;
@@ -102,10 +102,10 @@ fn seconds(side: &Value) -> f64 {
     side["s"].as_array().into_iter().flatten().filter_map(Value::as_f64).fold(f64::NAN, f64::min)
 }
 
-/// The clips, removed at the end.
+/// The clips. Dropping this value removes them.
 struct Clips {
     all: Utf8PathBuf,
-    /// The folder of the small ones.
+    /// The folder of the small clips.
     folder: Utf8PathBuf,
     large: Utf8PathBuf,
 }
@@ -126,7 +126,7 @@ impl Clips {
             }
             fs::write(clip.with_extension("txt"), format!("a test pattern, number {number}")).map_err(failed)?;
         }
-        // Noise makes it as hard to decode as film.
+        // Noise makes the clip as hard to decode as film.
         let film = "mandelbrot=size=1280x720:rate=24:maxiter=300";
         encode(film, "trim=duration=6.3,noise=alls=6:allf=t:all_seed=1,format=yuv420p", &clips.large)?;
         Ok(clips)

@@ -20,7 +20,7 @@ struct Figures {
     peak_mib: f64,
 }
 
-/// One round: all programs do the same work in turn; `linked` writes no tensors.
+/// One round: all programs do the same work in turn. `linked` is `convert --link`, which writes no tensors.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     ours: Figures,

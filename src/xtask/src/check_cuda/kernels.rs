@@ -1,8 +1,8 @@
 //! Compiles the CUDA kernels and compares their registers and spilled bytes with the recorded numbers.
 //!
-//! A kernel that spills its state to memory computes the right numbers, many times slower. No test on a CPU shows that, so the
-//! registers and spilled bytes of each kernel are in a file, and a change of them is a change of that file. The file also has the
-//! shared memory of each kernel, which is set at its launch: `tests/scan` compares those lines.
+//! A kernel that spills its state to memory still computes the right numbers, but many times slower. No test on a CPU detects
+//! this. So a file records the registers and spilled bytes of each kernel, and a change of them shows in the diff of that file.
+//! The file also has the shared memory of each kernel, which is set at the kernel's launch: `tests/scan` compares those lines.
 
 use std::fmt::Write;
 use std::fs;
@@ -103,7 +103,8 @@ fn kernel_name(mangled: &str) -> String {
     format!("{name} {kind} {width}")
 }
 
-/// Shortens what follows the namespace of a fused operator: the length of the name, the name, the type, and perhaps a number.
+/// Shortens a mangled name after the namespace of the fused operators: the length of the name, the name, the type, and
+/// perhaps a number.
 fn fused_name(rest: &str) -> Option<String> {
     let name = rest.trim_start_matches(|c: char| c.is_ascii_digit());
     let length: usize = rest[..rest.len() - name.len()].parse().ok()?;

@@ -9,9 +9,9 @@ use crate::fixtures::captions::caption;
 use crate::process::{command, output};
 use crate::workspace::root;
 
-/// Rows of a clip.
+/// Height of a clip in pixels.
 pub const HEIGHT: &str = "96";
-/// Columns of a clip.
+/// Width of a clip in pixels.
 pub const WIDTH: &str = "128";
 /// Frames per second that the model learns: every second frame of the clip.
 pub const FPS: &str = "12.5";
@@ -20,13 +20,13 @@ const CLIP_FRAMES: usize = 132;
 
 /// A stage of the demo's curriculum and its clips.
 pub struct Stage {
-    /// Its name in the curriculum.
+    /// The name of the stage in the curriculum.
     pub name: &'static str,
     /// Frames that the model learns.
     pub frames: usize,
     /// Frames of a clip, from the first to the last of `frames` at [`FPS`].
     pub span: usize,
-    /// The number of clips, which begin at equal distances.
+    /// The number of clips. Their first frames are evenly spaced.
     pub clips: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The place where the demo runs: this machine, or nodes of a rig.
+//! The place where the demo runs: this machine, or nodes of a rig, which are network namespaces on this machine.
 
 use std::fs;
 use std::process::Command;

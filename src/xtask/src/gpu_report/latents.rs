@@ -7,7 +7,7 @@ use camino::Utf8Path;
 
 use super::Stage;
 
-/// The channels, rows and columns of a latent, and the width of a text.
+/// The channels, rows and columns of a latent, and the width of a text embedding.
 const LATENT: [usize; 3] = [16, 60, 90];
 const TEXT: usize = 4096;
 

@@ -9,13 +9,13 @@ use crate::process::{command, run, works};
 
 /// A required program.
 pub struct Need {
-    /// Its name for messages.
+    /// The name of the program for messages.
     what: &'static str,
-    /// Its Debian package.
+    /// The Debian package that has the program.
     package: &'static str,
     /// Commands; the program is installed if one of them succeeds.
     any_of: &'static [(&'static str, &'static [&'static str])],
-    /// The tests that are skipped without the package; `None` if it is required.
+    /// The tests that are skipped without the program; `None` if the program is required.
     lost: Option<&'static str>,
 }
 
@@ -68,10 +68,10 @@ impl Need {
     }
 }
 
-/// Installs all missing programs at once, if this user may.
+/// Installs all missing programs at once, if the user is root or may use `sudo` without a password.
 ///
 /// # Errors
-/// If a required program is missing. The failure names everything that is missing.
+/// Fails if a required program is still missing. The failure names everything that is missing.
 pub fn require(needs: &[&[Need]]) -> Result<()> {
     let missing = missing(needs);
     if missing.is_empty() {
@@ -113,7 +113,7 @@ fn install(missing: &[&Need]) -> Result<()> {
     println!("missing: {}; installing with `{typed}`", names(missing));
     let apt = |args: &[&str]| {
         let mut apt = command(apt_get[0], apt_get[1..].iter().chain(args));
-        // sudo may drop the variable; without an input, apt-get must not prompt either.
+        // sudo may drop the variable. Then the closed standard input keeps apt-get from prompting.
         apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
         run(&mut apt, "fix what apt-get reports above and run this again")
     };
@@ -133,7 +133,7 @@ fn install(missing: &[&Need]) -> Result<()> {
     tried
 }
 
-/// Returns the programs without which nothing works.
+/// Returns the programs that are required, not optional.
 fn required<'a>(needs: &[&'a Need]) -> Vec<&'a Need> {
     needs.iter().copied().filter(|need| need.lost.is_none()).collect()
 }

@@ -38,7 +38,7 @@ pub struct Binary {
     /// `plan` for the unit tests of a library, `vidtui/cluster` for any other target.
     name: String,
     path: Utf8PathBuf,
-    /// The folder of its package, which is where cargo runs it and has the package's name.
+    /// The folder of the package, in which cargo runs the binary. The folder has the package's name.
     folder: Utf8PathBuf,
 }
 
@@ -75,7 +75,7 @@ pub fn plan(mut binaries: Vec<Binary>, filters: &[String]) -> Result<Vec<Job>> {
 }
 
 impl Binary {
-    /// Reads a message of cargo's; returns nothing when it is not about a test binary.
+    /// Reads a JSON message of cargo; returns `None` if the message is not about a test binary.
     fn read(message: &Value) -> Option<Self> {
         let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
         let folder = Utf8Path::new(message["manifest_path"].as_str()?).parent()?;
@@ -85,7 +85,7 @@ impl Binary {
         Some(Self { name, path: path.into(), folder: folder.into() })
     }
 
-    /// Makes a command that runs the binary as cargo does. Cargo's own variables are those of xtask here.
+    /// Makes a command that runs the binary as cargo does. Sets cargo's variables, because the inherited ones describe xtask.
     ///
     /// As many tests run side by side as there are cores. A second thread of OpenMP would spin on the core of another test: the
     /// encoders' oracle test took 82 s of CPU with two threads on two busy cores, and 8 s with one.

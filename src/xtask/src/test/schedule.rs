@@ -18,9 +18,9 @@ const LIMIT: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(40);
 /// The interval at which idle CPU is measured.
 const MEASURE: Duration = Duration::from_millis(300);
-/// Another job is started if more of a core than this was idle.
+/// Another job is started if more cores than this were idle.
 const IDLE_CORES: f64 = 0.3;
-/// The most jobs per core. It bounds memory: each node of a rig takes some.
+/// The most jobs per core. The limit bounds memory, because each node of a rig takes some.
 const MOST_PER_CORE: usize = 6;
 
 /// A job that has ended.
@@ -37,7 +37,7 @@ pub struct Ended {
     pub output: String,
 }
 
-/// Runs all jobs, in their order. One job per core always runs, and another one is started whenever a part of a core was
+/// Runs all jobs, in their order. Runs at least one job per core, and starts another one whenever a part of a core was
 /// idle, because many tests wait. Calls `report` when a job ends, and writes outputs to files in `logs`.
 pub fn run(jobs: Vec<Job>, cores: usize, logs: &Utf8Path, mut report: impl FnMut(Ended)) -> Result<()> {
     fs::create_dir_all(logs)

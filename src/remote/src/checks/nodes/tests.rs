@@ -1,4 +1,4 @@
-//! Checks of nodes with prepared answers.
+//! Runs the checks of nodes on prepared answers of nodes.
 
 use camino::Utf8Path;
 use cluster::Hostfile;
@@ -73,10 +73,10 @@ fn command_with(sets: &[&str]) -> LaunchPlan {
     plan_of(&recipe("tests/fixtures/configs/valid/command.toml", sets))
 }
 
-/// A failed check: its node, and its code.
+/// A failed check: its node, its id and its error code.
 type Failed = (String, CheckId, ErrorCode);
 
-/// Checks three nodes whose answers are those of a healthy node, with these changes.
+/// Checks three nodes whose answers are those of a healthy node, with these replacements of text.
 fn results(plan: &LaunchPlan, changes: [&[(&str, &str)]; 3]) -> Vec<(NodeId, NodeCheck)> {
     let answers: Vec<(NodeId, NodeAnswer)> = changes
         .iter()
@@ -349,7 +349,7 @@ fn every_other_obstacle_on_a_node_fails_its_own_check() {
     assert_eq!(failed, [on("node02", CheckId::Gpus, ErrorCode::TooFewRanks)]);
 }
 
-/// The sentences of all failures whose codes are compared above.
+/// The texts of all failures whose codes the tests above compare.
 #[test]
 fn every_failure_of_a_node_gives_its_reason_and_a_hint() {
     let mut plan = embedded(&["train.device=cuda"]);

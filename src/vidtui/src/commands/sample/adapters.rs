@@ -1,4 +1,4 @@
-//! The adapters that are merged into the sampled weights.
+//! The LoRA adapters that `vidtui sample --lora` merges into the sampled weights.
 
 use crate::command_error::CommandError;
 use crate::commands::transfer;
@@ -6,8 +6,8 @@ use crate::workspace::Workspace;
 use recipe::{MergedLora, Recipe};
 use weights::{LoraFile, WeightsSource};
 
-/// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model. Returns a warning for each that was
-/// trained on other weights.
+/// Adds the adapters of `--lora` to a sampling recipe, and checks that they fit its model. Returns a warning for each adapter that
+/// was trained on other weights.
 pub fn add(
     workspace: &Workspace,
     recipe: &mut Recipe,

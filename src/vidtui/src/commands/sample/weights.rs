@@ -1,4 +1,4 @@
-//! The weights that are sampled: a run, a checkpoint, or other weights, which are converted once.
+//! Finds the weights to sample: those of a run or a checkpoint, or other weights, which are converted once.
 
 use crate::command_error::CommandError;
 use crate::commands::transfer::{self, Transfer};
@@ -15,25 +15,25 @@ use weights::{ConvertPlan, ConvertRequest, Form, SchedulerConfig, SourceKind, We
 /// The folder of converted weights, beside the runs.
 const FOLDER: &str = "weights";
 
-/// Weights in a format that the trainer loads, and the defaults of their source.
+/// The weights to sample, the conversion that they need, and the sampling defaults of their folder.
 pub struct SampledWeights {
-    /// A run or a checkpoint.
+    /// A run, a checkpoint, or the weights that `conversion` will convert.
     pub source: WeightsSource,
-    /// The conversion that must make `source` first, if any.
+    /// The conversion that must run first; `None` if the trainer can load `source`.
     pub conversion: Option<ConvertPlan>,
-    /// The defaults, if the source is a diffusers folder.
+    /// The sampling defaults beside the weights; `None` for a run or a checkpoint.
     pub pipeline: Option<Pipeline>,
 }
 
-/// The defaults of a diffusers folder.
+/// Sampling defaults from the files of a diffusers folder.
 pub struct Pipeline {
-    /// The folder, if the encoders are in it.
+    /// The folder, if it contains the VAE, the text encoder and the tokenizer.
     pub encoders: Option<Utf8PathBuf>,
-    /// The sampler of its scheduler.
+    /// The sampler for the class in `scheduler_config.json`; `Auto` if there is none or it is unknown.
     pub scheduler: SampleScheduler,
-    /// The dtype for sampling, chosen by the dtype of the weights.
+    /// The dtype for sampling: bfloat16 if the weights have a bfloat16 tensor, otherwise float32.
     pub dtype: ComputeDtype,
-    /// Whether known pixels get noise, as in the training of a model for inpainting.
+    /// Whether condition images and known pixels get noise: `add_noise_in_inpaint_model` in the config of the transformer.
     pub image_noise: bool,
 }
 
@@ -71,7 +71,7 @@ impl SampledWeights {
         Ok(Self { source, conversion: Some(plan), pipeline })
     }
 
-    /// Makes the conversion, if there is one.
+    /// Runs the conversion, if there is one, and makes its result the source.
     pub fn convert(&mut self) -> Result<(), CommandError> {
         let Some(plan) = self.conversion.take() else { return Ok(()) };
         if let Some(folder) = plan.target.parent() {
@@ -103,11 +103,11 @@ impl Pipeline {
             },
             false => SampleScheduler::Auto,
         };
-        // Half precision has more digits than bfloat16.
+        // float16 has more significant bits than bfloat16, so float16 weights are sampled in float32.
         let is_bfloat16 = source.tensors.values().any(|tensor| tensor.dtype == weights::Dtype::BF16);
         let dtype = if is_bfloat16 { ComputeDtype::Bfloat16 } else { ComputeDtype::Float32 };
         let encoders = dataset::check_folder(folder).is_ok().then(|| folder.to_owned());
-        // Only a transformer of diffusers has a config.json beside its weights.
+        // Only a diffusers transformer has a config.json beside its weights.
         let config = std::fs::read(transformer.join("config.json")).ok();
         let config: Option<Value> = config.and_then(|text| serde_json::from_slice(&text).ok());
         let image_noise = config.is_some_and(|config| config["add_noise_in_inpaint_model"] == true);
@@ -115,7 +115,7 @@ impl Pipeline {
     }
 }
 
-/// Returns the name of the converted weights: that of the folder, and a hash that changes with the model and its files.
+/// Returns the folder name of the converted weights: the name of the model, and a hash of the path, the model and its files.
 fn name(source: &WeightsSource) -> Result<String, Failure> {
     let path = &source.location.path;
     let real = path.canonicalize_utf8().map_err(|error| rundir::Error::io("find", path, error))?;
@@ -129,13 +129,13 @@ fn name(source: &WeightsSource) -> Result<String, Failure> {
         }
     }
     let hash = rundir::xxh3_hex(format!("{real} {files:?} {:?}", source.model()?.to_table()).as_bytes());
-    // A snapshot of the Hub's cache is named after its commit; the folder above `snapshots` has the name of the model.
+    // A snapshot in the cache of the Hub is named after its commit; the folder above `snapshots` has the name of the model.
     let model = real.as_str().rsplit_once("/snapshots/").map_or(real.as_str(), |(model, _)| model);
     let model = model.rsplit('/').next().unwrap_or_default().rsplit("--").next().unwrap_or_default();
     Ok(format!("{}-{}", model.trim_end_matches(".safetensors"), &hash[..8]))
 }
 
-/// Returns whether the weights are on the disk of a folder, so that hard links are possible.
+/// Returns whether the weights are on the file system of a folder, so that hard links are possible.
 fn same_disk(source: &WeightsSource, folder: &Utf8Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let disk = |path: &Utf8Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|about| about.dev());

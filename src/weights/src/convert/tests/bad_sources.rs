@@ -1,4 +1,4 @@
-//! Sources that are refused before anything is written.
+//! Tests that invalid sources are rejected and leave no files.
 
 use super::*;
 use crate::fixtures::{shown, temp};

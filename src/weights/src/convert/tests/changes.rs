@@ -1,4 +1,4 @@
-//! The changes that a conversion makes on request: channels, layers, dtypes.
+//! Tests of the changes that a conversion makes on request: channels, layers, dtypes.
 
 use super::*;
 use crate::convert::model::word;

@@ -1,4 +1,4 @@
-//! Hard links to the files of the source instead of copies.
+//! Tests of hard links to the files of the source instead of copies.
 
 use super::*;
 use crate::fixtures::{shown, temp};
@@ -15,7 +15,7 @@ fn files_that_would_be_copied_byte_for_byte_are_linked_on_request() {
         .unwrap();
     let count = names(&shards).iter().filter(|name| name.ends_with(".safetensors")).count() as u64;
     assert!(count > 1);
-    // In a cache, a shard is a link to a blob.
+    // In the cache of the Hub, a shard is a symbolic link to a blob.
     let first = shards.join(names(&shards).into_iter().find(|name| name.ends_with(".safetensors")).unwrap());
     fs::rename(&first, folder.join("blob")).unwrap();
     std::os::unix::fs::symlink("../blob", &first).unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints that several ranks saved, as sources.
+//! Tests of conversions from checkpoints that several ranks saved.
 
 use super::*;
 use crate::fixtures::temp;
@@ -59,7 +59,7 @@ fn an_average_takes_the_place_of_the_weights_unless_the_request_refuses_it() {
     let none = convert("without", UseEma::On).unwrap_err();
     assert_eq!(none.code, ErrorCode::NoWeights);
     let plain = convert("plain", UseEma::Auto).unwrap();
-    // The average of a tensor has the numbers of another one.
+    // Add a moving average of one tensor with the numbers of another tensor.
     let dir = RunDir::new(&run).step_dir(40);
     let mut manifest = rundir::Checkpoint::open(&dir).unwrap().manifest;
     let [one, other] = ["blocks.0.attn.q.weight", "blocks.0.attn.k.weight"];

@@ -1,4 +1,4 @@
-//! The configuration of a pipeline beside its tensors, and the layouts of its folder.
+//! Tests of the configurations of a pipeline (VAE, scheduler) and of the layouts of its folder.
 
 use super::*;
 use crate::fixtures::{shown, temp};

@@ -1,4 +1,4 @@
-//! The target folder: which folders may be replaced, and their state after a failure.
+//! Tests of the target folder: which folders may be replaced, and their state after a failure.
 
 use super::*;
 use crate::fixtures::{shown, temp};
@@ -27,7 +27,7 @@ fn only_an_earlier_conversion_is_replaced_and_only_when_asked() {
     fs::write(folder.join("file"), "").unwrap();
     let onto_file = ConvertRequest { target: folder.join("file"), ..force.clone() };
     assert_eq!(refused(&onto_file), ErrorCode::AlreadyExists);
-    // The source itself, or a folder around it, would be gone before it is read.
+    // A target that is the source or contains the source would delete the source before it is read.
     let model = folder.join("m/transformer");
     copy_folder(&small(), &model);
     for target in [model.clone(), folder.join("m")] {

@@ -1,4 +1,4 @@
-//! Round trips: every tensor and the configuration are unchanged, and diffusers loads them.
+//! Tests of round trips: every tensor and the configuration are unchanged, and diffusers loads them.
 
 use super::*;
 use crate::fixtures::temp;
