@@ -148,7 +148,7 @@ pub enum Action {
 pub struct Binding {
     /// The default keys; the key bar shows the first one.
     pub keys: &'static [Key],
-    /// The description of the keys' action.
+    /// What the keys do.
     pub action: Action,
     /// One or two words for the key bar; empty for bindings that only the help lists.
     pub label: &'static str,
@@ -187,7 +187,7 @@ pub enum Context {
 }
 
 impl Action {
-    /// Returns whether it changes a run, a form, weights or alerts, some at once and without a dialog.
+    /// Returns whether the action changes a run, a form, weights or alerts. Some of these actions need no dialog.
     pub fn changes_something(self) -> bool {
         matches!(
             self,
@@ -217,7 +217,7 @@ impl Action {
         )
     }
 
-    /// Returns whether it only moves on the screen where it is pressed, or leaves that screen.
+    /// Returns whether the action only moves on the screen where its key is pressed, or leaves that screen.
     pub fn is_motion(self) -> bool {
         matches!(
             self,
@@ -263,12 +263,12 @@ impl Context {
         Self::Help,
     ];
 
-    /// Returns whether it is a screen, not a dialog.
+    /// Returns whether the context is a screen, not a dialog.
     pub fn is_screen(self) -> bool {
         self.global().len() == SCREENS.len()
     }
 
-    /// Returns the heading of its section on the help screen.
+    /// Returns the heading of the context's section on the help screen.
     pub fn title(self) -> &'static str {
         match self {
             Self::Runs => "Runs",
@@ -348,7 +348,7 @@ impl Context {
         }
     }
 
-    /// Iterates over all bindings that work here, those of this context first.
+    /// Iterates over all bindings that work in this context, its own first.
     pub fn all_bindings(self) -> impl Iterator<Item = &'static Binding> {
         self.bindings().iter().chain(self.global())
     }
@@ -560,7 +560,7 @@ const FORM: &[Binding] = with_motion![
     bind(&[Key::ch('s')], Action::SetKey, "set", "Override a key of the recipe: type section.key=value"),
     bind(&[Key::ch('t')], Action::Targets, "target", "Choose where to run: this machine, a hostfile or a Slurm file"),
     bind(&[Key::ch(' ')], Action::Toggle, "node", "Use the selected node, or leave it out"),
-    bind(&[Key::ch('w')], Action::Waive, "waive", "Start without the selected check, or with it again"),
+    bind(&[Key::ch('w')], Action::Waive, "waive", "Waive the selected check, or require it again"),
     bind(&[Key::ch('c')], Action::Convert, "convert", "Convert the weights that the launch needs"),
     bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: settings, target, checks, plan"),
     bind(
@@ -571,12 +571,12 @@ const FORM: &[Binding] = with_motion![
     ),
     bind(&[Key::ch('e')], Action::EditKey, "edit", "Override the selected key"),
     bind(&[Key::ch('x')], Action::UnsetKey, "unset", "Remove the override of the selected key"),
-    bind(&[ESC], Action::Back, "back", "Forget the launch; nothing is started"),
+    bind(&[ESC], Action::Back, "back", "Discard the launch; nothing starts"),
     bind(&[Key::ch('n')], Action::Ranks, "ranks", "Change the number of ranks on this machine"),
     bind(&[Key::ch('i')], Action::Weights, "weights", "Choose the weights to start from: a checkpoint, or a run"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
     bind(&[Key::ch('d')], Action::Defaults, "", "Show the keys with their default too, or hide them"),
-    bind(&[Key::ch('p')], Action::Push, "", "Copy the trainer to the nodes where it is missing or differs, or not"),
+    bind(&[Key::ch('p')], Action::Push, "", "Copy the trainer to nodes where it is missing or differs: on or off"),
     bind(&[Key::ch('R')], Action::CheckAgain, "", "Plan and check again"),
 ];
 

@@ -1,6 +1,7 @@
-//! The metrics of a run over time: columns, a pyramid of minima and maxima over each, and superseded samples.
+//! The metrics of a run over time: one column per track, with a pyramid of minima and maxima over each column, and
+//! superseded samples.
 //!
-//! The cost of adding a sample and of drawing a chart does not grow with the number of samples: the pyramid returns the
+//! The time to add a sample or to draw a chart does not grow with the number of samples: the pyramid returns the
 //! extremes of any range in a few dozen operations. No sample is dropped, so that zooming in ends at single samples.
 
 mod axis;
@@ -10,17 +11,19 @@ pub use axis::Axis;
 use crate::rank_times::RankTimes;
 use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Samples per bucket of the pyramid's first level, and buckets per bucket above.
+/// Samples per bucket of the first level of the pyramid, and buckets per bucket of each level above.
 const FAN: usize = 16;
 
-/// With more ranks than this, only the mean, the highest and the lowest memory are kept.
+/// With more ranks than this, only the mean, the highest and the lowest memory are stored, not the memory of each
+/// rank.
 pub const MAX_RANK_LINES: usize = 8;
 
-/// The most series of a run that the table of metrics lacks; those that appear later are left out.
+/// The maximum number of series of a run that [`METRICS`] lacks; series that appear later are ignored.
 pub const MAX_NAMED: usize = 500;
 
-/// Weights of the moving averages, lightest first.
+/// Weights of the moving averages, least smoothing first.
 pub const SMOOTHING: [f64; 2] = [0.9, 0.99];
 
 /// After this many samples, the bias correction of a moving average is negligible: 0.99^2000 is 2e-9.
@@ -31,19 +34,19 @@ const CORRECTED: i32 = 2000;
 pub enum Track {
     /// A metric of steps, by its index in [`METRICS`].
     Step(usize),
-    /// Memory of one rank.
+    /// Memory of one rank, by its number.
     Memory(usize),
     /// Memory of the rank that uses most.
     MemoryHighest,
-    /// Memory of the rank that uses least, if there are several.
+    /// Memory of the rank that uses least; empty with a single rank.
     MemoryLowest,
     /// Mean memory of the ranks.
     MemoryMean,
-    /// A metric that nodes sample, by its index in [`METRICS`].
+    /// A metric sampled on nodes, by its index in [`METRICS`].
     Nodes(usize, Statistic),
-    /// A metric of each rank other than its memory, by its index in [`METRICS`].
+    /// A metric of each rank, except memory, by its index in [`METRICS`].
     Ranks(usize, Statistic),
-    /// A series of an imported run that the table of metrics lacks, by its position in [`Series::names`].
+    /// A series of an imported run that [`METRICS`] lacks, by its position in [`Series::names`].
     Named(usize),
 }
 
@@ -61,15 +64,17 @@ impl Track {
     const NODES: usize = Self::RANKS + MAX_RANK_LINES + 3;
     const COUNT: usize = Self::NODES + 3 * METRICS.len();
 
-    /// Returns the track of a metric, or its mean if it has several values at one time.
+    /// Returns the track of a metric by its name; the track of the mean, if the metric has several values at one
+    /// time.
     ///
     /// # Panics
-    /// If there is no such metric.
+    /// If [`METRICS`] has no such metric.
     pub fn of(name: &str) -> Self {
         Self::of_metric(find_metric(name).expect("the metric is in the table").0)
     }
 
-    /// Returns the track of a metric by its index in [`METRICS`], or its mean if it has several values at one time.
+    /// Returns the track of a metric by its index in [`METRICS`]; the track of the mean, if the metric has several
+    /// values at one time.
     pub fn of_metric(index: usize) -> Self {
         match METRICS[index].source {
             MetricSource::Nodes { .. } => Self::Nodes(index, Statistic::Mean),
@@ -86,7 +91,7 @@ impl Track {
             Self::MemoryHighest => Self::RANKS + MAX_RANK_LINES,
             Self::MemoryLowest => Self::RANKS + MAX_RANK_LINES + 1,
             Self::MemoryMean => Self::RANKS + MAX_RANK_LINES + 2,
-            // A metric is either one of nodes or one of ranks.
+            // A metric comes either from nodes or from ranks, so that both can share indices.
             Self::Nodes(metric, statistic) | Self::Ranks(metric, statistic) => {
                 Self::NODES + 3 * metric + statistic as usize
             }
@@ -94,15 +99,21 @@ impl Track {
         }
     }
 
-    /// Returns whether each node samples the metric at its own times.
+    /// Returns whether the samples of the track are those of the nodes, which have their own times.
     pub fn is_of_nodes(self) -> bool {
         matches!(self, Self::Nodes(..))
     }
 }
 
-/// Returns the index of the memory of ranks in [`METRICS`], of which the console keeps more than the mean and the extremes.
+/// Returns the index in [`METRICS`] of the memory of ranks, which has tracks of its own.
 fn memory() -> usize {
     find_metric("mem_gib").map_or(0, |(index, _)| index)
+}
+
+/// Returns a number that no series had before.
+fn new_version() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Smallest and largest finite value of a range; empty when `min > max`.
@@ -123,7 +134,7 @@ impl Extent {
         self.min > self.max
     }
 
-    /// Returns the extent of both.
+    /// Returns the extent of both ranges.
     pub fn union(self, other: Self) -> Self {
         Self { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
@@ -154,18 +165,19 @@ impl NewValue {
     }
 }
 
-/// The values of one track. NaN where there is no finite value; empty before the first measured one.
+/// The values of one track; NaN where there is no finite value. The column is empty until the first value is
+/// measured.
 #[derive(Debug, Clone, Default)]
 pub struct Column {
     values: Vec<f32>,
     /// `levels[0]` holds complete buckets of [`FAN`] values, `levels[1]` buckets of [`FAN`] of those, and so on.
     levels: Vec<Vec<Extent>>,
-    /// Indices of values that were not finite, ascending.
+    /// Indices of measured values that are not finite, ascending.
     not_finite: Vec<usize>,
 }
 
 impl Column {
-    /// Returns a value; NaN where there is none.
+    /// Returns a value; NaN if there is none at this index.
     pub fn get(&self, index: usize) -> f32 {
         self.values.get(index).copied().unwrap_or(f32::NAN)
     }
@@ -184,6 +196,10 @@ impl Column {
     /// Returns the last index below `end` that has a finite value, in logarithmic time.
     pub fn last_finite(&self, end: usize) -> Option<usize> {
         let end = end.min(self.values.len());
+        // Mostly the newest value is finite.
+        if let Some(last) = end.checked_sub(1).filter(|last| self.values[*last].is_finite()) {
+            return Some(last);
+        }
         let (mut low, mut high) = (0, end);
         // Invariant: no value at `high` or above is finite.
         while low < high {
@@ -197,7 +213,7 @@ impl Column {
         high.checked_sub(1)
     }
 
-    /// Returns the number of values in the largest bucket with at most `most` values, or 1.
+    /// Returns the number of values in the largest bucket that has at most `most` values; at least 1.
     pub fn bucket(most: usize) -> usize {
         std::iter::successors(Some(1), |values| Some(values * FAN))
             .take_while(|values| *values <= most)
@@ -248,7 +264,7 @@ impl Column {
                 self.not_finite.push(index);
                 self.append(f32::NAN);
             }
-            // Clamped, because a finite f64 beyond the range of f32 is not a gap.
+            // Clamped, because a finite f64 beyond the range of f32 must not become a gap.
             NewValue::Value(v) => self.append(v.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32),
         }
     }
@@ -292,14 +308,14 @@ impl Column {
 #[derive(Debug, Clone)]
 pub struct Segment {
     steps: Vec<u64>,
-    /// Unix seconds, never decreasing: a clock that was set back must not break the binary search.
+    /// Unix seconds, never decreasing: a clock that is set back must not break the binary search.
     times: Vec<f64>,
     /// Tokens trained on so far, never decreasing; zero if the run does not log them.
     tokens: Vec<f64>,
     attempts: Vec<u32>,
     columns: Vec<Column>,
     smoothed: Vec<[Column; SMOOTHING.len()]>,
-    /// The series that the table of metrics lacks, and their moving averages.
+    /// The series that [`METRICS`] lacks, each with its moving averages.
     named: Vec<(Column, [Column; SMOOTHING.len()])>,
 }
 
@@ -326,7 +342,7 @@ impl Segment {
         self.steps.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -349,7 +365,7 @@ impl Segment {
         }
     }
 
-    /// Returns the moving average of a track, if it is kept; `level` is an index into [`SMOOTHING`].
+    /// Returns the moving average of a track, if it is stored; `level` is an index into [`SMOOTHING`].
     pub fn smoothed(&self, track: Track, level: usize) -> Option<&Column> {
         let levels = match track {
             Track::Named(number) => self.named.get(number).map(|(_, levels)| levels),
@@ -368,17 +384,17 @@ impl Segment {
         first_at_least(&self.times, |time| time, time)
     }
 
-    /// Returns the tokens that were trained on up to a sample.
+    /// Returns the number of tokens that the run had trained on at a sample.
     pub fn tokens(&self, index: usize) -> f64 {
         self.tokens[index]
     }
 
-    /// Returns the first index at which `tokens` or more were trained on.
+    /// Returns the first index at which the run had trained on at least `tokens`.
     pub fn at_tokens(&self, tokens: f64) -> usize {
         first_at_least(&self.tokens, |tokens| tokens, tokens)
     }
 
-    /// Adds a sample. `names` are those of the series that the table of metrics lacks.
+    /// Adds a sample. `names` are the names of the series that [`METRICS`] lacks.
     fn push(&mut self, sample: &MetricSample, names: &[String]) {
         let index = self.len();
         let tokens = sample.tokens_since(self.steps.last().copied().unwrap_or(0));
@@ -389,7 +405,8 @@ impl Segment {
         for (metric, of) in METRICS.iter().enumerate() {
             match of.source {
                 MetricSource::Step(value, _) => {
-                    // A run that does not log a metric has zeros. Those of a metric without a chart take no space.
+                    // Metrics that a run does not log are zero in its samples. Such a column stays empty if the
+                    // metric has no chart.
                     let is_logged =
                         |value: &f64| of.line.is_some() || *value != 0.0 || !self.columns[metric].is_empty();
                     let reading = NewValue::if_measured(value(sample).filter(is_logged));
@@ -473,10 +490,12 @@ impl Segment {
     }
 }
 
-/// Returns the first index of an ascending list whose value is at least `wanted`.
+/// Returns the first index of an ascending list whose value is at least `wanted`; the length of the list if there is
+/// none.
 ///
-/// Samples are nearly evenly spaced. So the search begins where a straight line from the first to the last value meets `wanted`, and
-/// doubles its distance from there. In ten million values this takes a few reads instead of 23, and charts search for each column.
+/// Samples are nearly evenly spaced, so the search begins at the index that linear interpolation between the first
+/// and the last value gives, and doubles its distance from there. In ten million values this takes a few reads
+/// instead of 23, and each chart searches once per column.
 fn first_at_least<T: Copy>(values: &[T], number: impl Fn(T) -> f64, wanted: f64) -> usize {
     let at = |index: usize| number(values[index]);
     let Some(end) = values.len().checked_sub(1) else { return 0 };
@@ -504,12 +523,12 @@ fn first_at_least<T: Copy>(values: &[T], number: impl Fn(T) -> f64, wanted: f64)
     low + values[low..high].partition_point(|value| number(*value) < wanted)
 }
 
-/// Returns the metrics whose moving averages are kept, with their indices.
+/// Returns the metrics that have moving averages, with their indices.
 fn smoothed_metrics() -> impl Iterator<Item = (usize, &'static Metric)> {
     METRICS.iter().enumerate().filter(|(_, metric)| metric.line.is_some_and(|line| line.smoothed))
 }
 
-/// Adds the moving averages after the value at `index`.
+/// Appends the moving averages of the value at `index`.
 fn push_averages(raw: &Column, averages: &mut [Column; SMOOTHING.len()], index: usize) {
     for (column, weight) in averages.iter_mut().zip(SMOOTHING) {
         let average = next_average(raw, column, index, weight);
@@ -532,7 +551,7 @@ fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> N
         return NewValue::Value(f64::from(x));
     }
     let last = f64::from(averages.get(before - 1));
-    // The correction only matters while w^n is not yet negligible, so gaps may be counted with it.
+    // The correction matters only while w^n is not negligible, so that counting gaps as samples does no harm.
     let (old, new) = match i32::try_from(before) {
         Ok(n) if n < CORRECTED => (1.0 - weight.powi(n), 1.0 - weight.powi(n + 1)),
         _ => (1.0, 1.0),
@@ -540,7 +559,7 @@ fn next_average(raw: &Column, averages: &Column, index: usize, weight: f64) -> N
     NewValue::Value((weight * old * last + (1.0 - weight) * f64::from(x)) / new)
 }
 
-/// The metrics of a run: the effective samples, and those that later attempts superseded.
+/// The metrics of a run: the effective samples, and those that later attempts have superseded.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
     live: Segment,
@@ -550,12 +569,14 @@ pub struct Series {
     rank_times: RankTimes,
     names: Vec<String>,
     numbers: BTreeMap<String, usize>,
+    version: u64,
 }
 
 impl Series {
-    /// Adds a sample. The higher attempt wins: when it repeats steps, it supersedes older samples from there on.
-    /// Within an attempt a later line wins.
+    /// Adds a sample. If a higher attempt repeats a step, its sample supersedes all samples from that step on. Within
+    /// an attempt, a later line replaces an earlier one.
     pub fn push(&mut self, sample: &MetricSample) {
+        self.version = new_version();
         self.started_s.get_or_insert(sample.t);
         if let (Some(last), Some(attempt)) = (self.live.steps.last(), self.live.attempts.last())
             && sample.step <= *last
@@ -580,40 +601,46 @@ impl Series {
         self.rank_times.push(sample);
     }
 
-    /// Returns the names of the series that the table of metrics lacks, in the order in which they appeared.
+    /// Returns the names of the series that [`METRICS`] lacks, in the order in which they appeared.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Returns the track of such a series.
+    /// Returns the track of a series that [`METRICS`] lacks, by its name.
     pub fn track_of_name(&self, name: &str) -> Option<Track> {
         self.numbers.get(name).copied().map(Track::Named)
     }
 
-    /// Returns whether a track has a value, in effective samples or in superseded ones.
+    /// Returns whether a track has a value, in the effective or the superseded samples.
     pub fn has_values(&self, track: Track) -> bool {
         let mut pieces = std::iter::once(self.of_track(track)).chain(&self.superseded);
         pieces.any(|piece| !piece.column(track).is_empty())
     }
 
-    /// Adds a sample of the nodes; samples come in the order of time.
+    /// Adds a sample of the nodes; samples arrive in order of time.
     pub fn push_node_point(&mut self, moment: &NodePoint) {
+        self.version = new_version();
         self.nodes.push_node_point(moment);
     }
 
-    /// Returns the samples of the nodes. They have no steps; [`Self::x_at`] returns the step of a time.
+    /// Returns a number that changes with every sample. Only equal series have the same.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the samples of the nodes. They have no steps; [`Self::x_at`] returns the step at a time.
     pub fn nodes(&self) -> &Segment {
         &self.nodes
     }
 
-    /// Returns the samples of a track: those of the nodes, or the effective ones of the steps.
+    /// Returns the samples that a track belongs to: those of the nodes, or the effective samples of the steps.
     pub fn of_track(&self, track: Track) -> &Segment {
         if track.is_of_nodes() { &self.nodes } else { &self.live }
     }
 
-    /// Returns the mean rate of tokens in the newest steps, if the run logs tokens.
+    /// Returns the mean tokens per second over the newest steps, if the run logs tokens.
     pub fn tokens_per_s(&self) -> Option<f64> {
-        /// Samples that the mean is over.
+        /// The number of samples of the mean.
         const NEWEST: usize = 10;
         let (live, step_s) = (&self.live, self.live.column(Track::of("step_s")));
         let last = live.len().checked_sub(1)?;

@@ -1,9 +1,9 @@
-//! The state of a Slurm job or node, as sentences.
+//! Formats the state of a Slurm job or node as text.
 
 use crate::text;
 use cluster::slurm::{Job, JobReply, JobState, JobStatus, SlurmNode};
 
-/// Why a job is pending, by the beginning of Slurm's reason. The first match counts.
+/// Why a job is pending, by a prefix of Slurm's reason. The first match applies.
 const WAITS: [(&str, &str); 19] = [
     ("Resources", "waits for free nodes"),
     ("Priority", "waits behind jobs with higher priority"),
@@ -26,7 +26,7 @@ const WAITS: [(&str, &str); 19] = [
     ("launch failed requeued held", "is held after a failed launch; release it with `scontrol release`"),
 ];
 
-/// Returns the state of a job, in a sentence or two.
+/// Returns the state of a job in one or two sentences.
 pub fn sentence(status: &JobStatus, now: f64) -> String {
     let id = status.id;
     let what = match (&status.reply, &status.no_reply) {
@@ -53,7 +53,7 @@ fn of_job(id: u64, job: &Job, cancelled_by: Option<&str>, now: f64) -> String {
             if !reason.is_empty() {
                 text += &format!(" ({reason})");
             }
-            // Slurm has an expected start only for jobs that it has planned.
+            // Slurm reports an expected start only for jobs that it has planned.
             if let Some(start_s) = job.start.as_ref().and_then(|start| start.unix_s()).filter(|start| *start > now) {
                 text += &format!("; expected to start in {}", units::duration(start_s - now));
             }
@@ -101,7 +101,7 @@ pub fn reason(node: &SlurmNode) -> Option<String> {
     node.reason.as_deref().map(text::clean)
 }
 
-/// Returns Slurm's state of a node, in one line.
+/// Returns the state of a node in Slurm as one line.
 pub fn of_node(node: &SlurmNode, now: f64) -> String {
     let state = &node.state;
     let besides = [
@@ -124,7 +124,7 @@ pub fn of_node(node: &SlurmNode, now: f64) -> String {
 pub fn short(status: &JobStatus) -> String {
     let state = match &status.reply {
         JobReply::None => String::new(),
-        JobReply::Purged => " forgotten".to_owned(),
+        JobReply::Purged => " no longer listed".to_owned(),
         JobReply::Job(job) => format!(" {}", job.state.to_string().to_lowercase().replace('_', " ")),
     };
     let silent = if status.no_reply.is_some() { ", Slurm not responding" } else { "" };

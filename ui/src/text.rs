@@ -4,7 +4,7 @@ use ratatui_core::text::{Line, Span};
 use std::ops::Range;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Returns the width of a text in cells.
+/// Returns the width of a text in terminal cells.
 pub fn width(text: &str) -> usize {
     text.width()
 }
@@ -22,7 +22,7 @@ pub fn fit(text: &str, max: usize, ellipsis: &str) -> String {
     out
 }
 
-/// Cuts the beginning of a text so that it fits `max` cells: the end of a path is more useful.
+/// Cuts the beginning of a text so that the text fits `max` cells; used for paths, whose end is more useful.
 pub fn fit_end(text: &str, max: usize, ellipsis: &str) -> String {
     if width(text) <= max {
         return text.to_owned();
@@ -54,7 +54,7 @@ pub fn fit_line(line: Line<'static>, max: usize, ellipsis: &str) -> Line<'static
             spans.push(span);
             continue;
         }
-        // This span is cut: the spans before it leave room for the ellipsis.
+        // This span must be cut. The spans before it leave room for the ellipsis.
         let mut text = prefix(&span.content, room.saturating_sub(width(ellipsis))).trim_end().to_owned();
         if width(ellipsis) <= room {
             text.push_str(ellipsis);
@@ -77,7 +77,7 @@ fn prefix(text: &str, max: usize) -> &str {
     text
 }
 
-/// Breaks a text at spaces into lines of at most `max` cells; breaks words that are longer than a line.
+/// Breaks a text at spaces into lines of at most `max` cells. Breaks a word only if it is longer than a line.
 pub fn wrap(text: &str, max: usize) -> Vec<String> {
     let max = max.max(1);
     let mut lines = Vec::new();
@@ -104,7 +104,7 @@ pub fn wrap(text: &str, max: usize) -> Vec<String> {
     lines
 }
 
-/// Iterates over the byte ranges of the rows of a text that is broken at exactly `max` cells.
+/// Returns the byte ranges of the rows of a text that is broken after `max` cells, even inside words.
 ///
 /// An empty text takes one row.
 pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
@@ -128,8 +128,8 @@ pub fn rows(text: &str, max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// Removes escape sequences, control characters and text overwritten by a carriage return from a program's output.
-/// Tabs become spaces.
+/// Removes escape sequences, control characters, invisible characters and text overwritten by a carriage return from
+/// the output of a program. Tabs become spaces.
 pub fn clean(line: &str) -> String {
     let line = line.trim_end_matches(['\r', '\n']);
     let line = line.rsplit('\r').next().unwrap_or_default();
@@ -143,7 +143,7 @@ pub fn clean(line: &str) -> String {
                 out.extend(std::iter::repeat_n(' ', stop));
             }
             c if c.is_control() => {}
-            // Marks that reorder or hide text could make a log line look like something else.
+            // Characters that reorder or hide text could make a log line look like a different line.
             '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {}
             c => out.push(c),
         }
@@ -166,6 +166,8 @@ fn skip_escape(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
                 }
             }
         }
+        // `ESC ( B` of `tput sgr0`: intermediate bytes, then a final one.
+        Some(' '..='/') => while chars.next().is_some_and(|c| (' '..='/').contains(&c)) {},
         _ => {}
     }
 }

@@ -1,4 +1,4 @@
-//! The only place where the model changes.
+//! Applies messages to the model. Nothing else changes the model.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -36,7 +36,7 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             runs::keep_selection(model);
             return Vec::new();
         }
-        // The next tick draws it.
+        // The next tick draws the sample.
         Msg::Node { node, what: NodeMsg::Frame(frame) } => {
             model.fleet.sampled(&node, frame, model.now);
             return Vec::new();
@@ -114,9 +114,9 @@ fn on_key(model: &mut Model, key: Key) -> Vec<Effect> {
     act(model, context, action)
 }
 
-/// Performs an action in the context of the screen or dialog that has the keyboard.
+/// Performs an action in the context of the screen or dialog that receives the keys.
 pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Effect> {
-    // The next action clears a warning.
+    // Any action clears a warning.
     model.notice.take_if(|notice| notice.is_warning);
     match action {
         Action::Quit => {
@@ -134,14 +134,14 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
             if !go_to(model, context) {
                 return Vec::new();
             }
-            // The user has not seen what is selected there.
+            // The user has not seen which entry is selected on that screen.
             if binding.action.changes_something() {
                 let key = model.keys.name(context, binding.action);
-                model.warn(format!("Press {key} to do this to what is selected here"));
+                model.warn(format!("Press {key} to apply this action to the selected entry"));
                 return Vec::new();
             }
         }
-        // The same as a press of the key on that screen.
+        // Continue as if the user had pressed the key on that screen.
         return act(model, context, binding.action);
     }
     if let Some(modal) = model.modal.take() {
@@ -208,7 +208,8 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
     Vec::new()
 }
 
-/// Shows the screen that has a key table, if it has something to show. A warning states what is missing.
+/// Opens the screen of a key table, and returns whether it is shown. If it has nothing to show, a warning states what
+/// is missing.
 fn go_to(model: &mut Model, context: Context) -> bool {
     let missing = match context {
         Context::Stages => {
@@ -253,7 +254,7 @@ fn go_to(model: &mut Model, context: Context) -> bool {
             }
         }
         Context::Compare => {
-            // Runs that are marked now replace those of the last comparison.
+            // Two or more marked runs replace the runs of the last comparison.
             match model.compare {
                 Some(_) if model.runs_screen.marked.len() < 2 => model.screen = Screen::Compare,
                 _ => compare::open(model),
@@ -287,7 +288,7 @@ fn go_to(model: &mut Model, context: Context) -> bool {
     missing.is_none() && context_of(model.screen) == context
 }
 
-/// Adds pasted text to the open input line, if there is one. Pasted text never triggers key bindings.
+/// Inserts pasted text into the open text input, if there is one. Pasted text never triggers key bindings.
 fn paste(model: &mut Model, text: &str) {
     if let (Some(input), None) = (&mut model.input, &model.modal) {
         input.insert(text);
@@ -304,7 +305,7 @@ fn typed(model: &mut Model) {
         Purpose::NodeFilter => nodes::set_filter(model, text),
         Purpose::Search => logs::set_search(model, &text),
         Purpose::LogRanks => logs::set_ranks(model, &text),
-        // Other text takes effect when Enter ends the input.
+        // Other inputs take effect when the user presses Enter.
         _ => {}
     }
 }
@@ -439,7 +440,7 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             model.notify(format!("{} is starting", short_id(&run)));
             launch_form::ended(model, &run, true);
             let fresh = matches!(intent, Intent::Launch { fresh: true, .. });
-            // An open log stays on the screen.
+            // If a log is open, the screen does not change.
             if fresh && model.screen != Screen::Logs {
                 model.open_run(run);
             }
@@ -453,7 +454,7 @@ fn done(model: &mut Model, outcome: Outcome, intent: &Intent) {
             model.notify(format!("Stop requested: {} {then}", short_id(&run)));
         }
         Outcome::Killed { run, report } => model.notify(format!("{}: {report}", short_id(&run))),
-        // The results of an action are shown by its dialog.
+        // The dialog of the action shows its results.
         Outcome::Acted(_) => {}
         Outcome::Pinned { step, is_pinned } => {
             let step = units::grouped(step);

@@ -1,4 +1,5 @@
-//! The dialog of an action on several nodes, processes or runs, and on a checkpoint: shows the plan, which Enter executes.
+//! The dialog that confirms an action on several nodes, processes or runs, or on a checkpoint. It shows the plan, and
+//! Enter executes the plan.
 
 use crate::action_plan::{ActionPlan, RunPlan, RunVerb};
 use crate::bindings::{Action, Context};
@@ -156,7 +157,7 @@ impl Page<'_> {
             self.blank();
         }
         for (node, failure) in &kill.unreachable {
-            self.heading(node.as_str(), "unreachable: its processes are unknown, and none is signalled");
+            self.heading(node.as_str(), "unreachable: its processes are unknown and will not be signalled");
             self.text(&failure.why, 2, theme.faint);
         }
         if kill.spared.is_empty() {
@@ -177,7 +178,7 @@ impl Page<'_> {
         }
     }
 
-    /// Shows what ends with a run besides the listed processes.
+    /// Shows a run whose processes are in the plan: its state, and the other nodes on which it ends.
     fn run_on_nodes(&mut self, kill: &NodesKill, run: &RunKill) {
         let elsewhere = run.nodes.iter().filter(|node| kill.nodes.iter().all(|listed| listed.node != node.node));
         let elsewhere: Vec<String> = elsewhere.map(|node| node.node.to_string()).collect();
@@ -280,7 +281,7 @@ impl Page<'_> {
     }
 }
 
-/// Returns the steps that a kill may lose.
+/// Returns how many steps a kill may lose, as a sentence; `None` if it loses none.
 fn lost_steps(model: &Model, run: &RunId) -> Option<String> {
     let row = model.rows().iter().find(|row| row.run == *run)?;
     let saved = row.checkpoint_step.unwrap_or(0);

@@ -33,17 +33,17 @@ impl FailureDialog {
             let fix = text::wrap(&format!("Hint: {}", self.failure.fix), width);
             lines.extend(fix.into_iter().map(|line| Line::styled(text::clean(&line), model.theme.accent)));
         }
-        // The title is one line. If it does not fit, the text repeats it in full.
+        // The title is one line. If the title does not fit, the text of the dialog repeats it in full.
         if text::width(&self.failure.what) + 4 > width {
             let what = text::wrap(&widgets::capitalized(&self.failure.what), width);
-            lines.splice(0..0, what.into_iter().map(|line| Line::styled(line, Style::new())));
+            lines.splice(0..0, what.into_iter().map(|line| Line::styled(text::clean(&line), Style::new())));
         }
         lines
     }
 
     /// Draws the dialog.
     pub fn view(&self, model: &Model, buf: &mut Buffer) {
-        let title = capitalized(&self.failure.what);
+        let title = text::clean(&capitalized(&self.failure.what));
         let footer = hint(model, &model.keys.name(Context::FailureDialog, Action::Cancel), "close");
         dialog::draw(model, buf, &title, model.theme.bad, self.lines(model), Line::from(footer), self.scroll);
     }

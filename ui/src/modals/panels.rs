@@ -1,4 +1,5 @@
-//! The dialog that picks the panels of training runs, their order and their layout. The screen behind it changes at once.
+//! The dialog that picks the panels of training runs, their order and their layout. Changes apply to the Run screen
+//! at once.
 
 use crate::bindings::{Action, Context};
 use crate::effect::Effect;
@@ -19,7 +20,7 @@ pub fn open(model: &mut Model) {
     if is_training {
         model.modal = Some(Modal::Panels(PanelsDialog { order: order(model), selected: 0 }));
     } else {
-        model.warn("The panels of training runs can be picked; this run has all of its panels");
+        model.warn("Only training runs have panels to pick");
     }
 }
 
@@ -77,7 +78,7 @@ pub fn on_action(model: &mut Model, mut dialog: PanelsDialog, action: Action) ->
     Vec::new()
 }
 
-/// Returns the picked panels of the open run; at first the usual ones.
+/// Returns the picked panels of the open run; the default panels until the user picks some.
 fn picked(model: &Model) -> Vec<Panel> {
     let usual = || PICKABLE.into_iter().filter(|panel| *panel != Panel::Recipe).collect();
     model.run.as_ref().and_then(|run| model.panels.panels(&run.series)).unwrap_or_else(usual)
@@ -91,7 +92,8 @@ fn order(model: &Model) -> Vec<Panel> {
     order
 }
 
-/// Picks panels in an order. Those that other runs have and this one lacks stay picked.
+/// Saves which panels are picked and their order. Picked panels that this run lacks, but other runs may have, stay
+/// picked.
 fn pick(model: &mut Model, order: &[Panel], picked: &[Panel]) {
     let Some(run) = &model.run else { return };
     let names = order.iter().filter(|panel| picked.contains(panel)).map(|panel| name(*panel, &run.series));
@@ -100,7 +102,7 @@ fn pick(model: &mut Model, order: &[Panel], picked: &[Panel]) {
     model.panels.picked = Some(names.chain(of_others).collect());
 }
 
-/// Focuses the large chart if the focused panel is hidden now.
+/// Moves the focus to the large chart if the focused panel is now hidden.
 fn keep_focus(model: &mut Model) {
     let Some(content) = model.run.as_ref().map(|run| run::content(model, run)) else { return };
     if let Some(run) = model.run.as_mut().filter(|run| !run.enlarged && !content.panels().contains(&run.focus)) {
@@ -108,15 +110,15 @@ fn keep_focus(model: &mut Model) {
     }
 }
 
-/// Returns the number of panels that fit.
+/// Returns the number of panels that fit on the screen.
 fn room(model: &Model) -> usize {
     usize::from(model.size.height.saturating_sub(7)).max(1)
 }
 
-/// Returns the layout in words.
+/// Returns a description of the layout.
 fn layout_words(model: &Model) -> String {
     match model.panels.columns {
-        0 | 1 => "loss and lanes at the left, the others beside them".to_owned(),
+        0 | 1 => "default: loss and lanes at the left, other panels at the right".to_owned(),
         columns => format!("a grid of {columns} columns"),
     }
 }

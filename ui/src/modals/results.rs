@@ -1,4 +1,5 @@
-//! The dialog with the result of an action for each node or run. It fills while the action is in progress.
+//! The dialog that shows the result of an action for each node or run, while the action is in progress and after it
+//! ends.
 
 use crate::action_plan::{ActionEnd, ActionResult};
 use crate::bindings::{Action, Context};
@@ -24,7 +25,7 @@ pub fn on_action(model: &mut Model, mut dialog: ResultsDialog, action: Action) -
     Vec::new()
 }
 
-/// Shows the results so far, if the dialog is open.
+/// Updates the results in the dialog of this job, if that dialog is open.
 pub fn progressed(model: &mut Model, job: JobId, results: Vec<ActionResult>) {
     if let Some(Modal::Results(dialog)) = &mut model.modal
         && dialog.job == job
@@ -33,7 +34,8 @@ pub fn progressed(model: &mut Model, job: JobId, results: Vec<ActionResult>) {
     }
 }
 
-/// Shows the final results. If the user has closed the dialog, it opens again, unless all is done or another dialog is open.
+/// Shows the final results. If the user has closed the dialog, the dialog opens again only when an item is not done
+/// and no other dialog is open; otherwise a notice shows the results.
 pub fn ended(model: &mut Model, job: JobId, title: String, results: Vec<ActionResult>) {
     let is_done = results.iter().all(|result| result.end == ActionEnd::Done);
     let is_open = matches!(&model.modal, Some(Modal::Results(dialog)) if dialog.job == job);
@@ -47,7 +49,7 @@ pub fn ended(model: &mut Model, job: JobId, title: String, results: Vec<ActionRe
     }
 }
 
-/// Names the subjects that are not done.
+/// Returns the nodes or runs for which the action is not done, each with the reason.
 fn not_done(results: &[ActionResult]) -> String {
     let open = results.iter().filter(|result| result.end != ActionEnd::Done);
     open.map(|result| format!("{}: {}", result.subject, result.text)).collect::<Vec<_>>().join("; ")
@@ -85,7 +87,7 @@ impl ResultsDialog {
             None => ("in progress", model.theme.accent),
             Some(ActionEnd::Done) => ("done", model.theme.good),
             Some(ActionEnd::Pending | ActionEnd::Unknown) => ("not verified everywhere", model.theme.warn),
-            Some(ActionEnd::Failed) => ("not done everywhere", model.theme.bad),
+            Some(ActionEnd::Failed) => ("failed on some", model.theme.bad),
         };
         let title = format!("{}: {what}", capitalized(&self.title));
         let does = if self.has_ended { "close" } else { "close; the work continues" };

@@ -16,9 +16,9 @@ use ratatui_core::text::{Line, Span};
 use recipe::Layer;
 use rundir::Failure;
 
-/// The fields, in order.
+/// The input fields, in the order of the screen.
 const FIELDS: [Field; 6] = [Field::Source, Field::Target, Field::Form, Field::Layer, Field::Type, Field::Merge];
-/// The output forms, in order.
+/// The output forms, in the order in which keys cycle through them.
 const FORMS: [ConvertForm; 5] = [
     ConvertForm::Internal,
     ConvertForm::Diffusers,
@@ -26,7 +26,7 @@ const FORMS: [ConvertForm; 5] = [
     ConvertForm::LoraPeft,
     ConvertForm::LoraKohya,
 ];
-/// The supported sources.
+/// The supported sources: a name and a description of each.
 const SOURCES: [(&str, &str); 5] = [
     ("diffusers", "CogVideoX 2B, 5B, 1.5, I2V, Fun: transformer/, or the pipeline"),
     ("runs", "a run's folder (its newest checkpoint) or one of its checkpoints"),
@@ -35,7 +35,7 @@ const SOURCES: [(&str, &str); 5] = [
     ("more", "channels, seed, scale, tensors to ignore: vidtui convert --help"),
 ];
 
-/// A field of the screen.
+/// An input field of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Source,
@@ -73,7 +73,7 @@ pub fn can_start(model: &Model) -> bool {
     ready && model.convert.work.is_none()
 }
 
-/// Requests a preview, once source and target are set.
+/// Requests a preview if source and target are set.
 fn request_preview(model: &mut Model) -> Vec<Effect> {
     model.convert.scroll = 0;
     let options = model.convert.options.clone();
@@ -86,7 +86,7 @@ fn request_preview(model: &mut Model) -> Vec<Effect> {
     vec![Effect::PlanConvert { job, options }]
 }
 
-/// Shows a preview. The answer to an earlier request is ignored.
+/// Shows a preview, or why there is none. An answer to an earlier request is ignored.
 pub fn planned(model: &mut Model, job: JobId, answer: Result<Box<ConvertPreview>, Failure>) {
     if matches!(model.convert.preview, Preview::Requested(requested) if requested == job) {
         model.convert.preview = answer.map_or_else(Preview::Refused, Preview::Shown);
@@ -100,24 +100,24 @@ pub fn moved(model: &mut Model, job: JobId, done: u64, total: u64) {
     }
 }
 
-/// Records the end of the conversion.
+/// Ends the running conversion; `made` is true if it succeeded.
 pub fn ended(model: &mut Model, job: JobId, made: bool) {
     if let Some(work) = model.convert.work.take_if(|work| work.job == job) {
         model.convert.options.replace = false;
         model.convert.scroll = 0;
-        // The target may exist now, so that another preview with these options would fail.
+        // The target may exist now, so that a preview with the same options would fail.
         model.convert.preview = if made { Preview::Made(work.target, work.to) } else { Preview::None };
     }
 }
 
-/// Applies a typed path.
+/// Applies a path that the user typed.
 pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
     let path = Utf8PathBuf::from(text.trim());
     let options = &mut model.convert.options;
     match purpose {
         Purpose::ConvertMerge => options.merge = Some(path).filter(|path| !path.as_str().is_empty()),
         Purpose::ConvertSource => {
-            // The default target is beside the source, unless the user has chosen another.
+            // The default target is beside the source. It follows the source until the user chooses another target.
             if options.target.as_str().is_empty() || options.target == beside(&options.source, options.to) {
                 options.target = beside(&path, options.to);
             }
@@ -125,7 +125,7 @@ pub fn typed(model: &mut Model, purpose: Purpose, text: &str) -> Vec<Effect> {
         }
         _ => options.target = path,
     }
-    // The permission to replace one folder does not apply to another.
+    // The permission to replace applies to one target folder only.
     model.convert.options.replace = false;
     request_preview(model)
 }
@@ -160,8 +160,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 }
 
 fn scroll(model: &mut Model, action: Action) {
-    let page = usize::from(areas(model).1.height.saturating_sub(2)).max(1);
-    let last = preview_lines(model, usize::from(areas(model).1.width)).len().saturating_sub(page);
+    let (_, preview) = parts_below(model, areas(model).1);
+    let page = usize::from(preview.height.saturating_sub(2)).max(1);
+    let last = preview_lines(model, usize::from(preview.width)).len().saturating_sub(page);
     let at = model.convert.scroll;
     model.convert.scroll = if action == Action::PageDown { (at + page).min(last) } else { at.saturating_sub(page) };
 }
@@ -209,7 +210,7 @@ fn choose(model: &mut Model, field: Field, by: isize) -> Vec<Effect> {
     request_preview(model)
 }
 
-/// Toggles whether an existing conversion is replaced; the preview shows it first.
+/// Toggles whether to replace an existing conversion, and requests the preview of that.
 fn replace(model: &mut Model) -> Vec<Effect> {
     match &model.convert.preview {
         Preview::Shown(preview) if preview.in_the_way && model.convert.work.is_none() => {
@@ -262,7 +263,7 @@ fn cancel(model: &mut Model) -> Vec<Effect> {
     vec![Effect::StopConvert { job: work.job }]
 }
 
-/// Returns the areas of the fields and of the preview.
+/// Returns the areas of the input fields and of the preview.
 fn areas(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (fields, rest) = layout::cut_top(body, FIELDS.len() as u16 + 2);
@@ -276,15 +277,11 @@ pub fn view(model: &Model, buf: &mut Buffer, _body: Rect) {
     let width = usize::from(fields.width);
     let lines: Vec<Line<'static>> = FIELDS.iter().enumerate().map(|(n, field)| line(model, n, *field, width)).collect();
     write_lines(model, buf, fields, lines);
-    let below = match &model.convert.work {
-        Some(work) => {
-            let (head, rest) = layout::cut_top(below, 4);
-            let area = panel(model, buf, head, "Converting", Vec::new(), true);
-            write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
-            rest
-        }
-        None => below,
-    };
+    let (progress, below) = parts_below(model, below);
+    if let Some(work) = &model.convert.work {
+        let area = panel(model, buf, progress, "Converting", Vec::new(), true);
+        write_lines(model, buf, area, work_lines(model, work, usize::from(area.width)));
+    }
     let area = panel(model, buf, below, "Preview", Vec::new(), false);
     let lines = preview_lines(model, usize::from(area.width));
     let more = lines.len() > usize::from(area.height);
@@ -375,6 +372,11 @@ fn work_lines(model: &Model, work: &Work, width: usize) -> Vec<Line<'static>> {
     ]
 }
 
+/// Returns the areas of the progress of a conversion, if one runs, and of the preview.
+fn parts_below(model: &Model, below: Rect) -> (Rect, Rect) {
+    layout::cut_top(below, if model.convert.work.is_some() { 4 } else { 0 })
+}
+
 fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     let theme = &model.theme;
     let preview = match &model.convert.preview {
@@ -439,7 +441,7 @@ fn preview_lines(model: &Model, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Returns the lines after a conversion: the output and the next commands.
+/// Returns the lines that follow a conversion: the output folder and the commands to use it.
 fn made_lines(model: &Model, target: &Utf8PathBuf, to: ConvertForm, width: usize) -> Vec<Line<'static>> {
     let next = match to {
         ConvertForm::Internal => ("train", format!("vidtui launch RECIPE --init {target}")),
@@ -457,7 +459,7 @@ fn made_lines(model: &Model, target: &Utf8PathBuf, to: ConvertForm, width: usize
     lines
 }
 
-/// Returns names and values in two columns.
+/// Returns the lines of a table with names in the first column and wrapped values in the second.
 fn facts_lines<N: AsRef<str>, V: AsRef<str>>(
     model: &Model,
     facts: impl IntoIterator<Item = (N, V)>,

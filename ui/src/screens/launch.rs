@@ -1,4 +1,4 @@
-//! The launch form: changes of the draft, and the start of the plan that is shown.
+//! The launch form: handles keys and typed fields, applies answers of the shell to the draft, and starts the run.
 
 use crate::bindings::Action;
 use crate::completion;
@@ -13,7 +13,7 @@ use crate::screens::{convert, launch_view};
 use cluster::NodeId;
 use recipe::{RecipeError, RecipeErrorKind};
 
-/// Opens the form. A form of the same recipe that is still open keeps its settings.
+/// Opens the form. If the form of the same recipe is still open, it keeps its settings.
 pub fn open(model: &mut Model, draft: LaunchDraft) {
     let is_open = model.form.as_ref().is_some_and(|form| form.draft.recipe == draft.recipe);
     if !is_open {
@@ -24,13 +24,13 @@ pub fn open(model: &mut Model, draft: LaunchDraft) {
     keep_nodes(model);
 }
 
-/// Opens the form with the target that the console was started with.
+/// Opens the form for a recipe, with the target that the console was started with.
 pub fn open_recipe(model: &mut Model, recipe: String) {
     let draft = LaunchDraft { recipe, ..model.launch.clone() };
     open(model, draft);
 }
 
-/// Watches the nodes of the form's hostfile while the form is shown.
+/// Switches the watched nodes to those of the form's hostfile while the form is shown.
 pub fn keep_nodes(model: &mut Model) {
     let Some(form) = model.form.as_ref().filter(|_| model.screen == Screen::Launch) else { return };
     let Some(path) = form.draft.target.hostfile() else { return };
@@ -42,14 +42,15 @@ pub fn keep_nodes(model: &mut Model) {
     }
 }
 
-/// Applies an answer of the shell to a draft. A run that waits for its checks starts when all have passed.
+/// Applies an answer of the shell to a draft. If the user has already pressed Enter, the run starts once all checks
+/// have passed.
 pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<Effect> {
     let Some(form) = model.form.as_mut().filter(|form| form.draft == *draft) else { return Vec::new() };
     let was_armed = form.is_armed;
     form.take_in(what);
     match (form.is_armed, form.is_checked && form.plan.is_some()) {
         (true, true) => return start(model),
-        // The user sees why the run does not start.
+        // The warning states why the run does not start.
         (false, _) if was_armed && (form.refused.is_some() || form.failed().next().is_some()) => return accept(model),
         (false, _) if was_armed => model.warn("A file has changed. Look at the new plan, then start it."),
         _ => {}
@@ -57,7 +58,7 @@ pub fn on_draft(model: &mut Model, draft: &LaunchDraft, what: DraftMsg) -> Vec<E
     Vec::new()
 }
 
-/// Removes excluded nodes that the hostfile no longer lists from the draft.
+/// Removes nodes that the hostfile no longer lists from the excluded nodes of the draft.
 pub fn nodes_listed(model: &mut Model) {
     let listed = listed(model);
     let Some(form) = &mut model.form else { return };
@@ -147,7 +148,7 @@ fn moved(model: &mut Model, action: Action) {
     }
 }
 
-/// Starts the run as shown, or reports why it cannot start.
+/// Starts the run, waits for the remaining checks, or warns why the run cannot start.
 fn accept(model: &mut Model) -> Vec<Effect> {
     let Some(form) = &mut model.form else { return Vec::new() };
     let failed: Vec<String> = form.failed().map(|row| row.name.clone()).collect();
@@ -181,13 +182,14 @@ fn start(model: &mut Model) -> Vec<Effect> {
     let draft = Box::new(form.draft.clone());
     let run = plan.run.id.clone();
     if model.jobs.busy_with(&run).is_some() {
+        model.notify("The run is starting already");
         return Vec::new();
     }
     let job = model.jobs.start(Intent::Launch { run, fresh: true });
     vec![Effect::LaunchDraft { job, draft, files, plan }]
 }
 
-/// Forgets the form when its run has started; after a failure, plans again, because the run may have left files.
+/// Closes the form when its run has started. After a failed start, plans again, because the run may have left files.
 pub fn ended(model: &mut Model, run: &rundir::RunId, has_started: bool) {
     let Some(form) = &mut model.form else { return };
     if form.plan.as_ref().is_none_or(|(plan, _)| plan.run.id != *run) {
@@ -217,7 +219,7 @@ fn unset_key(model: &mut Model) {
     let is_set = |key: &&str| form.draft.sets.iter().any(|set| crate::draft::key_of(set) == *key);
     match (key.filter(is_set), form.draft.sets.last().cloned()) {
         (Some(key), _) => form.change(|draft| draft.unset(key)),
-        // An override that is wrong has no row of its own.
+        // An override that is not valid has no row of its own.
         (None, Some(last)) if form.broken.is_some() => form.change(|draft| draft.unset(crate::draft::key_of(&last))),
         _ => model.warn("This key has no override"),
     }
@@ -292,7 +294,7 @@ pub fn can_waive(row: &PreflightRow) -> bool {
     }
 }
 
-/// Completes the override that is being typed.
+/// Completes the override that the user is typing.
 pub fn complete(model: &mut Model) {
     let settings = model.form.as_ref().and_then(|form| form.settings.as_ref()?.as_ref().ok());
     if let (Some(settings), Some(input)) = (settings, model.input.as_mut())
@@ -303,7 +305,7 @@ pub fn complete(model: &mut Model) {
     }
 }
 
-/// Why a text cannot be entered into a field, with the hint.
+/// Why the text of a field is not accepted, with a hint.
 pub struct Wrong {
     /// The reason.
     pub why: String,
@@ -317,7 +319,7 @@ impl Wrong {
     }
 }
 
-/// Returns why a text cannot be entered.
+/// Returns why the text of a field is not accepted; `None` if it is.
 pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
     match purpose {
         Purpose::Override if !text.trim().is_empty() => {
@@ -325,7 +327,7 @@ pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
             let set = if is_complete { text.to_owned() } else { format!("{}=", text.trim()) };
             match form.tried(&set)? {
                 Err(error) if is_complete || error.kind == RecipeErrorKind::UnknownKey => Some(Wrong::of(error)),
-                // Other rules may hold again after another override.
+                // Another override can still satisfy the other rules of recipes.
                 Ok(Err(error)) if matches!(error.kind, RecipeErrorKind::WrongTask | RecipeErrorKind::WrongTrainer) => {
                     Some(Wrong::of(error))
                 }
@@ -347,7 +349,7 @@ pub fn wrong(form: &LaunchForm, purpose: Purpose, text: &str) -> Option<Wrong> {
     }
 }
 
-/// Applies a typed field. A wrong text stays open for correction.
+/// Applies the text of a field. If it is not accepted, the field stays open for correction.
 pub fn typed(model: &mut Model, input: Input) {
     let Some(form) = &mut model.form else { return };
     if wrong(form, input.purpose, &input.text).is_some() {

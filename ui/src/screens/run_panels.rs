@@ -1,4 +1,4 @@
-//! The panels of the Run screen: charts with their values, ranks, checkpoints and events.
+//! Draws the panels of the Run screen: charts with their values, ranks, checkpoints and events.
 
 use crate::charts::{self, Curve};
 use crate::effect::XAxis;
@@ -15,6 +15,7 @@ use crate::series::{Axis, Extent, SMOOTHING, Segment, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
+use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::SharedAxis;
 use crate::widgets::{panel as heading, write, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -39,13 +40,13 @@ fn unit(run: &RunScreen, panel: Panel) -> Unit {
     panel_set::unit(panel, has_power(run))
 }
 
-/// Returns whether a metric of a chart was measured.
+/// Returns whether any metric of a chart was measured.
 pub fn is_measured(run: &RunScreen, chart: Chart) -> bool {
     let mut curves = charts::curves_of(chart, has_power(run), false);
     curves.any(|curve| !run.series.of_track(curve.track).column(curve.track).is_empty())
 }
 
-/// Returns the lines of a chart, whether they were measured or not.
+/// Returns the curves of a chart, whether they were measured or not.
 fn curves(run: &RunScreen, panel: Panel, each_rank: bool) -> Vec<Curve> {
     match panel {
         Panel::Chart(chart) => charts::curves_of(chart, has_power(run), each_rank).collect(),
@@ -58,9 +59,19 @@ fn curves(run: &RunScreen, panel: Panel, each_rank: bool) -> Vec<Curve> {
     }
 }
 
+thread_local! {
+    /// The result of [`constant`] by the version of the series and the panels.
+    static CONSTANT: Memo<(u64, Vec<Panel>), Vec<Panel>> = const { Memo::empty() };
+}
+
 /// Returns the charts whose values do not change.
 pub fn constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
-    /// Fewer samples do not show that a value stays the same.
+    let key = (run.series.version(), panels.to_vec());
+    CONSTANT.with(|constant| constant.get(key, || find_constant(run, panels)).to_vec())
+}
+
+fn find_constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
+    /// The minimum number of samples from which a value counts as constant.
     const ENOUGH: usize = 10;
     let does_not_change = |curve: &Curve| {
         let series = &run.series;
@@ -80,7 +91,7 @@ pub fn constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
     panels.iter().filter(|panel| panel.is_chart()).filter(is_constant).copied().collect()
 }
 
-/// Returns the lines of a chart that were measured.
+/// Returns the measured lines of a chart. Curves with equal values share a line.
 fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'a>> {
     let has_values = |track: Track| run.series.has_values(track);
     // A small panel has no room for a line per rank.
@@ -113,14 +124,14 @@ pub fn view(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf:
     }
 }
 
-/// Returns the x axis of the charts, without the columns beside them.
+/// Returns the x axis of the charts, with a gutter and a margin of 0.
 pub fn axis(model: &Model, run: &RunScreen) -> SharedAxis {
     let dragged = model.drag.and_then(|drag| drag.shown());
     SharedAxis {
         x: run.x.into(),
         step_word: step_word(run),
         window: run.window(),
-        // The ends of a drag take the place of the cursor.
+        // The ends of a drag replace the cursor.
         cursor: run.view.cursor.filter(|_| dragged.is_none()),
         dragged,
         gutter: 0,
@@ -131,7 +142,7 @@ pub fn axis(model: &Model, run: &RunScreen) -> SharedAxis {
     }
 }
 
-/// Returns the columns left of the plot that a panel needs; `None` if it has no x axis.
+/// Returns the number of columns left of the plot that a panel needs; `None` if the panel has no x axis.
 pub fn gutter(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<u16> {
     let below = layout::cut_top(area, 1).1;
     match panel {
@@ -141,7 +152,7 @@ pub fn gutter(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, ar
     }
 }
 
-/// Returns the name of a step of the run's task.
+/// Returns the name of a step in the run's task.
 fn step_word(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| status.row.task) {
         Some(Task::Encode) => "item",
@@ -149,7 +160,7 @@ fn step_word(run: &RunScreen) -> &'static str {
     }
 }
 
-/// Returns why there is no step to draw.
+/// Returns the text for a panel that has no steps to draw.
 fn no_step(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| &status.row) {
         Some(row) if row.is_stepless => "No steps: adapter = \"none\"",
@@ -159,7 +170,7 @@ fn no_step(run: &RunScreen) -> &'static str {
 }
 
 fn chart_panel(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
-    // The Runs screen has the large chart too.
+    // The Runs screen shows the large chart too, without focus.
     let focused = run.focus == panel && model.screen == Screen::Run;
     let enlarged = focused && run.enlarged;
     let lines = lines(model, run, panel);
@@ -181,7 +192,7 @@ fn chart_panel(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, b
     write(model, buf, legend, read_out(model, run, panel, &lines));
 }
 
-/// Splits the area below a chart's heading into the chart and the line with its values.
+/// Splits the area below the heading of a chart into the chart and the line with the values at the cursor.
 fn chart_parts(below: Rect, enlarged: bool) -> (Rect, Rect) {
     if enlarged && below.height >= 6 {
         layout::cut_top(below, below.height - 1)
@@ -201,7 +212,7 @@ fn line_chart<'a>(
     LineChart { lines, unit: unit(run, panel), axis, log_y, smoothing: run.smoothing }
 }
 
-/// Returns the area between the axes of a chart in the area of its panel.
+/// Returns the plot area of a chart in the area of its panel.
 pub fn plot(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<Rect> {
     let below = layout::cut_top(area, 1).1;
     let (place, _) = chart_parts(below, run.enlarged_chart() == Some(panel));
@@ -218,32 +229,32 @@ pub fn event_at(run: &RunScreen, area: Rect, row: u16) -> Option<usize> {
     layout::entries_until(below, row, top, 0, count).map(|at| at as usize)
 }
 
-/// Returns the lowest and the highest value around a line at the cursor: `480–660 W`.
+/// Returns the lowest and the highest value of the band around a line at the cursor: `480–660 W`.
 fn range_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> Option<String> {
     let (lowest, highest) = line.band?;
     let (piece, at) = sample_at(run, line, index)?;
     let [low, high] = [lowest, highest].map(|track| piece.column(track).get(at));
     (low.is_finite() && high.is_finite()).then(|| {
         let (low, high) = (units::value(low.into(), unit), units::value(high.into(), unit));
-        // The unit is written once if both have it.
+        // Write the unit once if both values have the same unit.
         let (number, suffix) = low.split_once(' ').unwrap_or((&low, ""));
         if high.ends_with(suffix) { format!("{number}–{high}") } else { format!("{low}–{high}") }
     })
 }
 
-/// Returns the sample of a line at the cursor.
+/// Returns the segment of a line and the index in it at the cursor.
 fn sample_at<'a>(run: &'a RunScreen, line: &ChartLine<'_>, index: usize) -> Option<(&'a Segment, usize)> {
     let piece = run.series.of_track(line.track);
     if !line.track.is_of_nodes() {
         return Some((piece, index));
     }
     let last = piece.len().checked_sub(1)?;
-    // The newest value, unless the cursor is elsewhere.
+    // Without a cursor, this is the newest sample.
     let at = if run.view.cursor.is_some() { piece.at_time(run.series.live().time(index)).min(last) } else { last };
     Some((piece, at))
 }
 
-/// Returns the value of a line at the cursor; `None` where it was not measured.
+/// Returns the value of a line at the cursor; `None` if the value was not measured.
 fn value_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> Option<String> {
     let (piece, index) = sample_at(run, line, index)?;
     let column = piece.column(line.track);
@@ -255,7 +266,7 @@ fn value_at(run: &RunScreen, line: &ChartLine<'_>, index: usize, unit: Unit) -> 
     }
 }
 
-/// Returns the values for a heading: those of all lines if they fit, or else of the first ones.
+/// Returns the values for the heading of a chart: those of all lines if they fit, or else those of the first lines.
 fn heading_values(
     model: &Model,
     run: &RunScreen,
@@ -331,7 +342,7 @@ fn read_out(model: &Model, run: &RunScreen, panel: Panel, lines: &[ChartLine<'_>
     for line in lines {
         let Some(value) = value_at(run, line, index, unit) else { continue };
         let mark = if lines.len() > 1 { format!("{} ", line.mark) } else { String::new() };
-        // A label such as "rank 0" ends with its mark.
+        // A label such as "rank 0" already ends with the mark.
         let mark = if line.label.ends_with(line.mark) { String::new() } else { mark };
         spans.push(Span::styled(format!("   {mark}{} ", line.label), line.style));
         spans.push(Span::styled(value, model.theme.strong));
@@ -346,15 +357,15 @@ fn read_out(model: &Model, run: &RunScreen, panel: Panel, lines: &[ChartLine<'_>
     Line::from(spans)
 }
 
-/// Returns the map of the slowness of ranks. `step_at` returns the step at a position on the x axis.
+/// Returns the heat map of slow ranks. `step_at` returns the step at a position on the x axis.
 fn rank_map<'a>(run: &'a RunScreen, axis: SharedAxis, step_at: &'a dyn Fn(f64) -> f64) -> HeatMap<'a> {
     let (series, live) = (&run.series, run.series.live());
     let filled = live.len().checked_sub(1).map(|last| [0, last].map(|at| series.x_of(axis.x, live, at)));
     let filled = filled.map_or((f64::INFINITY, f64::NEG_INFINITY), |[first, last]| (first, last));
-    HeatMap { times: series.rank_times(), axis, step_at, filled }
+    HeatMap { times: series.rank_times(), version: series.version(), axis, step_at, filled }
 }
 
-/// Draws the slowness of ranks: ranks from top to bottom, steps from left to right.
+/// Draws the heat map of slow ranks: ranks from top to bottom, steps from left to right.
 fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Ranks;
     let times = run.series.rank_times();
@@ -393,8 +404,8 @@ fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, are
     write(model, buf, legend, Line::from(words));
 }
 
-/// Draws what each stage of an encode has done and what it still has to do. A narrow panel lacks the
-/// last columns.
+/// Draws a table of the stages of an encode: what each stage has done and what is left. A narrow panel omits the last
+/// columns.
 fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let focused = run.focus == Panel::Pipeline;
     let below = heading(model, buf, area, "Stages", Vec::new(), focused);
@@ -441,7 +452,7 @@ fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     write_lines(model, buf, below, lines.into_iter().enumerate().map(styled));
 }
 
-/// `+25 %`
+/// Formats an excess: `+25 %`.
 fn more(over: f32) -> String {
     format!("+{:.0} %", over * 100.0)
 }
@@ -492,7 +503,7 @@ fn glyph(model: &Model, severity: Severity) -> &'static str {
     model.symbols.states[kind as usize]
 }
 
-/// Returns the share of the time in steps that counted, with the lost time by cause if both fit.
+/// Returns the goodput for the heading of the events, with the lost time by cause if both fit.
 fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
     let Some((goodput, share)) =
         run.goodput.as_ref().and_then(|goodput| Some((goodput, goodput_text::share(goodput)?)))
@@ -509,8 +520,8 @@ fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
     spans
 }
 
-/// Returns the events that are shown, the newest first. The start of a save or an evaluation is shown only until it ends, and a
-/// failure that every node reports is shown once.
+/// Returns the visible events, newest first. The start of a save or an evaluation is shown only while it is the
+/// newest event. A failure that several nodes report is shown once.
 pub fn visible_events(run: &RunScreen) -> Vec<&Event> {
     let newest = run.events.len().saturating_sub(1);
     let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
@@ -538,7 +549,7 @@ fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
     let shown: Vec<&Event> = events.into_iter().skip(first).take(visible).collect();
     let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
     let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
-    // Unlike a step, the number of an item is not a position in the history of the run.
+    // An item number, unlike a step, is not a position in the history of the run.
     let of_steps = step_word(run) == "step";
     let steps: Vec<String> =
         shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();

@@ -1,4 +1,4 @@
-//! Actions on several nodes, processes and runs, and on checkpoints: plans, confirmation and results.
+//! Tests of actions on several nodes, processes and runs, and on checkpoints: plans, confirmation and results.
 
 use crate::fixtures::*;
 use crate::fleet::FleetSource;
@@ -35,7 +35,7 @@ fn process(pid: i32, user: &str, run: Option<&str>, command: &str) -> ListedProc
     }
 }
 
-/// A rank of a live run, an orphan of an ended run, another trainer, and a process of another user.
+/// A rank of a live run, an orphan process of an ended run, another trainer, and a process of another user.
 pub(super) fn processes() -> Vec<ListedProcess> {
     let (live, ended) = (stage_1().to_string(), stage_2().to_string());
     let gpu = |mib, rank, process| ListedProcess { gpu_mib: Some(mib), rank, ..process };
@@ -155,7 +155,7 @@ fn processes_show_owner_run_rank_age_memory_and_orphans() {
 }
 
 #[test]
-fn nodes_without_such_processes_say_so() {
+fn nodes_without_training_processes_show_a_note() {
     let mut ui = on_nodes();
     ui.press("p");
     insta::assert_snapshot!("processes_loading_80x24", ui.screen());
@@ -283,7 +283,7 @@ fn a_resume_from_a_checkpoint_restores_what_its_key_names_and_shows_the_plan() {
         let effects = ui.press(&format!("j j {key}"));
         let [Effect::PlanResume { job, run, options }] = &effects[..] else { panic!("{key}: {effects:?}") };
         assert_eq!((run, *options), (&stage_1(), ResumeOptions { step: Some(40), kind, steps: None }), "{key}");
-        // A chosen checkpoint is never resumed without the dialog.
+        // A checkpoint that the user chose is never resumed without the dialog.
         assert!(ui.answer(*job, JobMsg::LaunchPlanned(resume_plan(vec![]))).is_empty());
         assert!(matches!(ui.model.modal, Some(Modal::Launch(_))), "{key}");
     }

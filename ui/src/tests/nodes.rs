@@ -112,13 +112,14 @@ fn mixed() -> Ui {
     ]);
     ui.send(Msg::Node { node: named("gpu005"), what: NodeMsg::Down(away()) });
     // These nodes have newer samples; the others do not.
-    ui.model.tick(NOW + 140.0);
+    ui.model.tick(NOW + 136.0);
     for (name, frame) in
         [("gpu001", busy(90)), ("gpu002", hot()), ("gpu003", lost()), ("gpu004", mig()), ("cpu006", no_gpus(3))]
     {
         ui.send(Msg::Node { node: named(name), what: NodeMsg::Frame(Box::new(frame)) });
     }
-    ui.send(Msg::Tick(NOW + 141.0));
+    // Three searches for outliers.
+    [137.0, 139.0, 141.0].into_iter().for_each(|later| _ = ui.send(Msg::Tick(NOW + later)));
     ui
 }
 
@@ -370,7 +371,8 @@ fn many(count: usize) -> Ui {
     let nodes: Vec<(&str, Vec<Frame>)> = names.iter().enumerate().map(|(n, name)| (name.as_str(), sample(n))).collect();
     let mut ui = with(&nodes);
     ui.send(Msg::Node { node: named("gpu009"), what: NodeMsg::Down(away()) });
-    ui.send(Msg::Tick(NOW + 2.0));
+    // Three searches for outliers.
+    [2.0, 4.0, 6.0].into_iter().for_each(|later| _ = ui.send(Msg::Tick(NOW + later)));
     ui
 }
 

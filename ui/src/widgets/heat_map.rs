@@ -1,20 +1,24 @@
-//! A heat map of rank times: ranks from top to bottom, steps from left to right; a denser shade is a slower rank.
+//! A heat map of rank times: ranks from top to bottom, steps from left to right; a denser shade means a slower rank.
 //!
 //! With more ranks than rows, or more steps than columns, a cell shows the slowest of its ranks and steps.
 
 use crate::rank_times::{LEVELS, RankTimes};
+use crate::series::Axis;
 use crate::text;
 use crate::theme::Theme;
+use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::SharedAxis;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use std::ops::Range;
 
-/// A heat map of rank times.
+/// A heat map of the excess busy time of each rank in each step.
 pub struct HeatMap<'a> {
     /// The rank times.
     pub times: &'a RankTimes,
+    /// The version of their series.
+    pub version: u64,
     /// The x axis.
     pub axis: SharedAxis,
     /// Returns the step at a position on the x axis.
@@ -23,7 +27,15 @@ pub struct HeatMap<'a> {
     pub filled: (f64, f64),
 }
 
-/// Returns the style of a shade, in addition to its glyph.
+/// What decides the shades: the version of the series, the width and height of the plot, and the x axis.
+type Key = (u64, (u16, u16), Axis, (f64, f64));
+
+thread_local! {
+    /// The shades of the heat maps on the screen.
+    static SHADES: Memo<Key, Vec<Vec<Option<usize>>>> = const { Memo::empty() };
+}
+
+/// Returns the style of a shade by its index in [`Symbols::shades`](crate::Symbols::shades).
 pub fn shade_style(theme: &Theme, shade: usize) -> Style {
     match shade {
         0 => theme.faint,
@@ -34,7 +46,7 @@ pub fn shade_style(theme: &Theme, shade: usize) -> Style {
 }
 
 impl HeatMap<'_> {
-    /// Draws the map into an area. An area that is too small stays empty.
+    /// Draws the heat map into an area. Draws nothing if the area is too small.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
         let Some((plot, groups)) = self.parts(area) else { return };
@@ -44,30 +56,13 @@ impl HeatMap<'_> {
         }
         self.axis.draw_cursors(buf, plot);
         let crossed: Vec<u16> = self.axis.cursors(plot).map(|(column, _)| column).collect();
-        let (low, high) = self.axis.window;
-        let column = (high - low) / f64::from(plot.width - 1);
-        let position = |x: f64| self.times.position((self.step_at)(x));
-        let left = position(low);
-        let mut next = position(low - 0.5 * column);
-        for c in 0..plot.width {
-            let from = low + (f64::from(c) - 0.5) * column;
-            let (first, end) = (next, position(from + column).max(next));
-            next = end;
-            if from + column < self.filled.0 || from > self.filled.1 {
-                continue;
-            }
-            // With fewer steps than columns, a step covers several columns.
-            let worst =
-                self.times.worst(if first < end { first..end } else { left.max(first.saturating_sub(1))..first });
-            for (y, group) in (plot.top()..).zip(&groups) {
-                let over = worst[group.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                if over == f32::NEG_INFINITY {
-                    continue;
-                }
-                let shade = LEVELS.iter().filter(|level| over >= **level).count();
-                // The cursor is visible where no rank is slow.
-                if shade > 0 || !crossed.contains(&(plot.x + c)) {
-                    buf.set_string(plot.x + c, y, symbols.shades[shade], shade_style(theme, shade));
+        let key = (self.version, (plot.width, plot.height), self.axis.x, self.axis.window);
+        let columns = SHADES.with(|shades| shades.get(key, || self.shades(plot.width, &groups)));
+        for (x, shades) in (plot.left()..).zip(columns.iter()) {
+            for (y, shade) in (plot.top()..).zip(shades) {
+                // The shade of a slow rank hides the cursor.
+                if let Some(shade) = shade.filter(|shade| *shade > 0 || !crossed.contains(&x)) {
+                    buf.set_string(x, y, symbols.shades[shade], shade_style(theme, shade));
                 }
             }
         }
@@ -76,12 +71,38 @@ impl HeatMap<'_> {
         }
     }
 
-    /// Returns the columns that the labels of the rows need.
+    /// Returns the shade of each row of each column; `None` where no step has the ranks of the row.
+    fn shades(&self, width: u16, groups: &[Range<usize>]) -> Vec<Vec<Option<usize>>> {
+        let (low, high) = self.axis.window;
+        let column = (high - low) / f64::from(width - 1);
+        let position = |x: f64| self.times.position((self.step_at)(x));
+        let left = position(low);
+        let mut next = position(low - 0.5 * column);
+        let shades = |c: u16| {
+            let from = low + (f64::from(c) - 0.5) * column;
+            let (first, end) = (next, position(from + column).max(next));
+            next = end;
+            if from + column < self.filled.0 || from > self.filled.1 {
+                return Vec::new();
+            }
+            // With fewer steps than columns, a step covers several columns.
+            let steps = if first < end { first..end } else { left.max(first.saturating_sub(1))..first };
+            let worst = self.times.worst(steps);
+            let shade = |group: &Range<usize>| {
+                let over = worst[group.clone()].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                (over > f32::NEG_INFINITY).then(|| LEVELS.iter().filter(|level| over >= **level).count())
+            };
+            groups.iter().map(shade).collect()
+        };
+        (0..width).map(shades).collect()
+    }
+
+    /// Returns the number of columns that the labels of the rows need.
     pub fn gutter(&self, area: Rect) -> u16 {
         self.parts(area).map_or(0, |(plot, _)| plot.x - area.x)
     }
 
-    /// Returns the area of the cells, and the ranks of each row.
+    /// Returns the area of the cells and the ranks of each row; `None` if the area is too small.
     fn parts(&self, area: Rect) -> Option<(Rect, Vec<Range<usize>>)> {
         let ranks = self.times.ranks();
         let x_rows = u16::from(area.height >= self.axis.labels_from);

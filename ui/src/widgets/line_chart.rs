@@ -1,9 +1,11 @@
-//! Lines over steps, time or tokens, in braille dots (two by four per cell), drawn from a [`Series`] pyramid.
+//! A chart of lines over steps, time or tokens, in braille dots (two by four per cell), drawn from the pyramid of a
+//! [`Series`].
 //!
-//! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The cost
-//! depends only on the width of the chart.
+//! Every dot column shows the extremes of its samples, so that a spike of one sample in a million is visible. The
+//! cost of drawing depends mostly on the width of the chart, not on the number of samples.
 
-use crate::series::{Column, Extent, Segment, Series, Track};
+use crate::series::{Axis, Column, Extent, Segment, Series, Track};
+use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::{SharedAxis, put};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -13,32 +15,34 @@ use units::Unit;
 /// One line of a chart.
 #[derive(Debug, Clone)]
 pub struct ChartLine<'a> {
-    /// The metrics of its run.
+    /// The metrics of the run.
     pub series: &'a Series,
-    /// The track it draws.
+    /// The track to draw.
     pub track: Track,
-    /// The lowest and the highest value around it, drawn as dots behind the line.
+    /// The tracks of the lowest and the highest value around the line; the range between them is drawn as dots behind
+    /// the line.
     pub band: Option<(Track, Track)>,
-    /// Its name in the legend.
+    /// The name of the line in the legend.
     pub label: String,
-    /// The letter at its end, so that lines can be distinguished without colour.
+    /// The letter at the end of the line, so that lines can be distinguished without colour.
     pub mark: char,
-    /// Its colour.
+    /// The colour of the line.
     pub style: Style,
 }
 
 /// A line chart.
 #[derive(Debug, Clone)]
 pub struct LineChart<'a> {
-    /// The lines, of one run or several; the first one on top.
+    /// The lines, of one run or of several; the first line is drawn on top.
     pub lines: &'a [ChartLine<'a>],
     /// The unit of the y axis.
     pub unit: Unit,
     /// The x axis.
     pub axis: SharedAxis,
-    /// Logarithmic y axis.
+    /// Whether the y axis is logarithmic.
     pub log_y: bool,
-    /// The moving average to draw in bold over the faint raw line.
+    /// The moving average to draw in bold over the faint raw line, as an index into
+    /// [`SMOOTHING`](crate::series::SMOOTHING).
     pub smoothing: Option<usize>,
 }
 
@@ -47,12 +51,12 @@ struct Parts {
     plot: Rect,
     scale: Scale,
     ticks: units::Ticks,
-    /// Columns of the labels of the y axis, and the axis.
+    /// The number of columns of the y axis and its labels.
     gutter: u16,
 }
 
 impl<'a> LineChart<'a> {
-    /// Draws the chart into an area. An area that is too small stays empty.
+    /// Draws the chart into an area. Draws nothing if the area is too small.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
         let Some(Parts { plot, scale, ticks, gutter }) = self.parts(area) else { return };
@@ -61,18 +65,22 @@ impl<'a> LineChart<'a> {
             self.axis.draw_labels(buf, plot, area);
         }
         self.axis.draw_cursors(buf, plot);
-        let mut ends = self.plot_lines(buf, plot, &scale);
+        let drawing = DRAWINGS.with(|drawings| drawings.get(self.key(plot, &scale), || self.draw(plot, &scale)));
+        drawing.dots.flush(buf, plot);
+        for cell in &drawing.gaps {
+            put(buf, plot.x + *cell as u16, plot.bottom() - 1, self.axis.symbols.not_finite, self.axis.theme.bad);
+        }
         if self.lines.len() > 1 {
-            self.end_marks(buf, plot, &mut ends);
+            self.end_marks(buf, plot, &drawing.ends);
         }
     }
 
-    /// Returns the area between the axes, where a column is a position on the x axis.
+    /// Returns the plot area, in which a column is a position on the x axis.
     pub fn plot(&self, area: Rect) -> Option<Rect> {
         self.parts(area).map(|parts| parts.plot)
     }
 
-    /// Returns the columns that the labels of the y axis and the axis need.
+    /// Returns the number of columns that the y axis and its labels need.
     pub fn gutter(&self, area: Rect) -> u16 {
         self.parts(area).map_or(0, |parts| parts.gutter)
     }
@@ -81,7 +89,8 @@ impl<'a> LineChart<'a> {
         if area.width < 4 || area.height < 2 {
             return None;
         }
-        let scale = self.scale()?;
+        let key = (self.line_keys(), self.axis.x, self.axis.window, self.unit, self.log_y);
+        let scale = (*SCALES.with(|scales| scales.get(key, || self.scale())))?;
         let x_rows = u16::from(area.height >= self.axis.labels_from);
         let plot_height = area.height - x_rows;
         let ticks = scale.ticks(plot_height, self.unit);
@@ -97,14 +106,14 @@ impl<'a> LineChart<'a> {
         (plot.width >= 2).then_some(Parts { plot, scale, ticks, gutter })
     }
 
-    /// Returns the samples of a line, and whether they are superseded.
+    /// Returns the segments of a line, each with whether it is superseded.
     fn pieces(line: &ChartLine<'a>) -> impl Iterator<Item = (&'a Segment, bool)> {
         let superseded = if line.track.is_of_nodes() { &[] } else { line.series.superseded() };
         let newest = (line.series.of_track(line.track), false);
         superseded.iter().map(|piece| (piece, true)).chain([newest]).filter(|(piece, _)| !piece.is_empty())
     }
 
-    /// Returns the y range of the visible values, if there are any.
+    /// Returns the y scale of the visible values; `None` if there are no values.
     fn scale(&self) -> Option<Scale> {
         let mut extent = Extent::EMPTY;
         for line in self.lines {
@@ -125,15 +134,15 @@ impl<'a> LineChart<'a> {
             return Some(Scale { low, high: 1.0, log: false });
         }
         if self.log_y && high > 0.0 {
-            // A logarithmic axis cannot show zero and below: it shows four decades below the maximum instead.
+            // A logarithmic axis cannot show values of zero or less: it then shows four decades below the maximum.
             let low = if low > 0.0 { low } else { high * 1e-4 };
             let (low, high) = if high / low < 1.05 { (low * 0.9, high * 1.1) } else { (low, high) };
             return Some(Scale { low, high, log: true });
         }
         let span = high - low;
-        // A constant line is drawn in the middle of a small range; other lines have a margin above and below.
+        // A constant line is drawn in the middle of a small range; other lines get a margin above and below.
         let pad = if span > high.abs().max(low.abs()) * 1e-6 { span * 0.04 } else { high.abs() * 0.1 };
-        // A share is shown with a range of at least 5 %, up to at most 100 %.
+        // The axis of a share covers at least 5 percentage points, and does not exceed 100 % unless a value does.
         let is_share = self.unit == Unit::Share;
         let pad = if is_share { pad.max((0.05 - span) / 2.0) } else { pad };
         let ceiling = if is_share && high <= 1.0 { 1.0 } else { f64::INFINITY };
@@ -159,13 +168,32 @@ impl<'a> LineChart<'a> {
         }
     }
 
-    /// Draws all lines and returns the cell row in which each one ends.
-    fn plot_lines(&self, buf: &mut Buffer, plot: Rect, scale: &Scale) -> Vec<(usize, u16)> {
+    /// Returns the version of the series, the tracks and the colour of each line.
+    fn line_keys(&self) -> Vec<LineKey> {
+        self.lines.iter().map(|line| (line.series.version(), line.track, line.band, line.style)).collect()
+    }
+
+    /// Returns what decides the drawing of the lines.
+    fn key(&self, plot: Rect, scale: &Scale) -> Key {
+        Key {
+            lines: self.line_keys(),
+            cells: (plot.width, plot.height),
+            scale: *scale,
+            x: self.axis.x,
+            window: self.axis.window,
+            smoothing: self.smoothing,
+            braille: self.axis.symbols.braille,
+            faint: self.axis.theme.faint,
+        }
+    }
+
+    /// Draws all lines.
+    fn draw(&self, plot: Rect, scale: &Scale) -> Drawing {
         let mut dots = Dots::new(plot, self.axis.symbols.braille);
         let mut ends = Vec::new();
         let mut gaps = Vec::new();
         let mut bounds = (std::ptr::null(), Vec::new());
-        // Faint lines first, below the others. The first line is drawn last, on top.
+        // Faint lines are below the others. The first line is drawn last, so that it is on top.
         for layer in [Layer::Superseded, Layer::Raw, Layer::Lines] {
             for (number, line) in self.lines.iter().enumerate().rev() {
                 for (piece, superseded) in Self::pieces(line) {
@@ -185,7 +213,7 @@ impl<'a> LineChart<'a> {
                         (Layer::Lines, None) if !superseded => (raw, line.style, Texture::Solid),
                         _ => continue,
                     };
-                    // Most lines of a chart share their samples.
+                    // Most lines of a chart share their samples, so that the bounds can be reused.
                     if !std::ptr::eq(bounds.0, piece) {
                         bounds = (std::ptr::from_ref(piece), self.bounds(line.series, piece, dots.width));
                     }
@@ -201,11 +229,8 @@ impl<'a> LineChart<'a> {
                 }
             }
         }
-        dots.flush(buf, plot);
-        for cell in gaps {
-            put(buf, plot.x + cell as u16, plot.bottom() - 1, self.axis.symbols.not_finite, self.axis.theme.bad);
-        }
-        ends
+        ends.sort_by_key(|(number, row)| (*row, *number));
+        Drawing { dots, ends, gaps }
     }
 
     /// Draws the range between two tracks as dots.
@@ -221,20 +246,21 @@ impl<'a> LineChart<'a> {
             } else if to >= samples.piece.len() {
                 break;
             }
-            // Between two samples, the range of the first one goes on.
+            // Between two samples, the range of the first one continues.
             if let Some((top, low)) = range {
                 dots.vertical(c, top, low, self.axis.theme.faint, Texture::Dotted);
             }
         }
     }
 
-    /// Returns the index of the first sample of each dot column, and one more at the end.
+    /// Returns the index of the first sample of each dot column, and the end index of the last column.
     fn bounds(&self, series: &Series, piece: &Segment, width: usize) -> Vec<usize> {
         let (low, high) = self.axis.window;
         let column = (high - low) / (width - 1) as f64;
         let index = |c: usize| series.index_at(self.axis.x, piece, low + (c as f64 - 0.5) * column);
         let (first, last) = (index(0), index(width));
-        // Less than a thirtieth of a column to the left, so that the extremes of a column are those of whole buckets.
+        // Round down to whole buckets of the pyramid, which is fast. This moves a bound by less than a thirtieth of a
+        // column.
         let bucket = Column::bucket((last - first) / (30 * width));
         let between = (1..width).map(|c| (index(c) / bucket * bucket).max(first));
         [first].into_iter().chain(between).chain([last]).collect()
@@ -255,7 +281,7 @@ impl<'a> LineChart<'a> {
         let row = |value: f32| scale.row(f64::from(value), bottom);
         let rightmost = (dots.width - 1) as f64;
         let across = |index: usize| (series.x_of(self.axis.x, piece, index) - low) / (high - low) * rightmost;
-        // The line from the sample left of the window enters at the edge.
+        // The line comes from the sample left of the window and enters at the edge.
         let mut previous = bounds[0].checked_sub(1);
         let mut end = None;
         for c in 0..dots.width {
@@ -279,7 +305,7 @@ impl<'a> LineChart<'a> {
             }
             previous = Some(to - 1);
         }
-        // The line to the sample right of the window leaves at the edge.
+        // The line leaves at the edge towards the sample right of the window.
         if let (Some(before), true) = (previous, bounds[dots.width] < piece.len()) {
             let after = bounds[dots.width];
             dots.segment(
@@ -292,9 +318,9 @@ impl<'a> LineChart<'a> {
         end.map(|row| (row.clamp(0.0, bottom) as u16) / dots.down as u16)
     }
 
-    /// Writes each line's letter beside its end; if two lines end in one row, the later letter moves to the nearest free row.
-    fn end_marks(&self, buf: &mut Buffer, plot: Rect, ends: &mut [(usize, u16)]) {
-        ends.sort_by_key(|(number, row)| (*row, *number));
+    /// Writes the letter of each line beside its end. If a row is taken, the letter moves to the next free row below,
+    /// or else above.
+    fn end_marks(&self, buf: &mut Buffer, plot: Rect, ends: &[(usize, u16)]) {
         let mut taken = vec![false; usize::from(plot.height)];
         for (number, row) in ends.iter() {
             let row = usize::from(*row).min(taken.len() - 1);
@@ -307,23 +333,59 @@ impl<'a> LineChart<'a> {
     }
 }
 
+thread_local! {
+    /// The lines of the charts on the screen.
+    static DRAWINGS: Memo<Key, Drawing> = const { Memo::empty() };
+    /// The y ranges of the charts on the screen.
+    static SCALES: Memo<ScaleKey, Option<Scale>> = const { Memo::empty() };
+}
+
+/// The lines of a y range, the x axis, the window, the unit, and whether the y axis is logarithmic.
+type ScaleKey = (Vec<LineKey>, Axis, (f64, f64), Unit, bool);
+
+/// The version of the series, the tracks and the colour of a line.
+type LineKey = (u64, Track, Option<(Track, Track)>, Style);
+
+/// What decides the drawing of lines.
+#[derive(PartialEq)]
+struct Key {
+    lines: Vec<LineKey>,
+    /// The width and the height of the plot.
+    cells: (u16, u16),
+    scale: Scale,
+    x: Axis,
+    window: (f64, f64),
+    smoothing: Option<usize>,
+    braille: bool,
+    faint: Style,
+}
+
+/// The lines of a chart.
+struct Drawing {
+    dots: Dots,
+    /// The number of each line and the row in which the line ends, from top to bottom.
+    ends: Vec<(usize, u16)>,
+    /// The columns with a value that is not finite.
+    gaps: Vec<usize>,
+}
+
 /// The layers of a chart, the lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layer {
-    /// The samples of earlier attempts, dotted.
+    /// Samples of earlier attempts, dotted.
     Superseded,
-    /// The values behind a moving average, faint.
+    /// The raw values behind a moving average, faint, and the bands.
     Raw,
-    /// The lines.
+    /// The lines, or their moving averages.
     Lines,
 }
 
-/// The samples of a line that are drawn together.
+/// A segment of a line, with what is needed to draw it.
 #[derive(Clone, Copy)]
 struct Trace<'a> {
     series: &'a Series,
     piece: &'a Segment,
-    /// The index of the first sample of each dot column, and one more at the end.
+    /// The index of the first sample of each dot column, and the end index of the last column.
     bounds: &'a [usize],
 }
 
@@ -331,8 +393,8 @@ fn units_width(label: &str) -> u16 {
     crate::text::width(label) as u16
 }
 
-/// Maps values to rows.
-#[derive(Debug, Clone, Copy)]
+/// Maps values to rows of an axis.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Scale {
     low: f64,
     high: f64,
@@ -340,7 +402,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Returns the labels of an axis of this height: three or more if it has four rows.
+    /// Returns the ticks of an axis of this height: three or more labels if the axis has at least four rows.
     fn ticks(&self, height: u16, unit: Unit) -> units::Ticks {
         let rows = usize::from(height);
         let wanted = (rows / 3).clamp(2, 10);
@@ -359,7 +421,7 @@ impl Scale {
         rows.len()
     }
 
-    /// Returns the row of a value, 0 at the top and `bottom` at the low end; NaN for a gap.
+    /// Returns the row of a value: 0 at the top, `bottom` at the low end of the scale, NaN for a gap.
     fn row(&self, value: f64, bottom: f64) -> f64 {
         let position = if self.log {
             if value <= 0.0 {
@@ -403,7 +465,7 @@ impl Dots {
         }
     }
 
-    /// Sets the dots of column `c` between two rows; rows outside are cut off, NaN draws nothing.
+    /// Sets the dots of column `c` between two rows. Rows outside of the grid are cut off; NaN draws nothing.
     pub(super) fn vertical(&mut self, c: usize, from: f64, to: f64, ink: Style, texture: Texture) {
         let (top, bottom) = (from.min(to), from.max(to));
         if from.is_nan() || to.is_nan() || bottom < -0.5 || top > self.height as f64 - 0.5 || c >= self.width {
@@ -427,7 +489,7 @@ impl Dots {
         }
     }
 
-    /// Draws a straight line, cut at the sides. Points are (column, row); NaN at either end leaves a gap.
+    /// Draws a straight line, cut at the sides of the grid. Points are (column, row); NaN at either end leaves a gap.
     pub(super) fn segment(&mut self, from: (f64, f64), to: (f64, f64), ink: Style, texture: Texture) {
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
         if !(dx.is_finite() && dy.is_finite()) || dx <= 0.0 {

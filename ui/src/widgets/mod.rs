@@ -1,10 +1,11 @@
-//! Drawing functions that several screens share.
+//! Drawing functions that several screens share: text, panels, progress bars and failures.
 
 pub mod dialog;
 pub mod heat_map;
 pub mod history_chart;
 pub mod key_bar;
 pub mod line_chart;
+pub mod memo;
 pub mod shared_axis;
 
 use crate::model::Model;
@@ -19,7 +20,7 @@ use ratatui_core::widgets::Widget;
 use rundir::Failure;
 use runstate::Progress;
 
-/// Writes one line into the first row of an area, cut with an ellipsis.
+/// Writes one line into the first row of an area. A line that is too long is cut and ends with an ellipsis.
 pub fn write(model: &Model, buf: &mut Buffer, area: Rect, line: impl Into<Line<'static>>) {
     if area.height > 0 && area.width > 0 {
         let line = text::fit_line(line.into(), usize::from(area.width), model.symbols.ellipsis);
@@ -34,20 +35,20 @@ pub fn write_lines(model: &Model, buf: &mut Buffer, area: Rect, lines: impl Into
     }
 }
 
-/// Writes one line at the left and one at the right end of a row; the right one is dropped if both do not fit.
+/// Writes one line at the left and one at the right end of a row. If both do not fit, only the left one is written.
 pub fn write_split(model: &Model, buf: &mut Buffer, area: Rect, left: Line<'static>, right: Line<'static>) {
     let needed = left.width() + 2 + right.width();
     if needed <= usize::from(area.width) {
         let width = right.width() as u16;
         write(model, buf, Rect { x: area.right() - width, width, ..area }, right);
-        // The style of the left line ends with it.
+        // Limit the area, so that the style of the left line ends with the line.
         write(model, buf, Rect { width: left.width() as u16, ..area }, left);
     } else {
         write(model, buf, area, left);
     }
 }
 
-/// Draws a panel's heading (a rule with a title, and a value at its end) and returns the area below.
+/// Draws the heading of a panel (a rule with the title, and the value at its end), and returns the area below.
 pub fn panel(
     model: &Model,
     buf: &mut Buffer,
@@ -79,13 +80,13 @@ pub fn panel(
     below
 }
 
-/// Returns a state as glyph and word.
+/// Returns a run state as glyph and word.
 pub fn state(model: &Model, kind: StateKind) -> Span<'static> {
     let glyph = model.symbols.states[kind as usize];
     Span::styled(format!("{glyph} {}", kind.word()), state_style(model, kind))
 }
 
-/// Returns the colour of a state.
+/// Returns the style of a run state.
 pub fn state_style(model: &Model, kind: StateKind) -> Style {
     let theme = &model.theme;
     match kind {
@@ -97,7 +98,7 @@ pub fn state_style(model: &Model, kind: StateKind) -> Style {
     }
 }
 
-/// Returns a progress bar of `width` cells. It is full only at the end and empty only at the beginning.
+/// Returns a progress bar of `width` cells. It is full only at the end, and empty only at the beginning.
 pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>> {
     let (theme, symbols) = (&model.theme, &model.symbols);
     let fraction = fraction(row);
@@ -120,7 +121,7 @@ pub fn progress(model: &Model, row: &RunRow, width: usize) -> Vec<Span<'static>>
 /// Returns the finished part of a run, 0 to 1.
 pub fn fraction(row: &RunRow) -> f64 {
     let (done, total) = match row.progress() {
-        // The same quantity as the words beside the bar.
+        // The same quantity as in the text beside the bar.
         Progress::Items(counts) if counts.is_at_captions() => (counts.texts_done, counts.texts),
         Progress::Items(counts) => (counts.clips_done + counts.failed, counts.clips),
         _ => (row.step, row.steps_total),
@@ -143,7 +144,7 @@ pub fn failure_lines(model: &Model, failure: &Failure, width: usize) -> Vec<Line
     lines
 }
 
-/// Returns the text with its first letter in upper case. Names of programs, keys, files and nodes keep theirs.
+/// Returns the text with its first letter in upper case. Names of programs, keys, files and nodes are not changed.
 pub fn capitalized(text: &str) -> String {
     let first = text.split([' ', ':']).next().unwrap_or_default();
     if PROGRAMS.contains(&first) || first.chars().any(|c| !c.is_alphabetic() && !"',\"".contains(c)) {
@@ -153,19 +154,19 @@ pub fn capitalized(text: &str) -> String {
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-/// Names of programs that begin sentences.
+/// Names of programs with which a sentence may begin.
 const PROGRAMS: [&str; 9] = ["ffmpeg", "ffprobe", "nvidia", "sbatch", "scancel", "squeue", "srun", "ssh", "vidtui"];
 
 /// Writes lines into the middle of an area, for empty, loading and failed screens.
 pub fn write_centered(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<Line<'static>>) {
     let height = (lines.len() as u16).min(area.height);
     let width = (lines.iter().map(Line::width).max().unwrap_or(0) as u16).min(area.width);
-    // Slightly above the middle looks centred.
+    // Text slightly above the middle looks centred.
     let top = area.y + (area.height - height) * 2 / 5;
     write_lines(model, buf, Rect { x: area.x + (area.width - width) / 2, y: top, width, height }, lines);
 }
 
-/// Returns a key hint: the key and what it does.
+/// Returns a key hint: the name of a key and what the key does.
 pub fn hint(model: &Model, key: &str, text: &str) -> Vec<Span<'static>> {
     vec![Span::styled(key.to_owned(), model.theme.accent), Span::raw(format!(" {text}"))]
 }
