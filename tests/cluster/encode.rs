@@ -17,7 +17,7 @@ pub struct Videos {
 }
 
 impl Videos {
-    /// Makes clips with captions and a folder of encoders where all nodes see them.
+    /// Makes clips with captions and a folder of encoders in the folder that all nodes share.
     pub fn make(site: &TestSite, clips: usize) -> Self {
         let share = site.rig.share().to_owned();
         let folder = share.join("clips");
@@ -42,7 +42,7 @@ impl Videos {
         Self { clips, manifest, model }
     }
 
-    /// Returns the words of an encode.
+    /// Returns the arguments of an encode.
     pub fn encode(&self, data: &Utf8Path, target: &str) -> String {
         let Self { manifest, model, .. } = self;
         format!(
@@ -51,7 +51,7 @@ impl Videos {
         )
     }
 
-    /// Returns the words of a launch that trains a small model on a data set.
+    /// Returns the arguments of a launch that trains a small model on a data set.
     pub fn train(&self, data: &Utf8Path) -> String {
         let model = &self.model;
         format!(
@@ -70,7 +70,7 @@ fn copy(from: &Utf8Path, to: &Utf8Path) {
     }
 }
 
-/// Returns the hashes of the files of a data set, except the recipe of the encode. The files of the work queue are in a folder.
+/// Returns the hashes of the files of a data set, except the recipe of the encode and the work queue, which is a folder.
 pub fn hashes(data: &Utf8Path) -> BTreeMap<String, String> {
     let files = data.read_dir_utf8().unwrap().map(|entry| entry.unwrap().into_path()).filter(|path| path.is_file());
     let hash = |path: Utf8PathBuf| (path.file_name().unwrap().to_owned(), xxh3_hex(&fs::read(&path).unwrap()));
@@ -87,7 +87,7 @@ fn videos(run: &RunDir) -> Vec<Vec<u8>> {
 fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_give() {
     const NODES: &str = "--hostfile hostfiles/rig.txt";
     let Some(site) = TestSite::new() else { return };
-    let clips = Videos::make(&site, 32);
+    let clips = Videos::make(&site, 16);
     let alone = site.rig.share().join("alone");
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
@@ -111,7 +111,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     let shown = site.json(&format!("data show {shared}"));
     assert_eq!((&shown["clips"], &shown["texts"]), (&clips.clips.into(), &(clips.clips / 2).into()), "{shown}");
 
-    // Sampling has the environment of the run that trained, so its steps are as slow.
+    // Sampling inherits TRAIN_PACE_S from the run that trained, so its steps are as slow.
     let train = |target: &str| {
         let sets = "--set mesh.dp_shard=4 --set train.threads=1 --set train.steps=8 --set checkpoint.interval=2";
         let pace = "--set env.variables.TRAIN_PACE_S=0.5";
@@ -126,7 +126,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.does("resume latest --wait");
     assert_eq!(losses(&run), losses(&calm));
 
-    // Encoders, mesh and dtype are those of the run.
+    // The sample takes encoders, mesh and dtype from the run.
     let video = Utf8PathBuf::from(site.does("sample latest --prompt pattern --steps 2 --seed 7 --local 4"));
     let probe = video::probe(&video).unwrap();
     assert_eq!((probe.width, probe.height), (96, 64));

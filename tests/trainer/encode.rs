@@ -253,7 +253,9 @@ fn an_encode_that_is_stopped_or_fills_the_disk_resumes_to_the_bytes_of_an_undist
 
     let (data, gate) = (scene.path.join("stopped"), scene.path.join("gate-stop"));
     let mut ranks = encode_with(&scene, &manifest, ("stopped", 2), &[], gated(&scene, &gate));
-    ranks.wait_for("the first item", |_| has_begun(&data));
+    // A rank that reports its progress handles signals.
+    let works = |run: &RunUnderTest| [0, 1].into_iter().all(|rank| run.progress(rank).is_some());
+    ranks.wait_for("the first item and both ranks", |run| has_begun(&data) && works(run));
     for rank in [0, 1] {
         ranks.signal(rank, "TERM");
     }

@@ -80,7 +80,7 @@ fn half_precision_keeps_fp32_weights_and_losses_close_to_fp32() {
     let sets = ["train.steps=8", "train.global_batch=4", "train.trainable=qkvo"];
     let full = scene.launch("full", &[1, 2], &sets).finish();
     let half = scene.launch("half", &[1, 2], &[&sets[..], &["train.dtype=bfloat16"]].concat()).finish();
-    // A bfloat16 has eight bits: a rounding is at most one part in 256.
+    // A bfloat16 has eight significant bits: rounding changes a number by at most one part in 256.
     assert_close(&losses(&half), &losses(&full), 0.02, "bfloat16");
     let checkpoint = Checkpoint::open(&latest(&half.dir).unwrap().dir).unwrap();
     let tensors = harness::tensors(&checkpoint.dir);
@@ -170,7 +170,7 @@ fn a_checkpoint_of_two_ranks_resumes_on_one_and_on_four() {
         let start = StartFrom::Checkpoint { run: run.id(), step: 6 };
         let again = run.attempt(&mesh, start, 6).finish();
         assert_close(&losses(&again), &want, 1e-4, &format!("resumed on mesh {mesh:?}"));
-        // Another mesh rounds differently.
+        // Another mesh rounds differently, so the event lists what is not restored exactly.
         let differs =
             |kind: &EventKind| matches!(kind, EventKind::Restored { not_restored, .. } if !not_restored.is_empty());
         assert!(again.events().iter().any(|e| differs(&e.kind)), "{:?}", again.events());
@@ -191,7 +191,7 @@ fn a_checkpoint_of_one_mesh_with_tp_resumes_on_another_to_the_same_losses() {
     }
 }
 
-/// The optimizers, each with an average of the weights.
+/// The optimizers, each with an EMA of the weights.
 const OPTIMIZERS: [[&str; 3]; 3] = [
     ["optimizer.kind=adamw8bit", "ema.decay=0.9", "ema.warmup=none"],
     ["optimizer.kind=adafactor", "ema.decay=0.9", "optimizer.lr=0.01"],
@@ -269,7 +269,7 @@ fn a_stop_signal_to_one_rank_saves_and_stops_all_at_the_same_step() {
     let checkpoint = latest(&run.dir).expect("the stop left a checkpoint");
     assert_eq!(checkpoint.step, run.samples().last().unwrap().step);
     assert_eq!(run.stop_sources(), [RequestSource::Term]);
-    // The next attempt resumes from it.
+    // The next attempt resumes from this checkpoint.
     let start = StartFrom::Checkpoint { run: run.id(), step: checkpoint.step };
     let mut again = run.attempt(&[1, 2], start, checkpoint.step);
     again.wait_for_step(checkpoint.step + 2);
@@ -380,15 +380,16 @@ fn steps_that_are_not_finite_are_not_applied_and_end_the_run_after_three_in_a_ro
 }
 
 /// Forecast: weights, gradients, optimizer state and average, from the formulas of `vidtui check`. Measured: the growth of resident memory
-/// with 6 more blocks of 3 million parameters, so that libtorch and all other constant memory cancel. A
+/// with 3 more blocks of 3 million parameters, so that libtorch and all other constant memory cancel. A
 /// tolerance of 10% covers the activations of 28 tokens.
 #[test]
 fn the_state_of_a_model_takes_the_forecast_memory() {
     let scene = Scene::new();
     let held = |name: &str, layers: usize, mesh: [usize; 2], own: &str| {
         let sizes = [format!("model.num_layers={layers}"), own.to_owned()];
-        let sets = ["model.num_heads=8", "model.head_dim=64", "train.steps=2", "checkpoint.interval=0"];
-        let sets: Vec<&str> = sets.into_iter().chain(sizes.iter().map(String::as_str)).collect();
+        let sets = ["model.num_heads=8", "model.head_dim=64", "train.steps=2", "train.global_batch=2"];
+        let sizes = sizes.iter().map(String::as_str);
+        let sets: Vec<&str> = sets.into_iter().chain(["checkpoint.interval=0"]).chain(sizes).collect();
         let run = scene.launch(&format!("{name}-{layers}"), &mesh, &sets).finish();
         let resident = run.samples().last().unwrap().mem_gib_by_rank[0];
         (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.state() as f64 / f64::from(1 << 30), resident)
@@ -403,15 +404,15 @@ fn the_state_of_a_model_takes_the_forecast_memory() {
         ("average", [1, 1], "ema.decay=0.99"),
     ];
     for (name, mesh, own) in cases {
-        let ((few_foreseen, few), (many_foreseen, many)) = (held(name, 2, mesh, own), held(name, 8, mesh, own));
+        let ((few_foreseen, few), (many_foreseen, many)) = (held(name, 1, mesh, own), held(name, 4, mesh, own));
         let (foreseen, measured) = (many_foreseen - few_foreseen, many - few);
-        assert!(foreseen > 0.12, "{foreseen}");
+        assert!(foreseen > 0.06, "{foreseen}");
         assert!((measured / foreseen - 1.0).abs() < 0.1, "{name}: {measured:.4} GiB, forecast {foreseen:.4} GiB");
     }
 }
 
-/// Forecast: the peak of a step with an optimizer, less that with AdamW, whose update has no temporaries. With few tokens and large
-/// blocks, the update is the peak.
+/// Forecast: the peak of a step with an optimizer, minus the peak with AdamW, whose update has no temporaries. With few tokens and
+/// large blocks, the update is the peak.
 #[test]
 fn the_update_of_each_optimizer_has_the_forecast_temporaries() {
     let scene = Scene::new();
@@ -442,28 +443,26 @@ fn the_update_of_each_optimizer_has_the_forecast_temporaries() {
 #[test]
 fn the_peak_memory_of_a_step_is_the_forecast() {
     let scene = Scene::new();
-    let index = |frames: usize| {
-        let folder = scene.dataset(&format!("frames-{frames}"), frames, [16, 16], 4);
-        format!("data.index={}", scene.text_dataset(&folder, 16, 1))
-    };
-    let (short, long) = (index(3), index(13));
+    let long = scene.dataset("long", 13, [16, 16], 8);
+    let long = format!("data.index={}", scene.text_dataset(&long, 16, 1));
     let peak = |name: &str, mesh: [usize; 2], sets: &[&str]| {
-        let base = ["model.num_heads=8", "model.head_dim=64", "model.latent_height=16", "model.latent_width=16"];
-        let sets = [&base[..], &["train.steps=1", "optimizer.warmup_steps=1", "checkpoint.interval=0"], sets].concat();
+        let base = ["model.head_dim=64", "train.steps=1", "optimizer.warmup_steps=1", "checkpoint.interval=0"];
+        let sets = [&base[..], sets].concat();
         let run = scene.launch(name, &mesh, &sets).finish();
         let measured = run.samples().last().unwrap().mem_peak_gib_by_rank[0];
         (run.dir.read_run().unwrap().recipe().unwrap().cost().memory.total() as f64 / f64::from(1 << 30), measured)
     };
-    // 848 tokens of width 512: activations dominate.
-    let samples = ["train.global_batch=1", "train.global_batch=4"];
-    let activations = ["model.latent_frames=13", "model.num_layers=2", long.as_str()];
-    // 208 tokens, and blocks of 3 million parameters, which two ranks gather.
+    // 848 tokens of width 256: activations dominate.
+    let samples = ["train.global_batch=1", "train.global_batch=8"];
+    let size = ["model.latent_height=16", "model.latent_width=16", "model.latent_frames=13"];
+    let activations = [&size[..], &["model.num_heads=4", "model.num_layers=2", long.as_str()]].concat();
+    // 28 tokens, and blocks of 3 million parameters, which two ranks gather.
     let blocks = ["model.num_layers=4", "model.num_layers=10"];
-    let gathered = ["train.global_batch=2", short.as_str()];
+    let gathered = ["train.global_batch=2", "model.num_heads=8"];
     let ttt = ["model.layer=ttt_mlp", "model.ttt_mini_batch=16"];
     let none = ["remat.mode=none"];
     let cases = [
-        ("block", [1, 1], samples, activations.to_vec()),
+        ("block", [1, 1], samples, activations.clone()),
         ("none", [1, 1], samples, [&activations[..], &none].concat()),
         ("ttt-block", [1, 1], samples, [&activations[..], &ttt].concat()),
         ("ttt-none", [1, 1], samples, [&activations[..], &ttt, &none].concat()),

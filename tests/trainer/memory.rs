@@ -73,17 +73,18 @@ fn a_rank_without_memory_names_the_phase_and_settings_that_fit() {
 
     // Without recomputation, the activations of a large batch do not fit.
     let large = with(&FROZEN, &["model.num_layers=6", "train.global_batch=256", "remat.mode=none"]);
-    let (forward, outputs) = scene.launch_within(900 << 20, "forward", &large).wait();
+    let limit = 900 << 20;
+    let (forward, outputs) = scene.launch_within(limit, "forward", &large).wait();
     let log = String::from_utf8_lossy(&outputs[0].stderr);
     assert_eq!(forward.failure_code(), Some(ErrorCode::OutOfMemory), "{log}");
     let found = snapshot(&forward);
     assert_eq!(found["phase"], "forward");
     let fits = found["fits"].as_array().unwrap_or_else(|| panic!("{found}"));
-    assert!(!fits.is_empty() && fits[0]["peak"].as_u64().unwrap() <= 900 << 20, "{found}");
+    assert!(!fits.is_empty() && fits[0]["peak"].as_u64().unwrap() <= limit, "{found}");
 
     // The settings that the failure proposes train within the same limit.
     let sets: Vec<&str> = fits[0]["sets"].as_array().unwrap().iter().map(|set| set.as_str().unwrap()).collect();
-    scene.launch_within(900 << 20, "fits", &with(&large, &sets)).finish();
+    scene.launch_within(limit, "fits", &with(&large, &sets)).finish();
 }
 
 #[test]

@@ -22,13 +22,13 @@ use crate::workspace::root;
 const FOLDER: &str = "target/gpu-report";
 /// The recipe of the runs. Its data is in the repository.
 const RECIPE: &str = "configs/demo/2s.toml";
-/// The most lines of a command's output that the report keeps, the last ones.
+/// The number of lines of a command's output that the report keeps: the last ones.
 const LINES: usize = 120;
 
 /// A stage that runs at one layer, with the sizes of its latents.
 struct Stage {
     name: &'static str,
-    /// Latent frames, and the text tokens of each of its segments.
+    /// Latent frames, the number of segments, and the text tokens of each segment.
     frames: usize,
     segments: usize,
     text_len: usize,
@@ -50,7 +50,7 @@ struct Step {
 }
 
 impl Step {
-    /// Returns the launch that does not wait for the end of the run.
+    /// Returns the launch without `--wait`, so that the next commands run during the run.
     fn in_background(mut self) -> Self {
         self.words.retain(|word| word != "--wait");
         Step { run: None, ..self }
@@ -66,7 +66,7 @@ pub fn run(args: &[String]) -> Result<()> {
     fs::create_dir_all(&folder).map_err(|e| Failure::new(format!("cannot create {folder}"), e, "check the disk"))?;
     let gpus = gpus();
     let environment = environment();
-    let mut report = format!("{} in sight\n", if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") });
+    let mut report = format!("{} found\n", if gpus == 1 { "1 GPU".to_owned() } else { format!("{gpus} GPUs") });
     if let Err(failure) = &environment {
         let _ = writeln!(report, "{failure}");
     }
@@ -239,8 +239,8 @@ fn last_lines(text: &str) -> String {
     lines[left_out..].iter().fold(first, |text, line| text + line + "\n")
 }
 
-/// Returns the metrics of the run with this name that started at `began` or later, and what its ranks recorded: failures, memory and
-/// logs.
+/// Returns the metrics and events of the run with this name that started at `began` or later, and the failures, memory and logs that
+/// its ranks recorded.
 fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
     let Some(run) = newest_run(runs, name, began) else { return "(no run was started)\n".to_owned() };
     let mut files = vec![run.join("metrics.jsonl"), run.join("events.jsonl")];
@@ -269,11 +269,12 @@ fn files_of_run(runs: &Utf8Path, name: &str, began: SystemTime) -> String {
 /// Returns the folder of the run with this name that started at `began` or later.
 fn newest_run(runs: &Utf8Path, name: &str, began: SystemTime) -> Option<Utf8PathBuf> {
     let entries = runs.read_dir_utf8().into_iter().flatten().flatten();
-    // The clock of files is some milliseconds behind.
+    // The time stamps of files lag behind the clock by some milliseconds.
     let after = began - Duration::from_secs(1);
     let is_new = |path: &Utf8Path| path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at >= after);
     let of_name = |path: &Utf8PathBuf| path.file_name().is_some_and(|file| file.contains(&format!("-{name}-")));
-    entries.map(|entry| entry.into_path()).filter(of_name).find(|path| is_new(path))
+    let modified = |path: &Utf8PathBuf| path.metadata().and_then(|meta| meta.modified()).ok();
+    entries.map(|entry| entry.into_path()).filter(of_name).filter(|path| is_new(path)).max_by_key(modified)
 }
 
 #[cfg(test)]

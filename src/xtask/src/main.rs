@@ -31,7 +31,7 @@ struct Command {
 
 #[rustfmt::skip]
 const COMMANDS: &[Command] = &[
-    Command { name: "demo", args: "[--nodes N]", does: "goes from a clip to a sampled video, with the console open; --nodes N does it on N nodes simulated on this machine", run: demo::run },
+    Command { name: "demo", args: "[--nodes N]", does: "trains a small model on a clip and samples a video, with the console open; --nodes N does it on N nodes simulated on this machine", run: demo::run },
     Command { name: "build", args: "", does: "installs libtorch and builds both programs in release", run: build::run },
     Command { name: "libtorch", args: "", does: "installs libtorch for the CPU, unless LIBTORCH or LIBTORCH_USE_PYTORCH is set", run: libtorch::run },
     Command { name: "test", args: "[FILTER]…", does: "installs what the tests need, builds them and runs all, or those whose names contain a FILTER", run: test::run },

@@ -1,6 +1,6 @@
 //! Runs programs and reports their failures.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::process::{Command, Output, Stdio};
 
 use camino::Utf8Path;
@@ -19,6 +19,12 @@ pub fn command<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoItera
 pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     command.current_dir(root());
+    // Cargo has set these for this program. If they differ from those of a cargo that a developer starts, it builds some crates again.
+    let of_this_program = |name: &OsString| {
+        let name = name.to_string_lossy();
+        name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
+    };
+    std::env::vars_os().map(|(name, _)| name).filter(of_this_program).for_each(|name| _ = command.env_remove(name));
     command
 }
 

@@ -15,21 +15,34 @@ use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system, system::Need};
 use crate::process::{command, run as run_command};
 use crate::workspace::{release_dir, root};
-use jobs::Job;
+use jobs::{Binary, Job};
 use report::Report;
 
 /// The packages that the tests need besides libtorch.
 pub const NEEDS: &[&[Need]] = &[system::OPENSSL, system::DECODER, system::CLOCK];
 
+/// The profile of the tests.
+pub const PROFILE: &str = "tests";
+
 /// Runs the command: `test [FILTER]…`.
 pub fn run(args: &[String]) -> Result<()> {
     if let Some(flag) = args.iter().find(|arg| arg.starts_with('-')) {
-        let fix = "give parts of the names of tests, or run `cargo test --release` with cargo's own options";
+        let fix = "give parts of the names of tests, or run `cargo test --profile tests` with cargo's own options";
         return Err(Failure::request("cannot test", format!("{flag:?} is not known"), fix));
     }
     libtorch::ensure(NEEDS)?;
+    run_built(build()?, args)
+}
+
+/// Builds all programs and tests.
+pub fn build() -> Result<Vec<Binary>> {
+    jobs::build()
+}
+
+/// Runs the tests whose names contain one of the filters; without filters, all tests.
+pub fn run_built(binaries: Vec<Binary>, filters: &[String]) -> Result<()> {
     install_nodes();
-    let mut jobs = jobs::plan(jobs::build()?, args)?;
+    let mut jobs = jobs::plan(binaries, filters)?;
     let folder = release_dir().with_file_name("xtask-test");
     let mut history = History::read(folder.join("history.json"));
     history.order(&mut jobs);

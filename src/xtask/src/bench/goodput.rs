@@ -11,15 +11,15 @@ const DAY_S: f64 = 86_400.0;
 const WEEK_S: f64 = 7.0 * DAY_S;
 /// Faults per GPU and second: 419 unexpected interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, section 3.3.4).
 const FAULTS_PER_GPU_S: f64 = 419.0 / (54.0 * DAY_S * 16_384.0);
-/// Simulated weeks, each with other faults.
+/// Simulated weeks, each with its own seed.
 const WEEKS: u64 = 101;
-/// Goodput that may be lost to a perfect restart, in percent of it.
+/// The limit: goodput lost compared with a perfect restart, in percent.
 const MOST_LOST: f64 = 5.0;
 
 /// The training that faults interrupt. It is the same for both restarts.
 const TRAINING: Training = Training { step_s: 10.0, interval: 60, stall_s: 2.0, write_s: 60.0 };
 
-/// The restart of this program. Detection has the limits of the code; starting and loading are assumed to be slow.
+/// The restart of this program. Detection takes the timeouts of the code; the times to start and load are assumed to be long.
 const OURS: Restart = Restart {
     // A supervisor misses heartbeats for ten seconds, then waits two seconds for the ranks.
     detect_s: 12.0,
@@ -47,9 +47,9 @@ struct Training {
 /// The times of a restart after a fault, in seconds.
 struct Restart {
     detect_s: f64,
-    /// For a fault that stops the steps but no process.
+    /// The time to detect a hang: the steps stop, but no process ends.
     detect_hang_s: f64,
-    /// The share of such faults.
+    /// The share of faults that are hangs.
     hangs: f64,
     /// Ending the other ranks, and planning and checking the next attempt.
     plan_s: f64,
@@ -62,7 +62,7 @@ struct Restart {
 /// A fault of a GPU, a node or the network that ends the attempt.
 struct Fault {
     at_s: f64,
-    /// Between 0 and 1; decides whether it is a hang.
+    /// A number from 0 to 1. The fault is a hang if the number is below `Restart::hangs`.
     kind: f64,
 }
 
@@ -73,7 +73,7 @@ impl Restart {
     }
 }
 
-/// Returns the one row.
+/// Simulates all weeks and returns one row: goodput lost compared with a perfect restart.
 pub fn rows() -> Result<Vec<Row>> {
     println!("simulating {WEEKS} weeks of faults on {NODES} nodes");
     let weeks: Vec<Vec<Fault>> = (1..=WEEKS).map(faults).collect();
@@ -83,7 +83,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let Training { step_s, interval, stall_s, write_s } = TRAINING;
     let Restart { detect_s, detect_hang_s, hangs, plan_s, start_s, load_s } = OURS;
     Ok(vec![Row {
-        what: "256 nodes, a week of faults: lost to a perfect restart".into(),
+        what: "256 nodes, a week of faults: goodput lost compared with a perfect restart".into(),
         unit: "%",
         rounds: ours.iter().zip(&perfect).map(|(ours, perfect)| 100.0 * (1.0 - ours / perfect)).collect(),
         at_most: MOST_LOST,
@@ -100,16 +100,16 @@ pub fn rows() -> Result<Vec<Row>> {
     }])
 }
 
-/// Returns the share of a week in steps that counted.
+/// Returns the goodput: the share of the week spent on steps that were not lost.
 fn goodput(faults: &[Fault], restart: &Restart) -> f64 {
     let (mut at_s, mut step) = (0.0, 0);
-    // The time at which a checkpoint is complete, and its step.
+    // The time at which each checkpoint is complete, and its step.
     let mut saved = vec![(0.0, 0)];
     let mut faults = faults.iter().peekable();
     while at_s < WEEK_S {
         let saves = (step + 1) % TRAINING.interval == 0;
         let next_s = at_s + TRAINING.step_s + if saves { TRAINING.stall_s } else { 0.0 };
-        // A fault during a restart begins it again.
+        // A fault during a restart starts the restart again.
         if let Some(fault) = faults.next_if(|fault| fault.at_s < next_s) {
             // A checkpoint that was being written is lost.
             saved.retain(|(complete_s, _)| *complete_s <= fault.at_s);
@@ -140,7 +140,7 @@ fn faults(seed: u64) -> Vec<Fault> {
     }
 }
 
-/// SplitMix64: numbers that are the same on every machine.
+/// The generator SplitMix64, which gives the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_fault_costs_the_restart_and_the_steps_since_the_checkpoint() {
-        // 100 s after the start of step 61. Of two faults, the second one hits the restart after the first one.
+        // The first fault is 100 s after the start of step 61. A second fault 50 s later hits the restart.
         let at_s = TRAINING.interval as f64 * TRAINING.step_s + TRAINING.stall_s + 100.0;
         let fault = |at_s| Fault { at_s, kind: 0.9 };
         let lost_s = |faults: &[Fault], restart: &Restart| (goodput(&[], restart) - goodput(faults, restart)) * WEEK_S;
@@ -176,7 +176,7 @@ mod tests {
         assert!((lost_s(&[fault(at_s)], &OURS) - 100.0 - restart_s).abs() < 20.0);
         let twice = [fault(at_s), fault(at_s + 50.0)];
         assert!((lost_s(&twice, &OURS) - 150.0 - restart_s).abs() < 20.0);
-        // Its checkpoint is not complete.
+        // This fault comes before the checkpoint is complete, so all steps since the start are lost.
         let early = [fault(at_s - 50.0)];
         assert!((lost_s(&early, &PERFECT) - 650.0).abs() < 20.0);
     }

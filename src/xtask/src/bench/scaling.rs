@@ -1,8 +1,8 @@
 //! Weak scaling on paper: estimates the 63 s stage on H100s from the formulas of `vidtui check` and assumed rates.
 //!
 //! Nothing is measured. Bytes and operations come from the recipe, rates from the constants below. The rate of the TTT kernel for
-//! GPUs is assumed, because it has not run on one yet. So the column for this project is named *planned*. The table is written to
-//! `docs/scaling.md`.
+//! GPUs is assumed, because the kernel has not run on a GPU yet. So the column for this project is named *planned*. The table is
+//! written to `docs/scaling.md`.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,14 +16,14 @@ use crate::workspace::{release_dir, root};
 
 /// Dense bf16 operations per second of an H100 SXM (NVIDIA's data sheet).
 const PEAK: f64 = 989e12;
-/// The share of that rate that large matrix products and attention reach.
+/// The share of the peak that large matrix products and attention reach.
 const REACHED: f64 = 0.5;
 /// Multiprocessors of an H100, and the assumed share of a multiprocessor's peak that a fused TTT kernel reaches with its small
 /// products.
 const PROCESSORS: f64 = 132.0;
 const REACHED_BY_SCAN: f64 = 0.3;
-/// Bytes per second in each direction between GPUs of a node (NVLink 4: 450 GB/s) and between nodes (400 Gb/s per GPU), and
-/// the share that collectives reach.
+/// Bytes per second in each direction between GPUs of a node (NVLink 4: 450 GB/s) and between nodes (400 Gb/s per GPU),
+/// times the 80 % that collectives reach.
 const NVLINK: f64 = 0.8 * 450e9;
 const NETWORK: f64 = 0.8 * 50e9;
 const GPUS_OF_A_NODE: u64 = 8;
@@ -48,8 +48,8 @@ struct Seconds {
 }
 
 impl Seconds {
-    /// Returns communication that does not overlap with computation: all-gathers, reduce-scatters and all-reduces over replicas overlap
-    /// with the computation of other blocks, and TP ranks wait for each other.
+    /// Returns the seconds of communication that do not overlap with computation: all-gathers, reduce-scatters and all-reduces over
+    /// replicas overlap with the computation of other blocks, and TP ranks wait for each other.
     fn exposed(&self) -> f64 {
         (self.gather + self.reduce + self.replicas - self.dense - self.scan).max(0.0) + self.tensor
     }
@@ -135,7 +135,8 @@ fn ours(of: &Value) -> Seconds {
 /// Returns the seconds of the same stage in ttt-video-dit, counted from its code.
 fn upstreams(of: &Value) -> Seconds {
     let tp = number(of, "/mesh/tp");
-    // Forward passes of this project: one, nearly one recomputed, and two for gradients; the inner loop has one more.
+    // A step of this project costs one forward pass, 41/42 of one for recomputation, and two for gradients; the inner
+    // loop costs one more.
     let again = 41.0 / 42.0;
     let once = |name: &str| part(of, name) / (3.0 + again);
     let shared = 21.0 * 18_008.0 / 351_168.0;
@@ -252,12 +253,12 @@ enum Proof {
     Runs(&'static str),
 }
 
-/// Nothing is computed.
+/// The `computed` of a quantity that has no formula.
 fn none(_: &Value) -> String {
     String::new()
 }
 
-/// The quantities, for what the code does today.
+/// The quantities of the estimate, for the current code.
 const BASIS: [Basis; 12] = [
     Basis {
         quantity: "bytes that a rank sends",
@@ -281,7 +282,7 @@ const BASIS: [Basis; 12] = [
         ),
     },
     Basis {
-        quantity: "waits of the host in a step",
+        quantity: "host synchronizations per step",
         measured: "one read, on CPUs with the same operators",
         computed: none,
         assumed: "",

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::process::{command, not_started, output, works};
 use crate::progress::Progress;
 
-/// A platform with wheels, and their size.
+/// A platform for which PyTorch has wheels, and the bytes of all [`WHEELS`].
 struct Platform {
     arch: &'static str,
     bytes: u64,
@@ -31,7 +31,7 @@ const FOR_PYTHON: [&str; 6] = ["--implementation", "cp", "--python-version", "3.
 const TRY_AGAIN: &str =
     "check the network (pip's own settings apply: PIP_INDEX_URL, proxies), or set LIBTORCH to a libtorch 2.11.0";
 
-/// Downloads, unpacks and links libtorch next to `folder` and renames the result to it, so that it is complete or absent.
+/// Downloads, unpacks and links libtorch next to `folder`, then renames the result, so that `folder` is complete or absent.
 ///
 /// The caller has checked Python and holds the lock. Existing files are from an interrupted download.
 pub fn fetch(folder: &Utf8Path) -> Result<()> {
@@ -65,13 +65,13 @@ fn assemble(part: &Utf8Path, platform: &Platform) -> Result<Utf8PathBuf> {
     match missing_part(&whole) {
         None => Ok(whole),
         Some(missing) => {
-            let why = format!("{} do not hold it", WHEELS.join(", "));
+            let why = format!("{} do not contain it", WHEELS.join(", "));
             Err(Failure::new(format!("cannot unpack {missing}"), why, TRY_AGAIN))
         }
     }
 }
 
-/// Downloads the wheels with pip, which has the user's index, proxy and certificates; returns their paths.
+/// Downloads the wheels with pip, which uses the user's index, proxy and certificates; returns their paths.
 fn download(part: &Utf8Path, platform: &Platform) -> Result<Vec<Utf8PathBuf>> {
     let (wheels, log) = (part.join("wheels"), part.join("pip.log"));
     let io = |path: &Utf8Path, e| Failure::new(format!("cannot write {path}"), e, "make room on the disk");
@@ -125,7 +125,7 @@ fn pip(part: &Utf8Path) -> Result<Command> {
 fn link_libtorch(lib: &Utf8Path) -> Result<()> {
     let to = lib.join("libtorch.so");
     let mut cc = command("cc", ["-shared", "-o", to.as_str(), "-Wl,-soname,libtorch.so", "-Wl,--no-as-needed"]);
-    // The loader finds its libraries in the same folder; their own dependencies are resolved when a program is linked.
+    // The loader finds the libraries in the same folder; their own dependencies are resolved when a program is linked.
     cc.args(["-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined", "-L", lib.as_str(), "-l:libtorch_cpu.so"]);
     output(&mut cc, "install a C compiler (Debian: apt-get install g++)").map(drop)
 }

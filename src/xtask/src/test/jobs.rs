@@ -44,10 +44,10 @@ pub struct Binary {
 
 /// Builds all programs and tests; returns the test binaries.
 ///
-/// Everything has one profile, so that torch-sys is compiled once.
+/// Everything has one profile, so that every crate is compiled once.
 pub fn build() -> Result<Vec<Binary>> {
     let messages = "--message-format=json-render-diagnostics";
-    let mut build = cargo(["test", "--release", "--workspace", "--no-run", messages]);
+    let mut build = cargo(["test", "--profile", super::PROFILE, "--workspace", "--no-run", messages]);
     let built = build.stderr(Stdio::inherit()).output().map_err(|e| not_started(&build, &e))?;
     if !built.status.success() {
         return Err(Failure::new(
@@ -131,7 +131,7 @@ mod tests {
         let message = |kind: &str, target: &str, test: bool| {
             json!({
                 "manifest_path": "/w/src/plan/Cargo.toml", "target": { "kind": [kind], "name": target },
-                "profile": { "test": test }, "executable": "/w/target/release/deps/x-1",
+                "profile": { "test": test }, "executable": "/w/target/tests/deps/x-1",
             })
         };
         let name = |message| Binary::read(&message).map(|binary| binary.name);
