@@ -149,7 +149,7 @@ impl Settings {
         // The error of the parser may contain a secret.
         serde_json::from_slice(&text).map_err(|_| {
             let fix = "resume the run: a new attempt gets a new file";
-            Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), "it is not valid", fix)
+            Failure::new(ErrorCode::Malformed, format!("cannot read {path}"), "the file is not valid", fix)
         })
     }
 
@@ -218,7 +218,7 @@ impl File<'_> {
             Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
             Some(_) => {
                 let name = key.rsplit('.').next().unwrap_or(key);
-                Err(self.bad(format!("{key} is empty or not a text"), format!("write {name} = \"…\"")))
+                Err(self.bad(format!("{key} must be a string that is not empty"), format!("write {name} = \"…\"")))
             }
         }
     }
@@ -255,7 +255,7 @@ impl Section<'_, '_> {
 
     fn list(&self, key: &str) -> Result<Option<Vec<String>>, Failure> {
         let wrong = || {
-            let why = format!("{} is not a list of one or more texts", self.key(key));
+            let why = format!("{} must be a list of one or more strings", self.key(key));
             self.file.bad(why, format!("write {key} = [\"…\", \"…\"]"))
         };
         let Some(value) = self.table.get(key) else { return Ok(None) };
@@ -345,7 +345,8 @@ impl Section<'_, '_> {
             (None, Secrecy::Public) => Ok(text.to_owned()),
             (None, Secrecy::Secret) => {
                 let name = format!("{}_{}", self.name, key).to_uppercase();
-                let (why, file) = (format!("{} is a secret", self.key(key)), &self.file.secrets_file);
+                let (why, file) =
+                    (format!("{} is a secret and must not be in this file", self.key(key)), &self.file.secrets_file);
                 let fix = format!("write {name}=… to {file} (chmod 600), and here \"${name}\"");
                 Err(self.file.bad(why, fix))
             }

@@ -8,7 +8,7 @@ use crate::ffi::{self, check};
 use crate::ops::AdamW;
 use crate::{Error, Result};
 
-/// Elements of a block.
+/// The number of elements of a block, which share one scale.
 pub const BLOCK: i64 = 256;
 
 /// The smallest scale of a block that has been quantized.
@@ -74,7 +74,7 @@ pub struct Quantized {
     pub codes: Tensor,
     /// fp32, one for each block that has an element of the range.
     pub scales: Tensor,
-    /// The index of the first element in its block.
+    /// The position of the range's first element within its block: 0 to `BLOCK - 1`.
     phase: i64,
 }
 
@@ -86,10 +86,10 @@ impl Quantized {
         Self::zeros_in(start, len, zeros).expect("the function returns no error")
     }
 
-    /// Makes a range as [`Quantized::zeros`] does, in memory that `zeros` allocates.
+    /// Makes a range as [`Quantized::zeros`] does. `zeros` allocates a tensor of zeros of a length and dtype.
     ///
     /// # Errors
-    /// The errors of `zeros`.
+    /// `zeros` fails.
     pub fn zeros_in(start: i64, len: i64, zeros: impl Fn(i64, Kind) -> Result<Tensor>) -> Result<Self> {
         let (codes, scales) = (zeros(len, Kind::Uint8)?, zeros(Self::blocks(start, len), Kind::Float)?);
         Ok(Quantized { codes, scales, phase: start % BLOCK })
@@ -148,7 +148,7 @@ impl AdamW {
     /// operations. The update of `param` uses the new moments before they are quantized.
     ///
     /// # Errors
-    /// The lengths differ, the parameter or gradient is not contiguous or not fp32, or `step` is 0. Devices are not compared.
+    /// The lengths or devices differ, a tensor is not contiguous or has another dtype, or `step` is 0.
     pub fn step8(&self, param: &Tensor, grad: &Tensor, moments: [&mut Quantized; 2], maps: &Maps) -> Result<()> {
         let doing = || format!("apply 8-bit AdamW step {} to a tensor of {:?}", self.step, param.size());
         for (name, tensor) in [("parameter", param), ("gradient", grad)] {
@@ -162,6 +162,8 @@ impl AdamW {
         if tensors(moments[0]) != tensors(moments[1]) {
             return Err(Error::argument(doing(), "its two moments have different lengths or block offsets"));
         }
+        Self::check_tensors(param, grad, [&*moments[0], &*moments[1]], maps)
+            .map_err(|why| Error::argument(doing(), why))?;
         if self.step == 0 {
             return Err(Error::argument(doing(), "steps count from 1"));
         }
@@ -171,7 +173,7 @@ impl AdamW {
         }
         let [first, second] = moments;
         // SAFETY: the tensors are contiguous, on the CPU, and have the dtypes and lengths that the function requires: the
-        // parameter and gradient are checked above, and `Quantized` and `Map` create their tensors in this form.
+        // parameter, the gradient and the moments are checked above, and `Map` creates its tensors in this form.
         let status = unsafe {
             ffi::vidtui_adamw8(
                 param.as_ptr(),
@@ -195,6 +197,30 @@ impl AdamW {
             )
         };
         check(status, doing)
+    }
+
+    /// Checks the dtypes of the moments, and that all tensors are on one device.
+    fn check_tensors(
+        param: &Tensor,
+        grad: &Tensor,
+        moments: [&Quantized; 2],
+        maps: &Maps,
+    ) -> std::result::Result<(), String> {
+        let state = moments.map(|moment| [(&moment.codes, Kind::Uint8), (&moment.scales, Kind::Float)]);
+        for (tensor, kind) in state.iter().flatten() {
+            if tensor.kind() != *kind || !tensor.is_contiguous() {
+                return Err(format!("a tensor of its moments is {:?} and not a contiguous {kind:?}", tensor.kind()));
+            }
+        }
+        let tables = [&maps.signed, &maps.unsigned].map(|map| [&map.values, &map.boundaries]);
+        let state = state.iter().flatten().map(|(tensor, _)| *tensor);
+        for other in state.chain(tables.into_iter().flatten()).chain([grad]) {
+            if other.device() != param.device() {
+                let (here, there) = (param.device(), other.device());
+                return Err(format!("its parameter is on {here:?}, another of its tensors on {there:?}"));
+            }
+        }
+        Ok(())
     }
 
     fn step8_in_tensors(&self, param: &Tensor, grad: &Tensor, [first, second]: [&mut Quantized; 2], maps: &Maps) {
@@ -268,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_equal_blocks_move_without_loss_and_others_within_a_step_of_the_map() {
+    fn moving_whole_blocks_loses_nothing_and_other_ranges_move_values_by_at_most_a_step_of_the_map() {
         let maps = Maps::on(Device::Cpu);
         let mut whole = Quantized::zeros(0, 1000, Device::Cpu);
         whole.set(&maps.signed, &random(1000));

@@ -32,14 +32,14 @@ impl Error {
     }
 }
 
-/// Converts an error of libtorch in a block whose autograd graph contains collectives.
+/// Converts an error of a block of the model, whose forward or backward pass can contain collectives.
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
         let text = match error {
             tch::TchError::Torch(text) => text,
             other => other.to_string(),
         };
-        Self::torch("run a block", &text)
+        Self::torch("run a transformer block", &text)
     }
 }
 

@@ -33,10 +33,10 @@ impl Recording {
     /// # Errors
     /// The path contains a zero byte, or the file cannot be written.
     pub fn end(mut self, path: &Path) -> Result<()> {
-        self.is_running = false;
         let doing = || format!("write the trace {}", path.display());
         let path = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| Error::argument(doing(), "the path contains a zero byte"))?;
+        self.is_running = false;
         // SAFETY: the path outlives the call.
         check(unsafe { ffi::vidtui_profile_end(path.as_ptr()) }, doing)
     }

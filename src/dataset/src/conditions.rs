@@ -166,7 +166,7 @@ fn missing(path: &Utf8Path, line: usize, role: &str) -> Failure {
     Failure::new(
         ErrorCode::InvalidDataset,
         format!("line {line} of {path} has no tensor {role}"),
-        "the recipe trains with it: condition.kind needs it of every sample",
+        "the recipe's condition.kind needs this tensor for every sample",
         ENCODE,
     )
 }

@@ -156,7 +156,7 @@ impl ClipManifest {
             return Ok(());
         }
         let percent = format!("{:.1}", most * 100.0);
-        let why = format!("{}; at most {} % may be", self.reasons(), percent.trim_end_matches(".0"));
+        let why = format!("{}; at most {} % may be dropped", self.reasons(), percent.trim_end_matches(".0"));
         let enough = (self.excluded_share() * 100.0).ceil();
         let fix = format!("correct the data, or accept the loss with --max-dropped {enough}%");
         refuse(why, fix)

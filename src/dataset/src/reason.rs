@@ -110,7 +110,7 @@ impl ExclusionReason {
             Self::TooShort { .. } => "too short",
             Self::NoBucket { misfit: Misfit::TooShort, .. } => "shorter than all buckets",
             Self::NoBucket { misfit: Misfit::TooSmall, .. } => "smaller than all buckets",
-            Self::NoBucket { misfit: Misfit::NotDrawn, .. } => "left out by the draws",
+            Self::NoBucket { misfit: Misfit::NotDrawn, .. } => "no bucket drawn",
             Self::CaptionMissing => "no caption",
             Self::CaptionEmpty => "empty caption",
             Self::CaptionNotUtf8 => "caption not UTF-8",
@@ -139,7 +139,7 @@ impl fmt::Display for ExclusionReason {
             }
             Self::NoBucket { height, width, .. } => write!(f, "{width} × {height} pixels"),
             Self::CaptionTooLong { characters, most } => write!(f, "{characters} characters, at most {most}"),
-            Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "as {first}"),
+            Self::ListedTwice { first } | Self::DoubledFile { first } => write!(f, "same as {first}"),
             Self::HighDynamicRange => f.write_str("this ffmpeg lacks the filters zscale and tonemap"),
             Self::VideoMissing
             | Self::OutsideFolder

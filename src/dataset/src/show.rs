@@ -128,6 +128,9 @@ fn unknown(data: &Utf8Path, id: &str, some: &[String]) -> Failure {
         let why = format!("it was left out: {}: {}", failure.what, failure.why);
         return Failure::new(ErrorCode::UnknownName, what, why, failure.fix);
     }
-    let why = format!("its clips are {} and so on", some.join(", "));
+    let why = match some {
+        [] => "it has no clips".to_owned(),
+        some => format!("its first clips are {}", some.join(", ")),
+    };
     Failure::new(ErrorCode::UnknownName, what, why, format!("list the clips: vidtui data show {data} --json"))
 }

@@ -24,7 +24,7 @@ pub(crate) struct Client<'a> {
 pub(crate) enum RequestError {
     /// The request may succeed later: a network error or an overloaded server.
     Transient(Failure),
-    /// The request would fail again.
+    /// A repeated request would fail too.
     Lasting(Failure),
 }
 
@@ -83,7 +83,7 @@ impl<'a> Client<'a> {
         Err(RequestError::Lasting(Failure::new(ErrorCode::HubFailed, what, why, "check HF_ENDPOINT")))
     }
 
-    /// Makes the error of a connection.
+    /// Converts a failed connection into an error with a hint.
     pub(crate) fn unreachable(&self, url: &str, error: &ureq::Error) -> RequestError {
         let host = origin(url);
         let why = match error {
@@ -106,7 +106,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Makes the error of a connection that broke while a body was read.
+    /// Converts a connection that broke while a body was read into an error with a hint.
     pub(crate) fn broken(&self, error: &io::Error) -> RequestError {
         let what = format!("the download from {} broke off", self.settings.endpoint);
         let fix = "run the command again: it continues where it stopped";
@@ -165,7 +165,7 @@ impl<'a> Client<'a> {
                 why("the server is busy or has a fault"),
                 "run the command again later: it continues where it stopped; a token in HF_TOKEN raises the limit of requests",
             )),
-            _ => lasting(ErrorCode::HubFailed, "that is not expected", "check HF_ENDPOINT and the proxy".into()),
+            _ => lasting(ErrorCode::HubFailed, "unexpected status", "check HF_ENDPOINT and the proxy".into()),
         }
     }
 }

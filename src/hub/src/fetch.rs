@@ -10,7 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use nix::sys::statvfs::statvfs;
 use rundir::{ErrorCode, Failure};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::ControlFlow;
 
@@ -24,7 +24,7 @@ pub struct FetchRequest {
     pub model: String,
     /// A branch, a tag or a commit.
     pub revision: String,
-    /// Files, folders, or patterns with `*`. Empty: all that programs read.
+    /// Files, folders, or patterns with `*`. Empty: all files except documentation, images and videos.
     pub files: Vec<String>,
 }
 
@@ -33,9 +33,9 @@ pub struct FetchRequest {
 pub struct FetchProgress<'a> {
     /// The file that is being downloaded.
     pub file: &'a str,
-    /// The bytes of an earlier, partial download are being verified.
+    /// Whether the bytes of an earlier, partial download are being verified.
     pub verifies: bool,
-    /// The bytes on the disk, of all files.
+    /// Bytes of all files that are on the disk.
     pub done: u64,
     /// Bytes of all files.
     pub total: u64,
@@ -48,15 +48,15 @@ pub struct Fetched {
     pub folder: Utf8PathBuf,
     /// The commit of the revision.
     pub commit: String,
-    /// Files.
+    /// The number of files.
     pub files: usize,
-    /// Bytes of them.
+    /// The size of the files.
     pub bytes: u64,
-    /// Files that this call downloaded.
+    /// The number of files that this call downloaded.
     pub downloaded: usize,
 }
 
-/// Downloads a model, or the files of it that are missing in the cache.
+/// Downloads the requested files of a model that are missing in the cache.
 ///
 /// # Errors
 /// `HubUnreachable`, `HubFailed`, `NotFound`, `PermissionDenied` (gated or private), `DiskFull`, `DownloadDamaged`,
@@ -158,7 +158,9 @@ fn check_room(cache: &Cache, missing: &[&ListedFile]) -> Result<(), Failure> {
         let there = fs::metadata(cache.incomplete(file.expected.digits())).map_or(0, |partial| partial.len());
         file.size.saturating_sub(there)
     };
-    let needed: u64 = missing.iter().map(left).sum();
+    // Files with the same content are downloaded once.
+    let blobs: BTreeMap<&str, &&ListedFile> = missing.iter().map(|file| (file.expected.digits(), file)).collect();
+    let needed: u64 = blobs.into_values().map(left).sum();
     let folder = cache.folder();
     create_parent(&folder)?;
     let Some(room) = free(&folder) else { return Ok(()) };

@@ -14,7 +14,7 @@ const ENDPOINT: &str = "https://huggingface.co";
 pub struct Token(String);
 
 impl Token {
-    /// Makes a token from a text, without white space at its ends. Returns `None` if the text is empty.
+    /// Returns the token in a text, without white space at its ends; `None` if the text is empty.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         (!text.is_empty()).then(|| Self(text.to_owned()))
@@ -25,7 +25,7 @@ impl Token {
         format!("Bearer {}", self.0)
     }
 
-    /// Returns whether the token can be sent.
+    /// Returns whether an HTTP header can carry the token.
     fn is_sendable(&self) -> bool {
         self.0.bytes().all(|byte| byte.is_ascii_graphic())
     }
@@ -44,9 +44,9 @@ pub struct Settings {
     pub endpoint: String,
     /// The token of the user, for gated and private models.
     pub token: Option<Token>,
-    /// The folder of the cache: `~/.cache/huggingface/hub`.
+    /// The folder of the cache, by default `~/.cache/huggingface/hub`.
     pub cache: Utf8PathBuf,
-    /// Whether only the cache is used.
+    /// Whether only the cache is used, without a network.
     pub offline: bool,
     /// The time limit for a connection that transfers nothing.
     pub silent_limit: Duration,
@@ -57,7 +57,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Makes settings with the default timeouts and retries.
+    /// Returns settings with the default timeouts and retries.
     pub fn new(endpoint: &str, token: Option<Token>, cache: Utf8PathBuf) -> Self {
         Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
@@ -74,7 +74,8 @@ impl Settings {
     /// `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// If a variable has a value that cannot be used, or the home folder is unknown.
+    /// `InvalidArgument` if `HF_ENDPOINT` is not a URL, the token has invalid characters, or the home folder is
+    /// unknown.
     pub fn from_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
@@ -89,16 +90,21 @@ impl Settings {
         let home = || set("HF_HOME").map(Utf8PathBuf::from).or_else(|| Some(cache_home()?.join("huggingface")));
         let cache = set("HF_HUB_CACHE").map(Utf8PathBuf::from).or_else(|| Some(home()?.join("hub")));
         let cache = cache.ok_or_else(|| invalid("HOME", "it is not set", "set HF_HOME to a folder for downloads"))?;
-        let token = match set("HF_TOKEN") {
-            Some(token) => Token::new(&token),
+        let (token, origin) = match set("HF_TOKEN") {
+            Some(token) => (Token::new(&token), "the environment variable HF_TOKEN".to_owned()),
             None => {
                 let path = set("HF_TOKEN_PATH").map(Utf8PathBuf::from).or_else(|| Some(home()?.join("token")));
-                path.and_then(|path| fs::read_to_string(path).ok()).and_then(|text| Token::new(&text))
+                let read = |path: &Utf8PathBuf| Token::new(&fs::read_to_string(path).ok()?);
+                (path.as_ref().and_then(read), format!("the token in {}", path.unwrap_or_default()))
             }
         };
         if token.as_ref().is_some_and(|token| !token.is_sendable()) {
-            let why = "it has characters that a token cannot have";
-            return Err(invalid("HF_TOKEN", why, "copy it again from https://huggingface.co/settings/tokens"));
+            return Err(Failure::new(
+                ErrorCode::InvalidArgument,
+                format!("cannot use {origin}"),
+                "it has characters that a token cannot have",
+                "copy it again from https://huggingface.co/settings/tokens",
+            ));
         }
         let offline = set("HF_HUB_OFFLINE")
             .is_some_and(|value| !matches!(value.to_lowercase().as_str(), "0" | "false" | "no" | "off"));

@@ -1,6 +1,6 @@
-//! Lines of `metrics.jsonl` from the log of another tool.
+//! Converts the log of another tool into lines of `metrics.jsonl`.
 //!
-//! A series whose name is known becomes a metric of the table. All others are kept by their own names.
+//! A series whose name is in the table becomes a metric. All others keep their own names.
 
 use crate::{Log, Point};
 use rundir::MetricSample;
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 type Set = fn(&mut MetricSample, f64);
 
-/// The metrics that a series can become: the name of the metric, the names of series in other trainers in the order in which they are
-/// preferred, and the field. The name of the metric itself is preferred to all of them.
+/// The metrics that a series can become: the name of the metric, the names of series in other trainers by descending preference,
+/// and the field. A series with the name of the metric itself is preferred to all of them.
 const METRICS: [(&str, &[&str], Set); 17] = [
     ("loss", &["train/loss", "train_loss", "training/loss", "loss/train", "train/train_loss"], |s, v| s.loss = Some(v)),
     ("grad_norm", &["train/grad_norm", "train/grad-norm", "gradient_norm", "optim/grad_norm"], |s, v| {
@@ -28,7 +28,7 @@ const METRICS: [(&str, &[&str], Set); 17] = [
     ("tokens_per_s", &[], |s, v| s.tokens_per_s = v),
     ("epoch", &["train/epoch"], |s, v| s.epoch = Some(v)),
     ("tflops", &[], |s, v| s.tflops = v),
-    // A share. Values above 1 are per cent, as nanoGPT logs them.
+    // A fraction. Values above 1 are percentages, which nanoGPT logs.
     ("mfu", &[], |s, v| s.mfu = Some(if v > 1.0 { v / 100.0 } else { v })),
     (
         "validation_loss",
@@ -50,7 +50,7 @@ pub struct Mapped {
     pub others: Vec<String>,
 }
 
-/// Makes lines of metrics from a log. A value that is not finite becomes a gap. Charts mark the gap if it is the loss.
+/// Converts a log into one sample per step. A value that is not finite becomes a gap; charts mark gaps of the loss.
 pub fn map_metrics(log: &Log) -> Mapped {
     let (mut metrics, mut of_series) = (BTreeMap::new(), BTreeMap::new());
     for (name, aliases, set) in METRICS {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_without_a_loss_is_no_step_whose_loss_is_not_finite() {
+    fn a_missing_loss_is_not_a_loss_that_is_not_finite() {
         let log = log(&[("train/loss", 0, 2.0), ("train/loss", 1, f64::NAN), ("val/loss", 2, 0.5)]);
         let samples = map_metrics(&log).samples;
         let losses: Vec<_> = samples.iter().map(|sample| value("loss", sample)).collect();

@@ -53,7 +53,7 @@ fn memory(memory: &RankMemory, overhead: Overhead) -> String {
     };
     let away = match memory.offloaded.total() {
         0 => String::new(),
-        bytes => format!("; {} outside the memory of the device", size(bytes)),
+        bytes => format!("; {} offloaded from the device", size(bytes)),
     };
     let mut parts = memory.parts();
     parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

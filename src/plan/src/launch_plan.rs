@@ -98,12 +98,12 @@ impl LaunchPlan {
         self.run.recipe().map_or(finds, on_gpus)
     }
 
-    /// Returns the setting of the recipe for which ranks of the embedded trainer cannot run on CPUs.
+    /// Returns the setting of the recipe that requires GPUs, if there is one.
     pub fn requires_gpus(&self) -> Option<&'static str> {
         self.run.recipe().ok()?.requires_gpus()
     }
 
-    /// Returns the nodes of the attempt before that have no ranks in this one.
+    /// Returns the nodes of the previous attempt that have no ranks in this one.
     pub fn nodes_left_out(&self, before: Option<&Attempt>) -> Vec<NodeId> {
         let has_ranks = |node: &NodeId| self.attempt.placement.ranks.iter().any(|place| place.node == *node);
         let before = before.into_iter().flat_map(|attempt| attempt.placement.by_node());
@@ -193,7 +193,7 @@ impl Draft<'_> {
             }
         };
         let job_script = cx.target.pending_slurm().map(|_| job_script::script(dir, run, attempt, cx));
-        summary.extend(self.replaces.iter().map(|job| ("before".to_owned(), job.why.clone())));
+        summary.extend(self.replaces.iter().map(|job| ("cancelled first".to_owned(), job.why.clone())));
         let warnings = plan.warnings.iter().cloned().chain(self.warnings).collect();
         LaunchPlan { summary, job_script, warnings, replaces: self.replaces, ..plan }
     }
@@ -208,7 +208,7 @@ pub(crate) fn master(placement: &Placement, cx: &Context) -> Option<Master> {
     let [(first, _), _, ..] = placement.by_node()[..] else { return None };
     let address = cx.target.address.clone().unwrap_or_else(|| first.to_string());
     let pairs = u32::from((PORTS.end - PORTS.start) / 2);
-    // The remainder is smaller than a u16.
+    // The remainder fits in a u16.
     let port = PORTS.start + 2 * u16::try_from(cx.random % pairs).unwrap_or(0);
     Some(Master { address, port })
 }
@@ -266,7 +266,7 @@ pub(crate) fn node_launch(
     NodeLaunch { node: node.clone(), script: script(trainer, dir, &run.id, attempt, node, &details) }
 }
 
-/// Returns the command lines that a supervisor starts on a node; none for the embedded trainer.
+/// Returns the command lines that a supervisor starts on a node; an empty list for the embedded trainer.
 fn commands(
     run: &Run,
     dir: &RunDir,

@@ -1,4 +1,4 @@
-//! Plans to continue a run.
+//! Plans resumes: by the user, after a failure, and when a Slurm job is requeued.
 
 use recipe::{Mesh, Recipe, RunSettings};
 use rundir::{
@@ -20,7 +20,7 @@ pub struct ResumeRequest<'a> {
     pub dir: &'a RunDir,
     /// The facts about its newest attempt.
     pub facts: &'a RunFacts,
-    /// Its step directories (`other_trainers::checkpoints`).
+    /// The checkpoints of the run (`other_trainers::checkpoints`).
     pub checkpoints: &'a [CheckpointEntry],
     /// The newest complete checkpoint ([`rundir::latest_among`]), from which a resume continues by default.
     pub latest: Option<&'a CheckpointSummary>,
@@ -43,11 +43,11 @@ impl ResumeRequest<'_> {
 /// The user's options of a resume. The default continues as if the run had not been interrupted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ResumeOptions {
-    /// The step to continue from; default: the newest complete checkpoint.
+    /// The step to continue from; `None`: that of the newest complete checkpoint.
     pub step: Option<u64>,
     /// The parts that are restored from the checkpoint.
     pub kind: ResumeKind,
-    /// The steps of the whole run, to train longer than the recipe's steps.
+    /// The total steps of the run; `None`: as many as before.
     pub steps: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ pub enum ResumeKind {
     /// Weights, optimizer and data position.
     #[default]
     Everything,
-    /// Weights and optimizer; the data order restarts. A command, whose steps restart too, does so in a new run.
+    /// Weights and optimizer; the data order restarts. A command does so in a new run, because its steps restart too.
     FreshData,
     /// Weights only: makes a new run at step 0 with this run as its parent, and overwrites nothing of this run.
     WeightsOnly,
@@ -80,10 +80,10 @@ pub fn resume(request: &ResumeRequest<'_>, cx: &Context) -> Result<LaunchPlan, F
     next_attempt(&what, request, cx, AttemptWhy::Resume, replaces)
 }
 
-/// Plans to resume a run that failed, without a user. With too few nodes, fewer ranks start if `run.shrink` allows it.
+/// Plans the automatic resume of a failed run. With too few nodes, fewer ranks start if `run.shrink` allows it.
 ///
 /// # Errors
-/// As [`resume`]; or a permanent stop is requested.
+/// As [`resume`]; also if a permanent stop was requested, or if fewer ranks can start and `run.shrink` does not allow it.
 pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, cx: Context) -> Result<LaunchPlan, Failure> {
     let what = format!("cannot resume {} after its failure", request.run.id);
     request.run.refuse_if_imported(&what)?;
@@ -102,8 +102,8 @@ pub fn heal(request: &ResumeRequest<'_>, settings: &RunSettings, cx: Context) ->
     next_attempt_on_most(&what, request, settings.shrink, cx, AttemptWhy::Heal, replaces)
 }
 
-/// Plans the next attempt as [`next_attempt`]. If the mesh cannot be fitted to all nodes of the target and `shrink` allows it, as many
-/// nodes are used as it can be fitted to.
+/// Plans the next attempt as [`next_attempt`]. If the mesh does not fit all nodes of the target and `shrink` is true, leaves out nodes
+/// until it fits.
 pub(crate) fn next_attempt_on_most(
     what: &str,
     request: &ResumeRequest<'_>,
@@ -385,7 +385,7 @@ fn is_over(facts: &RunFacts, attempt: &Attempt) -> bool {
     attempt.placement.by_node().into_iter().all(|(node, _)| ended(node))
 }
 
-/// Returns the checkpoint to continue from; none if the run has not saved one.
+/// Returns the checkpoint to continue from; `None` if the run has no complete one.
 fn choose<'a>(what: &str, request: &ResumeRequest<'a>) -> Result<Option<&'a CheckpointSummary>, Failure> {
     let Some(step) = request.options.step else {
         if request.latest.is_none() && request.options.kind != ResumeKind::Everything {
@@ -464,7 +464,7 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
     }
     if let (Liveness::Unknown, Some(last)) = (request.facts.alive, &request.facts.attempt) {
         warnings.push(format!(
-            "a node of attempt {} cannot be reached: processes that are left there cannot train and will end by themselves",
+            "a node of attempt {} cannot be reached: its remaining processes cannot train and will exit",
             last.number
         ));
     }
@@ -486,7 +486,7 @@ fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSum
     warnings
 }
 
-/// Refuses a run that has made all its videos. Those that exist are kept by the next attempt.
+/// Refuses a run that has made all its videos. Otherwise the next attempt keeps the videos that exist.
 fn refuse_if_sampled(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Result<(), Failure> {
     if derive(request.facts, now_s) != RunState::Finished {
         return Ok(());
@@ -528,7 +528,8 @@ fn steps(
     Ok(raised.filter(|steps| *steps != recipe.train.steps))
 }
 
-/// Keeps the mesh if it fits. Otherwise keeps the number of replicas and changes how many ranks shard each of them.
+/// Returns the last mesh or the recipe's mesh if its size fits. Otherwise keeps `dp_replicate` and `tp`, and changes
+/// `dp_shard`.
 fn fit_mesh(what: &str, request: &ResumeRequest<'_>, recipe: &Recipe, cx: &Context) -> Result<Mesh, Failure> {
     let ranks = cx.target.slots();
     let last = request.facts.attempt.as_ref().map(|attempt| attempt.mesh);

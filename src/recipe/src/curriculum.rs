@@ -78,7 +78,7 @@ impl Curriculum {
                     RecipeErrorKind::Stage,
                     &file,
                     "stage",
-                    "it has no stages".into(),
+                    "the curriculum has no stages".into(),
                     "write a [[stage]] with name, recipe and start for each stage",
                 ));
             }

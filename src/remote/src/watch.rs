@@ -82,7 +82,7 @@ impl Connections {
         };
         if threads::spawn_named(format!("watch {}", login.node), STACK, begin).is_err() {
             let why = std::io::Error::other("the system cannot start another thread");
-            let _ = inner.send(NodeUpdate::Unreachable(RemoteError::io(&login.node, "watch it", why)));
+            let _ = inner.send(NodeUpdate::Unreachable(RemoteError::io(&login.node, "stream its metrics", why)));
         }
         NodeWatch { inner }
     }
@@ -139,7 +139,9 @@ impl Inner {
                     continue;
                 }
                 Ok(None) => return,
-                Err(error) => _ = self.send(NodeUpdate::Unreachable(RemoteError::io(node, "watch it", error))),
+                Err(error) => {
+                    _ = self.send(NodeUpdate::Unreachable(RemoteError::io(node, "stream its metrics", error)))
+                }
             }
             thread::sleep(backoff.next());
         }
@@ -205,7 +207,7 @@ fn open(inner: &Arc<Inner>, ssh: &Ssh, query: GpuQuery) {
             let (watched, node_ssh, query) = (watched.clone(), node_ssh.clone(), query.clone());
             let flow = watched.send(NodeUpdate::Unreachable(RemoteError::CommandFailed {
                 node: crate::Shell::node(&node_ssh).clone(),
-                action: "watch it".into(),
+                action: "stream its metrics".into(),
                 status: output.status.to_string(),
                 stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             }));

@@ -283,7 +283,12 @@ impl AlertReader {
         }
         for tail in &mut self.tails {
             let read = tail.poll_all();
-            let (lines, _) = read.map_err(|error| Error::io("read", Utf8Path::new(tail.path()), error))?;
+            let (lines, restarted) = read.map_err(|error| Error::io("read", Utf8Path::new(tail.path()), error))?;
+            if restarted {
+                // The lines of the file that was replaced cannot be told apart from those of the other file: read both again.
+                *self = Self::new(&self.run.clone());
+                return self.poll();
+            }
             for line in lines {
                 match line {
                     AlertLine::Raised(alert) => self.alerts.push(alert),

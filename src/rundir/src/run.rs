@@ -131,7 +131,7 @@ impl Run {
         let why = format!(
             "the run was imported from the {tool} log {from}: it has metrics only, no processes or checkpoints"
         );
-        let fix = "start a run of your own: `vidtui launch RECIPE`";
+        let fix = "start a new run: `vidtui launch RECIPE`";
         Err(Failure::new(ErrorCode::RunImported, what, why, fix))
     }
 

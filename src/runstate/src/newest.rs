@@ -104,7 +104,12 @@ impl RunTails {
             self.events.insert(path.clone(), Tail::near_end(&path, EVENT_BYTES).map_err(read)?);
         }
         let Some(tail) = self.events.get_mut(&path) else { return Ok(()) };
-        let (items, _) = tail.poll_all().map_err(read)?;
+        let (items, restarted) = tail.poll_all().map_err(read)?;
+        if restarted {
+            // The events of the file that was replaced cannot be told apart from those of other files: read all files again.
+            Arc::make_mut(&mut self.newest).events.clear();
+            self.events.retain(|other, _| *other == path);
+        }
         if !items.is_empty() {
             let events = &mut Arc::make_mut(&mut self.newest).events;
             events.extend(items);

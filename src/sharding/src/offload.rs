@@ -520,7 +520,11 @@ mod tests {
         for len in [700, 9000, 20, 3000, 9000] {
             let batch: Vec<Tensor> = (0..4).map(|_| Tensor::randn([len, 2], (Kind::Float, Device::Cpu))).collect();
             let mut away: Vec<Tensor> = batch.iter().map(|input| offload.put_away(input).unwrap()).collect();
-            assert_eq!((host.arena().used.len(), host.arena().free.len()), (4, 0), "{len}");
+            let places = {
+                let arena = host.arena();
+                (arena.used.len(), arena.free.len())
+            };
+            assert_eq!(places, (4, 0), "{len}");
             for input in batch.iter().rev() {
                 let stored = away.pop().unwrap();
                 assert!(offload.take_back(stored, away.last()).unwrap().equal(input));

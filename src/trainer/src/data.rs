@@ -273,7 +273,7 @@ fn share(world: &Group, table: Option<Table>) -> Result<Table, Failure> {
         Failure::new(
             ErrorCode::Internal,
             "cannot read the table of the data set",
-            "rank 0 sent another format",
+            "rank 0 sent a format that this rank cannot parse",
             "use the same vidtui-train on all nodes",
         )
     })

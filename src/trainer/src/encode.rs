@@ -126,7 +126,7 @@ pub fn encode(rank: &Rank<'_>) -> Result<Finish, Failure> {
 
 /// Records that the run is finished. Only one rank joins the results, so only that rank records the end.
 pub fn log_finished(rank: &Rank<'_>, counts: Option<ItemCounts>) {
-    if let Ok(mut log) = RunLog::open(rank.run, rank.attempt.number) {
+    if let Ok(mut log) = RunLog::open(rank.run, rank.attempt.number, rank.place.rank) {
         log.event(counts.unwrap_or_default().total(), EventKind::Finished);
     }
 }

@@ -8,18 +8,19 @@ pub struct RunLog {
     metrics: LineAppender,
     events: LineAppender,
     attempt: u32,
+    rank: usize,
 }
 
 impl RunLog {
-    /// Opens both files for appending.
+    /// Opens both files for appending by a rank.
     ///
     /// # Errors
     /// A file cannot be opened.
-    pub fn open(run: &RunDir, attempt: u32) -> Result<Self, Failure> {
+    pub fn open(run: &RunDir, attempt: u32, rank: usize) -> Result<Self, Failure> {
         let open = |path: camino::Utf8PathBuf| {
             LineAppender::open(&path).map_err(|source| Failure::from(Error::Io { action: "write", path, source }))
         };
-        Ok(RunLog { metrics: open(run.metrics())?, events: open(run.events())?, attempt })
+        Ok(RunLog { metrics: open(run.metrics())?, events: open(run.events())?, attempt, rank })
     }
 
     /// Appends a logged step.
@@ -33,7 +34,7 @@ impl RunLog {
 
     /// Appends an event. A full disk is handled as in [`RunLog::metrics`].
     pub fn event(&mut self, step: u64, kind: EventKind) {
-        let event = Event::new(now_s(), self.attempt, Some(step), kind).by_rank(0);
+        let event = Event::new(now_s(), self.attempt, Some(step), kind).by_rank(self.rank);
         if let Err(e) = self.events.append(&event) {
             eprintln!("cannot log an event to {}: {e}", self.events.path());
         }

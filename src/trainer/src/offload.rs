@@ -30,7 +30,7 @@ pub fn of(recipe: &Recipe, device: Device, ranks_on_node: usize) -> Result<Optio
         }
         (_, Device::Cpu) => {
             return Err(refuse(
-                "memory.store is \"host\", and the ranks compute on the CPU, whose memory it is".into(),
+                "memory.store is \"host\", and the ranks compute on the CPU and use that memory already".into(),
                 "set memory.store = \"auto\", or train on GPUs",
             ));
         }

@@ -91,7 +91,7 @@ fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
     });
     // If ranks do not need each other, the failure of one rank does not end the run; its supervisor records it.
     if let (Err(failure), 0, true) = (&result, place.rank, recipe.task.ranks_depend_on_each_other())
-        && let Ok(mut log) = RunLog::open(run, number)
+        && let Ok(mut log) = RunLog::open(run, number, place.rank)
     {
         let step = runstate::recent_metrics(run).ok().and_then(|m| m.last().map(|m| m.step)).unwrap_or(step);
         log.event(step, EventKind::Failed { failure: failure.clone() });

@@ -140,7 +140,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         })?;
         let data = Data::open(&recipe, &groups.world)?;
         recipe.train.steps = data.steps();
-        let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number)) } else { None };
+        let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number, 0)) } else { None };
         let log = agree_on(&groups.world, log.transpose())?;
         // The text encoder is freed before the model is loaded.
         let samples = TrainingSamples::open(&recipe, &groups)?;

@@ -19,7 +19,8 @@ const PANEL: (u32, u32) = (1200, 420);
 const HEADER: u32 = 76;
 /// Pixels above the axes of a panel for its legend.
 const LEGEND: u32 = 34;
-/// The number of groups of points of a thinned curve, more than a panel has columns of pixels. Each group keeps its extremes.
+/// The number of groups into which the points of a long curve are divided: more than a panel has columns of pixels. Each group keeps its
+/// extremes.
 const COLUMNS: usize = 1600;
 
 const FONT: &str = "sans-serif";
@@ -49,7 +50,7 @@ pub struct Chart {
     pub subtitle: String,
     /// The label of the x axis.
     pub x_label: String,
-    /// The unit of the axis.
+    /// The unit of the x axis.
     pub x_unit: Unit,
     /// The panels from top to bottom. They share the x axis.
     pub panels: Vec<Panel>,
@@ -60,7 +61,7 @@ pub struct Chart {
 pub struct Panel {
     /// The label of the y axis.
     pub label: String,
-    /// The unit of the axis.
+    /// The unit of the y axis.
     pub unit: Unit,
     /// The scale of the y axis.
     pub scale: Scale,
@@ -79,7 +80,7 @@ pub struct Curve {
     pub weight: Weight,
 }
 
-/// x and value. A missing value is a gap.
+/// A position on the x axis and a value; `None` is a gap.
 pub type Point = (f64, Option<f64>);
 
 /// The scale of a y axis.
@@ -105,14 +106,14 @@ pub enum Weight {
 /// Draws `chart` into the file `to` in the format of its extension. The file is written atomically.
 ///
 /// # Errors
-/// When the extension is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
+/// The extension is neither `.svg` nor `.png`, the file cannot be written, or there is nothing to draw.
 pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
     let cannot = |code, why: String, fix: &str| Failure::new(code, format!("cannot export to {to}"), why, fix);
     let drawable = |curve: &Curve| curve.points.iter().any(|(_, value)| value.is_some());
     if !chart.panels.iter().any(|panel| panel.curves.iter().any(drawable)) {
         return Err(cannot(
             ErrorCode::RunNotStarted,
-            "there is no logged step to draw".into(),
+            "no logged step has a value in this chart".into(),
             "wait for the first step, or choose other steps with --from and --to",
         ));
     }
@@ -132,7 +133,7 @@ pub fn write(chart: &Chart, to: &Utf8Path) -> Result<(), Failure> {
 /// Draws a chart as SVG for an HTML page. A chart without a title has no header.
 ///
 /// # Errors
-/// When drawing fails.
+/// The drawing library fails.
 pub fn to_svg(chart: &Chart) -> Result<String, Failure> {
     let drawn = svg(chart, size(chart)).map_err(|error| error.to_string());
     drawn
@@ -264,7 +265,7 @@ where
     B::ErrorType: 'static,
 {
     for piece in thinned(&curve.points).split(|(_, value)| value.is_none()) {
-        // Superseded points can lie outside, and so can values that are not positive on a logarithmic axis: they do not define the range.
+        // Superseded points, and values that are not positive on a logarithmic axis, do not define the range and may lie outside it.
         let inside = |value: f64| value.clamp(heights.start, heights.end);
         let piece: Vec<(f64, f64)> = piece.iter().filter_map(|&(step, value)| Some((step, inside(value?)))).collect();
         match piece[..] {

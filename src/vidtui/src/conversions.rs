@@ -157,7 +157,8 @@ fn from_home(path: &Utf8Path) -> Utf8PathBuf {
 
 /// Returns the command line of the conversion.
 fn command(options: &ConvertOptions) -> String {
-    let mut words = vec!["vidtui convert".to_owned(), options.source.to_string(), options.target.to_string()];
+    let quoted = |path: &Utf8Path| shell_words::quote(path.as_str()).into_owned();
+    let mut words = vec!["vidtui convert".to_owned(), quoted(&options.source), quoted(&options.target)];
     words.push(format!("--to {}", options.to.word()));
     words.extend(options.layer.map(|layer| {
         let word = match layer {
@@ -168,7 +169,7 @@ fn command(options: &ConvertOptions) -> String {
         format!("--layer {word}")
     }));
     words.extend(options.dtype.map(|dtype| format!("--dtype {}", dtype.word())));
-    words.extend(options.merge.as_ref().map(|adapter| format!("--merge {adapter}")));
+    words.extend(options.merge.as_ref().map(|adapter| format!("--merge {}", quoted(adapter.as_ref()))));
     words.extend(options.replace.then(|| "--force".to_owned()));
     words.join(" ")
 }

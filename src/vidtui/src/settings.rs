@@ -191,7 +191,10 @@ impl File<'_> {
                 let why = format!("it has version {newer}, and this vidtui reads version {VERSION}");
                 Err(self.bad(value.span().start, why, "update vidtui, or write the file for this version"))
             }
-            _ => Err(self.bad(value.span().start, "version is not a number", format!("write version = {VERSION}"))),
+            Some(_) => {
+                Err(self.bad(value.span().start, "there is no such version", format!("write version = {VERSION}")))
+            }
+            None => Err(self.bad(value.span().start, "version is not a number", format!("write version = {VERSION}"))),
         }
     }
 

@@ -42,7 +42,7 @@ pub fn check(target: &Utf8Path, sources: &[&Utf8Path], force: bool) -> Result<()
                 return Ok(());
             }
             if let Some(foreign) = foreign(target, &names) {
-                let why = format!("the folder contains {foreign}, which no conversion has written");
+                let why = format!("the folder contains {foreign}, which was not written by `vidtui convert`");
                 return refuse(why, "choose another folder; --force replaces earlier conversions only".into());
             }
             if !force {

@@ -200,7 +200,7 @@ impl LoraFile {
                 .into_iter()
                 .find(|file| file.is_file())
                 .ok_or_else(|| {
-                    let why = format!("the folder has neither {DIFFUSERS_FILE} nor {PEFT_FILE}");
+                    let why = format!("the folder has no {DIFFUSERS_FILE}, {PEFT_FILE} or {KOHYA_FILE}");
                     Failure::new(
                         ErrorCode::UnsupportedModel,
                         format!("cannot read the adapter {path}"),
@@ -234,7 +234,8 @@ impl LoraFile {
             let names = vec![name.clone(), other];
             layers.insert(module, LoraLayer { down: down.clone(), up: up.clone(), alpha, names });
         }
-        let unused = tensors.keys().filter(|name| !name.contains(".lora_")).cloned().collect();
+        let used: BTreeSet<&String> = layers.values().flat_map(|layer: &LoraLayer| &layer.names).collect();
+        let unused = tensors.keys().filter(|name| !used.contains(name)).cloned().collect();
         let base = checkpoint.manifest.base.clone();
         Ok(Self { path: path.to_owned(), form: None, base, layers, unused })
     }

@@ -1,4 +1,4 @@
-//! Resume plans: the checkpoint, the nodes and the changes that they start with.
+//! Tests of resume plans: which checkpoint and mesh they use, and which runs they refuse.
 
 use super::*;
 use crate::fixtures::{NOW, Past, coded, context, past, rows};
@@ -113,7 +113,7 @@ fn a_job_that_waits_only_for_a_lost_node_is_cancelled_first() {
     assert_eq!((job.id, job.is_cancelled), (42, true));
     assert_eq!(job.lost, [cluster::NodeId::from_hostname("vm2")]);
     assert_eq!((plan.attempt.start_step, plan.warnings), (40, vec![]), "no confirmation is needed");
-    assert_eq!(plan.summary.last(), Some(&("before".to_owned(), job.why)));
+    assert_eq!(plan.summary.last(), Some(&("cancelled first".to_owned(), job.why)));
 }
 
 #[test]

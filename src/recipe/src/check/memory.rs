@@ -40,7 +40,10 @@ pub(super) fn blocks_can_stay_gathered(recipe: &Recipe) -> Result<(), Advice> {
     }
     Err(Advice {
         why: format!("memory.keep_gathered is {keep} and memory.block_swap {swap}, and the model has {blocks} blocks"),
-        fix: format!("set memory.keep_gathered = {} or less: swapped blocks do not stay", blocks.saturating_sub(swap)),
+        fix: format!(
+            "set memory.keep_gathered = {} or less: swapped blocks cannot stay gathered",
+            blocks.saturating_sub(swap)
+        ),
     })
 }
 

@@ -145,7 +145,7 @@ fn run_folder(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResu
 fn data(plan: &LaunchPlan, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult {
     let unread: Vec<&str> = facts.all("unread").collect();
     match (plan.run.recipe(), &unread[..]) {
-        (Ok(recipe), []) => Ok(data_file(recipe).to_string()),
+        (Ok(recipe), []) => Ok(data_files(recipe).iter().map(|file| file.as_str()).collect::<Vec<_>>().join(", ")),
         (Ok(_), [first, others @ ..]) => {
             let others = if others.is_empty() { "" } else { ", among others" };
             fail(
@@ -169,7 +169,7 @@ fn rendezvous(master: &Master, facts: &NodeFacts, fail: Fail<'_>) -> CheckResult
         "taken" => fail(ErrorCode::PortInUse, format!("{at} is in use"), "launch again: a new port is chosen"),
         "silent" => fail(
             ErrorCode::NodeUnreachable,
-            format!("{at} does not answer this node"),
+            format!("{at} does not answer connections from this node"),
             "open the ports between the nodes, or give the first node an address (HostName) that the others can reach",
         ),
         other => fail(
@@ -184,12 +184,13 @@ fn short(sha256: &str) -> &str {
     sha256.get(..12).unwrap_or(sha256)
 }
 
-/// Returns the path that every node must be able to read: the manifest of an encode, the index of a training run, or
-/// the encoders for sampling.
-pub(super) fn data_file(recipe: Recipe) -> Utf8PathBuf {
+/// Returns the paths that every node must be able to read: the manifest of an encode, the indexes of a training run, or the encoders
+/// for sampling.
+pub(super) fn data_files(recipe: Recipe) -> Vec<Utf8PathBuf> {
     match recipe.task {
-        Task::Encode => recipe.encode.manifest,
-        Task::Train => recipe.data.index,
-        Task::Sample => recipe.encoders.folder,
+        Task::Encode => vec![recipe.encode.manifest],
+        Task::Train if recipe.data.sets.is_empty() => vec![recipe.data.index],
+        Task::Train => recipe.data.sets.into_iter().map(|set| set.index).collect(),
+        Task::Sample => vec![recipe.encoders.folder],
     }
 }

@@ -364,6 +364,8 @@ impl Actor {
                     self.running.swap_remove(index).finish(status);
                     has_progress = true;
                 }
+                // The next connection starts the stream again, after a pause.
+                Err(ExchangeError::Refused(why)) if matches!(running.work, Work::Stream { .. }) => return Err(why),
                 Err(ExchangeError::Refused(why)) => {
                     let Running { work, .. } = self.running.swap_remove(index);
                     let node = self.login.node.clone();
@@ -467,7 +469,7 @@ impl Work {
     fn action(&self) -> String {
         match self {
             Self::Command { command, .. } => command.action.clone(),
-            Self::Stream { .. } => "watch it".into(),
+            Self::Stream { .. } => "stream its metrics".into(),
             Self::Heartbeat => "run a command".into(),
         }
     }

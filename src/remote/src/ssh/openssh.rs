@@ -156,9 +156,13 @@ impl OpenSsh {
                         break None;
                     }
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
-                    break Some(wait(&mut child, output_timeout).map_err(cannot)?);
-                }
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match wait(&mut child, output_timeout) {
+                    Ok(status) => break Some(status),
+                    Err(error) => {
+                        let _ = child.kill();
+                        return Err(cannot(error).into());
+                    }
+                },
                 Err(_) if ended.load(Ordering::Relaxed) => break None,
                 // The script may hang while the connection works, so another command tests the connection.
                 Err(_) if last_received.elapsed() > output_timeout => {
@@ -176,7 +180,7 @@ impl OpenSsh {
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = false;
             Err(StreamFailure { was_connected: is_connected, error })
         };
-        let action = "watch it".to_owned();
+        let action = "stream its metrics".to_owned();
         match end {
             None => Ok(()),
             Some(None) => lost(RemoteError::Timeout { node: node.clone(), action, after: output_timeout }),

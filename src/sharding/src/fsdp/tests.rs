@@ -56,7 +56,7 @@ fn reduced(fsdp: &Fsdp) -> Vec<(usize, usize, i64, Vec<f32>)> {
 }
 
 #[test]
-fn the_replicas_sum_a_unit_before_the_last_unit_is_reduced() {
+fn the_sum_over_replicas_of_a_unit_starts_before_the_last_unit_is_reduced() {
     for (dp_shard, name) in [(2, "sums-of-two-shards"), (1, "sums-of-one-shard")] {
         let mesh = Mesh { dp_replicate: 2, dp_shard, tp: 1 };
         let sums = || {

@@ -244,7 +244,7 @@ impl Peers {
         let until = at + TIMEOUT / 5;
         match how {
             Disconnect::Closed => {
-                *link = Link::Settling("its supervisor closed the connection without a reason".into());
+                *link = Link::Settling("its supervisor closed the connection and sent no reason".into());
                 look(&mut self.looks, node, actions);
             }
             Disconnect::Broken(error) if is_first => {

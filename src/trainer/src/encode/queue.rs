@@ -44,7 +44,7 @@ fn create(rank: &Rank<'_>, inputs: &EncodeInputs) -> Result<Option<SharedQueue>,
     let plan = inputs.plan()?;
     eprintln!("{}", plan.summary());
     let data = &rank.recipe.encode.out;
-    let mut log = RunLog::open(rank.run, rank.attempt.number)?;
+    let mut log = RunLog::open(rank.run, rank.attempt.number, rank.place.rank)?;
     let mark = |counts| {
         let ready = QueueReady { v: SCHEMA, rank: rank.place.rank, data: data.clone(), counts };
         rank.run.write_queue_ready(rank.attempt.number, &ready)

@@ -132,11 +132,10 @@ pub fn encode_pixels(
     noise: impl FnOnce(&[i64]) -> Tensor,
     device: Device,
 ) -> Result<Tensor, Failure> {
-    let vae = open(recipe, device)?;
-    let moments = vae.encode(pixels)?;
+    let encode = |vae: &Vae| Ok((vae.encode(pixels)?, vae.config().scaling_factor));
+    let (moments, scale) = with_vae(recipe, device, encode)?;
     let noise = noise(&moments.mean.size());
     let latent = moments.sample(&noise.to_device(moments.mean.device()).to_kind(moments.mean.kind()));
-    let scale = vae.config().scaling_factor;
     let latent = if recipe.model.invert_image_scale { latent / scale } else { latent * scale };
     Ok(latent.permute([0, 2, 1, 3, 4]).to_kind(Kind::Float).to_device(Device::Cpu))
 }

@@ -35,7 +35,7 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
         Failure::new(ErrorCode::StartFailed, "cannot install signal handlers", error.to_string(), fix)
     })?;
     let first = groups.world.rank() == 0;
-    let log = if first { Some(RunLog::open(run, attempt.number)) } else { None };
+    let log = if first { Some(RunLog::open(run, attempt.number, 0)) } else { None };
     let mut log = agree_on(&groups.world, log.transpose())?;
     let event = |log: &mut Option<RunLog>, step: u64, kind: EventKind| {
         if let Some(log) = log {

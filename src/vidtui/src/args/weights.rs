@@ -56,7 +56,7 @@ pub struct ConvertArgs {
     /// Scale of the merged adapter
     #[arg(long, default_value_t = 1.0, requires = "merge", allow_negative_numbers = true)]
     pub scale: f64,
-    /// Takes the moving average (EMA) in place of the weights; auto: if the checkpoint has one
+    /// Converts the moving average (EMA) instead of the trained weights; auto: if the checkpoint has one
     #[arg(long, value_enum, default_value_t = EmaArg::Auto)]
     pub ema: EmaArg,
     /// Largest size of a file in GB (10^9 bytes) [default: 5 for diffusers, 1 for a checkpoint]

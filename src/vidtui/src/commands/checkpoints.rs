@@ -65,7 +65,7 @@ fn consequences(plan: &CheckpointDelete) -> String {
     }
     lines.extend(plan.uses.iter().map(|user| match user.of {
         UseOf::Start => format!("{} started from it", user.run),
-        UseOf::Base => format!("{} has adapters on it, which cannot be loaded without it", user.run),
+        UseOf::Base => format!("{} has adapters that need these base weights", user.run),
     }));
     lines.join("\n")
 }

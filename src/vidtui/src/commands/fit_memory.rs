@@ -20,7 +20,7 @@ pub fn fit(recipe: &Recipe, named: &str, total: u64, as_json: bool) -> Result<()
     }
     let [first, others @ ..] = fits.as_slice() else { return Ok(()) };
     let mut text = format!(
-        "{named} needs {} per rank at the peak; it may take {}{}\n",
+        "{named} needs {} per rank at the peak; the limit is {}{}\n",
         size(now),
         size(limit),
         of_device(limit, total)

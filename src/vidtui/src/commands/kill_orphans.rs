@@ -17,7 +17,7 @@ pub fn kill_runs(workspace: &Workspace, on: &NodesArgs, options: &KillOptions) -
     kill_listed(workspace, on, options, |listing| {
         let found = plan::detect_runs(&listing.listed).into_iter();
         let plans = found.flat_map(|found| workspace.plans_of_detected(found, options.how)).map(KillPlan::Run);
-        Ok((plans.collect(), format!("no run of yours on {}", listing.names())))
+        Ok((plans.collect(), format!("you have no runs on {}", listing.names())))
     })
 }
 
@@ -37,7 +37,7 @@ pub fn kill_training(
                 Spared::OtherUser => format!("belongs to {}", process.user),
                 Spared::ThisProgram => "is this program".to_owned(),
             };
-            eprintln!("left alone: process {} on {node} {why}: {}", process.pid, shortened(&process.command));
+            eprintln!("skipped: process {} on {node} {why}: {}", process.pid, shortened(&process.command));
         }
         let none = format!("no process{} on {} trains or uses GPUs", whose(scope), listing.names());
         Ok((kill.plans, none))

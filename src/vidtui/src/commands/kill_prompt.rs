@@ -33,7 +33,7 @@ pub fn plan_run(workspace: &Workspace, dir: &RunDir, options: &KillOptions) -> R
             let run = dir.read_run()?.id;
             match options.json {
                 true => output::json(&json!({ "run": run, "stopping": true }))?,
-                false => output::line(&format!("{run} has ended and is not resumed any more"))?,
+                false => output::line(&format!("{run} has ended and will not be resumed"))?,
             }
             Ok(None)
         }

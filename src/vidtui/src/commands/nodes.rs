@@ -242,7 +242,7 @@ fn table(fleet: &Fleet, views: &[&NodeView], now: f64) -> String {
     let mut titles = vec![("node", Side::Left), ("state", Side::Left)];
     titles.extend(columns.iter().map(|column| (column.title, if column.right { Side::Right } else { Side::Left })));
     if has_gpus {
-        titles.push(("watts of each", Side::Left));
+        titles.push(("W per GPU", Side::Left));
     }
     titles.push(("", Side::Left));
     let none = if appearance::is_unicode() { "–" } else { "-" };

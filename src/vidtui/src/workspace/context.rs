@@ -68,12 +68,20 @@ fn own_file() -> Result<Utf8PathBuf, Failure> {
 
 /// Returns the commit that is checked out in the folder or in a folder above it. Reads the files of git, because git may be missing.
 fn git_commit(folder: &Utf8Path) -> Option<String> {
-    let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.is_dir())?;
-    let head = std::fs::read_to_string(git.join("HEAD")).ok()?;
+    let read = |path: Utf8PathBuf| std::fs::read_to_string(path).ok();
+    let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.exists())?;
+    // In a worktree and in a submodule, a file has the path of the folder.
+    let git = match read(git.clone()) {
+        Some(file) => git.parent()?.join(file.trim().strip_prefix("gitdir: ")?),
+        None => git,
+    };
+    let head = read(git.join("HEAD"))?;
     let Some(reference) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
-    if let Ok(commit) = std::fs::read_to_string(git.join(reference)) {
+    // A worktree shares the references of its repository.
+    let shared = read(git.join("commondir")).map_or_else(|| git.clone(), |path| git.join(path.trim()));
+    if let Some(commit) = read(git.join(reference)).or_else(|| read(shared.join(reference))) {
         return Some(commit.trim().to_owned());
     }
-    let packed = std::fs::read_to_string(git.join("packed-refs")).ok()?;
+    let packed = read(shared.join("packed-refs"))?;
     packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
 }

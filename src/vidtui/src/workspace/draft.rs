@@ -112,7 +112,7 @@ impl Workspace {
             return Ok(());
         }
         let why = "the recipe, the hostfile or the Slurm file has changed since the plan was made";
-        let fix = "the form plans again: look at the new plan, then start it";
+        let fix = "the form makes a new plan: check it, then launch";
         Err(Failure::new(ErrorCode::CheckFailed, format!("cannot launch {}", draft.recipe), why, fix))
     }
 

@@ -191,7 +191,7 @@ impl Workspace {
         if queue.worker().is_some() {
             return Ok(());
         }
-        let what = "the worker of the queue cannot be started";
+        let what = "cannot start the queue worker";
         self.spawn_detached(&["queue", "work", "--own-session"], &queue.log(), what, "vidtui queue work").map(drop)
     }
 

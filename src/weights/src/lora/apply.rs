@@ -81,8 +81,11 @@ impl LoraFile {
             used.insert(module.to_owned());
         }
         if let Some(module) = self.layers.keys().find(|module| !used.contains(*module)) {
-            let unknown = self.layers.len() - used.len();
-            return refuse(format!("the model has no layer {module}, nor {} more of its layers", unknown - 1), other);
+            let why = match self.layers.len() - used.len() - 1 {
+                0 => format!("the model has no layer {module}"),
+                more => format!("the model has no layer {module}, and lacks {more} more of its layers"),
+            };
+            return refuse(why, other);
         }
         if let Some(name) = self.unused.first() {
             let fix = "use an adapter (LoRA) of a CogVideoX transformer";
