@@ -35,7 +35,11 @@ fn the_console_shows_nodes_processes_and_a_fault() {
     rig.verb("smi node02 nodriver").unwrap();
     console.shows(&["1 fault", "the NVIDIA driv"]);
     assert!(rig.command_on("node01", "sh").args(["-c", RANK]).status().unwrap().success());
-    // The node with the fault is the first row.
+    let comes_first = |screen: &vt100::Screen| {
+        let text = screen.contents();
+        text.find("node02") < text.find("node01")
+    };
+    console.until("the node with the fault in the first row", comes_first);
     console.press("j").press(ENTER).shows(&["Processes", "sleep 1000", "demo-k7f2", "root"]);
     console.press("t").shows(&["NVIDIA-SMI"]);
     rig.verb("reset node03").unwrap();

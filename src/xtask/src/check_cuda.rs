@@ -23,28 +23,21 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     system::require(&[system::COMPILER, system::VENV])?;
     kernels::check()?;
-    if only_kernels { Ok(()) } else { link("release") }
-}
-
-/// Compiles the kernels, and builds the trainer without optimization, because the trainer only prints its version.
-pub fn check() -> Result<()> {
-    system::require(&[system::COMPILER, system::VENV])?;
-    kernels::check()?;
-    link("dev")
+    if only_kernels { Ok(()) } else { link() }
 }
 
 /// Builds the trainer for GPUs, and checks that it is linked with CUDA. The build has its own target folder, so that the trainer for
 /// CPUs is kept.
-fn link(profile: &str) -> Result<()> {
+fn link() -> Result<()> {
     let libtorch = packages_with_cuda()?.join("torch");
     let target = root().join("target/cuda");
-    let mut build = cargo(["build", "--profile", profile, "--package", "trainer", "--features", "cuda"]);
+    let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);
     build.args(["--target-dir", target.as_str()]).env("LIBTORCH", &libtorch).env("NVCC", nvcc()?);
     for other in ["LIBTORCH_USE_PYTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_LIB"] {
         build.env_remove(other);
     }
     run_command(&mut build, "see the compiler's errors above")?;
-    let trainer = target.join(if profile == "dev" { "debug" } else { profile }).join("vidtui-train");
+    let trainer = target.join("release/vidtui-train");
     linked(&trainer)?;
     let version = output(&mut command(&trainer, ["version", "--json"]), "list its libraries: ldd")?;
     println!("{trainer}: compiled and linked with CUDA\n{}", String::from_utf8_lossy(&version.stdout).trim());

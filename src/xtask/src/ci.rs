@@ -33,7 +33,7 @@ pub fn run(args: &[String]) -> Result<()> {
     times.of("tests", || test::run_built(binaries, &[]))?;
     if python.is_ok() {
         match times.of("Python packages for GPUs", python::packages_with_cuda) {
-            Ok(_) => times.of("build for GPUs", check_cuda::check)?,
+            Ok(_) => times.of("build for GPUs", || check_cuda::run(&[]))?,
             Err(failure) => println!("{failure}\nthe build for GPUs is skipped"),
         }
     }
