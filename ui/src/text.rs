@@ -177,6 +177,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_character_set_of_tput_is_removed_with_its_last_byte() {
+        assert_eq!(clean("\x1b(B\x1b[mloss 0.5\x1b(B"), "loss 0.5");
+    }
+
+    #[test]
     fn a_text_that_is_too_long_ends_with_an_ellipsis() {
         assert_eq!(fit("checkpoint", 20, "…"), "checkpoint");
         assert_eq!(fit("checkpoint", 6, "…"), "check…");

@@ -59,8 +59,8 @@ impl SendError {
 /// The name of a channel, and whether it accepted the test alert.
 pub type TestResult = (&'static str, Result<(), Failure>);
 
-/// Sends a test alert to each channel, or only to the channel `only`, without retries, and returns the results. Skips the channels
-/// of the terminal (bell and notification), which the console tests itself.
+/// Sends a test alert to each channel, or only to the channel `only`, without retries, and returns the results. Skips the bell
+/// and the notifications of the terminal, which the console tests.
 ///
 /// * `limit` — the time limit of each request or program.
 ///

@@ -325,5 +325,9 @@ mod tests {
         for refused in [go(adamw, 299, [0, 0]), go(adamw, 300, [0, 1]), go(AdamW { step: 0, ..adamw }, 300, [0, 0])] {
             assert!(matches!(refused, Err(Error::Argument { .. })));
         }
+        let [mut first, mut second] = [0, 0].map(|start| Quantized::zeros(start, 300, Device::Cpu));
+        first.codes = first.codes.to_kind(Kind::Float);
+        let other_dtype = adamw.step8(&random(300), &random(300), [&mut first, &mut second], &maps);
+        assert!(matches!(other_dtype, Err(Error::Argument { .. })));
     }
 }

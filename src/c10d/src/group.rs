@@ -51,11 +51,10 @@ impl Group {
     /// Joins a gloo group of `size` ranks with a rendezvous in `store`; each group needs its own [`Store::prefix`].
     ///
     /// `interface` names the network interface to listen on, such as `lo` when all ranks are on one node; without it,
-    /// gloo uses the address that the host name of this node resolves to.
+    /// gloo uses the address that the host name of this node resolves to. A collective that takes longer than `timeout` fails.
     ///
     /// # Errors
-    /// `rank` is not below `size`, the interface does not exist, or the other ranks do not join within `timeout`, which is also the timeout
-    /// of every collective.
+    /// `rank` is not below `size`, the interface does not exist, or the other ranks do not join within `timeout`.
     pub fn gloo(store: &Store, rank: usize, size: usize, timeout: Duration, interface: Option<&str>) -> Result<Self> {
         let doing = || match interface {
             Some(name) => format!("join the group of {size} ranks as rank {rank} on interface {name}"),

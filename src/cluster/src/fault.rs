@@ -26,7 +26,7 @@ pub struct Fault {
     pub severity: FaultSeverity,
     /// The problem, in a few words.
     pub what: String,
-    /// What the user should do.
+    /// The hint: how the user can repair the node.
     pub fix: String,
 }
 

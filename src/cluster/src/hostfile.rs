@@ -48,7 +48,7 @@ pub struct Entry {
 pub struct HostfileError {
     /// The line number, from 1; `None` if the error concerns the whole file or a filter.
     pub line: Option<usize>,
-    /// What is wrong, with the values from the file.
+    /// The reason for the error, with the values from the file.
     pub why: String,
     /// The hint: what to write instead.
     pub fix: String,
@@ -135,7 +135,7 @@ impl Hostfile {
     }
 }
 
-/// What is wrong in a line, and the hint.
+/// The reason why a line is invalid, and the hint.
 type Wrong = (String, String);
 
 fn wrong<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Wrong> {

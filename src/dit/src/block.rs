@@ -10,7 +10,7 @@ use crate::params::{SlotGrad, UnitParams};
 use crate::vjp::{leaf, vjp};
 use tch::{TchError, Tensor};
 
-/// What the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
+/// The tensors that the forward pass of a block saves for its backward pass. The variants have torchtitan's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivationCheckpointing {
     /// Saves the input only: the backward pass recomputes the whole block.

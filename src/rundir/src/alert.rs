@@ -389,4 +389,23 @@ mod tests {
         reader.poll().unwrap();
         assert!(!reader.state(&stalled).is_snoozed(61.0), "the last request counts");
     }
+
+    #[test]
+    fn alerts_of_a_file_that_was_replaced_are_not_kept() {
+        let (_keep, run) = temp();
+        let raise = |writer, alert: &Alert| {
+            run.append_alerts(writer).unwrap().append(&AlertLine::Raised(alert.clone())).unwrap();
+        };
+        let [old, other, new] = [10.0, 20.0, 30.0].map(|since_s| alert(AlertKind::Stalled, since_s));
+        raise(AlertWriter::Supervisor, &old);
+        raise(AlertWriter::Supervisor, &old);
+        raise(AlertWriter::Healer, &other);
+        let mut reader = AlertReader::new(&run);
+        reader.poll().unwrap();
+        fs::remove_file(run.alerts_file(AlertWriter::Supervisor)).unwrap();
+        raise(AlertWriter::Supervisor, &new);
+        reader.poll().unwrap();
+        let found: Vec<f64> = reader.alerts().iter().map(|state| state.alert.since_s).collect();
+        assert_eq!(found, [20.0, 30.0]);
+    }
 }

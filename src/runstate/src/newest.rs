@@ -191,6 +191,8 @@ mod tests {
         std::fs::write(run.metrics(), "").unwrap();
         LineAppender::open(&run.metrics()).unwrap().append(&line(1, 2)).unwrap();
         assert_eq!(newest().metrics, [line(1, 2)]);
+        std::fs::write(run.events(), "").unwrap();
+        assert_eq!(newest().events, [late], "events of a file that was replaced are not kept");
     }
 
     #[test]

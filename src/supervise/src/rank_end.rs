@@ -111,7 +111,7 @@ fn killed(ooms: Option<(u64, u64)>, log: &Utf8Path) -> (ErrorCode, &'static str,
         ),
         None => (
             ErrorCode::RankKilled,
-            "it received signal 9 (SIGKILL), from another process than its supervisor; most often the node ran out of memory",
+            "it received signal 9 (SIGKILL), which its supervisor did not send; most often the node ran out of memory",
             memory.to_owned(),
         ),
     }

@@ -15,6 +15,7 @@ use crate::failure::{Failure, Result};
 use crate::libtorch::{self, system, system::Need};
 use crate::process::{command, run as run_command};
 use crate::workspace::{release_dir, root};
+pub use jobs::build;
 use jobs::{Binary, Job};
 use report::Report;
 
@@ -32,11 +33,6 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     libtorch::ensure(NEEDS)?;
     run_built(build()?, args)
-}
-
-/// Builds all programs and tests.
-pub fn build() -> Result<Vec<Binary>> {
-    jobs::build()
 }
 
 /// Runs the tests whose names contain one of the filters; without filters, all tests.

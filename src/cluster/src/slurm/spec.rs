@@ -60,7 +60,7 @@ const SAVE_BEFORE_S: u64 = 300;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct SlurmSpecError {
-    /// What is wrong, with the line if the file is not TOML.
+    /// The reason for the error. If the file is not TOML, it names the line.
     pub why: String,
     /// The hint: what to write instead.
     pub fix: String,

@@ -160,6 +160,7 @@ impl OpenSsh {
                     Ok(status) => break Some(status),
                     Err(error) => {
                         let _ = child.kill();
+                        let _ = child.wait();
                         return Err(cannot(error).into());
                     }
                 },

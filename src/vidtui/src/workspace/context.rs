@@ -85,3 +85,28 @@ fn git_commit(folder: &Utf8Path) -> Option<String> {
     let packed = read(shared.join("packed-refs"))?;
     packed.lines().find_map(|line| line.strip_suffix(reference)).map(|commit| commit.trim().to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commit_of_a_worktree_is_found_through_the_file_that_names_its_folder() {
+        let keep = tempfile::tempdir().unwrap();
+        let root = Utf8Path::from_path(keep.path()).unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("main/.git/HEAD", "ref: refs/heads/main\n");
+        write("main/.git/refs/heads/main", "aaaa\n");
+        write("main/.git/refs/heads/side", "bbbb\n");
+        write("main/.git/worktrees/side/HEAD", "ref: refs/heads/side\n");
+        write("main/.git/worktrees/side/commondir", "../..\n");
+        write("side/.git", &format!("gitdir: {root}/main/.git/worktrees/side\n"));
+        std::fs::create_dir_all(root.join("side/configs")).unwrap();
+        assert_eq!(git_commit(&root.join("main")).as_deref(), Some("aaaa"));
+        assert_eq!(git_commit(&root.join("side/configs")).as_deref(), Some("bbbb"));
+    }
+}
