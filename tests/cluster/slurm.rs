@@ -85,7 +85,7 @@ fn a_run_continues_while_the_controller_is_down_and_a_kill_waits_for_the_control
     let away_since = Instant::now();
     let status = site.does("status latest");
     assert!(site.trains(), "{status}");
-    let is_silent = |status: &Value| status["job"]["silent_since_s"].is_number();
+    let is_silent = |status: &Value| status["job"]["no_reply_since_s"].is_number();
     assert!(is_silent(&site.status()), "{status}");
     assert_eq!(site.refuses("resume latest").code, ErrorCode::RunStateUnknown);
     // Real time: twice the longest timeout between controller and nodes in the rig's slurm.conf, SlurmctldTimeout=10.

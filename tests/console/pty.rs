@@ -163,11 +163,15 @@ impl Pty {
     /// Waits for a condition outside the terminal by polling.
     pub fn meanwhile(&self, what: &str, is: impl Fn() -> bool) -> &Self {
         let started = Instant::now();
-        while !is() {
+        loop {
+            let began = Instant::now();
+            if is() {
+                return self;
+            }
             assert!(started.elapsed() < PATIENCE, "timed out waiting for {what}; the screen was:\n{}", self.text());
-            thread::sleep(Duration::from_millis(20));
+            // A check that starts programs must take little of a core.
+            thread::sleep(Duration::from_millis(20).max(6 * began.elapsed()));
         }
-        self
     }
 
     /// Waits until the program has ended and all its output is read. Returns the exit code.

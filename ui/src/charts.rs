@@ -1,7 +1,9 @@
 //! The lines that the run screen draws for each metric.
 
-use crate::series::{MAX_RANK_LINES, Segment, Series, Statistic, Track};
+use crate::series::{Column, MAX_RANK_LINES, Segment, Series, Statistic, Track};
+use crate::widgets::memo::Memo;
 use rundir::{Chart, METRICS, find_metric};
+use std::rc::Rc;
 
 /// A line of a chart.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,13 +58,32 @@ pub fn first_letter(label: &str) -> char {
     label.chars().find(|c| c.is_ascii_alphanumeric()).map_or('x', |c| c.to_ascii_lowercase())
 }
 
+thread_local! {
+    /// The results of [`first_equals`] for the charts on the screen.
+    static FIRST_EQUALS: Memo<(u64, Vec<Track>), Vec<usize>> = const { Memo::empty() };
+}
+
+/// Returns for each track of a run the index of the first track in the list whose line coincides with its own: its own index, if
+/// there is none before it.
+pub fn first_equals(series: &Series, tracks: Vec<Track>) -> Rc<Vec<usize>> {
+    FIRST_EQUALS.with(|known| {
+        known.get((series.version(), tracks), |(_, tracks)| {
+            let first = |at: usize| (0..at).find(|before| coincide(series, tracks[*before], tracks[at])).unwrap_or(at);
+            (0..tracks.len()).map(first).collect()
+        })
+    })
+}
+
 /// Returns whether two lines of a run coincide. The cost does not grow with the number of samples.
-pub fn coincide(series: &Series, a: Track, b: Track) -> bool {
+fn coincide(series: &Series, a: Track, b: Track) -> bool {
     /// Parts of a line that are compared by their extremes.
     const PARTS: usize = 32;
     let (piece, other) = (series.of_track(a), series.of_track(b));
     let same = |piece: &Segment| {
-        let part = |at: usize| at * piece.len() / PARTS;
+        let len = piece.len();
+        // The extremes of whole buckets are computed fastest.
+        let bucket = Column::bucket(len / PARTS);
+        let part = |at: usize| if at == PARTS { len } else { at * len / PARTS / bucket * bucket };
         let extent = |track: Track, at: usize| piece.column(track).extent(part(at), part(at + 1));
         (0..PARTS).all(|at| extent(a, at) == extent(b, at))
     };

@@ -71,7 +71,10 @@ fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
     let Some(run) = model.run.as_ref().filter(|_| model.symbols.braille) else { return Vec::new() };
     let placed: Vec<(&SampleSidecar, Rect)> = match model.screen {
         Screen::Samples => samples::placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
-        Screen::Run => run.samples.selected().zip(run::video_area(model, run)).into_iter().collect(),
+        Screen::Run => {
+            let selected = run.samples.selected().into_iter();
+            selected.filter_map(|sample| Some((sample, run::video_area(model, run)?))).collect()
+        }
         _ => Vec::new(),
     };
     let wanted = placed.into_iter().map(|(sample, area)| (sample.step, sample.index, samples::size_of(area)));

@@ -35,15 +35,15 @@ pub trait Units {
     ///
     /// # Errors
     /// Memory is exhausted.
-    fn put_away(&mut self, input: Tensor) -> Result<Tensor, Self::Error> {
+    fn offload_input(&mut self, input: Tensor) -> Result<Tensor, Self::Error> {
         Ok(input)
     }
 
-    /// Brings back an input that [`Units::put_away`] stored. `next` is the input of the following call, to prefetch.
+    /// Brings back an input that [`Units::offload_input`] stored. `next` is the input of the following call, to prefetch.
     ///
     /// # Errors
     /// Memory is exhausted.
-    fn take_back(&mut self, kept: Tensor, _next: Option<&Tensor>) -> Result<Tensor, Self::Error> {
+    fn fetch_input(&mut self, kept: Tensor, _next: Option<&Tensor>) -> Result<Tensor, Self::Error> {
         Ok(kept)
     }
 
@@ -197,10 +197,10 @@ impl<F: Family> Network<F> {
                 drop(kept.take_input());
             } else {
                 kept.change_input(|x| match self.inputs {
-                    SavedInputs::Replicated => units.put_away(x),
+                    SavedInputs::Replicated => units.offload_input(x),
                     SavedInputs::Sharded => {
                         let part = units.tensor_parallel().scatter_to(&x)?;
-                        units.put_away(part)
+                        units.offload_input(part)
                     }
                 })?;
             }
@@ -228,7 +228,7 @@ impl<F: Family> Network<F> {
                 let mut rest = kept.into_iter().peekable();
                 while let Some(stream) = rest.next() {
                     let next = rest.peek().or_else(|| before.and_then(<[Tensor]>::first));
-                    x.push(units.take_back(stream, next)?);
+                    x.push(units.fetch_input(stream, next)?);
                 }
                 if self.inputs == SavedInputs::Sharded {
                     x = x.iter().map(|x| units.tensor_parallel().gather_from(x)).collect::<Result<_, _>>()?;

@@ -133,7 +133,7 @@ impl Inner {
         let mut query = GpuQuery::default();
         let mut backoff = Backoff::new(RESTART.0, RESTART.1);
         while !self.ended.load(Ordering::Relaxed) {
-            match self.run_script(&query) {
+            match self.run_script(&query, &mut backoff) {
                 Ok(Some(other)) => {
                     query = other;
                     continue;
@@ -148,7 +148,9 @@ impl Inner {
     }
 
     /// Runs the script once, until the watch ends. If the driver needs another query, ends the script and returns that query.
-    fn run_script(&self, query: &GpuQuery) -> std::io::Result<Option<GpuQuery>> {
+    ///
+    /// * `backoff` — the pauses between restarts; each frame resets them.
+    fn run_script(&self, query: &GpuQuery, backoff: &mut Backoff) -> std::io::Result<Option<GpuQuery>> {
         let mut child = std::process::Command::new("sh")
             .args(["-c", &probe::script_until_input_ends(query, Pace::every_s(self.every.as_secs_f64()))])
             .stdin(Stdio::piped())
@@ -166,6 +168,7 @@ impl Inner {
                 break;
             }
             for frame in frames.push(&bytes[..read]) {
+                backoff.reset();
                 match self.frame(frame, query) {
                     (_, Some(other)) => return Ok(Some(other)),
                     (ControlFlow::Break(()), None) => return Ok(None),

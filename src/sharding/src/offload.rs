@@ -343,11 +343,11 @@ impl Offload {
         Ok(Fetched { tensor, kind, copying })
     }
 
-    /// Starts to copy a tensor to the store, and returns its copy there. [`Offload::take_back`] frees the copy.
+    /// Starts to copy a tensor to the store, and returns its copy there. [`Offload::fetch_input`] frees the copy.
     ///
     /// # Errors
     /// The memory of the store is exhausted, or the GPU failed.
-    pub fn put_away(&mut self, input: &Tensor) -> Result<Tensor> {
+    pub fn offload_input(&mut self, input: &Tensor) -> Result<Tensor> {
         let bytes = input.numel() * input.kind().elt_size_in_bytes();
         let buffer = self.buffer(bytes)?;
         let to = buffer.narrow(0, 0, bytes as i64).view_dtype(input.kind()).view(input.size().as_slice());
@@ -376,12 +376,12 @@ impl Offload {
         self.leaving.take().map_or(Ok(()), Copying::wait)
     }
 
-    /// Copies a tensor of [`Offload::put_away`] back to the device, and frees its copy in the store. Starts to fetch
-    /// `next`, the tensor that the following call takes back.
+    /// Copies a tensor of [`Offload::offload_input`] back to the device, and frees its copy in the store. Starts to fetch
+    /// `next`, the tensor of the following call.
     ///
     /// # Errors
     /// The memory of the device is exhausted, or a copy failed.
-    pub fn take_back(&mut self, stored: Tensor, next: Option<&Tensor>) -> Result<Tensor> {
+    pub fn fetch_input(&mut self, stored: Tensor, next: Option<&Tensor>) -> Result<Tensor> {
         self.wait_leaving()?;
         let fetched = match self.ahead.take() {
             Some((of, fetched)) if of.data_ptr() == stored.data_ptr() => fetched,
@@ -451,12 +451,12 @@ mod tests {
             let tensors: Vec<Tensor> =
                 (0..5).map(|i| Tensor::randn([3, 700 + i], (Kind::Float, Device::Cpu))).collect();
             for round in 0..3 {
-                let mut away: Vec<Tensor> = tensors.iter().map(|t| offload.put_away(t).unwrap()).collect();
+                let mut away: Vec<Tensor> = tensors.iter().map(|t| offload.offload_input(t).unwrap()).collect();
                 for wanted in tensors.iter().rev() {
                     let stored = away.pop().unwrap();
                     // In the second round the prefetched tensor is not the next one.
                     let next = if round == 1 { away.first() } else { away.last() };
-                    assert!(offload.take_back(stored, next).unwrap().equal(wanted));
+                    assert!(offload.fetch_input(stored, next).unwrap().equal(wanted));
                 }
                 assert_eq!(offload.spare.len(), 5, "each round uses the same memory");
             }
@@ -500,10 +500,10 @@ mod tests {
         for (len, kind) in [(700, Kind::Float), (9000, Kind::BFloat16), (20, Kind::Float), (3000, Kind::Float)] {
             let batch: Vec<Tensor> =
                 (0..4).map(|_| Tensor::randn([len, 2], (Kind::Float, Device::Cpu)).to_kind(kind)).collect();
-            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.put_away(input).unwrap()).collect();
+            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.offload_input(input).unwrap()).collect();
             for input in batch.iter().rev() {
                 let stored = away.pop().unwrap();
-                assert!(offload.take_back(stored, away.last()).unwrap().equal(input));
+                assert!(offload.fetch_input(stored, away.last()).unwrap().equal(input));
             }
             assert_eq!((offload.used.len(), offload.spare.len(), store.mapped().len()), (0, 4, 4), "{len}");
         }
@@ -519,7 +519,7 @@ mod tests {
         // A small batch first: its inputs must not split the places.
         for len in [700, 9000, 20, 3000, 9000] {
             let batch: Vec<Tensor> = (0..4).map(|_| Tensor::randn([len, 2], (Kind::Float, Device::Cpu))).collect();
-            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.put_away(input).unwrap()).collect();
+            let mut away: Vec<Tensor> = batch.iter().map(|input| offload.offload_input(input).unwrap()).collect();
             let places = {
                 let arena = host.arena();
                 (arena.used.len(), arena.free.len())
@@ -527,7 +527,7 @@ mod tests {
             assert_eq!(places, (4, 0), "{len}");
             for input in batch.iter().rev() {
                 let stored = away.pop().unwrap();
-                assert!(offload.take_back(stored, away.last()).unwrap().equal(input));
+                assert!(offload.fetch_input(stored, away.last()).unwrap().equal(input));
             }
         }
     }

@@ -132,16 +132,16 @@ impl Units for Sharded<'_> {
         self
     }
 
-    fn put_away(&mut self, input: Tensor) -> c10d::Result<Tensor> {
+    fn offload_input(&mut self, input: Tensor) -> c10d::Result<Tensor> {
         match self.0.offload_mut() {
-            Some(offload) if offload.takes_inputs => offload.put_away(&input),
+            Some(offload) if offload.takes_inputs => offload.offload_input(&input),
             _ => Ok(input),
         }
     }
 
-    fn take_back(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
+    fn fetch_input(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
         match self.0.offload_mut() {
-            Some(offload) if offload.takes_inputs => offload.take_back(kept, next),
+            Some(offload) if offload.takes_inputs => offload.fetch_input(kept, next),
             _ => Ok(kept),
         }
     }
@@ -169,12 +169,12 @@ impl Units for Training<'_> {
         self.units.reduce(unit, grads)
     }
 
-    fn put_away(&mut self, input: Tensor) -> c10d::Result<Tensor> {
-        self.units.put_away(input)
+    fn offload_input(&mut self, input: Tensor) -> c10d::Result<Tensor> {
+        self.units.offload_input(input)
     }
 
-    fn take_back(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
-        self.units.take_back(kept, next)
+    fn fetch_input(&mut self, kept: Tensor, next: Option<&Tensor>) -> c10d::Result<Tensor> {
+        self.units.fetch_input(kept, next)
     }
 
     fn tensor_parallel(&self) -> &dyn TensorParallel {

@@ -166,7 +166,7 @@ struct JobDocument {
     nodes: Option<String>,
     cancelled_by: Option<String>,
     /// The time since which Slurm has not answered.
-    silent_since_s: Option<f64>,
+    no_reply_since_s: Option<f64>,
     /// The state as a sentence.
     text: String,
 }
@@ -311,7 +311,7 @@ impl JobDocument {
             start_s: job.and_then(|job| job.start.as_ref()?.unix_s()),
             nodes: job.and_then(|job| job.node_list.clone()),
             cancelled_by: status.cancelled_by.clone(),
-            silent_since_s: status.no_reply.as_ref().map(|no_reply| no_reply.since_s),
+            no_reply_since_s: status.no_reply.as_ref().map(|no_reply| no_reply.since_s),
             text: ui::slurm::sentence(status, rundir::now_s()),
         }
     }

@@ -155,7 +155,8 @@ fn files_of(dir: &RunDir) -> Vec<FileStamp> {
     files.iter().map(|file| stamp_of(file)).collect()
 }
 
-fn stamp_of(file: &Utf8Path) -> FileStamp {
+/// Returns the stamp of a file.
+pub fn stamp_of(file: &Utf8Path) -> FileStamp {
     let found = file.metadata().ok()?;
     Some((found.modified().ok()?, found.len()))
 }

@@ -17,6 +17,7 @@ mod context;
 mod draft;
 mod heal;
 mod kill;
+mod known_runs;
 mod launch;
 mod launch_options;
 mod node_list;
@@ -51,6 +52,7 @@ pub struct Workspace {
     trainer: TrainerFinder,
     /// The GPU samples of the nodes of watched runs.
     pub samples: NodeSamples,
+    known_runs: known_runs::KnownRuns,
     /// The simulated nodes, if they replace the real ones.
     pub simulate: Option<Simulation>,
     /// The time that nodes have to report the processes of a run. The state of a slower node is unknown.
@@ -85,6 +87,7 @@ impl Workspace {
             connections,
             trainer: TrainerFinder::default(),
             samples: NodeSamples::default(),
+            known_runs: known_runs::KnownRuns::default(),
             simulate: None,
             patience,
         })

@@ -265,7 +265,7 @@ impl WeightsSource {
             model = model.and_then(|model| scheduler.apply(&path, &model));
         }
         if let Some(table) = model_table(&folder)? {
-            source.schedule_known = true;
+            source.schedule_known |= table.contains_key("snr_shift_scale");
             source.latent_scale_known |= table.contains_key("latent_scale");
             model = model.and_then(|model| with_keys(&model, &table, &folder.join(MODEL_FILE)));
         }

@@ -35,7 +35,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
     let event_log = event_log(model);
-    let recipe_area = model.run.as_ref().and_then(|run| {
+    let recipe_area = model.run.as_ref().filter(|run| run.focus == Panel::Recipe).and_then(|run| {
         screen_areas(model, run).panels.into_iter().find(|(panel, _)| *panel == Panel::Recipe).map(|(_, area)| area)
     });
     let last_of_recipe = recipe_area.map_or(0, |area| run_recipe::last_scroll(model, area));

@@ -67,7 +67,7 @@ thread_local! {
 /// Returns the charts whose values do not change.
 pub fn constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
     let key = (run.series.version(), panels.to_vec());
-    CONSTANT.with(|constant| constant.get(key, || find_constant(run, panels)).to_vec())
+    CONSTANT.with(|constant| constant.get(key, |(_, panels)| find_constant(run, panels)).to_vec())
 }
 
 fn find_constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
@@ -96,14 +96,18 @@ fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'
     let has_values = |track: Track| run.series.has_values(track);
     // A small panel has no room for a line per rank.
     let each_rank = run.enlarged_chart() == Some(panel) && has_values(Track::Memory(0));
-    let curves = curves(run, panel, each_rank).into_iter();
+    let curves: Vec<Curve> =
+        curves(run, panel, each_rank).into_iter().filter(|curve| has_values(curve.track)).collect();
+    let first_equals = charts::first_equals(&run.series, curves.iter().map(|curve| curve.track).collect());
     let mut lines: Vec<ChartLine<'a>> = Vec::new();
-    for Curve { track, band, mark, label } in curves.filter(|curve| has_values(curve.track)) {
-        let same = |line: &&mut ChartLine<'_>| charts::coincide(&run.series, line.track, track);
-        if let Some(same) = lines.iter_mut().find(same) {
-            same.label = format!("{}, {label}", same.label);
+    let mut line_of_curve: Vec<usize> = Vec::new();
+    for (Curve { track, band, mark, label }, first) in curves.into_iter().zip(first_equals.iter()) {
+        if let Some(line) = line_of_curve.get(*first).copied() {
+            lines[line].label = format!("{}, {label}", lines[line].label);
+            line_of_curve.push(line);
             continue;
         }
+        line_of_curve.push(lines.len());
         let style = model.theme.lines[lines.len() % model.theme.lines.len()];
         let band = band.filter(|(lowest, _)| has_values(*lowest));
         lines.push(ChartLine { series: &run.series, track, band, label, mark, style });

@@ -57,7 +57,7 @@ impl HeatMap<'_> {
         self.axis.draw_cursors(buf, plot);
         let crossed: Vec<u16> = self.axis.cursors(plot).map(|(column, _)| column).collect();
         let key = (self.version, (plot.width, plot.height), self.axis.x, self.axis.window);
-        let columns = SHADES.with(|shades| shades.get(key, || self.shades(plot.width, &groups)));
+        let columns = SHADES.with(|shades| shades.get(key, |_| self.shades(plot.width, &groups)));
         for (x, shades) in (plot.left()..).zip(columns.iter()) {
             for (y, shade) in (plot.top()..).zip(shades) {
                 // The shade of a slow rank hides the cursor.

@@ -6,10 +6,11 @@
 
 use crate::series::{Axis, Column, Extent, Segment, Series, Track};
 use crate::widgets::memo::Memo;
-use crate::widgets::shared_axis::{SharedAxis, put};
+use crate::widgets::shared_axis::{SharedAxis, put, put_symbol};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Modifier, Style};
+use std::rc::Rc;
 use units::Unit;
 
 /// One line of a chart.
@@ -49,9 +50,16 @@ pub struct LineChart<'a> {
 /// The parts of a chart.
 struct Parts {
     plot: Rect,
+    y: Rc<YAxis>,
+    /// The number of columns of the y axis and its labels.
+    gutter: u16,
+}
+
+/// A y axis.
+struct YAxis {
     scale: Scale,
     ticks: units::Ticks,
-    /// The number of columns of the y axis and its labels.
+    /// The number of columns that the axis and its labels need.
     gutter: u16,
 }
 
@@ -59,16 +67,22 @@ impl<'a> LineChart<'a> {
     /// Draws the chart into an area. Draws nothing if the area is too small.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
-        let Some(Parts { plot, scale, ticks, gutter }) = self.parts(area) else { return };
-        self.y_axis(buf, plot, area.x, gutter, &scale, &ticks);
+        let Some(Parts { plot, y, gutter }) = self.parts(area) else { return };
+        self.draw_y_axis(buf, plot, area.x, gutter, &y);
         if plot.height < area.height {
             self.axis.draw_labels(buf, plot, area);
         }
         self.axis.draw_cursors(buf, plot);
-        let drawing = DRAWINGS.with(|drawings| drawings.get(self.key(plot, &scale), || self.draw(plot, &scale)));
+        let drawing = DRAWINGS.with(|drawings| drawings.get(self.key(plot, &y.scale), |_| self.draw(plot, &y.scale)));
         drawing.dots.flush(buf, plot);
         for cell in &drawing.gaps {
-            put(buf, plot.x + *cell as u16, plot.bottom() - 1, self.axis.symbols.not_finite, self.axis.theme.bad);
+            put_symbol(
+                buf,
+                plot.x + *cell as u16,
+                plot.bottom() - 1,
+                self.axis.symbols.not_finite,
+                self.axis.theme.bad,
+            );
         }
         if self.lines.len() > 1 {
             self.end_marks(buf, plot, &drawing.ends);
@@ -89,13 +103,10 @@ impl<'a> LineChart<'a> {
         if area.width < 4 || area.height < 2 {
             return None;
         }
-        let key = (self.line_keys(), self.axis.x, self.axis.window, self.unit, self.log_y);
-        let scale = (*SCALES.with(|scales| scales.get(key, || self.scale())))?;
-        let x_rows = u16::from(area.height >= self.axis.labels_from);
-        let plot_height = area.height - x_rows;
-        let ticks = scale.ticks(plot_height, self.unit);
-        let gutter = ticks.marks.iter().map(|(_, label)| units_width(label)).max().unwrap_or(0) + 1;
-        let gutter = gutter.max(self.axis.gutter);
+        let plot_height = area.height - u16::from(area.height >= self.axis.labels_from);
+        let key = (self.line_keys(), self.axis.x, self.axis.window, self.unit, self.log_y, plot_height);
+        let y = Option::clone(&*Y_AXES.with(|axes| axes.get(key, |_| self.y_axis(plot_height))))?;
+        let gutter = y.gutter.max(self.axis.gutter);
         let margin = self.axis.margin.max(if self.lines.len() > 1 { 2 } else { 0 });
         let plot = Rect {
             x: area.x + gutter,
@@ -103,7 +114,7 @@ impl<'a> LineChart<'a> {
             width: area.width.saturating_sub(gutter + margin),
             height: plot_height,
         };
-        (plot.width >= 2).then_some(Parts { plot, scale, ticks, gutter })
+        (plot.width >= 2).then_some(Parts { plot, y, gutter })
     }
 
     /// Returns the segments of a line, each with whether it is superseded.
@@ -111,6 +122,14 @@ impl<'a> LineChart<'a> {
         let superseded = if line.track.is_of_nodes() { &[] } else { line.series.superseded() };
         let newest = (line.series.of_track(line.track), false);
         superseded.iter().map(|piece| (piece, true)).chain([newest]).filter(|(piece, _)| !piece.is_empty())
+    }
+
+    /// Returns the y axis of a plot of this height; `None` if there are no values.
+    fn y_axis(&self, height: u16) -> Option<Rc<YAxis>> {
+        let scale = self.scale()?;
+        let ticks = scale.ticks(height, self.unit);
+        let gutter = ticks.marks.iter().map(|(_, label)| units_width(label)).max().unwrap_or(0) + 1;
+        Some(Rc::new(YAxis { scale, ticks, gutter }))
     }
 
     /// Returns the y scale of the visible values; `None` if there are no values.
@@ -150,10 +169,10 @@ impl<'a> LineChart<'a> {
         Some(Scale { low: (low - pad).max(floor), high: (high + pad).min(ceiling), log: false })
     }
 
-    fn y_axis(&self, buf: &mut Buffer, plot: Rect, left: u16, gutter: u16, scale: &Scale, ticks: &units::Ticks) {
+    fn draw_y_axis(&self, buf: &mut Buffer, plot: Rect, left: u16, gutter: u16, YAxis { scale, ticks, .. }: &YAxis) {
         let faint = self.axis.theme.faint;
         for y in plot.top()..plot.bottom() {
-            put(buf, plot.x - 1, y, self.axis.symbols.axis, faint);
+            put_symbol(buf, plot.x - 1, y, self.axis.symbols.axis, faint);
         }
         let mut free_from = plot.bottom();
         for (value, label) in &ticks.marks {
@@ -164,7 +183,7 @@ impl<'a> LineChart<'a> {
             free_from = y;
             let width = units_width(label);
             put(buf, left + (gutter - 1).saturating_sub(width), y, label, faint);
-            put(buf, plot.x - 1, y, self.axis.symbols.tick, faint);
+            put_symbol(buf, plot.x - 1, y, self.axis.symbols.tick, faint);
         }
     }
 
@@ -336,12 +355,12 @@ impl<'a> LineChart<'a> {
 thread_local! {
     /// The lines of the charts on the screen.
     static DRAWINGS: Memo<Key, Drawing> = const { Memo::empty() };
-    /// The y ranges of the charts on the screen.
-    static SCALES: Memo<ScaleKey, Option<Scale>> = const { Memo::empty() };
+    /// The y axes of the charts on the screen.
+    static Y_AXES: Memo<YAxisKey, Option<Rc<YAxis>>> = const { Memo::empty() };
 }
 
-/// The lines of a y range, the x axis, the window, the unit, and whether the y axis is logarithmic.
-type ScaleKey = (Vec<LineKey>, Axis, (f64, f64), Unit, bool);
+/// What decides a y axis: the lines, the x axis, the window, the unit, whether the y axis is logarithmic, and the rows of the plot.
+type YAxisKey = (Vec<LineKey>, Axis, (f64, f64), Unit, bool, u16);
 
 /// The version of the series, the tracks and the colour of a line.
 type LineKey = (u64, Track, Option<(Track, Track)>, Style);

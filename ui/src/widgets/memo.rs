@@ -18,13 +18,14 @@ impl<K: PartialEq, V> Memo<K, V> {
     }
 
     /// Returns the result for a key; computes it if it is not kept.
-    pub fn get(&self, key: K, compute: impl FnOnce() -> V) -> Rc<V> {
+    pub fn get(&self, key: K, compute: impl FnOnce(&K) -> V) -> Rc<V> {
         let mut results = self.results.borrow_mut();
         match results.iter().position(|(other, _)| *other == key) {
             Some(at) => results[..=at].rotate_right(1),
             None => {
                 results.truncate(KEPT - 1);
-                results.insert(0, (key, Rc::new(compute())));
+                let result = Rc::new(compute(&key));
+                results.insert(0, (key, result));
             }
         }
         Rc::clone(&results[0].1)
@@ -40,7 +41,7 @@ mod tests {
         let memo = Memo::empty();
         let double = |key: usize| {
             let mut is_computed = false;
-            let result = memo.get(key, || {
+            let result = memo.get(key, |_| {
                 is_computed = true;
                 2 * key
             });

@@ -62,21 +62,21 @@ pub fn panel(
         return below;
     }
     let (theme, symbols) = (&model.theme, &model.symbols);
-    let width = usize::from(top.width);
-    let mut line = match focused {
+    let heading = match focused {
         true => vec![Span::styled(format!("{} {title} ", symbols.pointer), theme.accent)],
         false => vec![Span::styled(symbols.rule, theme.faint), Span::styled(format!(" {title} "), theme.strong)],
     };
-    let used: usize = line.iter().map(Span::width).sum();
-    let value_width: usize = value.iter().map(Span::width).sum();
-    let fits = !value.is_empty() && used + value_width + 3 <= width;
+    let [used, value_width] = [&heading, &value].map(|spans| spans.iter().map(Span::width).sum::<usize>() as u16);
+    write(model, buf, top, Line::from(heading));
+    let fits = !value.is_empty() && used + value_width + 3 <= top.width;
     let tail = if fits { value_width + 1 } else { 0 };
-    line.push(Span::styled(symbols.rule.repeat(width.saturating_sub(used + tail)), theme.faint));
-    if fits {
-        line.push(Span::raw(" "));
-        line.extend(value);
+    // Cell by cell, because a span would measure the width of each character.
+    for x in (top.x + used)..(top.right() - tail) {
+        shared_axis::put_symbol(buf, x, top.y, symbols.rule, theme.faint);
     }
-    write(model, buf, top, Line::from(line));
+    if fits {
+        write(model, buf, Rect { x: top.right() - value_width, width: value_width, ..top }, Line::from(value));
+    }
     below
 }
 

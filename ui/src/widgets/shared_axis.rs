@@ -60,7 +60,7 @@ impl SharedAxis {
     pub fn draw_cursors(&self, buf: &mut Buffer, plot: Rect) {
         for (x, style) in self.cursors(plot) {
             for y in plot.top()..plot.bottom() {
-                put(buf, x, y, self.symbols.cursor, style);
+                put_symbol(buf, x, y, self.symbols.cursor, style);
             }
         }
     }
@@ -90,6 +90,13 @@ impl SharedAxis {
                 free_from = x + width + 2;
             }
         }
+    }
+}
+
+/// Writes a symbol that is one cell wide, if the cell is in the buffer. Cheaper than [`put`], which measures its text.
+pub fn put_symbol(buf: &mut Buffer, x: u16, y: u16, symbol: &str, style: Style) {
+    if let Some(cell) = buf.cell_mut((x, y)) {
+        cell.set_symbol(symbol).set_style(style);
     }
 }
 

@@ -72,8 +72,9 @@ impl OpenSsh {
             )));
         }
         let (shared, streams, last_stream) = (Mutex::new(false), Mutex::default(), AtomicU64::new(0));
-        // %C is a hash of user, node and port.
-        Ok(Self { options, login, socket: folder.join("%C"), shared, streams, last_stream })
+        // Each process has its own connection, because it closes the connection when it ends. %C is a hash of user, node and port.
+        let socket = folder.join(format!("{}-%C", process::id()));
+        Ok(Self { options, login, socket, shared, streams, last_stream })
     }
 
     /// Runs a command and waits for its exit.

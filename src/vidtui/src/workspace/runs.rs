@@ -82,8 +82,8 @@ impl Workspace {
 
     /// Summarizes a run from its files and processes.
     pub fn summary(&self, dir: &RunDir) -> Result<(RunSummary, RunFacts), Failure> {
-        let run = dir.read_run()?;
-        let mut facts = self.connections.read_facts(dir, &run, self.patience)?;
+        let known = self.known_runs.read(dir)?;
+        let mut facts = self.connections.read_facts(dir, &known.run, self.patience)?;
         let own_s = rundir::now_s();
         let now_s = match facts.alive {
             Liveness::Alive => self.samples.now_s(dir, &facts, own_s),
@@ -95,7 +95,11 @@ impl Workspace {
         {
             facts.load = power;
         }
-        Ok((RunSummary::new(run, dir.clone(), &facts, now_s), facts))
+        let summary = RunSummary::new(known.run.clone(), dir.clone(), &facts, now_s);
+        if summary.state.is_end() {
+            self.known_runs.forget(dir);
+        }
+        Ok((summary, facts))
     }
 
     /// Returns the goodput of a run: how its time was spent. `None` if the run does not train or has not been started.
@@ -118,13 +122,13 @@ impl Workspace {
                 .filter(|known| known.node == node)
                 .for_each(|known| known.unreachable_since_s = Some(unreachable_since_s));
         }
-        let recipe = summary.run.recipe().ok();
+        let limits = self.known_runs.read(&summary.dir).ok().and_then(|known| known.limits());
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         // The size of a command's checkpoint is known after the first one.
         let checkpoint_bytes = match summary.run.is_command() {
             _ if facts.is_independent => None,
             true => summary.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),
-            false => recipe.as_ref().map(|recipe| recipe.cost().checkpoint_bytes),
+            false => limits.map(|limits| limits.checkpoint_bytes),
         };
         let disk = checkpoint_bytes.zip(free_bytes);
         let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
@@ -136,9 +140,9 @@ impl Workspace {
             metrics: &facts.newest.metrics,
             events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
-            checkpoint_interval: recipe.as_ref().map_or(0, |recipe| recipe.checkpoint.interval),
+            checkpoint_interval: limits.map_or(0, |limits| limits.checkpoint_interval),
             // A recipe of another version may be unreadable. Then use the default of `log.spike`.
-            spike: recipe.as_ref().map_or(10.0, |recipe| recipe.log.spike),
+            spike: limits.map_or(10.0, |limits| limits.spike),
             disk,
             nodes: &nodes,
         });

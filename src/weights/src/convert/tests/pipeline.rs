@@ -21,6 +21,12 @@ fn the_vae_scale_the_noise_schedule_and_the_text_length_are_kept() {
     fs::create_dir_all(pipeline.join("vae")).unwrap();
     fs::write(pipeline.join("vae/config.json"), r#"{"scaling_factor": 0.7, "invert_scale_latents": true}"#).unwrap();
     assert!(notes.contains("model.snr_shift_scale = 1 "), "{notes}");
+    // A model.toml without the key of the schedule does not make the schedule known.
+    let other_keys = pipeline.join("transformer/model.toml");
+    fs::write(&other_keys, "[model]\nrotary = \"diffusers\"\n").unwrap();
+    let (notes, _) = convert(&pipeline, "other-keys");
+    assert!(notes.contains("model.snr_shift_scale = 1 "), "{notes}");
+    fs::remove_file(&other_keys).unwrap();
     fs::create_dir_all(pipeline.join("scheduler")).unwrap();
     let scheduler = "../../tests/fixtures/oracle/schedules/noise_2b/scheduler_ddim/scheduler_config.json";
     fs::copy(scheduler, pipeline.join("scheduler/scheduler_config.json")).unwrap();

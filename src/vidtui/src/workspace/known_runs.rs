@@ -1,0 +1,95 @@
+//! Caches the `run.toml` of each run that has not ended, and what the findings need of its recipe.
+//!
+//! The console reads such runs every second, and parsing a recipe and computing its cost takes more time than all else.
+
+use crate::listings::{FileStamp, stamp_of};
+use rundir::{Error, Run, RunDir};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The cached runs.
+#[derive(Default)]
+pub struct KnownRuns {
+    runs: Mutex<BTreeMap<RunDir, (FileStamp, Arc<KnownRun>)>>,
+}
+
+/// The contents of a `run.toml`.
+pub struct KnownRun {
+    /// The run.
+    pub run: Run,
+    limits: OnceLock<Option<RecipeLimits>>,
+}
+
+/// What the findings need of a recipe.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RecipeLimits {
+    /// The size of a checkpoint in bytes, computed.
+    pub checkpoint_bytes: u64,
+    /// The steps between two checkpoints.
+    pub checkpoint_interval: u64,
+    /// `log.spike`: how many median absolute deviations above the median a loss is a spike.
+    pub spike: f64,
+}
+
+impl KnownRun {
+    /// Returns what the findings need of the recipe; `None` if the recipe cannot be read, for example one of another version.
+    pub fn limits(&self) -> Option<RecipeLimits> {
+        *self.limits.get_or_init(|| {
+            let recipe = self.run.recipe().ok()?;
+            let checkpoint_bytes = recipe.cost().checkpoint_bytes;
+            Some(RecipeLimits {
+                checkpoint_bytes,
+                checkpoint_interval: recipe.checkpoint.interval,
+                spike: recipe.log.spike,
+            })
+        })
+    }
+}
+
+impl KnownRuns {
+    /// Reads the `run.toml` of a run, unless the file is as it was at the last call.
+    ///
+    /// # Errors
+    /// As [`RunDir::read_run`].
+    pub fn read(&self, dir: &RunDir) -> Result<Arc<KnownRun>, Error> {
+        let stamp = stamp_of(&dir.run_toml());
+        let known = self.runs.lock().unwrap_or_else(PoisonError::into_inner).get(dir).cloned();
+        if let Some((_, run)) = known.filter(|(known, _)| stamp.is_some() && *known == stamp) {
+            return Ok(run);
+        }
+        let run = Arc::new(KnownRun { run: dir.read_run()?, limits: OnceLock::new() });
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).insert(dir.clone(), (stamp, run.clone()));
+        Ok(run)
+    }
+
+    /// Drops a run from the cache.
+    pub fn forget(&self, dir: &RunDir) {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).remove(dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use camino::Utf8PathBuf;
+
+    #[test]
+    fn a_run_is_read_again_only_after_its_file_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir =
+            RunDir::new(Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap().join("2026-11-20T0340-a-k7f2"));
+        let known = KnownRuns::default();
+        assert!(known.read(&dir).is_err());
+        std::fs::create_dir_all(&dir.root).unwrap();
+        let run = rundir::fixtures::run();
+        dir.write_run(&run).unwrap();
+        let first = known.read(&dir).unwrap();
+        assert!(Arc::ptr_eq(&first, &known.read(&dir).unwrap()));
+        let recipe = run.recipe().unwrap();
+        assert_eq!(first.limits().unwrap().checkpoint_interval, recipe.checkpoint.interval);
+        dir.write_run(&Run { name: "another".into(), ..run }).unwrap();
+        assert_eq!(known.read(&dir).unwrap().run.name, "another");
+        known.forget(&dir);
+        assert!(!Arc::ptr_eq(&first, &known.read(&dir).unwrap()));
+    }
+}
