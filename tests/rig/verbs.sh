@@ -40,7 +40,8 @@ verb_slow() { ## NODE MILLISECONDS  repeatedly stops its SSH server and sessions
     printf -v pause '%d.%03d' $(($2 / 1000)) $(($2 % 1000))
     touch "$RIG/nodes/$1/slow"
     # Only processes of root. A login in progress is in a seccomp sandbox, which kills it if it is stopped and continued during a sleep.
-    inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do pkill -STOP -u 0 -x sshd; sleep $pause; pkill -CONT -u 0 -x sshd; sleep 0.2; done" \
+    # The same processes are continued that were stopped, because a child of a session may have started its command in between.
+    inside_on "$1" setsid sh -c "while [ -e $RIG/self/slow ]; do all=\$(pgrep -u 0 -x sshd); kill -STOP \$all; sleep $pause; kill -CONT \$all; sleep 0.2; done" \
         </dev/null >/dev/null 2>&1 &
 }
 verb_heal() { ## NODE               undoes all verbs above

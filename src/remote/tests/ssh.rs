@@ -107,6 +107,26 @@ fn many_commands_share_one_connection_with_few_channels() {
 }
 
 #[test]
+fn replies_that_arrive_together_reach_their_commands() {
+    with_rig(1, |rig| {
+        let node = ssh(rig, "node01");
+        // The server sends the replies of several commands at once.
+        rig.verb("slow node01 20").unwrap();
+        thread::scope(|scope| {
+            for number in 0..8 {
+                let mut node = node.clone();
+                scope.spawn(move || {
+                    for round in 0..25 {
+                        let text = format!("{number} {round}");
+                        assert_eq!(stdout(&mut node, &format!("echo {text}")), text);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
 fn a_command_that_times_out_does_not_close_the_connection() {
     with_rig(1, |rig| {
         let mut node = ssh(rig, "node01");

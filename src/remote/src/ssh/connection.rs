@@ -351,8 +351,9 @@ impl Actor {
         }
         let mut index = 0;
         while index < self.running.len() {
+            let may_request = !self.running.iter().any(|running| running.exchange.is_requesting());
             let running = &mut self.running[index];
-            let step = running.exchange.step(running.work.keeps_input_open());
+            let step = running.exchange.step(running.work.keeps_input_open(), may_request);
             if matches!(step, Ok(Step::Progress)) {
                 (has_progress, running.last_received) = (true, Instant::now());
             }

@@ -43,6 +43,9 @@ pub struct Exchange {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
+    /// The channel is open.
+    Open,
+    /// The request to start the command is sent.
     Requesting,
     Sending,
     SendingEof,
@@ -66,7 +69,7 @@ impl Exchange {
         match session.channel_session() {
             Ok(channel) => Ok(Opened::Yes(Box::new(Self {
                 channel,
-                phase: Phase::Requesting,
+                phase: Phase::Open,
                 line: line.to_owned(),
                 input: input.to_owned(),
                 written: 0,
@@ -79,12 +82,23 @@ impl Exchange {
         }
     }
 
-    /// Sends and receives as much as possible without blocking. `keep_open` keeps the command's standard input open.
-    pub fn step(&mut self, keep_open: bool) -> Result<Step, ExchangeError> {
+    /// Returns whether the server has not replied to the request to start the command.
+    pub fn is_requesting(&self) -> bool {
+        self.phase == Phase::Requesting
+    }
+
+    /// Sends and receives as much as possible without blocking.
+    ///
+    /// * `keep_open` — whether the standard input of the command stays open.
+    /// * `may_request` — whether the command may be started: no other exchange of the session is requesting. If two are, libssh2 1.11
+    ///   reads the reply to one of them during a call for the other, and that call fails (`_libssh2_packet_requirev`).
+    pub fn step(&mut self, keep_open: bool, may_request: bool) -> Result<Step, ExchangeError> {
         let mut has_progress = false;
         loop {
             let before = self.phase;
             match self.phase {
+                Phase::Open if may_request => self.phase = Phase::Requesting,
+                Phase::Open => {}
                 Phase::Requesting => {
                     if ready(self.channel.exec(&self.line))?.is_some() {
                         self.phase = Phase::Sending;
