@@ -82,6 +82,7 @@ impl Connection {
             woken,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            abandoned: None,
             opening: None,
             backoff: Backoff::new(RECONNECT.0, RECONNECT.1),
         };
@@ -130,6 +131,9 @@ struct Actor {
     woken: UnixStream,
     waiting: VecDeque<Work>,
     running: Vec<Running>,
+    /// The exchange of work that was given up before the server replied to its request. The reply must be read before another
+    /// command may be started.
+    abandoned: Option<Box<Exchange>>,
     /// The time at which the opening of a channel began.
     opening: Option<Instant>,
     backoff: Backoff,
@@ -245,7 +249,9 @@ impl Actor {
             Request::EndStream(ended) => {
                 let is_it = |work: &Work| matches!(work, Work::Stream { id, .. } if *id == ended);
                 self.waiting.retain(|work| !is_it(work));
-                self.running.retain(|running| !is_it(&running.work));
+                while let Some(index) = self.running.iter().position(|running| is_it(&running.work)) {
+                    self.give_up(index);
+                }
             }
         }
     }
@@ -274,6 +280,7 @@ impl Actor {
         }
         self.waiting.retain(|work| !matches!(work, Work::Heartbeat));
         self.opening = None;
+        self.abandoned = None;
     }
 
     /// Serves requests until the session ends.
@@ -339,8 +346,8 @@ impl Actor {
                     // If streams use all channels, one of them is ended for the command and started again later.
                     let is_stream = |running: &Running| matches!(running.work, Work::Stream { .. });
                     if !matches!(work, Work::Stream { .. }) && self.running.iter().all(is_stream) {
-                        let stream = self.running.swap_remove(0);
-                        self.waiting.push_back(stream.work);
+                        let stream = self.give_up(0);
+                        self.waiting.push_back(stream);
                     }
                     *limit = Some(ChannelLimit { channels: self.running.len().max(1), at: Instant::now() });
                     break;
@@ -349,9 +356,20 @@ impl Actor {
                 Err(ExchangeError::Session(why) | ExchangeError::Refused(why)) => return Err(why),
             }
         }
+        if let Some(abandoned) = &mut self.abandoned {
+            match abandoned.read_reply() {
+                Ok(()) if abandoned.is_requesting() => {}
+                Ok(()) | Err(ExchangeError::Refused(_)) => {
+                    self.abandoned = None;
+                    has_progress = true;
+                }
+                Err(ExchangeError::Session(why)) => return Err(why),
+            }
+        }
         let mut index = 0;
         while index < self.running.len() {
-            let may_request = !self.running.iter().any(|running| running.exchange.is_requesting());
+            let is_requesting = |running: &Running| running.exchange.is_requesting();
+            let may_request = self.abandoned.is_none() && !self.running.iter().any(is_requesting);
             let running = &mut self.running[index];
             let step = running.exchange.step(running.work.keeps_input_open(), may_request);
             if matches!(step, Ok(Step::Progress)) {
@@ -360,7 +378,7 @@ impl Actor {
             let continues = running.send_lines();
             match step {
                 Ok(Step::Idle | Step::Progress) if continues => index += 1,
-                Ok(Step::Idle | Step::Progress) => drop(self.running.swap_remove(index)),
+                Ok(Step::Idle | Step::Progress) => drop(self.give_up(index)),
                 Ok(Step::Done(status)) => {
                     self.running.swap_remove(index).finish(status);
                     has_progress = true;
@@ -379,6 +397,15 @@ impl Actor {
         Ok(has_progress)
     }
 
+    /// Ends running work before its command has exited, and returns the work.
+    fn give_up(&mut self, index: usize) -> Work {
+        let Running { work, exchange, .. } = self.running.swap_remove(index);
+        if exchange.is_requesting() {
+            self.abandoned = Some(exchange);
+        }
+        work
+    }
+
     /// Fails commands that exceeded their time limit. If the session itself timed out, returns how long nothing was received.
     fn expire(&mut self, last_received: Instant) -> Option<Duration> {
         let node = self.login.node.clone();
@@ -393,7 +420,7 @@ impl Actor {
                 continue;
             }
             match running.work {
-                Work::Command { .. } => expired.push(self.running.swap_remove(index).work),
+                Work::Command { .. } => expired.push(self.give_up(index)),
                 // The script may hang while the connection works.
                 Work::Stream { .. } => {
                     (running.last_received, is_stream_silent) = (Instant::now(), true);

@@ -87,23 +87,31 @@ impl Exchange {
         self.phase == Phase::Requesting
     }
 
+    /// Reads the reply to the request to start the command, if it has arrived.
+    pub fn read_reply(&mut self) -> Result<(), ExchangeError> {
+        if self.is_requesting() && ready(self.channel.exec(&self.line))?.is_some() {
+            self.phase = Phase::Sending;
+        }
+        Ok(())
+    }
+
     /// Sends and receives as much as possible without blocking.
     ///
     /// * `keep_open` — whether the standard input of the command stays open.
-    /// * `may_request` — whether the command may be started: no other exchange of the session is requesting. If two are, libssh2 1.11
-    ///   reads the reply to one of them during a call for the other, and that call fails (`_libssh2_packet_requirev`).
+    /// * `may_request` — whether the command may be started: the session waits for the reply to no other request. If it waits for two,
+    ///   libssh2 1.11 reads one reply during the call for the other, and that call fails (`_libssh2_packet_requirev`).
     pub fn step(&mut self, keep_open: bool, may_request: bool) -> Result<Step, ExchangeError> {
         let mut has_progress = false;
         loop {
             let before = self.phase;
             match self.phase {
-                Phase::Open if may_request => self.phase = Phase::Requesting,
-                Phase::Open => {}
-                Phase::Requesting => {
-                    if ready(self.channel.exec(&self.line))?.is_some() {
-                        self.phase = Phase::Sending;
-                    }
+                Phase::Open if may_request => {
+                    self.phase = Phase::Requesting;
+                    // Nothing was received yet.
+                    continue;
                 }
+                Phase::Open => {}
+                Phase::Requesting => self.read_reply()?,
                 Phase::Sending => {
                     has_progress |= self.send()?;
                     if self.written == self.input.len() {
