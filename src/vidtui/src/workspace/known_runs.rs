@@ -32,6 +32,11 @@ pub struct RecipeLimits {
 }
 
 impl KnownRun {
+    /// Makes one from a run.
+    pub fn new(run: Run) -> Self {
+        Self { run, limits: OnceLock::new() }
+    }
+
     /// Returns what the findings need of the recipe; `None` if the recipe cannot be read, for example one of another version.
     pub fn limits(&self) -> Option<RecipeLimits> {
         *self.limits.get_or_init(|| {
@@ -57,7 +62,8 @@ impl KnownRuns {
         if let Some((_, run)) = known.filter(|(known, _)| stamp.is_some() && *known == stamp) {
             return Ok(run);
         }
-        let run = Arc::new(KnownRun { run: dir.read_run()?, limits: OnceLock::new() });
+        let run = dir.read_run().inspect_err(|_| self.forget(dir))?;
+        let run = Arc::new(KnownRun::new(run));
         self.runs.lock().unwrap_or_else(PoisonError::into_inner).insert(dir.clone(), (stamp, run.clone()));
         Ok(run)
     }

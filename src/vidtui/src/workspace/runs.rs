@@ -1,6 +1,7 @@
 //! The runs in the runs folder: look-up by name, summaries and findings.
 
 use super::Workspace;
+use super::known_runs::KnownRun;
 use crate::command_error::CommandError;
 use camino::Utf8Path;
 use health::{Disk, Evidence, Finding};
@@ -8,6 +9,7 @@ use recipe::Task;
 use remote::{Local, Transport};
 use rundir::{ErrorCode, Failure, RunDir, StepTimes, Tail};
 use runstate::{Goodput, GoodputReader, Liveness, Load, RunFacts, RunSummary, StepLog};
+use std::sync::Arc;
 
 /// The name that stands for the newest run that a command can use.
 const LATEST: &str = "latest";
@@ -122,7 +124,8 @@ impl Workspace {
                 .filter(|known| known.node == node)
                 .for_each(|known| known.unreachable_since_s = Some(unreachable_since_s));
         }
-        let limits = self.known_runs.read(&summary.dir).ok().and_then(|known| known.limits());
+        let known = self.known_runs.read(&summary.dir).unwrap_or_else(|_| Arc::new(KnownRun::new(summary.run.clone())));
+        let limits = known.limits();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         // The size of a command's checkpoint is known after the first one.
         let checkpoint_bytes = match summary.run.is_command() {
