@@ -2,7 +2,7 @@
 
 use crate::bindings::{Action, Context};
 use crate::layout;
-use crate::model::{CompareScreen, Difference, Model};
+use crate::model::{CompareScreen, ComparedRun, Difference, Model};
 use crate::run_state::short_id;
 use crate::screens::compare::{ink, mark};
 use crate::text;
@@ -34,9 +34,12 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let width = usize::from(below.width);
     let keys = differences.iter().map(|row| text::width(&row.key)).max().unwrap_or(0);
     let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
-    // Each column is as wide as its longest value if all columns fit; otherwise the widest columns shrink first.
     let runs = open.runs.len();
-    let wanted = |run: usize| cells.iter().map(|row| text::width(&row[run])).max().unwrap_or(0).max(LEAST);
+    let heading_of = |(number, run): (usize, &ComparedRun)| format!("{} {}", mark(number), short_id(&run.id));
+    let headings: Vec<String> = open.runs.iter().enumerate().map(heading_of).collect();
+    // Each column is as wide as its heading and its longest value if all columns fit; otherwise the widest columns shrink first.
+    let texts = |run: usize| cells.iter().map(move |row| &row[run]).chain([&headings[run]]);
+    let wanted = |run: usize| texts(run).map(|text| text::width(text)).max().unwrap_or(0).max(LEAST);
     let mut columns: Vec<usize> = (0..runs).map(wanted).collect();
     let keys = keys.min((width / 3).max(LEAST));
     let room = width.saturating_sub(keys + GAP * runs);
@@ -49,8 +52,8 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     }
     let (top, rows) = layout::cut_top(below, 1);
     let mut heading = vec![Span::styled(padded("key", keys), model.theme.faint)];
-    for (number, (run, width)) in open.runs.iter().zip(&columns).enumerate() {
-        let name = text::fit(&format!("{} {}", mark(number), short_id(&run.id)), *width, model.symbols.ellipsis);
+    for (number, (name, width)) in headings.iter().zip(&columns).enumerate() {
+        let name = text::fit(name, *width, model.symbols.ellipsis);
         heading.push(Span::styled(format!("{:GAP$}{}", "", padded(&name, *width)), ink(model, number)));
     }
     write(model, buf, top, Line::from(heading));

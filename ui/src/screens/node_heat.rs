@@ -89,7 +89,8 @@ pub const UNKNOWN: &str = "?";
 
 /// Returns the style of a value that differs much from those of the other GPUs.
 pub fn outlier_style(model: &Model) -> Style {
-    model.theme.warn.add_modifier(Modifier::REVERSED)
+    // Not reversed: a reversed bar shows a low value as a high one.
+    model.theme.warn.add_modifier(Modifier::BOLD)
 }
 
 /// Draws the map of one quantity.
