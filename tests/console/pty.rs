@@ -13,7 +13,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Time limit of a wait. Much longer than needed, because test machines are shared. A passing test never waits this long.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Polls a condition until it holds. Returns whether it did within [`PATIENCE`].
+pub fn comes_true(is: impl Fn() -> bool) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        let began = Instant::now();
+        if is() {
+            return true;
+        }
+        // A check that starts programs must take little of a core.
+        thread::sleep((6 * began.elapsed()).clamp(Duration::from_millis(20), Duration::from_secs(1)));
+    }
+    false
+}
 
 /// The bytes of keys.
 pub const ENTER: &str = "\r";
@@ -162,16 +176,8 @@ impl Pty {
 
     /// Waits for a condition outside the terminal by polling.
     pub fn meanwhile(&self, what: &str, is: impl Fn() -> bool) -> &Self {
-        let started = Instant::now();
-        loop {
-            let began = Instant::now();
-            if is() {
-                return self;
-            }
-            assert!(started.elapsed() < PATIENCE, "timed out waiting for {what}; the screen was:\n{}", self.text());
-            // A check that starts programs must take little of a core.
-            thread::sleep(Duration::from_millis(20).max(6 * began.elapsed()));
-        }
+        assert!(comes_true(is), "timed out waiting for {what}; the screen was:\n{}", self.text());
+        self
     }
 
     /// Waits until the program has ended and all its output is read. Returns the exit code.

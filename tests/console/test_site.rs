@@ -1,15 +1,13 @@
 //! A folder to run `vidtui` in, with a small curriculum, its data, a fake trainer, and no runs.
 
 use crate::fake_trainer;
-use crate::pty::{PATIENCE, Pty};
+use crate::pty::{Pty, comes_true};
 use camino::Utf8PathBuf;
 use rundir::RunDir;
 use runstate::Liveness;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The binary under test.
@@ -166,16 +164,7 @@ impl TestSite {
 
     /// Waits for a condition.
     pub fn until(&self, what: &str, is: impl Fn() -> bool) {
-        let started = Instant::now();
-        loop {
-            let began = Instant::now();
-            if is() {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "timed out waiting for {what}");
-            // A check that starts programs must take little of a core.
-            thread::sleep(Duration::from_millis(20).max(6 * began.elapsed()));
-        }
+        assert!(comes_true(is), "timed out waiting for {what}");
     }
 
     /// Waits until a run has completed a step.

@@ -72,8 +72,8 @@ fn visible_clips(model: &Model) -> Vec<(u64, usize, Size)> {
     let placed: Vec<(&SampleSidecar, Rect)> = match model.screen {
         Screen::Samples => samples::placed(model, run).into_iter().map(|(sample, _, area)| (sample, area)).collect(),
         Screen::Run => {
-            let selected = run.samples.selected().into_iter();
-            selected.filter_map(|sample| Some((sample, run::video_area(model, run)?))).collect()
+            let sample = run.samples.selected();
+            sample.and_then(|sample| Some((sample, run::video_area(model, run)?))).into_iter().collect()
         }
         _ => Vec::new(),
     };

@@ -3,6 +3,7 @@
 //! The console refreshes the lists every second or two, and a folder can hold hundreds of old runs. An ended run costs only a few
 //! `stat` calls; a run that has not ended is read again.
 
+use crate::file_stamp::{FileStamp, stamp_of};
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
@@ -11,11 +12,7 @@ use rundir::{Failure, RunDir, SampleFolder};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
 use ui::{CurriculumView, RecipeFacts, RecipeView, RunList, RunRow, RunStatus};
-
-/// Modification time and size of a file. `None` if the file does not exist.
-pub type FileStamp = Option<(SystemTime, u64)>;
 
 /// Lists the runs repeatedly.
 pub struct RunLister {
@@ -153,12 +150,6 @@ fn files_of(dir: &RunDir) -> Vec<FileStamp> {
         files.extend([dir.node_dir(&node), dir.node_events(&node)]);
     }
     files.iter().map(|file| stamp_of(file)).collect()
-}
-
-/// Returns the stamp of a file.
-pub fn stamp_of(file: &Utf8Path) -> FileStamp {
-    let found = file.metadata().ok()?;
-    Some((found.modified().ok()?, found.len()))
 }
 
 /// Lists the curricula repeatedly.

@@ -14,6 +14,7 @@ mod curves;
 mod dataset;
 mod documents;
 mod effects;
+mod file_stamp;
 mod inbox;
 mod last_screen;
 mod listings;

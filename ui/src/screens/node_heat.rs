@@ -78,7 +78,9 @@ pub fn cell(model: &Model, share: Option<f64>) -> (&'static str, Style) {
     match share {
         Some(share) => {
             let at = (share * levels.len() as f64).min(levels.len() as f64 - 1.0) as usize;
-            (levels[at], model.theme.ramp_at(share))
+            let ink = model.theme.ramp_at(share);
+            // Without colours, bars are dim, so that those of outliers, which are bold, differ.
+            (levels[at], if ink.fg.is_none() { model.theme.faint } else { ink })
         }
         None => (model.symbols.not_finite, model.theme.faint),
     }

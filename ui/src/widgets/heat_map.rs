@@ -27,7 +27,7 @@ pub struct HeatMap<'a> {
     pub filled: (f64, f64),
 }
 
-/// What decides the shades: the version of the series, the width and height of the plot, and the x axis.
+/// The inputs of the shades: the version of the series, the width and height of the plot, and the x axis.
 type Key = (u64, (u16, u16), Axis, (f64, f64));
 
 thread_local! {

@@ -192,7 +192,7 @@ impl<'a> LineChart<'a> {
         self.lines.iter().map(|line| (line.series.version(), line.track, line.band, line.style)).collect()
     }
 
-    /// Returns what decides the drawing of the lines.
+    /// Returns the inputs of the drawing of the lines.
     fn key(&self, plot: Rect, scale: &Scale) -> Key {
         Key {
             lines: self.line_keys(),
@@ -359,13 +359,13 @@ thread_local! {
     static Y_AXES: Memo<YAxisKey, Option<Rc<YAxis>>> = const { Memo::empty() };
 }
 
-/// What decides a y axis: the lines, the x axis, the window, the unit, whether the y axis is logarithmic, and the rows of the plot.
+/// The inputs of a y axis: the lines, the x axis, the window, the unit, whether the y axis is logarithmic, and the rows of the plot.
 type YAxisKey = (Vec<LineKey>, Axis, (f64, f64), Unit, bool, u16);
 
 /// The version of the series, the tracks and the colour of a line.
 type LineKey = (u64, Track, Option<(Track, Track)>, Style);
 
-/// What decides the drawing of lines.
+/// The inputs of a drawing of lines.
 #[derive(PartialEq)]
 struct Key {
     lines: Vec<LineKey>,

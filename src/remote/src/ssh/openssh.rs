@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use camino::{Utf8Path, Utf8PathBuf};
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
+use camino::Utf8PathBuf;
 use rundir::Login;
 
 use super::config::SshOptions;
@@ -75,7 +73,6 @@ impl OpenSsh {
             )));
         }
         let (shared, streams, last_stream) = (Mutex::new(false), Mutex::default(), AtomicU64::new(0));
-        remove_sockets_of_ended_processes(&folder);
         // Each process has its own connection, because it closes the connection at its end. %C is a hash of user, node and port.
         let socket = folder.join(format!("{:x}-%C", process::id()));
         Ok(Self { options, login, socket, shared, streams, last_stream })
@@ -269,19 +266,6 @@ impl Drop for OpenSsh {
             let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             // Without this, the connection would stay open for the time of `PERSIST`.
             let _ = quiet.spawn().and_then(|mut child| wait(&mut child, Duration::from_secs(2)));
-        }
-    }
-}
-
-/// Removes the sockets that killed processes left. Their connections close after the time of [`PERSIST`].
-fn remove_sockets_of_ended_processes(folder: &Utf8Path) {
-    let owner =
-        |name: &str| i32::from_str_radix(name.split_once('-').filter(|(_, rest)| !rest.contains('.'))?.0, 16).ok();
-    let has_ended = |pid: i32| kill(Pid::from_raw(pid), None) == Err(nix::errno::Errno::ESRCH);
-    for entry in folder.read_dir_utf8().into_iter().flatten().flatten() {
-        if owner(entry.file_name()).is_some_and(has_ended) {
-            // If the file cannot be removed, it stays, which does no harm.
-            let _ = fs::remove_file(entry.path());
         }
     }
 }

@@ -125,13 +125,13 @@ impl Workspace {
                 .for_each(|known| known.unreachable_since_s = Some(unreachable_since_s));
         }
         let known = self.known_runs.read(&summary.dir).unwrap_or_else(|_| Arc::new(KnownRun::new(summary.run.clone())));
-        let limits = known.limits();
+        let values = known.values();
         let free_bytes = Local::new().and_then(|mut here| here.free_bytes(&summary.dir.root)).ok();
         // The size of a command's checkpoint is known after the first one.
         let checkpoint_bytes = match summary.run.is_command() {
             _ if facts.is_independent => None,
             true => summary.checkpoint.as_ref().map(|checkpoint| checkpoint.bytes),
-            false => limits.map(|limits| limits.checkpoint_bytes),
+            false => values.map(|values| values.checkpoint_bytes),
         };
         let disk = checkpoint_bytes.zip(free_bytes);
         let disk = disk.map(|(checkpoint_bytes, free_bytes)| Disk { free_bytes, checkpoint_bytes });
@@ -143,9 +143,9 @@ impl Workspace {
             metrics: &facts.newest.metrics,
             events: &facts.newest.events,
             checkpoint: summary.checkpoint.as_ref(),
-            checkpoint_interval: limits.map_or(0, |limits| limits.checkpoint_interval),
+            checkpoint_interval: values.map_or(0, |values| values.checkpoint_interval),
             // A recipe of another version may be unreadable. Then use the default of `log.spike`.
-            spike: limits.map_or(10.0, |limits| limits.spike),
+            spike: values.map_or(10.0, |values| values.spike),
             disk,
             nodes: &nodes,
         });
