@@ -110,7 +110,7 @@ fn a_checkpoint_is_deleted_unless_it_is_pinned_or_needed() {
     site.succeeds(&["checkpoints", run, "unpin", "20"]);
 
     let console = site.console(SIZE, &[], &[]);
-    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of"]);
+    console.shows(&["stopped"]).press(ENTER).shows(&["Gradient norm"]).press("c").shows(&["Checkpoints of", "newest"]);
     console.press("G").press("d").shows(&["Delete the checkpoint of step 20"]).press(ENTER).shows(&["deleted"]);
     let folder = site.root.join("runs").join(run).join("checkpoints");
     assert!(!folder.join("step-00000020").exists() && folder.join("step-00000040").exists());

@@ -312,7 +312,7 @@ fn the_state_of_every_optimizer_is_saved_without_loss_and_loads_on_another_mesh(
         load(&mut again, &first);
         assert!(contents(&mut again) == before, "{kind:?} on the same mesh");
         // Two shards load the checkpoint and save it again, and one rank loads the second checkpoint.
-        on_two_ranks_of(path, &optimized(kind, 2), |_, mut rank| {
+        on_two_ranks_of(&optimized(kind, 2), |_, mut rank| {
             load(&mut rank, &first);
             rank.save(&second);
         });
@@ -395,7 +395,7 @@ fn a_checkpoint_whose_slices_end_at_odd_elements_loads_into_aligned_shards() {
         let before = contents(&mut rank);
         rank.save(&aligned);
         let recipe = optimized(kind, 2);
-        on_two_groups(path, &recipe, |groups| {
+        on_two_groups(&recipe, |groups| {
             let mut rank = Rank::of(recipe.clone(), packed(&recipe), groups, 0.0);
             load(&mut rank, &aligned);
             rank.save(&odd);
@@ -403,7 +403,7 @@ fn a_checkpoint_whose_slices_end_at_odd_elements_loads_into_aligned_shards() {
         let saved = Checkpoint::open(&odd.step_dir(1)).unwrap();
         let slices = saved.manifest.tensors.iter().flat_map(|tensor| &tensor.slices);
         assert!(slices.filter(|slice| slice.start % 2 == 1).count() >= 3 * 3, "every unit is cut at an odd element");
-        on_two_ranks_of(path, &recipe, |_, mut rank| {
+        on_two_ranks_of(&recipe, |_, mut rank| {
             load(&mut rank, &odd);
             rank.save(&again);
         });
@@ -416,20 +416,22 @@ fn a_checkpoint_whose_slices_end_at_odd_elements_loads_into_aligned_shards() {
 }
 
 /// Runs two ranks as threads and returns their results.
-fn on_two_ranks<T: Send>(folder: &Utf8Path, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
-    on_two_ranks_of(folder, &recipe(2), go)
+fn on_two_ranks<T: Send>(go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
+    on_two_ranks_of(&recipe(2), go)
 }
 
 /// As [`on_two_ranks`], with another recipe.
-fn on_two_ranks_of<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
-    on_two_groups(folder, recipe, |groups| go(groups.world.rank(), Rank::new(recipe.clone(), groups, 1.5)))
+fn on_two_ranks_of<T: Send>(recipe: &Recipe, go: impl Fn(usize, Rank) -> T + Sync) -> Vec<T> {
+    on_two_groups(recipe, |groups| go(groups.world.rank(), Rank::new(recipe.clone(), groups, 1.5)))
 }
 
 /// As [`on_two_ranks_of`], but `go` creates the state of its rank.
-fn on_two_groups<T: Send>(folder: &Utf8Path, recipe: &Recipe, go: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
+fn on_two_groups<T: Send>(recipe: &Recipe, go: impl Fn(MeshGroups) -> T + Sync) -> Vec<T> {
     let limit = Duration::from_secs(120);
+    // Not in the folder: FileStore sometimes leaves its file behind, and the next ranks would read the addresses in it.
+    let store = tempfile::tempdir().unwrap();
     let rank = |rank: usize| {
-        let store = Store::file(folder.join("store").as_std_path(), 2, limit).unwrap();
+        let store = Store::file(&store.path().join("store"), 2, limit).unwrap();
         go(MeshGroups::join(&store, recipe.mesh, rank, Device::Cpu, limit, Some("lo")).unwrap())
     };
     std::thread::scope(|scope| {
@@ -445,9 +447,9 @@ fn a_checkpoint_that_only_rank_1_cannot_open_is_not_damaged() {
     let run = RunDir::new(path.join("run"));
     // Loads on both ranks. Each rank gets its own path, as if nodes saw different states of a shared disk.
     let loaded = |dirs: [&Utf8Path; 2]| {
-        on_two_ranks(path, |rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
+        on_two_ranks(|rank, mut state| load(&mut state.sharded(), dirs[rank], Restore::Everything))
     };
-    on_two_ranks(path, |_, mut rank| rank.save(&run));
+    on_two_ranks(|_, mut rank| rank.save(&run));
     let (whole, unseen) = (run.step_dir(1), run.step_dir(2));
     for failure in loaded([&whole, &unseen]).into_iter().map(Result::unwrap_err) {
         assert_eq!(failure.code, rundir::ErrorCode::CheckpointUnreadable, "{failure}");
@@ -472,7 +474,7 @@ fn loading_a_checkpoint_of_another_mesh_needs_memory_for_few_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(folder.path().to_owned()).unwrap();
     let run = RunDir::new(path.join("run"));
-    on_two_ranks(&path, |_, mut rank| rank.save(&run));
+    on_two_ranks(|_, mut rank| rank.save(&run));
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["--exact", "--nocapture", THIS]).env(CHILD, &run.root).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
