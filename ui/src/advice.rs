@@ -212,7 +212,8 @@ fn next_steps(model: &Model, row: &RunRow, context: Context) -> Vec<Vec<Span<'st
             let is_last = next.is_none() && row.stage.is_some() && has_stages();
             let action = if context == Context::Runs { Action::NewRun } else { Action::NextStage };
             if let Some(next) = next {
-                add(action, format!("start next stage {}", next.name));
+                let has_started = model.rows().iter().any(|other| other.continues(row, &next.name));
+                add(action, format!("start next stage {}{}", next.name, if has_started { " again" } else { "" }));
             } else if row.task == Task::Encode {
                 add(action, "train on it".to_owned());
             }

@@ -274,6 +274,12 @@ impl RunRow {
         self.task != Task::Train || self.checkpoint_step.is_some()
     }
 
+    /// Returns whether the run trains a stage from the weights of `parent`.
+    pub fn continues(&self, parent: &RunRow, stage: &str) -> bool {
+        let is_child = self.lineage.as_ref().is_some_and(|lineage| lineage.run == parent.run);
+        is_child && self.task == Task::Train && self.stage.as_deref() == Some(stage)
+    }
+
     /// Returns what the run has done, in the unit of its task.
     pub fn progress(&self) -> Progress {
         runstate::progress_of(self.task, (self.step, self.steps_total), self.items, self.videos, self.is_stepless)

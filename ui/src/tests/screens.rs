@@ -79,6 +79,14 @@ fn runs_with_a_finished_one_selected() {
 }
 
 #[test]
+fn a_finished_run_shows_whether_its_next_stage_has_started() {
+    let lineage = Some(rundir::Lineage { run: stage_1(), step: 240 });
+    let next = RunRow { lineage, ..row(stage_2(), "4s", RunState::Running, 10) };
+    assert!(!Ui::with_runs(vec![finished()]).screen().contains("start next stage 4s again"));
+    assert!(Ui::with_runs(vec![finished(), next]).screen().contains("start next stage 4s again"));
+}
+
+#[test]
 fn convert_empty() {
     let mut ui = Ui::with_runs(vec![running(83)]);
     ui.press("4");
