@@ -71,6 +71,15 @@ fn while_another_encodes<T>(data: &Utf8Path, work: impl FnOnce() -> T) -> T {
 }
 
 #[test]
+fn encoders_of_another_model_than_that_of_the_recipe_are_refused_before_anything_is_written() {
+    let site = site();
+    let recipe = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/cogvideox/5b.toml");
+    let words = ["data", "encode", "clips", "--model", "model", "--out", "encoded", "--for", recipe.as_str()];
+    assert_eq!(site.error(&words), (1, "tensor-mismatch".to_owned()));
+    assert!(!site.root.join("encoded").exists() && site.runs().is_empty());
+}
+
+#[test]
 fn an_encode_without_ffmpeg_is_refused_before_it_starts() {
     let site = site().with("VIDTUI_FFMPEG", "/nonesuch/ffmpeg");
     assert_eq!(site.error(&words("--local 1")), (1, "program-missing".to_owned()));

@@ -4,6 +4,7 @@ use crate::{ExclusionReason, Stamp};
 use camino::Utf8PathBuf;
 use recipe::Bucket;
 use serde::{Deserialize, Serialize};
+use video::Probe;
 
 /// A video with its caption. Measured fields are zero or empty if the video could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -49,6 +50,9 @@ pub struct Clip {
     /// The time between frames varies.
     #[serde(skip_serializing_if = "is_false")]
     pub variable_rate: bool,
+    /// Interlacing, rotation and other unusual properties.
+    #[serde(flatten)]
+    pub unusual: Unusual,
     /// The size that its latent is encoded at, if the recipe has buckets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Bucket>,
@@ -58,6 +62,41 @@ pub struct Clip {
     /// Why the clip cannot be used. `None` for a usable clip.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<ExclusionReason>,
+}
+
+/// Properties in which a video differs from most videos. A field with the usual value is omitted on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Unusual {
+    /// The frames consist of two fields.
+    #[serde(skip_serializing_if = "is_false")]
+    pub interlaced: bool,
+    /// The clockwise rotation in degrees that shows the picture upright: 90, 180 or 270. `None`: upright as stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<u32>,
+    /// Width to height of a stored pixel. `None`: square.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_aspect: Option<[u32; 2]>,
+    /// The start time of the stream in seconds. `None`: 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_s: Option<f64>,
+    /// The number of video streams without cover art. `None`: one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub video_streams: Option<usize>,
+}
+
+impl Unusual {
+    /// Selects the unusual properties from a probe.
+    pub(crate) fn of(probe: &Probe) -> Self {
+        let [across, down] = probe.sample_aspect;
+        Self {
+            interlaced: probe.interlaced,
+            rotation: (probe.rotation != 0).then_some(probe.rotation),
+            sample_aspect: (across != down).then_some([across, down]),
+            start_s: (probe.start_s != 0.0).then_some(probe.start_s),
+            video_streams: (probe.video_streams > 1).then_some(probe.video_streams),
+        }
+    }
 }
 
 impl Clip {

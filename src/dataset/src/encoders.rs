@@ -3,7 +3,7 @@
 use crate::check_folder;
 use crate::encode::check_tokens;
 use camino::Utf8Path;
-use recipe::Model;
+use recipe::{Model, Task};
 use rundir::{ErrorCode, Failure};
 use tokenizer::Tokenizer;
 use weights::{T5Config, VaeConfig};
@@ -11,22 +11,26 @@ use weights::{T5Config, VaeConfig};
 /// Two latent scales are equal if their relative difference is at most this.
 const SAME: f64 = 1e-4;
 
-/// Checks that the encoders in a folder are complete and belong to a model that samples. Reads no weights.
+/// Checks that the encoders in a folder are complete and belong to a model that samples, or that trains on what they encode. Reads
+/// no weights.
 ///
 /// # Errors
 /// A part or a tensor is missing, or a part belongs to another model.
-pub fn check_encoders(folder: &Utf8Path, model: &Model) -> Result<(), Failure> {
+pub fn check_encoders(folder: &Utf8Path, model: &Model, task: Task) -> Result<(), Failure> {
     check_folder(folder)?;
     let (vae, _) = VaeConfig::open(&folder.join("vae"))?;
     let (text, _) = T5Config::open(&folder.join("text_encoder"))?;
     check_tokens(folder, Tokenizer::open(&folder.join("tokenizer"))?.vocabulary(), text.vocab_size)?;
-    let refuse = |why: String| {
-        Err(Failure::new(
-            ErrorCode::TensorMismatch,
-            format!("cannot sample with the encoders in {folder}"),
-            why,
+    let (what, fix) = match task {
+        Task::Encode => ("encode for the recipe of --for", "use the folder of the model that the recipe trains: --model DIR"),
+        Task::Sample | Task::Train => (
+            "sample",
             "use the folder of the model that the weights belong to: --encoders DIR, or encoders.folder in the recipe",
-        ))
+        ),
+    };
+    let refuse = |why: String| {
+        let what = format!("cannot {what} with the encoders in {folder}");
+        Err(Failure::new(ErrorCode::TensorMismatch, what, why, fix))
     };
     let (channels, features) = (vae.latent_channels, text.d_model);
     if channels != model.out_channels {

@@ -23,7 +23,7 @@ pub mod store;
 mod table;
 
 pub use buckets::{Assigner, BucketClips};
-pub use clip::Clip;
+pub use clip::{Clip, Unusual};
 pub use conditions::{IMAGE, KNOWN, MASKED, condition_tensors, drawn_role};
 pub use encode::{ENCODER_FOLDERS, EncodeCost, EncodeInputs, check_folder};
 pub use encoders::check_encoders;

@@ -24,7 +24,7 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     }
     if recipe.task == Task::Sample {
         let folder = &recipe.encoders.folder;
-        check_encoders(folder, &recipe.model)?;
+        check_encoders(folder, &recipe.model, Task::Sample)?;
         return Ok(format!("the VAE and the text encoder in {folder} belong to the model"));
     }
     let table = Table::of(recipe)?;
@@ -43,6 +43,9 @@ pub fn check(recipe: &Recipe) -> Result<String, Failure> {
     if recipe.train.epochs > 0 {
         let steps = units::counted(forecast.steps as usize, "step");
         text += &format!("; {} are {steps}", units::counted(recipe.train.epochs as usize, "epoch"));
+    }
+    if recipe.train.text_dropout > 0.0 && recipe.data.null_text().is_none() && table.empty_text().is_none() {
+        text += "; train.text_dropout drops texts to zeros, because no text of the empty prompt is there";
     }
     Ok(forecast.unused_in_words.map_or(text.clone(), |unused| format!("{text}; {unused}")))
 }

@@ -33,7 +33,7 @@ fn clip(row: &ClipRow, outcome: Option<&Outcome>, request: &CheckRequest<'_>, id
                 (clip.width, clip.height) = (facts.width, facts.height);
                 (clip.fps, clip.duration_s, clip.frames) = (facts.fps, facts.duration_s, facts.frames);
                 clip.codec.clone_from(&facts.codec);
-                (clip.hdr, clip.variable_rate) = (facts.hdr, facts.variable_rate);
+                (clip.hdr, clip.variable_rate, clip.unusual) = (facts.hdr, facts.variable_rate, facts.unusual);
                 of_video =
                     of_video.or_else(|| (facts.frames < 2 && !facts.picture).then_some(ExclusionReason::OneFrame));
             }

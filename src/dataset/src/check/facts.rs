@@ -1,6 +1,6 @@
 //! Probes one file with ffprobe and collects the facts about its video.
 
-use crate::ExclusionReason;
+use crate::{ExclusionReason, Unusual};
 use camino::Utf8Path;
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,8 @@ pub(super) struct Facts {
     pub codec: String,
     pub hdr: bool,
     pub variable_rate: bool,
+    #[serde(flatten)]
+    pub unusual: Unusual,
     /// The file is a picture: a clip of one frame.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub picture: bool,
@@ -72,6 +74,7 @@ fn facts(probe: &video::Probe, times: &[f64]) -> Facts {
         codec: probe.codec.clone(),
         hdr: probe.hdr.is_some(),
         variable_rate: is_variable(times),
+        unusual: Unusual::of(probe),
         picture: probe.is_picture(),
     }
 }

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The version of the rules of a probe. Cached results of other versions are ignored.
-const RULES: u32 = 2;
+const RULES: u32 = 3;
 /// The interval of progress reports while all workers wait for ffprobe.
 const TICK: Duration = Duration::from_millis(100);
 

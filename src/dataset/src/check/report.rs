@@ -41,6 +41,16 @@ pub struct Report {
     pub variable_rate: usize,
     /// Clips with a high dynamic range.
     pub hdr: usize,
+    /// Clips whose frames consist of two fields.
+    pub interlaced: usize,
+    /// Clips whose pictures are rotated for display.
+    pub rotated: usize,
+    /// Clips whose stored pixels are not square.
+    pub non_square_pixels: usize,
+    /// Clips whose stream does not start at 0 s.
+    pub nonzero_start: usize,
+    /// Clips whose file has several video streams.
+    pub several_video_streams: usize,
     /// Clips that are smaller than the requested size.
     pub enlarged: usize,
     /// Clips with a lower frame rate than requested. Their frames are repeated.
@@ -171,6 +181,11 @@ impl Report {
             codecs: counts(usable.iter().map(|clip| clip.codec.clone())),
             variable_rate: count(&|clip| clip.variable_rate),
             hdr: count(&|clip| clip.hdr),
+            interlaced: count(&|clip| clip.unusual.interlaced),
+            rotated: count(&|clip| clip.unusual.rotation.is_some()),
+            non_square_pixels: count(&|clip| clip.unusual.sample_aspect.is_some()),
+            nonzero_start: count(&|clip| clip.unusual.start_s.is_some()),
+            several_video_streams: count(&|clip| clip.unusual.video_streams.is_some()),
             enlarged: request
                 .size
                 .map_or(0, |[height, width]| count(&|clip| clip.height < height || clip.width < width)),

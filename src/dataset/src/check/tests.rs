@@ -1,7 +1,7 @@
 //! Checks of data sets with videos made by ffmpeg: good clips, and each reason why a clip is dropped.
 
 use super::*;
-use crate::{Clip, ExclusionReason};
+use crate::{Clip, ExclusionReason, Unusual};
 use camino::Utf8Path;
 use rundir::ErrorCode;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use video::FrameMode;
 
 /// The videos that tests copy, each with its name and the arguments with which ffmpeg makes it.
-const MATERIAL: [(&str, &str); 8] = [
+const MATERIAL: [(&str, &str); 10] = [
     ("long.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 50 -movflags +faststart"),
     ("short.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 10"),
     ("tall.mkv", "-f lavfi -i testsrc2=size=48x64:rate=12 -frames:v 50"),
@@ -24,6 +24,12 @@ const MATERIAL: [(&str, &str); 8] = [
          -color_primaries bt2020 -color_trc smpte2084",
     ),
     ("picture.png", "-f lavfi -i testsrc2=size=64x48 -frames:v 1"),
+    ("fields.mp4", "-f lavfi -i testsrc2=size=64x48:rate=25 -frames:v 10 -flags +ilme+ildct"),
+    (
+        "several.mkv",
+        "-f lavfi -i testsrc2=size=64x48:rate=25:duration=0.4 -f lavfi -i testsrc2=size=64x48:rate=25:duration=0.4 \
+         -map 0 -map 1 -vf setsar=2 -output_ts_offset 20",
+    ),
 ];
 
 fn material() -> &'static Utf8Path {
@@ -171,6 +177,37 @@ fn rotated_and_10_bit_videos_are_used_and_hdr_videos_if_ffmpeg_can_tone_map() {
     assert_eq!(reasons(&can_not)["hdr.mp4"], Some(&ExclusionReason::HighDynamicRange));
     assert_eq!((can_not.report.cached, can_not.manifest.usable().count()), (3, 2));
     assert_eq!(with("/nonesuch/ffmpeg".into()).manifest.usable().count(), 3);
+}
+
+#[test]
+fn unusual_properties_are_recorded_with_each_clip_and_counted_in_the_report() {
+    let site = Site::new()
+        .video("plain.mp4", "long.mp4", "a ball rolls")
+        .video("fields.mp4", "fields.mp4", "from a television")
+        .video("several.mkv", "several.mkv", "from two cameras")
+        .with("turned.mp4", turned(fs::read(material().join("long.mp4")).unwrap()))
+        .with("turned.txt", "from a phone");
+    let first = site.check();
+    let unusual = |id: &str| first.manifest.clips.iter().find(|clip| clip.id == id).unwrap().unusual;
+    let usual = Unusual::default();
+    assert_eq!(unusual("plain.mp4"), usual);
+    assert_eq!(unusual("fields.mp4"), Unusual { interlaced: true, ..usual });
+    assert_eq!(unusual("turned.mp4"), Unusual { rotation: Some(90), ..usual });
+    let several = Unusual { sample_aspect: Some([2, 1]), start_s: Some(20.0), video_streams: Some(2), ..usual };
+    assert_eq!(unusual("several.mkv"), several);
+    // The cache and the file of the manifest have them too. Usual values are omitted.
+    let second = site.check();
+    assert_eq!((second.report.cached, &second.manifest), (4, &first.manifest));
+    let path = site.cache().with_file_name("manifest.jsonl");
+    first.manifest.write(&path).unwrap();
+    assert_eq!(ClipManifest::read(&path).unwrap(), first.manifest);
+    let written = fs::read_to_string(&path).unwrap();
+    for key in ["interlaced", "rotation", "sample_aspect", "start_s", "video_streams"] {
+        assert_eq!(written.matches(&format!("\"{key}\":")).count(), 1, "{key} in {written}");
+    }
+    let text = first.report.text(None);
+    let notes: Vec<&str> = text.lines().filter(|line| line.starts_with("note")).collect();
+    insta::assert_snapshot!(notes.join("\n"));
 }
 
 #[test]
@@ -336,7 +373,7 @@ fn an_interrupted_check_continues_with_the_rest() {
     // A torn line and lines of other versions are left out.
     let kept = fs::read_dir(site.cache()).unwrap().next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();
-    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":2", "\"rules\":1", 1)).unwrap();
+    fs::write(&kept, text[..text.len() - 9].replacen("\"rules\":3", "\"rules\":2", 1)).unwrap();
     assert_eq!(site.check().report.cached, 4);
 }
 

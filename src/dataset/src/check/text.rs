@@ -72,6 +72,16 @@ impl Report {
         let known =
             if self.cached == 0 { String::new() } else { format!(", {} known from an earlier check", self.cached) };
         facts.push(("videos", format!("{}, {}{known}", self.videos, units::short_size(self.bytes))));
+        let unusual = nonzero(&[
+            (self.interlaced, "interlaced"),
+            (self.rotated, "rotated"),
+            (self.non_square_pixels, "with non-square pixels"),
+            (self.nonzero_start, "with a nonzero start time"),
+            (self.several_video_streams, "with several video streams"),
+        ]);
+        if !unusual.is_empty() {
+            facts.push(("notes", unusual));
+        }
         if self.stated_wrong > 0 {
             let differ =
                 format!("{} differ in size or length from the table", units::counted(self.stated_wrong, "clip"));
@@ -140,11 +150,15 @@ impl Report {
 }
 
 /// Appends the counts that are not zero.
-fn with(mut text: String, counts: &[(usize, &str)]) -> String {
-    for (at, (count, what)) in counts.iter().filter(|(count, _)| *count > 0).enumerate() {
-        let _ = write!(text, "{} {count} {what}", if at == 0 { ";" } else { "," });
-    }
-    text
+fn with(text: String, counts: &[(usize, &str)]) -> String {
+    let counts = nonzero(counts);
+    if counts.is_empty() { text } else { format!("{text}; {counts}") }
+}
+
+/// Lists the counts that are not zero: `2 interlaced, 1 rotated`.
+fn nonzero(counts: &[(usize, &str)]) -> String {
+    let counts = counts.iter().filter(|(count, _)| *count > 0);
+    counts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Lists the most frequent values: `1280x720 (150), 640x360 (8)`.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The file names of tables that a folder is searched for, in order of preference.
-const TABLES: [&str; 5] = ["metadata.csv", "metadata.jsonl", "metadata.json", "metadata.parquet", "captions.json"];
+const TABLES: [&str; 6] =
+    ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json", "metadata.parquet", "captions.json"];
 /// The file name extensions of tables.
 const TABLE_ENDINGS: [&str; 6] = ["csv", "tsv", "json", "jsonl", "parquet", "pq"];
 
@@ -23,7 +24,7 @@ pub enum Layout {
     Pairs,
     /// `prompts.txt` and `videos.txt`.
     Lists,
-    /// A CSV, JSON, JSONL or Parquet file.
+    /// A CSV, TSV, JSON, JSONL or Parquet file.
     Table,
 }
 
@@ -55,7 +56,7 @@ pub fn read_source(request: &SourceRequest) -> Result<SourceListing, Failure> {
             ErrorCode::NotFound,
             format!("cannot find {given}"),
             "there is no such file or folder",
-            "name a folder of videos, or a table: metadata.csv, .json, .jsonl or .parquet",
+            "name a folder of videos, or a table: metadata.csv, .tsv, .json, .jsonl or .parquet",
         ),
         _ => super::unreadable(given, error),
     })?;

@@ -125,7 +125,7 @@ pub(super) fn no_videos(folder: &Utf8Path, files: &Files) -> Failure {
         (0, 0, 0) => invalid(
             what,
             format!("no file below it ends in {endings}…"),
-            "name the folder that holds the videos, or a table: metadata.csv, .json, .jsonl or .parquet",
+            "name the folder that holds the videos, or a table: metadata.csv, .tsv, .json, .jsonl or .parquet",
         ),
         (0, 0, texts) => invalid(
             what,

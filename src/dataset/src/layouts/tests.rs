@@ -146,6 +146,17 @@ fn csv_keeps_quotes_and_newlines_and_marks_captions_that_are_not_utf8() {
 }
 
 #[test]
+fn a_folder_with_metadata_tsv_is_a_table_and_not_pairs() {
+    let folder = Folder::new()
+        .with("metadata.tsv", "video\tcaption\na.mp4\ta cat, asleep\n")
+        .with("a.mp4", "")
+        .with("a.txt", "of the file");
+    let source = folder.read();
+    assert_eq!(source.layout, Layout::Table);
+    assert_eq!(rows(&source), [("a.mp4", Ok("a cat, asleep"))]);
+}
+
+#[test]
 fn open_sora_s_table_has_absolute_paths_and_sizes() {
     let folder = Folder::new().with(
         "train.csv",

@@ -4,7 +4,7 @@ use crate::exchange::{agree_on, peer_lost};
 use crate::step::compute_kind;
 use c10d::{Group, Reduce};
 use encoders::T5Encoder;
-use recipe::{Encoders, Model, SampleSpec};
+use recipe::{Encoders, Model, SampleSpec, Task};
 use rundir::Failure;
 use std::collections::BTreeSet;
 use tch::{Device, Kind, Tensor};
@@ -68,7 +68,7 @@ impl Texts {
 }
 
 fn encode(encoders: &Encoders, model: &Model, texts: &[String], device: Device) -> Result<Tensor, Failure> {
-    dataset::check_encoders(&encoders.folder, model)?;
+    dataset::check_encoders(&encoders.folder, model, Task::Sample)?;
     let tokenizer = Tokenizer::open(&encoders.folder.join("tokenizer"))?;
     let folder = encoders.folder.join("text_encoder");
     let encoder = T5Encoder::open(&folder, compute_kind(encoders.dtype), device)?;

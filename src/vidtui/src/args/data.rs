@@ -234,7 +234,7 @@ pub enum LayoutArg {
     Pairs,
     /// prompts.txt or captions.txt, and videos.txt, line by line
     Lists,
-    /// A table: metadata.csv, .json, .jsonl or .parquet
+    /// A table: metadata.csv, .tsv, .json, .jsonl or .parquet
     Table,
 }
 

@@ -13,7 +13,7 @@ use dataset::check::{Checked, Report};
 use dataset::store::Plan;
 use dataset::{Assigner, ClipManifest, EncodeInputs};
 use plan::LaunchPlan;
-use recipe::Recipe;
+use recipe::{Recipe, Task, TrainerKind};
 use rundir::{ErrorCode, Failure};
 use serde_json::{Map, Value as Json};
 use std::ops::ControlFlow;
@@ -84,6 +84,9 @@ fn prepare(workspace: &Workspace, args: &DataEncodeArgs, progress: OnStep<'_>) -
     workspace.check_no_encode(&args.out, None)?;
     let trained = args.recipe.as_deref().map(|recipe| workspace.subject(recipe, &[])).transpose()?;
     let trained = trained.map(|subject| subject.resolved().recipe.clone());
+    if let Some(trained) = trained.as_ref().filter(|trained| trained.trainer == TrainerKind::Embedded) {
+        dataset::check_encoders(&args.model, &trained.model, Task::Encode)?;
+    }
     match trained.as_ref().is_some_and(|trained| !trained.data.buckets.is_empty()) {
         true => refuse_sizes(args)?,
         false => check_frames(sizes(args, trained.as_ref())[0])?,

@@ -11,7 +11,7 @@ use crate::output;
 use crate::workspace::{Init, LaunchOptions, Subject, Workspace};
 use ::plan::LaunchPlan;
 use camino::{Utf8Path, Utf8PathBuf};
-use recipe::{Mesh, Recipe, Resolved, prompt_lines};
+use recipe::{Mesh, Recipe, Resolved, Task, prompt_lines};
 use rundir::{ErrorCode, Failure, RunDir, RunId, SampleSidecar};
 use std::collections::{BTreeMap, BTreeSet};
 use weights::SampledWeights;
@@ -248,7 +248,7 @@ fn check_encoders(recipe: &Recipe) -> Result<(), CommandError> {
                    encoders.folder in the recipe of the next run";
         return Err(CommandError::request(Failure::new(ErrorCode::NoWeights, "cannot sample", why, fix)));
     }
-    Ok(dataset::check_encoders(&recipe.encoders.folder, &recipe.model)?)
+    Ok(dataset::check_encoders(&recipe.encoders.folder, &recipe.model, Task::Sample)?)
 }
 
 /// Returns a mesh for the ranks of the target: the mesh of the training run if it fits, otherwise one that shards the

@@ -52,8 +52,8 @@ fn encode(folder: &Utf8Path, models: &Utf8Path) -> Result<Vec<f64>> {
     let failed = |e| Failure::new(format!("cannot write to {folder}"), e, "check the disk");
     let (clips, model, runs) = (folder.join("clips"), folder.join("model"), folder.join("runs"));
     fs::create_dir_all(&clips).and_then(|()| fs::create_dir_all(&model)).map_err(failed)?;
-    let tokenizer = root().join("tests/fixtures/oracle/t5/t5_v1_1_tiny/tokenizer");
-    for part in [models.join("vae"), models.join("text_encoder"), tokenizer] {
+    let t5 = root().join("tests/fixtures/oracle/t5/t5_v1_1_tiny");
+    for part in [models.join("vae"), t5.join("text_encoder"), t5.join("tokenizer")] {
         symlink(&part, model.join(part.file_name().unwrap_or_default())).map_err(failed)?;
     }
     let film = root().join("assets/demo/bunny.mp4");
