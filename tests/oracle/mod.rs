@@ -59,6 +59,15 @@ pub fn find(named: &str, bases: &[&Utf8Path]) -> Result<Utf8PathBuf, String> {
 /// Returns the entries of the folder `below` of the oracle that `wanted` accepts, and prints a line if there are none.
 pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
     let folder = root().join(below);
+    let found = listed(&folder, wanted);
+    if found.is_empty() {
+        println!("skipped: no {kind} in {folder}");
+    }
+    found
+}
+
+/// Returns the entries of a folder that `wanted` accepts, in the order of their names. A missing folder is empty.
+fn listed(folder: &Utf8Path, wanted: impl Fn(&Utf8Path) -> bool) -> Vec<Utf8PathBuf> {
     let mut found: Vec<Utf8PathBuf> = match folder.read_dir_utf8() {
         Ok(entries) => entries.map(|entry| entry.unwrap_or_else(|e| panic!("{folder}: {e}")).into_path()).collect(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
@@ -66,9 +75,6 @@ pub fn entries(below: &str, kind: &str, wanted: impl Fn(&Utf8Path) -> bool) -> V
     };
     found.retain(|path| wanted(path));
     found.sort();
-    if found.is_empty() {
-        println!("skipped: no {kind} in {folder}");
-    }
     found
 }
 
@@ -89,11 +95,16 @@ pub fn pass(model: &Utf8Path) -> Utf8PathBuf {
     model.join("forward_backward.safetensors")
 }
 
-/// Returns the diffusers models with a recorded forward and backward pass.
+/// Returns the diffusers models with a recorded forward and backward pass, and prints a line if there are none.
 pub fn passes() -> Vec<Utf8PathBuf> {
-    entries("cogvideox", "*/forward_backward.safetensors beside a transformer/config.json", |folder| {
-        folder.join("transformer/config.json").is_file() && pass(folder).is_file()
-    })
+    let root = root();
+    let has = |folder: &Utf8Path| folder.join("transformer/config.json").is_file() && pass(folder).is_file();
+    // The recordings of the image-to-video pipelines have passes of their models too.
+    let found: Vec<_> = ["cogvideox", "i2v"].iter().flat_map(|below| listed(&root.join(below), has)).collect();
+    if found.is_empty() {
+        println!("skipped: no forward_backward.safetensors beside a transformer/ in {root}/{{cogvideox,i2v}}/*");
+    }
+    found
 }
 
 /// Returns the files with the weights of a diffusers model, as diffusers chooses them: those in the index, or the only

@@ -1,7 +1,7 @@
 //! Compares the network with numbers recorded from diffusers: forward pass and every gradient of CogVideoX-shaped models.
 //!
-//! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` with a transformer
-//! and a `forward_backward.safetensors` is tested; names and sizes come from its files.
+//! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: every folder `cogvideox/*/` or `i2v/*/` with a
+//! transformer and a `forward_backward.safetensors` is tested; names and sizes come from its files.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Compares noise schedules, losses and position tables with numbers recorded from diffusers and VideoX-Fun.
+//! Compares noise schedules, losses, position tables and rotations with numbers recorded from diffusers and VideoX-Fun.
 //!
 //! Reads `tests/fixtures/oracle`, or the folder in `VIDTUI_ORACLE`: the folders `schedules/noise_*`, the files of `rotary/` and
 //! `sampling/positions`. Sizes come from the files.
@@ -8,6 +8,8 @@ mod support;
 use camino::Utf8Path;
 use dit::cogvideox::positions::{self, Crop};
 use dit::diffusion::NoiseSchedule;
+use kernels::OnGpu;
+use kernels::fused::rotate;
 use recipe::{Loss, LossWeighting, Model, Positions, Rotary};
 use serde_json::Value;
 use support::{Tensors, load, metadata, oracle, relative};
@@ -142,6 +144,20 @@ fn rotary_file(path: &Utf8Path, case: &Tensors, config: &Value) {
     }
 }
 
+/// Compares queries or keys that attention rotates by a recorded table, `[B, N, L, H]`: batch, heads, tokens, head dim. Text
+/// tokens come first and are not rotated.
+fn rotated(path: &Utf8Path, case: &Tensors, config: &Value) {
+    let text_len = config["text_len"].as_i64().unwrap_or_else(|| panic!("{path}: no text_len"));
+    // diffusers repeats each angle for both members of a pair.
+    let half = |name: &str| case[name].slice(1, 0, None, 2);
+    let factors = positions::rotary_from(&half("in.cos"), &half("in.sin"), text_len);
+    // A block rotates `[B, L, N, H]`.
+    let got = rotate(&case["in.x"].transpose(1, 2), &factors, OnGpu::Operators).transpose(1, 2);
+    let error = relative(&got, &case["out.x"], 0.0);
+    assert!(error < 1e-5, "{path}: rotated tokens differ by {error:e}");
+    println!("{path}: rotated tokens {error:e}");
+}
+
 /// Returns the sine and cosine table of the video tokens.
 fn sin_cos(width: usize, scales: &Value, [frames, rows, columns]: [usize; 3]) -> Tensor {
     let scale = |key: &str| scales[key].as_f64().unwrap_or_else(|| panic!("{scales} has no {key}"));
@@ -165,7 +181,7 @@ fn sin_cos(width: usize, scales: &Value, [frames, rows, columns]: [usize; 3]) ->
 }
 
 #[test]
-fn oracle_position_tables_are_those_of_diffusers_and_videox_fun() {
+fn oracle_position_tables_and_rotations_are_those_of_diffusers_and_videox_fun() {
     let is_file = |path: &Utf8Path| path.extension() == Some("safetensors");
     for path in oracle::entries("rotary", "*.safetensors", is_file) {
         let (case, about) = (load(&path), metadata(&path));
@@ -178,8 +194,10 @@ fn oracle_position_tables_are_those_of_diffusers_and_videox_fun() {
             let got = sin_cos(width, &config, grid).index_select(0, &case["out.rows"]);
             let error = apart(&got, table);
             assert!(error < 1e-5, "{path}: the table differs by {error:e}");
+        } else if case.contains_key("in.x") {
+            rotated(&path, &case, &config);
         } else {
-            println!("not compared: {path} has no table");
+            println!("not compared: {path} has neither a table nor rotated tokens");
         }
     }
 }

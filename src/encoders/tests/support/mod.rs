@@ -22,6 +22,7 @@ pub fn load(path: &Utf8Path) -> Tensors {
             Dtype::F32 => Kind::Float,
             Dtype::F64 => Kind::Double,
             Dtype::I64 => Kind::Int64,
+            Dtype::U8 => Kind::Uint8,
             other => panic!("{path}: {name} is {other:?}"),
         };
         let shape: Vec<i64> = view.shape().iter().map(|&s| s as i64).collect();
@@ -31,12 +32,12 @@ pub fn load(path: &Utf8Path) -> Tensors {
     file.iter().map(|(name, view)| (name.to_owned(), tensor(name, view))).collect()
 }
 
-/// Reads the cases in the header of a recorded file.
-pub fn cases(path: &Utf8Path) -> Vec<Value> {
+/// Reads a JSON value in the header of a recorded file.
+pub fn header(path: &Utf8Path, key: &str) -> Value {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let text = header.metadata().as_ref().and_then(|about| about.get("cases")).cloned().unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: cases: {e}"))
+    let text = header.metadata().as_ref().and_then(|about| about.get(key)).cloned().unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {key}: {e}"))
 }
 
 /// Returns the largest difference relative to the largest magnitude.

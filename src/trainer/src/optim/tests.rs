@@ -1,5 +1,7 @@
 //! Compares each optimizer with steps recorded from its Python package, on several meshes.
 
+mod recorded_network;
+
 use super::*;
 use crate::oracle;
 use crate::parallelize::flat_part;
@@ -67,14 +69,14 @@ impl Recorded {
         }
     }
 
-    /// Returns the recorded tensors as one unit. TP splits dimension 0, 1 or 2 of some tensors.
-    fn specs(&self) -> Vec<ParamSpec> {
-        let mut names: Vec<&str> = self.tensors.keys().filter_map(|name| name.strip_prefix("in.param.")).collect();
+    /// Returns the tensors whose names start with a prefix as one unit. TP splits dimension 0, 1 or 2 of some tensors.
+    fn specs(&self, prefix: &str) -> Vec<ParamSpec> {
+        let mut names: Vec<&str> = self.tensors.keys().filter_map(|name| name.strip_prefix(prefix)).collect();
         names.sort_unstable();
         let spec = |name: &str| ParamSpec {
             name: name.into(),
             diffusers: None,
-            shape: self.tensors[&format!("in.param.{name}")].size().iter().map(|&size| size as usize).collect(),
+            shape: self.tensors[&format!("{prefix}{name}")].size().iter().map(|&size| size as usize).collect(),
             unit: FsdpUnit::Root,
             init: ParamInit::Zeros,
             role: ParamRole::Trained,
@@ -93,7 +95,7 @@ impl Recorded {
     /// Takes the recorded steps on one rank. Returns the largest difference from the recorded weights, relative to how far the
     /// recorded weights moved, and the scalars of the state after every step.
     fn follow(&self, kind: OptimizerKind, groups: MeshGroups) -> (f64, Vec<BTreeMap<String, f64>>) {
-        let tables = vec![self.specs()];
+        let tables = vec![self.specs("in.param.")];
         let place = |spec: &ParamSpec| {
             let layout = if spec.is_split() { TpLayout::Sharded } else { TpLayout::Replicated };
             let (_, shape) = spec.part(0, groups.tp.size());
@@ -213,7 +215,7 @@ fn a_group_sets_the_rate_and_the_weight_decay_of_the_parameters_that_it_matches(
     let groups = vec![group("^matrix$", Some(0.5), None), group("matrix|vector", None, Some(0.25))];
     let o = Optimizer { lr: 0.1, weight_decay: 0.125, schedule: LrSchedule::Constant, groups, ..Optimizer::default() };
     let rates = LearningRates::at(&o, 0, 10);
-    let found = recorded.specs().into_iter().map(|spec| {
+    let found = recorded.specs("in.param.").into_iter().map(|spec| {
         let rate = Rate { group: spec.group, peak: o.peak_of(&spec.name) };
         (rates.of(&o, rate), o.weight_decay_of(&spec))
     });

@@ -1,7 +1,7 @@
 //! Compares converted weights in the trainer with numbers recorded from diffusers: a saved model is converted, loaded as a
 //! run loads it, and must give the recorded output and every recorded gradient.
 //!
-//! Reads every folder `cogvideox/*/` of the oracle with a transformer and a `forward_backward.safetensors`.
+//! Reads every folder `cogvideox/*/` and `i2v/*/` of the oracle with a transformer and a `forward_backward.safetensors`.
 
 use crate::checkpoint::{self, Loaded, Restore};
 use crate::data::kind;
