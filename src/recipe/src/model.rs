@@ -129,6 +129,17 @@ pub enum Rotary {
     Slice,
 }
 
+impl Rotary {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rotary::Diffusers => "diffusers",
+            Rotary::ResizeCrop => "resize_crop",
+            Rotary::Slice => "slice",
+        }
+    }
+}
+
 /// The quantity that grows linearly from `beta_start` to `beta_end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

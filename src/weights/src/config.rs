@@ -1,7 +1,7 @@
 //! Converts the `config.json` of a diffusers transformer to a model and back.
 
 use camino::Utf8Path;
-use recipe::{Layer, Model, Positions};
+use recipe::{Layer, Model, Positions, Rotary};
 use rundir::{ErrorCode, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -419,6 +419,7 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
             model.qk_norm_eps
         ));
     }
+    notes.extend(rotary_note(model));
     if model.layer != Layer::None {
         notes.push(format!("diffusers does not support TTT layers: they are in {}", crate::TTT_FILE));
     }
@@ -426,6 +427,18 @@ pub fn model_to_diffusers(model: &Model) -> (Value, Vec<String>) {
         notes.push(format!("latents were multiplied by {}: that is the VAE's scaling_factor", model.latent_scale));
     }
     (config, notes)
+}
+
+/// Returns a note if diffusers' pipelines use other rotary positions than the model was trained with.
+pub(crate) fn rotary_note(model: &Model) -> Option<String> {
+    let differs = model.positions != Positions::SinCos && model.rotary != Rotary::Diffusers;
+    let [_, height, width] = model.base();
+    differs.then(|| {
+        format!(
+            "rotary = {:?}: diffusers' pipelines use other rotary positions at sizes other than {height} x {width} latents",
+            model.rotary.name()
+        )
+    })
 }
 
 #[cfg(test)]

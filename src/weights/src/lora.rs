@@ -29,6 +29,8 @@ pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
 pub(crate) const KOHYA_FILE: &str = "lora.safetensors";
 /// The metadata key of a diffusers adapter with rank and alpha as JSON.
 pub(crate) const METADATA: &str = "lora_adapter_metadata";
+/// The metadata key of the rotary positions that an adapter was trained with: a value of `model.rotary`.
+pub(crate) const ROTARY: &str = "vidtui_rotary";
 
 /// The format of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

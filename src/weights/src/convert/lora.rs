@@ -2,6 +2,7 @@
 
 use super::{ConvertPlan, ConvertRequest, Form, model::matches_pattern};
 use crate::Dtype;
+use crate::config::rotary_note;
 use crate::lora::{self, LoraFile, LoraForm, LoraLayer};
 use crate::report::{Mapped, Report};
 use crate::source::WeightsSource;
@@ -55,6 +56,10 @@ pub(super) fn plan(request: &ConvertRequest, source: WeightsSource, form: LoraFo
         report.notes.push(format!("{} are moving averages (EMA)", units::counted(source.averages, "tensor")));
     }
     let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    if let Some(Ok(model)) = &source.model {
+        metadata.insert(lora::ROTARY.into(), model.rotary.name().into());
+        report.notes.extend(rotary_note(model));
+    }
     let mut texts = Vec::new();
     let name = match form {
         LoraForm::Diffusers => {
