@@ -14,7 +14,7 @@ use crate::site::{TestSite, VIDTUI, losses, samples};
 const STEPS: u64 = 400;
 
 /// Opens the console on the head node.
-fn open(site: &TestSite) -> Pty {
+pub fn open(site: &TestSite) -> Pty {
     open_with(site, &[])
 }
 

@@ -7,6 +7,8 @@ use std::process::Command;
 use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{EventKind, RunDir, SampleSidecar, read_events, xxh3_hex};
 
+use crate::console;
+use crate::pty::ENTER;
 use crate::site::{SMALL, TestSite, losses, samples};
 
 /// Clips with captions, their manifest, and small encoders.
@@ -92,11 +94,16 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
     let shared = site.rig.share().join("shared");
-    let run = RunDir::new(site.runs.join(site.does(&clips.encode(&shared, NODES))));
+    let (words, mut console) = (clips.encode(&shared, NODES), console::open(&site));
+    console.shows(&["encode-alone", "finished"]).press("e").shows(&["vidtui data encode"]);
+    console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
+    console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);
+    let run = RunDir::new(site.runs.join(site.status()["run"].as_str().unwrap()));
     site.until("some clips are done", || samples(&run).last().is_some_and(|sample| sample.step >= 3));
     site.rig.verb("panic node02").unwrap();
     site.until("the others have finished", || site.state() == "finished");
     site.rig.verb("poweron node02").unwrap();
+    console.shows(&["finished", "16 of 16 clips"]).press("1").shows(&["16/16 clips"]);
     let lost =
         |event: &rundir::Event| matches!(&event.kind, EventKind::NodeLost { node, .. } if node.as_str() == "node02");
     let events = read_events(&run).unwrap();
@@ -148,7 +155,9 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.until("it has failed", || site.state() == "failed");
     assert_eq!(videos(&run).len(), 4);
     site.rig.verb("poweron node02").unwrap();
-    site.does(&format!("resume {} --wait", run.name()));
+    // The newest run is the first.
+    console.press("g").shows(&["failed", "Node node02 was lost"]).press("r").shows(&["8/8 videos"]).press("q");
+    assert_eq!(console.ended(), 0);
     assert!(videos(&run) == undisturbed, "another video after a node was lost");
     assert_eq!(run.list_samples().unwrap()[0].weights_xxh3, alone.weights_xxh3);
 }

@@ -348,6 +348,10 @@ fn commands_print_plain_text_into_a_pipe_and_with_no_color_into_a_terminal() {
     assert!(!watched(&[("NO_COLOR", "1")]).contains('\x1b'));
     assert!(!watched(&[("TERM", "dumb")]).contains('\x1b'));
     assert!(watched(&[]).contains("\x1b[2J"));
+    // The console cannot be plain text, so it names the commands that are.
+    let mut console = site.console((100, 30), &[], &[("TERM", "dumb")]);
+    assert_eq!(console.ended(), 2);
+    assert!(console.raw().contains("vidtui runs") && !console.raw().contains('\x1b'), "{}", console.raw());
 }
 
 #[test]

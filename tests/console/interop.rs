@@ -1,5 +1,6 @@
 //! Tests of exports to TensorBoard, W&B and Prometheus, imports from other tools, reports and the status line.
 
+use crate::pty::ENTER;
 use crate::test_site::TestSite;
 use std::fs;
 
@@ -71,6 +72,14 @@ fn a_tensorboard_folder_is_imported_and_a_folder_of_several_runs_must_be_named_e
     site.write("broken.wandb", "not a log");
     assert_eq!(site.error(&["import", "broken.wandb"]).0, 1);
     assert_eq!(site.runs().len(), 1, "a failed import leaves nothing");
+}
+
+#[test]
+fn the_recipe_of_an_imported_run_shows_the_settings_of_its_log() {
+    let site = TestSite::new();
+    site.succeeds(&["import", &format!("{FIXTURES}/offline-run"), "--name", "old"]);
+    let console = site.console((120, 40), &[], &[]);
+    console.shows(&["old"]).press(ENTER).shows(&["Loss"]).press("d").shows(&[r#"{"layers":2}"#]);
 }
 
 #[test]

@@ -426,12 +426,7 @@ const RUN: &[Binding] = &[
     bind(&[Key::ch('v')], Action::Samples, "samples", "Show the videos that the run made"),
     bind(&[Key::code(KeyCode::Tab)], Action::FocusNext, "panel", "Next panel: charts, samples, checkpoints, events"),
     bind(&[Key::code(KeyCode::BackTab)], Action::FocusPrevious, "", "Previous panel"),
-    bind(
-        &[ENTER],
-        Action::Open,
-        "enlarge",
-        "Enlarge the panel, or restore it; on a failure in the events, open the log of its rank",
-    ),
+    bind(&[ENTER], Action::Open, "enlarge", "Enlarge the panel, or restore it; on an event, open the log at its line"),
     bind(&[Key::ch('z')], Action::Enlarge, "", "Enlarge the panel, or restore it"),
     bind(&[ESC], Action::Back, "back", "Restore the panel, or go back to the runs"),
     bind(&[Key::ch('e')], Action::ExportSvg, "export", "Export the chart as SVG"),

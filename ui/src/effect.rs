@@ -314,6 +314,13 @@ pub enum Watch {
         /// The nodes whose processes are listed.
         nodes: Vec<NodeId>,
     },
+    /// The samples of a node that the supervisor of a run recorded in the last hours: `NodeMsg::Recorded`, once, in pieces.
+    Recorded {
+        /// The run.
+        run: RunId,
+        /// The node.
+        node: NodeId,
+    },
     /// One run: `RunMsg::Opened` first, then metrics, events, state and checkpoints.
     Run(RunId),
     /// The metrics and the recipe of a run that is compared: `RunMsg::Opened` first, then recipe, metrics and samples of nodes.
@@ -336,14 +343,16 @@ pub enum Watch {
         /// Milliseconds between two frames.
         every_ms: u32,
     },
-    /// The logs of all ranks of an attempt: `RunMsg::Logs` with `from_start`, then the new lines.
+    /// The logs of all ranks of an attempt: `RunMsg::Logs` with `from_start`, then the new lines. If their beginnings
+    /// are not loaded, also `RunMsg::EarlierErrors`, once.
     Logs {
         /// The run.
         run: RunId,
         /// The attempt; `None` for the newest one.
         attempt: Option<u32>,
     },
-    /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines.
+    /// One rank's log of the newest attempt: a first `LogChunk` with `from_start`, then the new lines. If its beginning
+    /// is not loaded, also `RunMsg::EarlierErrors`, once.
     Log {
         /// The run.
         run: RunId,

@@ -614,7 +614,8 @@ impl Ui {
     }
 
     pub fn merged(&mut self, from_start: bool, lines: Vec<(usize, String)>) {
-        let lines = RankLines { attempt: 1, from_start, is_caught_up: true, skipped_bytes: 0, lines };
+        let (is_caught_up, zone_s) = (true, Some(0));
+        let lines = RankLines { attempt: 1, from_start, is_caught_up, skipped_bytes: 0, zone_s, lines };
         self.run_msg(RunMsg::Logs(lines));
     }
 

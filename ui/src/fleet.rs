@@ -9,7 +9,7 @@ use cluster::fault::{Fault, FaultSeverity, faults};
 use cluster::probe::Frame;
 use cluster::slurm::SlurmNode;
 use cluster::{GpuSample, LinkKind, Node, NodeId, Rate, Reading};
-use rundir::{Failure, RunId};
+use rundir::{Failure, NodeSample, RunId};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -33,6 +33,10 @@ pub enum FleetSource {
 
 /// The age in seconds from which a node's newest sample suggests a hang. Samples arrive every two seconds.
 const LATE_S: f64 = 10.0;
+/// The number of other sources whose nodes are kept.
+const KEPT_SOURCES: usize = 3;
+/// The most nodes of other sources that are kept: the histories of a node with eight GPUs take 110 KB after twelve hours.
+const KEPT_NODES: usize = 1024;
 
 /// A node to watch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,6 +70,8 @@ pub struct Fleet {
     judged_s: Option<f64>,
     /// When the nodes were watched again after a pause, Unix seconds.
     resumed_s: f64,
+    /// The nodes of the sources that were shown before, the newest source last.
+    kept: Vec<Fleet>,
 }
 
 /// The quantities whose outliers move their node to the top. Memory is left out, because ranks may differ in it.
@@ -225,11 +231,25 @@ impl Sort {
 }
 
 impl Fleet {
-    /// Switches to another source and drops the nodes of the previous one.
+    /// Switches to another source. The nodes of the last sources are kept with their histories.
     pub fn turn_to(&mut self, of: FleetSource) {
-        if self.of != of {
-            *self = Self { of, ..Self::default() };
+        if self.of == of {
+            return;
         }
+        let mut kept = std::mem::take(&mut self.kept);
+        let next = match kept.iter().position(|fleet| fleet.of == of) {
+            Some(at) => kept.remove(at),
+            None => Self { of, ..Self::default() },
+        };
+        let previous = std::mem::replace(self, next);
+        if !previous.nodes.is_empty() {
+            kept.push(previous);
+        }
+        let nodes = |kept: &[Self]| kept.iter().map(|fleet| fleet.nodes.len()).sum::<usize>();
+        while kept.len() > KEPT_SOURCES || nodes(&kept) > KEPT_NODES {
+            kept.remove(0);
+        }
+        self.kept = kept;
     }
 
     /// Moves times after `now` to `now`, because the clock was set back. Otherwise a node without samples would become late only
@@ -239,6 +259,7 @@ impl Fleet {
             view.frame_s = view.frame_s.map(|sampled_s| sampled_s.min(now));
             view.history.clock_set_back(now);
         }
+        self.kept.iter_mut().for_each(|fleet| fleet.clock_set_back(now));
     }
 
     /// Updates the list of nodes; nodes that stay keep their data.
@@ -263,6 +284,13 @@ impl Fleet {
     pub fn sampled(&mut self, node: &NodeId, frame: Box<Frame>, now: f64) {
         if let Some(view) = self.view_mut(node) {
             view.sampled(frame, now);
+        }
+    }
+
+    /// Adds samples that the supervisor of a run recorded to the history of a node. Nodes that are no longer listed are ignored.
+    pub fn recorded(&mut self, node: &NodeId, samples: &[NodeSample], now: f64) {
+        if let Some(view) = self.view_mut(node) {
+            view.recorded(samples, now);
         }
     }
 
@@ -441,23 +469,29 @@ impl NodeView {
         self.frame_s = Some(now);
         self.faults = faults(&frame);
         self.summary = NodeSummary::of(&frame, self.frame.as_deref());
-        let summary = &self.summary;
-        let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
-        let memory = self.memory_mib().filter(|(_, total)| *total > 0);
-        let moment = Moment {
-            t: now,
-            power_w: number(summary.power_w_mean),
-            util_pct: number(summary.util_pct_mean),
-            mem_share: number(memory.map(|(used, total)| used as f64 / total as f64)),
-            cpu_pct: number(summary.cpu_pct),
-            net_rx: number(summary.net_rx_bytes_per_s),
-            net_tx: number(summary.net_tx_bytes_per_s),
-            ib_rx: number(summary.ib_rx_bytes_per_s),
-            ib_tx: number(summary.ib_tx_bytes_per_s),
-        };
         let gpus = frame.gpus.iter().map(|gpu| (gpu.index, moment_of(gpu)));
-        self.history.push(moment, gpus);
+        self.history.push(self.summary.moment(now), gpus);
         self.frame = Some(frame);
+    }
+
+    /// Adds recorded samples to the history. The records lack the memory size of the GPUs; the latest sample has it.
+    fn recorded(&mut self, samples: &[NodeSample], now: f64) {
+        let largest = self.gpus().iter().filter_map(|gpu| gpu.mem_total_mib.value()).max();
+        let mem_total_mib = |index: u32| {
+            let known = self.gpus().iter().find(|gpu| gpu.index == index);
+            known.and_then(|gpu| gpu.mem_total_mib.value()).or(largest)
+        };
+        let row = |sample: &NodeSample| {
+            let mut gpus = sample.gpus();
+            for gpu in &mut gpus {
+                gpu.mem_total_mib = mem_total_mib(gpu.index).map(Reading::Value).unwrap_or_default();
+            }
+            let moment = NodeSummary::of_record(sample, &gpus).moment(sample.t);
+            (moment, gpus.iter().map(|gpu| (gpu.index, moment_of(gpu))).collect::<Vec<_>>())
+        };
+        let span = now - HistoryWindow::TwelveHours.seconds()..=now;
+        let rows: Vec<_> = samples.iter().filter(|sample| span.contains(&sample.t)).map(row).collect();
+        self.history.seed(rows);
     }
 
     /// Returns the condition of the node.
@@ -484,11 +518,7 @@ impl NodeView {
 
     /// Returns memory in use and total memory: of the GPUs, or of the node if it has none.
     pub fn memory_mib(&self) -> Option<(u64, u64)> {
-        let summary = &self.summary;
-        match summary.gpus {
-            0 => summary.mem_used_mib.zip(summary.mem_total_mib),
-            _ => summary.gpu_mem_used_mib.zip(summary.gpu_mem_total_mib),
-        }
+        self.summary.memory_mib()
     }
 }
 
@@ -515,30 +545,13 @@ impl NodeHealth {
 impl NodeSummary {
     /// Summarizes a frame; rates are differences to the frame before.
     fn of(frame: &Frame, before: Option<&Frame>) -> Self {
-        let gpus = &frame.gpus;
         let cpu_before = before.and_then(|before| before.host.cpu);
         let cpu_pct = frame.host.cpu.zip(cpu_before).and_then(|(now, before)| now.busy_pct_since(before));
         let rate = |kind| before.and_then(|before| Rate::between(before, frame, kind));
         let (network, infiniband) = (rate(LinkKind::Network), rate(LinkKind::Infiniband));
-        let numbers = |of: fn(&GpuSample) -> &Reading<f64>| -> Vec<f64> {
-            gpus.iter().filter_map(|gpu| of(gpu).value()).collect()
-        };
-        let mean = |numbers: &[f64]| (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64);
-        let sum = |of: fn(&GpuSample) -> &Reading<u64>| {
-            gpus.iter().filter_map(|gpu| of(gpu).value()).reduce(|a, b| a.saturating_add(b))
-        };
-        let power = numbers(|gpu| &gpu.power_w);
         let host = &frame.host;
         Self {
-            gpus: gpus.len(),
-            processes: gpus.iter().map(|gpu| gpu.processes.len()).sum::<usize>() + frame.elsewhere.len(),
-            power_w_mean: mean(&power),
-            power_w: (!power.is_empty()).then(|| power.iter().sum()),
-            util_pct_mean: mean(&numbers(|gpu| &gpu.util_pct)),
-            gpu_mem_used_mib: sum(|gpu| &gpu.mem_used_mib),
-            gpu_mem_total_mib: sum(|gpu| &gpu.mem_total_mib),
-            temp_c_max: numbers(|gpu| &gpu.temp_c).into_iter().reduce(f64::max),
-            sm_clock_mhz_mean: mean(&numbers(|gpu| &gpu.sm_clock_mhz)),
+            processes: frame.gpus.iter().map(|gpu| gpu.processes.len()).sum::<usize>() + frame.elsewhere.len(),
             cpu_pct,
             load: host.load,
             mem_used_mib: host.mem_total_mib.zip(host.mem_available_mib).map(|(all, free)| all.saturating_sub(free)),
@@ -547,6 +560,69 @@ impl NodeSummary {
             net_tx_bytes_per_s: network.map(|rate| rate.tx_bytes_per_s),
             ib_rx_bytes_per_s: infiniband.map(|rate| rate.rx_bytes_per_s),
             ib_tx_bytes_per_s: infiniband.map(|rate| rate.tx_bytes_per_s),
+            ..Self::of_gpus(&frame.gpus)
+        }
+    }
+
+    /// Summarizes a sample that the supervisor of a run recorded, with its GPUs.
+    fn of_record(sample: &NodeSample, gpus: &[GpuSample]) -> Self {
+        let rate = |bytes_per_s: Option<u64>| bytes_per_s.map(|bytes_per_s| bytes_per_s as f64);
+        Self {
+            cpu_pct: sample.cpu_pct,
+            mem_used_mib: sample.mem_used_mib,
+            mem_total_mib: sample.mem_total_mib,
+            net_rx_bytes_per_s: rate(sample.net_rx_bytes_per_s),
+            net_tx_bytes_per_s: rate(sample.net_tx_bytes_per_s),
+            ib_rx_bytes_per_s: rate(sample.ib_rx_bytes_per_s),
+            ib_tx_bytes_per_s: rate(sample.ib_tx_bytes_per_s),
+            ..Self::of_gpus(gpus)
+        }
+    }
+
+    fn of_gpus(gpus: &[GpuSample]) -> Self {
+        let numbers = |of: fn(&GpuSample) -> &Reading<f64>| -> Vec<f64> {
+            gpus.iter().filter_map(|gpu| of(gpu).value()).collect()
+        };
+        let mean = |numbers: &[f64]| (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64);
+        let sum = |of: fn(&GpuSample) -> &Reading<u64>| {
+            gpus.iter().filter_map(|gpu| of(gpu).value()).reduce(|a, b| a.saturating_add(b))
+        };
+        let power = numbers(|gpu| &gpu.power_w);
+        Self {
+            gpus: gpus.len(),
+            power_w_mean: mean(&power),
+            power_w: (!power.is_empty()).then(|| power.iter().sum()),
+            util_pct_mean: mean(&numbers(|gpu| &gpu.util_pct)),
+            gpu_mem_used_mib: sum(|gpu| &gpu.mem_used_mib),
+            gpu_mem_total_mib: sum(|gpu| &gpu.mem_total_mib),
+            temp_c_max: numbers(|gpu| &gpu.temp_c).into_iter().reduce(f64::max),
+            sm_clock_mhz_mean: mean(&numbers(|gpu| &gpu.sm_clock_mhz)),
+            ..Self::default()
+        }
+    }
+
+    /// Returns memory in use and total memory: of the GPUs, or of the node if it has none.
+    fn memory_mib(&self) -> Option<(u64, u64)> {
+        match self.gpus {
+            0 => self.mem_used_mib.zip(self.mem_total_mib),
+            _ => self.gpu_mem_used_mib.zip(self.gpu_mem_total_mib),
+        }
+    }
+
+    /// Returns the values of the history at this time.
+    fn moment(&self, t: f64) -> Moment {
+        let number = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+        let memory = self.memory_mib().filter(|(_, total)| *total > 0);
+        Moment {
+            t,
+            power_w: number(self.power_w_mean),
+            util_pct: number(self.util_pct_mean),
+            mem_share: number(memory.map(|(used, total)| used as f64 / total as f64)),
+            cpu_pct: number(self.cpu_pct),
+            net_rx: number(self.net_rx_bytes_per_s),
+            net_tx: number(self.net_tx_bytes_per_s),
+            ib_rx: number(self.ib_rx_bytes_per_s),
+            ib_tx: number(self.ib_tx_bytes_per_s),
         }
     }
 }

@@ -53,9 +53,9 @@ pub use effect::{ChartSpec, ComparisonSpec, Confirmed, Effect, ImageFormat, Plot
 pub use key_map::{KeyChange, KeyError, KeyMap};
 pub use model::{Input, MOST_COMPARED, Model, Notice, Purpose, Screen, Session, Setup, closing_message, context};
 pub use msg::{
-    AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, JobId, JobMsg, Key,
-    KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines, RecipeFacts, RecipeView, RunList, RunMsg,
-    RunRow, RunStatus, Size, StageView, WeightType,
+    AlertRow, Clip, ConvertForm, ConvertOptions, ConvertPreview, ConvertRow, CurriculumView, EarlierError,
+    EarlierErrors, JobId, JobMsg, Key, KeyCode, LogChunk, Mouse, MouseKind, Msg, NodeMsg, Outcome, RankLines,
+    RecipeFacts, RecipeView, RunList, RunMsg, RunRow, RunStatus, Size, StageView, WeightType,
 };
 pub use run_state::short_id;
 pub use theme::{Symbols, Theme};

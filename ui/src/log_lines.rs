@@ -1,10 +1,15 @@
 //! Facts about single lines of logs: level, time, and the text that equal lines of several ranks have in common.
 
+use crate::text;
 use regex::Regex;
+use serde::{Deserialize, Serialize};
 use std::sync::LazyLock;
 
+/// The maximum number of bytes per line; the rest is cut, so that one very long line does not slow down drawing.
+const MAX_LINE: usize = 4096;
+
 /// The level of a line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
     /// Neither a warning nor an error.
     #[default]
@@ -69,6 +74,63 @@ const CONSEQUENCES: [&str; 11] = [
     "the process group has been",
     "lost contact with another rank",
 ];
+
+/// Every line that [`level`] calls an error, or that begins a traceback, contains one of these words.
+static ERROR_WORD: LazyLock<regex::bytes::Regex> = LazyLock::new(|| {
+    let words = concat!(
+        r"(?i-u)error|exception|interrupt|traceback|panicked|out of memory|watchdog caught|segmentation fault",
+        r"|core dumped|fatal|critical|cannot |[EF]\d{4} \d\d:",
+    );
+    regex::bytes::Regex::new(words).expect("the pattern is constant, and a test compiles it")
+});
+
+/// Returns a line as the console shows it: without control characters, and cut to 4096 bytes.
+pub fn shown(line: &str) -> String {
+    let mut text = text::clean(line);
+    if text.len() > MAX_LINE {
+        text.truncate((0..=MAX_LINE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+        text.push('…');
+    }
+    text
+}
+
+/// Returns whether a line may be an error or begin a traceback. This check is much faster than [`level`], and finds at
+/// least the lines that `level` finds.
+pub fn may_be_error(line: &[u8]) -> bool {
+    ERROR_WORD.is_match(line)
+}
+
+/// The levels of the lines of one log, one line after the other.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Levels {
+    is_in_traceback: bool,
+}
+
+impl Levels {
+    /// Returns the level of the next line, and whether the line is an error message rather than other lines of a
+    /// traceback.
+    pub fn of_next(&mut self, text: &str) -> (Level, bool) {
+        if begins_traceback(text) {
+            self.is_in_traceback = true;
+            return (Level::Error, false);
+        }
+        if self.is_in_traceback {
+            // Other threads of the rank may print lines in between.
+            let is_end = ends_traceback(text);
+            self.is_in_traceback = !is_end;
+            if is_end || continues_traceback(text) {
+                return (Level::Error, is_end);
+            }
+        }
+        let level = level(text);
+        (level, level == Level::Error)
+    }
+
+    /// Returns whether a traceback has begun and not ended.
+    pub fn is_in_traceback(&self) -> bool {
+        self.is_in_traceback
+    }
+}
 
 /// Returns the level of a line by its words.
 pub fn level(text: &str) -> Level {
@@ -232,6 +294,7 @@ mod tests {
         ];
         for line in errors {
             assert_eq!(level(line), Level::Error, "{line}");
+            assert!(may_be_error(line.as_bytes()), "{line}");
         }
         let warnings = ["UserWarning: Error: old format", "failed to connect, retrying in 2 s", "W: loss error grows"];
         for line in warnings {
@@ -242,6 +305,24 @@ mod tests {
         for line in ["step 20 loss 0.31", "done with 0 errors", advice, ""].into_iter().chain(metrics) {
             assert_eq!(level(line), Level::Plain, "{line}");
         }
+    }
+
+    #[test]
+    fn the_fast_check_finds_each_word_of_an_error() {
+        for part in ERRORS {
+            assert!(may_be_error(part.to_uppercase().as_bytes()), "{part}");
+        }
+        let others = ["CRITICAL: disk", "F1120 04:00:00.1 12 a.cc:9] x", "cannot open /data/x: it is missing"];
+        for line in others.into_iter().chain(["Traceback (most recent call last):", "AssertionError", "AnException"]) {
+            assert!(may_be_error(line.as_bytes()), "{line}");
+        }
+        assert!(!may_be_error(b"step 20 loss 0.31, 1.2 s per step"));
+    }
+
+    #[test]
+    fn a_shown_line_has_no_control_characters_and_is_cut() {
+        assert_eq!(shown("10 %\r\x1b[31m20 %\x1b[0m\r"), "20 %");
+        assert_eq!(shown(&"長".repeat(2000)).chars().count(), MAX_LINE / 3 + 1);
     }
 
     #[test]

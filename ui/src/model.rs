@@ -12,6 +12,7 @@ mod run_screen;
 mod samples_screen;
 mod screen;
 mod session;
+mod sought_event;
 mod viewport;
 
 pub use compare_screen::{CompareScreen, ComparedRun, Difference, MOST_COMPARED, Quantity};
@@ -23,12 +24,14 @@ pub use dialogs::{
 pub use input::{Input, Purpose};
 pub use launch_form::{FormPanel, LaunchForm};
 pub(crate) use log_store::LogLine;
+pub(crate) use logs_screen::EarlierSearch;
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
 pub use run_screen::{RecipeSetting, RunScreen};
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
 pub use session::Session;
+pub use sought_event::SoughtEvent;
 pub use viewport::Viewport;
 
 use crate::bindings::{Action, Context};

@@ -162,7 +162,7 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
                     logs.toggle(line);
                 } else {
                     // Do not scroll: the lines must not move under the pointer.
-                    logs.current = Some(line);
+                    (logs.current, logs.seeks_later) = (Some(line), None);
                 }
             }
             return Vec::new();

@@ -3,6 +3,7 @@
 use crate::action_plan::{ActionPlan, ActionResult};
 use crate::draft::{DraftMsg, LaunchDraft};
 use crate::fleet::{FleetSource, ListedNode};
+use crate::log_lines::Level;
 use camino::Utf8PathBuf;
 use cluster::NodeId;
 use cluster::probe::Frame;
@@ -13,7 +14,7 @@ use ratatui_core::buffer::Buffer;
 use recipe::Task;
 use rundir::{
     AlertState, Attempt, CheckpointEntry, EncodeStages, Event, Failure, ItemCounts, Lineage, MetricSample, NodePoint,
-    RunId, SampleFolder, SamplingProgress, StartFrom,
+    NodeSample, RunId, SampleFolder, SamplingProgress, StartFrom,
 };
 use runstate::{EncodeStageProgress, Epochs, Goodput, Progress, RunState};
 use serde::{Deserialize, Serialize};
@@ -186,6 +187,8 @@ pub struct AlertRow {
 pub enum NodeMsg {
     /// A sample of the node.
     Frame(Box<Frame>),
+    /// Samples that the supervisor of a run recorded (answers [`Watch::Recorded`](crate::Watch::Recorded)).
+    Recorded(Vec<NodeSample>),
     /// The node cannot be reached; the shell keeps trying.
     Down(Failure),
     /// The output of nvidia-smi on the node.
@@ -326,6 +329,8 @@ pub enum RunMsg {
     Log(LogChunk),
     /// Lines of the logs of all ranks.
     Logs(RankLines),
+    /// The first error in the part of the open log that was not loaded.
+    EarlierErrors(EarlierErrors),
     /// The stream has failed, for example because the folder was removed. The error is shown until the next
     /// [`RunMsg::Opened`].
     Lost(Failure),
@@ -384,8 +389,41 @@ pub struct RankLines {
     pub is_caught_up: bool,
     /// Bytes before these lines that were not read.
     pub skipped_bytes: u64,
+    /// The time zone of the times in the lines, in seconds east of UTC; `None` if it is unknown. Only the first message
+    /// of a stream has it.
+    #[serde(default)]
+    pub zone_s: Option<i32>,
     /// The rank and the text of whole lines without line ends; the model removes escape sequences.
     pub lines: Vec<(usize, String)>,
+}
+
+/// The result of the search for errors in the part of a log that was not loaded. It follows a first message of the
+/// stream whose `skipped_bytes` are not 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierErrors {
+    /// The rank whose log is open; `None` for the logs of all ranks.
+    pub of: Option<usize>,
+    /// The attempt that wrote the log.
+    pub attempt: u32,
+    /// The first error; `None` if there is none.
+    pub found: Option<EarlierError>,
+    /// Bytes that were not searched, because the logs are too large.
+    pub unsearched_bytes: u64,
+}
+
+/// An error in the part of a log that was not loaded, and the lines around it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierError {
+    /// The rank that printed the error.
+    pub rank: usize,
+    /// The error and a few lines around it, each with its level; the model removes escape sequences.
+    pub lines: Vec<(Level, String)>,
+    /// The index of the error in `lines`.
+    pub error: usize,
+    /// Bytes before `lines` in the log of the rank.
+    pub bytes_before: u64,
+    /// Bytes between `lines` and the loaded lines, in all logs together.
+    pub hidden_bytes: u64,
 }
 
 /// A curriculum file as the Stages screen shows it.

@@ -41,6 +41,10 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
             model.fleet.sampled(&node, frame, model.now);
             return Vec::new();
         }
+        Msg::Node { node, what: NodeMsg::Recorded(samples) } => {
+            model.fleet.recorded(&node, &samples, model.now);
+            return Vec::new();
+        }
         Msg::Node { node, what: NodeMsg::Down(why) } => {
             model.fleet.unreachable(&node, why, model.now);
             return Vec::new();
@@ -368,9 +372,13 @@ fn on_run(model: &mut Model, run: &RunId, what: RunMsg) {
             }
         }
         RunMsg::Logs(chunk) => {
-            if let Some(logs) = &mut model.logs {
-                logs.add_merged(chunk, model.now, text_size);
-            }
+            let now = model.now;
+            let notice = model.logs.as_mut().and_then(|logs| logs.add_merged(chunk, now, text_size));
+            notice.into_iter().for_each(|text| model.notify(text));
+        }
+        RunMsg::EarlierErrors(errors) => {
+            let notice = model.logs.as_mut().and_then(|logs| logs.add_earlier(errors, text_size));
+            notice.into_iter().for_each(|text| model.notify(text));
         }
         what => open.take_in(what),
     }

@@ -1,7 +1,7 @@
 //! Selects the data streams that the console needs for the current screen.
 
 use crate::effect::Watch;
-use crate::fleet::FleetSource;
+use crate::fleet::{FleetSource, NodeView};
 use crate::gpu_value::GpuValue;
 use crate::model::{Model, Screen};
 use crate::msg::Size;
@@ -17,6 +17,12 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
     let mut wanted = BTreeSet::from([Watch::Runs, Watch::Curricula, Watch::Alerts]);
     if matches!(model.screen, Screen::Nodes | Screen::Node | Screen::Processes) {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
+    }
+    // The recorded samples lack the memory size of the GPUs, so that they are read once the node has sent a sample.
+    if let FleetSource::Run(run) = &model.fleet.of
+        && let Some(view) = node_with_history(model).filter(|view| view.frame.is_some())
+    {
+        wanted.insert(Watch::Recorded { run: run.clone(), node: view.node.id.clone() });
     }
     // The heat map of step times shows the newest step of the open run.
     if let (Screen::Nodes, Some(GpuValue::StepTime), Some(open)) = (model.screen, model.nodes.heat, &model.run) {
@@ -64,6 +70,15 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
         }
     }
     wanted
+}
+
+/// Returns the node whose history is visible now.
+fn node_with_history(model: &Model) -> Option<&NodeView> {
+    match model.screen {
+        Screen::Nodes => model.selected_node(),
+        Screen::Node => model.fleet.node(&model.node.as_ref()?.id),
+        _ => None,
+    }
 }
 
 /// Returns the clips that are visible now: step, prompt, and the size of the area.

@@ -25,6 +25,7 @@ use camino::Utf8Path;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 use rundir::{ErrorCode, Failure, RunId, now_s};
 use signal_hook::consts::{SIGCONT, SIGWINCH};
+use std::env;
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -71,6 +72,14 @@ pub fn open(workspace: Workspace, run: Option<&str>, record: Option<&Utf8Path>) 
             "cannot open the console",
             "standard input or output is not a terminal",
             "use `vidtui runs` and `vidtui status RUN`",
+        )));
+    }
+    if env::var("TERM").is_ok_and(|term| term == "dumb") {
+        return Err(CommandError::request(Failure::new(
+            ErrorCode::NoTerminal,
+            "cannot open the console",
+            "TERM is dumb: this terminal cannot draw a screen",
+            "use `vidtui runs`, `vidtui status RUN` and the other commands, which print plain text",
         )));
     }
     let run = run.map(|run| Ok::<_, CommandError>(workspace.find(run)?.read_run()?.id)).transpose()?;

@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ui::{Clip, Size};
 use video::{CropMode, Frames, Picture};
 
-/// The most frames of a clip: five seconds at 30 frames per second, twenty at the 8 frames per second of CogVideoX.
+/// The most frames of a clip: five seconds at 30 frames per second, twenty at the 8 frames per second of CogVideoX. Longer clips are
+/// shown to their end with fewer frames per second.
 const MAX_FRAMES: usize = 160;
 /// The most frames per second: the frame rate of the console. CogVideoX makes 8 or 16.
 const MAX_FPS: f64 = 30.0;
@@ -89,7 +90,7 @@ impl Terminal {
     /// # Errors
     /// The video cannot be decoded.
     pub fn clip(self, path: &Utf8Path, size: Size) -> Result<Clip, Failure> {
-        let times = thinned(&video::frame_times(path)?, MAX_FPS);
+        let times = shown_times(&video::frame_times(path)?);
         let cells = self.at_times(path, &times, size)?;
         let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
         let fps = if span_s > 0.0 { (times.len() - 1) as f64 / span_s } else { 0.0 };
@@ -209,12 +210,14 @@ fn cell() -> (usize, usize) {
     cell.filter(|(width, height)| *width > 1 && *height > 1).unwrap_or(CELL)
 }
 
-/// Keeps at most `frames_per_s` frames per second.
-fn thinned(times: &[f64], frames_per_s: f64) -> Vec<f64> {
+/// Chooses at most [`MAX_FPS`] frames per second, and at most [`MAX_FRAMES`] over the whole clip.
+fn shown_times(times: &[f64]) -> Vec<f64> {
+    let span_s = times.last().zip(times.first()).map_or(0.0, |(last, first)| last - first);
+    let gap_s = (1.0 / MAX_FPS).max(span_s / (MAX_FRAMES - 1) as f64);
     let mut kept: Vec<f64> = Vec::new();
     for time in times {
         // Half a millisecond is less than the rounding of timestamps.
-        if kept.last().is_none_or(|last| time - last >= 1.0 / frames_per_s - 5e-4) {
+        if kept.last().is_none_or(|last| time - last >= gap_s - 5e-4) {
             kept.push(*time);
         }
     }
@@ -348,11 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn frames_above_the_highest_rate_are_dropped() {
-        let times: Vec<f64> = (0..30).map(|i| f64::from(i) / 30.0).collect();
-        assert_eq!(thinned(&times, 30.0), times);
-        assert_eq!(thinned(&times, 10.0).len(), 10);
-        let long: Vec<f64> = (0..1000).map(|i| f64::from(i) / 8.0).collect();
-        assert_eq!(thinned(&long, 16.0).len(), MAX_FRAMES);
+    fn a_clip_of_many_frames_is_shown_to_its_end_with_fewer_frames() {
+        let times = |frames: u32, fps: f64| (0..frames).map(|i| f64::from(i) / fps).collect::<Vec<f64>>();
+        assert_eq!(shown_times(&times(30, 30.0)), times(30, 30.0));
+        assert_eq!(shown_times(&times(60, 60.0)).len(), 30);
+        // A minute at 16 frames per second.
+        let (long, shown) = (times(1000, 16.0), shown_times(&times(1000, 16.0)));
+        assert!((100..=MAX_FRAMES).contains(&shown.len()), "{}", shown.len());
+        assert!(long[999] - shown[shown.len() - 1] < 1.0);
+        assert_eq!(shown_times(&[0.5]), [0.5]);
     }
 }

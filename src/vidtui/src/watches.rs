@@ -27,6 +27,7 @@ use ui::{AlertRow, LogChunk, Msg, RunMsg, Size, Watch};
 
 mod compared_stream;
 mod draft_stream;
+mod error_search;
 mod log_stream;
 mod node_streams;
 
@@ -99,6 +100,7 @@ impl Stream {
             Watch::Nodes(of) => self.nodes(&of).await,
             Watch::Smi { of, node } => self.smi(&of, &node).await,
             Watch::Processes { of, nodes } => self.processes(&of, &nodes).await,
+            Watch::Recorded { run, node } => self.recorded(&run, &node).await,
             Watch::Run(run) => self.one_run(&run).await,
             Watch::Compared(run) => self.compared(&run).await,
             Watch::Log { run, node, rank } => self.log(&run, &node, rank).await,
@@ -182,7 +184,7 @@ impl Stream {
                         _ => {}
                     }
                     if !recipe_sent && let Ok(run) = dir.read_run() {
-                        send(RunMsg::Recipe(compared_stream::settings(&run.recipe)))?;
+                        send(RunMsg::Recipe(compared_stream::settings(&run)))?;
                         recipe_sent = true;
                     }
                     let found = listings::checkpoint_folders(&dir);
@@ -263,6 +265,7 @@ impl Stream {
     async fn log(&self, run: &RunId, node: &NodeId, rank: usize) -> Result<std::convert::Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let mut open: Option<(u32, Tail<String>)> = None;
+        let (mut search, mut searched) = (None, 0);
         loop {
             let pause = block_in_place(|| {
                 let newest = dir.attempt_numbers().ok().and_then(|numbers| numbers.last().copied()).unwrap_or(0);
@@ -274,6 +277,11 @@ impl Stream {
                         return Ok(LIST);
                     };
                     (from_start, skipped_bytes) = (open.is_none(), tail.offset());
+                    if from_start && skipped_bytes > 0 {
+                        let part = error_search::Part { rank, path, from: 0, to: skipped_bytes };
+                        search = error_search::ErrorSearch::new(vec![part]);
+                        searched = newest;
+                    }
                     open = Some((newest, tail));
                 }
                 if let Some((attempt, tail)) = &mut open
@@ -289,7 +297,7 @@ impl Stream {
                 }
                 Ok(FOLLOW)
             })?;
-            self.pause(pause).await?;
+            self.search_or_pause(run, (Some(rank), searched), &mut search, pause).await?;
         }
     }
 

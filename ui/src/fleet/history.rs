@@ -2,7 +2,7 @@
 //!
 //! Memory is bounded: a node with eight GPUs takes at most 110 KB.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Samples that are kept: ten minutes at one every two seconds.
 const SAMPLES: usize = 300;
@@ -13,6 +13,8 @@ const MINUTE_S: f64 = 60.0;
 const SAMPLES_JOINED_S: f64 = 15.0;
 /// The longest time between two means that a line joins.
 const MINUTES_JOINED_S: f64 = 150.0;
+/// A recorded sample this close to a known sample shows nothing new. Supervisors sample every five seconds.
+const SAME_SAMPLE_S: f64 = 3.0;
 /// GPUs of a node that have a history. A larger index means that the row was misread.
 const MOST_GPUS: u32 = 64;
 
@@ -148,6 +150,9 @@ pub struct History {
     minute: Option<i64>,
 }
 
+/// The values of a node at one time, and those of each GPU by its index.
+type Row = (Moment, Vec<(u32, GpuMoment)>);
+
 /// Values of one resolution, oldest first. Each GPU has one entry per moment.
 #[derive(Debug, Clone, Default)]
 struct Level {
@@ -156,6 +161,19 @@ struct Level {
 }
 
 impl Level {
+    /// Makes a level with the newest `most` of these rows, which are in time order.
+    fn of(rows: impl Iterator<Item = Row>, most: usize) -> Self {
+        let mut level = Self::default();
+        rows.for_each(|(moment, gpus)| level.push(moment, gpus.into_iter(), most));
+        level
+    }
+
+    /// Returns the rows from this place on.
+    fn rows(&self, from: usize) -> impl Iterator<Item = Row> {
+        let gpus = move |at: usize| (0..).zip(self.gpus.iter().map(|gpu| gpu[at])).collect::<Vec<(u32, GpuMoment)>>();
+        (from..self.moments.len()).map(move |at| (self.moments[at], gpus(at)))
+    }
+
     fn push(&mut self, moment: Moment, gpus: impl Iterator<Item = (u32, GpuMoment)>, most: usize) {
         if self.moments.len() == most {
             self.moments.pop_front();
@@ -181,7 +199,7 @@ impl Level {
 impl History {
     /// Adds a sample with the values of each GPU by its index.
     pub fn push(&mut self, moment: Moment, gpus: impl Iterator<Item = (u32, GpuMoment)>) {
-        let minute = (moment.t / MINUTE_S).floor() as i64;
+        let minute = minute_of(moment.t);
         if let Some(done) = self.minute.replace(minute).filter(|done| *done != minute) {
             self.close_minute(done);
         }
@@ -191,17 +209,37 @@ impl History {
     /// Adds the means over the samples of a minute.
     fn close_minute(&mut self, minute: i64) {
         let samples = &self.samples.moments;
-        let of_minute = |moment: &&Moment| (moment.t / MINUTE_S).floor() as i64 == minute;
-        let count = samples.iter().rev().take_while(of_minute).count();
-        let first = samples.len() - count;
-        let Some(mut means) = samples.back().copied().filter(|_| count > 0) else { return };
-        means.t = samples.range(first..).map(|moment| moment.t).sum::<f64>() / count as f64;
-        for (at, value) in means.values().into_iter().enumerate() {
-            let column = samples.range(first..).map(|moment| *{ *moment }.values()[at]);
-            *value = mean(column).unwrap_or(f32::NAN);
+        let count = samples.iter().rev().take_while(|moment| minute_of(moment.t) == minute).count();
+        let rows: Vec<Row> = self.samples.rows(samples.len() - count).collect();
+        if let Some((means, gpus)) = mean_row(&rows) {
+            self.minutes.push(means, gpus.into_iter(), MINUTES);
         }
-        let gpus = self.samples.gpus.iter().map(|gpu| GpuMoment::mean(gpu.range(first..).copied()));
-        self.minutes.push(means, (0..).zip(gpus), MINUTES);
+    }
+
+    /// Adds recorded samples, in any order and also in pieces. They must not be from the future. They fill only the times without
+    /// samples: known samples and known means of minutes stay.
+    pub fn seed(&mut self, recorded: impl IntoIterator<Item = Row>) {
+        let known = &self.samples.moments;
+        let is_known = |t: f64| known.iter().any(|moment| (moment.t - t).abs() < SAME_SAMPLE_S);
+        let mut samples: Vec<Row> = recorded.into_iter().filter(|(moment, _)| !is_known(moment.t)).collect();
+        samples.extend(self.samples.rows(0));
+        samples.sort_by(|(a, _), (b, _)| a.t.total_cmp(&b.t));
+        let Some(newest_s) = samples.last().map(|(newest, _)| newest.t) else { return };
+        let open = minute_of(newest_s);
+        let mut minutes: Vec<Row> = self.minutes.rows(0).collect();
+        let known: BTreeSet<i64> = minutes.iter().map(|(means, _)| minute_of(means.t)).collect();
+        for of_minute in samples.chunk_by(|(a, _), (b, _)| minute_of(a.t) == minute_of(b.t)) {
+            let minute = minute_of(of_minute[0].0.t);
+            if minute != open && !known.contains(&minute) {
+                minutes.extend(mean_row(of_minute));
+            }
+        }
+        minutes.sort_by(|(a, _), (b, _)| a.t.total_cmp(&b.t));
+        // Means are shown only before the oldest sample. A sample from before a long pause would hide the means after it.
+        let first = samples.partition_point(|(moment, _)| moment.t < newest_s - HistoryWindow::TenMinutes.seconds());
+        self.minutes = Level::of(minutes.into_iter(), MINUTES);
+        self.samples = Level::of(samples.drain(first..), SAMPLES);
+        self.minute = Some(open);
     }
 
     /// Moves times after `now` to `now`, because the clock was set back.
@@ -248,6 +286,26 @@ impl History {
         let newer = (0..samples.moments.len()).map(move |at| level(samples, joined_s(at), at));
         older.chain(newer)
     }
+}
+
+fn minute_of(t: f64) -> i64 {
+    (t / MINUTE_S).floor() as i64
+}
+
+/// Returns the means over rows; `None` if there are none.
+fn mean_row(rows: &[Row]) -> Option<Row> {
+    let mut means = rows.first()?.0;
+    means.t = rows.iter().map(|(moment, _)| moment.t).sum::<f64>() / rows.len() as f64;
+    for (at, value) in means.values().into_iter().enumerate() {
+        let column = rows.iter().map(|(moment, _)| *{ *moment }.values()[at]);
+        *value = mean(column).unwrap_or(f32::NAN);
+    }
+    let indices: BTreeSet<u32> = rows.iter().flat_map(|(_, gpus)| gpus.iter().map(|(index, _)| *index)).collect();
+    let mean_of = |index: u32| {
+        let of_gpu = rows.iter().flat_map(|(_, gpus)| gpus).filter(move |(at, _)| *at == index);
+        (index, GpuMoment::mean(of_gpu.map(|(_, values)| *values)))
+    };
+    Some((means, indices.into_iter().map(mean_of).collect()))
 }
 
 #[cfg(test)]
@@ -305,6 +363,31 @@ mod tests {
         };
         let bytes = bytes(&history.samples) + bytes(&history.minutes);
         assert!(bytes <= 115_000, "{bytes}");
+    }
+
+    #[test]
+    fn recorded_samples_fill_the_times_without_samples_and_are_not_doubled() {
+        let mut history = History::default();
+        // Three hours of watching: the first five minutes and the last two.
+        for at in (0..150).chain(5340..5400) {
+            history.push(moment(f64::from(at) * 2.0, 600.0), [(0, gpu(600.0))].into_iter());
+        }
+        let recorded: Vec<Row> =
+            (0..1540).map(|at| (moment(f64::from(at) * 7.0, 300.0), vec![(0, gpu(300.0))])).collect();
+        for piece in recorded.chunks(250).rev() {
+            history.seed(piece.to_vec());
+        }
+        let shown = |history: &History| history.points(|moment| moment.power_w).collect::<Vec<_>>();
+        let points = shown(&history);
+        assert!(points.windows(2).all(|pair| (1.0..100.0).contains(&(pair[1].t - pair[0].t))), "{points:?}");
+        let watched = |point: &&Point| point.t < 300.0 || point.t >= 10_680.0;
+        assert!(points.iter().filter(watched).all(|point| point.value == 600.0), "known values stay");
+        assert!(points.iter().filter(|point| !watched(point)).all(|point| point.value == 300.0));
+        assert!(history.gpu_points(0, GpuMoment::power_w).all(|point| point.value.is_finite()));
+        history.seed(recorded);
+        assert_eq!(shown(&history), points);
+        history.push(moment(10_801.0, 600.0), [(0, gpu(600.0))].into_iter());
+        assert_eq!(shown(&history).last().unwrap().t, 10_801.0);
     }
 
     #[test]

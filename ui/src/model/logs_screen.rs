@@ -1,17 +1,15 @@
 //! State of an open log: its lines, the visible part, the filters and the search.
 
-use crate::log_lines::Level;
+use crate::log_lines::{self, Level};
 use crate::model::log_store::{LogLine, LogStore};
 use crate::model::run_screen::RunScreen;
-use crate::msg::{LogChunk, RankLines};
+use crate::model::sought_event::{FoundLine, SoughtEvent};
+use crate::msg::{EarlierErrors, LogChunk, RankLines};
 use crate::rank_set::RankSet;
 use crate::text;
 use cluster::RankPlace;
 use regex::Regex;
 use std::collections::BTreeSet;
-
-/// The maximum number of bytes per line; the rest is cut, so that one very long line does not slow down drawing.
-const MAX_LINE: usize = 4096;
 
 /// An open log: of one rank, or of all ranks merged.
 #[derive(Debug, Clone)]
@@ -22,7 +20,12 @@ pub struct LogsScreen {
     pub pinned: Option<u32>,
     pub(crate) store: LogStore,
     pub(crate) attempt: Option<u32>,
+    /// Bytes before the first line that were not loaded.
     pub(crate) skipped_bytes: u64,
+    /// The search for an error in the part that is not loaded.
+    pub(crate) earlier: EarlierSearch,
+    /// The time zone of the times in the lines, in seconds east of UTC; `None` if it is unknown.
+    pub(crate) zone_s: Option<i32>,
     /// The line at the top of the screen, and the row within that line; `None` to follow the newest lines.
     pub(crate) top: Option<(u64, usize)>,
     pub(crate) wrap: bool,
@@ -36,11 +39,35 @@ pub struct LogsScreen {
     pub(crate) is_unfolded: bool,
     /// Lines for which the user has reversed `is_unfolded`.
     pub(crate) toggled: BTreeSet<u64>,
-    /// Whether to go to the first error of the shown ranks once the existing lines have been received; without an
-    /// error, the end of the log is shown.
-    pub(crate) seeks: bool,
+    /// The line to go to once the existing lines have been received; if there is none, the end of the log is shown.
+    pub(crate) seeks: Option<Target>,
+    /// The line to go to once the part that is not loaded has been searched; a key of the user cancels this.
+    pub(crate) seeks_later: Option<Target>,
     /// The search.
     pub search: Option<Search>,
+}
+
+/// A line that a log goes to when it opens.
+#[derive(Debug, Clone)]
+pub(crate) enum Target {
+    /// The first error of the shown ranks.
+    FirstError,
+    /// The line of an event.
+    Event(SoughtEvent),
+}
+
+/// The search for an error in the part of a log that is not loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EarlierSearch {
+    /// The log is loaded from its beginning.
+    NotNeeded,
+    /// The search has not ended.
+    Running,
+    /// The search has ended.
+    Done {
+        /// Bytes that were not searched, because the logs are too large.
+        unsearched_bytes: u64,
+    },
 }
 
 /// A search in a log.
@@ -59,6 +86,8 @@ impl Default for LogsScreen {
             store: LogStore::default(),
             attempt: None,
             skipped_bytes: 0,
+            earlier: EarlierSearch::NotNeeded,
+            zone_s: None,
             top: None,
             wrap: true,
             current: None,
@@ -66,7 +95,8 @@ impl Default for LogsScreen {
             only: RankSet::default(),
             is_unfolded: false,
             toggled: BTreeSet::new(),
-            seeks: false,
+            seeks: None,
+            seeks_later: None,
             search: None,
         }
     }
@@ -75,7 +105,12 @@ impl Default for LogsScreen {
 impl LogsScreen {
     /// Returns the merged log of an attempt, which goes to the first error. A non-empty `only` filters the ranks.
     pub fn at_error(attempt: Option<u32>, only: RankSet) -> Self {
-        Self { pinned: attempt, only, seeks: true, ..Self::default() }
+        Self { pinned: attempt, only, seeks: Some(Target::FirstError), ..Self::default() }
+    }
+
+    /// Returns the merged log of an attempt, which goes to the line of an event. A non-empty `only` filters the ranks.
+    pub fn at_event(attempt: Option<u32>, only: RankSet, event: SoughtEvent) -> Self {
+        Self { pinned: attempt, only, seeks: Some(Target::Event(event)), ..Self::default() }
     }
 
     /// Returns the placement of the shown rank, once it has loaded.
@@ -91,40 +126,77 @@ impl LogsScreen {
         }
         self.begin(chunk.attempt, chunk.from_start, chunk.skipped_bytes);
         for line in chunk.lines {
-            self.store.add(chunk.rank, cut(&line), now, false);
+            self.store.add(chunk.rank, log_lines::shown(&line), now, false);
         }
     }
 
-    /// Adds lines of the merged log, and goes to the first error if `seeks` is set. `size` is the width and height of
-    /// the text.
-    pub fn add_merged(&mut self, chunk: RankLines, now: f64, size: (usize, usize)) {
+    /// Adds lines of the merged log, and goes to the line that `seeks` names. `size` is the width and height of the
+    /// text. Returns a text for the user if the line of an event was not found.
+    pub fn add_merged(&mut self, chunk: RankLines, now: f64, size: (usize, usize)) -> Option<&'static str> {
         if self.rank.is_some() || self.pinned.is_some_and(|attempt| attempt != chunk.attempt) {
-            return;
+            return None;
         }
         self.begin(chunk.attempt, chunk.from_start, chunk.skipped_bytes);
+        if chunk.from_start {
+            self.zone_s = chunk.zone_s;
+        }
         if chunk.skipped_bytes > 0 && !chunk.from_start {
             self.store.divide(format!("{} are only in the files", units::short_size(chunk.skipped_bytes)));
         }
         for (rank, line) in chunk.lines {
-            self.store.add(rank, cut(&line), now, true);
+            self.store.add(rank, log_lines::shown(&line), now, true);
         }
-        if self.seeks && chunk.is_caught_up {
-            self.seeks = false;
-            if let Some(line) = self.first_error() {
-                self.go_to(line, size);
+        let target = if chunk.is_caught_up { self.seeks.take() } else { None };
+        self.seek(target?, size)
+    }
+
+    /// Adds the error that a search found in the part of the log that is not loaded, and goes to it if the log was
+    /// opened at an error. Returns a text as [`Self::add_merged`].
+    pub fn add_earlier(&mut self, errors: EarlierErrors, size: (usize, usize)) -> Option<&'static str> {
+        if self.rank != errors.of || self.attempt != Some(errors.attempt) || self.earlier != EarlierSearch::Running {
+            return None;
+        }
+        self.earlier = EarlierSearch::Done { unsearched_bytes: errors.unsearched_bytes };
+        if let Some(found) = errors.found {
+            let lines = found.lines.iter().map(|(level, line)| (*level, log_lines::shown(line))).collect();
+            if self.store.add_earlier_error(found.rank, lines, found.error, found.hidden_bytes) {
+                self.skipped_bytes = found.bytes_before;
             }
         }
+        let target = self.seeks_later.take();
+        self.seek(target?, size)
+    }
+
+    /// Goes to a line. If it is not certain to be the right one and the part that is not loaded is still searched, this
+    /// is repeated after the search.
+    fn seek(&mut self, target: Target, size: (usize, usize)) -> Option<&'static str> {
+        let found = match &target {
+            Target::FirstError => FoundLine { number: self.first_error(), notice: None, is_certain: false },
+            Target::Event(event) => event.line_in(self),
+        };
+        if let Some(line) = found.number {
+            self.go_to(line, size);
+        }
+        if self.earlier == EarlierSearch::Running && !found.is_certain {
+            self.seeks_later = Some(target);
+            return None;
+        }
+        found.notice
     }
 
     fn begin(&mut self, attempt: u32, from_start: bool, skipped_bytes: u64) {
         if from_start {
-            self.store = LogStore::default();
-            (self.top, self.attempt, self.current) = (None, None, None);
+            let is_whole = skipped_bytes == 0;
+            self.store = if is_whole { LogStore::default() } else { LogStore::of_end() };
+            self.earlier = if is_whole { EarlierSearch::NotNeeded } else { EarlierSearch::Running };
+            (self.top, self.attempt, self.current, self.seeks_later) = (None, None, None, None);
             self.toggled.clear();
             self.skipped_bytes = skipped_bytes;
         }
         if self.attempt.is_some_and(|before| before != attempt) {
             self.store.begin_attempt(attempt);
+            // The result of a search in the log of the earlier attempt is not used.
+            (self.earlier, self.seeks_later) = (EarlierSearch::NotNeeded, None);
         }
         self.attempt = Some(attempt);
     }
@@ -137,7 +209,7 @@ impl LogsScreen {
             first.map(|first| first.line).filter(|line| self.store.line(*line).is_some_and(|at| self.passes(at)));
         let is_bad =
             |number: &u64| self.store.line(*number).is_some_and(|line| line.level == Level::Error && self.passes(line));
-        of_all.or_else(|| (self.store.first()..self.store.end()).find(is_bad))
+        of_all.or_else(|| self.store.numbers().find(is_bad))
     }
 
     /// Returns whether a line passes the filters.
@@ -173,10 +245,8 @@ impl LogsScreen {
                 return (line, row - rows);
             }
             rows -= row;
-            if line <= self.store.first() {
-                return (self.store.first(), 0);
-            }
-            line -= 1;
+            let Some(before) = self.store.before(line) else { return (self.store.first(), 0) };
+            line = before;
             row = self.rows_of(line, width);
         }
         (line, row)
@@ -190,7 +260,7 @@ impl LogsScreen {
                 return (line, row + rows);
             }
             rows -= left;
-            (line, row) = (line + 1, 0);
+            (line, row) = (self.store.at_or_after(line + 1), 0);
         }
         (self.store.end(), 0)
     }
@@ -205,7 +275,7 @@ impl LogsScreen {
         let newest = self.bottom_top(size);
         // The line at the top may have been dropped from memory since.
         let wanted = self.top.map(|(line, row)| {
-            let line = line.max(self.store.first());
+            let line = self.store.at_or_after(line);
             (line, row.min(self.rows_of(line, size.0).saturating_sub(1)))
         });
         wanted.filter(|top| *top < newest).unwrap_or(newest)
@@ -233,15 +303,17 @@ impl LogsScreen {
     /// Returns whether there is a match.
     pub(crate) fn find(&mut self, forward: bool, size: (usize, usize)) -> bool {
         let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return false };
-        let (first, end) = (self.store.first(), self.store.end());
-        let from = self.current.filter(|line| (first..end).contains(line));
+        let from = self.current.filter(|line| self.store.line(*line).is_some());
         let matches = |number: &u64| self.matches(*number, regex);
+        let numbers = || self.store.numbers();
         let found = if forward {
             let start = from.map_or_else(|| self.shown_top(size).0, |line| line + 1);
-            (start..end).chain(first..start).find(matches)
+            let after = numbers().filter(|number| *number >= start);
+            after.chain(numbers().filter(|number| *number < start)).find(matches)
         } else {
             let start = from.unwrap_or_else(|| self.shown_top(size).0);
-            (first..start).rev().chain((start..end).rev()).find(matches)
+            let before = numbers().rev().filter(|number| *number < start);
+            before.chain(numbers().rev().filter(|number| *number >= start)).find(matches)
         };
         let Some(line) = found else { return false };
         self.go_to(line, size);
@@ -251,7 +323,7 @@ impl LogsScreen {
     /// Returns the number of lines that match the search.
     pub(crate) fn matching(&self) -> usize {
         let Some(regex) = self.search.as_ref().and_then(|search| search.regex.as_ref()) else { return 0 };
-        (self.store.first()..self.store.end()).filter(|number| self.matches(*number, regex)).count()
+        self.store.numbers().filter(|number| self.matches(*number, regex)).count()
     }
 
     /// Returns whether a visible text of a line matches.
@@ -266,14 +338,4 @@ impl LogsScreen {
         let (search, level, pinned) = (self.search.take(), self.level, self.pinned);
         *self = Self { rank, pinned, wrap: self.wrap, search, level, ..Self::default() };
     }
-}
-
-/// Returns a line without control characters, cut to [`MAX_LINE`] bytes.
-fn cut(line: &str) -> String {
-    let mut text = text::clean(line);
-    if text.len() > MAX_LINE {
-        text.truncate((0..=MAX_LINE).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
-        text.push('…');
-    }
-    text
 }

@@ -134,7 +134,7 @@ impl RunScreen {
                 self.recipe = Some(settings.into_iter().map(setting).collect());
             }
             RunMsg::Lost(failure) => self.lost = Some(failure),
-            RunMsg::Log(_) | RunMsg::Logs(_) => {}
+            RunMsg::Log(_) | RunMsg::Logs(_) | RunMsg::EarlierErrors(_) => {}
         }
     }
 

@@ -5,7 +5,7 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::layout;
 use crate::log_lines::Level;
-use crate::model::{Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
+use crate::model::{EarlierSearch, Input, LogLine, LogsScreen, Model, Purpose, RunScreen, Screen, Search};
 use crate::rank_set::RankSet;
 use crate::run_state::{StateKind, short_id};
 use crate::text;
@@ -69,6 +69,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let ranks = model.run.as_ref().map_or(0, |run| run.places().len());
     let Some(logs) = &mut model.logs else { return Vec::new() };
     let page = size.1.saturating_sub(1).max(1);
+    logs.seeks_later = None;
     match action {
         Action::Up => logs.scroll_up(1, size),
         Action::Down => logs.scroll_down(1, size),
@@ -93,10 +94,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
                 });
             }
         }
-        Action::FirstError => match logs.first_error() {
-            Some(line) => logs.go_to(line, size),
-            None => model.warn("No error in the loaded lines"),
-        },
+        Action::FirstError => go_to_first_error(model, size),
         Action::NextLevel => {
             logs.level = match logs.level {
                 Level::Plain => Level::Warning,
@@ -146,6 +144,28 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         _ => {}
     }
     Vec::new()
+}
+
+/// Goes to the first error. If lines that are not loaded may have an earlier one, a notice states this.
+fn go_to_first_error(model: &mut Model, size: (usize, usize)) {
+    let Some(logs) = &mut model.logs else { return };
+    let error = logs.first_error();
+    if let Some(line) = error {
+        logs.go_to(line, size);
+    }
+    match (error, logs.earlier) {
+        (None, EarlierSearch::NotNeeded) => model.warn("No error in the loaded lines"),
+        (None, EarlierSearch::Running) => model.warn("No error in the loaded lines; earlier lines are being searched"),
+        (None, EarlierSearch::Done { unsearched_bytes: 0 }) => model.warn("No error in the log"),
+        (None, EarlierSearch::Done { unsearched_bytes }) => {
+            model.warn(format!("No error found, but {} were not searched", units::short_size(unsearched_bytes)));
+        }
+        (Some(_), EarlierSearch::Running) => model.notify("Earlier lines are still being searched for an error"),
+        (Some(_), EarlierSearch::Done { unsearched_bytes: bytes @ 1.. }) => {
+            model.notify(format!("{} were not searched for an earlier error", units::short_size(bytes)));
+        }
+        (Some(_), EarlierSearch::NotNeeded | EarlierSearch::Done { .. }) => {}
+    }
 }
 
 /// The parts of the screen.
@@ -212,7 +232,7 @@ fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
             }));
         }
         rows.extend(all.into_iter().skip(skipped));
-        (number, skipped) = (number + 1, 0);
+        (number, skipped) = (logs.store.at_or_after(number + 1), 0);
     }
     rows.truncate(size.1);
     rows
@@ -221,7 +241,7 @@ fn rows(logs: &LogsScreen, size: (usize, usize)) -> Vec<Row<'_>> {
 /// Returns the terminal row of the first log row. A note about earlier lines may be above it.
 fn first_row(logs: &LogsScreen, rows: &[Row<'_>], area: Rect) -> u16 {
     let is_oldest = rows.first().is_some_and(|row| row.number == logs.store.first() && row.part.start == 0);
-    let is_cut = logs.store.first() > 0 || logs.skipped_bytes > 0;
+    let is_cut = logs.store.is_cut() || logs.skipped_bytes > 0;
     area.top() + u16::from(is_oldest && is_cut && area.height > 1 && logs.top.is_some())
 }
 
@@ -250,11 +270,11 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
     let top = first_row(logs, &rows, area);
     if top > area.top() {
-        let text = match (logs.store.first(), logs.rank) {
-            (0, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
-            (0, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
-            (_, Some(_)) => "earlier lines are only in the file".to_owned(),
-            (_, None) => "earlier lines are only in the files".to_owned(),
+        let text = match (logs.store.is_cut(), logs.rank) {
+            (false, Some(_)) => format!("the first {} are only in the file", units::short_size(logs.skipped_bytes)),
+            (false, None) => format!("the first {} are only in the files", units::short_size(logs.skipped_bytes)),
+            (true, Some(_)) => "earlier lines are only in the file".to_owned(),
+            (true, None) => "earlier lines are only in the files".to_owned(),
         };
         write(model, buf, area, Line::styled(format!("… {text}"), faint));
     }
@@ -385,8 +405,12 @@ fn heading(model: &Model, run: &RunScreen, logs: &LogsScreen, buf: &mut Buffer, 
     right.push(match logs.top {
         None => Span::styled("following", theme.good),
         Some((line, _)) => {
-            let end = units::grouped(logs.store.end());
-            Span::styled(format!("line {} of {end}", units::grouped(line + 1)), theme.warn)
+            let end = logs.store.lines_before(logs.store.end()).unwrap_or(0);
+            let text = match logs.store.lines_before(line) {
+                Some(before) => format!("line {} of {}", units::grouped(before + 1), units::grouped(end)),
+                None => "before the loaded lines".to_owned(),
+            };
+            Span::styled(text, theme.warn)
         }
     });
     write_split(model, buf, area, Line::from(left), Line::from(right));

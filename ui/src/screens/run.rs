@@ -3,12 +3,11 @@
 use crate::advice;
 use crate::bindings::{Action, Context};
 use crate::effect::{ChartSpec, Effect, ImageFormat, PlottedChart, XAxis};
-use crate::event_text::{self, Severity};
 use crate::goodput_text;
 use crate::jobs::Intent;
 use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::modals::{checkpoints, panels as panels_dialog};
-use crate::model::{LogsScreen, Model, RunScreen, Screen};
+use crate::model::{LogsScreen, Model, RunScreen, Screen, SoughtEvent};
 use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_actions;
@@ -127,9 +126,10 @@ fn is_encode(model: &Model) -> bool {
     model.run.as_ref().and_then(|run| model.row(&run.id)).is_some_and(|row| row.task == Task::Encode)
 }
 
-/// Returns the log of the rank or the node that the selected event is about; `None` if the event leads to no log.
+/// Returns the log of the rank or the node that the selected event is about, or the log of all ranks, which opens at the
+/// line of the event. `None` if no event is selected, or if the run has no logs.
 pub fn event_log(model: &Model) -> Option<LogsScreen> {
-    let run = model.run.as_ref().filter(|run| run.focus == Panel::Events)?;
+    let run = model.run.as_ref().filter(|run| run.focus == Panel::Events && !run.places().is_empty())?;
     let events = run_panels::visible_events(run);
     let event = events.get(run.scroll.min(events.len().saturating_sub(1)))?;
     let on_node =
@@ -137,14 +137,13 @@ pub fn event_log(model: &Model) -> Option<LogsScreen> {
     let ranks: RankSet = match (&event.kind, event.rank, &event.node) {
         (EventKind::RankDied { rank, .. }, ..) => RankSet::one(*rank),
         (EventKind::NodeLost { node, .. }, ..) => on_node(node),
-        (EventKind::Failed { .. }, None, None) => RankSet::default(),
-        _ if !matches!(event_text::describe(event).1, Severity::Warn | Severity::Bad) => return None,
         (_, Some(rank), _) => RankSet::one(rank),
         (_, None, Some(node)) => on_node(node),
-        (_, None, None) => return None,
+        (_, None, None) => RankSet::default(),
     };
     let newest = run.status.as_ref().and_then(|status| status.attempt.as_ref()).map(|attempt| attempt.number);
-    Some(LogsScreen::at_error((newest != Some(event.attempt)).then_some(event.attempt), ranks))
+    let attempt = (newest != Some(event.attempt)).then_some(event.attempt);
+    Some(LogsScreen::at_event(attempt, ranks, SoughtEvent::new(event)))
 }
 
 fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {

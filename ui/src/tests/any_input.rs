@@ -10,7 +10,7 @@ use cluster::{Node, NodeId};
 use plan::{ListedProcess, NodeProcesses};
 use proptest::prelude::*;
 use ratatui_core::style::Color;
-use rundir::CheckpointEntry;
+use rundir::{CheckpointEntry, NodeSample};
 use runstate::{Goodput, RunState};
 
 fn any_key() -> impl Strategy<Value = Msg> {
@@ -147,7 +147,14 @@ fn any_msg() -> impl Strategy<Value = Msg> {
     let logs = (1u32..3, any::<bool>(), any::<bool>(), prop::collection::vec((0usize..70, any_text()), 0..60))
         .prop_map(|(attempt, from_start, is_caught_up, lines)| {
             let skipped_bytes = lines.len() as u64 % 3;
-            RunMsg::Logs(RankLines { attempt, from_start, is_caught_up, skipped_bytes, lines })
+            let zone_s = from_start.then_some(3600);
+            RunMsg::Logs(RankLines { attempt, from_start, is_caught_up, skipped_bytes, zone_s, lines })
+        });
+    let earlier = (prop::option::of(0usize..3), 1u32..3, prop::collection::vec(any_text(), 0..20), 0usize..20)
+        .prop_map(|(of, attempt, lines, error)| {
+            let lines = lines.into_iter().map(|line| (log_lines::Level::Error, line)).collect();
+            let found = EarlierError { rank: 1, lines, error, bytes_before: 9, hidden_bytes: 1 << 20 };
+            RunMsg::EarlierErrors(EarlierErrors { of, attempt, found: Some(found), unsearched_bytes: 0 })
         });
     let bad_checkpoint = any_text().prop_map(|why| {
         RunMsg::Checkpoints(vec![checkpoint(80, 1.0), CheckpointEntry::Incomplete { step: 90, dir: "/x".into(), why }])
@@ -160,6 +167,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         1 => bad_checkpoint,
         2 => log,
         3 => logs,
+        1 => earlier,
         2 => prop::collection::vec((0u64..4, 0usize..3, any_text()), 0..8).prop_map(|all| {
             RunMsg::Samples(all.into_iter().map(|(step, index, prompt)| video_sample(step, index, &prompt)).collect())
         }),
@@ -209,6 +217,12 @@ fn any_msg() -> impl Strategy<Value = Msg> {
             let rows: String = powers.iter().enumerate().map(row).collect();
             let text = format!("#frame 1 5\n#gpus\n{rows}\n#exit 0\n#end 1\n");
             NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
+        }),
+        1 => prop::collection::vec(any_number(), 0..20).prop_map(|times| {
+            let text = "#frame 1 5\n#gpus\n0, GPU-0, H100, 0:1:0.0, 600, 700, 5, 9, 100, 59, 1980, 0, 0x0, Disabled\n\n#exit 0\n#end 1\n";
+            let frame = Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0);
+            let sample = NodeSample::new(1, &frame, None);
+            NodeMsg::Recorded(times.into_iter().map(|t| NodeSample { t: NOW + t, ..sample.clone() }).collect())
         }),
         1 => Just(NodeMsg::Down(failure())),
         1 => Just(NodeMsg::Processes(Err(failure()))),

@@ -13,8 +13,13 @@ use units::Unit;
 
 fn draw(series: &Series, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
     let (track, style) = (Track::of("loss"), Style::new());
-    let lines = [ChartLine { series, track, band: None, label: "loss".into(), mark: 'l', style }];
-    let last = series.live().len().checked_sub(1).map_or(1, |i| series.live().step(i));
+    draw_line(ChartLine { series, track, band: None, label: "loss".into(), mark: 'l', style }, symbols, change)
+}
+
+fn draw_line(line: ChartLine<'_>, symbols: Symbols, change: impl FnOnce(&mut LineChart<'_>)) -> String {
+    let live = line.series.live();
+    let last = live.len().checked_sub(1).map_or(1, |i| live.step(i));
+    let lines = [line];
     let axis = SharedAxis {
         x: Axis::Step,
         step_word: "step",
@@ -83,6 +88,21 @@ fn a_logarithmic_axis_shows_decades() {
 #[test]
 fn a_constant_is_a_line_in_the_middle() {
     insta::assert_snapshot!(draw(&series((0..20).map(|_| Some(0.5))), Symbols::unicode(), |_| {}));
+}
+
+#[test]
+fn a_cell_that_the_mean_crosses_has_only_the_dots_of_the_mean() {
+    let mut series = Series::default();
+    for step in 1..=40 {
+        series.push(&MetricSample { mem_gib_by_rank: vec![1.0, 1.0, 4.0], ..sample(1, step) });
+    }
+    let (track, band) = (Track::MemoryMean, Some((Track::MemoryLowest, Track::MemoryHighest)));
+    let line = ChartLine { series: &series, track, band, label: "mean".into(), mark: 'm', style: Style::new() };
+    let chart = draw_line(line, Symbols::unicode(), |_| {});
+    let dots = |line: &str| line.chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).collect::<String>();
+    let rows: Vec<String> = chart.lines().map(dots).collect();
+    let width = rows[4].chars().count();
+    assert_eq!(rows[4..=6], ["⢕", "⠉", "⢕"].map(|dots| dots.repeat(width)), "{chart}");
 }
 
 #[test]

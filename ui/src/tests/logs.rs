@@ -89,6 +89,26 @@ fn the_number_of_kept_lines_is_bounded() {
 }
 
 #[test]
+fn an_error_before_the_loaded_lines_of_a_rank_is_the_first_error() {
+    let mut ui = Ui::on_logs(vec![]);
+    let (attempt, from_start, skipped_bytes) = (1, true, 4 << 20);
+    ui.run_msg(RunMsg::Log(LogChunk { rank: 0, attempt, from_start, skipped_bytes, lines: lines(100) }));
+    let found = EarlierError {
+        rank: 0,
+        lines: vec![(log_lines::Level::Error, "ValueError: bad shape".into())],
+        error: 0,
+        bytes_before: 100,
+        hidden_bytes: (4 << 20) - 122,
+    };
+    ui.run_msg(RunMsg::EarlierErrors(EarlierErrors { of: Some(0), attempt, found: Some(found), unsearched_bytes: 0 }));
+    assert!(shows(&ui, 100), "the end of the log is still followed");
+    ui.press("e");
+    let screen = ui.screen();
+    assert!(screen.contains("ValueError: bad shape") && screen.contains("not shown") && shows(&ui, 1), "{screen}");
+    assert!(screen.contains("the first 100 B are only in the file"), "{screen}");
+}
+
+#[test]
 fn attempts_are_separated_by_a_divider() {
     let mut ui = Ui::on_logs(lines(3));
     ui.run_msg(RunMsg::Log(LogChunk {

@@ -122,6 +122,99 @@ fn an_event_leads_to_the_line_of_its_rank() {
     assert_eq!(ui.model.logs.as_ref().unwrap().only.to_string(), "16-23");
 }
 
+/// Returns the text of the marked line.
+fn marked(ui: &Ui) -> Option<String> {
+    let logs = ui.model.logs.as_ref()?;
+    Some(logs.store.line(logs.current?)?.text.clone())
+}
+
+#[test]
+fn a_warning_leads_to_the_line_of_its_step_not_to_an_error() {
+    let mut ui = Ui::on_run(running(83));
+    ui.run_msg(RunMsg::Events(vec![event(120.0, Some(81), EventKind::LossNotFinite)]));
+    ui.press("Shift-Tab Enter");
+    let lines = ["RuntimeError: unrelated", "step 81 loss nan", "step 82 loss 0.3"];
+    ui.merged(true, lines.map(|line| (0, line.to_owned())).to_vec());
+    assert_eq!(marked(&ui).as_deref(), Some("step 81 loss nan"));
+    assert!(ui.model.notice.is_none());
+}
+
+#[test]
+fn an_event_without_a_line_leads_to_the_end_of_the_log_with_a_notice() {
+    let mut ui = Ui::on_run(running(83));
+    ui.run_msg(RunMsg::Events(vec![event(9.0, Some(81), EventKind::SampleRequested)]));
+    ui.press("Shift-Tab Enter");
+    ui.merged(true, vec![(0, "RuntimeError: unrelated".into())]);
+    assert_eq!((marked(&ui), ui.model.notice.is_some()), (None, true));
+}
+
+/// A failed run with 100 loaded lines, and 12 MiB before them.
+fn failed_after_a_long_time() -> Ui {
+    let mut ui = Ui::on_run(row(stage_1(), "2s", RunState::Failed(failure()), 12));
+    ui.press("l");
+    let lines = (0..100).map(|step| (0, format!("step {step} loss 0.3"))).collect();
+    let (attempt, from_start, is_caught_up, skipped_bytes) = (1, true, true, 12 << 20);
+    ui.run_msg(RunMsg::Logs(RankLines { attempt, from_start, is_caught_up, skipped_bytes, zone_s: None, lines }));
+    ui
+}
+
+/// The result of a search in the log of a rank, or in all logs.
+fn earlier_error(of: Option<usize>) -> RunMsg {
+    let lines = [(log_lines::Level::Plain, "step 1"), (log_lines::Level::Error, "ValueError: bad shape")];
+    let lines = lines.map(|(level, line)| (level, line.to_owned())).to_vec();
+    let found = EarlierError { rank: 1, lines, error: 1, bytes_before: 0, hidden_bytes: 12 << 20 };
+    RunMsg::EarlierErrors(EarlierErrors { of, attempt: 1, found: Some(found), unsearched_bytes: 0 })
+}
+
+#[test]
+fn the_log_of_a_failed_run_opens_at_an_error_before_the_loaded_lines() {
+    let mut ui = failed_after_a_long_time();
+    assert_eq!(marked(&ui), None);
+    ui.run_msg(earlier_error(None));
+    assert_eq!(marked(&ui).as_deref(), Some("ValueError: bad shape"));
+    let screen = ui.screen();
+    let at = |text: &str| screen.lines().skip(4).position(|line| line.contains(text)).expect("the text is shown");
+    assert!(at("ValueError") < at("12 MiB not shown") && at("12 MiB not shown") < at("step 0 loss"), "{screen}");
+    ui.press("G");
+    assert!(ui.screen().contains("step 99 loss") && !ui.screen().contains("12 MiB not shown"));
+    ui.press("e");
+    assert_eq!(ui.screen(), screen);
+    ui.press("j j j j k k k k");
+    assert_eq!(ui.screen(), screen, "scrolling crosses the lines that are not shown");
+}
+
+#[test]
+fn a_key_keeps_the_view_when_an_earlier_error_is_found() {
+    let mut ui = failed_after_a_long_time();
+    ui.press("k");
+    ui.run_msg(earlier_error(Some(0)));
+    assert!(ui.model.logs.as_ref().unwrap().store.first_error.is_none(), "it is of the log of one rank");
+    ui.run_msg(earlier_error(None));
+    assert_eq!(marked(&ui), None);
+    assert!(ui.screen().contains("step 90 loss"), "{}", ui.screen());
+}
+
+#[test]
+fn the_key_of_the_first_error_warns_while_earlier_lines_are_searched_and_if_some_are_not() {
+    let mut ui = failed_after_a_long_time();
+    let warns = |ui: &mut Ui| {
+        ui.model.notice = None;
+        ui.press("e");
+        ui.model.notice.as_ref().map(|notice| notice.is_warning)
+    };
+    assert_eq!(warns(&mut ui), Some(true), "no error yet");
+    ui.merged(false, vec![(0, "RuntimeError: later".into())]);
+    assert_eq!(warns(&mut ui), Some(false), "an earlier error may be found");
+    let result =
+        |unsearched_bytes| RunMsg::EarlierErrors(EarlierErrors { of: None, attempt: 1, found: None, unsearched_bytes });
+    ui.run_msg(result(1 << 30));
+    assert_eq!(warns(&mut ui), Some(false), "1 GiB was not searched");
+    let mut ui = failed_after_a_long_time();
+    ui.merged(false, vec![(0, "RuntimeError: later".into())]);
+    ui.run_msg(result(0));
+    assert_eq!(warns(&mut ui), None);
+}
+
 #[test]
 fn an_event_of_an_earlier_attempt_opens_its_log() {
     let mut ui = Ui::on_run(running(83));

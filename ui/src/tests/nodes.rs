@@ -7,7 +7,7 @@ use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
 use health::{Finding, Rule, Subject, Urgency};
-use rundir::Failure;
+use rundir::{Failure, NodeSample};
 
 fn named(name: &str) -> NodeId {
     NodeId::new(name).unwrap()
@@ -480,6 +480,54 @@ fn two_keys_zoom_the_history_and_both_screens_share_it() {
     ui.model.fleet.turn_to(FleetSource::Run(stage_1()));
     ui.press("3");
     assert_eq!(ui.model.nodes.window, crate::fleet::HistoryWindow::Hour);
+}
+
+#[test]
+fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_recorded() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("N");
+    let listed = vec![Node { id: named("gpu001"), slots: 8 }.into()];
+    ui.send(Msg::Nodes { of: FleetSource::Run(stage_1()), nodes: Ok(listed) });
+    let stream = Watch::Recorded { run: stage_1(), node: named("gpu001") };
+    assert!(!watches(&ui.model).contains(&stream), "the memory size of the GPUs is unknown");
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(busy(1))) });
+    assert!(watches(&ui.model).contains(&stream));
+    // Eleven hours, and a sample from the future.
+    let sample = NodeSample::new(1, &frame(1, &rows(300, ""), ""), None);
+    let times = (1..=5657).rev().map(|at| NOW - 7.0 * f64::from(at)).chain([NOW + 100.0]);
+    let samples: Vec<NodeSample> = times.map(|t| NodeSample { t, ..sample.clone() }).collect();
+    for piece in samples.chunks(250) {
+        ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Recorded(piece.to_vec()) });
+    }
+    let history = &ui.model.selected_node().unwrap().history;
+    let power: Vec<_> = history.points(|moment| moment.power_w).collect();
+    assert!(power.windows(2).all(|pair| (1.0..100.0).contains(&(pair[1].t - pair[0].t))), "{power:?}");
+    assert!(NOW - power[0].t > 39_500.0);
+    let (newest, recorded) = power.split_last().unwrap();
+    assert_eq!((newest.t, newest.value), (NOW, 601.5));
+    assert!(recorded.iter().all(|point| point.value == 300.5));
+    assert!(history.points(|moment| moment.mem_share).all(|point| (0.85..0.87).contains(&point.value)));
+    assert!(history.gpu_points(2, |gpu| gpu.mem_share()).all(|point| (0.85..0.87).contains(&point.value)));
+    ui.press("Esc");
+    assert!(!watches(&ui.model).contains(&stream));
+}
+
+#[test]
+fn the_histories_of_the_last_lists_of_nodes_stay_while_another_list_is_shown() {
+    let mut ui = with(&[("gpu001", (1..20).map(busy).collect())]);
+    ui.press("1 N");
+    assert!(ui.model.fleet.of != FleetSource::Given && ui.model.fleet.nodes().is_empty());
+    ui.press("3");
+    let samples = |ui: &Ui| ui.model.selected_node().map(|view| view.history.samples().len());
+    assert_eq!(samples(&ui), Some(19));
+    ui.send(Msg::Nodes { of: FleetSource::Given, nodes: Ok(vec![Node { id: named("gpu001"), slots: 8 }.into()]) });
+    assert_eq!(samples(&ui), Some(19));
+    for number in 0..4 {
+        ui.model.fleet.turn_to(FleetSource::Hostfile(format!("hostfiles/{number}.txt").into()));
+        ui.model.fleet.list(Ok(vec![Node { id: named("gpu001"), slots: 8 }.into()]));
+    }
+    ui.model.fleet.turn_to(FleetSource::Given);
+    assert!(ui.model.fleet.nodes().is_empty(), "the oldest of more than three other lists is dropped");
 }
 
 #[test]

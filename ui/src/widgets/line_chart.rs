@@ -267,7 +267,7 @@ impl<'a> LineChart<'a> {
             }
             // Between two samples, the range of the first one continues.
             if let Some((top, low)) = range {
-                dots.vertical(c, top, low, self.axis.theme.faint, Texture::Dotted);
+                dots.vertical(c, top, low, self.axis.theme.faint, Texture::Band);
             }
         }
     }
@@ -459,6 +459,16 @@ pub(super) enum Texture {
     Solid,
     /// Every other dot, for superseded samples.
     Dotted,
+    /// Every other dot, for the range around a line. It is drawn before the line.
+    Band,
+}
+
+/// The dots of a cell, as bits, and their style.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    lines: u8,
+    band: u8,
+    style: Style,
 }
 
 /// A grid of dots, several per cell.
@@ -468,7 +478,7 @@ pub(super) struct Dots {
     across: usize,
     down: usize,
     braille: bool,
-    cells: Vec<(u8, Style)>,
+    cells: Vec<Cell>,
 }
 
 impl Dots {
@@ -480,7 +490,7 @@ impl Dots {
             across,
             down,
             braille,
-            cells: vec![(0, Style::new()); usize::from(plot.width) * usize::from(plot.height)],
+            cells: vec![Cell::default(); usize::from(plot.width) * usize::from(plot.height)],
         }
     }
 
@@ -492,19 +502,27 @@ impl Dots {
         }
         let last = self.height - 1;
         for r in (top.round().max(0.0) as usize)..=(bottom.round().max(0.0) as usize).min(last) {
-            if texture == Texture::Dotted && !(c + r).is_multiple_of(2) {
+            if texture != Texture::Solid && !(c + r).is_multiple_of(2) {
                 continue;
             }
-            let cell = (r / self.down) * (self.width / self.across) + c / self.across;
+            let at = (r / self.down) * (self.width / self.across) + c / self.across;
             let bit = if self.braille {
                 // Unicode numbers braille dots down the left column, then the right, and the bottom pair last.
                 [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]][c % 2][r % 4]
             } else {
                 1 << (r % 2)
             };
-            let (mask, style) = &mut self.cells[cell];
-            *mask |= bit;
-            *style = ink;
+            let cell = &mut self.cells[at];
+            if texture == Texture::Band {
+                cell.band |= bit;
+            } else {
+                // A cell has one colour. In the colour of a line, the dots of a band would look like a thicker line.
+                if cell.style != ink {
+                    cell.band = 0;
+                }
+                cell.lines |= bit;
+            }
+            cell.style = ink;
         }
     }
 
@@ -527,11 +545,15 @@ impl Dots {
 
     pub(super) fn flush(&self, buf: &mut Buffer, plot: Rect) {
         let per_row = self.width / self.across;
-        for (i, (mask, style)) in self.cells.iter().enumerate().filter(|(_, (mask, _))| *mask != 0) {
+        for (i, Cell { lines, band, style }) in self.cells.iter().enumerate() {
+            let mask = lines | band;
+            if mask == 0 {
+                continue;
+            }
             let symbol = if self.braille {
-                char::from_u32(0x2800 + u32::from(*mask)).unwrap_or(' ')
+                char::from_u32(0x2800 + u32::from(mask)).unwrap_or(' ')
             } else {
-                ['\'', '.', ':'][usize::from(*mask) - 1]
+                ['\'', '.', ':'][usize::from(mask) - 1]
             };
             let at = (plot.x + (i % per_row) as u16, plot.y + (i / per_row) as u16);
             if let Some(cell) = buf.cell_mut(at) {
@@ -546,6 +568,33 @@ impl Dots {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const FAINT: Style = Style::new().add_modifier(Modifier::DIM);
+
+    /// Draws a band over two rows of cells and a line across the upper row. Returns the symbols of each row, after
+    /// `faint` if the row is faint.
+    fn line_over_a_band(ink: Style) -> [String; 2] {
+        let plot = Rect::new(0, 0, 2, 2);
+        let mut dots = Dots::new(plot, true);
+        (0..dots.width).for_each(|c| dots.vertical(c, 0.0, 7.0, FAINT, Texture::Band));
+        dots.segment((0.0, 1.0), (3.0, 1.0), ink, Texture::Solid);
+        let mut buf = Buffer::empty(plot);
+        dots.flush(&mut buf, plot);
+        [0u16, 1].map(|y| {
+            let row: String = (0..2).map(|x| buf[(x, y)].symbol()).collect();
+            if buf[(0, y)].modifier.contains(Modifier::DIM) { format!("faint {row}") } else { row }
+        })
+    }
+
+    #[test]
+    fn a_cell_that_a_line_crosses_has_only_the_dots_of_the_line() {
+        assert_eq!(line_over_a_band(Style::new()), ["⠒⠒", "faint ⢕⢕"]);
+    }
+
+    #[test]
+    fn a_line_in_the_colour_of_a_band_leaves_the_dots_of_the_band() {
+        assert_eq!(line_over_a_band(FAINT), ["faint ⢗⢗", "faint ⢕⢕"]);
+    }
 
     proptest! {
         #[test]

@@ -228,7 +228,7 @@ impl<'a> Updates<'a> {
         match update {
             NodeMsg::Frame(frame) => fleet.sampled(&node, frame, now_s()),
             NodeMsg::Down(why) => fleet.unreachable(&node, why, now_s()),
-            NodeMsg::Smi(_) | NodeMsg::Processes(_) => {}
+            NodeMsg::Smi(_) | NodeMsg::Processes(_) | NodeMsg::Recorded(_) => {}
         }
         true
     }

@@ -2,14 +2,18 @@
 
 use super::{Ended, LIST, NodeFiles, Stream, pieces};
 use recipe::shown_settings;
-use rundir::{MetricSample, RunId, Tail};
+use rundir::{MetricSample, Run, RunId, Tail};
 use std::convert::Infallible;
 use tokio::task::block_in_place;
 use ui::{Msg, RunMsg};
 
-/// Returns the keys of a recipe with their values, in the order in which a recipe is shown.
-pub(super) fn settings(recipe: &toml::Table) -> Vec<(String, String)> {
-    shown_settings(recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+/// Returns the settings of a run with their values, in the order in which a recipe is shown. The recipe of an imported run has no
+/// settings of its own, so the settings in its log are returned.
+pub(super) fn settings(run: &Run) -> Vec<(String, String)> {
+    match &run.imported {
+        Some(imported) if !imported.config.is_empty() => imported.config.clone().into_iter().collect(),
+        _ => shown_settings(&run.recipe).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
 }
 
 impl Stream {
@@ -21,7 +25,7 @@ impl Stream {
             send(RunMsg::Opened)?;
             match dir.read_run() {
                 Ok(run) => {
-                    send(RunMsg::Recipe(settings(&run.recipe)))?;
+                    send(RunMsg::Recipe(settings(&run)))?;
                 }
                 Err(error) => send(RunMsg::Lost(error.into()))?,
             }

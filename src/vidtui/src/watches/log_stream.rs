@@ -3,18 +3,22 @@
 //! A poll reads the sizes of files, and only the new bytes of files that have grown. The bytes that one poll reads are bounded, whatever
 //! the number of ranks and the sizes of their logs. If a log has more bytes, only its newest lines are read. If more logs have grown
 //! than fit into the bound, the next poll begins with the remaining logs.
+//!
+//! The bytes that are not read are searched for their first error ([`ErrorSearch`]): those before the lines that are read when the logs
+//! are opened, after these lines have been sent; and the beginning of a burst in the poll that skips it.
 
+use super::error_search::{ErrorSearch, Part};
 use super::{Ended, FOLLOW, LIST, Stream};
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use rundir::{Attempt, RunDir, RunId, Tail};
 use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use tokio::task::block_in_place;
-use ui::log_lines::in_order;
-use ui::{Msg, RankLines, RunMsg};
+use ui::log_lines::{in_order, time_s};
+use ui::{EarlierErrors, Msg, RankLines, RunMsg};
 
 /// The most bytes that are read when the logs are opened: enough to fill what the screen keeps.
 const OPEN_BYTES: u64 = 2 << 20;
@@ -24,16 +28,24 @@ const POLL_BYTES: u64 = 1 << 20;
 const LOG_BYTES: u64 = 256 << 10;
 /// The least share of a poll for one log: a few lines. This limits the number of logs that one poll reads.
 const LEAST_BYTES: u64 = 2 << 10;
+/// The most skipped bytes that one poll searches for errors.
+const BURST_BYTES: u64 = 64 << 20;
 /// The number of lines in one message, so that keys are handled in between.
 const LINES: usize = 200;
 /// More logs than this are polled less often.
 const MANY: usize = 64;
+/// All time zones differ from UTC by a multiple of this.
+const ZONE_STEP_S: f64 = 900.0;
+/// The seconds by which clocks may differ.
+const CLOCKS_S: f64 = 60.0;
 
 /// The log of one rank, read up to an offset.
 struct RankLog {
     rank: usize,
     path: Utf8PathBuf,
     offset: u64,
+    /// When the log was opened, the lines that begin at this byte or before it were not read; 0 if all were read.
+    not_loaded_to: u64,
     /// The size and the inode at the last poll.
     seen: (u64, u64),
     /// Whether the log could not be read at the last poll.
@@ -46,39 +58,59 @@ pub(super) struct MergedLogs {
     logs: Vec<RankLog>,
     /// The index of the log at which the next poll begins.
     next: usize,
+    /// Whether the files are a copy, so that their modification times are those of the copy.
+    is_copy: bool,
 }
 
-/// New lines of some logs, and the number of bytes before them that were not read.
+/// New lines of some logs.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct NewLogLines {
     pub(super) lines: Vec<(usize, String)>,
+    /// The number of bytes before the lines that were not read.
     pub(super) skipped_bytes: u64,
+    /// The time zone of the times in the lines, in seconds east of UTC, if it is known. Only opening the logs finds it.
+    pub(super) zone_s: Option<i32>,
+}
+
+/// What a read does with the bytes that it skips.
+#[derive(Clone, Copy)]
+enum Skipped {
+    /// Records them: they are searched later.
+    Record,
+    /// Searches at most this number of them.
+    Search(u64),
 }
 
 impl MergedLogs {
     /// Returns the logs of an attempt; nothing has been read yet.
     pub(super) fn new(dir: &RunDir, attempt: &Attempt) -> Self {
-        let log = |place: &cluster::RankPlace| RankLog {
-            rank: place.rank,
-            path: dir.rank_log(&place.node, attempt.number, place.rank),
-            offset: 0,
-            seen: (0, 0),
-            is_unreadable: false,
+        let log = |place: &cluster::RankPlace| {
+            RankLog::new(place.rank, dir.rank_log(&place.node, attempt.number, place.rank))
         };
-        Self { attempt: attempt.number, logs: attempt.placement.ranks.iter().map(log).collect(), next: 0 }
+        let logs = attempt.placement.ranks.iter().map(log).collect();
+        let written_s = written_s(&dir.attempt_toml(attempt.number));
+        let is_copy = written_s.is_none_or(|written_s| written_s - attempt.started_s > ZONE_STEP_S);
+        Self { attempt: attempt.number, logs, next: 0, is_copy }
     }
 
     /// Reads the last lines of all logs, in the order of [`in_order`].
     pub(super) fn open(&mut self) -> NewLogLines {
-        self.read(OPEN_BYTES)
+        self.read(OPEN_BYTES, true)
     }
 
     /// Reads the lines that were added to logs.
     pub(super) fn poll(&mut self) -> NewLogLines {
-        self.read(POLL_BYTES)
+        self.read(POLL_BYTES, false)
     }
 
-    fn read(&mut self, bytes: u64) -> NewLogLines {
+    /// Returns a search in the lines that were not read when the logs were opened; `None` if all were read.
+    pub(super) fn search(&self) -> Option<ErrorSearch> {
+        let long = self.logs.iter().filter(|log| log.not_loaded_to > 0);
+        let part = |log: &RankLog| Part { rank: log.rank, path: log.path.clone(), from: 0, to: log.not_loaded_to };
+        ErrorSearch::new(long.map(part).collect())
+    }
+
+    fn read(&mut self, bytes: u64, opens: bool) -> NewLogLines {
         let most = usize::try_from(bytes / LEAST_BYTES).unwrap_or(usize::MAX);
         let (mut new, mut read, mut grown) = (NewLogLines::default(), Vec::new(), Vec::new());
         for turn in 0..self.logs.len() {
@@ -93,17 +125,25 @@ impl MergedLogs {
                 break;
             }
         }
-        let each = (bytes / grown.len().max(1) as u64).min(LOG_BYTES);
+        let share = |bytes: u64| bytes / grown.len().max(1) as u64;
+        let each = share(bytes).min(LOG_BYTES);
+        let skipped = if opens { Skipped::Record } else { Skipped::Search(share(BURST_BYTES)) };
+        let mut ahead_s: Option<f64> = None;
         for (index, size) in grown {
             let log = &mut self.logs[index];
-            match log.read(size, each) {
+            match log.read(size, each, skipped) {
                 Ok((lines, skipped_bytes)) => {
+                    if opens && !self.is_copy {
+                        // The largest value is the best one: in the other logs, more lines without a time follow the last time.
+                        ahead_s = log.ahead_s(&lines).into_iter().chain(ahead_s).reduce(f64::max);
+                    }
                     new.skipped_bytes += skipped_bytes;
                     read.push((log.rank, lines));
                 }
                 Err(error) => read.extend(log.fails(&error)),
             }
         }
+        new.zone_s = ahead_s.and_then(zone_s);
         new.lines = in_order(read);
         new
     }
@@ -115,6 +155,10 @@ impl MergedLogs {
 }
 
 impl RankLog {
+    fn new(rank: usize, path: Utf8PathBuf) -> Self {
+        Self { rank, path, offset: 0, not_loaded_to: 0, seen: (0, 0), is_unreadable: false }
+    }
+
     /// Returns the size and the inode of the file.
     fn size(&self) -> io::Result<(u64, u64)> {
         match fs::metadata(&self.path) {
@@ -124,8 +168,9 @@ impl RankLog {
         }
     }
 
-    /// Reads the new lines in the last `most` bytes. Returns them with the number of new bytes before them that were skipped.
-    fn read(&mut self, size: (u64, u64), most: u64) -> io::Result<(Vec<String>, u64)> {
+    /// Reads the new lines in the last `most` bytes. Returns them with the number of new bytes before them that were skipped. An error
+    /// that is found in the skipped bytes comes first, with the lines around it.
+    fn read(&mut self, size: (u64, u64), most: u64, skipped: Skipped) -> io::Result<(Vec<String>, u64)> {
         let is_replaced = self.seen.1 != 0 && self.seen.1 != size.1;
         if size.0 < self.offset || is_replaced {
             self.offset = 0;
@@ -136,15 +181,31 @@ impl RankLog {
             Tail::at(&self.path, self.offset)
         };
         let began = tail.offset();
-        let lines = tail.poll()?.items;
+        let mut lines = tail.poll()?.items;
         (self.seen, self.is_unreadable) = (size, false);
         // A line without an end, such as a progress bar, is read when it ends.
         if lines.is_empty() {
             return Ok((lines, 0));
         }
         let skipped_bytes = began.saturating_sub(self.offset);
+        match skipped {
+            Skipped::Record => self.not_loaded_to = began,
+            Skipped::Search(most) if skipped_bytes > 0 => {
+                let part = Part { rank: self.rank, path: self.path.clone(), from: self.offset, to: began };
+                let found = ErrorSearch::within(vec![part], most).and_then(|search| search.finish().found);
+                let found = found.into_iter().flat_map(|error| error.lines).map(|(_, line)| line);
+                lines.splice(..0, found);
+            }
+            Skipped::Search(_) => {}
+        }
         self.offset = tail.offset();
         Ok((lines, skipped_bytes))
+    }
+
+    /// Returns by how many seconds the last time in the lines, which has no zone, is ahead of the time at which the file was written.
+    fn ahead_s(&self, lines: &[String]) -> Option<f64> {
+        let last = lines.iter().rev().find_map(|line| time_s(line))?;
+        Some(last - written_s(&self.path)?)
     }
 
     /// Returns a line about an error, once until the log can be read again. The other logs are still read.
@@ -154,10 +215,26 @@ impl RankLog {
     }
 }
 
+/// Returns the modification time of a file, Unix seconds.
+fn written_s(path: &Utf8Path) -> Option<f64> {
+    let written = fs::metadata(path).ok()?.modified().ok()?;
+    written.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64())
+}
+
+/// Returns the time zone of a log, in seconds east of UTC, from the result of [`RankLog::ahead_s`].
+///
+/// A line with a time is written at that time, so that the time is ahead by the zone. Lines without a time may follow for up to 14
+/// minutes.
+fn zone_s(ahead_s: f64) -> Option<i32> {
+    let zone_s = ((ahead_s - CLOCKS_S) / ZONE_STEP_S).ceil() * ZONE_STEP_S;
+    (-12.0 * 3600.0..=14.0 * 3600.0).contains(&zone_s).then_some(zone_s as i32)
+}
+
 impl Stream {
     pub(super) async fn logs(&self, run: &RunId, pinned: Option<u32>) -> Result<Infallible, Ended> {
         let dir = self.workspace.dir(run);
         let mut open: Option<MergedLogs> = None;
+        let mut search = None;
         let mut listed = Instant::now();
         loop {
             let is_due = open.is_none() || pinned.is_none() && listed.elapsed() >= LIST;
@@ -181,6 +258,8 @@ impl Stream {
                     let mut logs = MergedLogs::new(&dir, &attempt);
                     let new = block_in_place(|| logs.open());
                     self.send_lines(run, logs.attempt, is_first, new).await?;
+                    // The console shows an earlier error before the first line, which is of the first attempt.
+                    search = if is_first { logs.search() } else { None };
                     open = Some(logs);
                 }
             }
@@ -190,8 +269,34 @@ impl Stream {
                     self.send_lines(run, logs.attempt, false, new).await?;
                 }
             }
-            self.pause(open.as_ref().map_or(LIST, MergedLogs::interval)).await?;
+            let pause = open.as_ref().map_or(LIST, MergedLogs::interval);
+            let attempt = open.as_ref().map_or(0, |logs| logs.attempt);
+            self.search_or_pause(run, (None, attempt), &mut search, pause).await?;
         }
+    }
+
+    /// Makes steps of a search until `pause` has passed, and sends its result. Without a search, only pauses. `of` is the rank whose log
+    /// is open, if it is only one, and the attempt.
+    pub(super) async fn search_or_pause(
+        &self,
+        run: &RunId,
+        of: (Option<usize>, u32),
+        search: &mut Option<ErrorSearch>,
+        pause: Duration,
+    ) -> Result<(), Ended> {
+        let until = Instant::now() + pause;
+        while let Some(running) = search.as_mut().filter(|_| Instant::now() < until) {
+            if self.stop.is_cancelled() {
+                return Err(Ended);
+            }
+            if let Some(searched) = block_in_place(|| running.step()) {
+                *search = None;
+                let ((of, attempt), unsearched_bytes) = (of, searched.unsearched_bytes);
+                let errors = EarlierErrors { of, attempt, found: searched.found, unsearched_bytes };
+                self.send(Msg::Run { run: run.clone(), what: RunMsg::EarlierErrors(errors) }).await?;
+            }
+        }
+        self.pause(until.saturating_duration_since(Instant::now())).await
     }
 
     async fn send_lines(&self, run: &RunId, attempt: u32, is_first: bool, new: NewLogLines) -> Result<(), Ended> {
@@ -205,6 +310,7 @@ impl Stream {
                 from_start: std::mem::take(&mut from_start),
                 is_caught_up,
                 skipped_bytes: std::mem::take(&mut skipped_bytes),
+                zone_s: new.zone_s,
                 lines: part,
             };
             self.send(Msg::Run { run: run.clone(), what: RunMsg::Logs(lines) }).await?;
@@ -234,16 +340,8 @@ mod tests {
             let nodes = [Node { id: NodeId::new("n0").unwrap(), slots: ranks }];
             fs::create_dir_all(dir.rank_log(&nodes[0].id, 1, 0).parent().unwrap()).unwrap();
             let ranks = Placement::new(&nodes, ranks).unwrap().ranks.into_iter();
-            let logs = ranks
-                .map(|place| RankLog {
-                    rank: place.rank,
-                    path: dir.rank_log(&place.node, 1, place.rank),
-                    offset: 0,
-                    seen: (0, 0),
-                    is_unreadable: false,
-                })
-                .collect();
-            Self { _keep: keep, dir, logs: MergedLogs { attempt: 1, logs, next: 0 } }
+            let logs = ranks.map(|place| RankLog::new(place.rank, dir.rank_log(&place.node, 1, place.rank))).collect();
+            Self { _keep: keep, dir, logs: MergedLogs { attempt: 1, logs, next: 0, is_copy: false } }
         }
 
         fn write(&self, rank: usize, text: &str) {
@@ -282,6 +380,60 @@ mod tests {
             assert_eq!(last.1, "line 39999");
         }
         assert_eq!(site.logs.poll(), NewLogLines::default());
+    }
+
+    #[test]
+    fn an_error_at_the_beginning_of_a_burst_comes_before_its_newest_lines() {
+        let mut site = Site::new(1);
+        site.write(0, "started\n");
+        site.logs.open();
+        let burst: String = (0..200_000).map(|n| format!("line {n}\n")).collect();
+        site.write(0, &format!("RuntimeError: cause\n{burst}"));
+        let new = site.logs.poll();
+        let texts: Vec<&str> = new.lines.iter().map(|(_, line)| line.as_str()).collect();
+        assert_eq!(texts[..4], ["RuntimeError: cause", "line 0", "line 1", "line 2"]);
+        assert!(texts[4] > "line 17" && new.skipped_bytes > 1 << 20, "{}", texts[4]);
+        assert!(site.logs.search().is_none(), "the burst came after the logs were opened");
+    }
+
+    #[test]
+    fn the_part_of_a_long_log_that_is_not_loaded_is_searched_and_a_short_log_is_not() {
+        let mut site = Site::new(2);
+        site.write(0, "short\nRuntimeError: loaded\n");
+        site.write(1, "ValueError: bad shape\n");
+        for _ in 0..5 {
+            site.write(1, &"step 20 loss 0.31\n".repeat(60_000));
+        }
+        let opened = site.logs.open();
+        assert!(!opened.lines.iter().any(|(_, line)| line.starts_with("ValueError")));
+        let searched = site.logs.search().unwrap().finish();
+        let found = searched.found.unwrap();
+        assert_eq!((found.rank, found.lines[found.error].1.as_str()), (1, "ValueError: bad shape"));
+        assert!(opened.skipped_bytes > 4 << 20);
+        let shown: u64 = found.lines.iter().map(|(_, line)| line.len() as u64 + 1).sum();
+        assert_eq!(found.bytes_before + shown + found.hidden_bytes, opened.skipped_bytes);
+        let mut site = Site::new(1);
+        site.write(0, "RuntimeError: loaded\n");
+        site.logs.open();
+        assert!(site.logs.search().is_none());
+    }
+
+    #[test]
+    fn the_time_zone_of_a_log_follows_from_its_modification_time() {
+        assert_eq!([0.0, 2.0, -30.0, -800.0].map(zone_s), [Some(0); 4]);
+        assert_eq!([7200.0, 7130.0, 6500.0].map(zone_s), [Some(7200); 3]);
+        assert_eq!(zone_s(-4.0 * 3600.0 - 10.0), Some(-4 * 3600));
+        assert_eq!(zone_s(-40.0 * 3600.0), None);
+        let mut site = Site::new(2);
+        site.write(0, "no time\n");
+        site.write(1, "2026-11-20 05:00:00 step 1\nno time\n");
+        let four = UNIX_EPOCH + Duration::from_secs(1_795_147_200 + 30);
+        fs::File::options().write(true).open(&site.logs.logs[1].path).unwrap().set_modified(four).unwrap();
+        assert_eq!(site.logs.open().zone_s, Some(3600));
+        let mut site = Site::new(1);
+        site.write(0, "2026-11-20 05:00:00 step 1\n");
+        site.logs.is_copy = true;
+        assert_eq!(site.logs.open().zone_s, None);
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! The streams of nodes: their list, their samples, their processes, and the output of nvidia-smi.
+//! The streams of nodes: their list, their live and recorded samples, their processes, and the output of nvidia-smi.
 
-use super::{Ended, LIST, Stream};
+use super::{Ended, FOLLOW, LIST, Stream, pieces};
 use crate::queue::Item;
 use crate::simulate::{self, Simulation};
 use cluster::NodeId;
 use remote::{NodeUpdate, NodeWatch, OnUpdate};
-use rundir::{ErrorCode, Failure, Login};
+use rundir::{ErrorCode, Failure, Login, NodeSample, RunDir, RunId, Tail};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::time::Duration;
 use tokio::task::{JoinSet, block_in_place};
-use ui::fleet::{FleetSource, ListedNode};
+use ui::fleet::{FleetSource, HistoryWindow, ListedNode};
 use ui::{Msg, NodeMsg};
 
 /// How often a node sends a sample.
@@ -20,6 +20,10 @@ pub const EVERY: Duration = Duration::from_secs(2);
 const PROCESSES_EVERY: Duration = Duration::from_secs(3);
 /// How often the table of nvidia-smi is read.
 const SMI_EVERY: Duration = Duration::from_secs(4);
+/// The bytes at the end of a node's recorded samples that are read first: six hours of eight GPUs.
+const RECORDED_FIRST_BYTES: u64 = 2 << 20;
+/// The most bytes of a node's recorded samples that are read: twelve hours of sixteen GPUs.
+const RECORDED_BYTES: u64 = 8 << 20;
 
 impl Stream {
     /// Watches nodes. The list can change: the user edits a hostfile, a run resumes on other nodes, Slurm drains a node.
@@ -108,6 +112,19 @@ impl Stream {
         }
     }
 
+    /// Reads the samples of a node that the supervisor of a run recorded in the last hours.
+    pub(super) async fn recorded(&self, run: &RunId, node: &NodeId) -> Result<Infallible, Ended> {
+        // Nothing is read for nodes that the selection only passes.
+        self.pause(FOLLOW).await?;
+        let dir = self.workspace.dir(run);
+        let samples = block_in_place(|| recorded_samples(&dir, node, rundir::now_s()));
+        for samples in pieces(samples) {
+            self.send(Msg::Node { node: node.clone(), what: NodeMsg::Recorded(samples) }).await?;
+        }
+        self.stop.cancelled().await;
+        Err(Ended)
+    }
+
     /// Runs nvidia-smi on one node repeatedly.
     pub(super) async fn smi(&self, of: &FleetSource, node: &NodeId) -> Result<Infallible, Ended> {
         loop {
@@ -131,5 +148,41 @@ impl Stream {
             self.send(Msg::Node { node: node.clone(), what: NodeMsg::Smi(table) }).await?;
             self.pause(SMI_EVERY).await?;
         }
+    }
+}
+
+/// Returns the recorded samples of a node that a history can show. A file that cannot be read has no samples.
+fn recorded_samples(dir: &RunDir, node: &NodeId, now_s: f64) -> Vec<NodeSample> {
+    let since_s = now_s - HistoryWindow::TwelveHours.seconds();
+    let reaches = |samples: &[NodeSample]| samples.first().is_some_and(|first| first.t < since_s);
+    let read = Tail::<NodeSample>::near_end_with(dir.gpu_samples(node), RECORDED_FIRST_BYTES, RECORDED_BYTES, reaches);
+    let mut samples = read.map(|(_, samples)| samples).unwrap_or_default();
+    samples.retain(|sample| sample.t >= since_s);
+    samples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use camino::Utf8Path;
+
+    #[test]
+    fn the_recorded_samples_of_twelve_hours_are_read_without_the_half_written_line() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
+        let (node, now_s) = (NodeId::new("ml-1").unwrap(), 1_795_147_200.0);
+        assert!(recorded_samples(&dir, &node, now_s).is_empty(), "the file does not exist");
+        let line = |ago_s: f64| {
+            let gpus = r#"{"index":[0,1],"power_w":[612.5,70.0],"mem_used_mib":[70210,3]}"#;
+            format!("{{\"v\":1,\"attempt\":1,\"t\":{},\"gpus\":{gpus}}}\n", now_s - ago_s)
+        };
+        let mut text: String = [60_000.0, 43_300.0, 43_100.0, 3_600.0, 5.0].map(line).concat();
+        text.push_str("{\"v\":1,\"att");
+        std::fs::create_dir_all(dir.node_dir(&node)).unwrap();
+        std::fs::write(dir.gpu_samples(&node), text).unwrap();
+        let samples = recorded_samples(&dir, &node, now_s);
+        let ago_s: Vec<f64> = samples.iter().map(|sample| now_s - sample.t).collect();
+        assert_eq!(ago_s, [43_100.0, 3_600.0, 5.0]);
+        assert_eq!(samples[0].gpus()[0].power_w.value(), Some(612.5));
     }
 }
