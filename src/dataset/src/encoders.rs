@@ -22,7 +22,9 @@ pub fn check_encoders(folder: &Utf8Path, model: &Model, task: Task) -> Result<()
     let (text, _) = T5Config::open(&folder.join("text_encoder"))?;
     check_tokens(folder, Tokenizer::open(&folder.join("tokenizer"))?.vocabulary(), text.vocab_size)?;
     let (what, fix) = match task {
-        Task::Encode => ("encode for the recipe of --for", "use the folder of the model that the recipe trains: --model DIR"),
+        Task::Encode => {
+            ("encode for the recipe of --for", "use the folder of the model that the recipe trains: --model DIR")
+        }
         Task::Sample | Task::Train => (
             "sample",
             "use the folder of the model that the weights belong to: --encoders DIR, or encoders.folder in the recipe",

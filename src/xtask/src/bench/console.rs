@@ -22,6 +22,10 @@ const ROUNDS: usize = 3;
 /// The memory of a console without data, which is not counted per point.
 const BASE_MIB: f64 = 40.0;
 
+/// The graphics protocols besides half blocks, and their values of `VIDTUI_PICTURES`.
+const PROTOCOLS: [(&str, &str); 3] =
+    [("Kitty's protocol", "kitty"), ("iTerm2's protocol", "iterm2"), ("Sixel", "sixel")];
+
 /// Measures the console in a pseudo-terminal.
 pub fn rows() -> Result<Vec<Row>> {
     in_folder("short", |runs| {
@@ -32,13 +36,21 @@ pub fn rows() -> Result<Vec<Row>> {
             rounds.push(measure("first", "10", &own(&["--runs", runs.as_str()]))?);
         }
         let figure = |key: &str, scale: f64| figure(&rounds, key, scale);
-        Ok(vec![
+        let mut rows = vec![
             row("first frame of the console, 100,000 steps", "ms", figure("first_frame_s", 1e3), 100.0, ""),
             row("the run's last step on screen", "ms", figure("run_shown_s", 1e3), 100.0, ""),
             row("CPU of the idle console", "%", figure("idle_cpu", 100.0), 0.5, &monitors()?),
             row("written to the terminal by the idle console", "B/s", figure("idle_bytes_per_s", 1.0), 0.0, ""),
             row("CPU of a frame, a video of 30 fps in 150 × 44 cells", "ms", figure("frame_cpu_s", 1e3), 4.0, ""),
-        ])
+        ];
+        for (protocol, value) in PROTOCOLS {
+            println!("a video by {protocol}");
+            let with_protocol = ["env".to_owned(), format!("VIDTUI_PICTURES={value}")];
+            let argv = [&with_protocol[..], &own(&["--runs", runs.as_str()])].concat();
+            let figures = self::figure(&[measure("first", "10", &argv)?], "frame_cpu_s", 1e3);
+            rows.push(row(&format!("CPU of a frame of that video by {protocol}"), "ms", figures, 4.0, ""));
+        }
+        Ok(rows)
     })
 }
 
