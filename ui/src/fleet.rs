@@ -98,6 +98,8 @@ pub struct NodeView {
     pub summary: NodeSummary,
     /// The values of the node and of its GPUs over the last hours.
     pub history: History,
+    /// When the samples that a run recorded were read completely, Unix seconds.
+    pub records_s: Option<f64>,
     attention: Attention,
 }
 
@@ -257,6 +259,7 @@ impl Fleet {
     pub fn clock_set_back(&mut self, now: f64) {
         for view in &mut self.nodes {
             view.frame_s = view.frame_s.map(|sampled_s| sampled_s.min(now));
+            view.records_s = view.records_s.map(|read_s| read_s.min(now));
             view.history.clock_set_back(now);
         }
         self.kept.iter_mut().for_each(|fleet| fleet.clock_set_back(now));
@@ -287,9 +290,13 @@ impl Fleet {
         }
     }
 
-    /// Adds samples that the supervisor of a run recorded to the history of a node. Nodes that are no longer listed are ignored.
+    /// Adds samples that the supervisor of a run recorded to the history of a node. No samples mean that all were sent. Nodes that are
+    /// no longer listed are ignored.
     pub fn recorded(&mut self, node: &NodeId, samples: &[NodeSample], now: f64) {
         if let Some(view) = self.view_mut(node) {
+            if samples.is_empty() {
+                view.records_s = Some(now);
+            }
             view.recorded(samples, now);
         }
     }
@@ -460,6 +467,7 @@ impl NodeView {
             faults: Vec::new(),
             summary: NodeSummary::default(),
             history: History::default(),
+            records_s: None,
             attention: Attention::default(),
         }
     }

@@ -187,7 +187,7 @@ pub struct AlertRow {
 pub enum NodeMsg {
     /// A sample of the node.
     Frame(Box<Frame>),
-    /// Samples that the supervisor of a run recorded (answers [`Watch::Recorded`](crate::Watch::Recorded)).
+    /// Samples that the supervisor of a run recorded (answers [`Watch::Recorded`](crate::Watch::Recorded)); no samples after the last.
     Recorded(Vec<NodeSample>),
     /// The node cannot be reached; the shell keeps trying.
     Down(Failure),

@@ -10,6 +10,9 @@ use ratatui_core::layout::Rect;
 use rundir::SampleSidecar;
 use std::collections::BTreeSet;
 
+/// How often the recorded samples of a node are read at most, in seconds.
+const RECORDS_EVERY_S: f64 = 120.0;
+
 /// Returns the streams that should run now. The shell (the program around this crate, which does all IO) starts and
 /// stops streams until exactly these run. The streams depend only on the model, so that screens need not start or
 /// stop them.
@@ -19,8 +22,10 @@ pub fn watches(model: &Model) -> BTreeSet<Watch> {
         wanted.insert(Watch::Nodes(model.fleet.of.clone()));
     }
     // The recorded samples lack the memory size of the GPUs, so that they are read once the node has sent a sample.
+    // They are read at most every few minutes, because the node on top changes often if nodes are sorted by a reading.
+    let is_due = |view: &&NodeView| view.records_s.is_none_or(|read_s| model.now - read_s > RECORDS_EVERY_S);
     if let FleetSource::Run(run) = &model.fleet.of
-        && let Some(view) = node_with_history(model).filter(|view| view.frame.is_some())
+        && let Some(view) = node_with_history(model).filter(|view| view.frame.is_some()).filter(is_due)
     {
         wanted.insert(Watch::Recorded { run: run.clone(), node: view.node.id.clone() });
     }

@@ -153,7 +153,11 @@ fn go_to_first_error(model: &mut Model, size: (usize, usize)) {
     if let Some(line) = error {
         logs.go_to(line, size);
     }
+    let is_filtered = !logs.only.is_empty();
     match (error, logs.earlier) {
+        (None, EarlierSearch::Done { unsearched_bytes: 0 }) if is_filtered => {
+            model.warn("No error of these ranks in the loaded lines");
+        }
         (None, EarlierSearch::NotNeeded) => model.warn("No error in the loaded lines"),
         (None, EarlierSearch::Running) => model.warn("No error in the loaded lines; earlier lines are being searched"),
         (None, EarlierSearch::Done { unsearched_bytes: 0 }) => model.warn("No error in the log"),

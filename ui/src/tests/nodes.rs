@@ -508,6 +508,11 @@ fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_re
     assert!(recorded.iter().all(|point| point.value == 300.5));
     assert!(history.points(|moment| moment.mem_share).all(|point| (0.85..0.87).contains(&point.value)));
     assert!(history.gpu_points(2, |gpu| gpu.mem_share()).all(|point| (0.85..0.87).contains(&point.value)));
+    // All are sent. Later, the samples of the time in which the screen was hidden are read.
+    ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Recorded(Vec::new()) });
+    assert!(!watches(&ui.model).contains(&stream));
+    ui.model.now += 130.0;
+    assert!(watches(&ui.model).contains(&stream));
     ui.press("Esc");
     assert!(!watches(&ui.model).contains(&stream));
 }

@@ -134,7 +134,7 @@ impl MergedLogs {
             match log.read(size, each, skipped) {
                 Ok((lines, skipped_bytes)) => {
                     if opens && !self.is_copy {
-                        // The largest value is the best one: in the other logs, more lines without a time follow the last time.
+                        // The largest value is the best one: the other files were written to after their last line, or copied.
                         ahead_s = log.ahead_s(&lines).into_iter().chain(ahead_s).reduce(f64::max);
                     }
                     new.skipped_bytes += skipped_bytes;
@@ -175,7 +175,7 @@ impl RankLog {
         if size.0 < self.offset || is_replaced {
             self.offset = 0;
         }
-        let mut tail = if size.0.saturating_sub(self.offset) > most {
+        let mut tail = if size.0.saturating_sub(self.offset) > most + 1 {
             Tail::<String>::near_end(&self.path, most)?
         } else {
             Tail::at(&self.path, self.offset)
@@ -183,9 +183,14 @@ impl RankLog {
         let began = tail.offset();
         let mut lines = tail.poll()?.items;
         (self.seen, self.is_unreadable) = (size, false);
-        // A line without an end, such as a progress bar, is read when it ends.
+        // A line without an end, such as a progress bar, is read when it ends. If it is longer than what is read when the logs are opened,
+        // the lines before it are searched.
         if lines.is_empty() {
-            return Ok((lines, 0));
+            let skips = matches!(skipped, Skipped::Record) && began > 0;
+            if skips {
+                (self.not_loaded_to, self.offset) = (began, began);
+            }
+            return Ok((lines, if skips { began } else { 0 }));
         }
         let skipped_bytes = began.saturating_sub(self.offset);
         match skipped {
@@ -202,9 +207,10 @@ impl RankLog {
         Ok((lines, skipped_bytes))
     }
 
-    /// Returns by how many seconds the last time in the lines, which has no zone, is ahead of the time at which the file was written.
+    /// Returns by how many seconds the time of the last line, which has no zone, is ahead of the time at which the file was written. `None`
+    /// if lines without a time or a progress bar follow: nothing tells when they were written.
     fn ahead_s(&self, lines: &[String]) -> Option<f64> {
-        let last = lines.iter().rev().find_map(|line| time_s(line))?;
+        let last = lines.last().filter(|_| self.offset == self.seen.0).and_then(|line| time_s(line))?;
         Some(last - written_s(&self.path)?)
     }
 
@@ -223,8 +229,7 @@ fn written_s(path: &Utf8Path) -> Option<f64> {
 
 /// Returns the time zone of a log, in seconds east of UTC, from the result of [`RankLog::ahead_s`].
 ///
-/// A line with a time is written at that time, so that the time is ahead by the zone. Lines without a time may follow for up to 14
-/// minutes.
+/// A line with a time is written at that time, so that the time is ahead by the zone, up to a step of zones.
 fn zone_s(ahead_s: f64) -> Option<i32> {
     let zone_s = ((ahead_s - CLOCKS_S) / ZONE_STEP_S).ceil() * ZONE_STEP_S;
     (-12.0 * 3600.0..=14.0 * 3600.0).contains(&zone_s).then_some(zone_s as i32)
@@ -419,6 +424,19 @@ mod tests {
     }
 
     #[test]
+    fn the_lines_before_a_long_progress_bar_without_an_end_are_searched() {
+        let mut site = Site::new(1);
+        site.write(0, "RuntimeError: cause\n");
+        site.write(0, &"\r 10 %|###       | 20/200".repeat(20_000));
+        let opened = site.logs.open();
+        assert!(opened.lines.is_empty() && opened.skipped_bytes > 0);
+        let found = site.logs.search().unwrap().finish().found.unwrap();
+        assert_eq!(found.lines[found.error].1, "RuntimeError: cause");
+        site.write(0, "\rdone\nnext\n");
+        assert_eq!(site.logs.poll().lines, [(0, "next".into())]);
+    }
+
+    #[test]
     fn the_time_zone_of_a_log_follows_from_its_modification_time() {
         assert_eq!([0.0, 2.0, -30.0, -800.0].map(zone_s), [Some(0); 4]);
         assert_eq!([7200.0, 7130.0, 6500.0].map(zone_s), [Some(7200); 3]);
@@ -426,10 +444,15 @@ mod tests {
         assert_eq!(zone_s(-40.0 * 3600.0), None);
         let mut site = Site::new(2);
         site.write(0, "no time\n");
-        site.write(1, "2026-11-20 05:00:00 step 1\nno time\n");
+        site.write(1, "no time\n2026-11-20 05:00:00 step 1\n");
         let four = UNIX_EPOCH + Duration::from_secs(1_795_147_200 + 30);
         fs::File::options().write(true).open(&site.logs.logs[1].path).unwrap().set_modified(four).unwrap();
         assert_eq!(site.logs.open().zone_s, Some(3600));
+        for later in ["no time\n", "50 %\r"] {
+            let mut site = Site::new(1);
+            site.write(0, &format!("2026-11-20 05:00:00 step 1\n{later}"));
+            assert_eq!(site.logs.open().zone_s, None, "nothing tells when {later:?} was written");
+        }
         let mut site = Site::new(1);
         site.write(0, "2026-11-20 05:00:00 step 1\n");
         site.logs.is_copy = true;

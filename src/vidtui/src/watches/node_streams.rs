@@ -121,6 +121,7 @@ impl Stream {
         for samples in pieces(samples) {
             self.send(Msg::Node { node: node.clone(), what: NodeMsg::Recorded(samples) }).await?;
         }
+        self.send(Msg::Node { node: node.clone(), what: NodeMsg::Recorded(Vec::new()) }).await?;
         self.stop.cancelled().await;
         Err(Ended)
     }
