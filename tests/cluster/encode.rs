@@ -94,7 +94,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
     let shared = site.rig.share().join("shared");
-    let (words, mut console) = (clips.encode(&shared, NODES), console::open(&site));
+    let (words, mut console) = (clips.encode(&shared, NODES), console::open_at(&site, "hostfiles/rig.txt", &[]));
     console.shows(&["encode-alone", "finished"]).press("e").shows(&["vidtui data encode"]);
     console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
     console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);

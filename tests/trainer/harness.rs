@@ -20,7 +20,7 @@ pub fn latest(run: &RunDir) -> Option<CheckpointSummary> {
 }
 
 /// A timeout longer than any step of a test, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 /// The node of all ranks.
 pub const NODE: &str = "test";
 
