@@ -157,6 +157,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.rig.verb("poweron node02").unwrap();
     // The newest run is the first.
     console.press("g").shows(&["failed", "Node node02 was lost"]).press("r");
+    console.shows(&["Resume sample", "Enter resume"]).press(ENTER);
     console.meanwhile("it to finish", || site.state() == "finished").press("q");
     assert_eq!(console.ended(), 0);
     assert!(videos(&run) == undisturbed, "another video after a node was lost");
