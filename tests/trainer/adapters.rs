@@ -107,6 +107,10 @@ fn adapters_of_a_checkpoint_and_of_files_sample_as_merged_weights_do() {
     let own = |recipe: &mut Recipe| recipe.lora = run.dir.read_run().unwrap().recipe().unwrap().lora;
     // Files of each form and the checkpoint, merged into the base.
     let files = exported(&scene, &run);
+    for file in files.iter().flat_map(|folder| folder.read_dir_utf8().unwrap()).map(|file| file.unwrap().into_path()) {
+        let rotary = || weights::Header::read(&file).unwrap().metadata["vidtui_rotary"].clone();
+        assert!(file.extension() != Some("safetensors") || rotary() == "diffusers", "{file}");
+    }
     for (number, mesh) in [&[1, 1][..], &[1, 2], &[1, 1, 2]].into_iter().enumerate() {
         let close = |what: &str, run: &RunUnderTest, want: &[u8]| {
             let found = apart(&pixels(run, 0), want);

@@ -389,8 +389,8 @@ pub struct RankLines {
     pub is_caught_up: bool,
     /// Bytes before these lines that were not read.
     pub skipped_bytes: u64,
-    /// The time zone of the times in the lines, in seconds east of UTC; `None` if it is unknown. Only the first message
-    /// of a stream has it.
+    /// The time zone of the times in the lines, in seconds east of UTC; `None` if it is unknown. The first message of
+    /// a stream sets it.
     #[serde(default)]
     pub zone_s: Option<i32>,
     /// The rank and the text of whole lines without line ends; the model removes escape sequences.

@@ -458,7 +458,8 @@ pub fn checkpoint_of_step<'a>(
 fn warnings_about(request: &ResumeRequest<'_>, checkpoint: Option<&CheckpointSummary>) -> Vec<String> {
     let mut warnings = Vec::new();
     let from = checkpoint.map_or(0, |checkpoint| checkpoint.step);
-    if checkpoint.is_none() {
+    // Encodes and samples have no checkpoints: a resume keeps what is done.
+    if checkpoint.is_none() && request.run.task() == recipe::Task::Train {
         let lost = request.facts.last_metric.map_or(String::new(), |(step, _)| format!(" and repeats {step} steps"));
         warnings.push(format!("the run has no complete checkpoint: it starts at step 0{lost}"));
     }

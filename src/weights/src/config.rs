@@ -445,6 +445,17 @@ pub(crate) fn rotary_note(model: &Model) -> Option<String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn rotary_positions_of_other_pipelines_are_noted() {
+        let model = model_from_diffusers(&config(r#"{"use_rotary_positional_embeddings":true}"#)).unwrap();
+        for (rotary, is_noted) in [(Rotary::Diffusers, false), (Rotary::ResizeCrop, true), (Rotary::Slice, true)] {
+            let (_, notes) = model_to_diffusers(&Model { rotary, ..model.clone() });
+            assert_eq!(notes.iter().any(|note| note.contains(rotary.name())), is_noted, "{notes:?}");
+        }
+        let sin_cos = Model { positions: Positions::SinCos, rotary: Rotary::Slice, ..model };
+        assert_eq!(rotary_note(&sin_cos), None);
+    }
+
     fn config(change: &str) -> Config {
         let mut value = json!({ "_class_name": CLASS });
         let change: Value = serde_json::from_str(change).unwrap();

@@ -5,16 +5,19 @@ use crate::fixtures::{NOW, Past, coded, context, past, rows};
 use cluster::slurm::JobStatus;
 use rundir::{Event, EventKind, ExitFile, ExitReason, RequestSource, SCHEMA};
 
-fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
-    let request = ResumeRequest {
+fn request(past: &Past, options: ResumeOptions) -> ResumeRequest<'_> {
+    ResumeRequest {
         run: &past.run,
         dir: &past.dir,
         facts: &past.facts,
         checkpoints: &past.checkpoints,
         latest: past.latest.as_ref(),
         options,
-    };
-    resume(&request, &context(ranks))
+    }
+}
+
+fn plan_with(past: &Past, options: ResumeOptions, ranks: usize) -> Result<LaunchPlan, Failure> {
+    resume(&request(past, options), &context(ranks))
 }
 
 fn plan(past: &Past) -> Result<LaunchPlan, Failure> {
@@ -143,6 +146,15 @@ fn a_run_without_a_checkpoint_starts_at_step_0_with_a_warning() {
     let plan = plan(&past(7, &[])).unwrap();
     assert_eq!((plan.attempt.start, plan.attempt.start_step), (StartFrom::Random, 0));
     insta::assert_snapshot!(plan.warnings.join("\n"), @"the run has no complete checkpoint: it starts at step 0 and repeats 7 steps");
+}
+
+#[test]
+fn an_encode_or_a_sample_continues_without_a_checkpoint_and_without_a_warning() {
+    let mut past = past(7, &[]);
+    for task in ["encode", "sample"] {
+        past.run.recipe.insert("task".into(), task.into());
+        assert_eq!(warnings_about(&request(&past, ResumeOptions::default()), None), [""; 0], "{task}");
+    }
 }
 
 #[test]

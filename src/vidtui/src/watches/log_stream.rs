@@ -72,7 +72,7 @@ pub(super) struct NewLogLines {
     pub(super) zone_s: Option<i32>,
 }
 
-/// What a read does with the bytes that it skips.
+/// How a read treats skipped bytes.
 #[derive(Clone, Copy)]
 enum Skipped {
     /// Records them: they are searched later.

@@ -12,12 +12,13 @@ struct Rounding {
     name: &'static str,
     /// The dtype of gathered weights.
     compute: Kind,
-    /// Of the loss and of the gradient norm of every step, relative.
+    /// The largest relative difference of the losses.
     loss: f64,
+    /// The largest relative difference of the gradient norms.
     norm: f64,
-    /// Of the gradient of the first step: the norm of the difference, relative to the norm.
+    /// The norm of the difference of the first gradients, relative to the norm of the gradient.
     gradient: f64,
-    /// Of the final weights: the largest difference, relative to the largest distance that a weight moved.
+    /// The largest difference of the final weights, relative to the largest distance that a weight moved.
     weights: f64,
 }
 
