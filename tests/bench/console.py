@@ -35,8 +35,10 @@ FPS = 30
 # Titles of charts. One is a part of another, so they are counted with the blank after them.
 CHARTS = [
     b"Loss ", b"Learning rate ", b"Gradient norm ", b"Step time ", b"Memory ", b"Weight norm ", b"MFU ", b"Validation loss ",
-    b"GPU power ", b"GPU utilization ", b"GPU memory ",
+    b"GPU power ", b"GPU utilization ", b"GPU memory ", b"CPU ",
 ]
+# Keys that add the last metric of the list of panels, CPU, to the charts of a run, and show all of them in a grid.
+ALL_CHARTS = [b"m", b"G", b" ", b"c", b"c", b"\x1b"]
 
 
 class Terminal:
@@ -208,8 +210,8 @@ def loaded(terminal, seconds):
 
 
 def keys(terminal, seconds):
-    """Opens and closes the help while the run loads, because that frame does not depend on the data. Then moves the cursor of the
-    charts, which changes all of them."""
+    """Opens and closes the help while the run loads, because that frame does not depend on the data. Then shows all charts, and moves
+    their cursor, which changes all of them."""
     terminal.wait_for([b"help"], 20)
     load, loading, pressed = Load(terminal), [], 0
     while not load.is_over() and terminal.elapsed() < 120:
@@ -221,6 +223,9 @@ def keys(terminal, seconds):
     if pressed % 2:
         os.write(terminal.terminal, b"?")
     terminal.pump_for(1)
+    for key in ALL_CHARTS:
+        os.write(terminal.terminal, key)
+        terminal.pump_for(0.3)
     answers, frames = [], []
     os.write(terminal.terminal, b"\x1b[D")
     terminal.pump_for(0.3)

@@ -3,9 +3,10 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
@@ -54,11 +55,11 @@ pub fn rows() -> Result<Vec<Row>> {
     })
 }
 
-/// Returns the CPU of other idle monitors, as a note. Both are optional: bottom is installed with `cargo install bottom`; nvtop is a package
-/// of the system and needs a GPU.
+/// Returns the CPU of other idle monitors, as a note. All are optional: bottom is installed with `cargo install bottom`; htop, btop and nvtop
+/// are packages of the system, and nvtop needs a GPU.
 fn monitors() -> Result<String> {
     let mut notes = Vec::new();
-    for (name, program) in [("bottom", "btm"), ("nvtop", "nvtop")] {
+    for (name, program) in [("bottom", "btm"), ("htop", "htop"), ("btop", "btop"), ("nvtop", "nvtop")] {
         if command("which", [program]).output().is_ok_and(|found| found.status.success()) {
             let argv = [program.to_owned()];
             notes.push(match measure("idle", "20", &argv) {
@@ -131,13 +132,8 @@ fn leet(points: u64) -> Result<String> {
     in_folder("leet", |folder| {
         println!("writing a run of {points} points with wandb");
         let (steps, script) = ((points / made_run::METRICS).to_string(), root().join("tests/bench/wandb_run.py"));
-        output(
-            command(bin.join("python"), [script.as_str(), folder.as_str(), &steps]).env("WANDB_MODE", "offline"),
-            "",
-        )?;
-        let file = wandb_file(folder)?;
-        let leet = [bin.join("wandb").as_str(), "leet", "run", file.as_str()].map(str::to_owned);
-        let figures = measure("loaded", "120", &leet)?;
+        output(&mut command(bin.join("python"), [script.as_str(), folder.as_str(), &steps]), "")?;
+        let figures = measure("loaded", "120", &leet_on(&bin, &wandb_file(folder)?))?;
         let (seconds, memory) = (number(&figures, "loaded_s"), number(&figures, "memory_mib"));
         Ok(format!("leet: {seconds:.1} s, {memory:.0} MiB"))
     })
@@ -157,6 +153,35 @@ fn tensorboard(points: u64) -> Result<String> {
         let (seconds, memory) = (number(&figures, "loaded_s"), number(&figures, "memory_mib"));
         Ok(format!("TensorBoard's loader: {seconds:.1} s, {memory:.0} MiB"))
     })
+}
+
+/// Returns the CPU of leet while it follows a run that logs ten metrics ten times a second, as a note.
+fn leet_following() -> Result<String> {
+    let bin = environment_with_viewers()?;
+    in_folder("leet-live", |folder| {
+        println!("leet on a live run");
+        let script = root().join("tests/bench/wandb_run.py");
+        let mut writer = command(bin.join("python"), [script.as_str(), folder.as_str(), "1000000", "10"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| Failure::new("cannot start wandb", error, "run tests/bench/wandb_run.py by hand"))?;
+        let until = Instant::now() + Duration::from_secs(30);
+        let file = loop {
+            match wandb_file(folder) {
+                Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(200)),
+                found => break found,
+            }
+        };
+        let figures = file.and_then(|file| measure("idle", "20", &leet_on(&bin, &file)));
+        let _ = writer.kill();
+        let _ = writer.wait();
+        Ok(format!("leet: {:.2} %", 100.0 * number(&figures?, "cpu")))
+    })
+}
+
+fn leet_on(bin: &Utf8Path, file: &Utf8Path) -> Vec<String> {
+    [bin.join("wandb").as_str(), "leet", "run", file.as_str()].map(str::to_owned).into()
 }
 
 fn wandb_file(folder: &Utf8Path) -> Result<Utf8PathBuf> {
@@ -180,7 +205,7 @@ pub fn live_rows() -> Result<Vec<Row>> {
         })?);
     }
     Ok(vec![
-        row("CPU while following a run, 10 metrics × 10 Hz", "%", figure(&live, "cpu", 100.0), 2.0, ""),
+        row("CPU while following a run, 10 metrics × 10 Hz", "%", figure(&live, "cpu", 100.0), 2.0, &leet_following()?),
         row("CPU with 128 nodes × 8 GPUs at 2 s", "%", figure(&nodes, "cpu", 100.0), 3.0, ""),
         row("memory with 128 nodes × 8 GPUs", "MiB", figure(&nodes, "memory_mib", 1.0), 60.0, ""),
     ])
