@@ -11,9 +11,15 @@ use camino::Utf8Path;
 use super::idle::IdleCpu;
 use super::jobs::Job;
 use crate::failure::{Failure, Result};
+use crate::process::command;
 
-/// A job that takes longer is killed.
+/// A job that takes longer is killed with its processes.
 const LIMIT: Duration = Duration::from_secs(600);
+/// The variable that marks the processes of a job. A process group would miss supervisors, which have sessions of their own, and
+/// Ctrl-C in the terminal would not reach it.
+const MARK: &str = "XTASK_JOB";
+/// The longest wait for killed processes to end.
+const KILL: Duration = Duration::from_secs(10);
 /// The interval at which a job is checked for its end. At 10 ms, the checks took 35 s of CPU in a run of all tests.
 const POLL: Duration = Duration::from_millis(40);
 /// The interval at which idle CPU is measured.
@@ -75,7 +81,7 @@ fn start(mut job: Job, logs: &Utf8Path, send: Sender<Ended>) {
     let log = logs.join(format!("{}.log", job.name.replace(['/', ':', ' '], "-")));
     thread::spawn(move || {
         let began = Instant::now();
-        let (status, cpu, error) = match wait(&mut job, &log) {
+        let (status, cpu, error) = match wait(&mut job, &log, LIMIT) {
             Ok((status, cpu)) => (Some(status), cpu, String::new()),
             Err(error) => (None, Duration::ZERO, format!("cannot run it: {error}\n")),
         };
@@ -86,11 +92,12 @@ fn start(mut job: Job, logs: &Utf8Path, send: Sender<Ended>) {
     });
 }
 
-fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<(ExitStatus, Duration)> {
+fn wait(job: &mut Job, log: &Utf8Path, limit: Duration) -> std::io::Result<(ExitStatus, Duration)> {
     let file = File::create(log)?;
     let errors = file.try_clone()?;
+    job.command.env(MARK, mark(&job.name));
     let mut child = job.command.stdin(Stdio::null()).stdout(file).stderr(errors).spawn()?;
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + limit;
     loop {
         // Linux reports the CPU time of a process until its parent waits for it.
         let cpu = cpu(child.id());
@@ -98,12 +105,46 @@ fn wait(job: &mut Job, log: &Utf8Path) -> std::io::Result<(ExitStatus, Duration)
             return Ok((status, cpu));
         }
         if Instant::now() > deadline {
+            kill_marked(&mark(&job.name));
             child.kill()?;
             child.wait()?;
-            return Err(std::io::Error::other(format!("it did not end within {} s and was killed", LIMIT.as_secs())));
+            return Err(std::io::Error::other(format!("it did not end within {} s and was killed", limit.as_secs())));
         }
         thread::sleep(POLL);
     }
+}
+
+/// Returns the value of [`MARK`] for a job of this process.
+fn mark(name: &str) -> String {
+    format!("{} {name}", std::process::id())
+}
+
+/// Kills the processes of a job and waits until they have ended. Without `/proc`, kills none.
+fn kill_marked(mark: &str) {
+    let began = Instant::now();
+    // A process may have started another one after the list was read.
+    while began.elapsed() < KILL {
+        let pids = marked(mark);
+        if pids.is_empty() {
+            return;
+        }
+        let mut kill = command("sh", ["-c", "kill -KILL \"$@\"", "sh"]);
+        // A process that has ended in the meantime is no error.
+        let _ = kill.args(pids).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        thread::sleep(POLL);
+    }
+}
+
+/// Returns the ids of the processes whose environment has the mark of a job.
+fn marked(mark: &str) -> Vec<String> {
+    let variable = format!("{MARK}={mark}");
+    let has_it = |pid: &String| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+    };
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let pids = names.filter_map(|name| name.into_string().ok()).filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
+    pids.filter(has_it).collect()
 }
 
 /// Returns the CPU time of a process and of its descendants that have ended; zero where there is no `/proc`.
@@ -119,7 +160,6 @@ fn cpu(pid: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::command;
 
     fn job(name: &str, script: &str) -> Job {
         Job { name: name.into(), command: command("sh", ["-c", script]) }
@@ -149,6 +189,16 @@ mod tests {
         let ended = ended(vec![job("spins", spins), job("sleeps", "sleep 0.05")], 2);
         let cpu = |name: &str| ended.iter().find(|job| job.name == name).unwrap().cpu;
         assert!(cpu("spins") > cpu("sleeps"), "{:?}, {:?}", cpu("spins"), cpu("sleeps"));
+    }
+
+    #[test]
+    fn a_job_that_exceeds_the_time_limit_is_killed_with_its_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Utf8Path::from_path(folder.path()).unwrap().join("log");
+        // One process has a session of its own, and the parent of another one has ended.
+        let mut hangs = job("hangs", "setsid sleep 300 & (sleep 300 &); sleep 300");
+        assert!(wait(&mut hangs, &log, Duration::from_secs(2)).is_err());
+        assert_eq!(marked(&mark("hangs")), [""; 0]);
     }
 
     #[test]
