@@ -98,12 +98,13 @@ END
 write_gpus() { # GPUs as an H100 node has them, idle until a rank uses them
     local i
     printf '%s\t' index uuid name pci.bus_id driver_version power.draw power.limit memory.used memory.total utilization.gpu temperature.gpu \
-        clocks.current.sm ecc.mode.current ecc.errors.uncorrected.volatile.total clocks_event_reasons.active
-    printf 'mig.mode.current\n'
+        clocks.current.sm ecc.mode.current ecc.errors.uncorrected.volatile.total clocks_event_reasons.active mig.mode.current fan.speed \
+        pcie.link.gen.current
+    printf 'pcie.link.width.current\n'
     for ((i = 0; i < GPUS; i++)); do
         printf '%d\tGPU-%08x-%04x-4000-8000-%012x\tNVIDIA H100 80GB HBM3\t00000000:%02X:00.0\t590.48.01\t' \
             "$i" "$(($1 * 4096 + i))" "$i" "$(($1 * 1000 + i))" $((0x19 + i * 0x11))
         printf '%s\t' '~70:2|~640:50' 700.00 '0|~71234:400' 81559 '0|~97:3' '~31:2|~62:4' '345|~1900:60' Enabled 0
-        printf '0x0000000000000001|0x0000000000000000\tDisabled\n'
+        printf '0x0000000000000001|0x0000000000000000\tDisabled\t[N/A]\t5\t16\n'
     done
 }

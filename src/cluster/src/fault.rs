@@ -142,7 +142,7 @@ mod tests {
 
     fn row(power: &str, util: &str, ecc: &str, throttle: &str) -> String {
         format!(
-            "0, GPU-a, H100, 00000000:19:00.0, {power}, 700.00, 70210, 81559, {util}, 59, 1980, {ecc}, {throttle}, Disabled\n"
+            "0, GPU-a, H100, 00000000:19:00.0, {power}, 700.00, 70210, 81559, {util}, 59, 1980, {ecc}, {throttle}, Disabled, [N/A], 5, 16\n"
         )
     }
 

@@ -199,6 +199,15 @@ pub struct GpuSample {
     /// The SM clock.
     #[serde(default)]
     pub sm_clock_mhz: Reading<f64>,
+    /// The fan speed, in percent of its maximum. Most data-centre GPUs have no fan.
+    #[serde(default)]
+    pub fan_pct: Reading<f64>,
+    /// The generation of the PCIe link. Some GPUs lower it while they are idle.
+    #[serde(default)]
+    pub pcie_gen: Reading<u64>,
+    /// The lanes of the PCIe link.
+    #[serde(default)]
+    pub pcie_lanes: Reading<u64>,
     /// Uncorrected memory errors since the driver was loaded.
     #[serde(default)]
     pub ecc_uncorrected: Reading<u64>,

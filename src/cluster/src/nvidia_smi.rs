@@ -48,14 +48,18 @@ enum Cell {
     Ecc,
     Throttle,
     Mig,
+    Fan,
+    PcieGen,
+    PcieLanes,
 }
 
 const fn field(cell: Cell, name: &'static str) -> Field {
     Field { cell, name, former: None }
 }
 
+/// nvidia-smi has no field for the throughput of the PCIe link.
 #[rustfmt::skip]
-const FIELDS: [Field; 14] = [
+const FIELDS: [Field; 17] = [
     field(Cell::Index, "index"),
     field(Cell::Uuid, "uuid"),
     field(Cell::Name, "name"),
@@ -70,6 +74,9 @@ const FIELDS: [Field; 14] = [
     field(Cell::Ecc, "ecc.errors.uncorrected.volatile.total"),
     Field { cell: Cell::Throttle, name: "clocks_event_reasons.active", former: Some("clocks_throttle_reasons.active") },
     field(Cell::Mig, "mig.mode.current"),
+    field(Cell::Fan, "fan.speed"),
+    field(Cell::PcieGen, "pcie.link.gen.current"),
+    field(Cell::PcieLanes, "pcie.link.width.current"),
 ];
 
 impl Default for GpuQuery {
@@ -126,6 +133,9 @@ impl GpuQuery {
             util_pct: number(of(Cell::Util)),
             temp_c: number(of(Cell::Temp)),
             sm_clock_mhz: number(of(Cell::SmClock)),
+            fan_pct: number(of(Cell::Fan)),
+            pcie_gen: whole(of(Cell::PcieGen)),
+            pcie_lanes: whole(of(Cell::PcieLanes)),
             ecc_uncorrected: whole(of(Cell::Ecc)),
             throttle_reasons: read_cell(of(Cell::Throttle), |cell| {
                 u64::from_str_radix(cell.strip_prefix("0x")?, 16).ok().map(ThrottleReasons)

@@ -197,9 +197,12 @@ impl NodeEvidence {
         Self { node, unreachable_since_s: None, clock_ahead_s: None, gpus: Vec::new(), past: NodePast::default() }
     }
 
-    /// Adds a sample. Only the first `gpus` GPUs of the node are used.
+    /// Adds a sample. The ranks use the GPUs that the sample records, or else the first `gpus` of the node.
     pub fn see(&mut self, sample: &NodeSample, gpus: usize) {
-        let used = sample.gpus().into_iter().filter(|gpu| (gpu.index as usize) < gpus);
+        let used = sample.gpus().into_iter().filter(|gpu| match &sample.gpus.used[..] {
+            [] => (gpu.index as usize) < gpus,
+            used => used.contains(&gpu.index),
+        });
         let begin = self.gpus.len();
         self.gpus.extend(used);
         self.past.see(sample, &self.gpus[begin..]);

@@ -133,6 +133,9 @@ fn gpu(index: u32, t: f64, power_w: f64) -> GpuSample {
         util_pct: Reading::Value(100.0),
         temp_c: Reading::default(),
         sm_clock_mhz: Reading::default(),
+        fan_pct: Reading::default(),
+        pcie_gen: Reading::default(),
+        pcie_lanes: Reading::default(),
         ecc_uncorrected: Reading::Value(0),
         throttle_reasons: Reading::default(),
         mig: false,
@@ -211,6 +214,23 @@ fn power_is_unknown_without_samples_before_and_after_the_last_step() {
     assert_eq!(load(&all, 4, 1), None, "the GPU is not in use");
     let both = Load::Power { now_w: WAITING_W + IDLE_W, before_w: TRAINING_W + IDLE_W };
     assert_eq!(load(&all, 70_000, 2), Some(both), "the run uses both GPUs");
+}
+
+#[test]
+fn only_the_gpus_that_a_sample_records_as_used_by_ranks_count() {
+    let facts = RunFacts { last_metric: Some((9, 100.0)), first_metric_s: None, ..Case::new().facts };
+    let facts = RunFacts { attempt: facts.attempt.map(|a| rundir::Attempt { started_s: 0.0, ..a }), ..facts };
+    let mut node = NodeEvidence::new(NodeId::from_hostname("vm"));
+    let training = [90.0, 94.0, 98.0].map(|t| (t, TRAINING_W));
+    let waiting = [110.0, 115.0, 120.0, 125.0].map(|t| (t, WAITING_W));
+    for (t, power_w) in training.into_iter().chain(waiting) {
+        let busy = GpuSample { mem_used_mib: Reading::Value(70_000), ..gpu(1, t, power_w) };
+        let mut sample = sample(t, [gpu(0, t, IDLE_W), busy], &[]);
+        sample.gpus.used = vec![1];
+        node.see(&sample, 1);
+    }
+    let expected = Load::Power { now_w: WAITING_W, before_w: TRAINING_W };
+    assert_eq!(power(&[node], &facts, 130.0), Some(expected));
 }
 
 /// A run on two ranks with steps of one second.

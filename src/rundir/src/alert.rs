@@ -190,6 +190,9 @@ pub struct AlertState {
     pub acknowledged: bool,
     /// The end of the newest snooze, Unix seconds.
     pub snoozed_until_s: Option<f64>,
+    /// Who acknowledged or snoozed the alert, or snoozed the run, oldest first.
+    #[serde(default)]
+    pub mutes: Vec<Mute>,
 }
 
 impl AlertState {
@@ -317,13 +320,14 @@ impl AlertReader {
             *id == alert.id || self.alerts.iter().filter(same).any(|known| known.id == *id)
         };
         let acknowledged = |mute: &&Mute| mute.until_s.is_none() && mute.id.as_ref() == Some(&alert.id);
-        let snoozes = self.mutes.iter().filter(|mute| mute.id.as_ref().is_none_or(is_same));
+        let snoozed = |mute: &&Mute| mute.until_s.is_some() && mute.id.as_ref().is_none_or(is_same);
         AlertState {
             alert: alert.clone(),
             not_sent: self.not_sent.iter().filter(|not_sent| not_sent.id == alert.id).cloned().collect(),
             acknowledged: self.mutes.iter().any(|mute| acknowledged(&mute)),
             // The newest snooze counts, so that a user can shorten a snooze.
-            snoozed_until_s: snoozes.filter_map(|mute| mute.until_s).next_back(),
+            snoozed_until_s: self.mutes.iter().filter(snoozed).filter_map(|mute| mute.until_s).next_back(),
+            mutes: self.mutes.iter().filter(|mute| acknowledged(mute) || snoozed(mute)).cloned().collect(),
         }
     }
 }
@@ -384,6 +388,7 @@ mod tests {
         let found = reader.alerts();
         assert_eq!(found.iter().map(|state| state.is_open(40.0)).collect::<Vec<_>>(), [false, false]);
         assert!(found[0].is_open(7200.0) && !found[1].is_open(7200.0));
+        assert_eq!(found.iter().map(|state| state.mutes.len()).collect::<Vec<_>>(), [1, 1]);
         assert!(reader.state(&later).is_snoozed(40.0), "it is of the same kind and subject");
         run.mute_alerts(Mute::new(50.0, None, Some(60.0), "ada")).unwrap();
         reader.poll().unwrap();

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic in a fixture is a failed test")]
 
 use crate::{
-    Attempt, AttemptWhy, CheckpointManifest, CheckpointSummary, FileSum, LogicalTensor, Run, RunDir, RunId, SCHEMA,
-    Slice, StartFrom, TrainState,
+    Attempt, AttemptWhy, CheckpointManifest, CheckpointSummary, FileSum, GpuModel, LogicalTensor, NodeEnvironment, Run,
+    RunDir, RunId, SCHEMA, SampleSidecar, Slice, StartFrom, TrainState,
 };
 use crate::{file_sum, latest_among, step_checkpoints, write_toml};
 use camino::Utf8Path;
@@ -75,6 +75,52 @@ pub fn attempt(number: u32, start_step: u64, nodes: &[&str]) -> Attempt {
         logins: Vec::new(),
         spares: Vec::new(),
         slurm: None,
+    }
+}
+
+/// Returns the environment of a node with two GPUs.
+pub fn node_environment() -> NodeEnvironment {
+    let gpu = GpuModel { name: Some("NVIDIA H100 80GB HBM3".into()), mem_total_mib: Some(81_559) };
+    NodeEnvironment {
+        schema: SCHEMA,
+        supervisor: "0.1.0".into(),
+        os: Some("Ubuntu 24.04.1 LTS".into()),
+        kernel: Some("6.8.0-45-generic".into()),
+        cpu: Some("AMD EPYC 9654 96-Core Processor".into()),
+        cpus: Some(192),
+        mem_total_mib: Some(1_547_000),
+        driver: Some("580.65.06".into()),
+        gpus: vec![gpu.clone(), gpu],
+    }
+}
+
+/// Returns the sidecar of a sample.
+pub fn sample(step: u64, index: usize) -> SampleSidecar {
+    SampleSidecar {
+        v: SCHEMA,
+        step,
+        index,
+        prompt: "a rabbit on a meadow".into(),
+        negative: "blurry".into(),
+        image: None,
+        seed: 42,
+        width: 128,
+        height: 96,
+        frames: 17,
+        fps: 8.0,
+        sampling_steps: 20,
+        scheduler: "dpm".into(),
+        guidance: 6.0,
+        dynamic_guidance: true,
+        dtype: "float32".into(),
+        ema: false,
+        weights: "checkpoints/step-00000120".into(),
+        weights_xxh3: "0".repeat(16),
+        lora: Vec::new(),
+        trainer: "0.1.0".into(),
+        libtorch: "2.11.0".into(),
+        took_s: 1.5,
+        t: 1_795_147_200.0,
     }
 }
 

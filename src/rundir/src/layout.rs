@@ -22,7 +22,7 @@ use cluster::NodeId;
 /// │   ├── stacks/1795146012/<node>.txt stacks of its processes at that second, if a user collected them
 /// │   └── job.sbatch  job.toml  allocation.toml  job.log     the script, number, nodes and output of a Slurm job
 /// ├── nodes/<node>/                    only the supervisor and the ranks of that node write here
-/// │   ├── 0001.pid.toml  0001.exit.toml  events.jsonl  gpu.jsonl
+/// │   ├── 0001.pid.toml  0001.exit.toml  0001.environment.toml  events.jsonl  gpu.jsonl
 /// │   ├── 0001-rank-00000.failure.json the error of a rank; the rank writes this file and the next three
 /// │   ├── 0001-rank-00000.heartbeat.json     its step and phase
 /// │   ├── 0001-rank-00000.collectives.json   the collectives that it waits for, if one phase takes long
@@ -216,6 +216,11 @@ impl RunDir {
         self.node_dir(node).join(format!("{attempt:04}.exit.toml"))
     }
 
+    /// Returns the file that records the node's software, CPUs and GPUs ([`crate::NodeEnvironment`]).
+    pub fn environment_toml(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
+        self.node_dir(node).join(format!("{attempt:04}.environment.toml"))
+    }
+
     /// Returns the file store for the rendezvous of ranks that are all on this node; removed when they end.
     pub fn store_file(&self, node: &NodeId, attempt: u32) -> Utf8PathBuf {
         self.node_dir(node).join(format!("{attempt:04}.store"))
@@ -344,6 +349,7 @@ mod tests {
             run.stacks_file(1, 1_795_146_012.4, &node),
             run.pid_toml(&node, 1),
             run.exit_toml(&node, 12),
+            run.environment_toml(&node, 2),
             run.node_events(&node),
             run.gpu_samples(&node),
             run.rank_log(&node, 1, 3),
@@ -376,6 +382,7 @@ mod tests {
                 "attempts/0001/stacks/1795146012/ml-1.txt",
                 "nodes/ml-1/0001.pid.toml",
                 "nodes/ml-1/0012.exit.toml",
+                "nodes/ml-1/0002.environment.toml",
                 "nodes/ml-1/events.jsonl",
                 "nodes/ml-1/gpu.jsonl",
                 "nodes/ml-1/logs/0001-rank-00003.log",

@@ -19,6 +19,7 @@ mod append;
 mod attempt;
 mod checkpoint;
 mod command;
+mod environment;
 mod error_code;
 mod events;
 mod failure;
@@ -59,6 +60,7 @@ pub use checkpoint::{
     model_section, xxh3_hex,
 };
 pub use command::{CommandPlace, command_folder, command_output, command_ranks, command_template, command_words};
+pub use environment::{GpuModel, NodeEnvironment};
 pub use error_code::ErrorCode;
 pub use events::{Event, EventKind, read_events};
 pub use failure::{Cause, Error, Failure, is_no_answer};

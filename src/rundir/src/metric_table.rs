@@ -265,6 +265,10 @@ pub const METRICS: &[Metric] = &[
     ),
     nodes("temperature", "GPU temperature, °C", Unit::Plain, "temp_c", |p| p.temp_c),
     nodes("cpu", "CPU", Unit::Share, "cpu_share", |p| p.cpu_pct.map(share)).drawn(Chart::Power, 'm', "mean"),
+    nodes("network_in", "network in, per second", Unit::Gib, "network_in_gib_per_s", |p| p.net_rx_gib_per_s),
+    nodes("network_out", "network out, per second", Unit::Gib, "network_out_gib_per_s", |p| p.net_tx_gib_per_s),
+    nodes("infiniband_in", "InfiniBand in, per second", Unit::Gib, "infiniband_in_gib_per_s", |p| p.ib_rx_gib_per_s),
+    nodes("infiniband_out", "InfiniBand out, per second", Unit::Gib, "infiniband_out_gib_per_s", |p| p.ib_tx_gib_per_s),
 ];
 
 /// Finds a metric by its name, with its index in [`METRICS`].

@@ -48,7 +48,7 @@ pub struct MetricSample {
     /// Seconds of gradient clipping and the optimizer.
     #[serde(default, serialize_with = "millionth")]
     pub optimizer_s: f64,
-    /// Seconds that saving stalled training since the step before. `step_s` does not contain them; copying and writing overlap with
+    /// Seconds that saving stalled training since the logged step before. `step_s` does not contain them; copying and writing overlap with
     /// training.
     #[serde(default, serialize_with = "millionth", skip_serializing_if = "is_zero")]
     pub checkpoint_s: f64,
@@ -125,7 +125,7 @@ pub struct StepTimes {
     /// Seconds of the step.
     #[serde(default)]
     pub step_s: f64,
-    /// Seconds that saving stalled training since the step before.
+    /// Seconds that saving stalled training since the logged step before.
     #[serde(default)]
     pub checkpoint_s: f64,
     /// Seconds of samples and validation since the step before.

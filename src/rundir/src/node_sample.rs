@@ -66,6 +66,9 @@ pub struct NodeSample {
 pub struct GpuColumns {
     /// The indices of the GPUs on the node.
     pub index: Vec<u32>,
+    /// The indices of the GPUs that the ranks use; empty if they use all GPUs, or if it is not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub used: Vec<u32>,
     /// GPU power.
     pub power_w: Vec<Reading<f64>>,
     /// Memory in use by all processes.
@@ -86,6 +89,16 @@ impl GpuColumns {
     /// Returns whether there are no GPUs.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
+    }
+
+    /// Returns whether the ranks use the GPU at a place in the columns.
+    pub fn is_used(&self, at: usize) -> bool {
+        self.used.is_empty() || self.index.get(at).is_some_and(|gpu| self.used.contains(gpu))
+    }
+
+    /// Returns the entries of a column for the GPUs that the ranks use.
+    pub fn of_ranks<'a, T>(&'a self, column: &'a [Reading<T>]) -> impl Iterator<Item = &'a Reading<T>> {
+        column.iter().enumerate().filter(move |(at, _)| self.is_used(*at)).map(|(_, reading)| reading)
     }
 }
 
@@ -116,6 +129,7 @@ impl NodeSample {
             ib_tx_bytes_per_s: tx(infiniband),
             gpus: GpuColumns {
                 index: gpus.iter().map(|gpu| gpu.index).collect(),
+                used: Vec::new(),
                 power_w: gpus.iter().map(|gpu| rounded(&gpu.power_w)).collect(),
                 mem_used_mib: gpus.iter().map(|gpu| gpu.mem_used_mib.clone()).collect(),
                 util_pct: gpus.iter().map(|gpu| rounded(&gpu.util_pct)).collect(),
@@ -153,6 +167,9 @@ impl NodeSample {
             util_pct: place(&columns.util_pct, at),
             temp_c: place(&columns.temp_c, at),
             sm_clock_mhz: place(&columns.sm_clock_mhz, at),
+            fan_pct: Reading::default(),
+            pcie_gen: Reading::default(),
+            pcie_lanes: Reading::default(),
             ecc_uncorrected: place(&columns.ecc_uncorrected, at),
             throttle_reasons: place(&columns.throttle_reasons, at),
             mig: false,
@@ -205,7 +222,7 @@ pub mod tests {
         let row = |i: usize| {
             let power = if i + 1 == gpus { "[Unknown Error]".to_owned() } else { format!("{}.17", 600 + i) };
             format!(
-                "{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 00000000:1{i}:00.0, {power}, 700.00, 7021{i}, 81559, 100, 59, 1980, 0, 0x4, Disabled\n"
+                "{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 00000000:1{i}:00.0, {power}, 700.00, 7021{i}, 81559, 100, 59, 1980, 0, 0x4, Disabled, [N/A], 5, 16\n"
             )
         };
         let rows: String = (0..gpus).map(row).collect();

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 /// Seconds that one point spans: every node samples about once within it.
 const SPAN_S: f64 = 5.0;
+const GIB: f64 = (1u64 << 30) as f64;
 /// Points do not wait for a node that is this many seconds behind the others, because it may be lost.
 const BEHIND_S: f64 = 30.0;
 
@@ -29,6 +30,18 @@ pub struct NodePoint {
     pub cpu_pct: Option<Spread>,
     /// Memory in use on the nodes.
     pub mem_gib: Option<Spread>,
+    /// GiB per second that the network interfaces of a node receive.
+    #[serde(default)]
+    pub net_rx_gib_per_s: Option<Spread>,
+    /// GiB per second that the network interfaces of a node send.
+    #[serde(default)]
+    pub net_tx_gib_per_s: Option<Spread>,
+    /// GiB per second that the InfiniBand ports of a node receive.
+    #[serde(default)]
+    pub ib_rx_gib_per_s: Option<Spread>,
+    /// GiB per second that the InfiniBand ports of a node send.
+    #[serde(default)]
+    pub ib_tx_gib_per_s: Option<Spread>,
 }
 
 /// The mean and the extremes of several values.
@@ -44,11 +57,14 @@ pub struct Spread {
     pub of_several: bool,
 }
 
+/// The sums of the quantities of a point, in the order of the fields of [`NodePoint`].
+type Sums = [Sum; 10];
+
 /// Joins the samples of several nodes into points in the order of time. The order in which the files are read does not
 /// matter.
 #[derive(Debug, Clone, Default)]
 pub struct NodeSeries {
-    open: BTreeMap<i64, [Sum; 6]>,
+    open: BTreeMap<i64, Sums>,
     newest: BTreeMap<NodeId, f64>,
     taken: Option<i64>,
 }
@@ -92,16 +108,22 @@ impl NodeSeries {
         if self.taken.is_some_and(|taken| at <= taken) {
             return;
         }
-        let [power, gpu_mem, util, temp, cpu, mem] = self.open.entry(at).or_default();
+        let [power, gpu_mem, util, temp, cpu, mem, net_rx, net_tx, ib_rx, ib_tx] = self.open.entry(at).or_default();
         let gib = |mib: u64| mib as f64 / 1024.0;
+        let gib_of = |bytes: u64| bytes as f64 / GIB;
         let nodes = self.newest.len() > 1;
-        let gpus = nodes || sample.gpus.power_w.len() > 1;
-        sample.gpus.power_w.iter().filter_map(Reading::value).for_each(|w| power.add(w, gpus));
-        sample.gpus.mem_used_mib.iter().filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib), gpus));
-        sample.gpus.util_pct.iter().filter_map(Reading::value).for_each(|pct| util.add(pct, gpus));
-        sample.gpus.temp_c.iter().filter_map(Reading::value).for_each(|degrees| temp.add(degrees, gpus));
+        let gpus = &sample.gpus;
+        let several = nodes || gpus.of_ranks(&gpus.power_w).count() > 1;
+        gpus.of_ranks(&gpus.power_w).filter_map(Reading::value).for_each(|w| power.add(w, several));
+        gpus.of_ranks(&gpus.mem_used_mib).filter_map(Reading::value).for_each(|mib| gpu_mem.add(gib(mib), several));
+        gpus.of_ranks(&gpus.util_pct).filter_map(Reading::value).for_each(|pct| util.add(pct, several));
+        gpus.of_ranks(&gpus.temp_c).filter_map(Reading::value).for_each(|degrees| temp.add(degrees, several));
         sample.cpu_pct.into_iter().for_each(|pct| cpu.add(pct, nodes));
         sample.mem_used_mib.into_iter().for_each(|mib| mem.add(gib(mib), nodes));
+        sample.net_rx_bytes_per_s.into_iter().for_each(|bytes| net_rx.add(gib_of(bytes), nodes));
+        sample.net_tx_bytes_per_s.into_iter().for_each(|bytes| net_tx.add(gib_of(bytes), nodes));
+        sample.ib_rx_bytes_per_s.into_iter().for_each(|bytes| ib_rx.add(gib_of(bytes), nodes));
+        sample.ib_tx_bytes_per_s.into_iter().for_each(|bytes| ib_tx.add(gib_of(bytes), nodes));
     }
 
     /// Takes the points that are complete: every node has a later sample, or is more than 30 s behind the others.
@@ -121,17 +143,24 @@ impl NodeSeries {
         self.close(BTreeMap::new())
     }
 
-    fn close(&mut self, later: BTreeMap<i64, [Sum; 6]>) -> Vec<NodePoint> {
+    fn close(&mut self, later: BTreeMap<i64, Sums>) -> Vec<NodePoint> {
         let done = std::mem::replace(&mut self.open, later);
         self.taken = done.keys().next_back().copied().or(self.taken);
-        let point = |(at, [power, gpu_mem, util, temp, cpu, mem]): (i64, [Sum; 6])| NodePoint {
-            t: (at as f64 + 0.5) * SPAN_S,
-            power_w: power.spread(),
-            gpu_mem_gib: gpu_mem.spread(),
-            util_pct: util.spread(),
-            temp_c: temp.spread(),
-            cpu_pct: cpu.spread(),
-            mem_gib: mem.spread(),
+        let point = |(at, sums): (i64, Sums)| {
+            let [power, gpu_mem, util, temp, cpu, mem, net_rx, net_tx, ib_rx, ib_tx] = sums;
+            NodePoint {
+                t: (at as f64 + 0.5) * SPAN_S,
+                power_w: power.spread(),
+                gpu_mem_gib: gpu_mem.spread(),
+                util_pct: util.spread(),
+                temp_c: temp.spread(),
+                cpu_pct: cpu.spread(),
+                mem_gib: mem.spread(),
+                net_rx_gib_per_s: net_rx.spread(),
+                net_tx_gib_per_s: net_tx.spread(),
+                ib_rx_gib_per_s: ib_rx.spread(),
+                ib_tx_gib_per_s: ib_tx.spread(),
+            }
         };
         done.into_iter().map(point).collect()
     }
@@ -171,6 +200,31 @@ mod tests {
         assert_eq!(of_several(&[("a", 101.0, 1), ("a", 104.0, 1)]), (false, false));
         assert_eq!(of_several(&[("a", 101.0, 2)]), (true, false));
         assert_eq!(of_several(&[("a", 101.0, 1), ("b", 101.0, 1)]), (true, true));
+    }
+
+    #[test]
+    fn network_and_infiniband_rates_are_joined_over_nodes() {
+        let mut points = NodeSeries::default();
+        for (name, net, ib) in [("a", 1u64 << 30, None), ("b", 3 << 30, Some(1u64 << 33))] {
+            let rates = NodeSample { net_rx_bytes_per_s: Some(net), ib_tx_bytes_per_s: ib, ..sample(101.0, 1) };
+            points.push(&node(name), &rates);
+        }
+        let point = points.take_rest()[0];
+        let network = point.net_rx_gib_per_s.unwrap();
+        assert_eq!((network.mean, network.min, network.max, network.of_several), (2.0, 1.0, 3.0, true));
+        assert_eq!(point.ib_tx_gib_per_s.map(|rate| rate.mean), Some(8.0));
+        assert_eq!((point.net_tx_gib_per_s, point.ib_rx_gib_per_s), (None, None));
+    }
+
+    #[test]
+    fn gpus_that_no_rank_uses_are_left_out() {
+        let mut points = NodeSeries::default();
+        let mut on_one = sample(101.0, 4);
+        on_one.gpus.used = vec![1];
+        points.push(&node("a"), &on_one);
+        let point = points.take_rest()[0];
+        let one = |value| Some(Spread { mean: value, min: value, max: value, of_several: false });
+        assert_eq!((point.power_w, point.gpu_mem_gib), (one(601.2), one(70_211.0 / 1024.0)));
     }
 
     #[test]

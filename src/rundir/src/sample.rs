@@ -211,36 +211,7 @@ fn entries(folder: &Utf8Path) -> Result<Vec<Utf8PathBuf>, Error> {
 mod tests {
     use super::*;
     use crate::ErrorCode;
-    use crate::fixtures::temp;
-
-    fn sample(step: u64, index: usize) -> SampleSidecar {
-        SampleSidecar {
-            v: SCHEMA,
-            step,
-            index,
-            prompt: "a rabbit on a meadow".into(),
-            negative: "blurry".into(),
-            image: None,
-            seed: 42,
-            width: 128,
-            height: 96,
-            frames: 17,
-            fps: 8.0,
-            sampling_steps: 20,
-            scheduler: "dpm".into(),
-            guidance: 6.0,
-            dynamic_guidance: true,
-            dtype: "float32".into(),
-            ema: false,
-            weights: "checkpoints/step-00000120".into(),
-            weights_xxh3: "0".repeat(16),
-            lora: Vec::new(),
-            trainer: "0.1.0".into(),
-            libtorch: "2.11.0".into(),
-            took_s: 1.5,
-            t: 1_795_147_200.0,
-        }
-    }
+    use crate::fixtures::{sample, temp};
 
     #[test]
     fn samples_are_listed_by_step_and_prompt_once_their_sidecar_exists() {

@@ -15,6 +15,7 @@ macro_rules! log {
 
 mod alerting;
 mod decide;
+mod environment;
 mod event_loop;
 mod events;
 mod exporting;

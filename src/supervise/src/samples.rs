@@ -13,15 +13,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::Xid;
 use cluster::nvidia_smi::{GpuQuery, SmiError};
 use cluster::probe::{Frame, Frames, Pace, script_until_input_ends};
+use cluster::{GpuSample, Xid};
 use rundir::{LineAppender, NodeSample, SAMPLE_EVERY_S};
 
+use crate::environment::EnvironmentFile;
 use crate::job::Job;
 
 /// The shortest and the longest pause before the script is restarted.
 const RESTART: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// The variable that selects the GPUs of a process.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The sampling of a node. Dropping it ends the script.
 pub(crate) struct Samples {
@@ -43,11 +46,25 @@ impl Samples {
     fn start_with(job: &Job, every_s: f64, change: impl Fn(&mut Command) + Send + 'static) -> Self {
         let lifeline = Arc::new(Mutex::new(Lifeline::Held(None)));
         let (held, path, attempt) = (lifeline.clone(), job.run.gpu_samples(&job.node), job.attempt.number);
-        let run = job.id.to_string();
+        let (run, ranks, visible) = (job.id.to_string(), job.local_world, visible_gpus(job));
+        let environment = EnvironmentFile::start(job);
         thread::spawn(move || match LineAppender::open(&path) {
             Ok(file) => {
-                let (query, logged, xids) = (GpuQuery::default(), BTreeSet::new(), BTreeSet::new());
-                let mut sampler = Sampler { file, run, attempt, every_s, change, query, began_s: None, xids, logged };
+                let mut sampler = Sampler {
+                    file,
+                    environment,
+                    run,
+                    attempt,
+                    ranks,
+                    visible,
+                    used: Vec::new(),
+                    every_s,
+                    change,
+                    query: GpuQuery::default(),
+                    began_s: None,
+                    xids: BTreeSet::new(),
+                    logged: BTreeSet::new(),
+                };
                 sampler.live(&held);
             }
             Err(error) => log!("there will be no samples in {path}: {error}"),
@@ -64,8 +81,15 @@ impl Drop for Samples {
 
 struct Sampler<C> {
     file: LineAppender,
+    environment: EnvironmentFile,
     run: String,
     attempt: u32,
+    /// The number of ranks on this node.
+    ranks: usize,
+    /// The GPUs that the ranks can use, as in `CUDA_VISIBLE_DEVICES`; `None`: all.
+    visible: Option<String>,
+    /// The indices of the GPUs that the ranks use; empty while they are not known.
+    used: Vec<u32>,
     every_s: f64,
     /// Changes the script's command before it is started, for tests.
     change: C,
@@ -139,10 +163,17 @@ impl<C: Fn(&mut Command)> Sampler<C> {
     }
 
     fn write(&mut self, frame: &Frame, before: Option<&Frame>) {
+        self.environment.see(&frame.gpus);
         let mut sample = NodeSample::new(self.attempt, frame, before);
         let began_s = *self.began_s.get_or_insert(frame.t);
         // Older errors belong to programs that ran before.
         sample.xids.retain(|at| at.t >= began_s && self.xids.insert(at.xid.clone()));
+        if self.used.is_empty() {
+            self.used = used_gpus(self.visible.as_deref(), self.ranks, &frame.gpus);
+        }
+        if sample.gpus.index.iter().any(|gpu| !self.used.contains(gpu)) {
+            sample.gpus.used.clone_from(&self.used);
+        }
         if frame.xids_denied {
             self.log_once("GPU errors (Xid) are not recorded: this user may not read the kernel's log (dmesg)".into());
         }
@@ -158,6 +189,25 @@ impl<C: Fn(&mut Command)> Sampler<C> {
             self.logged.insert(what);
         }
     }
+}
+
+/// Returns the value of `CUDA_VISIBLE_DEVICES` for the ranks of a job.
+fn visible_gpus(job: &Job) -> Option<String> {
+    let variables = job.places.first().map_or_else(Vec::new, |place| job.environment(place));
+    let set = variables.into_iter().rev().find(|(name, _)| name == VISIBLE).map(|(_, value)| value);
+    set.or_else(|| std::env::var(VISIBLE).ok())
+}
+
+/// Returns the indices of the GPUs that the ranks of a node use, one per rank: those that `CUDA_VISIBLE_DEVICES` names, or the first of
+/// the node. Returns none if a name is neither an index nor the UUID of a listed GPU, such as that of a MIG instance.
+fn used_gpus(visible: Option<&str>, ranks: usize, listed: &[GpuSample]) -> Vec<u32> {
+    let Some(visible) = visible else { return (0..).take(ranks).collect() };
+    let index = |name: &str| {
+        let is_named = |gpu: &&GpuSample| gpu.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(name));
+        let by_uuid = || listed.iter().find(is_named).filter(|_| name.starts_with("GPU-"));
+        name.parse().ok().or_else(|| by_uuid().map(|gpu| gpu.index))
+    };
+    visible.split(',').take(ranks).map(|name| index(name.trim())).collect::<Option<_>>().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -201,11 +251,37 @@ mod tests {
 
     #[test]
     fn the_node_is_sampled_with_its_gpus_and_cpus() {
-        let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled";
+        let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16";
         let smi = format!("case $1 in --query-gpu*) echo '{row}' ;; esac");
         let all = sampled(&smi, |all| all.len() >= 3 && all.iter().any(|sample| sample.cpu_pct.is_some()));
         assert_eq!((all[0].gpus.index.len(), all[0].gpus()[0].power_w.value()), (1, Some(632.0)));
         assert!(all[0].mem_total_mib.is_some() && all.is_sorted_by(|a, b| a.t <= b.t));
+    }
+
+    #[test]
+    fn the_ranks_use_the_gpus_that_cuda_visible_devices_names_or_else_the_first_ones() {
+        let rows = "0, GPU-1b, 00000000:19:00.0, 0, 81559, 0\n1, GPU-9d, 00000000:2D:00.0, 0, 81559, 0\n";
+        let listed = GpuQuery::of_use().read(rows, Some(0), 5.0).rows;
+        for (visible, ranks, expected) in [
+            (None, 1, &[0][..]),
+            (None, 3, &[0, 1, 2]),
+            (Some("7, 4"), 1, &[7]),
+            (Some("7,4"), 2, &[7, 4]),
+            (Some("GPU-9d,GPU-1b"), 1, &[1]),
+            (Some("MIG-51"), 1, &[]),
+            (Some(""), 1, &[]),
+        ] {
+            assert_eq!(used_gpus(visible, ranks, &listed), expected, "{visible:?}, {ranks}");
+        }
+    }
+
+    #[test]
+    fn the_gpus_of_the_ranks_are_recorded_if_the_node_has_others() {
+        let cells = "600, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16";
+        let row = |n: u8| format!("{n}, GPU-{n}, H100, 00000000:1{n}:00.0, {cells}");
+        let smi = format!("case $1 in --query-gpu*) printf '%s\\n' '{}' '{}' ;; esac", row(0), row(1));
+        let all = sampled(&smi, |all| !all.is_empty());
+        assert_eq!((&all[0].gpus.index[..], all[0].gpus.used.len()), (&[0, 1][..], 1));
     }
 
     #[test]
@@ -234,7 +310,7 @@ mod tests {
 
     #[test]
     fn errors_in_the_kernels_log_are_written_once_and_earlier_ones_not_at_all() {
-        let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled";
+        let row = "0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16";
         let log = "#!/bin/sh\nread -r up _ </proc/uptime\necho \"[ 1.5] NVRM: Xid (PCI:0000:19:00): 13, pid=1\"\n\
             echo \"[ $((${up%.*} + 3)).5] NVRM: Xid (PCI:0000:19:00): 79, pid=1\"";
         let smi = format!(

@@ -137,15 +137,37 @@ fn an_unknown_field_is_queried_by_its_former_name_and_then_skipped() {
     let Output { smi_errors, .. } = samples("unknown_field");
     let [SmiError::UnknownField(field)] = &smi_errors[..] else { panic!("{smi_errors:?}") };
     let former = GpuQuery::default().without(field).unwrap();
-    assert!(former.to_string().ends_with(",clocks_throttle_reasons.active,mig.mode.current"));
+    assert!(former.to_string().contains(",clocks_throttle_reasons.active,mig.mode.current,"));
     let none = former.without("clocks_throttle_reasons.active").unwrap();
     assert_eq!(none.without("clocks_throttle_reasons.active"), None);
 
-    let row = "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, Disabled\n";
+    let row =
+        "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, Disabled, [N/A], 5, 16\n";
     let Output { rows, smi_errors } = none.read(row, Some(0), 1.0);
     assert_eq!(smi_errors, []);
     assert_eq!(rows[0].throttle_reasons, Reading::Absent(Absent::NotAsked));
     assert_eq!(rows[0].sm_clock_mhz, Reading::Value(345.0));
+}
+
+#[test]
+fn the_fan_and_the_pcie_link_are_read_and_a_driver_without_these_fields_still_has_rows() {
+    let rows = samples("not_available").rows;
+    assert_eq!(
+        (rows[0].fan_pct.value(), rows[0].pcie_gen.value(), rows[0].pcie_lanes.value()),
+        (Some(31.0), Some(4), Some(16))
+    );
+    assert_eq!(
+        (rows[1].fan_pct.absent(), rows[1].pcie_gen.absent()),
+        (Some(&Absent::NotSupported), Some(&Absent::NotAvailable))
+    );
+    assert_eq!(samples("with_units").rows[0].fan_pct, Reading::Value(45.0));
+
+    let fields = ["fan.speed", "pcie.link.gen.current", "pcie.link.width.current"];
+    let older = fields.iter().fold(GpuQuery::default(), |query, field| query.without(field).unwrap());
+    let row = "0, GPU-1, NVIDIA H100, 00000000:19:00.0, 70.00, 700.00, 0, 81559, 0, 31, 345, 0, 0x1, Disabled\n";
+    let Output { rows, smi_errors } = older.read(row, Some(0), 1.0);
+    assert_eq!((rows[0].temp_c.value(), rows[0].fan_pct.absent()), (Some(31.0), Some(&Absent::NotAsked)));
+    assert_eq!(smi_errors, []);
 }
 
 #[test]
@@ -154,7 +176,8 @@ fn the_query_has_every_field_once() {
     assert_eq!(
         argument,
         "--query-gpu=index,uuid,name,pci.bus_id,power.draw,power.limit,memory.used,memory.total,utilization.gpu,temperature.gpu,\
-         clocks.sm,ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,mig.mode.current"
+         clocks.sm,ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,mig.mode.current,fan.speed,\
+         pcie.link.gen.current,pcie.link.width.current"
     );
 }
 

@@ -17,8 +17,8 @@ cpu  700 100 200 8000 1000 0 0 0 500 0
 net eth0 808666053 999481
 ib mlx5_0/1 1000 250
 #gpus
-0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0000000000000000, Disabled
-1, GPU-b, NVIDIA H100 80GB HBM3, 00000000:2D:00.0, [Unknown Error], 700.00, 0, 81559, 0, 31, 345, 0, 0x0000000000000001, Disabled
+0, GPU-a, NVIDIA H100 80GB HBM3, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0000000000000000, Disabled, [N/A], 5, 16
+1, GPU-b, NVIDIA H100 80GB HBM3, 00000000:2D:00.0, [Unknown Error], 700.00, 0, 81559, 0, 31, 345, 0, 0x0000000000000001, Disabled, [N/A], 5, 16
 
 #exit 0
 #apps
@@ -103,7 +103,7 @@ fn a_truncated_frame_is_skipped_and_the_next_one_is_read() {
 
 #[test]
 fn a_truncated_row_within_a_complete_frame_is_skipped() {
-    let text = STREAM.replace(", 0x0000000000000001, Disabled\n\n", ", 0x0000000000000001, Disabl\n");
+    let text = STREAM.replace(", 5, 16\n\n", ", 5, 1\n");
     let frame = &frames(&text)[0];
     assert_eq!(frame.gpus.len(), 1);
     assert!(matches!(&frame.smi_errors[..], [SmiError::HalfRow(_)]), "{:?}", frame.smi_errors);
@@ -171,7 +171,7 @@ fn frames_continue_while_nvidia_smi_hangs_and_no_second_nvidia_smi_starts() {
 
 #[test]
 fn xid_errors_have_the_time_at_which_they_happened() {
-    let row = "echo '0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled'";
+    let row = "echo '0, GPU-a, H100, 00000000:19:00.0, 631.95, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16'";
     let smi = ("nvidia-smi", row);
     // Ten seconds ago.
     let log = "read -r up _ </proc/uptime\necho '[    1.000000] NVRM: loading'\n\

@@ -165,7 +165,7 @@ impl Page<'_> {
         let mut columns: BTreeMap<(&str, &str), Vec<(String, f64)>> = BTreeMap::new();
         for (node, sample) in nodes {
             let gpus = &sample.gpus;
-            for (at, index) in gpus.index.iter().enumerate() {
+            for (at, index) in gpus.index.iter().enumerate().filter(|(at, _)| gpus.is_used(*at)) {
                 let memory = gpus.mem_used_mib.get(at).and_then(Reading::value);
                 let utilization = gpus.util_pct.get(at).and_then(Reading::value);
                 let readings = [

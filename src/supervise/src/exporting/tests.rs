@@ -220,6 +220,19 @@ fn prometheus_gets_the_newest_step_and_the_state() {
 }
 
 #[test]
+fn prometheus_gets_only_the_gpus_that_the_ranks_use() {
+    let (_folder, job, path) = prometheus_job("demo");
+    append(&job, 3, 1..=2);
+    let power_w = vec![cluster::Reading::Value(60.0), cluster::Reading::Value(412.0)];
+    let gpus = rundir::GpuColumns { index: vec![0, 1], used: vec![1], power_w, ..Default::default() };
+    LineAppender::open(&job.run.gpu_samples(&job.node)).unwrap().append(&node_sample(3002.0, gpus)).unwrap();
+    Prometheus::new(&job).look(3003.0, false);
+    let text = fs::read_to_string(&path).unwrap();
+    let power: Vec<&str> = text.lines().filter(|line| line.starts_with("vidtui_gpu_power_watts{")).collect();
+    assert!(power.len() == 1 && power[0].ends_with(",node=\"here\",gpu=\"1\"} 412"), "{text}");
+}
+
+#[test]
 fn at_the_end_prometheus_gets_the_last_state_before_other_nodes_record_theirs_and_no_gpus() {
     let (_folder, mut job, path) = prometheus_job("demo");
     let mut elsewhere = job.attempt.placement.ranks[0].clone();
