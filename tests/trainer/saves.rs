@@ -52,6 +52,17 @@ fn survives(name: &str, victims: &[usize]) {
 }
 
 #[test]
+fn metrics_contain_the_stalls_of_steps_that_are_not_logged() {
+    // The save of step 5 is complete long before step 10, the first step that is logged.
+    let (scene, env) = (Scene::new(), vec![("TRAIN_PACE_S", "0.1".to_owned())]);
+    let sets = ["train.steps=10", "train.global_batch=4", "checkpoint.interval=5", "log.interval=10"];
+    let samples = scene.launch_with(env, "stalls", &[1, 1], &sets).finish().samples();
+    assert_eq!(samples.iter().map(|sample| sample.step).collect::<Vec<_>>(), [10]);
+    // Starting and ending a save takes some milliseconds. A step without a save takes some microseconds.
+    assert!(samples[0].checkpoint_s > 2e-4, "{samples:?}");
+}
+
+#[test]
 fn killing_the_first_rank_in_any_phase_of_a_save_loses_no_complete_checkpoint() {
     survives("first", &[0]);
 }

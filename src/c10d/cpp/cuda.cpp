@@ -9,13 +9,17 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -25,12 +29,29 @@ struct EventHandle {
   c10::Event event{at::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
 };
 
+// One of the streams for copies (CopyStream in ../src/cuda.rs), on the current device. All threads share it.
+//
+// libtorch has two pools of 32 streams for each device, of normal and of high priority, and hands out the streams of a pool in turn. Each
+// batch and each save has a new thread. If each thread took a stream, it would soon share one with NCCL or with another kind of copies,
+// and wait for their work. Therefore each kind takes its stream once, from the pool of high priority: NCCL's streams are from the other
+// pool. CUDA ignores the priority of a stream in copies.
+c10::Stream copy_stream(const c10::impl::VirtualGuardImpl& cuda, int number) {
+  static std::mutex mutex;
+  static std::map<std::pair<c10::DeviceIndex, int>, c10::Stream> streams;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const c10::Device device = cuda.getDevice();
+  const std::pair<c10::DeviceIndex, int> key(device.index(), number);
+  auto found = streams.find(key);
+  if (found == streams.end()) found = streams.emplace(key, cuda.getStreamFromGlobalPool(device, true)).first;
+  return found->second;
+}
+
 }  // namespace
 
 extern "C" {
 
-int vidtui_cuda_built() {
-  return 1;
+int vidtui_cuda_version() {
+  return CUDART_VERSION;
 }
 
 char* vidtui_cuda_set_device(int index) {
@@ -94,14 +115,13 @@ char* vidtui_cuda_event(EventHandle** out) {
   });
 }
 
-// Enqueues a copy on a stream beside the current one, after all work that is enqueued on the current stream, and returns an event
-// after the copy. One of the tensors is in page-locked memory.
-char* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, EventHandle** out) {
+// Enqueues a copy on a stream for copies, after all work that is enqueued on the current stream, and returns an event after the copy. One
+// of the tensors is in page-locked memory.
+char* vidtui_cuda_copy_beside(const at::Tensor* to, const at::Tensor* from, int stream, EventHandle** out) {
   return guarded([&] {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     const auto current = cuda.getStream(cuda.getDevice());
-    // Each thread keeps its stream, so that its copies run in order.
-    thread_local const c10::Stream beside = cuda.getStreamFromGlobalPool(cuda.getDevice(), false);
+    const c10::Stream beside = copy_stream(cuda, stream);
     // The memory of a new tensor may belong to work that is still enqueued.
     c10::Event ready{at::kCUDA, c10::EventFlag::BACKEND_DEFAULT};
     ready.record(current);

@@ -14,7 +14,7 @@ char* missing() {
 
 extern "C" {
 
-int vidtui_cuda_built() {
+int vidtui_cuda_version() {
   return 0;
 }
 
@@ -46,7 +46,7 @@ char* vidtui_cuda_event(EventHandle**) {
   return missing();
 }
 
-char* vidtui_cuda_copy_beside(const at::Tensor*, const at::Tensor*, EventHandle**) {
+char* vidtui_cuda_copy_beside(const at::Tensor*, const at::Tensor*, int, EventHandle**) {
   return missing();
 }
 

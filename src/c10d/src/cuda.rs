@@ -11,8 +11,16 @@ use crate::{Error, Result, waits};
 /// Returns whether this program was built with the feature `cuda`.
 #[must_use]
 pub fn is_built() -> bool {
+    version().is_some()
+}
+
+/// Returns the version of CUDA that this program was built with, major and minor. Returns `None` without the feature `cuda`.
+#[must_use]
+pub fn version() -> Option<(c_int, c_int)> {
     // SAFETY: the function takes nothing and returns a number.
-    unsafe { ffi::vidtui_cuda_built() != 0 }
+    let version = unsafe { ffi::vidtui_cuda_version() };
+    // 13000 is CUDA 13.0.
+    (version != 0).then_some((version / 1000, version % 1000 / 10))
 }
 
 /// Makes a GPU the current device of this thread.
@@ -72,16 +80,28 @@ unsafe impl Send for Event {}
 // SAFETY: the methods only read an event after it was recorded.
 unsafe impl Sync for Event {}
 
-/// Enqueues a copy on a second stream and returns at once. The copy starts after the work that is already enqueued on the current
+/// The streams for copies, beside the one that computes. The copies of a stream run in order, whichever thread enqueues them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyStream {
+    /// Fetches offloaded tensors and writes them back.
+    Offload = 0,
+    /// Uploads batches.
+    Batch = 1,
+    /// Copies weights and optimizer state for a save.
+    Save = 2,
+}
+
+/// Enqueues a copy on a stream for copies and returns at once. The copy starts after the work that is already enqueued on the current
 /// stream. The tensor in host memory must be page-locked. Call [`Event::block`] before the current stream reads `to`.
 ///
 /// # Errors
 /// The sizes differ.
-pub fn copy_beside(to: &Tensor, from: &Tensor) -> Result<Event> {
+pub fn copy_beside(to: &Tensor, from: &Tensor, stream: CopyStream) -> Result<Event> {
     let doing = || format!("copy {:?} to {:?}", from.size(), to.size());
     let mut handle = std::ptr::null_mut();
     // SAFETY: both tensors outlive the call; libtorch keeps their memory until the copy is done.
-    check(unsafe { ffi::vidtui_cuda_copy_beside(to.as_ptr(), from.as_ptr(), &mut handle) }, doing)?;
+    let status = unsafe { ffi::vidtui_cuda_copy_beside(to.as_ptr(), from.as_ptr(), stream as c_int, &mut handle) };
+    check(status, doing)?;
     NonNull::new(handle).map(Event).ok_or_else(|| Error::torch(doing(), "no handle was returned"))
 }
 
@@ -190,7 +210,7 @@ mod tests {
             memory_bytes(0).unwrap_err(),
             total_bytes(0).unwrap_err(),
             memory_snapshot(0).map(drop).unwrap_err(),
-            copy_beside(&Tensor::from(1f32), &Tensor::from(2f32)).unwrap_err(),
+            copy_beside(&Tensor::from(1f32), &Tensor::from(2f32), CopyStream::Save).unwrap_err(),
             pinned(&Tensor::from(1f32)).unwrap_err(),
             Event::record().unwrap_err(),
             Group::nccl(&store, 0, 2, timeout, 0).map(drop).unwrap_err(),

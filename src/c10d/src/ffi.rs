@@ -202,13 +202,18 @@ unsafe extern "C" {
     pub fn vidtui_waits_place(place: c_int) -> c_int;
     pub fn vidtui_waits_count(call: *const c_char);
 
-    pub fn vidtui_cuda_built() -> c_int;
+    pub fn vidtui_cuda_version() -> c_int;
     pub fn vidtui_cuda_set_device(index: c_int) -> Status;
     pub fn vidtui_cuda_memory(device: c_int, now: *mut i64, peak: *mut i64) -> Status;
     pub fn vidtui_cuda_pinned(like: *const C_tensor, out: *mut *mut C_tensor) -> Status;
     pub fn vidtui_cuda_copy(to: *const C_tensor, from: *const C_tensor) -> Status;
     pub fn vidtui_cuda_event(out: *mut *mut EventHandle) -> Status;
-    pub fn vidtui_cuda_copy_beside(to: *const C_tensor, from: *const C_tensor, out: *mut *mut EventHandle) -> Status;
+    pub fn vidtui_cuda_copy_beside(
+        to: *const C_tensor,
+        from: *const C_tensor,
+        stream: c_int,
+        out: *mut *mut EventHandle,
+    ) -> Status;
     pub fn vidtui_cuda_event_block(event: *mut EventHandle) -> Status;
     pub fn vidtui_cuda_snapshot(device: c_int, out: *mut *mut c_char) -> Status;
     pub fn vidtui_cuda_total(device: c_int, bytes: *mut i64) -> Status;

@@ -60,6 +60,12 @@ pub fn has_scan_kernel(model: &Model, gpu: usize) -> bool {
     kernels::ttt::supports(model.layer == Layer::TttMlp, model.head_dim as i64, model.ttt_mini_batch as i64, gpu)
 }
 
+/// Returns whether this build has the CUDA kernels for norms, gates and rotary embeddings, and GPU number `gpu` can run them for the model
+/// in this dtype.
+pub fn has_fused_kernels(model: &Model, kind: Kind, gpu: usize) -> bool {
+    kernels::fused::supports(model.dim() as i64, model.head_dim as i64, kind, gpu)
+}
+
 /// The constant tensors for one shape of a batch.
 #[derive(Debug)]
 pub struct Grid {

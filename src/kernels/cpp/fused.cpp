@@ -164,6 +164,11 @@ struct Rotate : torch::autograd::Function<Rotate> {
 
 extern "C" {
 
+// Whether this program has the CUDA kernels and a GPU can run them for tokens of this width in heads of this width.
+int vidtui_fused_supports(int64_t width, int64_t head_width, bool is_bf16, int device) {
+  return fused_cuda::supports(width, head_width, is_bf16, device) ? 1 : 0;
+}
+
 // `vectors`: shift and scale of the first `split` tokens, then of the others.
 char* vidtui_modulated_norm(const Tensor* x, const Tensor* gain, const Tensor* bias, const Tensor* const* vectors, int64_t split,
                             double eps, bool prefers_kernel, Tensor** out) {

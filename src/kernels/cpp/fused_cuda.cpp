@@ -61,6 +61,12 @@ Tensor sums_for(const Tensor& x, const fused::Rows& rows) {
 
 }  // namespace
 
+bool supports(int64_t width, int64_t head_width, bool is_bf16, int device) {
+  const fused::Type type = is_bf16 ? fused::Type::Bf16 : fused::Type::Float;
+  const auto has = [&](int64_t of) { return of <= fused::kMostWidth && fused::fits(type, static_cast<int>(of)); };
+  return has(width) && has(head_width) && fused::runs_on(device);
+}
+
 bool can_run(const Tensor& x, const std::vector<Tensor>& vectors) {
   if (!has_type(x) || x.dim() != 3 || x.size(2) > fused::kMostWidth || !fits(x.size(0) * x.size(1), x.size(2), x)) return false;
   for (const Tensor& t : vectors) {

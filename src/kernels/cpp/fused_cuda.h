@@ -8,6 +8,9 @@
 
 namespace fused_cuda {
 
+// Whether a GPU can run the kernels for tokens of this width in heads of this width.
+bool supports(int64_t width, int64_t head_width, bool is_bf16, int device);
+
 // Whether the kernels take tokens [B, L, D] with these vectors [B, 1, D] or [D].
 bool can_run(const at::Tensor& x, const std::vector<at::Tensor>& vectors);
 

@@ -30,6 +30,7 @@ namespace fused_cuda {
 
 using at::Tensor;
 
+bool supports(int64_t, int64_t, bool, int) { return false; }
 bool can_run(const Tensor&, const std::vector<Tensor>&) { return false; }
 std::vector<Tensor> modulated_norm(const std::vector<Tensor>&, int64_t, double) { missing(); }
 std::vector<Tensor> modulated_norm_backward(const std::vector<Tensor>&, const Tensor&, int64_t, const std::vector<bool>&) { missing(); }

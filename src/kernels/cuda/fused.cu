@@ -40,6 +40,11 @@ cudaError_t gradients_of_vectors(const Rows& rows, const Norm& in, const void* g
 
 }  // namespace
 
+bool runs_on(int device) {
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8;
+}
+
 bool fits(Type type, int width) { return width > 0 && width % (type == Type::Bf16 ? kPiece<bf16> : kPiece<float>) == 0; }
 
 cudaError_t modulated_norm(Type type, const Rows& rows, const Norm& in, void* out, const Statistics& kept, cudaStream_t stream) {

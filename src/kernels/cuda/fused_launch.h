@@ -10,6 +10,9 @@ namespace fused {
 
 enum class Type { Bf16, Float };
 
+// Whether the kernels are compiled for the GPU: those of compute capability 8.0 and newer.
+bool runs_on(int device);
+
 // Whether the kernels read rows of this width: whole pieces of 16 bytes, and for the norm at most kMostWidth numbers.
 bool fits(Type type, int width);
 

@@ -47,6 +47,7 @@ unsafe extern "C" {
         major: *mut c_int,
         cudnn_can_run: *mut bool,
     ) -> Status;
+    pub fn vidtui_fused_supports(width: i64, head_width: i64, is_bf16: bool, device: c_int) -> c_int;
     pub fn vidtui_modulated_norm(
         x: *const C_tensor,
         gain: *const C_tensor,

@@ -8,7 +8,20 @@
 //! that are multiples of 16 bytes, up to 3,072 for norms and gates. Other tensors use libtorch's operators, as on the CPU.
 
 use crate::{OnGpu, ffi};
-use tch::Tensor;
+use tch::{Kind, Tensor};
+
+/// Returns whether this build has the CUDA kernels and GPU number `gpu` can run them for tokens of `width` numbers in heads of `head_width`
+/// numbers.
+pub fn supports(width: i64, head_width: i64, kind: Kind, gpu: usize) -> bool {
+    let Ok(device) = i32::try_from(gpu) else { return false };
+    let is_bf16 = match kind {
+        Kind::BFloat16 => true,
+        Kind::Float => false,
+        _ => return false,
+    };
+    // SAFETY: only numbers are passed.
+    unsafe { ffi::vidtui_fused_supports(width, head_width, is_bf16, device) != 0 }
+}
 
 /// The vectors that modulate the tokens of one part of a sequence.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +104,7 @@ pub fn rotate(x: &Tensor, factors: &Tensor, on_gpu: OnGpu) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::Device;
 
     const B: i64 = 2;
     const L: i64 = 7;
@@ -236,6 +249,20 @@ mod tests {
                 (out.detach(), grad)
             };
             assert_eq!(of(rotate(&x, &factors, OnGpu::Kernel)), of(composite_rotation(&x, &factors)));
+        }
+    }
+
+    #[test]
+    fn a_build_without_cuda_supports_no_width() {
+        // With CUDA, all calls return false too: there is no GPU 99, and no kernel has these widths and this dtype.
+        let all = [
+            (3072, 64, Kind::BFloat16, 99),
+            (3080, 64, Kind::BFloat16, 0),
+            (64, 4, Kind::BFloat16, 0),
+            (64, 64, Kind::Half, 0),
+        ];
+        for (width, head_width, kind, gpu) in all {
+            assert!(!supports(width, head_width, kind, gpu), "{width} {head_width} {kind:?}");
         }
     }
 

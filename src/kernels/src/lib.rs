@@ -17,6 +17,7 @@ pub mod ttt;
 pub enum OnGpu {
     /// libtorch's operators.
     Operators,
-    /// A CUDA kernel of this crate. The scan needs sizes for which [`ttt::supports`] returns true.
+    /// A CUDA kernel of this crate. The scan and the fused operators need a GPU and sizes for which [`ttt::supports`] and
+    /// [`fused::supports`] return true.
     Kernel,
 }

@@ -3,12 +3,14 @@
 //! All size formulas are in this module, so that `vidtui check`, the launch dialog, the metrics and the documents
 //! show the same numbers.
 
+mod batch;
 mod block;
 mod cogvideox;
 mod flops;
 mod memory;
 mod overhead;
 mod page_locked;
+mod state;
 mod traffic;
 mod transfers;
 
@@ -19,7 +21,8 @@ pub use overhead::{GPU_SHARE, Overhead};
 pub use traffic::Traffic;
 pub(crate) use transfers::link_s;
 
-use crate::{Flat, FsdpUnit, Optimizer, ParamRole, ParamSpec, Recipe, Shape, StateBytes};
+use crate::{Flat, FsdpUnit, ParamRole, ParamSpec, Recipe, Shape};
+use state::{Placed, TrainedUnit, UnitState};
 
 /// The cost of a recipe, over all ranks and for one rank.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -108,10 +111,10 @@ impl Recipe {
     }
 
     /// Returns the sizes in bytes of the tensors that a rank on a GPU offloads to the memory of its node; with buckets, in steps of the
-    /// largest bucket.
-    pub fn offloaded_tensors(&self) -> Vec<u64> {
+    /// largest bucket. `shard` is the number of the rank in its shard group.
+    pub fn offloaded_tensors(&self, shard: usize) -> Vec<u64> {
         let recipe = self.in_largest_steps();
-        page_locked::offloaded(&recipe, &UnitSizes::of(&recipe, &recipe.param_specs()), &recipe.blocks())
+        page_locked::offloaded(&recipe, &UnitSizes::on(&recipe, &recipe.param_specs(), Some(shard)), &recipe.blocks())
     }
 
     /// Returns the size in bytes of a block's saved input that a rank offloads; with buckets, in steps of the largest bucket.
@@ -138,19 +141,8 @@ struct UnitSize {
     frozen: Flat,
     /// Elements of the largest trained tensor.
     largest_trained: u64,
-    /// Bytes of the optimizer's state for the trained tensors.
-    state: StateBytes,
-}
-
-impl UnitSize {
-    /// Returns the bytes of the optimizer's state on one of `shards` ranks.
-    fn state_of(&self, optimizer: &Optimizer, shards: usize) -> u64 {
-        let sharded = match optimizer.kind.bytes_of_an_element() {
-            Some(bytes) => bytes * self.trained.shard_len(shards),
-            None => self.state.sharded.div_ceil(shards as u64),
-        };
-        sharded + self.state.whole
-    }
+    /// The optimizer's state of the trained tensors on one rank.
+    state: UnitState,
 }
 
 /// The FSDP units of one rank of a TP group. FSDP gathers or reduces one unit at a time.
@@ -162,30 +154,38 @@ pub(crate) struct UnitSizes {
 }
 
 impl UnitSizes {
+    /// Returns the units of the rank with the most optimizer state.
     pub(crate) fn of(recipe: &Recipe, specs: &[ParamSpec]) -> Self {
+        Self::on(recipe, specs, None)
+    }
+
+    /// Returns the units of a rank of a shard group; `None`: of the rank with the most optimizer state.
+    fn on(recipe: &Recipe, specs: &[ParamSpec], shard: Option<usize>) -> Self {
         let size = |unit: FsdpUnit| {
-            let mut size = UnitSize::default();
+            let (mut size, mut tensors) = (UnitSize::default(), Vec::new());
             for spec in specs.iter().filter(|spec| spec.unit == unit) {
                 let own = if spec.is_split() { spec.len() / recipe.mesh.tp as u64 } else { spec.len() };
                 if !recipe.train.trains(spec) {
                     size.frozen.place(own);
                     continue;
                 }
-                size.trained.place(own);
+                tensors.push(Placed { spec, begin: size.trained.place(own), len: own });
                 size.largest_trained = size.largest_trained.max(own);
-                let state = recipe.optimizer.state_bytes(spec, own);
-                size.state.sharded += state.sharded;
-                size.state.whole += state.whole;
             }
-            size
+            (size, TrainedUnit { flat: size.trained, tensors })
         };
-        let blocks: Vec<UnitSize> = (0..recipe.model.num_layers).map(|i| size(FsdpUnit::Block(i))).collect();
+        let blocks = (0..recipe.model.num_layers).map(FsdpUnit::Block);
+        let (mut sizes, units): (Vec<UnitSize>, Vec<TrainedUnit<'_>>) =
+            std::iter::once(FsdpUnit::Root).chain(blocks).map(size).unzip();
+        let states = UnitState::of_units(&recipe.optimizer, &units, recipe.mesh.dp_shard, shard);
+        sizes.iter_mut().zip(states).for_each(|(size, state)| size.state = state);
+        let blocks = sizes.split_off(1);
         let block = blocks
             .iter()
             .copied()
             .max_by_key(|block| (block.trained.shard_len(1), block.frozen.shard_len(1)))
             .unwrap_or_default();
-        UnitSizes { root: size(FsdpUnit::Root), blocks, block }
+        UnitSizes { root: sizes.pop().unwrap_or_default(), blocks, block }
     }
 
     /// Returns the sizes of the blocks, without the frozen weights of the blocks that stay gathered.

@@ -260,12 +260,13 @@ impl Search {
     fn all(&self) -> Vec<(usize, MemoryFit)> {
         let (blocks, specs) = (self.recipe.blocks(), self.recipe.param_specs());
         // Many combinations share these values, which take the most time to compute.
-        let mut units: HashMap<&str, UnitSizes> = HashMap::new();
+        let mut units: HashMap<(&str, usize), UnitSizes> = HashMap::new();
         let mut flops: HashMap<(bool, bool, usize), f64> = HashMap::new();
         let mut as_is = None;
         let fit = |number| {
             let (recipe, chosen, price) = self.combination(&self.recipe, number);
-            let sizes = units.entry(recipe.optimizer.kind.name()).or_insert_with(|| UnitSizes::of(&recipe, &specs));
+            let key = (recipe.optimizer.kind.name(), recipe.mesh.dp_shard);
+            let sizes = units.entry(key).or_insert_with(|| UnitSizes::of(&recipe, &specs));
             let Remat { keep_attention, keep_scan, .. } = recipe.remat;
             let recomputed = (keep_attention, keep_scan, recipe.remat.blocks_per_input(recipe.model.num_layers));
             let work = *flops.entry(recomputed).or_insert_with(|| Flops::step(&recipe).total());

@@ -108,13 +108,19 @@ impl OptimizerKind {
         self == OptimizerKind::Adamw8bit
     }
 
-    /// Returns the bytes of state per element of a flat shard, alignment gaps included; `None` if the state is kept per tensor.
-    pub(crate) fn bytes_of_an_element(self) -> Option<u64> {
+    /// Returns the number of moments: of numbers that the sharded state has for each parameter.
+    pub(crate) fn moments(self) -> u64 {
         match self {
-            OptimizerKind::Adamw => Some(8),
-            OptimizerKind::Prodigy => Some(16),
-            OptimizerKind::Adamw8bit | OptimizerKind::Adafactor => None,
+            OptimizerKind::Adamw | OptimizerKind::Adamw8bit => 2,
+            OptimizerKind::Adafactor => 1,
+            // Two moments, the decayed sum of gradients, and the first weights.
+            OptimizerKind::Prodigy => 4,
         }
+    }
+
+    /// Returns whether the state covers whole shards, alignment gaps included. Otherwise it is kept per tensor.
+    pub(crate) fn covers_gaps(self) -> bool {
+        matches!(self, OptimizerKind::Adamw | OptimizerKind::Prodigy)
     }
 }
 
@@ -224,20 +230,25 @@ impl Optimizer {
 
     /// Returns the size of the optimizer's state for a tensor of which a rank of a TP group has `own` elements.
     pub fn state_bytes(&self, spec: &ParamSpec, own: u64) -> StateBytes {
-        if let Some(bytes) = self.kind.bytes_of_an_element() {
-            return StateBytes { sharded: bytes * own, whole: 0 };
-        }
-        match (self.kind, spec.shape.as_slice()) {
-            (OptimizerKind::Adamw8bit, _) if self.quantizes(spec) => {
-                StateBytes { sharded: 2 * own + 8 * own.div_ceil(BLOCK), whole: 0 }
-            }
+        let whole = match (self.kind, spec.shape.as_slice()) {
             (OptimizerKind::Adafactor, [leading @ .., rows, columns]) => {
                 let batch: usize = leading.iter().product();
-                StateBytes { sharded: 0, whole: 4 * (batch * (rows + columns)) as u64 }
+                4 * (batch * (rows + columns)) as u64
             }
-            (OptimizerKind::Adafactor, _) => StateBytes { sharded: 4 * own, whole: 0 },
-            _ => StateBytes { sharded: 8 * own, whole: 0 },
+            _ => 0,
+        };
+        let moment: u64 = self.moment_bytes(spec, 0, own).into_iter().sum();
+        StateBytes { sharded: self.kind.moments() * moment, whole }
+    }
+
+    /// Returns the bytes of one moment of `len` elements of a tensor, the first of which is element `start`: 8-bit codes, the scales of
+    /// their blocks, and float32 numbers.
+    pub(crate) fn moment_bytes(&self, spec: &ParamSpec, start: u64, len: u64) -> [u64; 3] {
+        if self.quantizes(spec) {
+            return [len, 4 * (start % BLOCK + len).div_ceil(BLOCK), 0];
         }
+        let is_factored = self.kind == OptimizerKind::Adafactor && spec.shape.len() > 1;
+        [0, 0, if is_factored { 0 } else { 4 * len }]
     }
 }
 

@@ -4,7 +4,7 @@
 //! separate thread, on a GPU on a second stream. Copies run in the order in which they were started.
 
 use crate::slab::{HostMemory, bytes_of, view};
-use c10d::cuda::{self, Event};
+use c10d::cuda::{self, CopyStream, Event};
 use c10d::mapped::{Mapped, copy_in_thread};
 use c10d::waits::{self, Place};
 use c10d::{Error, Result};
@@ -320,7 +320,7 @@ impl Offload {
     /// Starts a copy.
     fn start(&self, to: &Tensor, from: &Tensor) -> Result<Copying> {
         let Some(Copier { jobs: Some(jobs), .. }) = &self.copier else {
-            return cuda::copy_beside(to, from).map(Copying::Stream);
+            return cuda::copy_beside(to, from, CopyStream::Offload).map(Copying::Stream);
         };
         let (done, receiver) = channel();
         // If the thread has ended, the receiver reports it.

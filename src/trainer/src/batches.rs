@@ -1,7 +1,7 @@
 //! Prepares the next batch in a thread while the current step computes: reads, draws, noises, casts and uploads its samples.
 //!
 //! The thread is one batch ahead. It uses a single libtorch thread, because more would compete with the step. On a GPU it copies from
-//! page-locked memory on a stream of its own, and the compute stream waits for an event.
+//! page-locked memory on a stream for batches, and the compute stream waits for an event.
 
 use crate::data::{Data, Reading};
 use crate::device::{self, upload_beside};
@@ -143,7 +143,7 @@ mod tests {
     use crate::data::tests::{dataset, open, temp};
     use crate::parallelize::network;
     use dit::objective::VPrediction;
-    use recipe::Recipe;
+    use recipe::{ComputeDtype, LossWeighting, Recipe};
 
     fn noising(recipe: &Recipe) -> Noising<VPrediction> {
         let objective = VPrediction::new(&recipe.model, &recipe.loss);
@@ -169,7 +169,7 @@ mod tests {
         let (_keep, folder) = temp();
         let mut recipe = dataset(&folder, Some(-2.0));
         recipe.train.text_dropout = 0.5;
-        recipe.train.dtype = recipe::ComputeDtype::Bfloat16;
+        recipe.train.dtype = ComputeDtype::Bfloat16;
         for rank in [0, 1] {
             let (mut data, mut ahead) = (open(&recipe).unwrap(), Batches::default());
             for step in 0..6 {
@@ -188,6 +188,27 @@ mod tests {
             };
             let (jumped, demanded) = (tensors(take(&mut ahead)), tensors(take(&mut Batches::default())));
             assert!(jumped.iter().zip(&demanded).all(|(one, other)| one == other));
+        }
+    }
+
+    #[test]
+    fn a_batch_has_the_planned_size() {
+        let (_keep, folder) = temp();
+        let mut recipe = dataset(&folder, None);
+        for dtype in [ComputeDtype::Float32, ComputeDtype::Bfloat16] {
+            for weighting in [LossWeighting::None, LossWeighting::Snr, LossWeighting::MinSnr] {
+                (recipe.train.dtype, recipe.loss.weighting) = (dtype, weighting);
+                let mut data = open(&recipe).unwrap();
+                let made = Batches::default().take(&mut data, samples(0, 0), None, || noising(&recipe), Device::Cpu);
+                let bytes = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+                let bytes: u64 = tensors(made.unwrap()).iter().map(bytes).sum();
+                // The batch has two samples, and the plan has two micro-batches.
+                let train = &recipe.train;
+                let micro_batch = train.global_batch / recipe.mesh.data_ranks() / train.grad_accum;
+                let planned = recipe.rank_memory().batches / micro_batch as u64;
+                // Timestep, weight and noise level of a sample have at most 16 bytes.
+                assert!((planned..=planned + 2 * 16).contains(&bytes), "{dtype:?} {weighting:?}: {bytes} {planned}");
+            }
         }
     }
 

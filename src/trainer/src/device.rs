@@ -1,7 +1,8 @@
 //! The device of a rank, and the functions that depend on it: uploads and timing.
 
-use c10d::cuda::{self, Event};
-use recipe::{Device as Wanted, Recipe};
+use crate::step::compute_kind;
+use c10d::cuda::{self, CopyStream, Event};
+use recipe::{Device as Wanted, Fused, Recipe};
 use rundir::{ErrorCode, Failure};
 use std::time::Instant;
 use tch::{Cuda, Device, Tensor};
@@ -82,6 +83,39 @@ pub fn check_scan(recipe: &Recipe, device: Device) -> Result<(), Failure> {
     }
 }
 
+/// Checks that a device can run the CUDA kernels for norms, gates and rotary embeddings, if the recipe requires them.
+///
+/// # Errors
+/// The recipe requires the kernels, and the rank is on the CPU, the GPU cannot run them for this model, or the build lacks them.
+pub fn check_fused(recipe: &Recipe, device: Device) -> Result<(), Failure> {
+    if recipe.train.fused == Fused::Operators {
+        return Ok(());
+    }
+    let refuse = |code, why: String| {
+        let what = "cannot fuse norms, gates and rotary embeddings: train.fused is \"kernel\"";
+        Err(Failure::new(code, what, why, "set train.fused = \"operators\", or train on an A100 or a newer GPU"))
+    };
+    let (model, dtype) = (&recipe.model, recipe.train.dtype);
+    match device {
+        Device::Cuda(gpu) if dit::cogvideox::has_fused_kernels(model, compute_kind(dtype), gpu) => Ok(()),
+        Device::Cuda(gpu) => refuse(
+            ErrorCode::DeviceFailed,
+            format!(
+                "GPU {gpu} is older than compute capability 8.0, this trainer was built without the kernels, or they do not have the \
+                 widths of the model: {} and {} in its heads must be multiples of {} in {}, and at most 3072",
+                model.dim(),
+                model.head_dim,
+                16 / dtype.bytes(),
+                dtype.name()
+            ),
+        ),
+        _ => refuse(
+            ErrorCode::NoGpu,
+            "they are CUDA kernels, and this rank computes on the CPU, which always uses the operators".into(),
+        ),
+    }
+}
+
 /// Makes a GPU the current one of this thread. Does nothing for the CPU.
 ///
 /// # Errors
@@ -90,8 +124,8 @@ pub fn set_current(device: Device) -> c10d::Result<()> {
     if let Device::Cuda(gpu) = device { cuda::set_device(gpu) } else { Ok(()) }
 }
 
-/// Copies a host tensor to a device on a stream of this thread. Other streams may read the copy after the returned event; it is `None`
-/// on the CPU.
+/// Copies a host tensor of a batch to a device on a stream beside the one that computes. Other streams may read the copy after the
+/// returned event; it is `None` on the CPU.
 ///
 /// # Errors
 /// Memory is exhausted, or the GPU has failed.
@@ -100,7 +134,7 @@ pub fn upload_beside(tensor: &Tensor, device: Device) -> c10d::Result<(Tensor, O
     let mut pinned = cuda::pinned(tensor)?;
     pinned.f_copy_(tensor).map_err(c10d::Error::from)?;
     let there = Tensor::f_empty(tensor.size(), (tensor.kind(), device)).map_err(c10d::Error::from)?;
-    let copied = cuda::copy_beside(&there, &pinned)?;
+    let copied = cuda::copy_beside(&there, &pinned, CopyStream::Batch)?;
     Ok((there, Some(copied)))
 }
 
@@ -167,6 +201,18 @@ mod tests {
         let check = |sets: &[&str]| check_scan(&crate::tests::support::recipe([1, 1, 1], sets), Device::Cpu);
         assert_eq!(check(&sets).unwrap_err().code, ErrorCode::NoGpu);
         assert_eq!((check(&sets[1..]), check(&sets[..1])), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn the_fused_kernels_are_refused_on_the_cpu_and_on_a_gpu_that_cannot_run_them() {
+        let check = |fused: &str, device| {
+            let recipe = crate::tests::support::recipe([1, 1, 1], &[&format!("train.fused={fused}")]);
+            check_fused(&recipe, device).map_err(|failure| failure.code)
+        };
+        assert_eq!(check("kernel", Device::Cpu), Err(ErrorCode::NoGpu));
+        // No machine has GPU 99.
+        assert_eq!(check("kernel", Device::Cuda(99)), Err(ErrorCode::DeviceFailed));
+        assert_eq!([Device::Cpu, Device::Cuda(99)].map(|device| check("operators", device)), [Ok(()); 2]);
     }
 
     #[test]

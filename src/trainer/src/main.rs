@@ -179,9 +179,12 @@ const TCH: &str = "0.24.0";
 fn print_version(json: bool) {
     // Training on GPUs needs a build with CUDA as well as a visible GPU.
     let (version, cuda) = (env!("CARGO_PKG_VERSION"), c10d::cuda::is_built() && tch::Cuda::is_available());
+    // The form of PyTorch's versions: 2.11.0+cu130 is built with CUDA 13.0.
+    let suffix = c10d::cuda::version().map(|(major, minor)| format!("+cu{major}{minor}")).unwrap_or_default();
+    let libtorch = format!("{LIBTORCH}{suffix}");
     if json {
-        println!("{}", serde_json::json!({ "version": version, "tch": TCH, "libtorch": LIBTORCH, "cuda": cuda }));
+        println!("{}", serde_json::json!({ "version": version, "tch": TCH, "libtorch": libtorch, "cuda": cuda }));
     } else {
-        println!("vidtui-train {version}, libtorch {LIBTORCH} (tch {TCH}), CUDA {}", if cuda { "yes" } else { "no" });
+        println!("vidtui-train {version}, libtorch {libtorch} (tch {TCH}), CUDA {}", if cuda { "yes" } else { "no" });
     }
 }

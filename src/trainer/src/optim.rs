@@ -145,7 +145,10 @@ pub struct OptimizerState {
     pub saved_bytes: u64,
     /// A channel that closes when the snapshot is complete. On a GPU it first sends an event that follows the copies.
     snapshot: Option<Receiver<Arc<Event>>>,
+    /// How long the host waited for snapshots.
     stalled: Duration,
+    /// The waits of a GPU's stream for the copies of snapshots, each between two events.
+    stream_stalls: Vec<(Event, Event)>,
 }
 
 /// An update of the master weights with their gradients times `grad_scale`.
@@ -249,6 +252,7 @@ impl OptimizerState {
             steps: 0,
             snapshot: None,
             stalled: Duration::ZERO,
+            stream_stalls: Vec::new(),
         })
     }
 
@@ -280,12 +284,32 @@ impl OptimizerState {
         // The channel closes when the thread ends, even by a panic.
         let copied = snapshot.recv();
         self.stalled += start.elapsed();
-        copied.map_or(Ok(()), |copied| copied.block())
+        let Ok(copied) = copied else { return Ok(()) };
+        let before = Event::record()?;
+        copied.block()?;
+        self.stream_stalls.push((before, Event::record()?));
+        Ok(())
     }
 
-    /// Returns the seconds spent waiting for snapshots since the last call.
+    /// Returns the seconds that the host waited for snapshots since the last call: on the CPU until the copies were complete, on a GPU
+    /// until they were enqueued.
     pub fn take_stall_s(&mut self) -> f64 {
         std::mem::take(&mut self.stalled).as_secs_f64()
+    }
+
+    /// Returns the seconds that the stream of a GPU waited for copies of snapshots since the last call; 0 on the CPU. Waits for the end of
+    /// these waits, so call this after the host has waited for the stream anyway.
+    ///
+    /// # Errors
+    /// The GPU has failed.
+    pub fn take_stream_stall_s(&mut self) -> c10d::Result<f64> {
+        std::mem::take(&mut self.stream_stalls).iter().map(|(before, after)| after.seconds_since(before)).sum()
+    }
+
+    /// Discards the waits so far.
+    pub fn drop_stalls(&mut self) {
+        self.stalled = Duration::ZERO;
+        self.stream_stalls.clear();
     }
 
     /// Updates the master weights with their gradients times `grad_scale`. A collective of Adafactor and Prodigy. The gradients are

@@ -147,6 +147,7 @@ fn start(recipe: &Recipe, attempt: &Attempt, place: &RankEnv) -> Result<MeshGrou
     tch::set_num_threads(threads(recipe.train.threads, place.local_world));
     let device = device::choose(recipe.train.device, place.local_rank, place.local_world)?;
     device::check_scan(recipe, device)?;
+    device::check_fused(recipe, device)?;
     match place.world {
         1 => Ok(MeshGroups::alone_on(device)),
         _ => place.join(attempt, device).map_err(peer_lost),

@@ -68,8 +68,12 @@ pub struct Outcome {
     pub reduce_s: f64,
     /// Seconds of the optimizer. On a GPU they are those of its kernels in logged steps, and otherwise those of the host.
     pub optimizer_s: f64,
-    /// Seconds that the optimizer waited for a save. Neither the other times nor `step_s_by_rank` include them.
+    /// Seconds that the optimizer waited for a save. Neither the other times nor `step_s_by_rank` include them. The wait of a GPU's stream
+    /// is measured when the host waits for the stream anyway: in a step that is logged, otherwise in the step after.
     pub checkpoint_s: f64,
+    /// The part of `checkpoint_s` that ended before the step began, which `step_s_by_rank` does not include anyway: the host waited for
+    /// the stream between the steps.
+    pub stall_before_s: f64,
     /// Seconds of the step that were not spent waiting for other ranks, those of the TP group included, by rank. On GPUs, waits for the
     /// sums of Adafactor and Prodigy are not subtracted.
     pub busy_s_by_rank: Vec<f64>,
@@ -161,9 +165,11 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         // all ranks exchange the loss.
         losses.insert(0, squared);
         let numbers = waits::read(Place::LossAndNorm, &Tensor::cat(&losses, 0));
+        let read_s = start.elapsed().as_secs_f64();
         let (norm, loss) = (numbers[0].sqrt(), numbers[1..].iter().sum::<f64>());
-        let Times { spent_s, forward_s, waited } =
-            waits::at(Place::Times, || Times::of(fsdp, &began, &forward, &back)).map_err(peer_lost)?;
+        let times = waits::at(Place::Times, || Times::of(fsdp, moments, &began, &forward, &back)).map_err(peer_lost)?;
+        let stall_before_s = times.stall_before_s(read_s);
+        let Times { spent_s, forward_s, waited, stalled_s } = times;
         let reduce_s = waited.data_s;
         // The waits of the forward pass are short. They are part of `reduce_s`, so they are subtracted from the
         // backward pass.
@@ -176,8 +182,9 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             moments.step(fsdp, &self.recipe.optimizer, lr, scale).map_err(peer_lost)?;
         }
         let updated = Mark::now(device).map_err(peer_lost)?;
-        let checkpoint_s = moments.take_stall_s();
-        let step_s = start.elapsed().as_secs_f64() - checkpoint_s;
+        let host_stalled_s = moments.take_stall_s();
+        let mut checkpoint_s = stalled_s + host_stalled_s;
+        let step_s = (start.elapsed().as_secs_f64() - (checkpoint_s - stall_before_s)).max(0.0);
         let mut waited_s = waited.data_s + waited.tp_s;
         if device == Device::Cpu {
             // Adafactor and Prodigy sum over ranks.
@@ -188,9 +195,13 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
         let logged = (step + 1).is_multiple_of(self.recipe.log.interval) || step + 1 == train.steps;
         let weight_norm = if logged { Some(weight_norm(fsdp).map_err(peer_lost)?) } else { None };
         // The norm of the weights is ready after the update. Without it, a GPU may still update them.
-        let optimizer_s = match weight_norm.is_some() || device == Device::Cpu {
-            true => waits::at(Place::Times, || updated.seconds_since(&back)).map_err(peer_lost)? - checkpoint_s,
-            false => step_s - spent_s,
+        let optimizer_s = if weight_norm.is_some() || device == Device::Cpu {
+            let times = || c10d::Result::Ok((updated.seconds_since(&back)?, moments.take_stream_stall_s()?));
+            let (spent_s, stream_stalled_s) = waits::at(Place::Times, times).map_err(peer_lost)?;
+            checkpoint_s += stream_stalled_s;
+            spent_s - host_stalled_s - stream_stalled_s
+        } else {
+            step_s - spent_s
         };
         let optimizer_s = optimizer_s.max(0.0);
         let loss = loss.is_finite().then_some(loss);
@@ -210,6 +221,7 @@ impl<F: Family, O: Objective> Step<'_, F, O> {
             reduce_s,
             optimizer_s,
             checkpoint_s,
+            stall_before_s,
             weight_norm,
             busy_s_by_rank: ranks.iter().map(|r| r.busy_s).collect(),
             step_s_by_rank: ranks.iter().map(|r| r.step_s).collect(),
@@ -254,17 +266,36 @@ struct Times {
     spent_s: f64,
     forward_s: f64,
     waited: Waited,
+    /// The wait of a GPU's stream for a save before the last update, if that step was not logged.
+    stalled_s: f64,
 }
 
 impl Times {
     /// Measures the times between marks that the device has reached.
-    fn of(fsdp: &Fsdp, began: &Mark, forward: &[(Mark, Mark)], back: &Mark) -> c10d::Result<Self> {
+    fn of(
+        fsdp: &Fsdp,
+        moments: &mut OptimizerState,
+        began: &Mark,
+        forward: &[(Mark, Mark)],
+        back: &Mark,
+    ) -> c10d::Result<Self> {
         let mut forward_s = 0.0;
         for (here, ahead) in forward {
             forward_s += ahead.seconds_since(here)?;
         }
         let waited = fsdp.groups().take_waited_s()?;
-        Ok(Times { spent_s: back.seconds_since(began)?, forward_s, waited })
+        let stalled_s = moments.take_stream_stall_s()?;
+        Ok(Times { spent_s: back.seconds_since(began)?, forward_s, waited, stalled_s })
+    }
+
+    /// Returns the part of `stalled_s` that ended before the step began. Usually the host reaches the next step while the stream still
+    /// waits. It does not if it waits for the stream first, such as for an average in host memory or a comparison of weights.
+    ///
+    /// * `read_s` — from the start of the step until the host has read the norm. The stream spent all of it but `spent_s` on work of the
+    ///   step before.
+    fn stall_before_s(&self, read_s: f64) -> f64 {
+        let earlier_work_s = (read_s - self.spent_s).max(0.0);
+        (self.stalled_s - earlier_work_s).max(0.0)
     }
 }
 
@@ -284,6 +315,17 @@ mod tests {
     use super::*;
     use crate::parallelize::{network, unit_tables};
     use crate::tests::support::{Rank, on_ranks, recipe};
+
+    #[test]
+    fn a_wait_for_a_save_that_ended_before_the_step_is_no_part_of_its_time() {
+        let before_s = |stalled_s, read_s| {
+            Times { spent_s: 2.0, forward_s: 1.0, waited: Waited::default(), stalled_s }.stall_before_s(read_s)
+        };
+        // The stream was busy with the step before for the first half second.
+        assert_eq!([0.0, 0.5, 0.75].map(|stalled_s| before_s(stalled_s, 2.5)), [0.0, 0.0, 0.25]);
+        // The stream was idle when the step began. The clocks of host and GPU differ a little.
+        assert_eq!([2.0, 1.75].map(|read_s| before_s(3.0, read_s)), [3.0, 3.0]);
+    }
 
     #[test]
     fn all_replicas_clip_by_the_norm_of_the_first_one() {

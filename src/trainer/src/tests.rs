@@ -6,6 +6,7 @@ mod collective_traffic;
 mod converted_weights;
 mod mixed_shapes;
 mod offloaded;
+mod planned_state;
 mod recorded_adapters;
 mod recorded_conditions;
 mod recorded_training;

@@ -100,9 +100,9 @@ struct Progress {
     saved: Option<u64>,
     /// Saves in a row that failed.
     failed_saves: u64,
-    /// Seconds for which saving stalled training between the last step and the next.
+    /// Seconds for which saving stalled training since the last logged step.
     checkpoint_s: f64,
-    /// Seconds spent on samples and validation since the last step.
+    /// Seconds spent on samples and validation since the last logged step.
     sample_s: f64,
     /// Seconds that loading the checkpoint took at the start.
     load_s: f64,
@@ -146,7 +146,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let samples = TrainingSamples::open(&recipe, &groups)?;
         let tables = unit_tables(&recipe);
         phase::enter(Phase::Load);
-        let swap = agree_on(&groups.world, offload::of(&recipe, groups.device, ranks_on_node))?;
+        let swap = offload::of(&recipe, &groups, ranks_on_node)?;
         let fsdp = fsdp(&recipe, &tables, groups, swap).map_err(device_failed)?;
         let progress = Progress {
             step: 0,
@@ -244,7 +244,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
                     self.begin_save().or_else(|failure| self.continue_after(failure))?;
                 }
             }
-            self.progress.checkpoint_s = stall.elapsed().as_secs_f64();
+            self.progress.checkpoint_s += stall.elapsed().as_secs_f64();
             if outcome.requests.sample {
                 self.event(EventKind::SampleRequested);
             }
@@ -340,6 +340,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         let slowest =
             outcome.step_s_by_rank.iter().copied().fold(self.progress.longest_step_s.unwrap_or(0.0), f64::max);
         self.progress.longest_step_s = Some(slowest);
+        self.progress.checkpoint_s += outcome.checkpoint_s;
         if let Some(ema) = self.ema.as_mut().filter(|_| outcome.applied) {
             ema.update(&self.fsdp).map_err(device_failed)?;
         }
@@ -351,7 +352,8 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.deadline.record_step(step_s);
         let due = self.recipe.sample.is_due(self.progress.step, self.recipe.train.steps);
         let validation = if due { self.validate()? } else { None };
-        self.record(&outcome, &plan, step_s - outcome.checkpoint_s, validation);
+        let stalled_s = outcome.checkpoint_s - outcome.stall_before_s;
+        self.record(&outcome, &plan, step_s - stalled_s, validation);
         self.progress.bad_steps = if outcome.applied { 0 } else { self.progress.bad_steps + 1 };
         Ok(outcome)
     }
@@ -409,7 +411,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
             forward_s: outcome.forward_s,
             backward_s: outcome.backward_s,
             optimizer_s: outcome.optimizer_s,
-            checkpoint_s: self.progress.checkpoint_s + outcome.checkpoint_s,
+            checkpoint_s: self.progress.checkpoint_s,
             sample_s: self.progress.sample_s,
             validation_loss: validation.map(mean).and_then(finite),
             validation_loss_by_level: validation.map_or_else(Vec::new, |losses| losses.to_vec()),
@@ -435,7 +437,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
         if due {
             log.metrics(&sample);
-            self.progress.sample_s = 0.0;
+            (self.progress.checkpoint_s, self.progress.sample_s) = (0.0, 0.0);
             self.last = Some(sample);
         }
         if !outcome.loss.is_finite() {
@@ -526,11 +528,15 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         }
     }
 
-    /// Exchanges the weights and their average, if samples are made from the average.
+    /// Exchanges the weights and their average, if samples are made from the average. Called before and after samples are made.
     fn swap_average(&mut self) -> Result<(), Failure> {
-        let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) else { return Ok(()) };
-        self.moments.wait_for_snapshot().map_err(device_failed)?;
-        ema.swap(&self.fsdp).map_err(device_failed)
+        if let Some(ema) = self.ema.as_mut().filter(|_| self.recipe.sample.ema != UseEma::Off) {
+            self.moments.wait_for_snapshot().map_err(device_failed)?;
+            ema.swap(&self.fsdp).map_err(device_failed)?;
+        }
+        // The time of samples includes the waits for a save that end here, like all other waits of the host.
+        self.moments.drop_stalls();
+        Ok(())
     }
 
     fn sharded(&mut self) -> TrainingState<'_> {

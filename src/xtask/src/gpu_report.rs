@@ -223,13 +223,13 @@ fn peak_gib(metrics: &str) -> Option<f64> {
     peaks.reduce(f64::max)
 }
 
-/// Returns the planned peak of the tensors of a rank: the state, and the larger of the backward pass and the update.
+/// Returns the planned peak of the tensors of a rank: the state, the batches, and the larger of the backward pass and the update.
 fn planned_gib(check: &Value) -> Option<f64> {
     let memory = check.pointer("/cost/memory")?;
     let sum = |parts: &[&str]| parts.iter().map(|part| memory[*part].as_f64()).sum::<Option<f64>>();
-    let state = sum(&["weights", "gradients", "optimizer", "ema"])?;
+    let lasting = sum(&["weights", "gradients", "optimizer", "ema", "batches"])?;
     let backward = sum(&["kept", "gathered", "accumulated", "scan_states", "workspace"])?;
-    Some((state + backward.max(sum(&["update"])?)) / f64::from(1 << 30))
+    Some((lasting + backward.max(sum(&["update"])?)) / f64::from(1 << 30))
 }
 
 fn last_lines(text: &str) -> String {
@@ -302,10 +302,10 @@ mod tests {
         assert_eq!((peak_gib(metrics), peak_gib("")), (Some(3.5), None));
         let gib = |n: u64| n << 30;
         let plan = serde_json::json!({"cost": {"memory": {
-            "weights": gib(1), "gradients": gib(1), "optimizer": gib(2), "ema": 0, "kept": gib(3), "gathered": 0, "accumulated": 0,
-            "scan_states": gib(1), "workspace": gib(1), "update": gib(2),
+            "weights": gib(1), "gradients": gib(1), "optimizer": gib(2), "ema": 0, "batches": gib(1), "kept": gib(3), "gathered": 0,
+            "accumulated": 0, "scan_states": gib(1), "workspace": gib(1), "update": gib(2),
         }}});
-        assert_eq!((planned_gib(&plan), planned_gib(&Value::Null)), (Some(9.0), None));
+        assert_eq!((planned_gib(&plan), planned_gib(&Value::Null)), (Some(10.0), None));
     }
 
     #[test]

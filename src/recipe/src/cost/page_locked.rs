@@ -2,7 +2,7 @@
 
 use super::memory::{F32, Kept};
 use super::{BlockCost, UnitSize, UnitSizes};
-use crate::{Flat, OptimizerKind, Recipe};
+use crate::{Flat, Recipe};
 
 /// Returns the sizes in bytes of the offloaded tensors: swapped weights and gradients, the optimizer's state, and saved inputs.
 pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]) -> Vec<u64> {
@@ -11,7 +11,7 @@ pub(super) fn offloaded(recipe: &Recipe, units: &UnitSizes, blocks: &[BlockCost]
     let swapped = units.blocks.iter().zip(&is_swapped).filter(|(_, swapped)| **swapped);
     let mut sizes: Vec<u64> = swapped.flat_map(|(unit, _)| weights(recipe, *unit, Of::Offload)).collect();
     if offload.optimizer_offload {
-        sizes.extend(units.all().flat_map(|unit| state(recipe, unit)));
+        sizes.extend(units.all().flat_map(|unit| unit.state.tensors()));
     }
     let Kept { inputs, input: of_sample, .. } = Kept::of(recipe, blocks);
     if offload.activation_offload && of_sample > 0 {
@@ -32,7 +32,7 @@ pub(super) fn saved(recipe: &Recipe, units: &UnitSizes) -> Vec<u64> {
     units
         .all()
         .flat_map(|unit| {
-            let state = state(recipe, unit).into_iter().chain([unit.state.whole]);
+            let state = unit.state.tensors().into_iter().chain([unit.state.whole]);
             weights(recipe, unit, Of::Save).into_iter().chain(state).chain(average(unit)).collect::<Vec<_>>()
         })
         .collect()
@@ -57,18 +57,6 @@ fn weights(recipe: &Recipe, unit: UnitSize, of: Of) -> Vec<u64> {
     }
 }
 
-/// Returns the sizes of the tensors of a unit's sharded state.
-fn state(recipe: &Recipe, unit: UnitSize) -> Vec<u64> {
-    let all = unit.state_of(&recipe.optimizer, recipe.mesh.dp_shard) - unit.state.whole;
-    let codes = share(recipe, unit.trained);
-    let tensors = match recipe.optimizer.kind {
-        OptimizerKind::Adamw8bit => return [codes, all.saturating_sub(2 * codes).div_ceil(2)].repeat(2),
-        OptimizerKind::Prodigy => 4,
-        OptimizerKind::Adamw | OptimizerKind::Adafactor => 2,
-    };
-    vec![all.div_ceil(tensors); tensors as usize]
-}
-
 /// Returns the elements of a rank's shard.
 fn share(recipe: &Recipe, flat: Flat) -> u64 {
     flat.shard_len(recipe.mesh.dp_shard)
@@ -86,12 +74,12 @@ mod tests {
             let sets =
                 ["memory.block_swap=2", "memory.optimizer_offload=true", "memory.activation_offload=true", &kind];
             let recipe = recipe(&[&sets[..], &["mesh.dp_shard=2", "train.device=cuda"]].concat());
-            let (sizes, memory) = (recipe.offloaded_tensors(), recipe.rank_memory());
-            let all: u64 = sizes.iter().sum();
-            // Sizes are rounded up to whole bytes of each part.
-            assert!(all.abs_diff(memory.offloaded.total()) <= sizes.len() as u64, "{kind}: {all} {memory:?}");
-            assert_eq!(memory.offloaded.page_locked, Slab::of(&sizes).bytes());
-            assert!(memory.offloaded.page_locked >= all);
+            let memory = recipe.rank_memory().offloaded;
+            let ranks = [0, 1].map(|shard| recipe.offloaded_tensors(shard));
+            let all = ranks.each_ref().map(|sizes| sizes.iter().sum::<u64>());
+            assert_eq!(all.iter().max(), Some(&memory.total()), "{kind}: {all:?}");
+            assert!(ranks.iter().any(|sizes| memory.page_locked == Slab::of(sizes).bytes()));
+            assert!(memory.page_locked >= memory.total());
         }
     }
 

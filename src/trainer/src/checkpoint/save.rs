@@ -5,7 +5,7 @@ use super::pieces::{AT_ONCE, Piece, average_pieces, moment_pieces, weight_pieces
 use crate::device::set_current;
 use crate::exchange::{agree, device_failed};
 use crate::fault;
-use c10d::cuda::{self, Event};
+use c10d::cuda::{self, CopyStream, Event};
 use camino::Utf8Path;
 use recipe::Mesh;
 use rundir::{
@@ -132,7 +132,7 @@ fn host_like(like: &[&Tensor], device: Device, store: Option<&dyn BackingStore>)
 /// Copies a tensor to host memory. A copy from a GPU is complete after the returned event.
 fn copy(values: &Tensor, to: &Tensor, store: Option<&dyn BackingStore>) -> c10d::Result<Option<Event>> {
     if values.device() != Device::Cpu {
-        return cuda::copy_beside(to, values).map(Some);
+        return cuda::copy_beside(to, values, CopyStream::Save).map(Some);
     }
     let parts = |of: &Tensor| of.split(ONE_THREAD, 0).into_iter();
     tch::no_grad(|| parts(to).zip(parts(values)).for_each(|(mut to, from)| to.copy_(&from)));
@@ -291,7 +291,7 @@ impl Copies {
         let memory = spare.take(&tensors.iter().map(|tensor| &**tensor).collect::<Vec<_>>(), device, store)?;
         let mut done = None;
         for (tensor, to) in tensors.iter_mut().zip(memory) {
-            // The copies of this thread are in order: the last event follows all of them.
+            // The copies of a save are in order: the last event follows all of them.
             done = copy(tensor, &to, store)?.or(done);
             **tensor = to;
         }

@@ -150,6 +150,7 @@ fn a_save_has_the_values_of_its_step_if_the_next_update_follows_at_once() {
     rank.moments.step(&rank.fsdp, &rank.recipe.optimizer, rates, 1.0).unwrap();
     drop(updated);
     assert!(rank.moments.take_stall_s() > 0.0);
+    assert_eq!((rank.moments.take_stall_s(), rank.moments.take_stream_stall_s().unwrap()), (0.0, 0.0));
     assert!(rank.pieces().iter().map(numbers).ne(before.iter().cloned()), "the update changed nothing");
     rank.finish_save(writing, &mut spare);
     let found = load(&mut rank.sharded(), &run.step_dir(1), Restore::Everything).unwrap();

@@ -7,7 +7,8 @@ use c10d::adamw8::{Maps, Quantized};
 use c10d::ops;
 use recipe::{Optimizer, ParamSpec};
 use sharding::fsdp::{Access, Fsdp, OwnedRange, ShardView};
-use tch::Tensor;
+use std::cell::Cell;
+use tch::{Kind, Tensor};
 
 /// The prefixes of the names of both moments.
 const PREFIXES: [&str; 2] = ["exp_avg/", "exp_avg_sq/"];
@@ -48,22 +49,10 @@ impl AdamW {
             };
             return Ok(AdamW { shards: fsdp.shards().map(shard).collect::<c10d::Result<_>>()?, maps: None });
         }
-        let range = |owned: OwnedRange| {
-            let spec = &tables[owned.unit][owned.range.slot];
-            let (start, len) = (owned.range.start, owned.range.len);
-            let quantized = || -> c10d::Result<Quantized> {
-                let zeros = |len: i64, kind| state_zeros(fsdp, len, kind);
-                Quantized::zeros_in(start, len, zeros)
-            };
-            let moments = match o.quantizes(spec) {
-                true => Moments::Quantized([quantized()?, quantized()?]),
-                false => Moments::Full([state_like(fsdp, &owned.values)?, state_like(fsdp, &owned.values)?]),
-            };
-            Ok(Range { slot: owned.range.slot, segment: Segment::of(o, spec, &owned), moments })
-        };
         let shards = fsdp.shards().map(|shard| {
-            let ranges = trained(fsdp).filter(|owned| owned.unit == shard.unit).map(&range);
-            Ok(Shard::Ranges { unit: shard.unit, ranges: ranges.collect::<c10d::Result<_>>()? })
+            let unit = shard.unit;
+            let owned: Vec<OwnedRange> = trained(fsdp).filter(|owned| owned.unit == unit).collect();
+            Ok(Shard::Ranges { unit, ranges: Range::of_unit(fsdp, &tables[unit], o, &owned)? })
         });
         Ok(AdamW { shards: shards.collect::<c10d::Result<_>>()?, maps: Some(Maps::on(device)) })
     }
@@ -71,6 +60,68 @@ impl AdamW {
     fn shard(&self, unit: usize) -> &Shard {
         let is_of = |shard: &&Shard| matches!(shard, Shard::Whole { unit: of, .. } | Shard::Ranges { unit: of, .. } if *of == unit);
         self.shards.iter().find(is_of).expect("a trained shard has moments")
+    }
+}
+
+impl Range {
+    /// Creates the moments of a unit's ranges.
+    fn of_unit(fsdp: &Fsdp, specs: &[ParamSpec], o: &Optimizer, owned: &[OwnedRange]) -> c10d::Result<Vec<Range>> {
+        let quantizes = |owned: &OwnedRange| o.quantizes(&specs[owned.range.slot]);
+        let sum = |quantized: bool, of: fn(&OwnedRange) -> i64| -> i64 {
+            owned.iter().filter(|owned| quantizes(owned) == quantized).map(of).sum()
+        };
+        let len = |owned: &OwnedRange| owned.range.len;
+        let blocks = |owned: &OwnedRange| Quantized::blocks(owned.range.start, owned.range.len);
+        let moment = || -> c10d::Result<[Divided; 3]> {
+            Ok([
+                Divided::zeros(fsdp, sum(true, len), Kind::Uint8)?,
+                Divided::zeros(fsdp, sum(true, blocks), Kind::Float)?,
+                Divided::zeros(fsdp, sum(false, len), Kind::Float)?,
+            ])
+        };
+        let moments = [moment()?, moment()?];
+        let range = |owned: &OwnedRange| {
+            let (start, len) = (owned.range.start, owned.range.len);
+            let quantized = |[codes, scales, _]: &[Divided; 3]| {
+                Quantized::zeros_in(start, len, |len, kind| {
+                    Ok(if kind == Kind::Uint8 { codes } else { scales }.take(len))
+                })
+            };
+            let [first, second] = &moments;
+            let moments = match quantizes(owned) {
+                true => Moments::Quantized([quantized(first)?, quantized(second)?]),
+                false => Moments::Full([first[2].take(len), second[2].take(len)]),
+            };
+            let slot = owned.range.slot;
+            Ok(Range { slot, segment: Segment::of(o, &specs[slot], owned), moments })
+        };
+        owned.iter().map(range).collect()
+    }
+}
+
+/// A flat tensor of state that the ranges of a unit divide among them. The state of a unit is in few tensors, as the memory plan counts
+/// it (`recipe::cost`), and not in several for each range.
+struct Divided {
+    whole: Tensor,
+    /// The number of elements that ranges have.
+    used: Cell<i64>,
+}
+
+impl Divided {
+    fn zeros(fsdp: &Fsdp, len: i64, kind: Kind) -> c10d::Result<Self> {
+        // The backing store has no empty tensors.
+        let whole = match len {
+            0 => Tensor::zeros([0], (kind, fsdp.groups().device)),
+            len => state_zeros(fsdp, len, kind)?,
+        };
+        Ok(Divided { whole, used: Cell::new(0) })
+    }
+
+    /// Returns the next `len` elements.
+    fn take(&self, len: i64) -> Tensor {
+        let start = self.used.get();
+        self.used.set(start + len);
+        self.whole.narrow(0, start, len)
     }
 }
 

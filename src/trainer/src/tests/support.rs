@@ -67,7 +67,7 @@ impl Rank {
         for spec in tables.iter_mut().flatten().filter(|spec| spec.init == ParamInit::Zeros) {
             spec.init = ParamInit::Linear { fan_in: 16 };
         }
-        let swap = offload::of(recipe, groups.device, recipe.mesh.world()).unwrap();
+        let swap = offload::of(recipe, &groups, recipe.mesh.world()).unwrap();
         let fsdp = fsdp(recipe, &tables, groups, swap).unwrap();
         init::randomize(&fsdp, &tables, family, 1).unwrap();
         let moments = OptimizerState::new(&fsdp, &tables, &recipe.optimizer).unwrap();

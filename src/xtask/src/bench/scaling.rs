@@ -293,9 +293,9 @@ const BASIS: [Basis; 12] = [
         measured: "",
         computed: |of| {
             let part = |name| number(of, &format!("/cost/memory/{name}"));
-            let state: f64 = ["weights", "gradients", "optimizer", "ema"].map(part).iter().sum();
+            let lasting: f64 = ["weights", "gradients", "optimizer", "ema", "batches"].map(part).iter().sum();
             let backward: f64 = ["kept", "gathered", "accumulated", "scan_states", "workspace"].map(part).iter().sum();
-            format!("{:.1} GiB", (state + backward.max(part("update"))) / f64::from(1 << 30))
+            format!("{:.1} GiB", (lasting + backward.max(part("update"))) / f64::from(1 << 30))
         },
         assumed: "",
         proof: Proof::Report("a layer of the 9 s stage, memory against the plan"),
