@@ -27,7 +27,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Lists the files below a folder. Links are followed, but no folder is listed twice.
+    /// Lists the files below a folder. Links are followed, also to files and folders elsewhere, but no folder is listed twice.
     pub(super) fn below(folder: &Utf8Path) -> Result<Self, Failure> {
         let mut files = Self::default();
         let mut seen = BTreeSet::new();
@@ -54,8 +54,12 @@ impl Files {
         if !seen.insert(real) {
             return Ok(());
         }
-        for entry in fs::read_dir(folder).map_err(|error| unreadable(folder, error))? {
-            let entry = entry.map_err(|error| unreadable(folder, error))?.path();
+        let entries = fs::read_dir(folder).map_err(|error| unreadable(folder, error))?;
+        let entries = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<PathBuf>, _>>();
+        let mut entries = entries.map_err(|error| unreadable(folder, error))?;
+        // If several links lead to a folder, the files have the same names in every check.
+        entries.sort();
+        for entry in entries {
             match Utf8PathBuf::from_path_buf(entry) {
                 Ok(path) if path.file_name().is_some_and(|name| name.starts_with('.')) => {}
                 Ok(path) if path.is_dir() => self.add(&path, seen)?,

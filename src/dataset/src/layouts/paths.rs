@@ -15,7 +15,7 @@ pub(super) struct Located {
 }
 
 /// Resolves a path as written in the source. An absolute path may be anywhere; a relative path must not leave the root by `..`.
-/// Links are not followed.
+/// A link below the root may lead elsewhere.
 pub(super) fn locate(root: &Utf8Path, written: &str) -> Located {
     let written = written.trim();
     if written.is_empty() {

@@ -95,6 +95,22 @@ fn a_link_to_a_folder_above_is_not_followed_forever() {
 }
 
 #[test]
+fn links_to_files_and_folders_elsewhere_are_followed_and_each_folder_is_listed_once() {
+    let elsewhere = Folder::new().with("x/a.mp4", "").with("x/a.txt", "a cat").with("b.mp4", "").with("b.txt", "a dog");
+    let folder = Folder::new().with("c.mp4", "");
+    let link = |to: &str, name: &str| {
+        std::os::unix::fs::symlink(elsewhere.path.join(to), folder.path.join(name)).unwrap();
+    };
+    for name in ["second", "first", "third"] {
+        link("x", name);
+    }
+    link("b.mp4", "b.mp4");
+    link("b.txt", "b.txt");
+    let expected = [("b.mp4", Ok("a dog")), ("c.mp4", Err(CaptionFault::Missing)), ("first/a.mp4", Ok("a cat"))];
+    assert_eq!(rows(&folder.read()), expected);
+}
+
+#[test]
 fn a_file_name_that_is_not_utf8_is_excluded() {
     use std::os::unix::ffi::OsStrExt;
     let folder = Folder::new().with("a.mp4", "");
