@@ -1,7 +1,12 @@
 //! Tests of exports to TensorBoard, W&B and Prometheus, imports from other tools, reports and the status line.
 
 use crate::pty::ENTER;
-use crate::test_site::TestSite;
+use crate::test_site::{TestSite, error_code};
+use rundir::{
+    ErrorCode, Event, EventKind, ExitFile, ExitReason, Failure, LineAppender, MetricSample, NodeEnvironment, RunDir,
+    SCHEMA, fixtures,
+};
+use serde_json::Value;
 use std::fs;
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/interop");
@@ -29,7 +34,7 @@ fn a_command_is_in_tensorboard_wandb_and_prometheus_while_and_after_it_trains() 
     let shown = interop::wandb::read_file(&files[0]).unwrap();
     assert_eq!(shown.points("loss").iter().map(|point| point.value).collect::<Vec<_>>(), [0.5, 0.25]);
     let imported = site.json(&["import", files[0].as_str(), "--json"]);
-    assert_eq!(imported["metrics"]["loss"], "loss");
+    assert_eq!(imported["runs"][0]["metrics"]["loss"], "loss");
     let prometheus = fs::read_to_string(site.root.join(format!("collected/vidtui-{run}.prom"))).unwrap();
     assert!(prometheus.contains("state=\"finished\"} 1\n"), "{prometheus}");
     assert!(prometheus.contains(&format!("\nvidtui_step{{run=\"{run}\",recipe=\"factory\"}} 2\n")), "{prometheus}");
@@ -39,7 +44,7 @@ fn a_command_is_in_tensorboard_wandb_and_prometheus_while_and_after_it_trains() 
 #[test]
 fn an_imported_run_is_shown_like_any_other_and_cannot_be_resumed_or_signalled() {
     let site = TestSite::new();
-    let imported = site.json(&["import", &format!("{FIXTURES}/offline-run"), "--json"]);
+    let imported = &site.json(&["import", &format!("{FIXTURES}/offline-run"), "--json"])["runs"][0];
     assert_eq!(imported["metrics"]["loss"], "train/loss");
     assert_eq!(imported["others"][0], "nested.a");
     let run = imported["run"].as_str().unwrap();
@@ -61,17 +66,55 @@ fn an_imported_run_is_shown_like_any_other_and_cannot_be_resumed_or_signalled() 
 }
 
 #[test]
-fn a_tensorboard_folder_is_imported_and_a_folder_of_several_runs_must_be_named_exactly() {
+fn a_tensorboard_folder_is_imported_and_a_path_without_a_log_is_refused() {
     let site = TestSite::new();
-    let imported = site.json(&["import", &format!("{FIXTURES}/tensorboard"), "--name", "old", "--json"]);
+    let imported = &site.json(&["import", &format!("{FIXTURES}/tensorboard"), "--name", "old", "--json"])["runs"][0];
     assert_eq!((&imported["tool"], &imported["values"]), (&"TensorBoard".into(), &14.into()));
     assert_eq!(site.json(&["status", "latest", "--json"])["step"], 7);
-    assert_eq!(site.error(&["import", FIXTURES]), (2, "ambiguous-name".into()));
-    assert_eq!(site.error(&["import", "configs"]), (2, "not-found".into()));
+    assert_eq!(site.error(&["import", FIXTURES, "--name", "old"]), (2, "invalid-argument".into()));
+    assert_eq!(site.error(&["import", FIXTURES, "configs"]), (2, "not-found".into()));
     assert_eq!(site.error(&["import", "nowhere"]).1, "not-found");
     site.write("broken.wandb", "not a log");
     assert_eq!(site.error(&["import", "broken.wandb"]).0, 1);
-    assert_eq!(site.runs().len(), 1, "a failed import leaves nothing");
+    let entries = fs::read_dir(site.root.join("runs")).unwrap().count();
+    assert_eq!((site.runs().len(), entries), (1, 1), "a failed import leaves nothing");
+}
+
+#[test]
+fn the_logs_in_a_folder_are_imported_once_and_a_broken_one_does_not_stop_the_others() {
+    let site = TestSite::new();
+    site.write("logs/broken.wandb", "not a log");
+    let wandb = "wandb/offline-run-20260301_101500-small";
+    for (from, to) in [("tensorboard", "exp/train"), ("offline-run", wandb)] {
+        fs::create_dir_all(site.root.join("logs").join(to)).unwrap();
+        for file in camino::Utf8Path::new(FIXTURES).join(from).read_dir_utf8().unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), site.root.join("logs").join(to).join(file.file_name())).unwrap();
+        }
+    }
+    let first = site.vidtui(&["import", "logs", "--json"]);
+    let document: Value = serde_json::from_str(&first.stdout).unwrap();
+    let failure = &document["failed"][0]["failure"];
+    assert_eq!((first.code, Some(error_code(&first.stderr).as_str())), (1, failure["code"].as_str()));
+    let of = |document: &Value, field: &str| -> Vec<Value> {
+        document["runs"].as_array().unwrap().iter().map(|run| run[field].clone()).collect()
+    };
+    assert_eq!(of(&document, "name"), ["exp/train", "a small run"]);
+    assert_eq!(
+        (of(&document, "steps"), of(&document, "last_step")),
+        (vec![7.into(), 7.into()], vec![7.into(), 7.into()])
+    );
+    assert_eq!(site.runs().len(), 2);
+
+    fs::remove_file(site.root.join("logs/broken.wandb")).unwrap();
+    let second = site.json(&["import", "logs", &format!("logs/{wandb}"), "--json"]);
+    assert_eq!((of(&second, "run").len(), second["skipped"].as_array().unwrap().len()), (0, 2));
+    assert_eq!(second["skipped"][0]["run"], document["runs"][0]["run"]);
+    insta::assert_snapshot!(
+        "import_several",
+        site.redacted(&site.succeeds(&["import", "logs", "--again", "--dry-run"]))
+    );
+    assert_eq!(site.runs().len(), 2, "a dry run creates nothing");
 }
 
 #[test]
@@ -96,4 +139,112 @@ fn a_report_is_one_page_without_scripts_that_escapes_what_it_shows() {
     let charts = page.matches("<svg").count();
     assert_eq!(charts, 3, "loss, learning rate and the series nested.a");
     assert!(page.contains("{&quot;layers&quot;:2}"), "the settings of the log");
+    assert_eq!(tables(&page, "Environment").len(), 1, "the log has no nodes");
+}
+
+/// Returns the tables below a heading of a page: the cells of each row.
+fn tables(page: &str, heading: &str) -> Vec<Vec<Vec<String>>> {
+    let (_, below) = page.split_once(&format!("<h2>{heading}</h2>")).unwrap_or_else(|| panic!("no {heading}: {page}"));
+    let cells =
+        |row: &str| -> Vec<String> { row.split("<td>").skip(1).map(|cell| before(cell, "</td>").to_owned()).collect() };
+    let rows =
+        |table: &str| -> Vec<Vec<String>> { before(table, "</table>").split("<tr>").skip(1).map(cells).collect() };
+    before(below, "<h2>").split("<table>").skip(1).map(rows).collect()
+}
+
+fn before<'a>(text: &'a str, end: &str) -> &'a str {
+    text.split_once(end).map_or(text, |(before, _)| before)
+}
+
+/// Writes a run on two nodes with a sample. The first attempt failed on ml-2, the second finished with a newer driver.
+fn write_run(site: &TestSite) -> RunDir {
+    let (run, names) = (fixtures::run(), ["ml-1", "ml-2"]);
+    let nodes = names.map(fixtures::node);
+    let dir = RunDir::of(&site.root.join("runs"), &run.id);
+    nodes.iter().for_each(|node| fs::create_dir_all(dir.node_dir(node)).unwrap());
+    dir.write_run(&run).unwrap();
+    for (attempt, start_step) in [(1, 0), (2, 10)] {
+        fs::create_dir_all(dir.attempt_dir(attempt)).unwrap();
+        dir.write_attempt(&fixtures::attempt(attempt, start_step, &names)).unwrap();
+        for node in &nodes {
+            let is_cause = attempt == 1 && node.as_str() == "ml-2";
+            let failure = Failure::new(ErrorCode::RankKilled, "rank 1 on node ml-2 was killed", "signal 9 <KILL>", "");
+            let exit = ExitFile {
+                schema: SCHEMA,
+                attempt,
+                node: node.clone(),
+                ended_s: 1000.0 + 100.0 * f64::from(attempt),
+                reason: if attempt == 1 { ExitReason::Failed } else { ExitReason::Finished },
+                first_failure: is_cause.then_some(1),
+                failure: is_cause.then_some(failure),
+                ranks: Vec::new(),
+            };
+            dir.write_exit(&exit).unwrap();
+            let driver = Some(format!("580.{attempt}"));
+            // The kernels of equal nodes report slightly different sizes of memory.
+            let mem_total_mib = Some(1_547_000 + u64::from(node.as_str() == "ml-2"));
+            let environment = NodeEnvironment { driver, mem_total_mib, ..fixtures::node_environment() };
+            dir.write_environment(node, attempt, &environment).unwrap();
+        }
+    }
+    let mut metrics = LineAppender::open(&dir.metrics()).unwrap();
+    for step in 1..=20 {
+        let (attempt, loss) = (if step <= 10 { 1 } else { 2 }, Some(1.0 / step as f64));
+        let t = 1000.0 + step as f64;
+        let sample = MetricSample { attempt, step, t, loss, lr: 1e-4, step_s: 1.0, ..MetricSample::default() };
+        metrics.append(&sample).unwrap();
+    }
+    let mut events = LineAppender::open(&dir.events()).unwrap();
+    for (t, attempt, step, kind) in
+        [(1000.0, 1, None, EventKind::Started { world: 2 }), (1200.0, 2, Some(20), EventKind::Finished)]
+    {
+        events.append(&Event::new(t, attempt, step, kind).by_rank(0)).unwrap();
+    }
+    let mut events = LineAppender::open(&dir.node_events(&nodes[1])).unwrap();
+    let signal = EventKind::SignalReceived { signal: 15 };
+    events.append(&Event::new(1100.0, 1, None, signal).by_node(nodes[1].clone())).unwrap();
+    fs::create_dir_all(dir.samples_of(20)).unwrap();
+    fs::write(dir.sample_video(20, 0), "video").unwrap();
+    fixtures::sample(20, 0).write(&dir.sample_video(20, 0).with_extension("json")).unwrap();
+    dir
+}
+
+#[test]
+fn a_report_has_the_attempts_the_failure_the_events_the_sample_and_the_nodes() {
+    let site = TestSite::new();
+    let dir = write_run(&site);
+    site.succeeds(&["report", dir.name(), "--out", "page.html"]);
+    let page = fs::read_to_string(site.root.join("page.html")).unwrap();
+    let attempts = &tables(&page, "Attempts and failures")[0];
+    let of = |attempt: usize, column: usize| attempts[attempt][column].as_str();
+    assert_eq!((attempts.len(), of(1, 0), of(1, 2), of(2, 2)), (3, "1", "0", "10"));
+    assert_eq!((of(1, 3), of(1, 4)), ("2", "ml-1, ml-2"));
+    assert!(of(1, 5).starts_with("ml-2: ") && of(1, 5).contains("signal 9 &lt;KILL&gt;"), "{}", of(1, 5));
+    assert!(!of(2, 5).contains("ml-"), "{}", of(2, 5));
+    let recorded_by: Vec<_> = tables(&page, "Events")[0].iter().map(|row| row[2].clone()).collect();
+    assert_eq!(recorded_by, ["rank 0", "ml-2", "rank 0"]);
+    assert_eq!((page.matches("<video").count(), page.contains("base64,dmlkZW8=")), (1, true));
+    assert!(page.matches("<svg").count() >= 3, "loss, learning rate and time of a step");
+    let environment = tables(&page, "Environment");
+    let [run, nodes] = &environment[..] else { panic!("{environment:?}") };
+    assert!(run.contains(&vec!["libtorch".into(), "2.11.0".into()]), "{run:?}");
+    let rows: Vec<_> = nodes[1..].iter().map(|row| [&row[0], &row[1], &row[3]]).collect();
+    assert_eq!(rows, [["ml-[1-2]", "1", "580.1"], ["ml-[1-2]", "2", "580.2"]], "the nodes are alike");
+    assert!(nodes[1][2].starts_with("2 × NVIDIA H100"), "{nodes:?}");
+    assert!(tables(&page, "Recipe").is_empty() && page.contains("num_layers = 2"));
+}
+
+#[test]
+fn a_supervisor_records_the_environment_of_its_node_for_the_report() {
+    let site = TestSite::new();
+    site.write(
+        "configs/quick.toml",
+        "trainer = \"command\"\n[command]\nrun = [\"true\"]\nadapter = \"none\"\n[train]\nsteps = 1\n",
+    );
+    site.succeeds(&["launch", "configs/quick.toml", "--wait"]);
+    site.succeeds(&["report", "latest", "--out", "page.html"]);
+    let page = fs::read_to_string(site.root.join("page.html")).unwrap();
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let nodes = &tables(&page, "Environment")[1];
+    assert!(nodes.len() == 2 && nodes[1][6].contains(kernel.trim()), "{nodes:?}");
 }

@@ -50,25 +50,46 @@ pub fn offline_files(folder: &Utf8Path) -> io::Result<Vec<Utf8PathBuf>> {
     Ok(files)
 }
 
-/// Reads the history of a run: its numbers by key, nested keys joined with dots as W&B shows them.
+/// Reads the history of a run that was started once.
 ///
 /// # Errors
 /// When the file cannot be read.
 pub fn read_file(path: &Utf8Path) -> Result<Log, Error> {
-    read(path).map_err(|error| Error::io("read", path, error))
+    read_files(&[path.to_owned()])
 }
 
-fn read(path: &Utf8Path) -> io::Result<Log> {
+/// Reads the history of a run from the files of its starts, the oldest first: its numbers by key, nested keys joined with dots as W&B
+/// shows them. If a later start repeats steps, its values count. If it repeats all steps, a warning names it: W&B counts from 0 again if
+/// it is offline and the program logs without steps.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn read_files(files: &[Utf8PathBuf]) -> Result<Log, Error> {
     let mut log = Log::default();
+    for path in files {
+        let first = log.series().filter_map(|(_, points)| points.first()).map(|point| point.step).min();
+        let again = read_into(&mut log, path).map_err(|error| Error::io("read", path, error))?;
+        if let (Some(first), Some(again)) = (first, again)
+            && again <= first
+        {
+            let warning = format!("{path} begins at step {again} again: its values replace those of earlier starts");
+            log.warnings.push(warning);
+        }
+    }
+    Ok(log)
+}
+
+/// Reads a file and returns its first step with a number.
+fn read_into(log: &mut Log, path: &Utf8Path) -> io::Result<Option<u64>> {
     let mut blocks = Blocks::open(File::open(path)?)?;
     let mut read = Reader::default();
     loop {
         match blocks.next()? {
-            Next::Record(record) => read.record(&mut log, record),
-            Next::End => return Ok(log),
+            Next::Record(record) => read.record(log, record),
+            Next::End => return Ok(read.first_step),
             Next::Damaged { at, why } => {
                 log.warnings.push(format!("{path}: {why} at byte {at}; the records after it are not read"));
-                return Ok(log);
+                return Ok(read.first_step);
             }
         }
     }
@@ -79,6 +100,8 @@ fn read(path: &Utf8Path) -> io::Result<Log> {
 struct Reader {
     started_s: f64,
     next_step: u64,
+    /// The first step with a number.
+    first_step: Option<u64>,
 }
 
 impl Reader {
@@ -126,6 +149,7 @@ impl Reader {
         // Keys with an underscore are W&B's own.
         for item in items().filter(|item| !item.key.starts_with('_')) {
             if let Some(value) = item.value {
+                self.first_step = self.first_step.or(Some(step));
                 log.push(&item.key, Point { step, t, value });
             }
         }

@@ -1,10 +1,12 @@
-//! Tests that vidtui reads files of TensorBoard 2.21.0 and wandb 0.31.0 (`tests/fixtures/interop/make.py`), and TensorBoard reads ours.
+//! Tests that vidtui reads files of TensorBoard 2.21.0 and wandb 0.31.0 (`tests/fixtures/interop/make.py`), and that both read ours.
 
 #![expect(clippy::unwrap_used, reason = "a panic shows the failing line")]
 
 use camino::{Utf8Path, Utf8PathBuf};
 use interop::tensorboard::{EventWriter, event_files, read_files, read_folder};
+use interop::wandb::{NewRun, RunWriter};
 use interop::{Log, wandb};
+use serde_json::{Value, json};
 use std::fs;
 use std::process::Command;
 
@@ -75,6 +77,32 @@ fn an_offline_run_of_wandb_is_read() {
 }
 
 #[test]
+fn the_steps_that_a_later_start_of_a_wandb_run_repeats_count() {
+    let (_keep, folder) = temp();
+    let run = NewRun {
+        id: "demo-k7f2",
+        name: "demo",
+        project: "vidtui",
+        node: "ml-1",
+        started_s: 1000.0,
+        config: &[],
+        is_resumed: false,
+    };
+    let read_after = |start: f64, steps: std::ops::RangeInclusive<u64>| {
+        let mut writer = RunWriter::create(&folder, 1_763_612_345.0 + start, &run).unwrap();
+        steps.for_each(|step| writer.history(1000.0 + start, step, &[("loss".into(), start + step as f64)]));
+        writer.flush().unwrap();
+        let log = wandb::read_files(&wandb::offline_files(&folder).unwrap()).unwrap();
+        (values(&log, "loss"), log.warnings.len())
+    };
+    assert_eq!(read_after(0.0, 1..=4).1, 0);
+    let resumed = read_after(100.0, 3..=5);
+    assert_eq!(resumed, (vec![(1, 1.0), (2, 2.0), (3, 103.0), (4, 104.0), (5, 105.0)], 0));
+    let from_the_beginning = read_after(200.0, 1..=2);
+    assert_eq!(from_the_beginning, (vec![(1, 201.0), (2, 202.0)], 1), "a warning names the lost values");
+}
+
+#[test]
 fn a_cut_log_of_wandb_keeps_the_steps_before_the_cut() {
     let (_keep, path) = temp();
     let whole = fs::read(fixtures().join("offline-run/run-small.wandb")).unwrap();
@@ -124,14 +152,21 @@ fn events_that_could_not_be_flushed_are_flushed_later() {
     assert_eq!(read_folder(&folder).unwrap().len(), 3);
 }
 
+/// Returns a Python with TensorBoard and W&B, if it is installed.
+fn viewers() -> Option<Utf8PathBuf> {
+    let folder = rundir::user_folder("XDG_CACHE_HOME", ".cache")?.join("vidtui/viewers-python");
+    let found = folder.join("complete").exists();
+    if !found {
+        println!(
+            "skipped: there is no Python with TensorBoard and W&B (`cargo xtask ci` and `cargo xtask bench console` install one)"
+        );
+    }
+    found.then(|| folder.join("bin/python"))
+}
+
 #[test]
 fn oracle_tensorboard_shows_what_was_written() {
-    let python = std::env::var("VIDTUI_TENSORBOARD_PYTHON").unwrap_or_else(|_| "python3".into());
-    let has = Command::new(&python).args(["-c", "import tensorboard"]).output().is_ok_and(|run| run.status.success());
-    if !has {
-        println!("skipped: {python} has no tensorboard; name another with VIDTUI_TENSORBOARD_PYTHON");
-        return;
-    }
+    let Some(python) = viewers() else { return };
     let (_keep, folder) = temp();
     write_run(&folder);
     let script = "
@@ -147,4 +182,54 @@ print(run.SummaryMetadata('recipe').plugin_data.plugin_name)
     let run = Command::new(&python).args(["-c", script, folder.as_str()]).output().unwrap();
     let wanted = "['grad_norm', 'loss', 'lr'] ['samples/000'] ['recipe']\n[(3, 0.3333333432674408), (4, 0.125)] 3\nb'GIF89a' b'```toml'\ntext\n";
     assert_eq!(String::from_utf8_lossy(&run.stdout), wanted, "{}", String::from_utf8_lossy(&run.stderr));
+}
+
+#[test]
+fn oracle_wandb_sync_uploads_the_values_of_all_starts_of_a_run() {
+    let Some(python) = viewers() else { return };
+    let (keep, runs) = temp();
+    let config = [("model".to_owned(), "{\"num_layers\":2}".to_owned())];
+    let run = NewRun {
+        id: "demo-k7f2",
+        name: "demo",
+        project: "vidtui",
+        node: "ml-1",
+        started_s: 1000.5,
+        config: &config,
+        is_resumed: false,
+    };
+    let value = |key: &str, value| (key.to_owned(), value);
+    // One record is longer than a block of the file.
+    let many: Vec<_> = (0..3000).map(|n| (format!("metric_{n:04}"), f64::from(n) / 3.0)).collect();
+    let mut first = RunWriter::create(&runs, 1_763_612_345.0, &run).unwrap();
+    first.history(1010.25, 1, &[value("loss", 0.1), value("mem_gib/rank_0", 2.0)]);
+    first.history(1020.0, 2, &[value("loss", f64::NAN), value("a.b", f64::INFINITY)]);
+    first.history(1030.0, 3, &many);
+    first.end(1031.0, 1);
+    first.flush().unwrap();
+    let resumed = NewRun { started_s: 1040.0, is_resumed: true, ..run };
+    let mut second = RunWriter::create(&runs, 1_763_612_400.0, &resumed).unwrap();
+    second.history(1050.0, 4, &[value("loss", 1e-20)]);
+    second.end(1051.0, 0);
+    second.flush().unwrap();
+
+    let script = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wandb_sync.py");
+    let sync = Command::new(&python).arg(script).args([keep.path(), runs.as_std_path()]).output().unwrap();
+    assert!(sync.status.success(), "{}", String::from_utf8_lossy(&sync.stderr));
+    let received: Value = serde_json::from_slice(&sync.stdout).unwrap();
+    let new = &received["runs"][0];
+    assert_eq!(
+        (&new["name"], &new["displayName"], &new["host"]),
+        (&json!("demo-k7f2"), &json!("demo"), &json!("ml-1"))
+    );
+    let config: Value = serde_json::from_str(new["config"].as_str().unwrap()).unwrap();
+    assert_eq!(config["model"]["value"], json!({ "num_layers": 2 }));
+    assert_eq!((&received["resumed"], &received["exit_codes"]), (&json!(1), &json!([1, 0])), "the second continues it");
+    let steps = received["history"].as_array().unwrap();
+    assert_eq!(steps.iter().map(|step| step["_step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let first = json!({ "loss": 0.1, "mem_gib/rank_0": 2, "_step": 1, "_timestamp": 1010.25, "_runtime": 9.75 });
+    assert_eq!(steps[0], first);
+    assert_eq!((&steps[1]["loss"], &steps[1]["a.b"]), (&json!("nan"), &json!("inf")));
+    assert!(many.iter().all(|(key, value)| steps[2][key.as_str()].as_f64() == Some(*value)));
+    assert_eq!(steps[3]["loss"], 1e-20);
 }

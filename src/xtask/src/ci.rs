@@ -29,6 +29,9 @@ pub fn run(args: &[String]) -> Result<()> {
     if let Err(failure) = &python {
         println!("{failure}\nthe tests against diffusers and the build for GPUs will be skipped");
     }
+    if let Err(failure) = times.of("Python packages of viewers", python::environment_with_viewers) {
+        println!("{failure}\nthe tests against TensorBoard and W&B will be skipped");
+    }
     let binaries = times.of("build of the tests", test::build)?;
     times.of("tests", || test::run_built(binaries, &[]))?;
     if python.is_ok() {

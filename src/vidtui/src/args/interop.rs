@@ -7,11 +7,18 @@ use clap::Args as Arguments;
 /// `vidtui import`.
 #[derive(Debug, Arguments)]
 pub struct ImportArgs {
-    /// A folder of TensorBoard event files, an offline run of W&B, or a file of one of them
-    pub path: Utf8PathBuf,
-    /// Name of the run, a part of its id [default: that in the log, or of the folder]
+    /// Folders of TensorBoard event files, offline runs of W&B, files of these, or folders with several of them
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<Utf8PathBuf>,
+    /// Name of the run, a part of its id, if there is one log [default: that in the log, or of the folder]
     #[arg(long)]
     pub name: Option<String>,
+    /// Also imports logs that were imported before
+    #[arg(long)]
+    pub again: bool,
+    /// Shows the runs and creates none
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     pub output: JsonArgs,
 }

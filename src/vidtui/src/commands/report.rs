@@ -12,10 +12,14 @@ use crate::workspace::Workspace;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use camino::Utf8PathBuf;
-use rundir::{Chart, Error, ErrorCode, Event, Failure, METRICS, SampleSidecar, now_s, read_events};
+use cluster::{NodeId, hostlist};
+use rundir::{
+    Chart, Error, ErrorCode, Event, Failure, GpuModel, METRICS, NodeEnvironment, SampleSidecar, now_s, read_events,
+};
 use runstate::RunSummary;
 use std::fmt::Write;
 use std::fs;
+use ui::series::Marks;
 
 /// The most events on a page. A page with all events of a long run is slow to open.
 const EVENTS: usize = 500;
@@ -49,6 +53,7 @@ fn page(summary: &RunSummary, facts: &[(String, String)], embed: u64) -> Result<
     events(&mut page, &read_events(&summary.dir)?);
     page.heading("Environment");
     page.table(&environment(summary));
+    nodes(&mut page, summary)?;
     if let Some(imported) = run.imported.as_ref().filter(|imported| !imported.config.is_empty()) {
         page.heading("Settings in the log");
         page.table(&imported.config.iter().map(|(name, value)| vec![name.clone(), value.clone()]).collect::<Vec<_>>());
@@ -76,11 +81,18 @@ fn charts(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
     if groups.is_empty() {
         page.paragraph("No step was logged.");
     }
-    groups.iter().try_for_each(|group| chart(page, group, summary, &measured))
+    let marks = curves::read_marks(summary, &measured)?;
+    groups.iter().try_for_each(|group| chart(page, group, summary, &measured, &marks))
 }
 
-fn chart(page: &mut Page, group: &Group, summary: &RunSummary, measured: &Measured) -> Result<(), Failure> {
-    let drawn = curves::chart(std::slice::from_ref(group), View::default(), summary, measured);
+fn chart(
+    page: &mut Page,
+    group: &Group,
+    summary: &RunSummary,
+    measured: &Measured,
+    marks: &Marks,
+) -> Result<(), Failure> {
+    let drawn = curves::chart(std::slice::from_ref(group), View::default(), summary, measured, marks);
     let svg = chart_export::to_svg(&chart_export::Chart { title: String::new(), subtitle: String::new(), ..drawn })?;
     page.figure(&svg, group.label());
     Ok(())
@@ -177,6 +189,68 @@ fn environment(summary: &RunSummary) -> Vec<Vec<String>> {
     rows.extend(given("libtorch", &run.libtorch));
     rows.push(("report by vidtui", env!("CARGO_PKG_VERSION").into()));
     rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect()
+}
+
+/// Adds a table of the nodes: GPUs, driver, CPUs and operating system. Nodes that are alike share a row.
+fn nodes(page: &mut Page, summary: &RunSummary) -> Result<(), Failure> {
+    let (dir, attempts) = (&summary.dir, summary.dir.attempt_numbers()?);
+    let mut of_all = Vec::new();
+    for node in dir.node_ids()? {
+        let mut of_node = Vec::new();
+        for number in &attempts {
+            of_node.extend(dir.read_environment(&node, *number)?.map(|environment| (cells(environment), *number)));
+        }
+        of_all.extend(by_key(of_node).into_iter().map(|alike| (alike, node.clone())));
+    }
+    if of_all.is_empty() {
+        return Ok(());
+    }
+    const COLUMNS: [&str; 8] = ["nodes", "attempts", "GPUs", "driver", "CPUs", "memory", "system", "vidtui"];
+    let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
+    for ((cells, attempts), nodes) in by_key(of_all) {
+        let nodes = hostlist::compress(&nodes.iter().map(NodeId::as_str).collect::<Vec<_>>());
+        let attempts = attempts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        rows.push([nodes, attempts].into_iter().chain(cells).collect());
+    }
+    page.table(&rows);
+    Ok(())
+}
+
+/// Returns the cells of an environment. Nodes are compared by these, because the kernels of equal nodes report slightly different sizes
+/// of memory.
+fn cells(environment: NodeEnvironment) -> [String; 6] {
+    let NodeEnvironment { supervisor, os, kernel, cpu, cpus, mem_total_mib, driver, gpus, .. } = environment;
+    let cpus = cpus.map(|count| units::counted(count, "logical CPU"));
+    let cells = [
+        gpus_in_words(gpus),
+        driver.unwrap_or_default(),
+        cpu.into_iter().chain(cpus).collect::<Vec<_>>().join(", "),
+        mem_total_mib.map(|mib| units::size(mib << 20)).unwrap_or_default(),
+        os.into_iter().chain(kernel.map(|kernel| format!("Linux {kernel}"))).collect::<Vec<_>>().join(", "),
+        supervisor,
+    ];
+    cells.map(|cell| if cell.is_empty() { "-".into() } else { cell })
+}
+
+/// Returns a line for each model of GPU: `8 × NVIDIA H100 80GB HBM3, 79.6 GiB each`.
+fn gpus_in_words(gpus: Vec<GpuModel>) -> String {
+    let line = |(GpuModel { name, mem_total_mib }, all): (GpuModel, Vec<()>)| {
+        let memory = mem_total_mib.map(|mib| format!(", {} each", units::size(mib << 20))).unwrap_or_default();
+        format!("{} × {}{memory}", all.len(), name.unwrap_or_else(|| "GPU".into()))
+    };
+    by_key(gpus.into_iter().map(|gpu| (gpu, ())).collect()).into_iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Collects the values that have equal keys.
+fn by_key<K: PartialEq, V>(items: Vec<(K, V)>) -> Vec<(K, Vec<V>)> {
+    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
+    for (key, value) in items {
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
+        }
+    }
+    groups
 }
 
 /// Formats Unix seconds as a time in UTC.

@@ -79,7 +79,7 @@ pub fn environment() -> Result<Utf8PathBuf> {
     environment_of("bench-python", &PACKAGES, "5 GB")
 }
 
-/// The run viewers that the benches compare the console with.
+/// The run viewers that the benches compare the console with, and that read the files of the crate `interop` in its tests.
 const VIEWERS: [&str; 2] = ["wandb==0.31.0", "tensorboard==2.21.0"];
 
 /// Returns the `bin` folder of an environment with TensorBoard and W&B, which includes the terminal viewer `wandb leet`.
