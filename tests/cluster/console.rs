@@ -14,19 +14,15 @@ use crate::site::{TestSite, VIDTUI, losses, samples};
 const STEPS: u64 = 400;
 
 /// Opens the console on the head node.
-fn open(site: &TestSite) -> Pty {
+pub fn open(site: &TestSite) -> Pty {
     open_with(site, &[])
 }
 
 /// Opens the console on the head node with these environment variables.
 fn open_with(site: &TestSite, variables: &[(&str, &str)]) -> Pty {
-    open_at(site, site.rig.hostfile().as_str(), variables)
-}
-
-/// Opens the console on the head node with a hostfile.
-pub fn open_at(site: &TestSite, hostfile: &str, variables: &[(&str, &str)]) -> Pty {
+    let hostfile = site.rig.hostfile();
     let mut words = site.rig.prefix();
-    words.extend([VIDTUI, "--runs", site.runs.as_str(), "--hostfile", hostfile].map(str::to_owned));
+    words.extend([VIDTUI, "--runs", site.runs.as_str(), "--hostfile", hostfile.as_str()].map(str::to_owned));
     let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
     let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
     let variables = [&[("VIDTUI_TRAIN", site.trainer.as_str())], variables].concat();

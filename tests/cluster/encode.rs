@@ -94,7 +94,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.does(&clips.encode(&alone, "--local 1 --wait"));
 
     let shared = site.rig.share().join("shared");
-    let (words, mut console) = (clips.encode(&shared, NODES), console::open_at(&site, "hostfiles/rig.txt", &[]));
+    let (words, mut console) = (clips.encode(&shared, NODES), console::open(&site));
     console.shows(&["encode-alone", "finished"]).press("e").shows(&["vidtui data encode"]);
     console.press(words.strip_prefix("data encode ").unwrap()).press(ENTER);
     console.shows(&["Start encode-shared?", "Enter start"]).press(ENTER).shows(&["encode-shared", "running"]);
@@ -157,7 +157,7 @@ fn encoding_training_and_sampling_that_lose_a_node_give_what_undisturbed_runs_gi
     site.rig.verb("poweron node02").unwrap();
     let ssh = || site.rig.command("ssh").args(["node02", "true"]).output().unwrap();
     site.until("node02 answers", || ssh().status.success());
-    // The newest run is the first.
+    // The newest run is the first. A resume uses the ranks of the run, not the slots in the hostfile of the console.
     console.press("g").shows(&["failed", "Node node02 was lost"]).press("r");
     // The console asks for a confirmation while it does not know whether ranks still run on node02.
     let finishes = || {

@@ -166,6 +166,21 @@ impl Target {
         Self { nodes, description, logins, spares, address: None, slurm: None }
     }
 
+    /// Makes a target of the nodes of an attempt for a resume. Returns `None` if the login of one of them is not known.
+    ///
+    /// * `listed` — the logins of a hostfile, which replace those of the attempt for the same nodes.
+    pub fn for_resume(attempt: &Attempt, listed: &[Login]) -> Option<Self> {
+        let mut target = Self::of(attempt);
+        let login_of = |node: &NodeId| listed.iter().chain(&attempt.logins).find(|login| login.node == *node).cloned();
+        target.logins = target.nodes.iter().map(|node| login_of(&node.id)).collect::<Option<_>>()?;
+        for spare in &mut target.spares {
+            if let Some(login) = listed.iter().find(|login| login.node == spare.login.node) {
+                spare.login = login.clone();
+            }
+        }
+        Some(target)
+    }
+
     /// Returns whether ranks run on nodes that are reached by SSH or that Slurm has allocated.
     pub fn has_other_nodes(&self) -> bool {
         !self.logins.is_empty() || self.slurm.as_ref().is_some_and(|slurm| slurm.job.is_some())

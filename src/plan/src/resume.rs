@@ -371,7 +371,7 @@ fn refuse_if_alive(what: &str, request: &ResumeRequest<'_>, now_s: f64) -> Resul
             ErrorCode::RunStateUnknown,
             what,
             format!("attempt {} ran on {}, which cannot be reached: it may be alive", attempt.number, nodes(attempt)),
-            format!("check the connection to these nodes, or run `vidtui resume {id}` on one of them"),
+            format!("resume again when these nodes can be reached, or run `vidtui resume {id}` on one of them"),
         )),
         _ => Ok(None),
     }

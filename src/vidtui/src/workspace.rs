@@ -44,7 +44,7 @@ pub struct Workspace {
     pub runs: Utf8PathBuf,
     /// The folder of the curricula, absolute.
     pub configs: Utf8PathBuf,
-    /// The node options before the command, which apply by default. Empty for this machine.
+    /// The node options before the command, which apply by default, but not to a resume in the console. Empty for this machine.
     pub nodes: NodesArgs,
     /// The connections to nodes and to Slurm.
     pub connections: Connections,

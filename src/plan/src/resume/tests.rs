@@ -327,6 +327,24 @@ fn a_resume_uses_as_many_ranks_as_the_run_last_had() {
 }
 
 #[test]
+fn a_resume_keeps_the_nodes_and_ranks_of_the_attempt_and_takes_newer_logins_of_its_nodes() {
+    let logins = |hostfile: &str| crate::fixtures::cluster(hostfile, 2).target.logins;
+    let mut attempt = past(45, &[40]).facts.attempt.unwrap();
+    assert_eq!(
+        crate::Target::for_resume(&attempt, &logins("gpu01 slots=8\n")),
+        None,
+        "the login of the node is not known"
+    );
+
+    attempt.logins = logins("vm\n");
+    let target = crate::Target::for_resume(&attempt, &[]).unwrap();
+    assert_eq!(target, crate::Target::of(&attempt));
+    let listed = logins("gpu01 slots=8\nada@vm:2222 slots=8\n");
+    let target = crate::Target::for_resume(&attempt, &listed).unwrap();
+    assert_eq!((target.nodes, target.logins), (crate::Target::of(&attempt).nodes, vec![listed[1].clone()]));
+}
+
+#[test]
 fn another_trainer_gives_a_warning() {
     let mut past = past(45, &[40]);
     past.run.trainer_sha256 = Some("ffffffff00".into());

@@ -41,7 +41,8 @@ pub fn resume(workspace: &Workspace, args: &ResumeArgs) -> Result<(), CommandErr
         _ => ResumeKind::Everything,
     };
     let options = ResumeOptions { step: args.step, kind, steps: steps(&args.set)? };
-    let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, &args.nodes, options)?;
+    let nodes = workspace.wanted(&args.nodes);
+    let plan = workspace.plan_resume(&workspace.find(&args.run)?, args.ranks, nodes, options)?;
     execute(workspace, &plan, &args.then, Map::new())
 }
 

@@ -1,6 +1,7 @@
 //! Plans and executes the console's actions on several nodes, processes or runs, and on a checkpoint. Reports results one by one.
 
 use super::{KillCallbacks, Workspace, execute_kill, report_in_words};
+use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use cluster::NodeId;
 use plan::{KillHow, KillPlan, KillScope, NodeProcesses, NodesKill, ProcessKey, ResumeOptions};
@@ -41,7 +42,8 @@ impl Workspace {
         let dir = self.dir(run);
         Ok(match verb {
             RunVerb::Resume => {
-                RunPlan::Start(Box::new(self.plan_resume(&dir, None, &self.nodes, ResumeOptions::default())?))
+                let nodes = NodesArgs::default();
+                RunPlan::Start(Box::new(self.plan_resume(&dir, None, &nodes, ResumeOptions::default())?))
             }
             RunVerb::Stop => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Stop)?)),
             RunVerb::Kill => RunPlan::End(Box::new(self.plan_kill(&dir, KillHow::Kill)?)),

@@ -116,8 +116,9 @@ impl Workspace {
             (Target::local(here, last.mesh.world()), Vec::new())
         } else {
             let avoided: Vec<NodeId> = failed.node.iter().cloned().collect();
-            let choice = NodeChoice { nodes: &nodes, avoided: &avoided, unfit };
-            self.target_of_attempt(last, &choice).map_err(CommandError::into_failure)?
+            let choice = NodeChoice { run: &summary.run.id, nodes: &nodes, avoided: &avoided, unfit };
+            let target = Target::of(last);
+            self.choose_nodes(target, last.mesh.world(), &choice).map_err(CommandError::into_failure)?
         };
         let checkpoints = other_trainers::checkpoints(dir)?;
         let latest = rundir::latest_among(dir, &checkpoints);

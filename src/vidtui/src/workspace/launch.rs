@@ -1,15 +1,15 @@
 //! Plans and starts launches, resumes and next stages.
 
-use super::target::NodeChoice;
+use super::target::retry_or_other_nodes;
 use super::{Fitting, LaunchOptions, Workspace, curriculum};
 use crate::args::NodesArgs;
 use crate::command_error::CommandError;
 use crate::dataset::steps_of_epochs;
 use ::dataset::store::{Holder, check_no_encode};
 use camino::Utf8Path;
-use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest, Target};
+use plan::{LaunchPlan, LaunchRequest, NextRequest, ResumeKind, ResumeOptions, ResumeRequest};
 use recipe::{Recipe, Task};
-use rundir::{Attempt, AttemptWhy, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
+use rundir::{AttemptWhy, ErrorCode, Failure, Login, RunDir, RunId, StartFrom};
 
 impl Workspace {
     /// Plans a launch. Starts nothing.
@@ -26,6 +26,8 @@ impl Workspace {
     }
 
     /// Plans to continue a run. Starts nothing.
+    ///
+    /// * `nodes` — the node flags of this resume. By default, the run continues on its own nodes with as many ranks as before.
     pub fn plan_resume(
         &self,
         dir: &RunDir,
@@ -35,20 +37,9 @@ impl Workspace {
     ) -> Result<LaunchPlan, CommandError> {
         let (summary, facts) = self.summary(dir)?;
         let checkpoints = other_trainers::checkpoints(dir)?;
-        let nodes = self.wanted(nodes);
-        let world = plan::last_ranks(&summary.run, summary.attempt.as_ref());
         let recipe = summary.run.recipe()?;
-        let spares = recipe.run.spares;
-        let is_same_target = ranks.is_none() && nodes.hostfile.is_none() && nodes.slurm.is_none();
-        let (target, left_out) = match summary.attempt.as_ref().filter(|_| is_same_target) {
-            Some(Attempt { number, slurm: Some(slurm), .. }) => {
-                (Target::slurm(slurm.spec.clone(), format!("the Slurm job of attempt {number}")), Vec::new())
-            }
-            Some(last) if !last.logins.is_empty() => {
-                self.target_of_attempt(last, &NodeChoice { nodes, avoided: &[], unfit: &[] })?
-            }
-            _ => (self.target(ranks, nodes, world, spares)?, Vec::new()),
-        };
+        let (target, left_out) =
+            self.target_of_resume(&summary.run, summary.attempt.as_ref(), ranks, nodes, recipe.run.spares)?;
         let mut context = self.context(target, Some(&recipe), nodes, left_out.clone())?;
         if options.kind == ResumeKind::WeightsOnly && options.steps.is_none() {
             // A weights-only resume makes a new run. Other resumes take the number of steps from the last attempt.
@@ -58,7 +49,7 @@ impl Workspace {
         let latest = latest.as_ref();
         let request =
             ResumeRequest { run: &summary.run, dir, facts: &facts, checkpoints: &checkpoints, latest, options };
-        plan::resume(&request, &context).map_err(|failure| with_left_out(failure, &left_out).into())
+        plan::resume(&request, &context).map_err(|failure| on_fewer_nodes(failure, &left_out, &summary.run.id).into())
     }
 
     /// Plans the stage that follows the stage of a run. Starts nothing.
@@ -168,6 +159,18 @@ fn alert_channels(plan: &LaunchPlan) -> Result<Option<Vec<u8>>, Failure> {
     Ok(settings.and_then(|settings| settings.for_attempt()))
 }
 
+/// Returns the failure of a resume. If the remaining nodes do not fit the run, its hint is to wait for the others or to name nodes.
+fn on_fewer_nodes(failure: Failure, left_out: &[String], run: &RunId) -> Failure {
+    let failure = with_left_out(failure, left_out);
+    match failure.code {
+        ErrorCode::InvalidMesh | ErrorCode::TooFewRanks if !left_out.is_empty() => {
+            let fix = format!("{}, or {}", retry_or_other_nodes(run), failure.fix);
+            Failure { fix, ..failure }
+        }
+        _ => failure,
+    }
+}
+
 /// Adds the nodes that were left out to the reason of a failure.
 pub(super) fn with_left_out(failure: Failure, left_out: &[String]) -> Failure {
     match left_out {
@@ -187,6 +190,19 @@ fn with_previous_logins(logins: &[Login], previous: Vec<Login>) -> Vec<Login> {
 mod tests {
     use super::*;
     use cluster::NodeId;
+
+    #[test]
+    fn a_resume_on_too_few_nodes_can_be_retried_or_names_other_nodes() {
+        let run = rundir::fixtures::run_id();
+        let left_out = ["node02 is left out: node node02 cannot be reached: connecting: refused".to_owned()];
+        let failure = |code| Failure::new(code, "cannot resume it", "the batch does not fit", "start 4 ranks");
+        let retried = on_fewer_nodes(failure(ErrorCode::InvalidMesh), &left_out, &run);
+        assert!(retried.why.contains("node02"), "{retried}");
+        assert!(retried.fix.contains(&format!("`vidtui resume {run} --hostfile FILE`")), "{retried}");
+        let finished = on_fewer_nodes(failure(ErrorCode::RunFinished), &left_out, &run);
+        assert_eq!(finished.fix, "start 4 ranks");
+        assert_eq!(on_fewer_nodes(failure(ErrorCode::InvalidMesh), &[], &run), failure(ErrorCode::InvalidMesh));
+    }
 
     #[test]
     fn a_node_of_both_attempts_keeps_the_login_of_the_newer_one() {
