@@ -58,7 +58,8 @@ pub fn shortened(model: &Model, mut lines: Vec<Line<'static>>, rows: usize) -> V
     lines
 }
 
-fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
+/// Returns what the state of a run means, or its most urgent finding, as lines.
+pub fn situation(model: &Model, row: &RunRow, width: usize) -> Vec<Line<'static>> {
     if let Some((_, waiting)) = model.jobs.waiting_kill(&row.run) {
         let waited = units::duration(model.now - waiting.since_s);
         let text = format!(

@@ -217,7 +217,7 @@ impl Action {
         )
     }
 
-    /// Returns whether the action only moves on the screen where its key is pressed, or leaves that screen.
+    /// Returns whether the action only moves on the screen where its key is pressed, or leaves that screen or dialog.
     pub fn is_motion(self) -> bool {
         matches!(
             self,
@@ -230,6 +230,8 @@ impl Action {
                 | Self::CursorLeft
                 | Self::CursorRight
                 | Self::Back
+                | Self::Cancel
+                | Self::No
         )
     }
 }
@@ -382,11 +384,16 @@ const ALWAYS: &[Binding] = &[
     bind(&[Key::ctrl('z')], Action::Suspend, "", "Suspend the console; fg resumes it"),
 ];
 
+/// The binding of the list of actions, on every screen and in the dialogs that list entries. Dialogs that ask for an
+/// answer do not have it: the list must not give the answer.
+const ACTIONS: Binding =
+    bind(&[Key::ch(':')], Action::Palette, "actions", "List every action with its key; type to filter, Enter executes");
+
 /// Bindings that work on every screen.
 const SCREENS: &[Binding] = &[
     bind(&[Key::ch('?')], Action::Help, "help", "Show all keys"),
     bind(&[Key::ch('q'), Key::ctrl('c')], Action::Quit, "quit", "Close the console; runs continue"),
-    bind(&[Key::ch(':')], Action::Palette, "actions", "List every action with its key; type to filter, Enter executes"),
+    ACTIONS,
     bind(&[Key::ch('1')], Action::ShowRuns, "", "List all runs"),
     bind(&[Key::ch('2')], Action::ShowStages, "", "List the stages"),
     bind(&[Key::ch('3')], Action::ShowNodes, "", "List the nodes of the hostfile, or this machine"),
@@ -654,8 +661,18 @@ const NODES: &[Binding] = with_motion![
         "history",
         "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
     ),
-    bind(&[Key::code(KeyCode::Right)], Action::CursorRight, "", "Move right in the heat map"),
-    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move left in the heat map"),
+    bind(
+        &[Key::code(KeyCode::Right)],
+        Action::CursorRight,
+        "",
+        "Move right in the heat map, or move the cursor of the history to a later time"
+    ),
+    bind(
+        &[Key::code(KeyCode::Left)],
+        Action::CursorLeft,
+        "",
+        "Move left in the heat map, or move the cursor of the history to an earlier time"
+    ),
     bind(
         &[Key::ch('o')],
         Action::Sort,
@@ -676,6 +693,13 @@ const NODE: &[Binding] = with_motion![
         "history",
         "Show a longer part of the history: 10 minutes, 1 hour, 12 hours"
     ),
+    bind(
+        &[Key::code(KeyCode::Right)],
+        Action::CursorRight,
+        "",
+        "Move the cursor of the history to a later time; at the end, it shows the newest values"
+    ),
+    bind(&[Key::code(KeyCode::Left)], Action::CursorLeft, "", "Move the cursor of the history to an earlier time"),
     bind(&[Key::ch(']')], Action::NodeNext, "next node", "Show the next node"),
     bind(&[Key::ch('[')], Action::NodePrevious, "", "Show the previous node"),
     bind(&[Key::ch('p')], Action::Processes, "processes", "List the processes that use GPUs or belong to training"),
@@ -743,11 +767,13 @@ const CHECKPOINTS: &[Binding] = with_motion![
     bind(&[Key::ch('p')], Action::Pin, "pin", "Pin it, so that it stays when old checkpoints are removed; or unpin it"),
     bind(&[Key::ch('d'), Key::code(KeyCode::Delete)], Action::Delete, "delete", "Delete it; asks first"),
     bind(&[ESC, Key::ch('q'), Key::ch('c')], Action::Cancel, "close", "Close the list"),
+    ACTIONS,
 ];
 
 const TARGETS: &[Binding] = with_motion![
     bind(&[ENTER], Action::Accept, "choose", "Run on the selected target"),
     bind(&[ESC, Key::ch('q'), Key::ch('t')], Action::Cancel, "cancel", "Keep the target"),
+    ACTIONS,
 ];
 
 const PANELS: &[Binding] = with_motion![
@@ -763,6 +789,7 @@ const PANELS: &[Binding] = with_motion![
         "close",
         "Close the list; the panels stay as shown"
     ),
+    ACTIONS,
 ];
 
 const FAILURE: &[Binding] =

@@ -1,5 +1,7 @@
 //! Events as short sentences, with their severity.
 
+use crate::series::{Mark, MarkKind};
+use crate::text;
 use camino::Utf8Path;
 use rundir::{Event, EventKind};
 
@@ -94,6 +96,20 @@ pub fn describe(event: &Event) -> (String, Severity) {
         }
         EventKind::SignalReceived { signal } => (format!("received {}", signal_name(*signal)), Severity::Plain),
         EventKind::Other { name, text } => (sentence(&name.replace('_', " "), text), Severity::Plain),
+    }
+}
+
+/// Returns what a mark of a chart stands for, as a short phrase.
+pub fn describe_mark(kind: MarkKind, mark: &Mark) -> String {
+    match kind {
+        MarkKind::Checkpoint => "checkpoint saved".to_owned(),
+        MarkKind::Sample => "sample saved".to_owned(),
+        MarkKind::NotFinite => "loss not finite".to_owned(),
+        MarkKind::Alert => format!("alert: {}", text::clean(&mark.about)),
+        MarkKind::NodeLost if mark.about.is_empty() => "node lost".to_owned(),
+        MarkKind::NodeLost => format!("node {} lost", mark.about),
+        MarkKind::Stage => "weights loaded".to_owned(),
+        MarkKind::Resume => format!("resumed as attempt {}", mark.attempt),
     }
 }
 

@@ -283,6 +283,13 @@ fn recipe_view(path: &str, about: &str, facts: Result<RecipeFacts, Failure>) -> 
 
 /// Recipes of three folders: a base, trained models, a command, and one with a mistake.
 pub fn recipes() -> Vec<RecipeView> {
+    let settings = [
+        ("model.num_layers", "42"),
+        ("model.num_heads", "48"),
+        ("data.index", "\"/home/ada/data/disney/index.jsonl\""),
+        ("optimizer.lr", "4e-4"),
+        ("train.steps", "20000"),
+    ];
     let model = |name: &str, kind: &str, params, ranks| {
         Ok(RecipeFacts {
             name: name.into(),
@@ -293,6 +300,7 @@ pub fn recipes() -> Vec<RecipeView> {
             length: "20000 steps of 8 samples".into(),
             mesh: format!("dp_replicate 1 × dp_shard {ranks} = {ranks} ranks"),
             ranks,
+            settings: settings.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec(),
         })
     };
     let command = Ok(RecipeFacts {
@@ -304,6 +312,7 @@ pub fn recipes() -> Vec<RecipeView> {
         length: "3000 steps".into(),
         mesh: "dp_replicate 8 × dp_shard 1 = 8 ranks".into(),
         ranks: 8,
+        settings: vec![("trainer".into(), "\"command\"".into()), ("command.trainer".into(), "\"finetrainers\"".into())],
     });
     let missing = Failure::new(
         rundir::ErrorCode::InvalidRecipe,

@@ -35,7 +35,7 @@ pub enum FleetSource {
 const LATE_S: f64 = 10.0;
 /// The number of other sources whose nodes are kept.
 const KEPT_SOURCES: usize = 3;
-/// The most nodes of other sources that are kept: the histories of a node with eight GPUs take 110 KB after twelve hours.
+/// The most nodes of other sources that are kept: the histories of a node with eight GPUs take 100 KB after twelve hours.
 const KEPT_NODES: usize = 1024;
 
 /// A node to watch.
@@ -336,7 +336,9 @@ impl Fleet {
     }
 
     /// Searches for outliers, and updates which nodes need attention. Calls within two seconds change nothing.
-    pub fn judge(&mut self, now: f64) {
+    ///
+    /// * `steps` — reads the step times of ranks while the user looks at them. A GPU with a slow rank is then an outlier too.
+    pub fn judge(&mut self, now: f64, steps: Option<&GpuReader<'_>>) {
         if self.judged_s.is_some_and(|judged_s| (now - judged_s).abs() < JUDGED_EVERY_S) {
             return;
         }
@@ -346,9 +348,13 @@ impl Fleet {
         }
         self.judged_s = Some(now);
         self.spreads = OUTLYING.map(|value| GpuSpread::of(&GpuReader::new(value, None), &self.nodes));
+        let steps = steps.and_then(|reader| Some((reader, GpuSpread::of(reader, &self.nodes)?)));
         for at in 0..self.nodes.len() {
             let view = &self.nodes[at];
-            let is_outlier = |gpu: &GpuSample| OUTLYING.iter().any(|value| self.is_outlier(*value, gpu));
+            let is_outlier = |gpu: &GpuSample| {
+                let has_slow_rank = steps.is_some_and(|(reader, spread)| spread.is_outlier(reader.of(view, gpu)));
+                has_slow_rank || OUTLYING.iter().any(|value| self.is_outlier(*value, gpu))
+            };
             let is_searched = is_current(view) && view.frame.is_some();
             let has_outlier = is_searched.then(|| view.gpus().iter().any(is_outlier));
             let condition = match view.condition(now) {
@@ -533,7 +539,7 @@ impl NodeView {
 fn moment_of(gpu: &GpuSample) -> GpuMoment {
     let memory = gpu.mem_used_mib.value().zip(gpu.mem_total_mib.value()).filter(|(_, total)| *total > 0);
     let share = memory.map(|(used, total)| used as f64 / total as f64);
-    GpuMoment::new(gpu.power_w.value(), gpu.util_pct.value(), share)
+    GpuMoment::new(gpu.power_w.value(), gpu.util_pct.value(), share, gpu.temp_c.value())
 }
 
 impl NodeHealth {
@@ -631,6 +637,7 @@ impl NodeSummary {
             net_tx: number(self.net_tx_bytes_per_s),
             ib_rx: number(self.ib_rx_bytes_per_s),
             ib_tx: number(self.ib_tx_bytes_per_s),
+            temp_c: number(self.temp_c_max),
         }
     }
 }

@@ -6,7 +6,10 @@ use cluster::{GpuSample, NodeId};
 use std::collections::HashMap;
 use units::Unit;
 
-/// The quantity of the heat map.
+/// The upper end of the scale of temperatures: most GPUs throttle between 85 and 95 °C.
+pub const HOTTEST_C: f64 = 95.0;
+
+/// A quantity of each GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names explain themselves")]
 pub enum GpuValue {
@@ -68,9 +71,21 @@ impl GpuValue {
             Self::Power => (0.0, gpu.power_limit_w.value().unwrap_or(700.0)),
             Self::Utilization => (0.0, 100.0),
             Self::Memory => (0.0, gpu.mem_total_mib.value().map_or(81_920.0, |mib| mib as f64)),
-            // An idle GPU in a cool room has about 30 °C; most throttle between 85 and 95 °C.
-            Self::Temperature => (20.0, 95.0),
+            // An idle GPU in a cool room has about 30 °C.
+            Self::Temperature => (20.0, HOTTEST_C),
             Self::StepTime => (0.0, 1.0),
+        }
+    }
+
+    /// Returns the name of the quantity and the scale that these GPUs share: `power, 0 to 700 W`.
+    pub fn name_and_scale<'a>(self, gpus: impl Iterator<Item = &'a GpuSample>) -> String {
+        let name = self.word();
+        let mut scales = gpus.filter(|gpu| self.of(gpu).is_some()).map(|gpu| self.scale(gpu));
+        let Some((low, high)) = scales.next() else { return name.to_owned() };
+        if scales.all(|scale| scale == (low, high)) {
+            format!("{name}, {low:.0} to {}", self.shown(high))
+        } else {
+            format!("{name}, 0 to the limit of each GPU")
         }
     }
 

@@ -233,6 +233,10 @@ const CONSTANT: u16 = 3;
 const MARKS: u16 = 2;
 /// The most rows of a lane.
 const LANE: u16 = 9;
+/// The least rows of a lane: a heading and a readable chart.
+const LEAST_LANE: u16 = 4;
+/// The least rows of the large chart above the marks and the lanes.
+const LEAST_MAIN: u16 = 6;
 
 /// Rows of the pipeline of an encode: a heading, the names of the columns, and four stages.
 const PIPELINE_ROWS: u16 = 6;
@@ -317,10 +321,14 @@ fn columns(areas: &mut RunAreas, area: Rect, focus: Panel, content: &RunContent)
     let left = Rect { width: area.width - right_width - GAP, ..area };
     let right = Rect { x: left.right() + GAP, width: right_width, ..area };
     let lanes = content.lanes();
-    let has_lanes = content.has_lanes() && area.height >= 30 && !lanes.is_empty();
-    // A heading, and a row for each event.
-    let events =
-        (content.events as u16).saturating_add(1).clamp(3, (area.height / if has_lanes { 4 } else { 3 }).max(5));
+    let has_lanes = content.has_lanes() && !lanes.is_empty();
+    // A heading, and a row for each event. On a low screen, the lanes need the rows more.
+    let share = match (has_lanes, air) {
+        (true, 0) => 5,
+        (true, _) => 4,
+        (false, _) => 3,
+    };
+    let events = (content.events as u16).saturating_add(1).clamp(3, (area.height / share).max(5));
     let (main, events) = cut_top(left, area.height - events);
     let main = Rect { height: main.height - air, ..main };
     let side = content.side();
@@ -329,8 +337,9 @@ fn columns(areas: &mut RunAreas, area: Rect, focus: Panel, content: &RunContent)
         of_nodes.filter(|panel| content.nodes && content.is_picked(*panel) && !side.contains(panel)).collect();
     let mut panels: Vec<(Panel, Rect)> = content.top().map(|panel| (panel, top)).into_iter().collect();
     if has_lanes {
-        areas.x_labels.extend(lanes.last());
-        areas.marks = under_a_large_main(&mut panels, content, main, &lanes);
+        let (marks, lowest) = under_a_large_main(&mut panels, content, main, focus, &lanes);
+        areas.marks = marks;
+        areas.x_labels.extend(lowest);
     } else {
         panels.extend(under_the_main(content.main(), main, air, focus, &of_nodes));
     }
@@ -350,7 +359,7 @@ fn columns(areas: &mut RunAreas, area: Rect, focus: Panel, content: &RunContent)
         (false, _) => (6, SHOWN_OF_SIDE),
     };
     let air = if has_lanes { 0 } else { air };
-    let visible = shown_of_side(&side, focus, charts, most, |panel| content.least(panel, least, air));
+    let visible = shown_of_column(&side, focus, charts, most, |panel| content.least(panel, least, air));
     for (panel, height) in visible.iter().zip(content.shares(charts, visible, has_lanes, air)) {
         let (top, below) = cut_top(rest, height.saturating_sub(air));
         panels.push((*panel, top));
@@ -364,8 +373,8 @@ fn columns(areas: &mut RunAreas, area: Rect, focus: Panel, content: &RunContent)
     areas.panels = panels;
 }
 
-/// Returns the panels of the right column that are visible: as many as fit, the focused one among them.
-fn shown_of_side(side: &[Panel], focus: Panel, rows: u16, most: usize, least: impl Fn(Panel) -> u16) -> &[Panel] {
+/// Returns the panels of a column that are visible: as many as fit, the focused one among them.
+fn shown_of_column(side: &[Panel], focus: Panel, rows: u16, most: usize, least: impl Fn(Panel) -> u16) -> &[Panel] {
     let focused = side.iter().position(|panel| *panel == focus).unwrap_or(0);
     let from = |first: usize| {
         let mut left = rows;
@@ -381,14 +390,22 @@ fn shown_of_side(side: &[Panel], focus: Panel, rows: u16, most: usize, least: im
     if side.is_empty() { side } else { from(first) }
 }
 
-/// Places the marks and all lanes below the large panel, and returns the area of the marks.
-fn under_a_large_main(panels: &mut Vec<(Panel, Rect)>, content: &RunContent, area: Rect, lanes: &[Panel]) -> Rect {
+/// Places the marks and as many lanes as are readable below the large panel, the focused lane among them. Returns the area
+/// of the marks and the lowest lane.
+fn under_a_large_main(
+    panels: &mut Vec<(Panel, Rect)>,
+    content: &RunContent,
+    area: Rect,
+    focus: Panel,
+    lanes: &[Panel],
+) -> (Rect, Option<Panel>) {
     let main = content.main();
+    // The last lane also has the labels of the x axis.
+    let room = area.height.saturating_sub(LEAST_MAIN + MARKS + 1);
+    let lanes = shown_of_column(lanes, focus, room, lanes.len(), |lane| content.least(lane, LEAST_LANE, 0));
     let varying = lanes.iter().filter(|lane| !content.constant.contains(lane)).count() as u16;
     let most = varying * LANE + (lanes.len() as u16 - varying) * CONSTANT;
-    // Two thirds for the lanes, and at least four rows for each of them.
-    let rows = ((area.height - MARKS) * 2 / 3).max(4 * lanes.len() as u16).min(most).min(area.height - MARKS - 5);
-    // The last lane also has the labels of the x axis.
+    let rows = ((area.height - MARKS) * 2 / 3).max(LEAST_LANE * lanes.len() as u16).min(most).min(room);
     let (top, mut rest) = cut_top(area, area.height - rows - 1);
     let (top, marks) = cut_top(top, top.height - MARKS);
     panels.push((main, top));
@@ -398,12 +415,13 @@ fn under_a_large_main(panels: &mut Vec<(Panel, Rect)>, content: &RunContent, are
         panels.push((*lane, chart));
         rest = below;
     }
-    marks
+    (marks, lanes.last().copied())
 }
 
-/// Returns whether the body of the screen has room for lanes below the large chart.
+/// Returns whether the body of the screen has room for lanes below the large chart. A terminal of 120 × 36 has room for
+/// three, and for at least one if the advice is long.
 pub fn has_room_for_lanes(body: Rect) -> bool {
-    body.width >= 156 && body.height >= 42
+    body.width >= 116 && body.height >= 32
 }
 
 /// Returns whether the body of the screen has room for a picture beside the charts of a training run.

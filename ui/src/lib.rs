@@ -28,6 +28,7 @@ mod model;
 mod mouse;
 mod msg;
 pub mod panel_set;
+mod places;
 pub mod rank_set;
 pub mod rank_times;
 pub mod run_actions;

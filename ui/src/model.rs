@@ -44,6 +44,7 @@ use crate::mouse::Drag;
 use crate::msg::{AlertRow, CurriculumView, RecipeView, RunList, RunRow, Size, StageView};
 use crate::panel_set::PanelChoice;
 use crate::run_state::{StateKind, short_id};
+use crate::screens::{alerts, stages};
 use crate::theme::{Symbols, Theme};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::NodeId;
@@ -131,7 +132,7 @@ pub struct Model {
     pub runs_screen: RunsScreen,
     /// The open run; kept while another screen is shown.
     pub run: Option<RunScreen>,
-    /// The run whose curve the Runs screen shows; `None` if that is the open run.
+    /// The run whose curve the screen shows with its list; `None` if that is the open run.
     pub preview: Option<RunScreen>,
     /// The panels of training runs and their layout, as the user picked them.
     pub panels: PanelChoice,
@@ -180,7 +181,7 @@ impl Model {
     pub fn new(setup: Setup) -> Self {
         // The run to open replaces only the screen and the run of the restored session.
         let session = setup.session.map(|session| match &setup.open {
-            Some(run) => Session { screen: Screen::Run, run: Some(run.clone()), ..session },
+            Some(run) => Session { screen: Screen::Run, run: Some(run.clone()), zoom: None, ..session },
             None => session,
         });
         let modal = setup.problem.map(|failure| Modal::Failure(FailureDialog { failure, scroll: 0 }));
@@ -303,10 +304,20 @@ impl Model {
         rows.get(self.run_position(&rows)).copied()
     }
 
-    /// Returns the metrics and events of the selected run, if the Runs screen has them.
+    /// Returns the run whose metrics and events the screen shows with its list: the selected run, the run of the
+    /// selected alert, or the newest run of the selected stage.
+    pub fn run_to_preview(&self) -> Option<&RunRow> {
+        match self.screen {
+            Screen::Alerts => self.row(&alerts::selected(self)?.alert.run),
+            Screen::Stages => stages::newest_run(self),
+            _ => self.selected_run(),
+        }
+    }
+
+    /// Returns the metrics and events of that run, if they are loaded.
     pub fn previewed(&self) -> Option<&RunScreen> {
-        let selected = &self.selected_run()?.run;
-        [&self.run, &self.preview].into_iter().flatten().find(|open| open.id == *selected)
+        let shown = &self.run_to_preview()?.run;
+        [&self.run, &self.preview].into_iter().flatten().find(|open| open.id == *shown)
     }
 
     /// Returns the position of the selected node among those that pass the filter.

@@ -2,15 +2,18 @@
 //! over a chart zooms.
 //!
 //! The layout functions that drawing uses also locate the clicked area. A click on an item of the key bar performs
-//! the action of its key. Dialogs accept keys only, so that a second click cannot confirm what the first one opened.
+//! the action of its key. Dialogs accept keys only, so that a second click cannot confirm what the first one opened, and
+//! only keys start the run of the launch form and waive its checks.
 
-use crate::bindings::Action;
+use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::layout::{self, Panel};
 use crate::model::{Model, Screen, context};
 use crate::msg::{Key, KeyCode, Mouse, MouseKind};
 use crate::screens::compare::ClickedPart;
-use crate::screens::{alerts, compare, logs, nodes, processes, recipes, run, runs, stages};
+use crate::screens::{
+    alerts, compare, convert, history_cursor, launch, logs, node, nodes, processes, recipes, run, runs, samples, stages,
+};
 use crate::update::act;
 use crate::view::{header_action, key_bar_action};
 use crate::widgets::shared_axis::position_at;
@@ -49,17 +52,17 @@ pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
     match mouse.kind {
         MouseKind::WheelUp => wheel(model, at, Action::Up),
         MouseKind::WheelDown => wheel(model, at, Action::Down),
-        // The open text input or dialog accepts keys only.
-        _ if model.modal.is_some() || model.input.is_some() => {
+        // The open text input or dialog accepts keys only, except that a click chooses a completion.
+        kind if model.modal.is_some() || model.input.is_some() => {
+            if kind == MouseKind::Press && model.modal.is_none() {
+                launch::press_completion(model, at);
+            }
             model.drag = None;
             Vec::new()
         }
         MouseKind::Press => press(model, at),
         MouseKind::Drag => {
-            if let Some(drag) = &mut model.drag {
-                drag.columns.1 = at.x.clamp(drag.plot.left(), drag.plot.right().saturating_sub(1));
-                drag.range.1 = position_at(drag.plot, drag.window, drag.columns.1);
-            }
+            drag(model, at);
             Vec::new()
         }
         MouseKind::Release => {
@@ -72,6 +75,28 @@ pub fn on_mouse(model: &mut Model, mouse: Mouse) -> Vec<Effect> {
             }
             Vec::new()
         }
+    }
+}
+
+fn drag(model: &mut Model, at: Position) {
+    if let Some(drag) = &mut model.drag {
+        drag.columns.1 = at.x.clamp(drag.plot.left(), drag.plot.right().saturating_sub(1));
+        drag.range.1 = position_at(drag.plot, drag.window, drag.columns.1);
+        return;
+    }
+    match (model.screen, history_at(model, at)) {
+        (Screen::Samples, _) => samples::drag(model, at),
+        (_, Some(plot)) => history_cursor::put(model, plot, at.x),
+        _ => {}
+    }
+}
+
+/// Returns the area of the lines in the history of a node, if a position of the terminal is in it.
+fn history_at(model: &Model, at: Position) -> Option<Rect> {
+    match model.screen {
+        Screen::Nodes => nodes::history_at(model, at),
+        Screen::Node => node::history_at(model, at),
+        _ => None,
     }
 }
 
@@ -91,16 +116,34 @@ fn wheel(model: &mut Model, at: Position, direction: Action) -> Vec<Effect> {
     if model.modal.is_none() && model.input.is_some() {
         return Vec::new();
     }
-    if let (None, Screen::Run) = (&model.modal, model.screen) {
-        // Scroll the list under the pointer.
-        let panel = run::panel_at(model, at).map(|under| under.panel);
-        if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples))) =
-            (&mut model.run, panel)
-        {
-            focus(run, panel);
-        }
-    }
     let context = context(model);
+    // Scroll the list under the pointer.
+    match model.screen {
+        _ if model.modal.is_some() => {}
+        Screen::Run => {
+            let panel = run::panel_at(model, at).map(|under| under.panel);
+            if let (Some(run), Some(panel @ (Panel::Events | Panel::Checkpoints | Panel::Samples | Panel::Recipe))) =
+                (&mut model.run, panel)
+            {
+                focus(run, panel);
+            }
+        }
+        Screen::Launch => launch::focus(model, at),
+        Screen::Convert if convert::is_over_preview(model, at) => {
+            let lines = NOTCH as isize;
+            convert::scroll(model, if direction == Action::Up { -lines } else { lines });
+            return Vec::new();
+        }
+        Screen::Samples => {
+            let action = samples::wheel_action(model, at, direction);
+            return act(model, context, action);
+        }
+        Screen::Nodes | Screen::Node if history_at(model, at).is_some() => {
+            nodes::zoom(model, if direction == Action::Up { Action::ZoomIn } else { Action::ZoomOut });
+            return Vec::new();
+        }
+        _ => {}
+    }
     // Scroll only if the direction is bound here: in some dialogs, these keys have other actions.
     let moves = context.bindings().iter().any(|binding| binding.action == direction);
     let notches = if moves { NOTCH } else { 0 };
@@ -124,7 +167,14 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
     }
     if areas.keys.contains(at) {
         let action = key_bar_action(model, &areas, at.x);
-        return action.map_or_else(Vec::new, |action| act(model, context, action));
+        return match (context, action) {
+            (Context::Launch, Some(action @ (Action::Accept | Action::Waive))) => {
+                let what = if action == Action::Accept { "start the run" } else { "waive the selected check" };
+                model.notify(format!("Press {} to {what}", model.keys.name(context, action)));
+                Vec::new()
+            }
+            _ => action.map_or_else(Vec::new, |action| act(model, context, action)),
+        };
     }
     if let Some((plot, window)) = plot_at(model, at) {
         let x = position_at(plot, window, at.x);
@@ -144,8 +194,20 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
         }
         return Vec::new();
     }
+    if let Some(plot) = history_at(model, at) {
+        history_cursor::put(model, plot, at.x);
+        return Vec::new();
+    }
     let until = match model.screen {
         Screen::Run => return press_panel(model, at),
+        Screen::Launch => {
+            launch::press(model, at);
+            return Vec::new();
+        }
+        Screen::Samples => {
+            samples::press(model, at);
+            return Vec::new();
+        }
         Screen::Compare => {
             let part = compare::part_at(model, at);
             if let (Some(part), Some(open)) = (part, &mut model.compare) {
@@ -173,7 +235,8 @@ fn press(model: &mut Model, at: Position) -> Vec<Effect> {
         Screen::Nodes => nodes::nodes_until(model, at),
         Screen::Processes => processes::processes_until(model, at.y),
         Screen::Alerts => alerts::alerts_until(model, at.y),
-        _ => None,
+        Screen::Convert => convert::fields_until(model, at.y),
+        Screen::Node => None,
     };
     match until {
         None => Vec::new(),

@@ -515,6 +515,9 @@ pub struct RecipeFacts {
     pub mesh: String,
     /// Ranks of the mesh.
     pub ranks: usize,
+    /// The keys whose values differ from their defaults, with their values, in the order of a recipe.
+    #[serde(default)]
+    pub settings: Vec<(String, String)>,
 }
 
 /// The options of a weight conversion.

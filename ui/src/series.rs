@@ -5,8 +5,10 @@
 //! extremes of any range in a few dozen operations. No sample is dropped, so that zooming in ends at single samples.
 
 mod axis;
+mod marks;
 
 pub use axis::Axis;
+pub use marks::{MOST_FREQUENT, Mark, MarkKind, Marks};
 
 use crate::rank_times::RankTimes;
 use rundir::{METRICS, Metric, MetricSample, MetricSource, NodePoint, find_metric};

@@ -4,15 +4,12 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::fleet::FleetSource;
 use crate::jobs::Intent;
-use crate::modals::palette::Listed;
 use crate::modals::{action, checkpoints, failure, help, kill, launch, palette, panels, results, targets};
 use crate::model::{
     ActionDialog, FailureDialog, HelpDialog, KillDialog, LaunchDialog, Modal, Model, Purpose, Screen, context,
-    context_of,
 };
 use crate::mouse::on_mouse;
 use crate::msg::{JobId, JobMsg, Key, KeyCode, Msg, NodeMsg, Outcome, RunMsg};
-use crate::run_actions;
 use crate::run_state::short_id;
 use crate::screens::{
     alerts, compare, convert, launch as launch_form, logs, node, nodes, processes, recipes, run, runs, samples, stages,
@@ -130,23 +127,12 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         Action::Suspend => return vec![Effect::Suspend],
         _ => {}
     }
-    if let (Some(Modal::Palette(dialog)), Action::Accept) = (&model.modal, action) {
-        let (chosen, here) = (dialog.chosen(), dialog.context);
-        model.modal = None;
-        let Some(Listed { context, binding }) = chosen else { return Vec::new() };
-        if context != here {
-            if !go_to(model, context) {
-                return Vec::new();
-            }
-            // The user has not seen which entry is selected on that screen.
-            if binding.action.changes_something() {
-                let key = model.keys.name(context, binding.action);
-                model.warn(format!("Press {key} to apply this action to the selected entry"));
-                return Vec::new();
-            }
-        }
-        // Continue as if the user had pressed the key on that screen.
-        return act(model, context, binding.action);
+    if let (Some(Modal::Palette(_)), Action::Accept) = (&model.modal, action) {
+        return palette::execute(model);
+    }
+    if action == Action::Palette {
+        palette::open(model, context);
+        return Vec::new();
     }
     if let Some(modal) = model.modal.take() {
         return match modal {
@@ -175,7 +161,6 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
     }
     match action {
         Action::Help => model.modal = Some(Modal::Help(HelpDialog { context, scroll: 0 })),
-        Action::Palette => palette::open(model, context),
         Action::ShowRuns => model.screen = Screen::Runs,
         Action::ShowStages => stages::open(model),
         Action::ShowNodes => nodes::open(model, FleetSource::Given),
@@ -210,86 +195,6 @@ pub(crate) fn act(model: &mut Model, context: Context, action: Action) -> Vec<Ef
         }
     }
     Vec::new()
-}
-
-/// Opens the screen of a key table, and returns whether it is shown. If it has nothing to show, a warning states what
-/// is missing.
-fn go_to(model: &mut Model, context: Context) -> bool {
-    let missing = match context {
-        Context::Stages => {
-            stages::open(model);
-            None
-        }
-        Context::Nodes => {
-            nodes::open(model, model.fleet.of.clone());
-            None
-        }
-        Context::Alerts => {
-            alerts::open(model);
-            None
-        }
-        Context::Runs => {
-            model.screen = Screen::Runs;
-            None
-        }
-        Context::Recipes => {
-            model.screen = Screen::Recipes;
-            None
-        }
-        Context::Convert => {
-            model.screen = Screen::Convert;
-            None
-        }
-        Context::Run | Context::Samples | Context::Logs => {
-            let shown = model.target().map(|row| row.run.clone());
-            let run = shown.or_else(|| model.run.as_ref().map(|run| run.id.clone()));
-            let run = run.or_else(|| model.selected_run().map(|row| row.run.clone()));
-            match run {
-                Some(run) => {
-                    model.open_run(run);
-                    match context {
-                        Context::Samples => samples::open(model),
-                        Context::Logs => drop(run_actions::act(model, Action::Logs)),
-                        _ => {}
-                    }
-                    None
-                }
-                None => Some("There are no runs yet"),
-            }
-        }
-        Context::Compare => {
-            // Two or more marked runs replace the runs of the last comparison.
-            match model.compare {
-                Some(_) if model.runs_screen.marked.len() < 2 => model.screen = Screen::Compare,
-                _ => compare::open(model),
-            }
-            None
-        }
-        Context::Launch if model.form.is_some() => {
-            model.screen = Screen::Launch;
-            None
-        }
-        Context::Launch => Some("Choose a recipe to launch first, on the Recipes screen"),
-        Context::Node | Context::Processes => {
-            nodes::open(model, model.fleet.of.clone());
-            match (context, model.selected_node().is_some()) {
-                (_, false) => Some("No node is listed yet"),
-                (Context::Node, true) => {
-                    node::open(model);
-                    None
-                }
-                (_, true) => {
-                    processes::open(model);
-                    None
-                }
-            }
-        }
-        _ => Some("This action belongs to a dialog"),
-    };
-    if let Some(missing) = missing {
-        model.warn(missing);
-    }
-    missing.is_none() && context_of(model.screen) == context
 }
 
 /// Inserts pasted text into the open text input, if there is one. Pasted text never triggers key bindings.

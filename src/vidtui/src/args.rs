@@ -217,7 +217,7 @@ pub enum Command {
     Export(ExportArgs),
     /// Writes a page (HTML) about a run that needs no other file: charts, recipe, events, failures, samples
     Report(ReportArgs),
-    /// Makes a run from a TensorBoard folder or an offline run of W&B, to look at it and compare it
+    /// Makes runs from TensorBoard folders and offline runs of W&B, to look at them and compare them
     Import(ImportArgs),
     /// Prepares data sets
     #[command(subcommand)]

@@ -6,8 +6,10 @@ use camino::Utf8Path;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, register_font};
 use rundir::{ErrorCode, Failure};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Once;
@@ -19,6 +21,10 @@ const PANEL: (u32, u32) = (1200, 420);
 const HEADER: u32 = 76;
 /// Pixels above the axes of a panel for its legend.
 const LEGEND: u32 = 34;
+/// Pixels left of the axes of a panel.
+const LEFT: u32 = 116;
+/// Pixels below the last panel for the legend of the marks.
+const FOOTER: u32 = 32;
 /// The number of groups into which the points of a long curve are divided: more than a panel has columns of pixels. Each group keeps its
 /// extremes.
 const COLUMNS: usize = 1600;
@@ -54,6 +60,48 @@ pub struct Chart {
     pub x_unit: Unit,
     /// The panels from top to bottom. They share the x axis.
     pub panels: Vec<Panel>,
+    /// The moments that all panels mark, the least important kind first.
+    pub marks: Vec<MarkGroup>,
+}
+
+/// Moments of one kind: a thin vertical line for each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MarkGroup {
+    /// The letter above each line.
+    pub letter: &'static str,
+    /// The name in the legend.
+    pub label: &'static str,
+    /// The colour of the lines.
+    pub tone: Tone,
+    /// The positions on the x axis. Those beyond the curves are drawn at the edge.
+    pub at: Vec<f64>,
+}
+
+/// The colour of marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    /// A success.
+    Good,
+    /// A result.
+    Result,
+    /// A change of the run.
+    Change,
+    /// A warning.
+    Warn,
+    /// A failure.
+    Bad,
+}
+
+impl Tone {
+    fn colour(self) -> RGBColor {
+        match self {
+            Self::Good => PALETTE[2],
+            Self::Result => PALETTE[3],
+            Self::Change => PALETTE[0],
+            Self::Warn => PALETTE[5],
+            Self::Bad => BAD,
+        }
+    }
 }
 
 /// One pair of axes.
@@ -143,11 +191,15 @@ pub fn to_svg(chart: &Chart) -> Result<String, Failure> {
 
 /// Returns width and height of the picture of a chart, in pixels.
 fn size(chart: &Chart) -> (u32, u32) {
-    (PANEL.0, header_height(chart) + PANEL.1 * chart.panels.len() as u32)
+    (PANEL.0, header_height(chart) + PANEL.1 * chart.panels.len() as u32 + footer_height(chart))
 }
 
 fn header_height(chart: &Chart) -> u32 {
     if chart.title.is_empty() { 0 } else { HEADER }
+}
+
+fn footer_height(chart: &Chart) -> u32 {
+    if chart.marks.is_empty() { 0 } else { FOOTER }
 }
 
 type Drawn<T = ()> = Result<T, Box<dyn Error>>;
@@ -183,30 +235,39 @@ where
 {
     install_font();
     area.fill(&WHITE)?;
-    let (header, panels) = area.split_vertically(header_height(chart));
+    let (charts, footer) = area.split_vertically(area.dim_in_pixel().1.saturating_sub(footer_height(chart)));
+    let (header, panels) = charts.split_vertically(header_height(chart));
     header.draw(&Text::new(chart.title.clone(), (28, 20), (FONT, 26).into_font().color(&INK)))?;
     header.draw(&Text::new(chart.subtitle.clone(), (28, 56), (FONT, 17).into_font().color(&FAINT)))?;
     let x = Axis { range: x_range(chart), unit: chart.x_unit, scale: Scale::Linear };
     for (panel, area) in chart.panels.iter().zip(panels.split_evenly((chart.panels.len(), 1))) {
         let y = Axis { range: y_range(panel), unit: panel.unit, scale: panel.scale };
-        draw_panel(panel, &chart.x_label, x.clone(), y, &area)?;
+        draw_panel(panel, &chart.marks, &chart.x_label, x.clone(), y, &area)?;
     }
+    draw_legend_of_marks(&chart.marks, &footer)?;
     area.present()?;
     Ok(())
 }
 
-fn draw_panel<B: DrawingBackend>(panel: &Panel, x_label: &str, x: Axis, y: Axis, area: &DrawingArea<B, Shift>) -> Drawn
+fn draw_panel<B: DrawingBackend>(
+    panel: &Panel,
+    marks: &[MarkGroup],
+    x_label: &str,
+    x: Axis,
+    y: Axis,
+    area: &DrawingArea<B, Shift>,
+) -> Drawn
 where
     B::ErrorType: 'static,
 {
     let (x_labels, y_labels) = (x.labels(), y.labels());
-    let heights = y.range.clone();
+    let (across, heights) = (x.clone(), y.range.clone());
     let mut axes = ChartBuilder::on(area)
         .margin(12)
         .margin_top(LEGEND)
         .margin_right(36)
         .x_label_area_size(52)
-        .y_label_area_size(104)
+        .y_label_area_size(LEFT - 12)
         .build_cartesian_2d(x, y)?;
     axes.configure_mesh()
         .disable_x_mesh()
@@ -220,6 +281,7 @@ where
         .x_label_formatter(&|value| label_at(&x_labels, *value))
         .y_label_formatter(&|value| label_at(&y_labels, *value))
         .draw()?;
+    draw_marks(marks, &across, &heights, &mut axes)?;
     let mut colours = PALETTE.iter().cycle();
     let mut legend = Vec::new();
     for curve in &panel.curves {
@@ -251,6 +313,56 @@ where
         area.draw(&Text::new(*label, (left, 8), style.clone()))?;
         area.draw(&PathElement::new([(left - 32, 13), (left - 8, 13)], line.stroke_width(line.stroke_width + 1)))?;
         right = left - gap;
+    }
+    Ok(())
+}
+
+/// Draws a thin vertical line for each mark. Above the line is its letter, if there is room.
+fn draw_marks<'a, B: DrawingBackend + 'a>(
+    marks: &[MarkGroup],
+    x: &Axis,
+    heights: &Range<f64>,
+    axes: &mut ChartContext<'a, B, Cartesian2d<Axis, Axis>>,
+) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    /// The least number of pixels between two letters.
+    const LETTER: u32 = 10;
+    let pixel = |at: f64| (x.along(at) * f64::from(PANEL.0)) as u32;
+    let mut taken = BTreeSet::new();
+    for group in marks.iter().rev() {
+        let mut at: Vec<f64> = group.at.iter().map(|at| at.clamp(x.range.start, x.range.end)).collect();
+        at.sort_by(f64::total_cmp);
+        at.dedup_by_key(|at| pixel(*at));
+        let colour = group.tone.colour();
+        let line = |at: &f64| -> PathElement<(f64, f64)> {
+            PathElement::new([(*at, heights.start), (*at, heights.end)], colour.mix(0.5).stroke_width(1))
+        };
+        axes.draw_series(at.iter().map(line))?;
+        at.retain(|at| {
+            let pixel = pixel(*at);
+            let is_free = taken.range(pixel.saturating_sub(LETTER)..pixel + LETTER).next().is_none();
+            is_free && taken.insert(pixel)
+        });
+        let style = (FONT, 13).into_font().color(&colour).pos(Pos::new(HPos::Center, VPos::Bottom));
+        axes.draw_series(at.iter().map(|at| Text::new(group.letter, (*at, heights.end), style.clone())))?;
+    }
+    Ok(())
+}
+
+/// Draws the letters and names of the marks in one line.
+fn draw_legend_of_marks<B: DrawingBackend>(marks: &[MarkGroup], area: &DrawingArea<B, Shift>) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    let mut left = LEFT as i32;
+    for group in marks {
+        let text = format!("{} {}", group.letter, group.label);
+        let style = (FONT, 15).into_font().color(&group.tone.colour());
+        let (width, _) = area.estimate_text_size(&text, &style)?;
+        area.draw(&Text::new(text, (left, 4), style))?;
+        left += width as i32 + 28;
     }
     Ok(())
 }
@@ -397,7 +509,8 @@ mod tests {
     fn one_curve(points: Vec<Point>) -> Chart {
         let curve = Curve { label: "loss".into(), points, weight: Weight::Full };
         let panels = vec![Panel { label: "loss".into(), unit: Unit::Plain, scale: Scale::Linear, curves: vec![curve] }];
-        Chart { title: "demo".into(), subtitle: "2 ranks".into(), x_label: "step".into(), x_unit: Unit::Step, panels }
+        let (title, subtitle) = ("demo".into(), "2 ranks".into());
+        Chart { title, subtitle, x_label: "step".into(), x_unit: Unit::Step, panels, marks: Vec::new() }
     }
 
     #[test]
@@ -421,6 +534,20 @@ mod tests {
         for part in ["demo", "2 ranks", "step", "loss", "attempt 1"] {
             assert!(text.contains(part), "{part} is not in the picture");
         }
+    }
+
+    #[test]
+    fn marks_are_lines_with_letters_and_a_legend() {
+        let curve = || one_curve((0..50).map(|i| (f64::from(i), Some(1.0))).collect());
+        let at = vec![-5.0, 20.0, 20.001, 20.1];
+        let marks = vec![MarkGroup { letter: "r", label: "resume", tone: Tone::Change, at }];
+        let drawn = |chart: &Chart| String::from_utf8(svg(chart, size(chart)).unwrap()).unwrap();
+        let (plain, marked) = (drawn(&curve()), drawn(&Chart { marks, ..curve() }));
+        let lines = |text: &str| text.matches("<polyline").count() + text.matches("<line").count();
+        assert_eq!(lines(&marked) - lines(&plain), 3, "two marks share a pixel");
+        let letters = marked.lines().filter(|line| line.trim() == "r").count();
+        assert_eq!(letters, 2, "two letters would overlap");
+        assert!(marked.contains("r resume") && !plain.contains("resume"));
     }
 
     #[test]

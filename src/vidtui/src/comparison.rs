@@ -41,6 +41,7 @@ pub fn chart(columns: &[Column], view: View, runs: &[ComparedRun]) -> Chart {
         x_label: x_label.into(),
         x_unit,
         panels: columns.iter().map(|column| panel(column, view, runs)).collect(),
+        marks: Vec::new(),
     }
 }
 

@@ -1,17 +1,18 @@
 //! Reads the metrics of a run and makes charts and CSV tables of them, for the console, `vidtui export` and `vidtui report`.
 
-use crate::chart_export::{Chart, Curve, Panel, Point, Scale, Weight};
+use crate::chart_export::{Chart, Curve, MarkGroup, Panel, Point, Scale, Tone, Weight};
 use crate::command_error::CommandError;
+use recipe::Task;
 use rundir::{
-    ChartInfo, Error, ErrorCode, Failure, History, METRICS, Metric, MetricSample, MetricSource, NodePoint, NodeSeries,
-    Reduction, RunDir, Spread, Tail,
+    AlertReader, ChartInfo, Error, ErrorCode, Failure, History, METRICS, Metric, MetricSample, MetricSource, NodePoint,
+    NodeSeries, Reduction, RunDir, Spread, Tail, read_events,
 };
 use runstate::RunSummary;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use ui::series::Axis;
-use ui::{ChartSpec, ComparisonSpec};
+use ui::series::{Axis, Mark, MarkKind, Marks};
+use ui::{ChartSpec, ComparisonSpec, XAxis};
 use units::Unit;
 
 /// All metrics and node samples of a run.
@@ -67,6 +68,27 @@ fn read_history(dir: &RunDir) -> Result<History, Failure> {
             return Ok(history);
         }
     }
+}
+
+/// Reads the moments of a run that charts mark: its events, and the alerts that a user must act on. A run that makes
+/// samples has none, because every step would be marked.
+pub fn read_marks(summary: &RunSummary, measured: &Measured) -> Result<Marks, Failure> {
+    let mut marks = Marks::default();
+    if summary.run.task() == Task::Sample {
+        return Ok(marks);
+    }
+    let samples = measured.history.effective();
+    let step_at = |t: f64| {
+        let before = samples.partition_point(|sample| sample.t <= t).checked_sub(1);
+        before.map_or(0.0, |at| samples[at].step as f64)
+    };
+    read_events(&summary.dir)?.iter().for_each(|event| marks.push(event, step_at));
+    let mut alerts = AlertReader::new(&summary.dir);
+    alerts.poll()?;
+    for state in alerts.alerts().iter().filter(|state| state.alert.kind.needs_action()) {
+        marks.add(MarkKind::Alert, Mark::of_alert(&state.alert, step_at));
+    }
+    Ok(marks)
 }
 
 /// The options for drawing charts.
@@ -165,7 +187,7 @@ impl Group {
 }
 
 /// Makes a chart with one panel per group.
-pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Measured) -> Chart {
+pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Measured, marks: &Marks) -> Chart {
     let (x_label, x_unit) = x_axis(view.x);
     Chart {
         title: title(summary),
@@ -173,6 +195,39 @@ pub fn chart(groups: &[Group], view: View, summary: &RunSummary, measured: &Meas
         x_label: x_label.into(),
         x_unit,
         panels: groups.iter().map(|group| panel(group, view, measured)).collect(),
+        marks: mark_groups(view, measured, marks),
+    }
+}
+
+/// Returns the positions of the marks of each kind that the run has in the window.
+fn mark_groups(view: View, measured: &Measured, marks: &Marks) -> Vec<MarkGroup> {
+    let samples = measured.history.effective();
+    let positions = positions(samples, view.x);
+    let position = |mark: &Mark| match view.x {
+        Axis::Step => mark.step,
+        Axis::Time => mark.t - samples.first().map_or(0.0, |sample| sample.t),
+        Axis::Tokens => {
+            let at = samples.partition_point(|sample| (sample.step as f64) < mark.step);
+            positions.get(at).or(positions.last()).copied().unwrap_or(0.0)
+        }
+    };
+    let is_visible = |x: &f64| view.window.is_none_or(|(from, to)| (from..=to).contains(x));
+    let group = |kind: MarkKind| MarkGroup {
+        letter: kind.letter(),
+        label: kind.name(),
+        tone: tone(kind),
+        at: marks.of(kind, XAxis::Step).iter().map(position).filter(is_visible).collect(),
+    };
+    MarkKind::ALL.into_iter().map(group).filter(|group| !group.at.is_empty()).collect()
+}
+
+fn tone(kind: MarkKind) -> Tone {
+    match kind {
+        MarkKind::Checkpoint => Tone::Good,
+        MarkKind::Sample => Tone::Result,
+        MarkKind::Stage | MarkKind::Resume => Tone::Change,
+        MarkKind::NotFinite | MarkKind::Alert => Tone::Warn,
+        MarkKind::NodeLost => Tone::Bad,
     }
 }
 
@@ -549,6 +604,26 @@ mod tests {
         let (all, zoomed) = (smoothed(None), smoothed(Some((5.0, 7.0))));
         assert_eq!(zoomed, all[4..7]);
         assert!(zoomed[0].1.unwrap() > 1.5, "the average includes the steps before the window");
+    }
+
+    #[test]
+    fn the_marks_of_a_window_are_on_its_axis() {
+        let logged = |step| MetricSample { tokens_per_s: 50.0, step_s: 2.0, ..sample(1, step, None) };
+        let measured = history((1..=9).map(logged));
+        let mut marks = Marks::default();
+        for step in [2.0, 8.0] {
+            let mark = Mark { t: step, step, attempt: 1, count: 1, about: String::new() };
+            marks.add(MarkKind::Resume, mark);
+        }
+        let at = |x, window| {
+            let groups = mark_groups(View { x, window, ..View::default() }, &measured, &marks);
+            groups.into_iter().map(|group| (group.letter, group.at)).collect::<Vec<_>>()
+        };
+        assert_eq!(at(Axis::Step, None), [("r", vec![2.0, 8.0])]);
+        assert_eq!(at(Axis::Time, None), [("r", vec![1.0, 7.0])]);
+        assert_eq!(at(Axis::Tokens, None), [("r", vec![200.0, 800.0])]);
+        assert_eq!(at(Axis::Step, Some((3.0, 9.0))), [("r", vec![8.0])]);
+        assert!(at(Axis::Step, Some((3.0, 7.0))).is_empty());
     }
 
     #[test]

@@ -436,8 +436,13 @@ mod tests {
         };
         let raised = Alert { step: Some(1), ..alerts::example() };
         let not_sent = NotSent { v: SCHEMA, t: 1.0, id: raised.id.clone(), channel: "slack".into(), why: "500".into() };
-        let state =
-            AlertState { alert: raised, not_sent: vec![not_sent], acknowledged: false, snoozed_until_s: Some(1.0) };
+        let state = AlertState {
+            alert: raised,
+            not_sent: vec![not_sent],
+            acknowledged: false,
+            snoozed_until_s: Some(1.0),
+            mutes: vec![],
+        };
         let mut found = Vec::new();
         names(&serde_json::to_value(&document).unwrap(), &mut found);
         names(&serde_json::to_value(AlertDocument::new(&state, 1.0)).unwrap(), &mut found);

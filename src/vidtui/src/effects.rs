@@ -1,5 +1,6 @@
 //! Executes the effects that the screen requests: each runs as a blocking task that sends its progress and one answer.
 
+use crate::args::NodesArgs;
 use crate::chart_export;
 use crate::command_error::CommandError;
 use crate::commands::alerts::user_settings;
@@ -157,7 +158,7 @@ fn run(
             JobMsg::LaunchPlanned(Box::new(sample::plan_prompt(at, &run, prompt)?))
         }
         Effect::PlanResume { run, options, .. } => {
-            let plan = at.plan_resume(&at.dir(&run), None, &at.nodes, options)?;
+            let plan = at.plan_resume(&at.dir(&run), None, &NodesArgs::default(), options)?;
             JobMsg::LaunchPlanned(Box::new(plan))
         }
         Effect::PlanNext { run, step, .. } => {
@@ -216,7 +217,8 @@ fn run(
                 PlottedChart::Metric(name) => curves::Group::of_column(curves::Column::Metric(curves::metric(name)?)),
                 PlottedChart::Named(name) => curves::Group::of_column(curves::Column::Other(name.clone())),
             };
-            chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured), &to)?;
+            let marks = curves::read_marks(&summary, &measured)?;
+            chart_export::write(&curves::chart(&[group], View::from(&chart), &summary, &measured, &marks), &to)?;
             JobMsg::Done(Outcome::Exported(to))
         }
         Effect::ExportComparison { comparison, to, .. } => {

@@ -23,11 +23,19 @@ struct File {
 /// Reads the last screen for a folder of runs. Leaves out runs that have been removed.
 pub fn read(runs: &Utf8Path) -> Option<Session> {
     let file: File = serde_json::from_slice(&fs::read(path_of(runs)?).ok()?).ok()?;
-    let mut session = Some(file).filter(|file| file.version == VERSION)?.session;
-    let exists = |run: &RunId| RunDir::of(runs, run).root.is_dir();
-    session.run = session.run.filter(exists);
-    session.compared.retain(exists);
-    Some(session)
+    let session = Some(file).filter(|file| file.version == VERSION)?.session;
+    Some(without_removed(session, |run| RunDir::of(runs, run).root.is_dir()))
+}
+
+/// Leaves out the runs that have been removed, and their nodes.
+fn without_removed(mut session: Session, exists: impl Fn(&RunId) -> bool) -> Session {
+    session.run = session.run.filter(&exists);
+    session.compared.retain(&exists);
+    if session.nodes_of.as_ref().is_some_and(|run| !exists(run)) {
+        (session.nodes_of, session.node) = (None, None);
+        session.processes.clear();
+    }
+    session
 }
 
 /// Writes the last screen. A failure is ignored: the next console then opens at the list of runs.
@@ -43,4 +51,32 @@ pub fn write(runs: &Utf8Path, session: Session) {
 fn path_of(runs: &Utf8Path) -> Option<Utf8PathBuf> {
     let name = xxh3_hex(runs.as_str().as_bytes());
     Some(user_folder("XDG_STATE_HOME", ".local/state")?.join(format!("vidtui/screens/{name}.json")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cluster::NodeId;
+    use ui::Screen;
+
+    #[test]
+    fn a_removed_run_is_left_out_with_its_nodes() {
+        let id = |name: &str| RunId::parse(name).unwrap();
+        let (kept, removed) = (id("2026-11-20T0340-demo-2s-k7f2"), id("2026-11-20T0355-demo-4s-q2xw"));
+        let node = NodeId::new("gpu001").unwrap();
+        let of = |run: &RunId| Session {
+            screen: Screen::Processes,
+            run: Some(run.clone()),
+            compared: vec![kept.clone(), removed.clone()],
+            nodes_of: Some(run.clone()),
+            node: Some(node.clone()),
+            processes: vec![node.clone()],
+            ..Session::default()
+        };
+        let exists = |run: &RunId| *run == kept;
+        let compared = vec![kept.clone()];
+        assert_eq!(without_removed(of(&kept), exists), Session { compared: compared.clone(), ..of(&kept) });
+        let expected = Session { screen: Screen::Processes, compared, ..Session::default() };
+        assert_eq!(without_removed(of(&removed), exists), expected);
+    }
 }

@@ -7,7 +7,7 @@ use crate::file_stamp::{FileStamp, stamp_of};
 use crate::workspace::{self, Workspace};
 use camino::{Utf8Path, Utf8PathBuf};
 use cluster::slurm::JobStatus;
-use recipe::{Recipe, RecipeErrorKind, Task, TrainerKind};
+use recipe::{RecipeErrorKind, Resolved, Task, TrainerKind};
 use rundir::{Failure, RunDir, SampleFolder};
 use runstate::{RunFacts, RunSummary};
 use std::collections::BTreeMap;
@@ -212,11 +212,12 @@ fn recipe_view(path: &Utf8Path, builds_on_it: usize) -> RecipeView {
         path: path.to_owned(),
         about,
         bases: if is_base { builds_on_it } else { 0 },
-        facts: loaded.map(|resolved| recipe_facts(&resolved.recipe)).map_err(Failure::from),
+        facts: loaded.map(|resolved| recipe_facts(&resolved)).map_err(Failure::from),
     }
 }
 
-fn recipe_facts(recipe: &Recipe) -> RecipeFacts {
+fn recipe_facts(resolved: &Resolved) -> RecipeFacts {
+    let recipe = &resolved.recipe;
     let is_command = recipe.trainer == TrainerKind::Command;
     let has_model = !is_command && recipe.task != Task::Encode;
     let kind = match recipe.task {
@@ -242,7 +243,16 @@ fn recipe_facts(recipe: &Recipe) -> RecipeFacts {
         },
         mesh: recipe.mesh.to_string(),
         ranks: recipe.mesh.world(),
+        settings: set_keys(resolved),
     }
+}
+
+/// Returns the keys of a recipe whose values differ from their defaults, with their values.
+fn set_keys(resolved: &Resolved) -> Vec<(String, String)> {
+    let defaults: BTreeMap<&str, String> = recipe::default_settings().into_iter().collect();
+    let settings = recipe::shown_settings(&resolved.table).into_iter();
+    let set = settings.filter(|(key, value)| defaults.get(key) != Some(value));
+    set.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 fn toml_files(configs: &Utf8Path) -> BTreeMap<Utf8PathBuf, FileStamp> {
@@ -266,5 +276,20 @@ fn view(file: &Utf8Path) -> CurriculumView {
             title: file.parent().and_then(Utf8Path::file_name).unwrap_or("curriculum").to_owned(),
             stages: Err(refusal.into_failure()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recipe_lists_only_the_keys_that_differ_from_their_defaults() {
+        let path = Utf8Path::new("../../tests/fixtures/configs/valid/stages/long.toml");
+        let resolved = recipe::load(path, &["train.seed=12345".into()]).unwrap();
+        let defaults: BTreeMap<&str, String> = recipe::default_settings().into_iter().collect();
+        let set = set_keys(&resolved);
+        assert!(set.contains(&("train.seed".into(), "12345".into())), "{set:?}");
+        assert!(set.iter().all(|(key, value)| defaults.get(key.as_str()) != Some(value)), "{set:?}");
     }
 }

@@ -193,7 +193,7 @@ mod tests {
     fn rows(power_w: &[f64]) -> String {
         let row = |(index, power_w): (usize, &f64)| {
             format!(
-                "{index}, GPU-{index}, H100, 00000000:1{index}:00.0, {power_w}, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled\n"
+                "{index}, GPU-{index}, H100, 00000000:1{index}:00.0, {power_w}, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16\n"
             )
         };
         power_w.iter().enumerate().map(row).collect::<String>() + "\n#exit 0"

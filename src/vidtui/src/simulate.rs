@@ -103,7 +103,7 @@ fn text(node: usize, number: u64, t: f64) -> String {
         let reasons = if node % 61 == 7 && gpu == 1 { 0x40 } else { reasons };
         let _ = writeln!(
             text,
-            "{gpu}, GPU-{node:04x}{gpu:04x}-0000-4000-8000-123456789abc, NVIDIA H100 80GB HBM3, 00000000:{gpu:02X}:00.0, {power:.2}, 700.00, {mem}, 81559, {util}, {temp}, {clock}, {ecc}, 0x{reasons:016X}, Disabled"
+            "{gpu}, GPU-{node:04x}{gpu:04x}-0000-4000-8000-123456789abc, NVIDIA H100 80GB HBM3, 00000000:{gpu:02X}:00.0, {power:.2}, 700.00, {mem}, 81559, {util}, {temp}, {clock}, {ecc}, 0x{reasons:016X}, Disabled, [N/A], 5, 16"
         );
     }
     text += "\n#exit 0\n#apps\n";

@@ -231,8 +231,8 @@ impl Stream {
                 }
                 let new = events.poll(&dir);
                 let eventful = !new.is_empty();
-                if eventful {
-                    send(RunMsg::Events(new))?;
+                for events in pieces(new) {
+                    send(RunMsg::Events(events))?;
                 }
                 Ok(eventful)
             })?;

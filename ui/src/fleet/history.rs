@@ -1,6 +1,6 @@
 //! The history of a node at two resolutions: each sample of the last minutes, and means over minutes of the last hours.
 //!
-//! Memory is bounded: a node with eight GPUs takes at most 110 KB.
+//! Memory is bounded: a node with eight GPUs takes at most 100 KB.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -72,35 +72,39 @@ pub struct Moment {
     pub ib_rx: f32,
     /// Bytes per second that the InfiniBand ports send.
     pub ib_tx: f32,
+    /// Temperature of the hottest GPU, °C.
+    pub temp_c: f32,
 }
 
 impl Moment {
-    fn values(&mut self) -> [&mut f32; 8] {
-        let Self { t: _, power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx } = self;
-        [power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx]
+    fn values(&mut self) -> [&mut f32; 9] {
+        let Self { t: _, power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx, temp_c } = self;
+        [power_w, util_pct, mem_share, cpu_pct, net_rx, net_tx, ib_rx, ib_tx, temp_c]
     }
 }
 
-/// The values of a GPU at one time, rounded to four bytes, because a cluster has thousands of GPUs.
+/// The values of a GPU at one time, rounded to six bytes, because a cluster has thousands of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuMoment {
     power_w: u16,
     util_pct: u8,
     /// In steps of 0.4 %.
     mem_share: u8,
+    temp_c: u8,
 }
 
 impl GpuMoment {
-    const UNKNOWN: Self = Self { power_w: u16::MAX, util_pct: u8::MAX, mem_share: u8::MAX };
+    const UNKNOWN: Self = Self { power_w: u16::MAX, util_pct: u8::MAX, mem_share: u8::MAX, temp_c: u8::MAX };
     const MEM_STEPS: f64 = 250.0;
 
     /// Rounds the values of a GPU.
-    pub fn new(power_w: Option<f64>, util_pct: Option<f64>, mem_share: Option<f64>) -> Self {
+    pub fn new(power_w: Option<f64>, util_pct: Option<f64>, mem_share: Option<f64>, temp_c: Option<f64>) -> Self {
         let byte = |value: Option<f64>| value.map_or(u8::MAX, |value| value.round().clamp(0.0, 254.0) as u8);
         Self {
             power_w: power_w.map_or(u16::MAX, |value| value.round().clamp(0.0, 65_534.0) as u16),
             util_pct: byte(util_pct),
             mem_share: byte(mem_share.map(|share| share * Self::MEM_STEPS)),
+            temp_c: byte(temp_c),
         }
     }
 
@@ -119,9 +123,14 @@ impl GpuMoment {
         if self.mem_share == u8::MAX { f32::NAN } else { f32::from(self.mem_share) / Self::MEM_STEPS as f32 }
     }
 
+    /// Returns the temperature in °C; NaN if it was not reported.
+    pub fn temp_c(self) -> f32 {
+        if self.temp_c == u8::MAX { f32::NAN } else { f32::from(self.temp_c) }
+    }
+
     fn mean(all: impl Iterator<Item = Self> + Clone) -> Self {
         let mean = |of: fn(Self) -> f32| mean(all.clone().map(of)).map(f64::from);
-        Self::new(mean(Self::power_w), mean(Self::util_pct), mean(Self::mem_share))
+        Self::new(mean(Self::power_w), mean(Self::util_pct), mean(Self::mem_share), mean(Self::temp_c))
     }
 }
 
@@ -182,18 +191,30 @@ impl Level {
             }
         }
         let before = self.moments.len();
-        self.moments.push_back(moment);
+        push_within(&mut self.moments, moment, most);
         for (index, values) in gpus.filter(|(index, _)| *index < MOST_GPUS) {
             let at = index as usize;
             if self.gpus.len() <= at {
                 self.gpus.resize_with(at + 1, VecDeque::new);
             }
             self.gpus[at].resize(before, GpuMoment::UNKNOWN);
-            self.gpus[at].push_back(values);
+            push_within(&mut self.gpus[at], values, most);
         }
         // Each GPU that has no row in this sample gets unknown values.
-        self.gpus.iter_mut().for_each(|gpu| gpu.resize(before + 1, GpuMoment::UNKNOWN));
+        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.len() <= before) {
+            gpu.resize(before, GpuMoment::UNKNOWN);
+            push_within(gpu, GpuMoment::UNKNOWN, most);
+        }
     }
+}
+
+/// Adds a value to at most `most` values. The capacity doubles up to `most`; without this, it would be a power of two.
+fn push_within<T>(values: &mut VecDeque<T>, value: T, most: usize) {
+    let count = values.len();
+    if count == values.capacity() {
+        values.reserve_exact(count.max(4).min(most.saturating_sub(count)));
+    }
+    values.push_back(value);
 }
 
 impl History {
@@ -252,6 +273,22 @@ impl History {
     /// Returns the newest sample.
     pub fn newest(&self) -> Option<&Moment> {
         self.samples.moments.back()
+    }
+
+    /// Returns the values nearest to a time: a sample, or means over a minute before the first sample. In a gap, where charts
+    /// have no line, all values are NaN. `None` if there are no values at all.
+    pub fn at(&self, t: f64) -> Option<Moment> {
+        let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
+        let older = self.minutes.moments.iter().filter(|moment| moment.t < oldest);
+        let older = older.map(|moment| (moment, MINUTES_JOINED_S));
+        let newer = self.samples.moments.iter().map(|moment| (moment, SAMPLES_JOINED_S));
+        let distance = |moment: &Moment| (moment.t - t).abs();
+        let (nearest, joined_s) = older.chain(newer).min_by(|(a, _), (b, _)| distance(a).total_cmp(&distance(b)))?;
+        let mut found = *nearest;
+        if distance(nearest) > joined_s {
+            found.values().into_iter().for_each(|value| *value = f32::NAN);
+        }
+        Some(found)
     }
 
     /// Returns the samples that are kept one by one, oldest first.
@@ -324,11 +361,12 @@ mod tests {
             net_tx: none,
             ib_rx: none,
             ib_tx: none,
+            temp_c: none,
         }
     }
 
     fn gpu(power_w: f64) -> GpuMoment {
-        GpuMoment::new(Some(power_w), None, Some(0.5))
+        GpuMoment::new(Some(power_w), None, Some(0.5), None)
     }
 
     #[test]
@@ -362,7 +400,7 @@ mod tests {
             level.moments.capacity() * size_of::<Moment>() + gpus
         };
         let bytes = bytes(&history.samples) + bytes(&history.minutes);
-        assert!(bytes <= 115_000, "{bytes}");
+        assert!(bytes <= 100_000, "{bytes}");
     }
 
     #[test]
@@ -391,6 +429,20 @@ mod tests {
     }
 
     #[test]
+    fn values_at_a_time_are_those_of_the_nearest_sample_and_unknown_in_a_gap() {
+        let mut history = History::default();
+        assert!(history.at(0.0).is_none());
+        // The node is unreachable for five minutes.
+        for t in [0.0, 2.0, 4.0, 304.0, 306.0] {
+            history.push(moment(t, 100.0 + t as f32), std::iter::empty());
+        }
+        let power = |t: f64| history.at(t).unwrap().power_w;
+        assert_eq!((power(-1.0), power(2.4), power(10.0), power(900.0).is_nan()), (100.0, 102.0, 104.0, true));
+        assert!(power(150.0).is_nan());
+        assert_eq!((power(300.0), power(306.0)), (404.0, 406.0));
+    }
+
+    #[test]
     fn a_gpu_that_is_missing_in_a_sample_has_a_gap_there() {
         let mut history = History::default();
         history.push(moment(0.0, 1.0), [(0, gpu(10.0))].into_iter());
@@ -403,10 +455,11 @@ mod tests {
 
     #[test]
     fn rounded_values_of_a_gpu_are_close_and_missing_ones_are_not_zero() {
-        let values = GpuMoment::new(Some(631.95), Some(99.6), Some(0.861));
+        let values = GpuMoment::new(Some(631.95), Some(99.6), Some(0.861), Some(58.7));
         assert_eq!((values.power_w(), values.util_pct(), values.mem_share()), (632.0, 100.0, 0.86));
-        let none = GpuMoment::new(None, None, None);
-        assert!(none.power_w().is_nan() && none.util_pct().is_nan() && none.mem_share().is_nan());
+        assert_eq!(values.temp_c(), 59.0);
+        let none = GpuMoment::new(None, None, None, None);
+        assert!([none.power_w(), none.util_pct(), none.mem_share(), none.temp_c()].iter().all(|value| value.is_nan()));
     }
 
     #[test]

@@ -1,15 +1,19 @@
-//! The command palette: lists the actions of all screens with their keys, and filters them as the user types. Enter
-//! executes the selected action; if the action belongs to another screen, the console opens that screen first.
+//! The command palette: lists the actions of all screens and dialogs with their keys, and filters them as the user
+//! types. Enter executes the selected action; if the action belongs to another screen, the console opens that screen
+//! first.
 
 use crate::bindings::{Action, Binding, Context};
 use crate::effect::Effect;
 use crate::layout;
-use crate::model::{Modal, Model, PaletteDialog};
+use crate::model::{Modal, Model, PaletteDialog, context_of};
+use crate::places;
 use crate::text;
-use crate::widgets::{dialog, hint};
+use crate::update::act;
+use crate::widgets::{dialog, hint, key_bar};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use std::collections::HashSet;
 
 /// Maximum length of the filter, in characters.
 const LONGEST: usize = 60;
@@ -17,15 +21,16 @@ const LONGEST: usize = 60;
 /// An action in the palette.
 #[derive(Debug, Clone, Copy)]
 pub struct Listed {
-    /// The screen to which the action belongs.
+    /// The screen or dialog to which the action belongs.
     pub context: Context,
-    /// The row of the action in the key table of that screen.
+    /// The row of the action in the key table of that screen or dialog.
     pub binding: &'static Binding,
 }
 
-/// Opens the palette on the screen of `context`.
+/// Opens the palette on the screen or dialog of `context`.
 pub fn open(model: &mut Model, context: Context) {
-    model.modal = Some(Modal::Palette(PaletteDialog { context, filter: String::new(), selected: 0 }));
+    let (screen, over) = (context_of(model.screen), model.modal.take().map(Box::new));
+    model.modal = Some(Modal::Palette(PaletteDialog { context, screen, over, filter: String::new(), selected: 0 }));
 }
 
 /// Handles an action. The caller has taken the dialog out of the model; this function puts it back unless the dialog
@@ -36,7 +41,10 @@ pub fn on_action(model: &mut Model, mut dialog: PaletteDialog, action: Action) -
         dialog.selected = to;
     }
     match action {
-        Action::Cancel => return Vec::new(),
+        Action::Cancel => {
+            model.modal = dialog.over.map(|over| *over);
+            return Vec::new();
+        }
         Action::DeleteBefore => {
             dialog.filter.pop();
             dialog.selected = 0;
@@ -49,6 +57,37 @@ pub fn on_action(model: &mut Model, mut dialog: PaletteDialog, action: Action) -
     }
     model.modal = Some(Modal::Palette(dialog));
     Vec::new()
+}
+
+/// Closes the palette and executes the selected action, as if the user had pressed its key. An action of another place
+/// opens that place first. If the action would also change something, it waits for its key.
+pub fn execute(model: &mut Model) -> Vec<Effect> {
+    let Some(Modal::Palette(dialog)) = model.modal.take() else { return Vec::new() };
+    let chosen = dialog.chosen();
+    if chosen.is_none_or(|listed| listed.context == dialog.context) {
+        model.modal = dialog.over.map(|over| *over);
+    }
+    let Some(Listed { context, binding }) = chosen else { return Vec::new() };
+    let is_here = context == dialog.context || context == dialog.screen;
+    if !is_here && !places::open(model, context) {
+        return Vec::new();
+    }
+    // The user has not seen which entry is selected there.
+    if !is_here && waits_for_its_key(context, binding.action) {
+        let key = model.keys.name(context, binding.action);
+        let text = match context.is_screen() {
+            true => format!("Press {key} to apply this action to the selected entry"),
+            false => format!("Press {key} in this dialog to apply the action"),
+        };
+        model.warn(text);
+        return Vec::new();
+    }
+    act(model, context, binding.action)
+}
+
+/// Returns whether the palette only opens the place of an action, and the user has to press the key there.
+fn waits_for_its_key(context: Context, action: Action) -> bool {
+    !context.is_screen() || action.changes_something()
 }
 
 /// Returns the number of actions that fit on the screen.
@@ -70,29 +109,44 @@ impl PaletteDialog {
         self.listed().get(self.selected).copied()
     }
 
-    /// Returns the actions that contain every word of the filter: the actions of the current screen in the order of
-    /// the help, then those that only other screens have.
+    /// Returns the actions that contain every word of the filter: the actions of the current dialog and screen in the
+    /// order of the help, then those of other screens and dialogs. An action that several places have is listed once.
     pub fn listed(&self) -> Vec<Listed> {
-        let here = self.context.all_bindings().map(|binding| Listed { context: self.context, binding });
-        let is_here = |binding: &Binding| self.context.all_bindings().any(|own| own.action == binding.action);
-        let others = Context::ALL.into_iter().filter(|context| context.is_screen() && *context != self.context);
-        let elsewhere =
-            others.flat_map(|context| context.bindings().iter().map(move |binding| Listed { context, binding }));
-        let elsewhere = elsewhere.filter(|listed| !listed.binding.action.is_motion() && !is_here(listed.binding));
+        let of = |context: Context| move |binding: &'static Binding| Listed { context, binding };
+        let here = [self.context, self.screen].into_iter().flat_map(|at| at.all_bindings().map(of(at)));
+        let elsewhere = Context::ALL.into_iter().flat_map(|at| at.bindings().iter().map(of(at)));
+        let is_useful = |listed: &Listed| listed.context == self.context || !listed.binding.action.is_motion();
         let filter = self.filter.to_lowercase();
         let passes = |listed: &Listed| {
             let Binding { action, label, help, .. } = listed.binding;
             let text = format!("{label} {help} {}", self.place(listed)).to_lowercase();
             *action != Action::Palette && filter.split_whitespace().all(|word| text.contains(word))
         };
-        here.chain(elsewhere).filter(passes).collect()
+        let mut known = HashSet::new();
+        let is_new = |listed: &Listed| known.insert((listed.binding.action, listed.binding.help));
+        here.chain(elsewhere).filter(is_useful).filter(passes).filter(is_new).collect()
     }
 
-    /// Returns the name of the screen on which an action is executed, as a phrase; empty for the current screen.
+    /// Returns where an action is executed, as a phrase; empty for the screen or dialog in which the palette was opened.
     fn place(&self, listed: &Listed) -> String {
         match listed.context {
             context if context == self.context => String::new(),
-            context => format!("on the {} screen", context.title()),
+            context if context.is_screen() => format!("on the {} screen", context.title()),
+            Context::Input => "in a text input".to_owned(),
+            Context::Help => "in the help".to_owned(),
+            Context::Palette => "in the list of actions".to_owned(),
+            context => format!("in the {}", context.title()),
+        }
+    }
+
+    /// Returns whether Enter executes an action now. Otherwise, Enter opens the place of the action, or shows why the
+    /// action is not possible.
+    fn is_possible(&self, model: &Model, listed: &Listed) -> bool {
+        let Listed { context, binding } = *listed;
+        match context {
+            context if context == self.screen => key_bar::is_possible(model, binding.action),
+            context if context == self.context => true,
+            context => !waits_for_its_key(context, binding.action) && places::can_open(model, context),
         }
     }
 
@@ -114,17 +168,28 @@ impl PaletteDialog {
         for (at, listed) in listed.iter().enumerate().skip(first).take(visible) {
             let Listed { context, binding } = *listed;
             let is_chosen = at == self.selected;
+            let is_possible = self.is_possible(model, listed);
             let pointer = if is_chosen { model.symbols.pointer } else { " " };
             let key = model.keys.keys(context, binding).first().map_or_else(String::new, |key| key.name());
             let room = width.saturating_sub(KEYS + 3);
-            // The name of the other screen is more important than the end of a long help text.
-            let place = text::fit(&self.place(listed), room / 2, model.symbols.ellipsis);
-            let gap = if place.is_empty() { 0 } else { 2 };
-            let help = text::fit(binding.help, room.saturating_sub(text::width(&place) + gap), model.symbols.ellipsis);
+            let remark = match self.place(listed) {
+                place if place.is_empty() && !is_possible => "not possible now".to_owned(),
+                place => place,
+            };
+            // The place is more important than the end of a long help text.
+            let remark = text::fit(&remark, room / 2, model.symbols.ellipsis);
+            let gap = if remark.is_empty() { 0 } else { 2 };
+            let help = text::fit(binding.help, room.saturating_sub(text::width(&remark) + gap), model.symbols.ellipsis);
+            let (key_style, help_style) = match (is_chosen, is_possible) {
+                (true, _) => (theme.accent, theme.strong),
+                (false, true) => (theme.accent, Style::new()),
+                (false, false) => (theme.faint, theme.faint),
+            };
             lines.push(Line::from(vec![
-                Span::styled(format!("{pointer} {key:<KEYS$} "), theme.accent),
-                Span::styled(help, if is_chosen { theme.strong } else { Style::new() }),
-                Span::styled(format!("{:gap$}{place}", ""), theme.faint),
+                Span::styled(format!("{pointer} "), theme.accent),
+                Span::styled(format!("{key:<KEYS$} "), key_style),
+                Span::styled(help, help_style),
+                Span::styled(format!("{:gap$}{remark}", ""), theme.faint),
             ]));
         }
         if listed.is_empty() {

@@ -28,7 +28,7 @@ pub enum Modal {
     Failure(FailureDialog),
     /// Lists all keys.
     Help(HelpDialog),
-    /// Finds an action of any screen and executes it.
+    /// Finds an action of any screen or dialog and executes it.
     Palette(PaletteDialog),
 }
 
@@ -141,11 +141,15 @@ pub struct HelpDialog {
     pub scroll: usize,
 }
 
-/// The command palette: the list of the actions of all screens.
+/// The command palette: the list of the actions of all screens and dialogs.
 #[derive(Debug, Clone)]
 pub struct PaletteDialog {
-    /// The screen on which the palette was opened.
+    /// The screen or dialog in which the palette was opened.
     pub context: Context,
+    /// The screen that is shown.
+    pub screen: Context,
+    /// The dialog in which the palette was opened. It is shown again when the palette closes.
+    pub over: Option<Box<Modal>>,
     /// The words that an action must contain.
     pub filter: String,
     /// The selected action, among those that pass the filter.

@@ -4,7 +4,7 @@ use crate::effect::XAxis;
 use crate::layout::{Panel, RunContent};
 use crate::model::{SamplesScreen, Viewport};
 use crate::msg::{RunMsg, RunStatus};
-use crate::series::{Axis, Series};
+use crate::series::{Axis, Marks, Series};
 use cluster::RankPlace;
 use recipe::Task;
 use rundir::Chart;
@@ -49,6 +49,8 @@ pub struct RunScreen {
     pub goodput: Option<Goodput>,
     /// The newest events, oldest first.
     pub events: VecDeque<Event>,
+    /// The moments that the charts mark, of the whole run.
+    pub marks: Marks,
     /// The checkpoints by ascending step; `None` while they load.
     pub checkpoints: Option<Vec<CheckpointEntry>>,
     /// The samples, and which of them are shown.
@@ -82,6 +84,7 @@ impl RunScreen {
             series: Series::default(),
             goodput: None,
             events: VecDeque::new(),
+            marks: Marks::default(),
             checkpoints: None,
             samples: SamplesScreen::default(),
             lost: None,
@@ -102,6 +105,7 @@ impl RunScreen {
             RunMsg::Opened => {
                 self.series = Series::default();
                 self.events.clear();
+                self.marks = Marks::default();
                 self.goodput = None;
                 self.checkpoints = None;
                 self.lost = None;
@@ -109,6 +113,9 @@ impl RunScreen {
             RunMsg::NodePoints(points) => points.iter().for_each(|point| self.series.push_node_point(point)),
             RunMsg::Metrics(samples) => samples.iter().for_each(|sample| self.series.push(sample)),
             RunMsg::Events(events) => {
+                for event in &events {
+                    self.marks.push(event, |t| self.series.x_at(Axis::Step, t));
+                }
                 self.events.extend(events);
                 let excess = self.events.len().saturating_sub(MAX_EVENTS);
                 self.events.drain(..excess);

@@ -25,6 +25,8 @@ pub struct SamplesScreen {
     pub paused: bool,
     /// The number of frames shown so far. A video shows this frame number modulo its length.
     pub frame: usize,
+    /// The column at which the mouse button was pressed on a video; `None` if it was pressed elsewhere.
+    pub(crate) pressed_at: Option<u16>,
     /// The clips that the shell made, or why it could not, with the requested size; oldest first.
     clips: Vec<(SampleKey, Size, Result<Clip, Failure>)>,
 }
@@ -60,6 +62,18 @@ impl SamplesScreen {
             (to < last).then(|| all[to].step)
         };
         self.step = step;
+    }
+
+    /// Selects a sample by its position among those of its prompt.
+    pub(crate) fn select(&mut self, place: usize) {
+        let at = self.position(&self.of_prompt());
+        self.move_step(place as isize - at as isize);
+    }
+
+    /// Selects the next prompt, and the first one after the last.
+    pub(crate) fn turn_prompt(&mut self) {
+        let count = self.prompts().len().max(1);
+        self.prompt = (self.prompt.min(count - 1) + 1) % count;
     }
 
     /// Selects the prompt `by` places later, or earlier if negative.

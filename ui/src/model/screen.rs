@@ -81,6 +81,8 @@ pub struct NodesScreen {
     pub reverse: bool,
     /// The part of the history that is shown, also on the Node screen.
     pub window: HistoryWindow,
+    /// The time whose values the history shows, Unix seconds; `None` for the newest values.
+    pub cursor: Option<f64>,
     /// The nodes that pass the filter, in the sort order, as indices into the fleet. The order is updated once per
     /// tick, so that rows do not jump.
     pub order: Vec<usize>,
@@ -110,4 +112,11 @@ pub struct NodeScreen {
     pub smi: Option<Result<String, Failure>>,
     /// First visible line.
     pub scroll: usize,
+}
+
+impl NodeScreen {
+    /// Returns the state of a screen that has just been opened.
+    pub fn new(id: NodeId) -> Self {
+        Self { id, raw: false, smi: None, scroll: 0 }
+    }
 }

@@ -7,8 +7,9 @@ use crate::layout;
 use crate::model::{Model, Screen};
 use crate::msg::AlertRow;
 use crate::run_state::{StateKind, short_id};
+use crate::screens::alert_details;
 use crate::text;
-use crate::widgets::{hint, panel, write, write_centered, write_lines};
+use crate::widgets::{details, hint, write, write_centered};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -131,10 +132,11 @@ fn mute(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn list_area(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
-    layout::list_and_details(body, rows(model).len() as u16 + 2, DETAILS)
+    layout::list_and_details(body, rows(model).len() as u16 + 2, details::least_rows(model.size, DETAILS))
 }
 
-fn words(kind: AlertKind) -> String {
+/// Returns the kind of an alert in words.
+pub fn words(kind: AlertKind) -> String {
     kind.name().replace('-', " ")
 }
 
@@ -167,7 +169,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     };
     let (list, below) = list_area(model);
     table(model, buf, list);
-    details(model, buf, below, chosen);
+    alert_details::view(model, buf, below, chosen);
 }
 
 fn table(model: &Model, buf: &mut Buffer, area: Rect) {
@@ -210,37 +212,4 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         ];
         write(model, buf, Rect { y, height: 1, ..list }, Line::from(line));
     }
-}
-
-fn details(model: &Model, buf: &mut Buffer, area: Rect, state: &AlertState) {
-    if area.height < 2 {
-        return;
-    }
-    let alert = &state.alert;
-    let title = format!("{}: {}", short_id(&alert.run), words(alert.kind));
-    let below = panel(model, buf, area, &title, vec![Span::styled(alert.id.clone(), model.theme.faint)], false);
-    let width = usize::from(below.width);
-    let mut facts = vec![format!("began {}", units::ago(model.now, alert.since_s))];
-    facts.push(format!("attempt {}", alert.attempt));
-    facts.extend(alert.step.map(|step| format!("step {}", units::grouped(step))));
-    if let Some(until_s) = state.snoozed_until_s.filter(|until_s| model.now < *until_s) {
-        facts.push(format!("snoozed for {}", units::duration(until_s - model.now)));
-    }
-    facts.extend(state.acknowledged.then(|| "acknowledged".to_owned()));
-    let mut lines = vec![Line::styled(facts.join(&format!(" {} ", model.symbols.separator)), model.theme.faint)];
-    let mut add = |text: &str, style: Style| {
-        let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width);
-        lines.extend(wrapped.into_iter().map(|line| Line::styled(line, style)));
-    };
-    add(&crate::widgets::capitalized(&alert.what), Style::new());
-    if !alert.why.is_empty() {
-        add(&crate::widgets::capitalized(&alert.why), Style::new());
-    }
-    if !alert.fix.is_empty() {
-        add(&format!("Hint: {}", alert.fix), model.theme.accent);
-    }
-    for not_sent in &state.not_sent {
-        add(&format!("Not sent to {}: {}", not_sent.channel, not_sent.why), model.theme.warn);
-    }
-    write_lines(model, buf, below, lines);
 }

@@ -49,10 +49,11 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let areas = areas(model, layout::areas(model.size).body);
     let columns = usize::from(areas.charts.first().map_or(0, |(_, area)| area.width).saturating_sub(10)).max(1);
     let page = usize::from(areas.recipes.height.saturating_sub(3)).max(1);
-    let rows = usize::from(areas.recipes.height.saturating_sub(2));
+    let fills_screen = model.compare.as_ref().is_some_and(|open| open.recipes_only);
+    let scrolls = fills_screen || matches!(action, Action::Up | Action::Down);
+    // Moving the cursor is the most frequent action, and does not need the lines of the table.
+    let last = if scrolls { compare_recipes::last_scroll(model, areas.recipes) } else { 0 };
     let Some(open) = &mut model.compare else { return Vec::new() };
-    let last = open.differences().len().saturating_sub(rows);
-    let scrolls = open.recipes_only || matches!(action, Action::Up | Action::Down);
     if let Some(to) = layout::moved(action, open.scroll, page, last).filter(|_| scrolls) {
         open.scroll = to;
         return Vec::new();
@@ -316,6 +317,7 @@ fn line_chart<'a>(
         gutter: if is_one_of_several { 8 } else { 0 },
         margin: if is_one_of_several { 2 } else { 0 },
         labels_from: 6,
+        marks_from: u16::MAX,
         symbols: model.symbols,
         theme: model.theme,
     };

@@ -11,13 +11,15 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
+use std::collections::BTreeSet;
 use units::counted;
 
 /// The minimum width of a column of values.
 const LEAST: usize = 8;
 const GAP: usize = 2;
 
-/// Draws the table of the keys whose values differ.
+/// Draws the table of the keys whose values differ. If it fills the screen, long values wrap, and the keys that are equal
+/// are counted below it.
 pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let differences = open.differences();
     let loading = open.runs.iter().any(|run| run.recipe.is_none() && run.lost.is_none());
@@ -31,7 +33,38 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let width = usize::from(below.width);
+    let (top, rows) = layout::cut_top(below, 1);
+    let (heading, mut lines) = table(model, open, &differences, usize::from(below.width));
+    write(model, buf, top, heading);
+    let (all, visible) = (lines.len(), usize::from(rows.height));
+    let scroll = open.scroll.min(all.saturating_sub(visible));
+    lines = lines.into_iter().skip(scroll).take(visible).collect();
+    let hidden = all - scroll - lines.len();
+    if hidden > 0 && visible > 1 {
+        let down = model.keys.name(Context::Compare, Action::Down);
+        lines.pop();
+        lines.push(Line::styled(
+            format!("{} {} more; {down} scrolls", model.symbols.ellipsis, hidden + 1),
+            model.theme.faint,
+        ));
+    }
+    write_lines(model, buf, rows, lines);
+}
+
+/// Returns the largest scroll position of the table in an area.
+pub fn last_scroll(model: &Model, area: Rect) -> usize {
+    let Some(open) = &model.compare else { return 0 };
+    let (_, lines) = table(model, open, &open.differences(), usize::from(area.width));
+    lines.len().saturating_sub(usize::from(area.height.saturating_sub(2)))
+}
+
+/// Returns the heading and the lines of the table.
+fn table(
+    model: &Model,
+    open: &CompareScreen,
+    differences: &[Difference],
+    width: usize,
+) -> (Line<'static>, Vec<Line<'static>>) {
     let keys = differences.iter().map(|row| text::width(&row.key)).max().unwrap_or(0);
     let cells: Vec<Vec<String>> = differences.iter().map(|row| cells(model, row)).collect();
     let runs = open.runs.len();
@@ -50,41 +83,61 @@ pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
         }
         columns.iter_mut().filter(|width| **width == widest).for_each(|width| *width -= 1);
     }
-    let (top, rows) = layout::cut_top(below, 1);
     let mut heading = vec![Span::styled(padded("key", keys), model.theme.faint)];
     for (number, (name, width)) in headings.iter().zip(&columns).enumerate() {
         let name = text::fit(name, *width, model.symbols.ellipsis);
         heading.push(Span::styled(format!("{:GAP$}{}", "", padded(&name, *width)), ink(model, number)));
     }
-    write(model, buf, top, Line::from(heading));
-    let visible = usize::from(rows.height);
-    let scroll = open.scroll.min(differences.len().saturating_sub(visible));
-    let line = |(row, cells): (&Difference, &Vec<String>)| {
-        let key = text::fit_end(&row.key, keys, model.symbols.ellipsis);
-        let mut spans = vec![Span::raw(padded(&key, keys))];
-        for (number, (cell, width)) in cells.iter().zip(&columns).enumerate() {
-            // Values that equal the value of the first run are faint.
-            let style = match number {
-                0 => Style::new(),
-                _ if row.values[number] == row.values[0] => model.theme.faint,
-                _ => model.theme.strong,
-            };
-            let cell = text::fit(cell, *width, model.symbols.ellipsis);
-            spans.push(Span::styled(format!("{:GAP$}{}", "", padded(&cell, *width)), style));
-        }
-        Line::from(spans)
+    let rows_of = |text: &str, width: usize| match open.recipes_only {
+        true => text::wrap(text, width),
+        false => vec![text::fit(text, width, model.symbols.ellipsis)],
     };
-    let mut lines: Vec<Line<'static>> = differences.iter().zip(&cells).skip(scroll).take(visible).map(line).collect();
-    let hidden = differences.len() - scroll - lines.len();
-    if hidden > 0 && visible > 1 {
-        let down = model.keys.name(Context::Compare, Action::Down);
-        lines.pop();
-        lines.push(Line::styled(
-            format!("{} {} more; {down} scrolls", model.symbols.ellipsis, hidden + 1),
-            model.theme.faint,
-        ));
+    let mut lines = Vec::new();
+    for (row, cells) in differences.iter().zip(&cells) {
+        let key = match open.recipes_only {
+            true => text::wrap(&row.key, keys),
+            false => vec![text::fit_end(&row.key, keys, model.symbols.ellipsis)],
+        };
+        let cells: Vec<Vec<String>> = cells.iter().zip(&columns).map(|(cell, width)| rows_of(cell, *width)).collect();
+        let height = cells.iter().chain([&key]).map(Vec::len).max().unwrap_or(0);
+        let part = |cell: &[String], at: usize| cell.get(at).cloned().unwrap_or_default();
+        for at in 0..height {
+            let mut spans = vec![Span::raw(padded(&part(&key, at), keys))];
+            for (number, (cell, width)) in cells.iter().zip(&columns).enumerate() {
+                // Values that equal the value of the first run are faint.
+                let style = match number {
+                    0 => Style::new(),
+                    _ if row.values[number] == row.values[0] => model.theme.faint,
+                    _ => model.theme.strong,
+                };
+                spans.push(Span::styled(format!("{:GAP$}{}", "", padded(&part(cell, at), *width)), style));
+            }
+            lines.push(Line::from(spans));
+        }
     }
-    write_lines(model, buf, rows, lines);
+    if let Some(equal) = equal_keys(open, differences).filter(|_| open.recipes_only) {
+        lines.push(Line::default());
+        lines.extend(text::wrap(&equal, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
+    }
+    (Line::from(heading), lines)
+}
+
+/// Returns the number of keys that have the same value in all recipes, in all and by section; `None` if there are none.
+fn equal_keys(open: &CompareScreen, differences: &[Difference]) -> Option<String> {
+    let differ: BTreeSet<&str> = differences.iter().map(|row| row.key.as_str()).collect();
+    let keys = open.runs.iter().filter_map(|run| run.recipe.as_ref()).flatten().map(|(key, _)| key.as_str());
+    let (mut seen, mut sections) = (BTreeSet::new(), Vec::<(&str, usize)>::new());
+    for key in keys.filter(|key| !differ.contains(key)).filter(|key| seen.insert(*key)) {
+        let section = key.split_once('.').map_or("others", |(section, _)| section);
+        match sections.iter_mut().find(|(known, _)| *known == section) {
+            Some((_, count)) => *count += 1,
+            None => sections.push((section, 1)),
+        }
+    }
+    let total: usize = sections.iter().map(|(_, count)| count).sum();
+    let parts: Vec<String> = sections.iter().map(|(section, count)| format!("{section} {count}")).collect();
+    let are = if total == 1 { "is" } else { "are" };
+    (total > 0).then(|| format!("{} {are} equal: {}", counted(total, "key"), parts.join(", ")))
 }
 
 fn padded(text: &str, width: usize) -> String {

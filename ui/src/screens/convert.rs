@@ -10,7 +10,7 @@ use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_lines};
 use camino::Utf8PathBuf;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Layer;
@@ -146,7 +146,8 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::Down => model.convert.field = (model.convert.field + 1).min(FIELDS.len() - 1),
         Action::Top => model.convert.field = 0,
         Action::Bottom => model.convert.field = FIELDS.len() - 1,
-        Action::PageDown | Action::PageUp => scroll(model, action),
+        Action::PageDown => scroll(model, preview_rows(model) as isize),
+        Action::PageUp => scroll(model, -(preview_rows(model) as isize)),
         Action::Edit => return edit(model, field),
         Action::OptionNext => return choose(model, field, 1),
         Action::OptionPrevious => return choose(model, field, -1),
@@ -159,12 +160,27 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-fn scroll(model: &mut Model, action: Action) {
-    let (_, preview) = parts_below(model, areas(model).1);
-    let page = usize::from(preview.height.saturating_sub(2)).max(1);
-    let last = preview_lines(model, usize::from(preview.width)).len().saturating_sub(page);
-    let at = model.convert.scroll;
-    model.convert.scroll = if action == Action::PageDown { (at + page).min(last) } else { at.saturating_sub(page) };
+/// Returns the number of lines of the preview that are visible.
+fn preview_rows(model: &Model) -> usize {
+    usize::from(preview_area(model).height.saturating_sub(2)).max(1)
+}
+
+/// Scrolls the preview by a number of lines; up if it is negative.
+pub fn scroll(model: &mut Model, lines: isize) {
+    let all = preview_lines(model, usize::from(preview_area(model).width)).len();
+    let last = all.saturating_sub(preview_rows(model));
+    model.convert.scroll = model.convert.scroll.saturating_add_signed(lines).min(last);
+}
+
+/// Returns whether a position of the terminal is in the preview.
+pub fn is_over_preview(model: &Model, at: Position) -> bool {
+    preview_area(model).contains(at)
+}
+
+/// Returns the number of fields from the selected one to the one at a row of the terminal.
+pub fn fields_until(model: &Model, row: u16) -> Option<isize> {
+    let fields = layout::cut_top(areas(model).0, 1).1;
+    layout::entries_until(fields, row, 0, model.convert.field, FIELDS.len())
 }
 
 fn edit(model: &mut Model, field: Field) -> Vec<Effect> {
@@ -268,6 +284,11 @@ fn areas(model: &Model) -> (Rect, Rect) {
     let body = layout::areas(model.size).body;
     let (fields, rest) = layout::cut_top(body, FIELDS.len() as u16 + 2);
     (fields, rest)
+}
+
+/// Returns the area of the preview, with its heading.
+fn preview_area(model: &Model) -> Rect {
+    parts_below(model, areas(model).1).1
 }
 
 /// Draws the screen.

@@ -9,8 +9,9 @@ use crate::jobs::Intent;
 use crate::layout;
 use crate::modals::targets;
 use crate::model::{FormPanel, Input, LaunchForm, Model, NodesScreen, Purpose, Screen};
-use crate::screens::{convert, launch_view};
+use crate::screens::{convert, launch_field, launch_view};
 use cluster::NodeId;
+use ratatui_core::layout::Position;
 use recipe::{RecipeError, RecipeErrorKind};
 
 /// Opens the form. If the form of the same recipe is still open, it keeps its settings.
@@ -121,6 +122,56 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     }
     keep_nodes(model);
     Vec::new()
+}
+
+/// Handles a press of the mouse button: focuses a panel and selects an entry. A press on the selected entry edits the key,
+/// uses the node or leaves it out, or changes the number of ranks. Only a key starts the run or waives a check.
+pub fn press(model: &mut Model, at: Position) {
+    let (Some(panel), entry) = (launch_view::panel_at(model, at), launch_view::entry_at(model, at)) else { return };
+    let nodes = listed(model).len();
+    let Some(form) = &mut model.form else { return };
+    let was_focused = std::mem::replace(&mut form.focus, panel) == panel;
+    match (panel, entry) {
+        (FormPanel::Settings, Some(entry)) => {
+            let was_selected = entry == form.key_position();
+            let key = form.shown_rows().get(entry).map(|row| row.key);
+            form.key = key.or(form.key);
+            if was_focused && was_selected {
+                edit_key(model);
+            }
+        }
+        (FormPanel::Target, Some(entry)) => {
+            let was_selected = entry == form.node.min(nodes.saturating_sub(1));
+            form.node = entry;
+            if was_focused && was_selected {
+                toggle_node(model);
+            }
+        }
+        (FormPanel::Target, None) if was_focused && matches!(form.draft.target, LaunchTarget::Local(_)) => {
+            edit_ranks(model);
+        }
+        (FormPanel::Checks, Some(entry)) => {
+            let check = form.checks.get(entry).map(|row| (row.name.clone(), row.node.clone()));
+            form.check = check.or(form.check.take());
+        }
+        (FormPanel::Target | FormPanel::Plan, _) | (FormPanel::Settings | FormPanel::Checks, None) => {}
+    }
+}
+
+/// Puts the completion at a position of the terminal into the field that the user is typing into.
+pub fn press_completion(model: &mut Model, at: Position) {
+    if let Some(candidate) = launch_field::completion_at(model, at) {
+        let text = completion::complete("", &[candidate]);
+        model.input = Some(Input::new(Purpose::Override, text));
+    }
+}
+
+/// Focuses the panel at a position of the terminal, which the wheel then scrolls.
+pub fn focus(model: &mut Model, at: Position) {
+    let panel = launch_view::panel_at(model, at);
+    if let (Some(form), Some(panel)) = (&mut model.form, panel) {
+        form.focus = panel;
+    }
 }
 
 fn moved(model: &mut Model, action: Action) {

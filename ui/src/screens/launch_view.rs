@@ -1,24 +1,22 @@
-//! Draws the launch form: settings, target, checks and plan, and the field that the user is typing into.
+//! Draws the launch form: settings, target and plan. [`launch_checks`] draws the checks, and [`launch_field`] the field that
+//! the user is typing into.
 
 use crate::bindings::{Action, Context};
-use crate::completion::{self, Candidate};
-use crate::draft::{LaunchTarget, PreflightResult, PreflightRow};
+use crate::draft::LaunchTarget;
 use crate::fleet::{Link, NodeView};
 use crate::layout::{self, cut_top};
-use crate::model::{FormPanel, Input, LaunchForm, Model, Purpose};
-use crate::msg::RunRow;
+use crate::model::{FormPanel, LaunchForm, Model};
 use crate::run_state::{StateKind, short_id};
-use crate::screens::launch::{listed, wrong};
-use crate::screens::node_table;
+use crate::screens::launch::listed;
+use crate::screens::{launch_checks, launch_field, node_table};
 use crate::text;
-use crate::view::edited;
 use crate::widgets::{capitalized, failure_lines, hint, panel, write, write_centered, write_lines};
 use camino::Utf8Path;
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use recipe::{Key, Origin, SettingRow};
+use recipe::{Origin, SettingRow};
 use rundir::RunId;
 use std::collections::BTreeMap;
 use units::counted;
@@ -35,6 +33,17 @@ struct FormAreas {
     checks: Rect,
     plan: Rect,
     field: Rect,
+}
+
+impl FormAreas {
+    fn of(&self, panel: FormPanel) -> Rect {
+        match panel {
+            FormPanel::Settings => self.settings,
+            FormPanel::Target => self.target,
+            FormPanel::Checks => self.checks,
+            FormPanel::Plan => self.plan,
+        }
+    }
 }
 
 /// Places the panels. On a small terminal, the lower panel shows the checks, or the plan if it has the focus, and the
@@ -77,14 +86,32 @@ fn areas(model: &Model, form: &LaunchForm) -> FormAreas {
 /// Returns the number of rows by which Page Down moves in the focused panel.
 pub fn page(model: &Model) -> usize {
     let Some(form) = &model.form else { return 1 };
-    let areas = areas(model, form);
-    let area = match form.focus {
-        FormPanel::Settings => areas.settings,
-        FormPanel::Target => areas.target,
-        FormPanel::Checks => areas.checks,
-        FormPanel::Plan => areas.plan,
+    usize::from(areas(model, form).of(form.focus).height.saturating_sub(2)).max(1)
+}
+
+/// Returns the panel at a position of the terminal.
+pub fn panel_at(model: &Model, at: Position) -> Option<FormPanel> {
+    let areas = areas(model, model.form.as_ref()?);
+    FormPanel::ALL.into_iter().find(|panel| areas.of(*panel).contains(at))
+}
+
+/// Returns the position of the key, node or check at a position of the terminal, among the entries of its panel.
+pub fn entry_at(model: &Model, at: Position) -> Option<usize> {
+    let form = model.form.as_ref()?;
+    let panel = panel_at(model, at)?;
+    let inner = cut_top(areas(model, form).of(panel), 1).1;
+    let list = match panel {
+        FormPanel::Settings => settings_list(model, form, inner).1,
+        FormPanel::Target => nodes_list(model, form, inner)?,
+        FormPanel::Checks => launch_checks::list(model, form, inner),
+        FormPanel::Plan => return None,
     };
-    usize::from(area.height.saturating_sub(2)).max(1)
+    list.entry_at(at.y)
+}
+
+/// Returns the area of the field that the user is typing into. It has height 0 while no field is open.
+pub fn field_area(model: &Model) -> Option<Rect> {
+    Some(areas(model, model.form.as_ref()?).field)
 }
 
 /// Draws the screen.
@@ -96,7 +123,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let areas = areas(model, form);
     settings(model, buf, areas.settings, form);
     target(model, buf, areas.target, form);
-    checks(model, buf, areas.checks, form);
+    launch_checks::view(model, buf, areas.checks, form);
     if areas.plan.height > 0 {
         let inner = heading(model, buf, areas.plan, form, FormPanel::Plan, "Plan", Vec::new());
         let lines = plan_lines_of(model, form, usize::from(inner.width));
@@ -104,11 +131,12 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         write_from(model, buf, inner, lines, top);
     }
     if let Some(input) = model.input.as_ref().filter(|_| areas.field.height > 0) {
-        field(model, buf, areas.field, form, input);
+        launch_field::view(model, buf, areas.field, form, input);
     }
 }
 
-fn heading(
+/// Draws the heading of a panel, and returns the area below.
+pub fn heading(
     model: &Model,
     buf: &mut Buffer,
     area: Rect,
@@ -127,14 +155,39 @@ fn fitting(area: Rect, lines: usize) -> usize {
     if lines > height && height > 2 { height - 1 } else { height }
 }
 
-/// Writes lines, scrolled so that those of the selected row are visible. Each line has the position of its row; a row
-/// may have several lines.
-fn write_rows(model: &Model, buf: &mut Buffer, area: Rect, lines: Vec<(usize, Line<'static>)>, selected: usize) {
-    let height = fitting(area, lines.len());
-    let first = lines.iter().position(|(row, _)| *row == selected).unwrap_or(0);
-    let last = lines.iter().rposition(|(row, _)| *row == selected).unwrap_or(0);
-    let top = layout::scrolled(0, last, height).min(first);
-    write_from(model, buf, area, lines.into_iter().map(|(_, line)| line).collect(), top);
+/// The position of an entry that cannot be selected, such as a warning above the checks.
+pub const NO_ENTRY: usize = usize::MAX;
+
+/// A list of entries, scrolled so that the lines of the selected entry are visible.
+pub struct List {
+    /// The area below the heading of the panel.
+    pub area: Rect,
+    /// Each line with the position of its entry; an entry may have several lines.
+    pub lines: Vec<(usize, Line<'static>)>,
+    /// The position of the selected entry.
+    pub selected: usize,
+}
+
+impl List {
+    /// Returns the first visible line.
+    fn top(&self) -> usize {
+        let first = self.lines.iter().position(|(entry, _)| *entry == self.selected).unwrap_or(0);
+        let last = self.lines.iter().rposition(|(entry, _)| *entry == self.selected).unwrap_or(0);
+        layout::scrolled(0, last, fitting(self.area, self.lines.len())).min(first)
+    }
+
+    /// Draws the list.
+    pub fn draw(self, model: &Model, buf: &mut Buffer) {
+        let top = self.top();
+        write_from(model, buf, self.area, self.lines.into_iter().map(|(_, line)| line).collect(), top);
+    }
+
+    /// Returns the position of the entry in a row of the terminal.
+    fn entry_at(&self, row: u16) -> Option<usize> {
+        let at = usize::from(row.checked_sub(self.area.y)?);
+        let (entry, _) = self.lines.get(self.top() + at).filter(|_| at < fitting(self.area, self.lines.len()))?;
+        Some(*entry).filter(|entry| *entry != NO_ENTRY)
+    }
 }
 
 /// Writes the lines from `top` on, and the number of hidden lines below them.
@@ -173,7 +226,16 @@ fn settings(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         }
         Some(Ok(_)) => {}
     }
-    let mut rest = inner;
+    let (problem, list) = settings_list(model, form, inner);
+    write_lines(model, buf, inner, problem);
+    list.draw(model, buf);
+}
+
+/// Returns the error of the recipe, which is at the top of the panel, and the list of keys below it.
+fn settings_list(model: &Model, form: &LaunchForm, inner: Rect) -> (Vec<Line<'static>>, List) {
+    let theme = &model.theme;
+    let width = usize::from(inner.width);
+    let (mut problem, mut area) = (Vec::new(), inner);
     if let Some(error) = &form.broken {
         let mark = model.symbols.states[StateKind::Failed as usize];
         let mut lines = marked(mark, &capitalized(&error.why), width, theme.bad);
@@ -181,9 +243,9 @@ fn settings(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         let most = usize::from(inner.height * 2 / 3);
         lines.truncate(most.saturating_sub(hint.len()));
         lines.extend(hint);
-        let (top, below) = cut_top(inner, lines.len().min(most) as u16);
-        write_lines(model, buf, top, lines);
-        rest = below;
+        lines.truncate(most);
+        area = cut_top(inner, lines.len() as u16).1;
+        problem = lines;
     }
     let rows = form.shown_rows();
     let keys = rows.iter().map(|row| text::width(row.key)).max().unwrap_or(0).clamp(8, 30);
@@ -223,7 +285,7 @@ fn settings(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         (at, Line::from(spans))
     };
     let lines = rows.iter().enumerate().map(line).collect();
-    write_rows(model, buf, rest, lines, form.key_position());
+    (problem, List { area, lines, selected: form.key_position() })
 }
 
 /// Returns the folder of the recipe; paths inside it are shown relative to it.
@@ -237,7 +299,7 @@ fn recipe_folder(form: &LaunchForm) -> String {
 }
 
 /// Wraps a text, and puts a mark before its first line.
-fn marked(mark: &str, text: &str, width: usize, style: Style) -> Vec<Line<'static>> {
+pub fn marked(mark: &str, text: &str, width: usize, style: Style) -> Vec<Line<'static>> {
     let wrapped = text::wrap(&text::clean(&text.replace('\n', " ")), width.saturating_sub(2));
     let line = |(n, line): (usize, String)| {
         let mark = if n == 0 { mark } else { " " };
@@ -277,14 +339,22 @@ fn target(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
 }
 
 fn nodes(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
+    if let Some(list) = nodes_list(model, form, area) {
+        list.draw(model, buf);
+        return;
+    }
+    let lines = match &model.fleet.listed {
+        Some(Err(failure)) => failure_lines(model, failure, usize::from(area.width)),
+        _ => vec![Line::styled("Reading the hostfile…", model.theme.faint)],
+    };
+    write_lines(model, buf, area, lines);
+}
+
+/// Returns the list of the nodes of the hostfile; `None` until it is read.
+fn nodes_list(model: &Model, form: &LaunchForm, area: Rect) -> Option<List> {
     let theme = &model.theme;
     if listed(model).is_empty() {
-        let lines = match &model.fleet.listed {
-            Some(Err(failure)) => failure_lines(model, failure, usize::from(area.width)),
-            _ => vec![Line::styled("Reading the hostfile…", theme.faint)],
-        };
-        write_lines(model, buf, area, lines);
-        return;
+        return None;
     }
     let views = model.fleet.nodes();
     let chosen = form.node.min(views.len() - 1);
@@ -309,7 +379,7 @@ fn nodes(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
         ];
         (at, Line::from(spans))
     };
-    write_rows(model, buf, area, views.iter().enumerate().map(line).collect(), chosen);
+    Some(List { area, lines: views.iter().enumerate().map(line).collect(), selected: chosen })
 }
 
 /// Returns what runs on a node: its runs, and the commands of other processes that use its GPUs, with their owners.
@@ -345,145 +415,6 @@ fn runs_on(model: &Model, view: &NodeView) -> String {
     }
 }
 
-fn checks(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm) {
-    if area.height == 0 {
-        return;
-    }
-    let (theme, symbols) = (&model.theme, &model.symbols);
-    let count = |is: fn(&PreflightResult) -> bool| form.checks.iter().filter(|row| is(&row.result)).count();
-    let passed = count(|result| matches!(result, PreflightResult::Passed(_)));
-    let failed = count(|result| matches!(result, PreflightResult::Failed(_)));
-    let waived = count(|result| matches!(result, PreflightResult::Waived(_)));
-    let mut value = vec![Span::styled(format!("{passed} passed"), theme.good)];
-    if failed > 0 {
-        value.push(Span::styled(format!(", {failed} failed"), theme.bad));
-    }
-    if waived > 0 {
-        value.push(Span::styled(format!(", {waived} waived"), theme.warn));
-    }
-    if !form.is_checked {
-        value.push(Span::styled(format!(", checking{}", symbols.ellipsis), theme.accent));
-    }
-    let inner = heading(model, buf, area, form, FormPanel::Checks, "Checks before the start", value);
-    let width = usize::from(inner.width);
-    let mut lines: Vec<(usize, Line<'static>)> = Vec::new();
-    let mut at_the_top = |text: &str, style: Style| {
-        let warning = symbols.states[StateKind::Stalled as usize];
-        lines.extend(marked(warning, text, width, style).into_iter().map(|line| (usize::MAX, line)));
-    };
-    if !form.changed.is_empty() {
-        let files: Vec<&str> = form.changed.iter().map(|path| path.file_name().unwrap_or(path.as_str())).collect();
-        at_the_top(&format!("{} changed on disk; this is a new plan", files.join(", ")), theme.warn);
-    }
-    for warning in form.plan.iter().flat_map(|(plan, _)| &plan.warnings) {
-        at_the_top(warning, theme.warn);
-    }
-    for row in busy_here(model, form) {
-        let text = format!("{} is still {} on this machine", short_id(&row.run), StateKind::of(&row.state).word());
-        at_the_top(&text, theme.warn);
-    }
-    if form.broken.is_some() {
-        lines.push((0, Line::styled("Nothing is checked until the recipe is valid", theme.faint)));
-    } else if let Some(failure) = &form.refused {
-        let mark = symbols.states[StateKind::Failed as usize];
-        let text = capitalized(&format!("{}: {}", failure.what, failure.why));
-        lines.extend(marked(mark, &text, width, theme.bad).into_iter().map(|line| (0, line)));
-        let fix = marked(" ", &format!("hint: {}", failure.fix), width, theme.accent);
-        lines.extend(fix.into_iter().map(|line| (0, line)));
-    } else if form.checks.is_empty() {
-        lines.push((0, Line::styled("Checking the recipe, the data and the weights…", theme.faint)));
-    }
-    let names = form.checks.iter().map(|row| text::width(&row.name)).max().unwrap_or(0);
-    let chosen = form.check_position();
-    for (at, row) in form.checks.iter().enumerate() {
-        let is_chosen = at == chosen && form.focus == FormPanel::Checks;
-        lines.extend(check_lines(model, form, row, is_chosen, names, width).into_iter().map(|line| (at, line)));
-    }
-    // The warnings at the top stay visible until the user moves to the checks or a check fails.
-    let selected = if form.focus == FormPanel::Checks || form.failed().next().is_some() { chosen } else { usize::MAX };
-    write_rows(model, buf, inner, lines, selected);
-}
-
-/// Returns the runs that are active on this machine, if the launch would share it with them.
-fn busy_here<'a>(model: &'a Model, form: &LaunchForm) -> Vec<&'a RunRow> {
-    let own = form.plan.as_ref().map(|(plan, _)| &plan.run.id);
-    let is_busy = |row: &&RunRow| {
-        let is_other = Some(&row.run) != own && row.job.is_none();
-        is_other && StateKind::of(&row.state).is_active()
-    };
-    match form.draft.target {
-        LaunchTarget::Local(_) => model.rows().iter().filter(is_busy).collect(),
-        LaunchTarget::Hostfile { .. } | LaunchTarget::Slurm(_) => Vec::new(),
-    }
-}
-
-fn check_lines(
-    model: &Model,
-    form: &LaunchForm,
-    row: &PreflightRow,
-    is_chosen: bool,
-    names: usize,
-    width: usize,
-) -> Vec<Line<'static>> {
-    let (theme, symbols) = (&model.theme, &model.symbols);
-    let (mark, style) = match &row.result {
-        PreflightResult::Pending => (symbols.ellipsis, theme.accent),
-        PreflightResult::Passed(_) => (symbols.states[StateKind::Finished as usize], theme.good),
-        PreflightResult::Failed(_) => (symbols.states[StateKind::Failed as usize], theme.bad),
-        PreflightResult::Waived(_) => (symbols.separator, theme.warn),
-        PreflightResult::Unknown(_) => (symbols.separator, theme.faint),
-    };
-    let detail = match (&row.result, &row.node) {
-        (PreflightResult::Pending, Some(node)) => format!("{node}: no answer yet"),
-        (PreflightResult::Pending, None) => "no answer yet".to_owned(),
-        (PreflightResult::Passed(detail), Some(node)) => format!("{node}: {detail}"),
-        (PreflightResult::Passed(detail), None) => detail.clone(),
-        // The reason already names the node.
-        (PreflightResult::Failed(failure), Some(_)) => failure.why.clone(),
-        (PreflightResult::Failed(failure), None) => format!("{}: {}", failure.what, failure.why),
-        (PreflightResult::Waived(failure), _) => format!("waived: {}", failure.why),
-        (PreflightResult::Unknown(needs), _) => format!("not checked, requires {needs}"),
-    };
-    let pointer = if is_chosen { symbols.pointer } else { " " };
-    let indent = 2 + text::width(mark) + 1 + names + 2;
-    let room = width.saturating_sub(indent).max(20);
-    let faint = if form.plan.is_none() && form.refused.is_none() { theme.faint } else { Style::new() };
-    let detail = text::clean(&detail.replace('\n', " "));
-    let details = match &row.result {
-        PreflightResult::Failed(_) => text::wrap(&detail, room),
-        _ => vec![text::fit(&detail, room, symbols.ellipsis)],
-    };
-    let mut lines = Vec::new();
-    for (n, detail) in details.into_iter().enumerate() {
-        let mut spans = if n == 0 {
-            let name = format!("{:<names$}  ", row.name);
-            let name_style = if is_chosen { theme.strong } else { faint };
-            vec![
-                Span::styled(format!("{pointer} "), theme.accent),
-                Span::styled(format!("{mark} "), style),
-                Span::styled(name, name_style),
-            ]
-        } else {
-            vec![Span::raw(" ".repeat(indent))]
-        };
-        spans.push(Span::styled(detail, faint));
-        lines.push(Line::from(spans));
-    }
-    let PreflightResult::Failed(failure) = &row.result else { return lines };
-    if !failure.fix.is_empty() {
-        let wrapped = text::wrap(&text::clean(&format!("hint: {}", failure.fix)), room);
-        let line = |text| Line::from(vec![Span::raw(" ".repeat(indent)), Span::styled(text, theme.accent)]);
-        lines.extend(wrapped.into_iter().map(line));
-    }
-    if is_chosen && row.is_waivable {
-        let mut spans = vec![Span::raw(" ".repeat(indent))];
-        let text = format!("starts the run without the check '{}'", row.name);
-        spans.extend(hint(model, &model.keys.name(Context::Launch, Action::Waive), &text));
-        lines.push(Line::from(spans));
-    }
-    lines
-}
-
 /// Returns the lines of the plan.
 pub fn plan_lines(model: &Model) -> Vec<Line<'static>> {
     let Some(form) = &model.form else { return Vec::new() };
@@ -514,61 +445,4 @@ fn plan_lines_of(model: &Model, form: &LaunchForm, width: usize) -> Vec<Line<'st
         }
     }
     lines
-}
-
-/// Draws the field that the user is typing into: the text, and below it the error with a hint, or the meaning of the
-/// key and the completions.
-fn field(model: &Model, buf: &mut Buffer, area: Rect, form: &LaunchForm, input: &Input) {
-    let theme = &model.theme;
-    let title = match input.purpose {
-        Purpose::Override => "Override a key: section.key=value",
-        Purpose::Ranks => "Ranks on this machine",
-        _ => "Weights to start from: a checkpoint, or a run such as latest",
-    };
-    let inner = panel(model, buf, area, title, Vec::new(), true);
-    let width = usize::from(inner.width);
-    let mut lines = vec![edited(model, input, "  ", width)];
-    let text = input.text.trim();
-    let is_key = input.purpose == Purpose::Override && !text.contains('=');
-    let settings = form.settings.as_ref().and_then(|settings| settings.as_ref().ok());
-    let found = settings.filter(|_| input.purpose == Purpose::Override);
-    let found: Vec<Candidate> = found.map_or_else(Vec::new, |settings| completion::candidates(settings, &input.text));
-    let mark = model.symbols.states[StateKind::Failed as usize];
-    let problem = match wrong(form, input.purpose, &input.text) {
-        // An incomplete key that can still be completed is not an error.
-        Some(_) if is_key && !found.is_empty() => None,
-        Some(wrong) => Some((wrong.why, wrong.fix, theme.bad)),
-        None if input.purpose == Purpose::Override && !text.is_empty() => match form.tried(text) {
-            // Another override may make the recipe valid again.
-            Some(Ok(Err(error))) => Some((error.why, error.fix, theme.warn)),
-            _ => None,
-        },
-        None => None,
-    };
-    if let Some((why, fix, style)) = &problem {
-        lines.extend(marked(mark, &capitalized(why), width, *style));
-        lines.extend(marked(" ", &format!("hint: {fix}"), width, theme.accent));
-    } else if input.purpose == Purpose::Override {
-        let key = Key::find(crate::draft::key_of(text));
-        if let Some(key) = key {
-            let now = form.rows.iter().find(|row| row.key == key.path).and_then(|row| row.value.clone());
-            let now = now.map_or_else(String::new, |now| format!("; now {now}"));
-            lines.extend(marked(" ", &format!("{}{now}", key.doc), width, theme.faint));
-        }
-    }
-    let is_done = found.len() == 1 && found[0].text == text;
-    if !is_done && problem.is_none() {
-        let left = usize::from(inner.height).saturating_sub(lines.len());
-        let shown = if found.len() > left { left.saturating_sub(1) } else { found.len() };
-        let names = found.iter().map(|candidate| candidate.text.len()).max().unwrap_or(0);
-        for candidate in &found[..shown] {
-            let name = format!("  {:<names$}  ", candidate.text);
-            lines.push(Line::from(vec![Span::raw(name), Span::styled(candidate.doc, theme.faint)]));
-        }
-        if shown < found.len() {
-            let text = format!("  {} and {} more", model.symbols.ellipsis, found.len() - shown);
-            lines.push(Line::styled(text, theme.faint));
-        }
-    }
-    write_lines(model, buf, inner, lines);
 }

@@ -1,10 +1,14 @@
 //! One file per screen, which handles the actions of that screen and draws it.
 
+pub mod alert_details;
 pub mod alerts;
 pub mod compare;
 pub mod compare_recipes;
 pub mod convert;
+pub mod history_cursor;
 pub mod launch;
+pub mod launch_checks;
+pub mod launch_field;
 pub mod launch_view;
 pub mod logs;
 pub mod node;
@@ -13,12 +17,17 @@ pub mod node_heat;
 pub mod node_history;
 pub mod node_table;
 pub mod nodes;
+pub mod process_details;
 pub mod processes;
+pub mod recipe_details;
 pub mod recipes;
 pub mod run;
+pub mod run_lists;
 pub mod run_marks;
 pub mod run_panels;
 pub mod run_recipe;
+pub mod run_sections;
 pub mod runs;
 pub mod samples;
+pub mod stage_details;
 pub mod stages;

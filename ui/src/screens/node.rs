@@ -9,12 +9,12 @@ use crate::model::{Model, NodeScreen, Screen};
 use crate::run_state::short_id;
 use crate::screens::node_gpus::{self, GpuColumns};
 use crate::screens::node_history::{self, Lanes};
-use crate::screens::{node_table, nodes, processes};
+use crate::screens::{history_cursor, node_table, nodes, processes};
 use crate::text;
 use crate::widgets::{failure_lines, panel, write, write_centered, write_lines};
 use cluster::{GpuProcess, NodeId};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
 use ratatui_core::text::{Line, Span};
 use rundir::{Failure, RunId};
 
@@ -55,6 +55,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         Action::RawText => (node.raw, node.scroll) = (!node.raw, 0),
         Action::Processes => processes::open(model),
         Action::ZoomIn | Action::ZoomOut => nodes::zoom(model, action),
+        Action::CursorLeft | Action::CursorRight => history_cursor::step(model, action == Action::CursorRight),
         Action::Kill => return processes::kill_on_nodes(model),
         Action::NodeNext | Action::NodePrevious => step(model, action == Action::NodeNext),
         Action::Back => model.screen = Screen::Nodes,
@@ -93,8 +94,14 @@ fn opened(model: &Model) -> Option<(&NodeScreen, &NodeView)> {
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some((open, view)) = opened(model) else {
-        let gone = model.node.as_ref().map_or_else(String::new, |open| format!("{} is no longer listed", open.id));
-        write_centered(model, buf, body, vec![Line::styled(gone, model.theme.faint)]);
+        let faint = |text: String| vec![Line::styled(text, model.theme.faint)];
+        let gone = match (&model.node, &model.fleet.listed) {
+            (Some(_), None) => faint("Loading nodes…".to_owned()),
+            (Some(_), Some(Err(failure))) => failure_lines(model, failure, usize::from(body.width.min(76))),
+            (Some(open), Some(Ok(()))) => faint(format!("{} is no longer listed", open.id)),
+            (None, _) => Vec::new(),
+        };
+        write_centered(model, buf, body, gone);
         return;
     };
     let (head, rest) = areas(model);
@@ -139,9 +146,22 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             }
         }
     }
-    let (_, below) = layout::cut_top(rest, u16::try_from(total + 1).unwrap_or(u16::MAX));
-    let lanes = if view.gpus().is_empty() { Lanes::All } else { Lanes::OfNode };
+    let (lanes, below) = history_area(model, view);
     node_history::view(model, view, lanes, buf, below);
+}
+
+/// Returns the area of the history below the other lines, and the lanes that it shows.
+fn history_area(model: &Model, view: &NodeView) -> (Lanes, Rect) {
+    let lines = u16::try_from(lines_of(model) + 1).unwrap_or(u16::MAX);
+    let lanes = if view.gpus().is_empty() { Lanes::All } else { Lanes::OfNode };
+    (lanes, layout::cut_top(areas(model).1, lines).1)
+}
+
+/// Returns the area of the lines in the history, if a position of the terminal is in it.
+pub fn history_at(model: &Model, at: Position) -> Option<Rect> {
+    let (_, view) = opened(model).filter(|(open, _)| !open.raw)?;
+    let (lanes, area) = history_area(model, view);
+    node_history::plot(model, view, lanes, area).filter(|plot| plot.contains(at))
 }
 
 /// Returns which lines are visible; empty if all lines fit.
@@ -246,13 +266,15 @@ impl NodeLines {
         let history = node_gpus::history_rows(gpus, others, room);
         let power = view.summary.power_w.map(|watts| Span::styled(format!("{watts:.0} W"), model.theme.strong));
         let mut value = Vec::new();
+        let columns = GpuColumns::new(model, view, width);
         if history > 0 {
             let window = units::short_duration(model.nodes.window.seconds());
-            value.push(Span::styled(format!("history of {window}, from 0 to the limit  "), faint));
+            let scale = if columns.has_all_meters() { "on the scale of the meter" } else { "from 0 to the limit" };
+            value.push(Span::styled(format!("history of {window}, {scale}  "), faint));
         }
         value.extend(power);
         lines.heading("GPUs", value);
-        lines.text(Line::styled(GpuColumns::new(model, view, width).heading(), faint));
+        lines.text(Line::styled(columns.heading(view), faint));
         for at in 0..gpus {
             lines.rows.extend((0..=history).map(|row| NodeLine::Gpu { at, row, history }));
         }

@@ -20,34 +20,52 @@ use rundir::RunId;
 const INDEX: usize = 6;
 const GAP: usize = 2;
 
-/// The quantities with a meter.
-const METERS: [GpuValue; 3] = [GpuValue::Utilization, GpuValue::Memory, GpuValue::Power];
+/// A quantity with a meter, and its values in the history.
+type Meter = (GpuValue, fn(GpuMoment) -> f32);
+
+/// The quantities with a meter. Only a wide screen has a meter of the last one.
+static METERS: [Meter; 4] = [
+    (GpuValue::Utilization, GpuMoment::util_pct),
+    (GpuValue::Memory, GpuMoment::mem_share),
+    (GpuValue::Power, GpuMoment::power_w),
+    (GpuValue::Temperature, GpuMoment::temp_c),
+];
 
 /// The widths of the columns of the GPU table.
 pub struct GpuColumns {
     /// The width of the bar of each meter.
     bar: usize,
-    /// The width of the text beside each bar.
-    texts: [usize; 3],
-    /// The width of the part with temperature, clock and notes.
+    /// The width of the text beside the bar of each meter.
+    texts: Vec<usize>,
+    /// The width of the part with clock and notes, and with the temperature if it has no meter.
     right: usize,
 }
 
 impl GpuColumns {
     /// Divides the width of the screen among the columns.
     pub fn new(model: &Model, view: &NodeView, width: usize) -> Self {
-        let right = match width {
-            120.. => 36,
-            96.. => 15,
-            _ => 6,
+        let (meters, right) = match width {
+            140.. => (4, 30),
+            120.. => (3, 36),
+            96.. => (3, 15),
+            _ => (3, 6),
         };
-        let text = |value: GpuValue| {
-            let widths = view.gpus().iter().map(|gpu| text::width(&meter_text(model, value, gpu)));
+        let text = |(value, _): &Meter| {
+            let widths = view.gpus().iter().map(|gpu| text::width(&meter_text(model, *value, gpu)));
             widths.max().unwrap_or(0)
         };
-        let texts = METERS.map(text);
-        let fixed = INDEX + right + METERS.len() * (1 + GAP) + texts.iter().sum::<usize>();
-        Self { bar: width.saturating_sub(fixed) / METERS.len(), texts, right }
+        let texts: Vec<usize> = METERS[..meters].iter().map(text).collect();
+        let fixed = INDEX + right + meters * (1 + GAP) + texts.iter().sum::<usize>();
+        Self { bar: width.saturating_sub(fixed) / meters, texts, right }
+    }
+
+    fn meters(&self) -> &'static [Meter] {
+        &METERS[..self.texts.len()]
+    }
+
+    /// Returns whether there is a meter of the temperature.
+    pub fn has_all_meters(&self) -> bool {
+        self.texts.len() == METERS.len()
     }
 
     /// Returns the x offset and the width of a meter.
@@ -57,20 +75,27 @@ impl GpuColumns {
     }
 
     fn right(&self) -> usize {
-        let (at, width) = self.meter(METERS.len() - 1);
+        let (at, width) = self.meter(self.texts.len() - 1);
         at + width + GAP
     }
 
-    /// Returns the names of the columns.
-    pub fn heading(&self) -> String {
+    /// Returns the names of the columns, on a wide screen with the scales of the meters.
+    pub fn heading(&self, view: &NodeView) -> String {
         let mut heading = "gpu".to_owned();
-        for (number, value) in METERS.into_iter().enumerate() {
+        for (number, (value, _)) in self.meters().iter().enumerate() {
             let (at, width) = self.meter(number);
-            heading += &" ".repeat(at.saturating_sub(heading.len()));
-            heading += &value.word()[..value.word().len().min(width)];
+            let name = value.name_and_scale(view.gpus().iter());
+            let is_shown = self.has_all_meters() && text::width(&name) <= width;
+            heading += &" ".repeat(at.saturating_sub(text::width(&heading)));
+            heading += if is_shown { name.as_str() } else { &value.word()[..value.word().len().min(width)] };
         }
-        heading += &" ".repeat(self.right().saturating_sub(heading.len()));
-        heading + if self.right >= 15 { " temp     clock" } else { " temp" }
+        heading += &" ".repeat(self.right().saturating_sub(text::width(&heading)));
+        heading
+            + match self.right {
+                _ if self.has_all_meters() => "   clock",
+                15.. => " temp     clock",
+                _ => " temp",
+            }
     }
 }
 
@@ -90,16 +115,15 @@ pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumn
         return;
     }
     let is_old = !is_current(view);
-    let power = GpuValue::Power.scale(gpu).1 as f32;
-    type OfGpu = fn(GpuMoment) -> f32;
-    let histories: [(OfGpu, f32); 3] =
-        [(GpuMoment::util_pct, 100.0), (GpuMoment::mem_share, 1.0), (GpuMoment::power_w, power)];
-    for (number, (of, most)) in histories.into_iter().enumerate() {
+    for (number, (value, of)) in columns.meters().iter().enumerate() {
         let (at, width) = columns.meter(number);
         let plot = Rect { x: below.x + at as u16, width: width as u16, ..below };
         let ink = if is_old { model.theme.faint } else { model.theme.lines[number] };
-        let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.gpu_points(gpu.index, of));
-        history_chart::draw(model, buf, plot, model.nodes.window.seconds(), most, vec![(points, ink)]);
+        // The history of memory has shares.
+        let (least, most) = if *value == GpuValue::Memory { (0.0, 1.0) } else { value.scale(gpu) };
+        let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.gpu_points(gpu.index, *of));
+        let scale = (least as f32, most as f32);
+        history_chart::draw(model, buf, plot, model.nodes.window.seconds(), scale, vec![(points, ink)]);
     }
     if columns.right > 15 {
         let right = Rect { x: below.x + columns.right() as u16, width: columns.right as u16, ..below };
@@ -118,17 +142,17 @@ fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns)
     let (sign, sign_style) = mark.unwrap_or((" ", plain));
     let mut line =
         vec![Span::styled(format!("{:>3} ", gpu.index), plain), Span::styled(format!("{sign} "), sign_style)];
-    for (number, value) in METERS.into_iter().enumerate() {
-        let text = meter_text(model, value, gpu);
+    for ((value, _), text_width) in columns.meters().iter().zip(&columns.texts) {
+        let text = meter_text(model, *value, gpu);
         let share = value.share(gpu);
         let ink = if is_old { model.theme.faint } else { share.map_or(plain, |share| model.theme.ramp_at(share)) };
         // A meter is full only near the limit.
         let full = share.map_or(0, |share| (share * columns.bar as f64 + 0.25) as usize).min(columns.bar);
         line.push(Span::styled(model.symbols.bar_done.repeat(full), ink));
         line.push(Span::styled(model.symbols.bar_open.repeat(columns.bar - full), model.theme.faint));
-        let outlier = !is_old && model.fleet.is_outlier(value, gpu);
+        let outlier = !is_old && model.fleet.is_outlier(*value, gpu);
         let style = if outlier { model.theme.warn } else { plain };
-        let pad = columns.texts[number].saturating_sub(text::width(&text)) + 1;
+        let pad = text_width.saturating_sub(text::width(&text)) + 1;
         line.push(Span::raw(" ".repeat(pad)));
         line.push(Span::styled(text, style));
         line.push(Span::raw(" ".repeat(GAP)));
@@ -137,13 +161,28 @@ fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns)
         Some(value) => format!("{value:.0} {unit}"),
         None => model.symbols.none.to_owned(),
     };
+    let clock = format!("{:>8}", reading(gpu.sm_clock_mhz.value(), "MHz"));
+    if columns.has_all_meters() {
+        line.push(Span::styled(clock, plain));
+        line.push(Span::styled(link_and_fan(model, gpu), if is_old { plain } else { model.theme.faint }));
+        return Line::from(line);
+    }
     let outlier = !is_old && model.fleet.is_outlier(GpuValue::Temperature, gpu);
     let temp = format!("{:>5}", reading(gpu.temp_c.value(), "°C"));
     line.push(Span::styled(temp, if outlier { model.theme.warn } else { plain }));
     if columns.right >= 15 {
-        line.push(Span::styled(format!("  {:>8}", reading(gpu.sm_clock_mhz.value(), "MHz")), plain));
+        line.push(Span::styled(format!("  {clock}"), plain));
     }
     Line::from(line)
+}
+
+/// Returns the generation and lanes of the PCIe link and the fan speed, as far as the GPU reports them.
+fn link_and_fan(model: &Model, gpu: &GpuSample) -> String {
+    let times = if model.symbols.braille { "×" } else { "x" };
+    let link = gpu.pcie_gen.value().zip(gpu.pcie_lanes.value());
+    let link = link.map_or_else(String::new, |(generation, lanes)| format!("  PCIe {generation} {times}{lanes}"));
+    let fan = gpu.fan_pct.value().map_or_else(String::new, |pct| format!("  fan {pct:.0} %"));
+    link + &fan
 }
 
 fn meter_text(model: &Model, value: GpuValue, gpu: &GpuSample) -> String {

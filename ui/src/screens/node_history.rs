@@ -1,10 +1,11 @@
-//! The history of a node as lanes below each other that share a time axis: power, utilization, memory, network,
-//! InfiniBand, CPU.
+//! The history of a node as lanes below each other that share a time axis: power, utilization, memory, InfiniBand,
+//! network, temperature, CPU.
 
 use crate::fleet::{HistoryWindow, Moment, NodeView, Point};
-use crate::gpu_value::is_current;
+use crate::gpu_value::{HOTTEST_C, is_current};
 use crate::layout;
 use crate::model::Model;
+use crate::screens::history_cursor;
 use crate::text;
 use crate::widgets::{history_chart, panel, write};
 use ratatui_core::buffer::Buffer;
@@ -30,8 +31,8 @@ pub enum Lanes {
     OfNode,
 }
 
-/// A line of a lane: its name (empty for the only line), its newest value as text, and the function that returns its
-/// values.
+/// A line of a lane: its name (empty for the only line), its value at the cursor or its newest value as text, and the
+/// function that returns its values.
 type LaneLine = (&'static str, String, fn(&Moment) -> f32);
 
 struct Lane {
@@ -45,28 +46,55 @@ struct Lane {
     lines: Vec<LaneLine>,
 }
 
-/// Draws the history of a node. Draws nothing if the area is too small.
-pub fn view(model: &Model, view: &NodeView, which: Lanes, buf: &mut Buffer, area: Rect) {
+/// The labels of a y axis, each with its row.
+type YLabels = Vec<(u16, String)>;
+
+/// The lanes of a history, and where they are drawn.
+struct PlacedLanes {
+    /// Each lane with its area and the labels of its y axis.
+    lanes: Vec<(Lane, Rect, YLabels)>,
+    /// The columns of the labels and of the y axis.
+    gutter: u16,
+    /// The row of the time axis.
+    times: Rect,
+}
+
+/// Places the lanes of a node; `None` if the area is too small, or if there are no values.
+fn placed(model: &Model, view: &NodeView, which: Lanes, area: Rect) -> Option<PlacedLanes> {
     if area.height < LEAST || area.width < 40 {
-        return;
+        return None;
     }
-    let mut lanes = lanes(model, view, which);
-    lanes.truncate(usize::from((area.height - 1) / LANE));
-    let Ok(count) = u16::try_from(lanes.len()) else { return };
-    if count == 0 {
-        return;
-    }
+    let mut all = lanes(model, view, which);
+    all.truncate(usize::from((area.height - 1) / LANE));
+    let count = u16::try_from(all.len()).ok().filter(|count| *count > 0)?;
     let (height, longer) = ((area.height - 1) / count, (area.height - 1) % count);
-    let rows: Vec<u16> = (0..count).map(|at| (height + u16::from(at < longer)).min(TALLEST)).collect();
-    let labels: Vec<_> = lanes.iter().zip(&rows).map(|(lane, rows)| y_labels(lane, rows - 1)).collect();
-    let gutter = labels.iter().flatten().map(|(_, label)| text::width(label)).max().unwrap_or(0) as u16 + 2;
-    let mut rest = area;
-    for ((lane, rows), labels) in lanes.iter().zip(rows).zip(&labels) {
+    let (mut lanes, mut rest) = (Vec::new(), area);
+    for (at, lane) in (0..count).zip(all) {
+        let rows = (height + u16::from(at < longer)).min(TALLEST);
         let (part, below) = layout::cut_top(rest, rows);
-        draw(model, view, buf, part, gutter, lane, labels);
+        let labels = y_labels(&lane, rows - 1);
+        lanes.push((lane, part, labels));
         rest = below;
     }
-    time_axis(model, view, buf, Rect { x: area.x + gutter, width: area.width - gutter, height: 1, ..rest });
+    let labels = lanes.iter().flat_map(|(.., labels)| labels);
+    let gutter = labels.map(|(_, label)| text::width(label)).max().unwrap_or(0) as u16 + 2;
+    let times = Rect { x: area.x + gutter, width: area.width - gutter, height: 1, ..rest };
+    Some(PlacedLanes { lanes, gutter, times })
+}
+
+/// Returns the area of the lines of a history, with the headings between them; `None` if it is not drawn.
+pub fn plot(model: &Model, view: &NodeView, which: Lanes, area: Rect) -> Option<Rect> {
+    let times = placed(model, view, which, area)?.times;
+    Some(Rect { y: area.y, height: times.y - area.y, ..times })
+}
+
+/// Draws the history of a node. Draws nothing if the area is too small.
+pub fn view(model: &Model, view: &NodeView, which: Lanes, buf: &mut Buffer, area: Rect) {
+    let Some(PlacedLanes { lanes, gutter, times }) = placed(model, view, which, area) else { return };
+    for (lane, part, labels) in &lanes {
+        draw(model, view, buf, *part, gutter, lane, labels);
+    }
+    time_axis(model, view, buf, times);
 }
 
 fn draw(
@@ -105,12 +133,13 @@ fn draw(
         let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.points(*of));
         (points, ink(at))
     });
-    history_chart::draw(model, buf, plot, model.nodes.window.seconds(), lane.most, lines.collect());
+    history_chart::draw(model, buf, plot, model.nodes.window.seconds(), (0.0, lane.most), lines.collect());
+    history_cursor::draw(model, buf, plot);
 }
 
 /// Returns the labels of the y axis of a lane, each with its row below the heading: the upper end of the scale, 0, and
 /// round values between them if there are four rows or more.
-fn y_labels(lane: &Lane, height: u16) -> Vec<(u16, String)> {
+fn y_labels(lane: &Lane, height: u16) -> YLabels {
     let mut labels = vec![(0, lane.most_text.clone())];
     if height > 1 {
         labels.push((height - 1, "0".to_owned()));
@@ -125,7 +154,7 @@ fn y_labels(lane: &Lane, height: u16) -> Vec<(u16, String)> {
 
 /// Returns labels of about `wanted` round values, each with its row between 0 and `bottom`. From five rows on, there is
 /// a row without a label between two labels.
-fn round_labels(lane: &Lane, bottom: u16, wanted: usize) -> Vec<(u16, String)> {
+fn round_labels(lane: &Lane, bottom: u16, wanted: usize) -> YLabels {
     let decimals = |number: &str| number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let (most, unit) = lane.most_text.split_once(' ').unwrap_or((lane.most_text.as_str(), ""));
     let distance = if bottom >= 4 { 2 } else { 1 };
@@ -156,8 +185,9 @@ fn time_axis(model: &Model, view: &NodeView, buf: &mut Buffer, area: Rect) {
         HistoryWindow::Hour | HistoryWindow::TwelveHours => 4,
     };
     let width = usize::from(area.width);
-    let now = match view.history.newest() {
-        Some(newest) if !is_current(view) => format!("last sample {}", units::ago(model.now, newest.t)),
+    let now = match (history_cursor::time(model), view.history.newest()) {
+        (Some(t), _) => format!("cursor {}", units::ago(model.now, t)),
+        (None, Some(newest)) if !is_current(view) => format!("last sample {}", units::ago(model.now, newest.t)),
         _ => "now".to_owned(),
     };
     let label = |part: usize| units::ago(seconds * (parts - part) as f64 / parts as f64, 0.0);
@@ -184,7 +214,9 @@ fn time_labels(labels: impl Iterator<Item = (usize, String)>, now: &str, width: 
 
 /// Returns the lanes that have values, the most useful first.
 fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
-    let Some(newest) = view.history.newest() else { return Vec::new() };
+    let cursor = history_cursor::time(model);
+    let values = cursor.map_or_else(|| view.history.newest().copied(), |t| view.history.at(t));
+    let Some(values) = &values else { return Vec::new() };
     let none = model.symbols.none;
     let shown = |value: f32, text: String| if value.is_finite() { text } else { none.to_owned() };
     let since = model.now - model.nodes.window.seconds();
@@ -192,28 +224,29 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
         let visible = view.history.points(of).filter(move |point| point.t >= since);
         visible.map(|point| point.value).filter(|value| value.is_finite()).reduce(f32::max)
     };
-    let percent = |title, of: fn(&Moment) -> f32| Lane {
+    let fixed = |title, most: f32, unit: &str, of: fn(&Moment) -> f32| Lane {
         title,
-        most: 100.0,
-        most_text: "100 %".to_owned(),
-        most_in_unit: 100.0,
-        lines: vec![("", shown(of(newest), format!("{:.0} %", of(newest))), of)],
+        most,
+        most_text: format!("{most:.0} {unit}"),
+        most_in_unit: most.into(),
+        lines: vec![("", shown(of(values), format!("{:.0} {unit}", of(values))), of)],
     };
     let mut lanes = Vec::new();
     if which == Lanes::All && !view.gpus().is_empty() {
         let limit = view.gpus().iter().filter_map(|gpu| gpu.power_limit_w.value()).reduce(f64::max);
         let power: fn(&Moment) -> f32 = |moment| moment.power_w;
         let most = limit.map(|limit| limit as f32).or_else(|| highest(power)).unwrap_or(0.0);
-        let text = shown(newest.power_w, format!("{:.0} of {most:.0} W", newest.power_w));
+        let text = shown(values.power_w, format!("{:.0} of {most:.0} W", values.power_w));
         let lines: Vec<LaneLine> = vec![("", text, power)];
         let most_text = format!("{most:.0} W");
         lanes.push(Lane { title: "Mean GPU power", most, most_text, most_in_unit: most.into(), lines });
-        lanes.push(percent("GPU utilization", |moment| moment.util_pct));
+        lanes.push(fixed("GPU utilization", 100.0, "%", |moment| moment.util_pct));
     }
     if which == Lanes::All || view.gpus().is_empty() {
         let (used, total) = view.memory_mib().unwrap_or_default();
+        let used = cursor.map_or(used, |_| (f64::from(values.mem_share) * total as f64) as u64);
         let size = |mib: u64| units::short_size(mib << 20);
-        let text = shown(newest.mem_share, format!("{} of {}", size(used), size(total)));
+        let text = shown(values.mem_share, format!("{} of {}", size(used), size(total)));
         let title = if view.gpus().is_empty() { "Memory" } else { "GPU memory" };
         let share: fn(&Moment) -> f32 = |moment| moment.mem_share;
         let lines: Vec<LaneLine> = vec![("", text, share)];
@@ -221,9 +254,8 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
         let most_in_unit = in_unit_of(&most_text, (total << 20) as f64);
         lanes.push(Lane { title, most: 1.0, most_text, most_in_unit, lines });
     }
-    let cpu = percent("CPU", |moment| moment.cpu_pct);
     let rates = |title, of: [fn(&Moment) -> f32; 2]| {
-        let text = |of: fn(&Moment) -> f32| shown(of(newest), rate(of(newest)));
+        let text = |of: fn(&Moment) -> f32| shown(of(values), rate(of(values)));
         let most = of.into_iter().filter_map(highest).fold(0.0, f32::max);
         // A power of two, so that the scale rarely changes.
         let most = most.max(1024.0).log2().ceil().exp2();
@@ -234,12 +266,16 @@ fn lanes(model: &Model, view: &NodeView, which: Lanes) -> Vec<Lane> {
     };
     let network = rates("Network", [|moment| moment.net_rx, |moment| moment.net_tx]);
     let infiniband = rates("InfiniBand", [|moment| moment.ib_rx, |moment| moment.ib_tx]);
-    match view.gpus().is_empty() {
-        true => lanes.splice(0..0, [cpu]).for_each(drop),
-        false => lanes.push(cpu),
+    lanes.extend([infiniband, network]);
+    if which == Lanes::All && !view.gpus().is_empty() {
+        lanes.push(fixed("Hottest GPU", HOTTEST_C as f32, "°C", |moment| moment.temp_c));
     }
-    let at = lanes.len() - usize::from(!view.gpus().is_empty());
-    lanes.splice(at..at, [infiniband, network]).for_each(drop);
+    let cpu = fixed("CPU", 100.0, "%", |moment| moment.cpu_pct);
+    if view.gpus().is_empty() {
+        lanes.insert(0, cpu)
+    } else {
+        lanes.push(cpu)
+    }
     lanes.retain(|lane| lane.lines.iter().any(|(.., of)| highest(*of).is_some()));
     lanes
 }

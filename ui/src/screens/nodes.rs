@@ -10,7 +10,7 @@ use crate::run_state::short_id;
 use crate::screens::node_heat::{self, HeatGrid};
 use crate::screens::node_history::{self, Lanes};
 use crate::screens::node_table::{self, NODE_COLUMNS, NodeColumn};
-use crate::screens::{node, processes};
+use crate::screens::{history_cursor, node, processes};
 use crate::slurm;
 use crate::text;
 use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
@@ -43,10 +43,17 @@ pub fn open(model: &mut Model, of: FleetSource) {
 
 /// Updates the faults, sorts and filters the nodes again, and scrolls to the selected one.
 pub fn renew(model: &mut Model) {
-    model.fleet.judge(model.now);
+    search_outliers(model);
     let NodesScreen { sort, reverse, filter, .. } = &model.nodes;
     model.nodes.order = model.fleet.order(*sort, *reverse, filter, model.now);
     keep_selection(model);
+}
+
+/// Searches for outliers; also for slow ranks while the heat map shows step times.
+fn search_outliers(model: &mut Model) {
+    let has_step_times = model.nodes.heat == Some(GpuValue::StepTime);
+    let steps = has_step_times.then(|| GpuReader::new(GpuValue::StepTime, model.run.as_ref()));
+    model.fleet.judge(model.now, steps.as_ref());
 }
 
 /// Scrolls to the selected node.
@@ -96,6 +103,9 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
             model.nodes.heat = next.filter(|value| *value != GpuValue::StepTime || has_step_times(model));
         }
         Action::ZoomIn | Action::ZoomOut => zoom(model, action),
+        Action::CursorLeft | Action::CursorRight if model.nodes.heat.is_none() => {
+            history_cursor::step(model, action == Action::CursorRight);
+        }
         Action::Sort => {
             model.nodes.sort = model.nodes.sort.next();
             model.nodes.reverse = false;
@@ -163,6 +173,12 @@ fn areas(model: &Model) -> NodesAreas {
     let details = if below.height >= DETAILS + node_history::LEAST { DETAILS } else { below.height };
     let (details, history) = layout::cut_top(below, details);
     NodesAreas { summary, table, details, history }
+}
+
+/// Returns the area of the lines in the history of the selected node, if a position of the terminal is in it.
+pub fn history_at(model: &Model, at: Position) -> Option<Rect> {
+    let plot = node_history::plot(model, model.selected_node()?, Lanes::All, areas(model).history)?;
+    Some(plot).filter(|plot| plot.contains(at))
 }
 
 /// Returns the number of nodes from the selected one to the one at a position of the terminal, in the sort order.
@@ -276,6 +292,7 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
     let widest = nodes.iter().map(|view| view.summary.gpus).max().unwrap_or(0).clamp(5, 16);
     // The GPU bars are more important than all columns except the first ones.
     let bars = has_gpus && room >= FIRST_COLUMNS + widest + GAP + NOTE + GAP;
+    let value = bar_value(model.nodes.sort);
     if bars {
         room -= widest + GAP;
     }
@@ -301,9 +318,10 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
         heading.push(Span::styled(padded(column, *width, column.title), faint));
     }
     if bars {
-        let names = ["power per GPU", "per GPU", "each"];
-        let name = names.into_iter().find(|name| name.len() <= bars_width).unwrap_or_default();
-        heading.push(Span::styled(format!("{:GAP$}{name:<bars_width$}", ""), faint));
+        let gpus = nodes.iter().filter(|view| is_current(view)).flat_map(NodeView::gpus);
+        // The notes have no heading, so the name may reach over them.
+        let name = text::fit(&value.name_and_scale(gpus), bars_width + GAP + note, model.symbols.ellipsis);
+        heading.push(Span::styled(format!("{:GAP$}{name}", ""), faint));
     }
     write(model, buf, top, Line::from(heading));
 
@@ -347,12 +365,10 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
                 if number > 0 {
                     line.push(Span::raw(" ".repeat(apart)));
                 }
-                let (bar, ink) = node_heat::cell(model, GpuValue::Power.share(gpu));
+                let (bar, ink) = node_heat::cell(model, value.share(gpu));
                 line.push(match is_current(view) {
                     false => Span::styled(node_heat::UNKNOWN, faint),
-                    true if model.fleet.is_outlier(GpuValue::Power, gpu) => {
-                        Span::styled(bar, node_heat::outlier_style(model))
-                    }
+                    true if model.fleet.is_outlier(value, gpu) => Span::styled(bar, node_heat::outlier_style(model)),
                     true => Span::styled(bar, ink),
                 });
             }
@@ -365,6 +381,16 @@ fn table(model: &Model, buf: &mut Buffer, area: Rect) {
             line.push(Span::styled(text::fit(&note_text, note, model.symbols.ellipsis), style));
         }
         write(model, buf, Rect { y, height: 1, ..area }, Line::from(line));
+    }
+}
+
+/// Returns the quantity that the bars of the table show: the one by which the nodes are sorted, or power.
+fn bar_value(sort: Sort) -> GpuValue {
+    match sort {
+        Sort::Util => GpuValue::Utilization,
+        Sort::Memory => GpuValue::Memory,
+        Sort::Temperature => GpuValue::Temperature,
+        Sort::Faults | Sort::Listed | Sort::Name | Sort::Power | Sort::Processes => GpuValue::Power,
     }
 }
 

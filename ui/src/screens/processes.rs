@@ -7,8 +7,9 @@ use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{Model, ProcessesScreen, Screen};
 use crate::run_state::{StateKind, short_id};
+use crate::screens::process_details;
 use crate::text;
-use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines};
+use crate::widgets::{details, failure_lines, hint, write, write_centered, write_lines};
 use cluster::NodeId;
 use plan::{KillScope, ListedProcess, NodeProcesses, ProcessKey};
 use ratatui_core::buffer::Buffer;
@@ -139,7 +140,7 @@ fn areas(model: &Model) -> (Rect, Rect, Rect) {
     let (_, rest) = layout::cut_top(rest, u16::from(rest.height >= 14));
     let rows = model.processes.as_ref().map_or(0, |open| open.rows().len() + open.away().count());
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2);
-    let (table, details) = layout::list_and_details(rest, rows, DETAILS);
+    let (table, details) = layout::list_and_details(rest, rows, details::least_rows(model.size, DETAILS));
     (summary, table, details)
 }
 
@@ -171,7 +172,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     }
     table(model, buf, area, open, &rows);
     match rows.get(open.position()) {
-        Some((node, process)) => details(model, buf, below, node, process),
+        Some((node, process)) => process_details::view(model, buf, below, open, node, process),
         None => {
             let why = open.away().next().map(|(_, why)| failure_lines(model, why, usize::from(below.width)));
             write_lines(model, buf, below, why.into_iter().flatten());
@@ -306,40 +307,8 @@ fn run_name(model: &Model, process: &ListedProcess) -> String {
 }
 
 /// Returns whether a process belongs to a run that has ended.
-fn is_orphan(model: &Model, process: &ListedProcess) -> bool {
+pub fn is_orphan(model: &Model, process: &ListedProcess) -> bool {
     let id = process.run.as_deref().and_then(|run| RunId::parse(run).ok());
     let row = id.and_then(|id| model.rows().iter().find(|row| row.run == id));
     row.is_some_and(|row| row.state.is_end())
-}
-
-fn details(model: &Model, buf: &mut Buffer, area: Rect, node: &NodeId, process: &ListedProcess) {
-    if area.height < 2 {
-        return;
-    }
-    let below = panel(model, buf, area, &format!("process {} on {node}", process.pid), Vec::new(), false);
-    let width = usize::from(below.width);
-    let dot = format!(" {} ", model.symbols.separator);
-    let mut facts = vec![
-        text::clean(&process.user),
-        format!("started {} ago", units::short_duration(process.age_s as f64)),
-        format!("process group {}", process.pgid),
-        format!("parent {}", process.parent),
-    ];
-    facts.extend(process.rank.map(|rank| format!("rank {rank}")));
-    facts.extend(process.gpu_mib.map(|mib| format!("{} of GPU memory", units::short_size(mib << 20))));
-    let mut lines = vec![Line::styled(facts.join(&dot), model.theme.faint)];
-    if let Some(run) = &process.run {
-        let known = model.rows().iter().find(|row| row.run.as_str() == run);
-        let text = match known {
-            Some(row) if row.state.is_end() => {
-                format!("Orphan process of {run}, which has ended ({})", StateKind::of(&row.state).word())
-            }
-            Some(row) => format!("Belongs to {run} ({})", StateKind::of(&row.state).word()),
-            None => format!("Belongs to {}, which is not in {}", text::clean(run), model.runs_dir),
-        };
-        let style = if is_orphan(model, process) { model.theme.warn } else { Style::new() };
-        lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, style)));
-    }
-    lines.extend(text::wrap(&text::clean(&process.command), width).into_iter().map(Line::from));
-    write_lines(model, buf, below, lines);
 }

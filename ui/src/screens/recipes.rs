@@ -5,11 +5,11 @@ use crate::bindings::{Action, Context};
 use crate::effect::Effect;
 use crate::layout;
 use crate::model::{Input, Model, Purpose, Screen};
-use crate::msg::{RecipeFacts, RecipeView};
+use crate::msg::RecipeView;
 use crate::run_state::StateKind;
-use crate::screens::launch;
+use crate::screens::{launch, recipe_details};
 use crate::text;
-use crate::widgets::{failure_lines, hint, panel, write, write_centered, write_lines, write_split};
+use crate::widgets::{details, hint, write, write_centered, write_split};
 use camino::Utf8Path;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -114,7 +114,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
 
 fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(1);
-    layout::list_and_details(layout::areas(model.size).body, rows, DETAILS)
+    layout::list_and_details(layout::areas(model.size).body, rows, details::least_rows(model.size, DETAILS))
 }
 
 /// Returns the number of recipes from the selected one to the one at a row of the terminal.
@@ -172,7 +172,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     if let Some(recipe) = selected(model) {
         let shown = rows.iter().skip(model.recipes_screen.top + usize::from(list.height));
         let unseen = shown.filter(|row| matches!(row, RecipesRow::Recipe(_))).count();
-        details(model, buf, below, recipe, unseen);
+        recipe_details::view(model, buf, below, recipe, unseen);
     }
 }
 
@@ -192,7 +192,8 @@ impl Columns {
     }
 }
 
-fn stem(recipe: &RecipeView) -> &str {
+/// Returns the name of the file of a recipe without its extension.
+pub fn stem(recipe: &RecipeView) -> &str {
     recipe.path.file_stem().unwrap_or(recipe.path.as_str())
 }
 
@@ -233,61 +234,4 @@ fn line(model: &Model, recipe: &RecipeView, columns: &Columns) -> Line<'static> 
         }
     }
     Line::from(spans)
-}
-
-/// Draws the details of a recipe below the list; `unseen` is the number of recipes that are hidden below the visible
-/// rows.
-fn details(model: &Model, buf: &mut Buffer, area: Rect, recipe: &RecipeView, unseen: usize) {
-    let (theme, symbols) = (&model.theme, &model.symbols);
-    let filter = &model.recipes_screen.filter;
-    let filter = (!filter.is_empty()).then(|| format!("filter \"{filter}\""));
-    let unseen = (unseen > 0).then(|| format!("{} {} below", symbols.ellipsis, counted(unseen, "recipe")));
-    let more: Vec<String> = filter.into_iter().chain(unseen).collect();
-    let more = match more.is_empty() {
-        true => Vec::new(),
-        false => vec![Span::styled(more.join(&format!(" {} ", symbols.separator)), theme.faint)],
-    };
-    let below = panel(model, buf, area, stem(recipe), more, false);
-    let width = usize::from(below.width);
-    let mut lines: Vec<Line<'static>> = Vec::new();
-    match &recipe.facts {
-        Ok(facts) => {
-            let dot = format!(" {} ", symbols.separator);
-            let facts_line = facts_in_words(facts).join(&dot);
-            lines.extend(text::wrap(&facts_line, width).into_iter().map(|line| Line::styled(line, theme.faint)));
-            if let Some(command) = &facts.command {
-                let command = text::fit(&text::clean(command), width.saturating_sub(9), symbols.ellipsis);
-                lines.push(Line::from(vec![Span::styled("Command  ", theme.faint), Span::raw(command)]));
-            }
-        }
-        Err(_) if recipe.is_base() => {
-            let text = "Settings that other recipes share. It cannot be launched by itself.";
-            lines.push(Line::styled(text, theme.faint));
-        }
-        Err(failure) => lines.extend(failure_lines(model, failure, width)),
-    }
-    if !recipe.about.is_empty() {
-        lines.push(Line::default());
-        lines.extend(text::wrap(&text::clean(&recipe.about), width).into_iter().map(Line::from));
-    }
-    if !recipe.is_base() {
-        lines.push(Line::default());
-        lines.push(Line::from(hint(
-            model,
-            &model.keys.name(Context::Recipes, Action::LaunchForm),
-            "launch it (shows the plan first)",
-        )));
-    }
-    write_lines(model, buf, below, lines);
-}
-
-fn facts_in_words(facts: &RecipeFacts) -> Vec<String> {
-    let known = [
-        Some(format!("runs are named {}", facts.name)),
-        facts.params.map(|params| format!("{} parameters", units::count(params))),
-        facts.seq_len.map(|tokens| format!("{} tokens", units::grouped(tokens as u64))),
-        Some(facts.length.clone()).filter(|length| !length.is_empty()),
-        Some(facts.mesh.clone()),
-    ];
-    known.into_iter().flatten().collect()
 }

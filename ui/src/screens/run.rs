@@ -12,10 +12,11 @@ use crate::msg::RunRow;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{run_marks, run_panels, run_recipe, samples, stages};
+use crate::screens::{run_lists, run_marks, run_panels, run_recipe, samples, stages};
 use crate::series::{SMOOTHING, Track};
+use crate::widgets::line_chart::ChartLine;
 use crate::widgets::shared_axis::SharedAxis;
-use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines};
+use crate::widgets::{failure_lines, panel, progress, state, write, write_centered, write_lines, write_split};
 use cluster::NodeId;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Position, Rect};
@@ -30,8 +31,13 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
         stages::open(model);
         return Vec::new();
     }
-    let columns = chart_columns(model);
-    let panels = model.run.as_ref().map_or_else(Vec::new, |run| content(model, run).panels());
+    // Moving the cursor is the most frequent action, and needs only the width of a chart.
+    let moves_cursor = matches!(action, Action::CursorLeft | Action::CursorRight);
+    let columns = if moves_cursor { chart_columns(model) } else { 1 };
+    let panels = match &model.run {
+        Some(run) if !moves_cursor => content(model, run).panels(),
+        _ => Vec::new(),
+    };
     let page = usize::from(layout::areas(model.size).body.height / 2).max(1);
     let event_log = event_log(model);
     let recipe_area = model.run.as_ref().filter(|run| run.focus == Panel::Recipe).and_then(|run| {
@@ -41,7 +47,7 @@ pub fn on_action(model: &mut Model, action: Action) -> Vec<Effect> {
     let Some(run) = &mut model.run else { return Vec::new() };
     let list = matches!(run.focus, Panel::Checkpoints | Panel::Events | Panel::Recipe);
     let longest = match run.focus {
-        Panel::Events => run_panels::visible_events(run).len(),
+        Panel::Events => run_lists::visible_events(run).len(),
         Panel::Recipe => last_of_recipe + 1,
         _ => run.checkpoints.as_ref().map_or(0, Vec::len),
     };
@@ -130,7 +136,7 @@ fn is_encode(model: &Model) -> bool {
 /// line of the event. `None` if no event is selected, or if the run has no logs.
 pub fn event_log(model: &Model) -> Option<LogsScreen> {
     let run = model.run.as_ref().filter(|run| run.focus == Panel::Events && !run.places().is_empty())?;
-    let events = run_panels::visible_events(run);
+    let events = run_lists::visible_events(run);
     let event = events.get(run.scroll.min(events.len().saturating_sub(1)))?;
     let on_node =
         |node: &NodeId| run.places().iter().filter(|place| place.node == *node).map(|place| place.rank).collect();
@@ -156,26 +162,32 @@ fn focus_by(run: &mut RunScreen, panels: &[Panel], forward: bool) {
 /// Returns the facts that determine which panels a run has, and how large they are.
 pub fn content(model: &Model, run: &RunScreen) -> RunContent {
     let body = layout::areas(model.size).body;
-    let has_videos = run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty());
     let content = RunContent {
         task: model.row(&run.id).map_or_else(Default::default, |row| row.task),
         nodes: !run.series.nodes().is_empty(),
         validation: run_panels::is_measured(run, Chart::ValidationLoss),
         utilization: run_panels::is_measured(run, Chart::Utilization),
         large: layout::has_room_for_lanes(body),
-        videos: has_videos && layout::has_room_for_video(body),
+        videos: has_videos(run) && layout::has_room_for_video(body),
         picked: model.panels.panels(&run.series),
         columns: model.panels.columns,
         constant: Vec::new(),
         facts: facts_line(model, run).width() > 0,
-        events: run_panels::visible_events(run).len(),
+        events: run_lists::visible_events(run).len(),
         checkpoints: run.checkpoints.as_ref().map_or(0, Vec::len),
     };
     RunContent { constant: run_panels::constant(run, &content.panels()), ..content }
 }
 
+fn has_videos(run: &RunScreen) -> bool {
+    run.samples.samples.as_ref().is_some_and(|samples| !samples.is_empty())
+}
+
 /// Returns the area of the picture of the Samples panel, if it is visible.
 pub fn video_area(model: &Model, run: &RunScreen) -> Option<Rect> {
+    if !has_videos(run) {
+        return None;
+    }
     let panels = screen_areas(model, run).panels.into_iter();
     panels.filter(|(panel, _)| *panel == Panel::Samples).map(|(_, area)| samples::panel_parts(area).1).next()
 }
@@ -260,30 +272,51 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     write(model, buf, areas.state, state_line(model, row, usize::from(areas.state.width)));
     let advice = advice_lines(model, run, usize::from(areas.advice.width));
     write_lines(model, buf, areas.advice, advice::shortened(model, advice, usize::from(areas.advice.height)));
-    write(model, buf, areas.facts, facts_line(model, run));
-    let axes = axes(model, run, &areas);
+    write_split(model, buf, areas.facts, facts_line(model, run), Line::from(marks_legend(model, run, &areas)));
+    let lines = lines(model, run, &areas);
+    let axes = axes(model, run, &areas, &lines);
     if let Some(first) = axes.first() {
         run_marks::view(model, run, first, buf, areas.marks);
     }
-    for ((panel, area), axis) in areas.panels.iter().zip(axes) {
-        run_panels::view(model, run, *panel, axis, buf, *area);
+    for (((panel, area), axis), lines) in areas.panels.iter().zip(axes).zip(&lines) {
+        run_panels::view(model, run, (*panel, lines), axis, buf, *area);
     }
+}
+
+/// Returns the legend of the marks, if neither the heading above the lanes nor an enlarged chart has it.
+fn marks_legend(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<Span<'static>> {
+    let axis = run_panels::axis(model, run);
+    let is_marked = |(panel, area): &(Panel, Rect)| panel.is_chart() && area.height > axis.marks_from;
+    if areas.marks.height > 0 || run.enlarged || !areas.panels.iter().any(is_marked) {
+        return Vec::new();
+    }
+    run_marks::legend(model, run)
+}
+
+/// Returns the lines of each panel.
+fn lines<'a>(model: &Model, run: &'a RunScreen, areas: &RunAreas) -> Vec<Vec<ChartLine<'a>>> {
+    areas.panels.iter().map(|(panel, _)| run_panels::lines(model, run, *panel)).collect()
 }
 
 /// Returns the x axis of each panel. In each column of panels, all plots get the same gutter, so that their x axes
 /// are aligned; the first panel is in the column of the marks.
-fn axes(model: &Model, run: &RunScreen, areas: &RunAreas) -> Vec<SharedAxis> {
+fn axes(model: &Model, run: &RunScreen, areas: &RunAreas, lines: &[Vec<ChartLine<'_>>]) -> Vec<SharedAxis> {
     /// The minimum gutter, wide enough for labels such as `100 MiB`, so that plots do not move when labels change.
     const GUTTER: u16 = 8;
     let axis = run_panels::axis(model, run);
-    let alone = areas.panels.iter().map(|(panel, area)| {
+    let alone = areas.panels.iter().zip(lines).map(|((panel, area), lines)| {
         let labels_from = match areas.x_labels.contains(panel) {
             _ if areas.x_labels.is_empty() => 6,
             true => 4,
             false => u16::MAX,
         };
-        let axis = SharedAxis { labels_from, ..axis };
-        (*area, axis, run_panels::gutter(model, run, *panel, axis, *area))
+        // The marks above the lanes are enough for their column.
+        let marks_from = match areas.marks {
+            marks if marks.height > 0 && (marks.x, marks.width) == (area.x, area.width) => u16::MAX,
+            _ => axis.marks_from,
+        };
+        let axis = SharedAxis { labels_from, marks_from, ..axis };
+        (*area, axis, run_panels::gutter(model, run, (*panel, lines), axis, *area))
     });
     let alone: Vec<(Rect, SharedAxis, Option<u16>)> = alone.collect();
     let shared = |area: Rect, axis: SharedAxis| {
@@ -314,10 +347,13 @@ pub fn panel_at(model: &Model, at: Position) -> Option<PanelAt> {
     let at_panel = areas.panels.iter().position(|(_, area)| area.contains(at))?;
     let (panel, area) = areas.panels[at_panel];
     let plot = match panel {
-        _ if panel.is_chart() => run_panels::plot(model, run, panel, axes(model, run, &areas)[at_panel], area),
+        _ if panel.is_chart() => {
+            let axes = axes(model, run, &areas, &lines(model, run, &areas));
+            run_panels::plot(model, run, panel, axes[at_panel], area)
+        }
         _ => None,
     };
-    let event = (panel == Panel::Events).then(|| run_panels::event_at(run, area, at.y)).flatten();
+    let event = (panel == Panel::Events).then(|| run_lists::event_at(run, area, at.y)).flatten();
     Some(PanelAt { panel, plot: plot.filter(|plot| plot.contains(at)), event })
 }
 
@@ -327,7 +363,10 @@ pub fn preview(model: &Model, row: &RunRow, run: Option<&RunScreen>, buf: &mut B
     let main = RunContent { task: row.task, ..RunContent::default() }.main();
     let shown = if main.is_chart() { main } else { Panel::Events };
     match run {
-        Some(run) => run_panels::view(model, run, shown, run_panels::axis(model, run), buf, area),
+        Some(run) => {
+            let lines = run_panels::lines(model, run, shown);
+            run_panels::view(model, run, (shown, &lines), run_panels::axis(model, run), buf, area);
+        }
         None => {
             let title = run_panels::title(&RunScreen::new(row.run.clone()), shown);
             let below = panel(model, buf, area, &title, Vec::new(), false);

@@ -1,29 +1,25 @@
-//! Draws the panels of the Run screen: charts with their values, ranks, checkpoints and events.
+//! Draws the panels of the Run screen: charts with their values, and the heat map of ranks.
 
 use crate::charts::{self, Curve};
 use crate::effect::XAxis;
-use crate::event_text::{self, Severity};
-use crate::goodput_text;
 use crate::layout::{self, Panel};
 use crate::model::Model;
 use crate::model::{RunScreen, Screen};
 use crate::panel_set;
 use crate::rank_times::LEVELS;
-use crate::run_state::StateKind;
-use crate::screens::{run_recipe, samples};
+use crate::screens::{run_lists, run_marks, run_recipe, samples};
 use crate::series::{Axis, Extent, SMOOTHING, Segment, Track};
 use crate::text;
 use crate::widgets::heat_map::{HeatMap, shade_style};
 use crate::widgets::line_chart::{ChartLine, LineChart};
 use crate::widgets::memo::Memo;
 use crate::widgets::shared_axis::SharedAxis;
-use crate::widgets::{panel as heading, write, write_lines};
+use crate::widgets::{panel as heading, write};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
-use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
-use rundir::{Chart, EncodeStages, Event, EventKind};
+use rundir::Chart;
 use units::Unit;
 
 /// Returns whether any node of the run has GPUs that report their power.
@@ -91,8 +87,8 @@ fn find_constant(run: &RunScreen, panels: &[Panel]) -> Vec<Panel> {
     panels.iter().filter(|panel| panel.is_chart()).filter(is_constant).copied().collect()
 }
 
-/// Returns the measured lines of a chart. Curves with equal values share a line.
-fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'a>> {
+/// Returns the measured lines of a panel; none if it is not a chart. Curves with equal values share a line.
+pub fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'a>> {
     let has_values = |track: Track| run.series.has_values(track);
     // A small panel has no room for a line per rank.
     let each_rank = run.enlarged_chart() == Some(panel) && has_values(Track::Memory(0));
@@ -115,22 +111,34 @@ fn lines<'a>(model: &Model, run: &'a RunScreen, panel: Panel) -> Vec<ChartLine<'
     lines
 }
 
-/// Draws a panel. `axis` is the x axis of its column.
-pub fn view(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
+/// Draws a panel. `axis` is the x axis of its column, and `lines` are its lines, if it is a chart.
+pub fn view(
+    model: &Model,
+    run: &RunScreen,
+    (panel, lines): (Panel, &[ChartLine<'_>]),
+    axis: SharedAxis,
+    buf: &mut Buffer,
+    area: Rect,
+) {
     match panel {
-        Panel::Chart(_) | Panel::Metric(_) | Panel::Named(_) => chart_panel(model, run, panel, axis, buf, area),
+        Panel::Chart(_) | Panel::Metric(_) | Panel::Named(_) => {
+            chart_panel(model, run, (panel, lines), axis, buf, area);
+        }
         Panel::Ranks => ranks(model, run, axis, buf, area),
         Panel::Recipe => run_recipe::view(model, run, buf, area),
-        Panel::Pipeline => pipeline(model, run, buf, area),
+        Panel::Pipeline => run_lists::pipeline(model, run, buf, area),
         Panel::Samples => samples::panel(model, run, buf, area),
-        Panel::Checkpoints => checkpoints(model, run, buf, area),
-        Panel::Events => events(model, run, buf, area),
+        Panel::Checkpoints => run_lists::checkpoints(model, run, buf, area),
+        Panel::Events => run_lists::events(model, run, buf, area),
     }
 }
 
 /// Returns the x axis of the charts, with a gutter and a margin of 0.
 pub fn axis(model: &Model, run: &RunScreen) -> SharedAxis {
     let dragged = model.drag.and_then(|drag| drag.shown());
+    // Every step of a run that makes samples would be marked.
+    let makes_samples = run.status.as_ref().is_some_and(|status| status.row.task == Task::Sample);
+    let has_marks = !makes_samples && run_marks::any(model, run);
     SharedAxis {
         x: run.x.into(),
         step_word: step_word(run),
@@ -141,23 +149,30 @@ pub fn axis(model: &Model, run: &RunScreen) -> SharedAxis {
         gutter: 0,
         margin: 0,
         labels_from: 6,
+        marks_from: if has_marks { run_marks::LEAST_ROWS } else { u16::MAX },
         symbols: model.symbols,
         theme: model.theme,
     }
 }
 
-/// Returns the number of columns left of the plot that a panel needs; `None` if the panel has no x axis.
-pub fn gutter(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<u16> {
+/// Returns the number of columns left of the plot that a panel needs; `None` if the panel has no x axis. `lines` are those of the panel.
+pub fn gutter(
+    model: &Model,
+    run: &RunScreen,
+    (panel, lines): (Panel, &[ChartLine<'_>]),
+    axis: SharedAxis,
+    area: Rect,
+) -> Option<u16> {
     let below = layout::cut_top(area, 1).1;
     match panel {
         Panel::Ranks => Some(rank_map(run, axis, &|x| x).gutter(below)),
-        _ if panel.is_chart() => Some(line_chart(model, run, panel, axis, &lines(model, run, panel)).gutter(below)),
+        _ if panel.is_chart() => Some(line_chart(model, run, panel, axis, lines).gutter(below)),
         _ => None,
     }
 }
 
 /// Returns the name of a step in the run's task.
-fn step_word(run: &RunScreen) -> &'static str {
+pub(super) fn step_word(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| status.row.task) {
         Some(Task::Encode) => "item",
         _ => "step",
@@ -165,7 +180,7 @@ fn step_word(run: &RunScreen) -> &'static str {
 }
 
 /// Returns the text for a panel that has no steps to draw.
-fn no_step(run: &RunScreen) -> &'static str {
+pub(super) fn no_step(run: &RunScreen) -> &'static str {
     match run.status.as_ref().map(|status| &status.row) {
         Some(row) if row.is_stepless => "No steps: adapter = \"none\"",
         Some(row) if row.task == Task::Encode => "No clip yet",
@@ -173,12 +188,18 @@ fn no_step(run: &RunScreen) -> &'static str {
     }
 }
 
-fn chart_panel(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, buf: &mut Buffer, area: Rect) {
+fn chart_panel(
+    model: &Model,
+    run: &RunScreen,
+    (panel, lines): (Panel, &[ChartLine<'_>]),
+    axis: SharedAxis,
+    buf: &mut Buffer,
+    area: Rect,
+) {
     // The Runs screen shows the large chart too, without focus.
     let focused = run.focus == panel && model.screen == Screen::Run;
     let enlarged = focused && run.enlarged;
-    let lines = lines(model, run, panel);
-    let values = if enlarged { settings(model, run, panel) } else { heading_values(model, run, panel, &lines, area) };
+    let values = if enlarged { settings(model, run, panel) } else { heading_values(model, run, panel, lines, area) };
     let below = heading(model, buf, area, &title(run, panel), values, focused);
     if run.series.live().is_empty() && run.series.superseded().is_empty() {
         let nothing = if run.lost.is_some() { "No values" } else { no_step(run) };
@@ -186,23 +207,51 @@ fn chart_panel(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, b
         return;
     }
     if lines.is_empty() {
-        let nothing =
-            if panel == Panel::Chart(Chart::Mfu) { "Set log.peak_tflops in the recipe" } else { "Not measured" };
+        let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
+        let nothing = match panel {
+            Panel::Chart(Chart::Mfu) if !is_command => "Set log.peak_tflops in the recipe",
+            _ => "Not measured",
+        };
         write(model, buf, below, Span::styled(nothing, model.theme.faint));
         return;
     }
-    let (plot, legend) = chart_parts(below, enlarged);
-    line_chart(model, run, panel, axis, &lines).render(plot, buf);
-    write(model, buf, legend, read_out(model, run, panel, &lines));
+    let parts = chart_parts(below, enlarged, axis);
+    let chart = line_chart(model, run, panel, axis, lines);
+    chart.render(parts.chart, buf);
+    if let Some(row) = chart.marks_row(parts.chart) {
+        run_marks::draw(model, run, &axis, buf, row);
+    }
+    if parts.legend.height > 0 {
+        let mut legend = run_marks::legend(model, run);
+        if legend.is_empty() {
+            legend.push(Span::styled("No marks in this range", model.theme.faint));
+        }
+        write(model, buf, parts.legend, Line::from(legend));
+    }
+    if parts.read_out.height > 0 {
+        let plot = chart.plot(parts.chart);
+        let marks = plot.map_or_else(Vec::new, |plot| run_marks::at_cursor(model, run, &axis, plot));
+        let values = read_out(model, run, panel, lines);
+        write(model, buf, parts.read_out, with_marks(model, values, marks, usize::from(parts.read_out.width)));
+    }
 }
 
-/// Splits the area below the heading of a chart into the chart and the line with the values at the cursor.
-fn chart_parts(below: Rect, enlarged: bool) -> (Rect, Rect) {
-    if enlarged && below.height >= 6 {
-        layout::cut_top(below, below.height - 1)
-    } else {
-        (below, Rect { height: 0, ..below })
-    }
+/// The parts of the area below the heading of a chart.
+struct ChartParts {
+    chart: Rect,
+    /// The legend of the marks.
+    legend: Rect,
+    /// The values and the marks at the cursor.
+    read_out: Rect,
+}
+
+/// Splits the area below the heading of a chart. Only an enlarged chart has more parts than the chart.
+fn chart_parts(below: Rect, enlarged: bool, axis: SharedAxis) -> ChartParts {
+    let read_out = u16::from(enlarged && below.height >= 6);
+    let legend = u16::from(enlarged && below.height >= axis.marks_from.saturating_add(2));
+    let (chart, rest) = layout::cut_top(below, below.height - read_out - legend);
+    let (legend, read_out) = layout::cut_top(rest, legend);
+    ChartParts { chart, legend, read_out }
 }
 
 fn line_chart<'a>(
@@ -219,18 +268,9 @@ fn line_chart<'a>(
 /// Returns the plot area of a chart in the area of its panel.
 pub fn plot(model: &Model, run: &RunScreen, panel: Panel, axis: SharedAxis, area: Rect) -> Option<Rect> {
     let below = layout::cut_top(area, 1).1;
-    let (place, _) = chart_parts(below, run.enlarged_chart() == Some(panel));
+    let parts = chart_parts(below, run.enlarged_chart() == Some(panel), axis);
     let lines = lines(model, run, panel);
-    line_chart(model, run, panel, axis, &lines).plot(place)
-}
-
-/// Returns the position of the event in a row of the terminal, in the list of [`visible_events`].
-pub fn event_at(run: &RunScreen, area: Rect, row: u16) -> Option<usize> {
-    let below = layout::cut_top(area, 1).1;
-    let count = visible_events(run).len();
-    let selected = if run.focus == Panel::Events { run.scroll.min(count.saturating_sub(1)) } else { 0 };
-    let top = layout::scrolled(0, selected, usize::from(below.height));
-    layout::entries_until(below, row, top, 0, count).map(|at| at as usize)
+    line_chart(model, run, panel, axis, &lines).plot(parts.chart)
 }
 
 /// Returns the lowest and the highest value of the band around a line at the cursor: `480–660 W`.
@@ -361,6 +401,22 @@ fn read_out(model: &Model, run: &RunScreen, panel: Panel, lines: &[ChartLine<'_>
     Line::from(spans)
 }
 
+/// Adds the texts of marks to the end of a line. If both do not fit, the line is cut, and the texts get at most half of
+/// the width.
+fn with_marks(model: &Model, line: Line<'static>, marks: Vec<Span<'static>>, width: usize) -> Line<'static> {
+    const GAP: usize = 3;
+    if marks.is_empty() {
+        return line;
+    }
+    let ellipsis = model.symbols.ellipsis;
+    let most = width.saturating_sub(line.width() + GAP).max(width / 2);
+    let marks = text::fit_line(Line::from(marks), most, ellipsis);
+    let mut line = text::fit_line(line, width.saturating_sub(marks.width() + GAP), ellipsis);
+    line.spans.push(Span::raw(" ".repeat(GAP)));
+    line.spans.extend(marks.spans);
+    line
+}
+
 /// Returns the heat map of slow ranks. `step_at` returns the step at a position on the x axis.
 fn rank_map<'a>(run: &'a RunScreen, axis: SharedAxis, step_at: &'a dyn Fn(f64) -> f64) -> HeatMap<'a> {
     let (series, live) = (&run.series, run.series.live());
@@ -408,180 +464,7 @@ fn ranks(model: &Model, run: &RunScreen, axis: SharedAxis, buf: &mut Buffer, are
     write(model, buf, legend, Line::from(words));
 }
 
-/// Draws a table of the stages of an encode: what each stage has done and what is left. A narrow panel omits the last
-/// columns.
-fn pipeline(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
-    let focused = run.focus == Panel::Pipeline;
-    let below = heading(model, buf, area, "Stages", Vec::new(), focused);
-    let faint = model.theme.faint;
-    let row = run.status.as_ref().map(|status| &status.row);
-    let Some(stages) = row.and_then(|row| row.stages) else {
-        write(model, buf, below, Span::styled(no_step(run), faint));
-        return;
-    };
-    let is_active = row.is_some_and(|row| StateKind::of(&row.state).is_active());
-    let EncodeStages { probe, decode, vae, text } = stages;
-    let none = model.symbols.none.to_owned();
-    let or_none = |value: Option<String>| value.unwrap_or_else(|| none.clone());
-    let table = [("probe", probe), ("decode", decode), ("VAE", vae), ("text", text)].map(|(name, stage)| {
-        let bytes = stage.count.bytes;
-        [
-            name.to_owned(),
-            units::grouped(stage.count.items),
-            units::grouped(stage.left),
-            or_none(stage.per_s.map(|per_s| format!("{}/s", units::number(per_s)))),
-            or_none(stage.eta_s.filter(|_| is_active).map(units::short_duration)),
-            units::grouped(stage.count.failed),
-            units::grouped(stage.count.waiting),
-            or_none((bytes > 0).then(|| units::size(bytes))),
-        ]
-    });
-    let names = ["stage", "done", "left", "rate", "time left", "failed", "waiting", "data"];
-    let mut lines = vec![String::new(); table.len() + 1];
-    let mut used = 0;
-    for (column, name) in names.into_iter().enumerate() {
-        let cells = || std::iter::once(name).chain(table.iter().map(|row| row[column].as_str()));
-        let width = cells().map(text::width).max().unwrap_or(0);
-        let gap = if column == 0 { 0 } else { 2 };
-        used += gap + width;
-        if used > usize::from(below.width) {
-            break;
-        }
-        for (line, cell) in lines.iter_mut().zip(cells()) {
-            let pad = " ".repeat(width - text::width(cell));
-            *line += &if column == 0 { format!("{cell}{pad}") } else { format!("{:gap$}{pad}{cell}", "") };
-        }
-    }
-    let styled = |(i, line): (usize, String)| if i == 0 { Line::styled(line, faint) } else { Line::raw(line) };
-    write_lines(model, buf, below, lines.into_iter().enumerate().map(styled));
-}
-
 /// Formats an excess: `+25 %`.
 fn more(over: f32) -> String {
     format!("+{:.0} %", over * 100.0)
-}
-
-fn checkpoints(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
-    let focused = run.focus == Panel::Checkpoints;
-    let count = run.checkpoints.as_ref().map(|all| all.iter().filter(|entry| entry.complete().is_some()).count());
-    let value = count.map(|n| Span::styled(n.to_string(), model.theme.strong));
-    let below = heading(model, buf, area, "Checkpoints", value.into_iter().collect(), focused);
-    let faint = model.theme.faint;
-    let Some(all) = run.checkpoints.as_ref().filter(|all| !all.is_empty()) else {
-        let is_command = run.status.as_ref().is_some_and(|status| status.row.is_command);
-        let nothing = match run.checkpoints {
-            Some(_) if is_command => "None yet",
-            Some(_) => "None yet; stopping saves one",
-            None => "Loading…",
-        };
-        write(model, buf, below, Span::styled(nothing, faint));
-        return;
-    };
-    let scroll = if focused { run.scroll.min(all.len() - 1) } else { 0 };
-    let steps = all.iter().map(|entry| text::width(&units::grouped(entry.step()))).max().unwrap_or(0);
-    let lines = all.iter().rev().skip(scroll).map(|entry| {
-        let step = format!("step {:>steps$}", units::grouped(entry.step()));
-        match entry.summary() {
-            Ok(summary) => Line::from(vec![
-                Span::raw(step),
-                Span::styled(format!("  {:>9}", units::short_size(summary.bytes)), faint),
-                Span::styled(format!("  {}", units::ago(model.now, summary.saved_s)), faint),
-                Span::styled(if summary.is_pinned { "  pinned" } else { "" }, model.theme.good),
-            ]),
-            Err((how, why)) => {
-                let text = format!("  {} {how}: {why}", glyph(model, Severity::Warn));
-                Line::from(vec![Span::raw(step), Span::styled(text, model.theme.warn)])
-            }
-        }
-    });
-    write_lines(model, buf, below, lines);
-}
-
-fn glyph(model: &Model, severity: Severity) -> &'static str {
-    let kind = match severity {
-        Severity::Plain => return " ",
-        Severity::Good => StateKind::Finished,
-        Severity::Warn => StateKind::Stalled,
-        Severity::Bad => StateKind::Failed,
-    };
-    model.symbols.states[kind as usize]
-}
-
-/// Returns the goodput for the heading of the events, with the lost time by cause if both fit.
-fn goodput(model: &Model, run: &RunScreen, width: usize) -> Vec<Span<'static>> {
-    let Some((goodput, share)) =
-        run.goodput.as_ref().and_then(|goodput| Some((goodput, goodput_text::share(goodput)?)))
-    else {
-        return Vec::new();
-    };
-    let mut spans = vec![Span::styled("goodput ", model.theme.faint), Span::styled(share, model.theme.strong)];
-    let losses = goodput_text::losses(goodput);
-    let used: usize = spans.iter().map(Span::width).sum();
-    const TITLE: usize = "Events".len() + 10;
-    if !losses.is_empty() && TITLE + used + "; lost: ".len() + text::width(&losses) <= width {
-        spans.push(Span::styled(format!("; lost: {losses}"), model.theme.faint));
-    }
-    spans
-}
-
-/// Returns the visible events, newest first. The start of a save or an evaluation is shown only while it is the
-/// newest event. A failure that several nodes report is shown once.
-pub fn visible_events(run: &RunScreen) -> Vec<&Event> {
-    let newest = run.events.len().saturating_sub(1);
-    let begins = |kind: &EventKind| matches!(kind, EventKind::CheckpointStarted | EventKind::EvaluationStarted);
-    let ended = |i: usize, event: &Event| i < newest && begins(&event.kind);
-    let repeated = |i: usize, event: &Event| {
-        let same = |before: &Event| before.attempt == event.attempt && before.kind == event.kind;
-        matches!(event.kind, EventKind::Failed { .. }) && run.events.range(..i).any(same)
-    };
-    let events = run.events.iter().enumerate().rev().filter(|(i, event)| !ended(*i, event) && !repeated(*i, event));
-    events.map(|(_, event)| event).collect()
-}
-
-fn events(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
-    let focused = run.focus == Panel::Events;
-    let below = heading(model, buf, area, "Events", goodput(model, run, usize::from(area.width)), focused);
-    if run.events.is_empty() {
-        let nothing = if run.status.is_some() { "No events yet" } else { "Loading…" };
-        write(model, buf, below, Span::styled(nothing, model.theme.faint));
-        return;
-    }
-    let events = visible_events(run);
-    let selected = if focused { run.scroll.min(events.len().saturating_sub(1)) } else { 0 };
-    let visible = usize::from(below.height);
-    let first = layout::scrolled(0, selected, visible);
-    let shown: Vec<&Event> = events.into_iter().skip(first).take(visible).collect();
-    let ages: Vec<String> = shown.iter().map(|event| units::ago(model.now, event.t)).collect();
-    let age_width = ages.iter().map(|age| text::width(age)).max().unwrap_or(0);
-    // An item number, unlike a step, is not a position in the history of the run.
-    let of_steps = step_word(run) == "step";
-    let steps: Vec<String> =
-        shown.iter().map(|e| e.step.filter(|_| of_steps).map_or_else(String::new, units::grouped)).collect();
-    let step_width = steps.iter().map(|step| text::width(step)).max().unwrap_or(0);
-    let lines = shown.iter().zip(ages).zip(steps).enumerate().map(|(at, ((event, age), step))| {
-        let (what, severity) = event_text::describe(event);
-        let pointer = match focused {
-            true if first + at == selected => model.symbols.pointer,
-            true => " ",
-            false => "",
-        };
-        let style = match severity {
-            Severity::Plain => Style::new(),
-            Severity::Good => model.theme.good,
-            Severity::Warn => model.theme.warn,
-            Severity::Bad => model.theme.bad,
-        };
-        let step = match step_width {
-            0 => String::new(),
-            _ if below.width < 60 => format!("  {step:>step_width$}"),
-            _ if step.is_empty() => " ".repeat(step_width + 7),
-            _ => format!("  step {step:>step_width$}"),
-        };
-        Line::from(vec![
-            Span::styled(pointer, model.theme.accent),
-            Span::styled(format!("{age:>age_width$}{step}  "), model.theme.faint),
-            Span::styled(format!("{} {}", glyph(model, severity), text::clean(&what)), style),
-        ])
-    });
-    write_lines(model, buf, below, lines);
 }

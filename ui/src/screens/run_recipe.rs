@@ -66,7 +66,7 @@ fn groups<'a>(model: &'a Model, run: &'a RunScreen) -> Groups<'a> {
 }
 
 /// Returns a value without the quotes of a TOML string; an empty string keeps its quotes.
-fn bare(value: &str) -> &str {
+pub(super) fn bare(value: &str) -> &str {
     match value.trim_matches('"') {
         "" => value,
         bare => bare,

@@ -1,5 +1,5 @@
 //! The Runs screen: lists all runs, newest first, with the details of the selected run and, where there is room, its
-//! main chart.
+//! results, checkpoints, events and main chart.
 
 use crate::advice;
 use crate::bindings::{Action, Context};
@@ -11,16 +11,15 @@ use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::RunRow;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
-use crate::screens::{compare, run, stages};
-use crate::slurm;
+use crate::screens::{compare, run, run_sections, stages};
 use crate::text;
-use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
+use crate::widgets::details::{self, Section};
+use crate::widgets::{failure_lines, hint, progress, state, write, write_centered};
 use health::Urgency;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use recipe::Task;
 use units::counted;
 
 /// Rows of the details below the list.
@@ -94,22 +93,25 @@ fn list_area(model: &Model, rows: usize) -> (Rect, Rect) {
     layout::list_and_details(body, rows as u16 + 2, details)
 }
 
-/// Returns whether there is room for the main chart of the selected run.
+/// Returns whether the screen has room for the metrics and events of a run with its list.
 pub fn has_preview(model: &Model) -> bool {
-    let has_room = || {
-        let (_, below) = list_area(model, model.visible_runs().len());
-        below.width >= PREVIEW.0 && below.height >= PREVIEW.1
-    };
-    model.screen == Screen::Runs && has_room()
+    match model.screen {
+        Screen::Runs => {
+            let (_, below) = list_area(model, model.visible_runs().len());
+            below.width >= PREVIEW.0 && below.height >= PREVIEW.1
+        }
+        Screen::Alerts | Screen::Stages => details::has_more(model.size),
+        _ => false,
+    }
 }
 
-/// Starts to load the selected run for its chart. Called once per tick, so that scrolling fast through the list loads
-/// no other runs.
+/// Starts to load the run whose metrics and events the screen shows. Called once per tick, so that scrolling fast
+/// through a list loads no other runs.
 pub fn prepare_preview(model: &mut Model) {
     if !has_preview(model) || model.previewed().is_some() {
         return;
     }
-    if let Some(run) = model.selected_run().map(|row| row.run.clone()) {
+    if let Some(run) = model.run_to_preview().map(|row| row.run.clone()) {
         model.preview = Some(RunScreen { smoothing: Some(0), ..RunScreen::new(run) });
         model.dirty = true;
     }
@@ -345,29 +347,17 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
     } else {
         (area, Rect { height: 0, ..area })
     };
-    let below = panel(model, buf, area, short_id(&row.run), Vec::new(), false);
-    let width = usize::from(below.width);
+    let width = usize::from(area.width);
     let open = model.previewed().filter(|_| has_preview);
     if beside.height > 0 {
         run::preview(model, row, open, buf, beside);
     }
-    let mut facts = Vec::new();
-    facts.extend((row.task != Task::Train).then(|| row.task.name().to_owned()));
-    facts.extend(row.stage.as_ref().map(|stage| format!("stage {stage}")));
-    facts.push(units::counted(row.ranks, "rank"));
-    facts.extend(advice::origin(row));
-    facts.extend(row.job.as_ref().map(slurm::short));
-    if let Some(step) = row.checkpoint_step {
-        facts.push(format!("checkpoint at step {}", units::grouped(step)));
-    }
-    let dot = format!(" {} ", model.symbols.separator);
+    let facts = run_sections::facts_line(model, row);
     let mut lines = match has_preview {
-        true => {
-            text::wrap(&facts.join(&dot), width).into_iter().map(|line| Line::styled(line, model.theme.faint)).collect()
-        }
-        false => vec![Line::styled(facts.join(&dot), model.theme.faint)],
+        true => text::wrap(&facts, width).into_iter().map(|line| Line::styled(line, model.theme.faint)).collect(),
+        false => vec![Line::styled(facts, model.theme.faint)],
     };
-    let room = usize::from(below.height).saturating_sub(lines.len());
+    let room = usize::from(area.height - 1).saturating_sub(lines.len());
     lines.extend(advice::shortened(model, advice::lines(model, row, Context::Runs, width), room));
     if has_preview {
         lines.extend(more_details(model, row, open, width));
@@ -382,5 +372,9 @@ fn details(model: &Model, buf: &mut Buffer, area: Rect, row: &RunRow, unreadable
         lines.push(Line::default());
         lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.warn)));
     }
-    write_lines(model, buf, below, lines);
+    let mut sections = vec![Section::new(short_id(&row.run), Vec::new(), lines)];
+    if has_preview {
+        sections.extend(run_sections::of_run(model, row, open, width));
+    }
+    details::stack(model, buf, area, sections);
 }

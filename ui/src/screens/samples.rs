@@ -9,10 +9,12 @@ use crate::model::{Input, Model, Purpose, RunScreen, Screen};
 use crate::msg::{Clip, RunRow, Size};
 use crate::run_state::short_id;
 use crate::text;
+use crate::widgets::shared_axis::position_at;
 use crate::widgets::{failure_lines, hint, panel as heading_of_panel, write, write_centered, write_lines, write_split};
 use camino::{Utf8Path, Utf8PathBuf};
 use ratatui_core::buffer::Buffer;
-use ratatui_core::layout::Rect;
+use ratatui_core::layout::{Position, Rect};
+use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use recipe::Task;
 use rundir::{EventKind, RunDir, SampleFolder, SampleSidecar};
@@ -101,25 +103,117 @@ fn video(model: &Model) -> Option<Utf8PathBuf> {
     Some(folder.video(sample.0, sample.1))
 }
 
-/// The parts of the screen.
+/// The parts of the screen. A part without room has height 0.
 struct Parts {
     heading: Rect,
     prompt: Rect,
     videos: Rect,
+    /// The steps that have a sample of the prompt, if there are several.
+    steps: Rect,
     file: Rect,
 }
 
-fn parts(body: Rect) -> Parts {
+fn parts(run: &RunScreen, body: Rect) -> Parts {
     let (heading, rest) = cut_top(body, 1);
     // A long prompt gets two rows if there is room.
     let (prompt, rest) = cut_top(rest, if rest.height >= 20 { 2 } else { 1 });
-    let (videos, file) = cut_top(rest, rest.height.saturating_sub(1));
-    Parts { heading, prompt, videos, file }
+    let (rest, file) = cut_top(rest, rest.height.saturating_sub(1));
+    let steps = u16::from(rest.height >= 6 && run.samples.of_prompt().len() > 1);
+    let (videos, steps) = cut_top(rest, rest.height - steps);
+    Parts { heading, prompt, videos, steps, file }
+}
+
+/// The word before the steps.
+const STEPS: &str = "step ";
+
+/// Returns the steps that have a sample of the selected prompt, as far as they fit into a row: the position of each among
+/// them, its number and its area. If not all fit, the row has the page with the selected step.
+fn steps(run: &RunScreen, row: Rect) -> Vec<(usize, String, Rect)> {
+    let all = run.samples.of_prompt();
+    let numbers: Vec<String> = all.iter().map(|sample| units::grouped(sample.step)).collect();
+    // A pointer before the number, and two blanks behind it.
+    let width = numbers.iter().map(|number| text::width(number)).max().unwrap_or(0) as u16 + 3;
+    let left = row.x + STEPS.len() as u16;
+    let count = usize::from((row.right().saturating_sub(left) / width).max(1));
+    let first = run.samples.position(&all) / count * count;
+    let area = |place: usize| Rect { x: left + (place - first) as u16 * width, width, ..row }.intersection(row);
+    let shown = numbers.into_iter().enumerate().skip(first).take(count);
+    shown.map(|(place, number)| (place, number, area(place))).collect()
+}
+
+/// A part of the screen under the mouse.
+enum Part {
+    /// The text of the prompt.
+    Prompt,
+    /// A step, by the position of its sample among those of the prompt.
+    Step(usize),
+    /// A video, by the position of its sample, and its frame at the column of the mouse; `None` until it is loaded.
+    Video(usize, Option<usize>),
+}
+
+fn part_at(model: &Model, at: Position) -> Option<Part> {
+    let run = model.run.as_ref()?;
+    let parts = parts(run, layout::areas(model.size).body);
+    if parts.prompt.contains(at) {
+        return Some(Part::Prompt);
+    }
+    if parts.steps.contains(at) {
+        let found = steps(run, parts.steps).into_iter().find(|(.., area)| area.contains(at));
+        return found.map(|(place, ..)| Part::Step(place));
+    }
+    let under = |(_, caption, picture): &(&SampleSidecar, Rect, Rect)| caption.contains(at) || picture.contains(at);
+    let (sample, _, picture) = placed(model, run).into_iter().find(under)?;
+    let place = run.samples.of_prompt().iter().position(|other| other.step == sample.step)?;
+    let clip = run.samples.clip((sample.step, sample.index), size_of(picture)).and_then(|clip| clip.as_ref().ok());
+    let last = clip.and_then(|clip| clip.frames.len().checked_sub(1));
+    let frame = last.map(|last| position_at(picture, (0.0, last as f64), at.x).round() as usize);
+    Some(Part::Video(place, frame))
+}
+
+/// Handles a press of the mouse button: selects a step or a video, or the next prompt. A press on the selected video
+/// pauses or plays it.
+pub fn press(model: &mut Model, at: Position) {
+    let part = part_at(model, at);
+    let Some(run) = &mut model.run else { return };
+    let samples = &mut run.samples;
+    samples.pressed_at = matches!(part, Some(Part::Video(..))).then_some(at.x);
+    let selected = samples.position(&samples.of_prompt());
+    match part {
+        Some(Part::Prompt) => samples.turn_prompt(),
+        Some(Part::Video(place, _)) if place == selected => samples.paused = !samples.paused,
+        Some(Part::Step(place) | Part::Video(place, _)) => samples.select(place),
+        None => {}
+    }
+}
+
+/// Handles a drag of the mouse: over the steps, it selects the step under the pointer; over a video, it pauses the videos
+/// and shows the frame at the pointer.
+pub fn drag(model: &mut Model, at: Position) {
+    let part = part_at(model, at);
+    let Some(run) = &mut model.run else { return };
+    let samples = &mut run.samples;
+    match (part, samples.pressed_at) {
+        (Some(Part::Step(place)), None) => samples.select(place),
+        // During a click, the pointer may move by a column on some terminals.
+        (Some(Part::Video(_, Some(frame))), Some(from)) if from.abs_diff(at.x) >= 2 => {
+            (samples.paused, samples.frame) = (true, frame);
+        }
+        _ => {}
+    }
+}
+
+/// Returns what the wheel does at a position of the terminal: over the prompt, it changes the prompt, elsewhere the step.
+pub fn wheel_action(model: &Model, at: Position, direction: Action) -> Action {
+    match (part_at(model, at), direction) {
+        (Some(Part::Prompt), _) => direction,
+        (_, Action::Up) => Action::SamplePrevious,
+        _ => Action::SampleNext,
+    }
 }
 
 /// Returns the visible samples, each with the areas of its caption and its picture.
 pub(crate) fn placed<'a>(model: &Model, run: &'a RunScreen) -> Vec<(&'a SampleSidecar, Rect, Rect)> {
-    let area = parts(layout::areas(model.size).body).videos;
+    let area = parts(run, layout::areas(model.size).body).videos;
     let columns = ((area.width + GAP) / (MIN_COLUMN + GAP)).max(1);
     let shown = run.samples.shown(usize::from(columns));
     let count = shown.len().max(1) as u16;
@@ -171,7 +265,7 @@ pub fn panel(model: &Model, run: &RunScreen, buf: &mut Buffer, area: Rect) {
 /// Draws the screen.
 pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
     let Some(run) = &model.run else { return };
-    let parts = parts(body);
+    let parts = parts(run, body);
     let of_prompt = run.samples.of_prompt();
     heading(model, run, &of_prompt, buf, parts.heading);
     let faint = model.theme.faint;
@@ -187,6 +281,14 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
             write(model, buf, caption, Line::styled(step, model.theme.strong));
         }
         picture(model, run, sample, buf, area);
+    }
+    write(model, buf, parts.steps, Line::styled(STEPS, faint));
+    for (place, number, area) in steps(run, parts.steps) {
+        let is_selected = place == run.samples.position(&of_prompt);
+        let pointer = if is_selected { model.symbols.pointer } else { " " };
+        let style = if is_selected { model.theme.strong } else { Style::new() };
+        let spans = vec![Span::styled(pointer, model.theme.accent), Span::styled(number, style)];
+        write(model, buf, area, Line::from(spans));
     }
     let path = video(model).map(Utf8PathBuf::into_string).unwrap_or_default();
     let path = text::fit_end(&path, usize::from(parts.file.width), model.symbols.ellipsis);

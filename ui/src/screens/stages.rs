@@ -7,10 +7,10 @@ use crate::jobs::Intent;
 use crate::layout;
 use crate::model::{FailureDialog, Input, Modal, Model, Purpose, Screen};
 use crate::msg::{CurriculumView, RunRow, StageView};
-use crate::run_state::{StateKind, short_id};
-use crate::screens::launch;
+use crate::run_state::StateKind;
+use crate::screens::{launch, stage_details};
 use crate::text;
-use crate::widgets::{failure_lines, hint, panel, progress, state, write, write_centered, write_lines};
+use crate::widgets::{details, failure_lines, hint, progress, state, write, write_centered, write_lines};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
@@ -67,7 +67,8 @@ pub fn newest_run(model: &Model) -> Option<&RunRow> {
     newest(model, curriculum, stage)
 }
 
-fn newest<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Option<&'a RunRow> {
+/// Returns the newest run of a stage.
+pub fn newest<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Option<&'a RunRow> {
     model.runs_of_stage(&curriculum.path, &stage.name).next()
 }
 
@@ -77,17 +78,19 @@ pub fn can_start(model: &Model) -> bool {
 }
 
 /// The source of a stage's weights.
-enum Weights<'a> {
+pub enum Weights<'a> {
+    /// New weights.
     Random,
+    /// The path of a checkpoint.
     File(String),
+    /// A run and the step of its newest checkpoint.
     Run(&'a RunRow, u64),
     /// The stage that must be trained first.
     Missing(&'a StageView),
 }
 
-/// Returns the source of a stage's weights. For `previous`, this is the newest finished run of the previous stage
-/// that has a checkpoint, or else the newest run of that stage that has one.
-fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Weights<'a> {
+/// Returns the source of a stage's weights. For `previous`, this is the checkpoint of the previous stage.
+pub fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a StageView) -> Weights<'a> {
     match &stage.start {
         StageStart::Random => Weights::Random,
         StageStart::Path(path) => Weights::File(path.to_string()),
@@ -95,16 +98,25 @@ fn weights<'a>(model: &'a Model, curriculum: &'a CurriculumView, stage: &'a Stag
             let stages = curriculum.stages.as_deref().unwrap_or_default();
             let at = stages.iter().position(|s| s.name == stage.name).unwrap_or(0);
             let Some(before) = at.checked_sub(1).and_then(|at| stages.get(at)) else { return Weights::Random };
-            let parents = || {
-                let runs = model.runs_of_stage(&curriculum.path, &before.name);
-                runs.filter_map(|row| row.checkpoint_step.map(|step| (row, step)))
-            };
-            let finished = parents().find(|(row, _)| StateKind::of(&row.state) == StateKind::Finished);
-            finished
-                .or_else(|| parents().next())
-                .map_or(Weights::Missing(before), |(row, step)| Weights::Run(row, step))
+            let checkpoint = checkpoint(model, curriculum, before);
+            checkpoint.map_or(Weights::Missing(before), |(row, step)| Weights::Run(row, step))
         }
     }
+}
+
+/// Returns the run and the step of the checkpoint that the stage after this one starts from: the newest one of the
+/// newest finished run that has one, or else of the newest run that has one.
+pub fn checkpoint<'a>(
+    model: &'a Model,
+    curriculum: &'a CurriculumView,
+    stage: &'a StageView,
+) -> Option<(&'a RunRow, u64)> {
+    let saved = || {
+        let runs = model.runs_of_stage(&curriculum.path, &stage.name);
+        runs.filter_map(|row| row.checkpoint_step.map(|step| (row, step)))
+    };
+    let finished = saved().find(|(row, _)| StateKind::of(&row.state) == StateKind::Finished);
+    finished.or_else(|| saved().next())
 }
 
 /// Opens the screen and selects a stage: that of the current run, or the next one if the run has finished. Without
@@ -198,7 +210,7 @@ fn start(model: &mut Model) -> Vec<Effect> {
 }
 
 fn areas(model: &Model, rows: usize) -> (Rect, Rect) {
-    layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, DETAILS)
+    layout::list_and_details(layout::areas(model.size).body, rows as u16 + 1, details::least_rows(model.size, DETAILS))
 }
 
 /// Returns the number of stages from the selected one to the one at a row of the terminal.
@@ -254,7 +266,7 @@ pub fn view(model: &Model, buf: &mut Buffer, body: Rect) {
         Some((curriculum, stage)) => {
             let unseen = rows.iter().skip(model.stages.top + usize::from(list.height));
             let unseen = unseen.filter(|row| matches!(row, StagesRow::Stage(..))).count();
-            details(model, buf, below, curriculum, stage, unseen);
+            stage_details::view(model, buf, below, curriculum, stage, unseen);
         }
         None => {
             if let Some(Err(failure)) = curricula.first().map(|c| &c.stages) {
@@ -298,106 +310,4 @@ fn stage_line(
         spans.extend(progress(model, row, (width - 65).min(24)));
     }
     Line::from(spans)
-}
-
-/// Draws the details of a stage below the list; `unseen` is the number of stages that are hidden below the visible
-/// rows.
-fn details(model: &Model, buf: &mut Buffer, area: Rect, curriculum: &CurriculumView, stage: &StageView, unseen: usize) {
-    let more = match unseen {
-        0 => Vec::new(),
-        n => {
-            let text = format!("{} {} below", model.symbols.ellipsis, units::counted(n, "stage"));
-            vec![Span::styled(text, model.theme.faint)]
-        }
-    };
-    let below = panel(model, buf, area, &stage.name, more, false);
-    let (theme, symbols) = (&model.theme, &model.symbols);
-    let width = usize::from(below.width);
-    let dot = format!(" {} ", symbols.separator);
-    let facts = match &stage.command {
-        Some(_) => vec![stage.length(), units::counted(stage.ranks, "rank")],
-        None => vec![
-            format!("{} parameters", units::count(stage.params)),
-            format!("{} latent frames", stage.latent_frames),
-            format!("{} of {}", stage.length(), units::counted(stage.global_batch, "sample")),
-            units::counted(stage.ranks, "rank"),
-        ],
-    };
-    let mut lines: Vec<Line<'static>> =
-        text::wrap(&facts.join(&dot), width).into_iter().map(|line| Line::styled(line, theme.faint)).collect();
-    if let Some(command) = &stage.command {
-        let command = text::fit(&text::clean(command), width.saturating_sub(13), symbols.ellipsis);
-        lines.push(Line::from(vec![Span::styled("Command      ", theme.faint), Span::raw(command)]));
-    }
-    lines.push(Line::default());
-    let (from, ready) = match weights(model, curriculum, stage) {
-        Weights::Random if stage.command.is_some() => ("set by the command".to_owned(), true),
-        Weights::Random => ("random weights".to_owned(), true),
-        Weights::File(path) => (format!("weights in {path}"), true),
-        Weights::Run(row, step) => (format!("{}, step {}", short_id(&row.run), units::grouped(step)), true),
-        Weights::Missing(before) => (format!("stage {}, which has no checkpoint yet", before.name), false),
-    };
-    let mut start = vec![Span::styled("Starts from  ", theme.faint), Span::raw(from)];
-    if !ready {
-        start.push(Span::styled(
-            format!("  {} start that stage first", symbols.states[StateKind::Stalled as usize]),
-            theme.warn,
-        ));
-    }
-    lines.push(Line::from(start));
-    if let Some(row) = newest(model, curriculum, stage) {
-        let kind = StateKind::of(&row.state);
-        let what = format!("{}, {} at step {}", short_id(&row.run), kind.word(), units::grouped(row.step));
-        lines.push(Line::from(vec![Span::styled("Newest run   ", theme.faint), Span::raw(what)]));
-    }
-    lines.push(Line::default());
-    let mut keys = Vec::new();
-    if ready {
-        keys.extend(hint(
-            model,
-            &model.keys.name(Context::Stages, Action::StartStage),
-            &format!("start {}", stage.name),
-        ));
-        keys.push(Span::styled(" (shows the plan first)", theme.faint));
-    }
-    if newest(model, curriculum, stage).is_some() {
-        keys.push(Span::raw(if ready { "   " } else { "" }));
-        keys.extend(hint(model, &model.keys.name(Context::Stages, Action::Open), "open the newest run"));
-    }
-    if !keys.is_empty() {
-        lines.push(Line::from(keys));
-        lines.push(Line::default());
-    }
-    lines.extend(changes(model, stage, width, usize::from(below.height).saturating_sub(lines.len())));
-    write_lines(model, buf, below, lines);
-}
-
-/// Returns the changes of a stage as lines, at most `room`; the last line counts the changes that are left out.
-fn changes(model: &Model, stage: &StageView, width: usize, room: usize) -> Vec<Line<'static>> {
-    if stage.changes.is_empty() || room < 2 {
-        return Vec::new();
-    }
-    let (theme, symbols) = (&model.theme, &model.symbols);
-    let first = stage.changes.iter().all(|change| change.from.is_none());
-    let title = if first { "Settings" } else { "Changes from the previous stage" };
-    let mut lines = vec![Line::styled(title, theme.faint)];
-    let shown = if stage.changes.len() < room { stage.changes.len() } else { room - 2 };
-    let keys = stage.changes.iter().map(|change| text::width(&change.key)).max().unwrap_or(0);
-    for change in &stage.changes[..shown] {
-        let pad = " ".repeat(keys.saturating_sub(text::width(&change.key)) + 2);
-        let mut spans = vec![Span::raw(format!("  {}{pad}", change.key))];
-        // Long paths usually differ at the end, so their beginning is cut.
-        let room = width.saturating_sub(keys + 8) / 2;
-        if let Some(from) = &change.from {
-            let from = text::fit_end(from, room, symbols.ellipsis);
-            spans.push(Span::styled(format!("{from} {} ", symbols.arrow), theme.faint));
-        }
-        spans.push(Span::styled(text::fit_end(&change.to, room, symbols.ellipsis), theme.strong));
-        lines.push(Line::from(spans));
-    }
-    let left = stage.changes.len() - shown;
-    if left > 0 {
-        lines.push(Line::styled(format!("  {} and {left} more", symbols.ellipsis), theme.faint));
-    }
-    lines
 }

@@ -74,7 +74,7 @@ fn list(ui: &mut Ui, name: &str, listed: Result<NodeProcesses, Failure>) {
 }
 
 /// The Processes screen with two nodes, of which one is unreachable.
-fn on_processes() -> Ui {
+pub(super) fn on_processes() -> Ui {
     let mut ui = on_nodes();
     ui.press("Space Space p");
     list(&mut ui, "gpu001", Ok(of_node("gpu001", processes())));

@@ -3,7 +3,7 @@
 use super::screens::picture;
 use crate::fixtures::*;
 use crate::*;
-use rundir::{Alert, AlertKind, AlertState, NotSent};
+use rundir::{Alert, AlertKind, AlertState, Mute, NotSent};
 
 pub(super) fn alert(id: &str, minutes: f64, kind: AlertKind, what: &str) -> AlertRow {
     let alert = Alert {
@@ -21,7 +21,7 @@ pub(super) fn alert(id: &str, minutes: f64, kind: AlertKind, what: &str) -> Aler
         since_s: NOW - minutes * 60.0 - 90.0,
         fix: "set train.grad_accum = 2, or train on a machine with more memory".into(),
     };
-    let state = AlertState { alert, not_sent: vec![], acknowledged: false, snoozed_until_s: None };
+    let state = AlertState { alert, not_sent: vec![], acknowledged: false, snoozed_until_s: None, mutes: vec![] };
     AlertRow { state, bell: true, osc: kind == AlertKind::OutOfMemory }
 }
 
@@ -100,4 +100,50 @@ fn a_new_alert_is_announced_once() {
     let mut snoozed = alert("00000000", 0.0, AlertKind::Failed, "rank 0 died");
     snoozed.state.snoozed_until_s = Some(NOW + 60.0);
     assert!(ui.send(Msg::Alerts([vec![snoozed], all()].concat())).is_empty());
+}
+
+#[test]
+fn a_large_screen_shows_the_run_of_the_alert_and_what_happened_around_it() {
+    let mut ui = with_alerts(all());
+    ui.resize(160, 48);
+    ui.press("a");
+    let stream = Watch::Run(stage_1());
+    assert!(!watches(&ui.model).contains(&stream), "the selection may still move");
+    ui.send(Msg::Tick(NOW + 1.0));
+    assert!(watches(&ui.model).contains(&stream));
+    for what in [
+        RunMsg::Opened,
+        RunMsg::State(status(running(83))),
+        RunMsg::Metrics((1..=83).map(|step| sample(1, step)).collect()),
+        RunMsg::Events(events()),
+    ] {
+        ui.send(Msg::Run { run: stage_1(), what });
+    }
+    insta::assert_snapshot!("alerts_with_events_160x48", ui.screen());
+    ui.press("j");
+    assert!(watches(&ui.model).iter().all(|watch| !matches!(watch, Watch::Run(_))), "that run is not in the list");
+}
+
+#[test]
+fn the_details_name_who_acknowledged_and_snoozed_an_alert() {
+    let mut rows = all();
+    let id = rows[0].state.alert.id.clone();
+    rows[0].state.mutes =
+        vec![Mute::new(NOW - 120.0, Some(id), None, "ada"), Mute::new(NOW - 60.0, None, Some(NOW + 7140.0), "grace")];
+    let mut ui = with_alerts(rows);
+    ui.press("a");
+    for text in ["Acknowledged by ada, 2 min ago", "Run snoozed by grace for 2 h, 1 min ago"] {
+        assert!(ui.screen().contains(text), "{text} is not on the screen:\n{}", ui.screen());
+    }
+}
+
+#[test]
+fn a_long_list_leaves_room_for_the_details_of_a_tall_screen() {
+    let many = (0..200).map(|n| alert(&format!("{n:08x}"), f64::from(n), AlertKind::Failed, "rank 1 died"));
+    let mut ui = with_alerts(many.collect());
+    ui.press("a");
+    for (width, height, has_more) in [(80, 24, false), (100, 40, true), (160, 48, true)] {
+        ui.resize(width, height);
+        assert_eq!(ui.screen().contains("Other alerts of this run"), has_more, "{}", ui.screen());
+    }
 }

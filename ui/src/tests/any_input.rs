@@ -10,8 +10,9 @@ use cluster::{Node, NodeId};
 use plan::{ListedProcess, NodeProcesses};
 use proptest::prelude::*;
 use ratatui_core::style::Color;
-use rundir::{CheckpointEntry, NodeSample};
+use rundir::{AlertKind, CheckpointEntry, NodePoint, NodeSample, Spread};
 use runstate::{Goodput, RunState};
+use std::collections::BTreeMap;
 
 fn any_key() -> impl Strategy<Value = Msg> {
     let named = prop::sample::select(vec![
@@ -83,20 +84,61 @@ fn any_theme() -> impl Strategy<Value = Theme> {
     prop::sample::select(themes.to_vec())
 }
 
+/// The names of series of imported runs. The first two can be picked as panels.
+fn any_name() -> impl Strategy<Value = String> {
+    prop_oneof![4 => prop::sample::select(vec!["train/aux", "eval/loss", ""]).prop_map(str::to_owned), 1 => any_text()]
+}
+
 fn any_metrics() -> impl Strategy<Value = RunMsg> {
-    let one = (1u32..4, any_step(), any_number(), prop::option::of(any_number()), 0usize..12);
-    prop::collection::vec(one, 0..60).prop_map(|samples| {
-        let make = |(attempt, step, number, loss, ranks): (u32, u64, f64, Option<f64>, usize)| rundir::MetricSample {
-            loss,
-            grad_norm: loss,
-            lr: number,
-            lr_ttt: loss,
-            step_s: number,
-            t: NOW + number,
-            mem_gib_by_rank: vec![number; ranks],
-            ..sample(attempt, step.min(1 << 40))
-        };
-        RunMsg::Metrics(samples.into_iter().map(make).collect())
+    let other = prop::collection::btree_map(any_name(), prop::option::of(any_number()), 0..3);
+    let one = (1u32..4, any_step(), any_number(), prop::option::of(any_number()), 0usize..12, other);
+    type Values = (u32, u64, f64, Option<f64>, usize, BTreeMap<String, Option<f64>>);
+    let make = |(attempt, step, number, loss, ranks, other): Values| rundir::MetricSample {
+        loss,
+        grad_norm: loss,
+        lr: number,
+        lr_ttt: loss,
+        step_s: number,
+        t: NOW + number,
+        tokens_per_s: number,
+        mem_gib_by_rank: vec![number; ranks],
+        busy_s_by_rank: vec![number; ranks],
+        other,
+        ..sample(attempt, step.min(1 << 40))
+    };
+    prop::collection::vec(one.prop_map(make), 0..60).prop_map(RunMsg::Metrics)
+}
+
+/// Metrics of the nodes of a run.
+fn any_node_points() -> impl Strategy<Value = RunMsg> {
+    let spread = (any_number(), any_number(), any_number(), any::<bool>());
+    let spread = spread.prop_map(|(mean, min, max, of_several)| Spread { mean, min, max, of_several });
+    let one = (any_number(), prop::collection::vec(prop::option::of(spread), 6));
+    let make = |(t, spreads): (f64, Vec<Option<Spread>>)| NodePoint {
+        t: NOW + t,
+        power_w: spreads[0],
+        gpu_mem_gib: spreads[1],
+        util_pct: spreads[2],
+        temp_c: spreads[3],
+        cpu_pct: spreads[4],
+        mem_gib: spreads[5],
+        ..NodePoint::default()
+    };
+    prop::collection::vec(one.prop_map(make), 0..40).prop_map(RunMsg::NodePoints)
+}
+
+fn any_alerts() -> impl Strategy<Value = Msg> {
+    let kind = prop::sample::select(AlertKind::ALL.to_vec());
+    let one = (0u32..9, any_number(), kind, any_text(), any::<bool>(), prop::option::of(any_number()));
+    prop::collection::vec(one, 0..6).prop_map(|alerts| {
+        let make =
+            |(id, minutes, kind, what, acknowledged, snoozed): (u32, f64, AlertKind, String, bool, Option<f64>)| {
+                let mut row = super::alerts::alert(&format!("{id:08x}"), minutes, kind, &what);
+                row.state.acknowledged = acknowledged;
+                row.state.snoozed_until_s = snoozed.map(|later| NOW + later);
+                row
+            };
+        Msg::Alerts(alerts.into_iter().map(make).collect())
     })
 }
 
@@ -138,6 +180,12 @@ fn any_answer() -> impl Strategy<Value = Msg> {
     what.prop_map(|what| Msg::Draft { draft: Box::new(form_draft()), what })
 }
 
+/// The open run, or one of the compared runs.
+fn any_run() -> impl Strategy<Value = rundir::RunId> {
+    let compared: Vec<_> = compared_runs().into_iter().map(|row| row.run).collect();
+    prop_oneof![3 => Just(stage_1()), 1 => prop::sample::select(compared)]
+}
+
 fn any_msg() -> impl Strategy<Value = Msg> {
     let log = (0usize..3, 1u32..3, any::<bool>(), prop::collection::vec(any_text(), 0..30)).prop_map(
         |(rank, attempt, from_start, lines)| {
@@ -162,6 +210,7 @@ fn any_msg() -> impl Strategy<Value = Msg> {
     let run = prop_oneof![
         1 => Just(RunMsg::Opened),
         4 => any_metrics(),
+        2 => any_node_points(),
         1 => Just(RunMsg::Events(events())),
         2 => any_row().prop_map(|row| RunMsg::State(status(RunRow { run: stage_1(), ..row }))),
         1 => bad_checkpoint,
@@ -212,14 +261,14 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         }),
         4 => prop::collection::vec(any_number(), 0..20).prop_map(|powers| {
             let row = |(i, power): (usize, &f64)| {
-                format!("{}, GPU-{i}, H100, 0:1:0.0, {power}, {power}, {i}, 0, {power}, {power}, {power}, {i}, 0x{i:x}, Disabled\n", i * i)
+                format!("{}, GPU-{i}, H100, 0:1:0.0, {power}, {power}, {i}, 0, {power}, {power}, {power}, {i}, 0x{i:x}, Disabled, {power}, {i}, {i}\n", i * i)
             };
             let rows: String = powers.iter().enumerate().map(row).collect();
             let text = format!("#frame 1 5\n#gpus\n{rows}\n#exit 0\n#end 1\n");
             NodeMsg::Frame(Box::new(Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0)))
         }),
         1 => prop::collection::vec(any_number(), 0..20).prop_map(|times| {
-            let text = "#frame 1 5\n#gpus\n0, GPU-0, H100, 0:1:0.0, 600, 700, 5, 9, 100, 59, 1980, 0, 0x0, Disabled\n\n#exit 0\n#end 1\n";
+            let text = "#frame 1 5\n#gpus\n0, GPU-0, H100, 0:1:0.0, 600, 700, 5, 9, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16\n\n#exit 0\n#end 1\n";
             let frame = Frames::new(GpuQuery::default()).push(text.as_bytes()).remove(0);
             let sample = NodeSample::new(1, &frame, None);
             NodeMsg::Recorded(times.into_iter().map(|t| NodeSample { t: NOW + t, ..sample.clone() }).collect())
@@ -245,12 +294,12 @@ fn any_msg() -> impl Strategy<Value = Msg> {
         2 => any_size().prop_map(|(width, height)| Msg::Resize(Size { width, height })),
         1 => any_number().prop_map(|t| Msg::Tick(NOW + t)),
         2 => prop::collection::vec(any_row(), 0..6).prop_map(|rows| Msg::Runs(Ok(RunList { rows, unreadable: vec![failure()] }))),
-        1 => any_text().prop_map(|what| Msg::Alerts(vec![super::alerts::alert("3f9c20aa", 1.0, rundir::AlertKind::Failed, &what)])),
+        2 => any_alerts(),
         1 => Just(Msg::Runs(Err(failure()))),
         1 => Just(Msg::Curricula(curricula())),
         1 => any_text().prop_map(|about| Msg::Recipes(vec![RecipeView { about, ..recipes().remove(1) }, recipes().remove(3)])),
         1 => Just(Msg::Curricula(vec![CurriculumView { stages: Err(failure()), ..curricula().remove(0) }])),
-        6 => run.prop_map(|what| Msg::Run { run: stage_1(), what }),
+        6 => (any_run(), run).prop_map(|(run, what)| Msg::Run { run, what }),
         4 => any_answer(),
         2 => (1u64..20, job).prop_map(|(job, what)| Msg::Job { job: JobId(job), what }),
     ]
@@ -266,6 +315,7 @@ proptest! {
         sizes in prop::collection::vec(any_size(), 3),
         theme in any_theme(),
         picked in prop::option::of(prop::sample::subsequence(panel_set::PICKABLE.to_vec(), 0..8)),
+        named in any::<bool>(),
         columns in 0u8..5,
         ascii in any::<bool>(),
     ) {
@@ -281,6 +331,12 @@ proptest! {
                 ui
             }
             2 => Ui::on_logs(vec!["one line".into(); 60]),
+            3 => Ui::on_convert(convert_preview()),
+            12 => {
+                let mut ui = Ui::on_run(running(83));
+                ui.press("c :");
+                ui
+            }
             5 => super::launch_form::on_form(),
             6 => Ui::on_compare(),
             8 => super::alerts::on_alerts(),
@@ -295,7 +351,9 @@ proptest! {
         }
         ui.model.theme = theme;
         let name = |panel| panel_set::name(panel, &Default::default());
-        ui.model.panels.picked = picked.map(|panels| panels.into_iter().map(name).collect());
+        let own = ["series:train/aux", "series:eval/loss", "metric:temperature", "metric:tokens_per_s"].into_iter();
+        let own = own.filter(|_| named).map(str::to_owned);
+        ui.model.panels.picked = picked.map(|panels| panels.into_iter().map(name).chain(own).collect());
         ui.model.panels.columns = columns;
         for msg in msgs {
             ui.send(msg);

@@ -29,6 +29,7 @@ fn draw_line(line: ChartLine<'_>, symbols: Symbols, change: impl FnOnce(&mut Lin
         gutter: 0,
         margin: 0,
         labels_from: 6,
+        marks_from: u16::MAX,
         symbols,
         theme: Theme::no_color(),
     };
@@ -149,7 +150,7 @@ fn the_cursor_stops_at_every_sample_when_zoomed_in() {
 }
 
 /// Samples of two nodes every five seconds, from before the first step to after the last.
-fn points(gpus: bool) -> Vec<rundir::NodePoint> {
+pub(super) fn points(gpus: bool) -> Vec<rundir::NodePoint> {
     let spread = |mean: f64| Some(rundir::Spread { mean, min: mean * 0.8, max: mean * 1.1, of_several: true });
     let at = |i: u32| {
         let t = NOW - 320.0 + 5.0 * f64::from(i);
@@ -162,6 +163,7 @@ fn points(gpus: bool) -> Vec<rundir::NodePoint> {
             temp_c: None,
             cpu_pct: spread(if busy { 80.0 } else { 2.0 }),
             mem_gib: spread(3.0),
+            ..rundir::NodePoint::default()
         }
     };
     (0..36).map(at).collect()
@@ -238,37 +240,6 @@ fn learning_rates_that_are_equal_share_a_line() {
         ui.screen()
     };
     assert!(!with_ttt(1.0).contains("TTT layers") && with_ttt(10.0).contains("TTT layers"));
-}
-
-#[test]
-fn a_large_screen_marks_checkpoints_resumes_samples_and_lost_nodes() {
-    let mut ui = Ui::on_run(running(83));
-    let lost = rundir::Failure::new(rundir::ErrorCode::NodeLost, "node gpu03 was lost", "no heartbeat for 30 s", "");
-    let kinds = [
-        rundir::EventKind::Failed { failure: lost },
-        rundir::EventKind::Resumed { from_step: 40, of_run: stage_1() },
-        rundir::EventKind::SampleSaved { path: "/x/0.mp4".into(), seconds: 3.0 },
-    ];
-    ui.run_msg(RunMsg::Events((0..).zip(kinds).map(|(n, kind)| event(200.0, Some(41 + 9 * n), kind)).collect()));
-    ui.run_msg(RunMsg::NodePoints(points(true)));
-    ui.resize(160, 48);
-    let screen = ui.screen();
-    let marks = screen.lines().skip_while(|line| !line.contains("Marks")).nth(1).unwrap();
-    let marks: String = marks.chars().take(90).filter(|c| !c.is_whitespace()).collect();
-    assert_eq!(marks, "xrvc");
-}
-
-#[test]
-fn a_stage_is_marked_and_a_node_that_several_report_as_lost_is_marked_once() {
-    let mut ui = Ui::on_run(running(83));
-    let failure = || rundir::Failure::new(rundir::ErrorCode::NodeLost, "node gpu03 was lost", "no heartbeat", "");
-    let lost = || rundir::EventKind::NodeLost { node: cluster::NodeId::new("gpu03").unwrap(), failure: failure() };
-    let kinds = [rundir::EventKind::WeightsLoaded { from: "/x".into() }, lost(), lost()];
-    ui.run_msg(RunMsg::Events((0..).zip(kinds).map(|(n, kind)| event(200.0, Some(20 + 9 * n), kind)).collect()));
-    ui.resize(160, 48);
-    let screen = ui.screen();
-    let marks = screen.lines().find(|line| line.contains("Marks")).unwrap();
-    assert!(marks.contains("s stage 1") && marks.contains("x node lost 1"), "{marks}");
 }
 
 /// Returns the columns of a character in each row between two headings, without the right column of panels.

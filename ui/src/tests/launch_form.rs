@@ -49,7 +49,7 @@ fn checked(checks: Vec<PreflightRow>, is_complete: bool) -> DraftMsg {
     DraftMsg::Checked { checks, is_complete, convert: None }
 }
 
-fn all_passed() -> DraftMsg {
+pub(super) fn all_passed() -> DraftMsg {
     let mesh = passed("mesh", "dp_replicate 1 × dp_shard 2 = 2 ranks");
     checked(vec![passed("recipe", "long: valid"), mesh, passed("weights", "random, from seed 0")], true)
 }
@@ -97,7 +97,7 @@ pub(super) fn answer(ui: &mut Ui, what: DraftMsg) -> Vec<Effect> {
 }
 
 /// The form with a plan for this machine.
-fn with_plan() -> Ui {
+pub(super) fn with_plan() -> Ui {
     let mut ui = on_form();
     answer(&mut ui, targets());
     answer(&mut ui, read(&[]));

@@ -1,7 +1,12 @@
 //! Tests of the mouse: clicks, the wheel, and drags over charts.
 
+use super::launch_form::{all_passed, answer, some_failed, with_nodes, with_plan};
+use super::samples::on_samples;
+use crate::draft::LaunchTarget;
 use crate::fixtures::*;
+use crate::fleet::HistoryWindow;
 use crate::layout::Panel;
+use crate::model::FormPanel;
 use crate::*;
 use rundir::{Chart, EventKind};
 
@@ -180,4 +185,187 @@ fn a_click_on_a_key_that_a_notice_hides_does_nothing() {
     let column = stop.expect("the key bar has the key");
     ui.model.warn("This is in the place of the key bar");
     assert!(!stops(mouse(&mut ui, MouseKind::Press, column, row)));
+}
+
+#[test]
+fn clicks_in_the_launch_form_select_and_edit_and_never_start_the_run() {
+    let mut ui = with_plan();
+    answer(&mut ui, all_passed());
+    assert!(click(&mut ui, "model.num_layers").is_empty());
+    assert_eq!(ui.model.form.as_ref().unwrap().key, Some("model.num_layers"));
+    assert!(ui.model.input.is_none());
+    click(&mut ui, "model.num_layers");
+    assert_eq!(ui.model.input.as_ref().unwrap().text, "model.num_layers=2");
+    ui.press("Esc");
+    click(&mut ui, "On this machine");
+    assert_eq!(ui.model.form.as_ref().unwrap().focus, FormPanel::Target);
+    click(&mut ui, "2 ranks, the mesh");
+    assert_eq!(ui.model.input.as_ref().map(|input| input.purpose), Some(Purpose::Ranks));
+    ui.press("Esc");
+    click(&mut ui, "mesh     dp_replicate");
+    let form = ui.model.form.as_ref().unwrap();
+    assert_eq!((form.focus, form.check.clone()), (FormPanel::Checks, Some(("mesh".to_owned(), None))));
+    assert!(click(&mut ui, "Enter start").is_empty());
+    assert!(!ui.model.form.as_ref().unwrap().is_armed && ui.model.notice.is_some());
+    assert!(matches!(ui.press("Enter")[..], [Effect::LaunchDraft { .. }]));
+}
+
+#[test]
+fn a_second_click_on_a_node_of_the_launch_form_leaves_it_out() {
+    let mut ui = with_nodes();
+    let excluded = |ui: &Ui| match &ui.model.form.as_ref().unwrap().draft.target {
+        LaunchTarget::Hostfile { exclude, .. } => exclude.clone(),
+        other => panic!("{other:?}"),
+    };
+    click(&mut ui, "gpu02");
+    assert_eq!((ui.model.form.as_ref().unwrap().node, excluded(&ui)), (1, None));
+    click(&mut ui, "gpu02");
+    assert_eq!(excluded(&ui).as_deref(), Some("gpu02"));
+}
+
+#[test]
+fn a_check_of_the_launch_form_is_waived_by_its_key_only() {
+    let mut ui = with_nodes();
+    answer(&mut ui, some_failed(true));
+    ui.resize(160, 48);
+    for _ in 0..3 {
+        click(&mut ui, "clock");
+    }
+    let form = ui.model.form.as_ref().unwrap();
+    assert_eq!(form.check.as_ref().map(|(name, _)| name.as_str()), Some("clock"));
+    assert!(form.draft.waived.is_empty());
+    assert!(click(&mut ui, "w waive").is_empty());
+    assert!(ui.model.form.as_ref().unwrap().draft.waived.is_empty() && ui.model.notice.is_some());
+    ui.press("w");
+    assert_eq!(ui.model.form.as_ref().unwrap().draft.waived, ["clock"]);
+}
+
+#[test]
+fn a_click_chooses_a_completion_of_an_override() {
+    let mut ui = with_plan();
+    ui.press("s");
+    ui.type_in("train.");
+    click(&mut ui, "train.seed");
+    assert_eq!(ui.model.input.as_ref().unwrap().text, "train.seed=");
+    click(&mut ui, "model.num_layers");
+    assert_eq!(ui.model.input.as_ref().unwrap().text, "train.seed=", "the rest of the form accepts keys only");
+}
+
+#[test]
+fn the_wheel_scrolls_the_panel_of_the_launch_form_under_the_pointer() {
+    let mut ui = with_plan();
+    ui.resize(160, 48);
+    mouse(&mut ui, MouseKind::WheelDown, 20, 8);
+    let form = ui.model.form.as_ref().unwrap();
+    assert_eq!((form.focus, form.key_position()), (FormPanel::Settings, 3));
+    mouse(&mut ui, MouseKind::WheelDown, 120, 40);
+    assert_eq!(ui.model.form.as_ref().unwrap().focus, FormPanel::Plan);
+}
+
+#[test]
+fn a_click_selects_a_field_of_a_conversion_and_a_second_one_edits_it() {
+    let mut ui = Ui::on_convert(convert_preview());
+    assert!(click(&mut ui, "layers").is_empty());
+    assert_eq!(ui.model.convert.field, 3);
+    assert!(matches!(click(&mut ui, "layers")[..], [Effect::PlanConvert { .. }]), "the next option");
+    click(&mut ui, "merge");
+    assert!(ui.model.input.is_none());
+    click(&mut ui, "merge");
+    assert_eq!(ui.model.input.as_ref().map(|input| input.purpose), Some(Purpose::ConvertMerge));
+}
+
+#[test]
+fn the_wheel_scrolls_the_preview_of_a_conversion() {
+    let mut ui = Ui::on_convert(convert_preview());
+    mouse(&mut ui, MouseKind::WheelDown, 10, 15);
+    assert_eq!((ui.model.convert.scroll, ui.model.convert.field), (3, 0));
+    mouse(&mut ui, MouseKind::WheelUp, 10, 15);
+    assert_eq!(ui.model.convert.scroll, 0);
+    mouse(&mut ui, MouseKind::WheelDown, 10, 4);
+    assert_eq!((ui.model.convert.scroll, ui.model.convert.field), (0, 3));
+}
+
+/// The step and the prompt of the selected sample.
+fn sample_of(ui: &Ui) -> (u64, usize) {
+    let sample = ui.model.run.as_ref().unwrap().samples.selected().unwrap();
+    (sample.step, sample.index)
+}
+
+#[test]
+fn clicks_choose_the_step_the_prompt_and_the_video_of_a_sample() {
+    let mut ui = on_samples();
+    click(&mut ui, "40");
+    assert_eq!(sample_of(&ui), (40, 0));
+    click(&mut ui, "a white rabbit");
+    assert_eq!(sample_of(&ui), (40, 1));
+    click(&mut ui, "a butterfly");
+    assert_eq!(sample_of(&ui), (40, 0));
+    ui.press("G b");
+    click(&mut ui, "step 20");
+    assert_eq!(sample_of(&ui), (20, 0));
+    // A click on the selected video pauses it.
+    mouse(&mut ui, MouseKind::Press, 40, 12);
+    assert!(ui.model.run.as_ref().unwrap().samples.paused);
+}
+
+#[test]
+fn the_wheel_changes_the_step_over_a_video_and_the_prompt_over_its_text() {
+    let mut ui = on_samples();
+    mouse(&mut ui, MouseKind::WheelUp, 40, 12);
+    assert_eq!(sample_of(&ui), (40, 0));
+    mouse(&mut ui, MouseKind::WheelDown, 40, 3);
+    assert_eq!(sample_of(&ui), (40, 1));
+    mouse(&mut ui, MouseKind::WheelDown, 40, 12);
+    assert_eq!(sample_of(&ui), (80, 1));
+}
+
+#[test]
+fn a_drag_over_a_video_shows_the_frame_at_the_pointer_and_one_over_the_steps_selects() {
+    let mut ui = on_samples();
+    super::samples::answer(&mut ui);
+    let shown = |ui: &Ui| {
+        let samples = &ui.model.run.as_ref().unwrap().samples;
+        (samples.paused, samples.frame)
+    };
+    mouse(&mut ui, MouseKind::Press, 40, 10);
+    mouse(&mut ui, MouseKind::Drag, 41, 10);
+    assert_eq!(shown(&ui), (true, 0), "a click pauses, also if the pointer moves by a column");
+    mouse(&mut ui, MouseKind::Drag, 76, 10);
+    assert_eq!(shown(&ui), (true, 2));
+    mouse(&mut ui, MouseKind::Drag, 3, 10);
+    assert_eq!(shown(&ui), (true, 0));
+    mouse(&mut ui, MouseKind::Release, 3, 10);
+    let screen = ui.screen();
+    let (row, line) = screen.lines().enumerate().find(|(_, line)| line.contains("▸80")).unwrap();
+    let column = |number: &str| text::width(line.split(number).next().unwrap()) as u16;
+    mouse(&mut ui, MouseKind::Press, column("80"), row as u16);
+    mouse(&mut ui, MouseKind::Drag, column("20"), row as u16);
+    assert_eq!(sample_of(&ui), (20, 0));
+}
+
+#[test]
+fn a_click_in_the_history_of_a_node_shows_the_values_of_that_time() {
+    let mut ui = super::nodes::on_nodes();
+    ui.resize(160, 48);
+    ui.press("o");
+    let power = |ui: &Ui| ui.screen().lines().find(|line| line.contains("Mean GPU power")).unwrap().to_owned();
+    let newest = power(&ui);
+    let row = ui.screen().lines().position(|line| line.contains("Mean GPU power")).unwrap() as u16 + 1;
+    mouse(&mut ui, MouseKind::Press, 100, row);
+    let cursor = ui.model.nodes.cursor.unwrap();
+    assert!((ui.model.now - 400.0..ui.model.now - 100.0).contains(&cursor), "{cursor}");
+    assert!(ui.screen().contains("cursor "), "{}", ui.screen());
+    assert_ne!(power(&ui), newest);
+    mouse(&mut ui, MouseKind::Drag, 60, row);
+    assert!(ui.model.nodes.cursor.unwrap() < cursor);
+    mouse(&mut ui, MouseKind::Press, 158, row);
+    assert_eq!((ui.model.nodes.cursor, power(&ui)), (None, newest), "the last column shows the newest values");
+    mouse(&mut ui, MouseKind::WheelDown, 100, row);
+    assert_eq!(ui.model.nodes.window, HistoryWindow::Hour);
+    mouse(&mut ui, MouseKind::WheelUp, 100, row);
+    assert_eq!(ui.model.nodes.window, HistoryWindow::TenMinutes);
+    ui.press("Left Left");
+    assert_eq!(ui.model.nodes.cursor, Some(ui.model.now - 20.0));
+    ui.press("Enter Right Right");
+    assert_eq!((ui.model.screen, ui.model.nodes.cursor), (Screen::Node, None));
 }

@@ -7,6 +7,7 @@ use cluster::nvidia_smi::GpuQuery;
 use cluster::probe::{Frame, Frames};
 use cluster::{Node, NodeId};
 use health::{Finding, Rule, Subject, Urgency};
+use ratatui_core::style::Modifier;
 use rundir::{Failure, NodeSample};
 
 fn named(name: &str) -> NodeId {
@@ -33,7 +34,7 @@ fn frame(number: u64, gpus: &str, apps: &str) -> Frame {
 fn rows(power: u64, last: &str) -> String {
     let row = |i: u64| {
         format!(
-            "{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 00000000:1{i}:00.0, {power}.5, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled\n"
+            "{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 00000000:1{i}:00.0, {power}.5, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16\n"
         )
     };
     (0..3).map(row).collect::<String>() + last + "\n#exit 0\n"
@@ -47,7 +48,7 @@ pub(super) fn busy(number: u64) -> Frame {
 }
 
 fn hot() -> Frame {
-    let ecc = "3, GPU-3, NVIDIA H100 80GB HBM3, 00000000:13:00.0, ERR!, 700.00, 70210, 81559, 100, 91, 1410, 2, 0x40, Disabled\n";
+    let ecc = "3, GPU-3, NVIDIA H100 80GB HBM3, 00000000:13:00.0, ERR!, 700.00, 70210, 81559, 100, 91, 1410, 2, 0x40, Disabled, [N/A], 5, 16\n";
     frame(1, &rows(430, ecc), "")
 }
 
@@ -57,7 +58,7 @@ fn lost() -> Frame {
 }
 
 fn mig() -> Frame {
-    let row = "0, GPU-0, NVIDIA H100 80GB HBM3, 00000000:10:00.0, 210.1, 700.00, 11091, 81559, [N/A], 39, 1980, 0, 0x0, Enabled\n";
+    let row = "0, GPU-0, NVIDIA H100 80GB HBM3, 00000000:10:00.0, 210.1, 700.00, 11091, 81559, [N/A], 39, 1980, 0, 0x0, Enabled, [N/A], 5, 16\n";
     frame(
         1,
         &format!("{row}\n#exit 0\n"),
@@ -360,7 +361,7 @@ fn many(count: usize) -> Ui {
         let power = if (node, gpu) == (7, 3) { 210 } else { 610 + (node * 7 + gpu * 13) % 60 };
         let temp = 55 + (node + gpu) % 9;
         format!(
-            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power}.0, 700.00, 70210, 81559, 100, {temp}, 1980, 0, 0x0, Disabled\n"
+            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power}.0, 700.00, 70210, 81559, 100, {temp}, 1980, 0, 0x0, Disabled, [N/A], 5, 16\n"
         )
     };
     let names: Vec<String> = (0..count).map(|node| format!("gpu{node:03}")).collect();
@@ -493,7 +494,9 @@ fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_re
     ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Frame(Box::new(busy(1))) });
     assert!(watches(&ui.model).contains(&stream));
     // Eleven hours, and a sample from the future.
+    let rates = (Some(200_000_000), Some(4_400_000_000));
     let sample = NodeSample::new(1, &frame(1, &rows(300, ""), ""), None);
+    let sample = NodeSample { net_rx_bytes_per_s: rates.0, ib_tx_bytes_per_s: rates.1, ..sample };
     let times = (1..=5657).rev().map(|at| NOW - 7.0 * f64::from(at)).chain([NOW + 100.0]);
     let samples: Vec<NodeSample> = times.map(|t| NodeSample { t, ..sample.clone() }).collect();
     for piece in samples.chunks(250) {
@@ -508,6 +511,15 @@ fn the_history_of_a_node_of_a_run_begins_with_the_samples_that_its_supervisor_re
     assert!(recorded.iter().all(|point| point.value == 300.5));
     assert!(history.points(|moment| moment.mem_share).all(|point| (0.85..0.87).contains(&point.value)));
     assert!(history.gpu_points(2, |gpu| gpu.mem_share()).all(|point| (0.85..0.87).contains(&point.value)));
+    assert!(history.points(|moment| moment.temp_c).all(|point| point.value == 59.0));
+    assert!(history.gpu_points(2, |gpu| gpu.temp_c()).all(|point| point.value == 59.0));
+    // The rates of the newest sample are unknown, because it is the first one that the console got.
+    let network: Vec<f32> = history.points(|moment| moment.net_rx).map(|point| point.value).collect();
+    let infiniband: Vec<f32> = history.points(|moment| moment.ib_tx).map(|point| point.value).collect();
+    for (rate, recorded) in [(2e8, network), (4.4e9, infiniband)] {
+        let (newest, recorded) = recorded.split_last().unwrap();
+        assert!(newest.is_nan() && recorded.iter().all(|value| (value / rate - 1.0).abs() < 1e-5), "{recorded:?}");
+    }
     // All are sent. Later, the samples of the time in which the screen was hidden are read.
     ui.send(Msg::Node { node: named("gpu001"), what: NodeMsg::Recorded(Vec::new()) });
     assert!(!watches(&ui.model).contains(&stream));
@@ -558,7 +570,7 @@ fn a_node_is_pictured_with_its_history() {
         let (mem, temp) = (70_210 + number * 4, 58 + (6.0 * wave(30.0)) as u64);
         let (power, temp) = if (node, gpu) == (2, 5) { (power * 0.45, 41) } else { (power, temp) };
         format!(
-            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power:.1}, 700.00, {mem}, 81559, {util}, {temp}, 1980, 0, 0x4, Disabled\n"
+            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, {power:.1}, 700.00, {mem}, 81559, {util}, {temp}, 1980, 0, 0x4, Disabled, [N/A], 5, 16\n"
         )
     };
     let apps: String = (0..8).map(|gpu| format!("GPU-{gpu}, {}, vidtui-train, 70200\n", 4100 + gpu)).collect();
@@ -663,6 +675,92 @@ fn the_heat_map_shows_the_step_times_of_the_open_run_on_its_gpus() {
     super::screens::picture("heat_map_of_step_times", Ui { model: ui.model.clone() });
     ui.press("m");
     assert_eq!(ui.model.nodes.heat, None);
+}
+
+#[test]
+fn a_slow_rank_on_128_nodes_is_the_only_outlier_and_its_node_moves_to_the_top() {
+    let nodes: Vec<Node> = (0..128).map(|node| Node { id: named(&format!("gpu{node:03}")), slots: 8 }).collect();
+    let mut ui = Ui::on_run(running(83));
+    let mut status = status(running(83));
+    let placement = cluster::Placement::new(&nodes, 1024).unwrap();
+    status.attempt = Some(rundir::Attempt { placement, ..attempt(1, 0) });
+    ui.run_msg(RunMsg::State(status));
+    let busy_s = |rank: usize| if rank == 77 * 8 + 3 { 1.3 } else { 1.0 + (rank % 5) as f64 * 0.01 };
+    let step = rundir::MetricSample { busy_s_by_rank: (0..1024).map(busy_s).collect(), ..sample(1, 84) };
+    ui.run_msg(RunMsg::Metrics(vec![step]));
+    ui.press("N");
+    let of = FleetSource::Run(stage_1());
+    ui.send(Msg::Nodes { of, nodes: Ok(nodes.iter().cloned().map(ListedNode::from).collect()) });
+    let row = |gpu: u64| {
+        format!(
+            "{gpu}, GPU-{gpu}, NVIDIA H100 80GB HBM3, 00000000:1{gpu}:00.0, 640.0, 700.00, 70210, 81559, 100, 59, 1980, 0, 0x0, Disabled, [N/A], 5, 16\n"
+        )
+    };
+    let rows: String = (0..8).map(row).collect();
+    let alike = frame(1, &format!("{rows}\n#exit 0\n"), "");
+    let search = |ui: &mut Ui, later: f64| {
+        for node in &nodes {
+            ui.send(Msg::Node { node: node.id.clone(), what: NodeMsg::Frame(Box::new(alike.clone())) });
+        }
+        ui.send(Msg::Tick(NOW + later));
+    };
+    let first = |ui: &Ui| ui.model.fleet.nodes()[ui.model.nodes.order[0]].node.id.to_string();
+    search(&mut ui, 3.0);
+    ui.press("m m m m m");
+    assert_eq!(ui.model.nodes.heat, Some(crate::gpu_value::GpuValue::StepTime));
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    assert!(screen.contains("median 1.02 s") && screen.contains("1 outlier"), "{screen}");
+    let (y, line) = screen.lines().enumerate().find(|(_, line)| line.contains("gpu077 ")).unwrap();
+    let x = line.split("gpu077 ").next().unwrap().chars().count() + "gpu077 ".len();
+    let terminal = ui.terminal();
+    let buffer = terminal.backend().buffer();
+    let cell = |gpu: usize| &buffer[((x + gpu) as u16, y as u16)];
+    let bold: Vec<usize> = (0..8).filter(|gpu| cell(*gpu).modifier.contains(Modifier::BOLD)).collect();
+    assert_eq!(bold, [3]);
+    assert_ne!(cell(3).symbol(), cell(2).symbol(), "its bar is higher");
+
+    assert_eq!(first(&ui), "gpu000");
+    [5.0, 7.0, 9.0, 11.0].into_iter().for_each(|later| search(&mut ui, later));
+    assert_eq!(first(&ui), "gpu077");
+    ui.resize(80, 24);
+    assert!(ui.screen().lines().find(|line| line.contains("● gpu")).unwrap().contains("gpu077"), "{}", ui.screen());
+}
+
+#[test]
+fn the_bars_of_the_list_show_the_quantity_by_which_it_is_sorted_and_name_their_scale() {
+    let mut ui = with(&[("gpu001", vec![busy(1)])]);
+    let heading = |ui: &Ui| ui.screen().lines().find(|line| line.contains("  gpus  ")).unwrap().to_owned();
+    assert!(heading(&ui).ends_with("  power, 0 to 700 W"), "{}", heading(&ui));
+    // Sorted as listed, then by power, utilization, memory and temperature.
+    ui.press("o o");
+    for scale in ["utilization, 0 to 100 %", "memory, 0 to 79.6 GiB", "temperature, 20 to 95 °C"] {
+        ui.press("o");
+        assert!(heading(&ui).ends_with(scale), "{}", heading(&ui));
+    }
+    let limits = rows(600, "").replacen("700.00", "400.00", 1);
+    let mut ui = with(&[("gpu001", vec![frame(1, &limits, "")])]);
+    ui.resize(160, 48);
+    assert!(heading(&ui).ends_with("power, 0 to the limit of each GPU"), "{}", heading(&ui));
+}
+
+#[test]
+fn a_wide_node_screen_shows_the_temperature_over_time_the_pcie_link_and_the_fan() {
+    let with_fan = |number: u64| frame(number, &rows(600, "").replacen("[N/A], 5, 16", "45, 4, 8", 1), "");
+    let mut ui = with(&[("gpu001", (1..90).map(with_fan).collect())]);
+    ui.press("Enter");
+    assert!(!ui.screen().contains("PCIe") && !ui.screen().contains("temperature"), "{}", ui.screen());
+    ui.resize(160, 48);
+    let screen = ui.screen();
+    for shown in ["power, 0 to 700 W", "temperature, 20 to 95 °C", "1980 MHz  PCIe 4 ×8  fan 45 %", "PCIe 5 ×16"] {
+        assert!(screen.contains(shown), "{shown}: {screen}");
+    }
+    assert_eq!(screen.matches("  fan ").count(), 1, "the other GPUs have no fan");
+    let lines: Vec<&str> = screen.lines().collect();
+    let at = lines.iter().position(|line| line.contains("temperature,")).unwrap();
+    let column = lines[at].split("temperature,").next().unwrap().chars().count();
+    let is_drawn = |line: &&str| line.chars().skip(column).take(24).any(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
+    assert!(lines[at + 2..at + 6].iter().any(is_drawn), "{screen}");
 }
 
 #[test]

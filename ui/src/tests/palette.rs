@@ -34,16 +34,97 @@ fn typed_words_filter_the_list_and_enter_executes() {
 }
 
 #[test]
-fn every_action_of_every_screen_can_be_found() {
-    for screen in Context::ALL.into_iter().filter(|context| context.is_screen()) {
-        let dialog = PaletteDialog { context: screen, filter: String::new(), selected: 0 };
+fn every_action_of_every_screen_and_dialog_can_be_found() {
+    let has_palette = |context: &Context| context.all_bindings().any(|binding| binding.action == Action::Palette);
+    for context in Context::ALL.into_iter().filter(has_palette) {
+        let screen = if context.is_screen() { context } else { Context::Run };
+        let dialog = PaletteDialog { context, screen, over: None, filter: String::new(), selected: 0 };
         let listed = dialog.listed();
-        let all = Context::ALL.into_iter().filter(|context| context.is_screen()).flat_map(Context::bindings);
-        for binding in all.filter(|binding| !binding.action.is_motion()) {
-            let found = listed.iter().any(|listed| listed.binding.action == binding.action);
-            assert!(found, "{screen:?} lacks {:?}", binding.action);
+        let all = Context::ALL.into_iter().flat_map(Context::all_bindings);
+        for binding in all.filter(|binding| !binding.action.is_motion() && binding.action != Action::Palette) {
+            let is_it = |found: &Binding| (found.action, found.help) == (binding.action, binding.help);
+            let found = listed.iter().filter(|listed| is_it(listed.binding)).count();
+            assert_eq!(found, 1, "{context:?}: {:?}, {}", binding.action, binding.help);
         }
     }
+}
+
+#[test]
+fn the_list_of_actions_cannot_answer_a_dialog_that_asks() {
+    for context in [Context::LaunchDialog, Context::KillDialog, Context::ActionDialog] {
+        assert_eq!(KeyMap::default().action(context, Key::ch(':')), None, "{context:?}");
+    }
+    let mut ui = Ui::on_run(running(83));
+    let effects = ui.press("K");
+    let [Effect::PlanKill { job, .. }] = effects[..] else { panic!("{effects:?}") };
+    ui.answer(job, JobMsg::KillPlanned(kill_plan()));
+    assert!(ui.press(":").is_empty() && matches!(ui.model.modal, Some(Modal::Kill(_))));
+    ui.press("Esc :");
+    ui.type_in("kill the listed");
+    assert!(ui.screen().contains("in the Kill dialog"), "{}", ui.screen());
+    assert!(ui.press("Enter").is_empty() && ui.model.modal.is_none());
+    assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning));
+}
+
+#[test]
+fn a_dialog_that_lists_entries_lists_its_actions_and_stays_open() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("c :");
+    assert_eq!(palette(&ui).context, Context::CheckpointsDialog);
+    ui.press("Esc");
+    assert!(matches!(ui.model.modal, Some(Modal::Checkpoints(_))));
+    ui.press(":");
+    ui.type_in("unpin");
+    let effects = ui.press("Enter");
+    assert!(matches!(effects[..], [Effect::PinCheckpoint { step: 80, is_pinned: true, .. }]), "{effects:?}");
+    assert!(matches!(ui.model.modal, Some(Modal::Checkpoints(_))));
+    // An action of the screen behind the dialog closes the dialog.
+    ui.press(":");
+    ui.type_in("logs merged");
+    ui.press("Enter");
+    assert!(ui.model.modal.is_none() && ui.model.screen == Screen::Logs);
+}
+
+#[test]
+fn an_action_of_a_dialog_opens_the_dialog_and_waits_for_its_key() {
+    for (words, context) in [("unpin", Context::CheckpointsDialog), ("grid of", Context::PanelsDialog)] {
+        let mut ui = Ui::with_runs(vec![running(83)]);
+        ui.press(":");
+        ui.type_in(words);
+        assert!(ui.press("Enter").is_empty());
+        assert_eq!((context, ui.model.screen), (crate::context(&ui.model), Screen::Run), "{words}");
+        assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning), "{words}");
+    }
+    let mut ui = super::launch_form::with_plan();
+    ui.press("1 :");
+    ui.type_in("run on the selected target");
+    ui.press("Enter");
+    assert_eq!(crate::context(&ui.model), Context::TargetsDialog);
+    assert_eq!(ui.model.form.as_ref().unwrap().draft, super::launch_form::form_draft());
+}
+
+#[test]
+fn the_launch_form_gets_its_nodes_back_when_the_list_of_actions_opens_it() {
+    let mut ui = super::launch_form::with_nodes();
+    let of = ui.model.fleet.of.clone();
+    ui.press("3 :");
+    assert_ne!(ui.model.fleet.of, of);
+    ui.type_in("waive the selected");
+    ui.press("Enter");
+    assert_eq!((ui.model.screen, ui.model.fleet.of.clone()), (Screen::Launch, of));
+}
+
+#[test]
+fn actions_that_are_not_possible_now_are_marked() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press(":");
+    ui.type_in("training continues from");
+    insta::assert_snapshot!("palette_of_a_refused_action_80x24", ui.screen());
+    ui.press("Enter");
+    assert!(ui.model.notice.as_ref().is_some_and(|notice| notice.is_warning), "the warning states why");
+    ui.press(":");
+    ui.type_in("the run; training saves");
+    assert!(!ui.screen().contains("not possible now"), "{}", ui.screen());
 }
 
 #[test]

@@ -125,6 +125,20 @@ fn a_series_of_an_imported_run_is_a_panel_and_is_exported_by_its_name() {
 }
 
 #[test]
+fn only_the_embedded_trainer_needs_a_key_of_the_recipe_for_mfu() {
+    for is_command in [false, true] {
+        let row = RunRow { is_command, ..running(0) };
+        let mut ui = Ui::on_run(row.clone());
+        let without = |step| rundir::MetricSample { mfu: None, ..sample(1, step) };
+        ui.run_msg(RunMsg::Metrics((1..=9).map(without).collect()));
+        ui.run_msg(RunMsg::State(status(row)));
+        ui.model.panels.picked = Some(vec!["mfu".into()]);
+        ui.resize(160, 48);
+        assert_eq!(ui.screen().contains("Set log.peak_tflops"), !is_command, "{}", ui.screen());
+    }
+}
+
+#[test]
 fn a_grid_has_all_panels() {
     let mut ui = with_more_metrics();
     ui.press("m c c Esc");

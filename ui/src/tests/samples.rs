@@ -80,7 +80,7 @@ fn requested(ui: &Ui) -> Vec<(u64, usize, Size)> {
 }
 
 /// Answers every request with a clip of three frames that is smaller than requested.
-fn answer(ui: &mut Ui) {
+pub(super) fn answer(ui: &mut Ui) {
     for (step, prompt, size) in requested(ui) {
         let made = Size { width: size.width.min(20), height: size.height.min(6) };
         ui.run_msg(RunMsg::Clip { step, prompt, size, clip: Ok(clip(made, 3)) });
@@ -238,4 +238,20 @@ fn a_video_in_a_folder_of_the_user_is_opened_there() {
     ui.run_msg(RunMsg::State(status));
     ui.press("v");
     assert!(matches!(&ui.press("o")[..], [Effect::Copy(path)] if path == "/home/ada/videos/000.mp4"));
+}
+
+#[test]
+fn the_steps_with_a_sample_are_listed_a_page_at_a_time() {
+    let mut ui = on_samples();
+    let row = |ui: &Ui| ui.screen().lines().find(|line| line.trim_start().starts_with("step  ")).map(str::to_owned);
+    assert_eq!(row(&ui).as_deref().map(str::trim), Some("step  20   40  ▸80"));
+    let all = (1..=100).map(|step| video_sample(step, 0, "a butterfly over a meadow"));
+    ui.run_msg(RunMsg::Samples(all.collect()));
+    let shown = row(&ui).unwrap();
+    assert!(shown.contains("▸100") && !shown.contains(" 50 "), "{shown}");
+    ui.press("g");
+    let shown = ui.screen();
+    assert!(shown.contains("step ▸1 ") && !shown.contains("100 "), "{shown}");
+    ui.run_msg(RunMsg::Samples(vec![video_sample(20, 0, "a butterfly over a meadow")]));
+    assert_eq!(row(&ui), None, "one step needs no list");
 }

@@ -1,6 +1,9 @@
 //! Tests of the settings of the user: keys and colours, and of the restored session.
 
 use crate::fixtures::*;
+use crate::fleet::{FleetSource, HistoryWindow, Sort};
+use crate::gpu_value::GpuValue;
+use crate::log_lines::Level;
 use crate::model::Modal;
 use crate::*;
 
@@ -83,6 +86,87 @@ fn a_comparison_is_opened_again() {
     // One of the two runs was removed.
     let alone = Session { compared: session.compared[..1].to_vec(), ..session };
     assert_eq!(Ui::with_setup(|setup| setup.session = Some(alone)).model.screen, Screen::Runs);
+}
+
+#[test]
+fn the_open_node_and_the_list_of_processes_are_opened_again() {
+    let mut ui = super::nodes::on_node();
+    for screen in [Screen::Node, Screen::Processes] {
+        let session = ui.model.session();
+        let mut again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
+        assert_eq!((again.model.screen, again.model.session()), (screen, session));
+        assert!(watches(&again.model).contains(&Watch::Nodes(FleetSource::Given)));
+        assert!(!again.screen().contains("no longer listed"), "{}", again.screen());
+        again.press("Esc");
+        assert_eq!(again.model.screen, Screen::Nodes);
+        ui.press("p");
+    }
+    // The nodes cannot be listed, such as those of a run that was deleted.
+    let session = Session { screen: Screen::Node, node: cluster::NodeId::new("gpu001").ok(), ..Session::default() };
+    let mut gone = Ui::with_setup(|setup| setup.session = Some(session));
+    gone.send(Msg::Nodes { of: FleetSource::Given, nodes: Err(failure()) });
+    assert!(gone.screen().contains("Rank 1 died"), "{}", gone.screen());
+    // The node of a session that another version wrote is missing.
+    for screen in [Screen::Node, Screen::Processes] {
+        let odd = Session { screen, ..Session::default() };
+        assert_eq!(Ui::with_setup(|setup| setup.session = Some(odd)).model.screen, Screen::Nodes);
+    }
+}
+
+#[test]
+fn the_nodes_of_a_run_are_listed_again_in_the_same_order_as_a_heat_map() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("N o o O m m -");
+    let session = ui.model.session();
+    let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
+    assert_eq!((again.model.screen, again.model.session()), (Screen::Nodes, session.clone()));
+    assert_eq!(again.model.fleet.of, FleetSource::Run(stage_1()));
+    let nodes = &again.model.nodes;
+    assert_eq!((nodes.sort, nodes.reverse, nodes.window), (Sort::Power, true, HistoryWindow::Hour));
+    assert_eq!(nodes.heat, Some(GpuValue::Utilization));
+    let odd = Session {
+        node_order: "of-a-newer-version".into(),
+        heat_map: Some("of-a-newer-version".into()),
+        history_s: 7,
+        ..session
+    };
+    let again = Ui::with_setup(|setup| setup.session = Some(odd));
+    let nodes = &again.model.nodes;
+    assert_eq!((nodes.sort, nodes.heat, nodes.window), (Sort::Faults, None, HistoryWindow::TenMinutes));
+}
+
+#[test]
+fn the_zoom_of_a_run_and_the_filters_of_its_log_are_restored() {
+    let mut ui = Ui::on_run(running(83));
+    ui.press("+ + l l r 1 Enter /");
+    ui.type_in("step");
+    ui.press("Enter");
+    let session = ui.model.session();
+    let again = Ui::with_setup(|setup| setup.session = Some(session.clone()));
+    assert_eq!((again.model.screen, again.model.session()), (Screen::Logs, session.clone()));
+    let view = |ui: &Ui| ui.model.run.as_ref().unwrap().view;
+    assert!(view(&ui).span.is_some() && view(&again) == view(&ui), "{:?}", view(&again));
+    let logs = again.model.logs.as_ref().unwrap();
+    assert_eq!((logs.level, logs.only.to_string()), (Level::Warning, "1".to_owned()));
+    assert_eq!(logs.search.as_ref().map(|search| search.text.as_str()), Some("step"));
+    // Another run that is named at the start is not zoomed.
+    let other = Ui::with_setup(|setup| (setup.session, setup.open) = (Some(session.clone()), Some(stage_2())));
+    assert_eq!(view(&other).span, None);
+    let odd = Session { zoom: Some((f64::NAN, None)), log_ranks: "x".into(), ..session };
+    let again = Ui::with_setup(|setup| setup.session = Some(odd));
+    assert_eq!(view(&again).span, None);
+    assert!(again.model.logs.as_ref().unwrap().only.is_empty());
+}
+
+#[test]
+fn values_that_this_version_does_not_know_are_ignored() {
+    let newer = r#"{"screen":"newer","run":"2026-11-20T0340-demo-2s-k7f2","x":"newer","aligned":{"newer":1},"zoom":"newer",
+        "log_level":"Newer","node":"../newer","processes":7,"node_order":"newer","newer":[1]}"#;
+    let session: Session = serde_json::from_str(newer).unwrap();
+    assert_eq!(session, Session { run: Some(stage_1()), node_order: "newer".into(), ..Session::default() });
+    let saved = Session { zoom: Some((12.5, None)), log_level: Level::Error, ..session };
+    let read: Session = serde_json::from_str(&serde_json::to_string(&saved).unwrap()).unwrap();
+    assert_eq!(read, saved);
 }
 
 #[test]

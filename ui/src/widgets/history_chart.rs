@@ -1,4 +1,4 @@
-//! Draws lines over the last minutes or hours on a fixed scale from 0, in braille dots (two by four per cell).
+//! Draws lines over the last minutes or hours on a fixed scale, in braille dots (two by four per cell).
 
 use super::line_chart::{Dots, Texture};
 use crate::fleet::Point;
@@ -10,11 +10,19 @@ use ratatui_core::style::Style;
 /// The points of a line, oldest first, and the style of the line.
 pub type HistoryLine<'a> = (Box<dyn Iterator<Item = Point> + 'a>, Style);
 
-/// Draws lines over the last `seconds`, with the newest values at the right, on a scale from 0 to `most`; the last
-/// line is on top. A missing value or a long time without values leaves a gap.
-pub fn draw(model: &Model, buf: &mut Buffer, area: Rect, seconds: f64, most: f32, lines: Vec<HistoryLine<'_>>) {
+/// Draws lines over the last `seconds`, with the newest values at the right, on a scale with these ends; the
+/// last line is on top. A missing value or a long time without values leaves a gap.
+pub fn draw(
+    model: &Model,
+    buf: &mut Buffer,
+    area: Rect,
+    seconds: f64,
+    (least, most): (f32, f32),
+    lines: Vec<HistoryLine<'_>>,
+) {
     let area = area.intersection(buf.area);
-    if area.width < 2 || area.height == 0 || most.is_nan() || most <= 0.0 {
+    let span = most - least;
+    if area.width < 2 || area.height == 0 || span.is_nan() || span <= 0.0 {
         return;
     }
     let mut dots = Dots::new(area, model.symbols.braille);
@@ -23,7 +31,7 @@ pub fn draw(model: &Model, buf: &mut Buffer, area: Rect, seconds: f64, most: f32
     let low = (model.now / column_s).ceil() * column_s - seconds;
     let across = |t: f64| (t - low) / column_s;
     let bottom = (dots.height - 1) as f64;
-    let row = |value: f32| f64::from(1.0 - (value / most).clamp(0.0, 1.0)) * bottom;
+    let row = |value: f32| f64::from(1.0 - ((value - least) / span).clamp(0.0, 1.0)) * bottom;
     for (points, ink) in lines {
         let mut before: Option<Point> = None;
         for point in points {

@@ -104,91 +104,99 @@ fn item_width(model: &Model, binding: &Binding) -> usize {
 
 /// Returns whether a key is shown in the key bar now: it has a label, and its action is possible and useful.
 fn useful(model: &Model, binding: &Binding) -> bool {
-    let enlarged = model.run.as_ref().and_then(|run| run.enlarged_chart());
-    if binding.label.is_empty() {
+    if binding.label.is_empty() || !is_possible(model, binding.action) {
         return false;
     }
+    let enlarged = model.run.as_ref().and_then(|run| run.enlarged_chart());
     match binding.action {
-        Action::Kill if model.screen == Screen::Processes => {
-            model.processes.as_ref().is_some_and(|open| !open.rows().is_empty())
-        }
         Action::Mark if model.screen == Screen::Runs => model.visible_runs().len() > 1,
         Action::Mark if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
-        Action::Kill | Action::Processes if matches!(model.screen, Screen::Nodes | Screen::Node) => {
-            model.node.is_some() || model.selected_node().is_some()
-        }
-        Action::Resume | Action::Stop | Action::Kill
-            if model.screen == Screen::Runs && !model.runs_screen.marked.is_empty() =>
-        {
-            true
-        }
-        Action::Resume | Action::Stop | Action::Kill => run_actions::check(model, binding.action).is_ok(),
         // Possible for any active run, but shown only if the run may hang.
         Action::Stacks => run_actions::check(model, binding.action).is_ok_and(advice::may_hang),
         // Possible from any checkpoint, but shown only if the run has finished.
         Action::NextStage => {
             run_actions::check(model, binding.action).is_ok_and(|row| StateKind::of(&row.state) == StateKind::Finished)
         }
-        Action::Compare => model.runs_screen.marked.len() > 1,
-        Action::StartStage => stages::can_start(model),
         Action::Complete => is_input(model, |purpose| purpose == Purpose::Override),
-        Action::UnsetKey => model.form.as_ref().is_some_and(|form| !form.draft.sets.is_empty()),
-        Action::Toggle if model.screen == Screen::Compare => has_charts(model),
-        Action::Toggle => launch::listed(model).len() > 1,
-        Action::Enlarge => has_charts(model),
         Action::Recipes if model.screen == Screen::Run => {
             model.run.as_ref().is_some_and(|run| run.recipe.is_some() && run.focus != Panel::Recipe)
         }
         Action::RankMap => {
             model.run.as_ref().is_some_and(|run| run.series.rank_times().ranks() > 1 && run.focus != Panel::Ranks)
         }
-        Action::PickPanels => model.target().is_some_and(|row| row.task == Task::Train),
-        Action::Targets => model.form.as_ref().is_some_and(|form| targets::targets(form).len() > 1),
-        Action::Waive => model.form.as_ref().is_some_and(|form| form.checks.iter().any(launch::can_waive)),
-        Action::Convert if model.screen == Screen::Launch => {
-            model.form.as_ref().is_some_and(|form| form.convert.is_some())
-        }
-        Action::Ranks => model.form.as_ref().is_some_and(|form| matches!(form.draft.target, LaunchTarget::Local(_))),
         Action::FocusNext if model.screen == Screen::Launch => true,
         Action::DeleteWord | Action::DeleteToStart => is_input(model, Purpose::plans),
-        Action::Convert => convert::can_start(model),
-        Action::CancelWork => model.convert.work.is_some(),
         Action::FocusNext => model.target().is_some(),
-        Action::Open if model.screen == Screen::Run => model.target().is_some(),
-        Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
-        Action::Prompt => samples::can_sample(model),
-        Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, binding.action),
-        Action::Open if model.screen == Screen::Alerts => alerts::can(model, binding.action),
-        Action::Open if model.screen == Screen::Nodes => model.selected_node().is_some(),
-        Action::Open if model.screen == Screen::Stages => stages::newest_run(model).is_some(),
-        Action::Samples | Action::SampleNext | Action::Play | Action::SideBySide => has_samples(model),
-        Action::Open if model.screen == Screen::Samples => has_samples(model),
+        Action::Samples => has_samples(model),
         Action::Down => model.run.as_ref().is_some_and(|run| run.samples.prompts().len() > 1),
-        Action::Open | Action::Logs => run_actions::check(model, binding.action).is_ok(),
         Action::Filter if model.screen == Screen::Nodes => model.fleet.nodes().len() > 1,
         Action::Filter if model.screen == Screen::Recipes => model.recipes.as_ref().is_some_and(|all| all.len() > 1),
-        Action::HeatMap => model.fleet.has_gpus(),
+        Action::Filter => model.rows().len() > 1,
         Action::Sort | Action::NodeNext => model.fleet.nodes().len() > 1,
         Action::ReverseSort => !matches!(model.nodes.sort, Sort::Listed | Sort::Faults),
-        Action::NodesOfRun => model.target().is_some(),
-        Action::Filter => model.rows().len() > 1,
-        Action::SearchNext => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
-        Action::RankNext => model.run.as_ref().is_some_and(|run| run.places().len() > 1),
-        Action::AllRanks => model.logs.as_ref().is_some_and(|logs| logs.rank.is_some()),
-        Action::LogRanks => {
-            model.logs.as_ref().is_some_and(|logs| logs.rank.is_none())
-                && model.run.as_ref().is_some_and(|run| run.places().len() > 1)
-        }
-        Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
-        Action::ExportSvg if model.screen == Screen::Compare => has_charts(model),
-        Action::ExportSvg => {
-            model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
-        }
-        action if model.screen == Screen::Compare && is_chart_action(action) => has_charts(model),
         Action::ZoomIn | Action::ZoomOut if matches!(model.screen, Screen::Nodes | Screen::Node) => {
             model.selected_node().is_some_and(|view| view.frame.is_some())
         }
-        action if is_chart_action(action) => enlarged.is_some(),
+        action if model.screen != Screen::Compare && is_chart_action(action) => enlarged.is_some(),
+        _ => true,
+    }
+}
+
+/// Returns whether an action of the current screen is possible now. The list of actions dims those that are not.
+pub fn is_possible(model: &Model, action: Action) -> bool {
+    let screen = model.screen;
+    let has_ranks = || model.run.as_ref().is_some_and(|run| run.places().len() > 1);
+    match action {
+        Action::Kill if screen == Screen::Processes => {
+            model.processes.as_ref().is_some_and(|open| !open.rows().is_empty())
+        }
+        Action::Kill | Action::Processes if matches!(screen, Screen::Nodes | Screen::Node) => {
+            model.node.is_some() || model.selected_node().is_some()
+        }
+        Action::Resume | Action::Stop | Action::Kill
+            if screen == Screen::Runs && !model.runs_screen.marked.is_empty() =>
+        {
+            true
+        }
+        // After an encode, this key lists the stages that can train on its data set.
+        Action::NextStage if model.target().is_some_and(|row| row.task == Task::Encode) => true,
+        Action::Resume | Action::Stop | Action::Kill | Action::Stacks | Action::NextStage => {
+            run_actions::check(model, action).is_ok()
+        }
+        Action::Compare => model.runs_screen.marked.len() > 1,
+        Action::StartStage => stages::can_start(model),
+        Action::UnsetKey => model.form.as_ref().is_some_and(|form| !form.draft.sets.is_empty()),
+        Action::Toggle | Action::Enlarge | Action::ExportSvg | Action::ExportPng if screen == Screen::Compare => {
+            has_charts(model)
+        }
+        action if screen == Screen::Compare && is_chart_action(action) => has_charts(model),
+        Action::Toggle => launch::listed(model).len() > 1,
+        Action::PickPanels | Action::Checkpoints => model.target().is_some_and(|row| row.task == Task::Train),
+        Action::Targets => model.form.as_ref().is_some_and(|form| targets::targets(form).len() > 1),
+        Action::Waive => model.form.as_ref().is_some_and(|form| form.checks.iter().any(launch::can_waive)),
+        Action::Convert if screen == Screen::Launch => model.form.as_ref().is_some_and(|form| form.convert.is_some()),
+        Action::Ranks => model.form.as_ref().is_some_and(|form| matches!(form.draft.target, LaunchTarget::Local(_))),
+        Action::Convert => convert::can_start(model),
+        Action::CancelWork => model.convert.work.is_some(),
+        Action::Prompt => samples::can_sample(model),
+        Action::Acknowledge | Action::AcknowledgeAll | Action::Snooze => alerts::can(model, action),
+        Action::Open if screen == Screen::Run => model.target().is_some(),
+        Action::Open if screen == Screen::Alerts => alerts::can(model, action),
+        Action::Open if screen == Screen::Nodes => model.selected_node().is_some(),
+        Action::Open if screen == Screen::Stages => stages::newest_run(model).is_some(),
+        Action::Open if screen == Screen::Samples => has_samples(model),
+        Action::Open | Action::Logs => run_actions::check(model, action).is_ok(),
+        Action::SampleNext | Action::SamplePrevious | Action::Play | Action::SideBySide => has_samples(model),
+        Action::HeatMap => model.fleet.has_gpus(),
+        Action::NodesOfRun => model.target().is_some(),
+        Action::SearchNext | Action::SearchPrevious => model.logs.as_ref().is_some_and(|logs| logs.search.is_some()),
+        Action::RankNext | Action::RankPrevious => has_ranks(),
+        Action::AllRanks => model.logs.as_ref().is_some_and(|logs| logs.rank.is_some()),
+        Action::LogRanks => model.logs.as_ref().is_some_and(|logs| logs.rank.is_none()) && has_ranks(),
+        Action::FirstError => model.logs.as_ref().is_some_and(|logs| logs.store.first_error.is_some()),
+        Action::ExportSvg | Action::ExportPng => {
+            model.run.as_ref().is_some_and(|run| run.focused_chart().is_some() && !run.series.live().is_empty())
+        }
         _ => true,
     }
 }

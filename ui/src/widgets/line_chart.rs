@@ -50,6 +50,8 @@ pub struct LineChart<'a> {
 /// The parts of a chart.
 struct Parts {
     plot: Rect,
+    /// The row below the plot that is left for marks; without a row, its height is 0.
+    marks: Rect,
     y: Rc<YAxis>,
     /// The number of columns of the y axis and its labels.
     gutter: u16,
@@ -67,10 +69,10 @@ impl<'a> LineChart<'a> {
     /// Draws the chart into an area. Draws nothing if the area is too small.
     pub fn render(&self, area: Rect, buf: &mut Buffer) {
         let area = area.intersection(buf.area);
-        let Some(Parts { plot, y, gutter }) = self.parts(area) else { return };
+        let Some(Parts { plot, marks, y, gutter }) = self.parts(area) else { return };
         self.draw_y_axis(buf, plot, area.x, gutter, &y);
-        if plot.height < area.height {
-            self.axis.draw_labels(buf, plot, area);
+        if marks.bottom() < area.bottom() {
+            self.axis.draw_labels(buf, plot.union(marks), area);
         }
         self.axis.draw_cursors(buf, plot);
         let drawing = DRAWINGS.with(|drawings| drawings.get(self.key(plot, &y.scale), |_| self.draw(plot, &y.scale)));
@@ -94,6 +96,11 @@ impl<'a> LineChart<'a> {
         self.parts(area).map(|parts| parts.plot)
     }
 
+    /// Returns the row below the plot that is left for marks, if there is one.
+    pub fn marks_row(&self, area: Rect) -> Option<Rect> {
+        self.parts(area).map(|parts| parts.marks).filter(|row| row.height > 0)
+    }
+
     /// Returns the number of columns that the y axis and its labels need.
     pub fn gutter(&self, area: Rect) -> u16 {
         self.parts(area).map_or(0, |parts| parts.gutter)
@@ -103,7 +110,8 @@ impl<'a> LineChart<'a> {
         if area.width < 4 || area.height < 2 {
             return None;
         }
-        let plot_height = area.height - u16::from(area.height >= self.axis.labels_from);
+        let marks_height = u16::from(area.height >= self.axis.marks_from);
+        let plot_height = (area.height - u16::from(area.height >= self.axis.labels_from)).saturating_sub(marks_height);
         let key = (self.line_keys(), self.axis.x, self.axis.window, self.unit, self.log_y, plot_height);
         let y = Option::clone(&*Y_AXES.with(|axes| axes.get(key, |_| self.y_axis(plot_height))))?;
         let gutter = y.gutter.max(self.axis.gutter);
@@ -114,7 +122,8 @@ impl<'a> LineChart<'a> {
             width: area.width.saturating_sub(gutter + margin),
             height: plot_height,
         };
-        (plot.width >= 2).then_some(Parts { plot, y, gutter })
+        let marks = Rect { y: plot.bottom(), height: marks_height, ..plot };
+        (plot.width >= 2).then_some(Parts { plot, marks, y, gutter })
     }
 
     /// Returns the segments of a line, each with whether it is superseded.
@@ -557,8 +566,7 @@ impl Dots {
             };
             let at = (plot.x + (i % per_row) as u16, plot.y + (i / per_row) as u16);
             if let Some(cell) = buf.cell_mut(at) {
-                cell.reset();
-                cell.set_char(symbol).set_style(*style);
+                cell.set_char(symbol).set_style(Style::reset().patch(*style));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Drawing functions that several screens share: text, panels, progress bars and failures.
 
+pub mod aligned;
+pub mod details;
 pub mod dialog;
 pub mod heat_map;
 pub mod history_chart;

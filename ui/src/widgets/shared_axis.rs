@@ -29,6 +29,8 @@ pub struct SharedAxis {
     /// The minimum height of an area in which labels are drawn below the plot. `u16::MAX` hides the labels: in a
     /// column of panels, only the lowest plot has labels.
     pub labels_from: u16,
+    /// The minimum height of an area that has a row for marks between the plot and the labels. `u16::MAX` for no row.
+    pub marks_from: u16,
     /// Glyphs.
     pub symbols: Symbols,
     /// Colours.

@@ -77,7 +77,8 @@ pub fn run(workspace: &Workspace, args: &ExportArgs) -> Result<(), CommandError>
             let charts = overview(summary.run.task()).iter();
             groups = charts.map(|chart| Group::of_chart(*chart, &measured)).collect();
         }
-        chart_export::write(&curves::chart(&groups, view, &summary, &measured), to)?;
+        let marks = curves::read_marks(&summary, &measured)?;
+        chart_export::write(&curves::chart(&groups, view, &summary, &measured, &marks), to)?;
     }
     output::line(to.as_str())
 }

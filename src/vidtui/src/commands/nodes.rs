@@ -41,7 +41,7 @@ pub fn nodes(workspace: &Workspace, args: &NodesCommandArgs) -> Result<(), Comma
     updates.wait_for_all(&mut fleet);
     loop {
         let now = now_s();
-        fleet.judge(now);
+        fleet.judge(now, None);
         let order = fleet.order(sort, args.reverse, "", now);
         let views: Vec<&NodeView> = order.iter().filter_map(|at| fleet.nodes().get(*at)).collect();
         match (args.output.json, args.watch) {

@@ -5,7 +5,8 @@
 //! than fit into the bound, the next poll begins with the remaining logs.
 //!
 //! The bytes that are not read are searched for their first error ([`ErrorSearch`]): those before the lines that are read when the logs
-//! are opened, after these lines have been sent; and the beginning of a burst in the poll that skips it.
+//! are opened, after these lines have been sent; the beginning of a burst, or of an attempt that starts while logs are open, in the read
+//! that skips it.
 
 use super::error_search::{ErrorSearch, Part};
 use super::{Ended, FOLLOW, LIST, Stream};
@@ -95,12 +96,18 @@ impl MergedLogs {
 
     /// Reads the last lines of all logs, in the order of [`in_order`].
     pub(super) fn open(&mut self) -> NewLogLines {
-        self.read(OPEN_BYTES, true)
+        self.read(OPEN_BYTES, Skipped::Record, true)
+    }
+
+    /// Reads the last lines of all logs of an attempt that follows another one. Searches the lines before them at once, because an error
+    /// in them comes after the lines of the other attempt.
+    pub(super) fn open_next(&mut self) -> NewLogLines {
+        self.read(OPEN_BYTES, Skipped::Search(BURST_BYTES), true)
     }
 
     /// Reads the lines that were added to logs.
     pub(super) fn poll(&mut self) -> NewLogLines {
-        self.read(POLL_BYTES, false)
+        self.read(POLL_BYTES, Skipped::Search(BURST_BYTES), false)
     }
 
     /// Returns a search in the lines that were not read when the logs were opened; `None` if all were read.
@@ -110,7 +117,7 @@ impl MergedLogs {
         ErrorSearch::new(long.map(part).collect())
     }
 
-    fn read(&mut self, bytes: u64, opens: bool) -> NewLogLines {
+    fn read(&mut self, bytes: u64, skipped: Skipped, finds_zone: bool) -> NewLogLines {
         let most = usize::try_from(bytes / LEAST_BYTES).unwrap_or(usize::MAX);
         let (mut new, mut read, mut grown) = (NewLogLines::default(), Vec::new(), Vec::new());
         for turn in 0..self.logs.len() {
@@ -127,13 +134,16 @@ impl MergedLogs {
         }
         let share = |bytes: u64| bytes / grown.len().max(1) as u64;
         let each = share(bytes).min(LOG_BYTES);
-        let skipped = if opens { Skipped::Record } else { Skipped::Search(share(BURST_BYTES)) };
+        let skipped = match skipped {
+            Skipped::Record => skipped,
+            Skipped::Search(most) => Skipped::Search(share(most)),
+        };
         let mut ahead_s: Option<f64> = None;
         for (index, size) in grown {
             let log = &mut self.logs[index];
             match log.read(size, each, skipped) {
                 Ok((lines, skipped_bytes)) => {
-                    if opens && !self.is_copy {
+                    if finds_zone && !self.is_copy {
                         // The largest value is the best one: the other files were written to after their last line, or copied.
                         ahead_s = log.ahead_s(&lines).into_iter().chain(ahead_s).reduce(f64::max);
                     }
@@ -261,7 +271,7 @@ impl Stream {
                     }
                     let is_first = open.is_none();
                     let mut logs = MergedLogs::new(&dir, &attempt);
-                    let new = block_in_place(|| logs.open());
+                    let new = block_in_place(|| if is_first { logs.open() } else { logs.open_next() });
                     self.send_lines(run, logs.attempt, is_first, new).await?;
                     // The console shows an earlier error before the first line, which is of the first attempt.
                     search = if is_first { logs.search() } else { None };
@@ -399,6 +409,17 @@ mod tests {
         assert_eq!(texts[..4], ["RuntimeError: cause", "line 0", "line 1", "line 2"]);
         assert!(texts[4] > "line 17" && new.skipped_bytes > 1 << 20, "{}", texts[4]);
         assert!(site.logs.search().is_none(), "the burst came after the logs were opened");
+    }
+
+    #[test]
+    fn the_error_that_a_next_attempt_begins_with_comes_before_its_newest_lines() {
+        let mut site = Site::new(1);
+        let burst: String = (0..200_000).map(|n| format!("line {n}\n")).collect();
+        site.write(0, &format!("RuntimeError: cause\n{burst}"));
+        let new = site.logs.open_next();
+        assert_eq!(new.lines[0].1, "RuntimeError: cause");
+        assert_eq!(new.lines.last().unwrap().1, "line 199999");
+        assert!(new.skipped_bytes > 1 << 20);
     }
 
     #[test]
