@@ -418,6 +418,10 @@ impl Running {
         (self.run, outputs)
     }
 
+    pub fn pids(&self) -> Vec<u32> {
+        self.ranks.iter().map(Child::id).collect()
+    }
+
     pub fn signal(&mut self, rank: usize, signal: &str) {
         let pid = self.ranks[rank].id().to_string();
         assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());

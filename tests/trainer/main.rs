@@ -15,6 +15,7 @@ mod segments;
 use cluster::NodeId;
 use harness::{NODE, Scene, assert_close, latest, losses};
 use rundir::{Checkpoint, ErrorCode, EventKind, MetricSample, RequestSource, StartFrom};
+use std::fs;
 
 #[test]
 fn every_mesh_gives_the_same_losses() {
@@ -286,6 +287,30 @@ fn a_signal_can_request_a_checkpoint_without_stopping() {
     running.wait_for("a checkpoint", |run| latest(&run.dir).is_some());
     let step = latest(&running.run.dir).unwrap().step;
     running.wait_for_step(step + 2);
+    running.signal(0, "TERM");
+    running.finish();
+}
+
+#[test]
+fn signals_interrupt_no_thread_that_computes() {
+    let scene = Scene::new();
+    let mut running = scene.launch("masks", &[1, 2], &["train.steps=100000", "checkpoint.interval=2"]);
+    running.wait_for_step(3);
+    let handled: u64 = [1, 2, 10, 15].iter().map(|signal| 1 << (signal - 1)).sum();
+    for pid in running.pids() {
+        let mut takers = 0;
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+            // A thread may have ended.
+            let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
+            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+            let blocked = u64::from_str_radix(field("SigBlk:"), 16).unwrap();
+            match field("Name:") {
+                "signals" => takers += 1,
+                _ => assert_eq!(blocked & handled, handled, "{status}"),
+            }
+        }
+        assert_eq!(takers, 1, "one thread takes the signals");
+    }
     running.signal(0, "TERM");
     running.finish();
 }

@@ -1,36 +1,93 @@
-//! The signals that a rank receives, as flags that the training loop reads between steps.
+//! The signals that a rank receives. A thread of their own takes them; all other threads block them.
+//!
+//! A signal must not interrupt a thread that computes. While oneDNN's AVX-512 kernel multiplies matrices, the stack pointer is the address
+//! of its scratch memory on the heap. When a thread is interrupted for a signal handler, Linux writes the thread's registers (3 KB, 11 KB
+//! with AMX) below the stack pointer, here over other data on the heap.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use nix::sys::signal::{SigSet, Signal};
+use signal_hook::low_level::emulate_default_handler;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
-/// The signals that this process received. Their default actions are disabled.
+/// The signals that are handled: TERM and INT (save and stop), USR1 (save now), and HUP, which is ignored, because a run outlives the
+/// terminal that started it.
+const HANDLED: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
+
+/// The name of the thread that takes the signals.
+const THREAD: &str = "signals";
+
+/// The signals that this process has received.
+#[derive(Debug, Default)]
+struct Received {
+    /// Whether TERM and INT request a stop. Before, they end the process.
+    requests_stop: AtomicBool,
+    stop: AtomicBool,
+    save: AtomicBool,
+}
+
+/// Starts the thread that takes the signals, unless it runs. Call this before other threads start, because threads inherit the blocked
+/// signals from the thread that starts them.
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn take_over() -> io::Result<()> {
+    received().map(drop)
+}
+
+fn received() -> io::Result<Arc<Received>> {
+    static RECEIVED: Mutex<Option<Arc<Received>>> = Mutex::new(None);
+    let mut known = RECEIVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(received) = &*known {
+        return Ok(received.clone());
+    }
+    let signals = SigSet::from_iter(HANDLED);
+    signals.thread_block()?;
+    let received: Arc<Received> = Arc::default();
+    let of_thread = Arc::clone(&received);
+    thread::Builder::new().name(THREAD.into()).spawn(move || receive(signals, &of_thread))?;
+    *known = Some(Arc::clone(&received));
+    Ok(received)
+}
+
+/// Takes signals until the process ends.
+fn receive(signals: SigSet, received: &Received) {
+    while let Ok(signal) = signals.wait() {
+        match signal {
+            Signal::SIGUSR1 => received.save.store(true, Ordering::Relaxed),
+            Signal::SIGHUP => {}
+            _ if received.requests_stop.load(Ordering::Relaxed) => received.stop.store(true, Ordering::Relaxed),
+            signal => {
+                let ended = signals.thread_unblock().map_err(io::Error::from);
+                let ended = ended.and_then(|()| emulate_default_handler(signal as i32));
+                eprintln!("{signal} did not end this rank: {ended:?}");
+            }
+        }
+    }
+}
+
+/// The requests that this process has received by signals.
 #[derive(Debug)]
 pub struct Signals {
-    stop: Arc<AtomicBool>,
-    save: Arc<AtomicBool>,
+    received: Arc<Received>,
     parent: u32,
 }
 
 impl Signals {
-    /// Handles SIGTERM and SIGINT (save and stop) and SIGUSR1 (save now), and ignores SIGHUP, because a run outlives the
-    /// terminal that started it.
+    /// From now on, TERM and INT request a stop.
     ///
     /// # Errors
-    /// A handler cannot be installed.
+    /// As [`take_over`].
     pub fn watch() -> io::Result<Self> {
-        let (stop, save) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        signal_hook::flag::register(SIGTERM, Arc::clone(&stop))?;
-        signal_hook::flag::register(SIGINT, Arc::clone(&stop))?;
-        signal_hook::flag::register(SIGUSR1, Arc::clone(&save))?;
-        signal_hook::flag::register(SIGHUP, Arc::new(AtomicBool::new(false)))?;
-        Ok(Signals { stop, save, parent: std::os::unix::process::parent_id() })
+        let received = received()?;
+        received.requests_stop.store(true, Ordering::Relaxed);
+        Ok(Signals { received, parent: std::os::unix::process::parent_id() })
     }
 
     /// Returns whether SIGTERM or SIGINT arrived.
     pub fn stop(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.received.stop.load(Ordering::Relaxed)
     }
 
     /// Returns whether the supervisor has ended. Then no process would report how this rank ends, so the rank saves and
@@ -41,6 +98,6 @@ impl Signals {
 
     /// Returns whether SIGUSR1 arrived since the last call.
     pub fn take_save(&self) -> bool {
-        self.save.swap(false, Ordering::Relaxed)
+        self.received.save.swap(false, Ordering::Relaxed)
     }
 }
