@@ -20,6 +20,8 @@ fn main() {
         .flag("-ffp-contract=off")
         .flag("-fno-math-errno")
         .define("USE_C10D_GLOO", None)
+        // libtorch is built with NDEBUG. Without it, RecordFunction has another layout, and its inputs cannot be read.
+        .define("NDEBUG", None)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .include("cpp/include")
         // System headers: the compiler does not report warnings in them.
@@ -27,15 +29,9 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .file("cpp/shim.cpp")
-        .file("cpp/mapped.cpp")
-        .file("cpp/profile.cpp")
-        .file("cpp/waits.cpp")
-        .file("cpp/adamw8.cpp");
+        .file("cpp/all.cpp");
     if std::env::var_os("CARGO_FEATURE_CUDA").is_some() {
         with_cuda(&mut build, Path::new(&lib));
-    } else {
-        build.file("cpp/no_cuda.cpp");
     }
     build.compile("vidtui_c10d");
     println!("cargo:rustc-link-lib=torch_cpu");
@@ -59,7 +55,7 @@ fn with_cuda(build: &mut cc::Build, lib: &Path) {
     for place in places.filter(|place| place.exists()) {
         build.flag("-isystem").flag(place);
     }
-    build.define("USE_C10D_NCCL", None).file("cpp/cuda.cpp").file("cpp/cuda_total.cpp");
+    build.define("USE_C10D_NCCL", None).define("WITH_CUDA", None).file("cpp/cuda_total.cpp");
     println!("cargo:rustc-link-lib=torch_cuda");
     println!("cargo:rustc-link-lib=c10_cuda");
 }

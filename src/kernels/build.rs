@@ -31,14 +31,7 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
-        .files([
-            "cpp/ttt.cpp",
-            "cpp/scan.cpp",
-            "cpp/attention.cpp",
-            "cpp/fused.cpp",
-            "cpp/linear.cpp",
-            "cpp/order.cpp",
-        ]);
+        .file("cpp/all.cpp");
     if with_cuda {
         let beside = Path::new(&lib).ancestors().nth(2).map(|packages| packages.join("nvidia"));
         let roots: Vec<PathBuf> = beside
@@ -49,12 +42,12 @@ fn main() {
         for include in roots.iter().map(|root| root.join("include")).filter(|include| include.exists()) {
             build.flag("-isystem").flag(include);
         }
-        build.files(["cpp/scan_cuda.cpp", "cpp/attention_cuda.cpp", "cpp/fused_cuda.cpp"]).compile("vidtui_kernels");
+        build.define("WITH_CUDA", None).compile("vidtui_kernels");
         compile_for_gpus(&roots);
         println!("cargo:rustc-link-lib=torch_cuda");
         println!("cargo:rustc-link-lib=c10_cuda");
     } else {
-        build.file("cpp/no_cuda.cpp").compile("vidtui_kernels");
+        build.compile("vidtui_kernels");
     }
     println!("cargo:rustc-link-lib=torch_cpu");
     println!("cargo:rustc-link-lib=c10");

@@ -1,10 +1,5 @@
 // Counts the calls of a thread that wait for a device, by the place that the thread has named. Tests count; training does not.
 
-// libtorch is built with NDEBUG. Without it, RecordFunction has another layout, and its inputs cannot be read.
-#ifndef NDEBUG
-#define NDEBUG
-#endif
-
 #include "shim.h"
 
 #include <ATen/record_function.h>

@@ -1,0 +1,16 @@
+// All sources of the kernels in one translation unit, because libtorch's headers take most of the time to compile them.
+
+#include "attention.cpp"
+#include "fused.cpp"
+#include "linear.cpp"
+#include "order.cpp"
+#include "scan.cpp"
+#include "ttt.cpp"
+
+#ifdef WITH_CUDA
+#include "attention_cuda.cpp"
+#include "fused_cuda.cpp"
+#include "scan_cuda.cpp"
+#else
+#include "no_cuda.cpp"
+#endif
