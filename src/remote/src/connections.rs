@@ -180,6 +180,11 @@ impl Connections {
         Ok(facts)
     }
 
+    /// Drops the cached lines of a run that has ended.
+    pub fn forget_lines(&self, dir: &RunDir) {
+        self.following.forget(dir);
+    }
+
     /// Returns the state of an attempt's Slurm job; `None` if it is not a job.
     pub fn job_status(&self, attempt: &Attempt, timeout: Duration) -> Option<JobStatus> {
         attempt.slurm.as_ref()?.job.map(|job| self.slurm.job(job, timeout))

@@ -66,6 +66,11 @@ impl NewestCache {
         Ok(tails.newest.clone())
     }
 
+    /// Drops the lines of a run. They are read again when they are requested.
+    pub fn forget(&self, run: &RunDir) {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).remove(run);
+    }
+
     fn tails(&self, run: &RunDir) -> Arc<Mutex<RunTails>> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.retain(|_, entry| entry.requested.elapsed() < FORGET);
@@ -164,6 +169,17 @@ mod tests {
             assert_eq!(recent.last().unwrap().step, 1000);
             assert!((LINES..1000).contains(&recent.len()), "{}", recent.len());
         }
+    }
+
+    #[test]
+    fn a_forgotten_run_is_read_again_when_it_is_requested() {
+        let (_keep, run) = temp();
+        let cache = NewestCache::default();
+        LineAppender::open(&run.metrics()).unwrap().append(&line(1, 2)).unwrap();
+        let first = cache.newest(&run, []).unwrap();
+        cache.forget(&run);
+        assert_eq!(Arc::strong_count(&first), 1, "the cache has dropped it");
+        assert_eq!(cache.newest(&run, []).unwrap(), first);
     }
 
     #[test]

@@ -36,7 +36,15 @@ impl CachedRun {
         // The status of an ended run depends on its files alone, not on processes or the clock.
         let kept = self.status.take().filter(|status| self.stamps == stamps && is_settled(status));
         self.stamps = stamps;
-        self.status.insert(kept.unwrap_or_else(|| status(workspace, dir)))
+        let read = || {
+            let read = status(workspace, dir);
+            if is_settled(&read) {
+                workspace.samples.forget(dir);
+                workspace.connections.forget_lines(dir);
+            }
+            read
+        };
+        self.status.insert(kept.unwrap_or_else(read))
     }
 }
 

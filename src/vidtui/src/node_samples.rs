@@ -94,6 +94,11 @@ impl NodeSamples {
         evidence
     }
 
+    /// Drops the samples of a run that has ended.
+    pub fn forget(&self, dir: &RunDir) {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).remove(dir);
+    }
+
     /// Adds to each finding the time when it was first seen.
     pub fn complete(&self, dir: &RunDir, found: &mut [Finding], now_s: f64) {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -266,6 +271,18 @@ mod tests {
         let node = &samples.of(&dir, &facts, OWN_S + 28.0)[0];
         assert_eq!(node.clock_ahead_s, None);
         assert_eq!(health::node_findings(node)[0].rule, Rule::Smi);
+    }
+
+    #[test]
+    fn a_forgotten_run_is_read_again_when_it_is_requested() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = RunDir::new(Utf8Path::from_path(temp.path()).unwrap());
+        let (samples, facts) = (NodeSamples::default(), facts(&["ml-1"]));
+        sampled(&dir, "ml-1", OWN_S);
+        let first = samples.of(&dir, &facts, OWN_S + 1.0);
+        samples.forget(&dir);
+        assert_eq!(Arc::strong_count(&first), 1, "the cache has dropped it");
+        assert_eq!(samples.of(&dir, &facts, OWN_S + 1.0)[0].node, first[0].node);
     }
 
     /// Simulates a run second by second: the power of its two GPUs, and whether a step is logged. Derives the state every two

@@ -241,6 +241,10 @@ const DAY_RUNS: u64 = 4;
 /// Steps of each run: six hours at ten seconds per step.
 const DAY_STEPS: u64 = 2160;
 
+/// Seconds between two samples of a node, as supervisors write them. They are real seconds, because the console keeps the samples of the
+/// last minutes: more samples per minute would measure a cluster that does not exist.
+const DAY_SAMPLES_S: f64 = 5.0;
+
 /// Simulates a day of a busy cluster at 100 times the speed: 16 nodes, four runs at a time that log, save and end after six hours, and a user
 /// who looks at the runs, one run, its log and the nodes in turn. This takes a quarter of an hour.
 pub fn day_rows() -> Result<Vec<Row>> {
@@ -280,13 +284,17 @@ fn busy_slot(runs: &Utf8Path, slot: u64, ended: &AtomicBool) {
         let open = |path: &str| OpenOptions::new().create(true).append(true).open(dir.join(path));
         let files = ["metrics.jsonl", "events.jsonl", "nodes/bench/gpu.jsonl", "nodes/bench/logs/0001-rank-00000.log"];
         let [Ok(mut metrics), Ok(mut events), Ok(mut samples), Ok(mut log)] = files.map(open) else { return };
+        let mut sampled_s = 0.0;
         for step in 1..=DAY_STEPS {
             if ended.load(Ordering::Relaxed) {
                 return;
             }
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             let _ = writeln!(metrics, "{}", made_run::line(step, now));
-            let _ = writeln!(samples, "{}", made_run::node_line(now, step));
+            if now - sampled_s >= DAY_SAMPLES_S {
+                sampled_s = now;
+                let _ = writeln!(samples, "{}", made_run::node_line(now, step));
+            }
             let _ = writeln!(log, "2026-11-20 04:00:00 step {step}: loss 0.{step:04}");
             // The run saves every half hour.
             if step % 180 == 0 {
