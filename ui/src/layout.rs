@@ -85,6 +85,8 @@ pub struct RunContent {
     pub videos: bool,
     /// The picked panels that a training run has, in the order of the user; `None` for the usual ones.
     pub picked: Option<Vec<Panel>>,
+    /// The measured charts and own series of an imported run, which replace the usual ones; `None` for other runs.
+    pub imported: Option<Vec<Panel>>,
     /// The number of columns of a grid of all panels; 0 or 1 for the usual layout.
     pub columns: u8,
     /// The charts whose values do not change. Each shows its value in its heading and gets few rows.
@@ -132,7 +134,8 @@ impl RunContent {
         let nodes =
             of_nodes.into_iter().filter(|(_, shown)| self.nodes && *shown).map(|(chart, _)| Panel::Chart(chart));
         let side = self.usual_side();
-        let steps = large.then_some(Panel::Chart(Chart::StepTime));
+        let steps = Panel::Chart(Chart::StepTime);
+        let steps = (large && self.imported.as_ref().is_none_or(|own| own.contains(&steps))).then_some(steps);
         let usual = nodes.filter(|panel| !side.contains(panel)).chain(steps);
         usual.filter(|panel| self.is_picked(*panel)).collect()
     }
@@ -165,6 +168,10 @@ impl RunContent {
     }
 
     fn usual_side(&self) -> Vec<Panel> {
+        if let Some(own) = self.imported.as_ref().filter(|_| self.task == Task::Train) {
+            let is_lane = |panel: &Panel| self.large && *panel == Panel::Chart(Chart::StepTime);
+            return own.iter().copied().filter(|panel| !is_lane(panel)).collect();
+        }
         let charts: &[Chart] = match self.task {
             // The step time is among the lanes.
             Task::Train if self.large => {
@@ -516,6 +523,7 @@ mod tests {
         fn parts_stay_in_the_terminal_and_do_not_overlap(
             width in 1u16..300, height in 1u16..120, advice in 0u16..8, nodes: bool, videos: bool, task in 0usize..3,
             picked in prop::option::of(prop::sample::subsequence(PICKABLE.to_vec(), 0..8)), columns in 0u8..5,
+            imported in prop::option::of(prop::sample::subsequence(PICKABLE.to_vec(), 0..12)),
             constant in prop::sample::subsequence(PICKABLE.to_vec(), 0..12), events in 0usize..40, checkpoints in 0usize..40,
         ) {
             let screen = Rect::new(0, 0, width, height);
@@ -528,6 +536,7 @@ mod tests {
                 large: has_room_for_lanes(areas.body),
                 videos,
                 picked,
+                imported,
                 columns,
                 constant,
                 facts: nodes,

@@ -31,6 +31,7 @@ pub mod panel_set;
 mod places;
 pub mod rank_set;
 pub mod rank_times;
+mod recipe_setting;
 pub mod run_actions;
 pub mod run_state;
 pub mod screens;

@@ -27,7 +27,7 @@ pub(crate) use log_store::LogLine;
 pub(crate) use logs_screen::EarlierSearch;
 pub use logs_screen::{LogsScreen, Search};
 pub use processes_screen::ProcessesScreen;
-pub use run_screen::{RecipeSetting, RunScreen};
+pub use run_screen::RunScreen;
 pub use samples_screen::SamplesScreen;
 pub use screen::{AlertsScreen, NodeScreen, NodesScreen, RecipesScreen, RunsScreen, Screen, StagesScreen};
 pub use session::Session;

@@ -278,17 +278,32 @@ impl History {
     /// Returns the values nearest to a time: a sample, or means over a minute before the first sample. In a gap, where charts
     /// have no line, all values are NaN. `None` if there are no values at all.
     pub fn at(&self, t: f64) -> Option<Moment> {
-        let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
-        let older = self.minutes.moments.iter().filter(|moment| moment.t < oldest);
-        let older = older.map(|moment| (moment, MINUTES_JOINED_S));
-        let newer = self.samples.moments.iter().map(|moment| (moment, SAMPLES_JOINED_S));
-        let distance = |moment: &Moment| (moment.t - t).abs();
-        let (nearest, joined_s) = older.chain(newer).min_by(|(a, _), (b, _)| distance(a).total_cmp(&distance(b)))?;
-        let mut found = *nearest;
-        if distance(nearest) > joined_s {
+        let (level, at, is_gap) = self.nearest(t)?;
+        let mut found = level.moments[at];
+        if is_gap {
             found.values().into_iter().for_each(|value| *value = f32::NAN);
         }
         Some(found)
+    }
+
+    /// Returns the values of a GPU nearest to a time, as [`History::at`]; all are unknown in a gap.
+    pub fn gpu_at(&self, index: u32, t: f64) -> GpuMoment {
+        let found = self.nearest(t).filter(|(.., is_gap)| !is_gap);
+        let found = found.and_then(|(level, at, _)| level.gpus.get(index as usize)?.get(at));
+        found.copied().unwrap_or(GpuMoment::UNKNOWN)
+    }
+
+    /// Finds the values nearest to a time: their level, their place in it, and whether the time is in a gap.
+    fn nearest(&self, t: f64) -> Option<(&Level, usize, bool)> {
+        let oldest = self.samples.moments.front().map_or(f64::INFINITY, |moment| moment.t);
+        let places = |level: &'_ Level| 0..level.moments.len();
+        let distance = |level: &Level, at: usize| (level.moments[at].t - t).abs();
+        let (minutes, samples) = (&self.minutes, &self.samples);
+        let older = places(minutes).filter(|at| minutes.moments[*at].t < oldest);
+        let older = older.map(|at| (minutes, at, MINUTES_JOINED_S));
+        let newer = places(samples).map(|at| (samples, at, SAMPLES_JOINED_S));
+        let nearest = older.chain(newer).min_by(|a, b| distance(a.0, a.1).total_cmp(&distance(b.0, b.1)));
+        nearest.map(|(level, at, joined_s)| (level, at, distance(level, at) > joined_s))
     }
 
     /// Returns the samples that are kept one by one, oldest first.
@@ -440,6 +455,17 @@ mod tests {
         assert_eq!((power(-1.0), power(2.4), power(10.0), power(900.0).is_nan()), (100.0, 102.0, 104.0, true));
         assert!(power(150.0).is_nan());
         assert_eq!((power(300.0), power(306.0)), (404.0, 406.0));
+    }
+
+    #[test]
+    fn values_of_a_gpu_at_a_time_are_unknown_in_a_gap_and_where_it_has_no_row() {
+        let mut history = History::default();
+        assert_eq!(history.gpu_at(0, 0.0), GpuMoment::UNKNOWN);
+        history.push(moment(0.0, 1.0), [(0, gpu(10.0))].into_iter());
+        history.push(moment(300.0, 1.0), [(1, gpu(20.0))].into_iter());
+        let power = |index, t| history.gpu_at(index, t).power_w();
+        assert_eq!((power(0, 3.0), power(1, 299.0)), (10.0, 20.0));
+        assert!([power(0, 150.0), power(0, 300.0), power(1, 0.0), power(9, 0.0)].iter().all(|watts| watts.is_nan()));
     }
 
     #[test]

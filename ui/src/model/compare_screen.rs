@@ -3,9 +3,10 @@
 use crate::model::Viewport;
 use crate::model::run_screen::{MIN_SPAN, axis_ends};
 use crate::msg::RunMsg;
+use crate::recipe_setting::RecipeSetting;
 use crate::series::{Axis, Series, Statistic, Track};
 use rundir::{Failure, METRICS, MetricSource, RunId, find_metric};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use units::Unit;
 
 /// The maximum number of runs that are compared; more lines cannot be distinguished.
@@ -79,7 +80,7 @@ pub struct ComparedRun {
     /// Its metrics.
     pub series: Series,
     /// The keys of its recipe with their values, in the order of a recipe; `None` while they load.
-    pub recipe: Option<Vec<(String, String)>>,
+    pub recipe: Option<Vec<RecipeSetting>>,
     /// Why the run cannot be read.
     pub lost: Option<Failure>,
     /// Whether the stream of the run has started.
@@ -145,7 +146,7 @@ impl CompareScreen {
             RunMsg::Opened => {
                 (run.series, run.lost, run.opened) = (Series::default(), None, true);
             }
-            RunMsg::Recipe(settings) => run.recipe = Some(settings),
+            RunMsg::Recipe(settings) => run.recipe = Some(RecipeSetting::with_defaults(settings)),
             RunMsg::NodePoints(points) => points.iter().for_each(|point| run.series.push_node_point(point)),
             RunMsg::Metrics(samples) => samples.iter().for_each(|sample| run.series.push(sample)),
             RunMsg::Lost(failure) => run.lost = Some(failure),
@@ -308,13 +309,13 @@ impl CompareScreen {
         let recipes: Vec<_> = self.runs.iter().map(|run| run.recipe.as_deref()).collect();
         let mut keys: Vec<&str> = Vec::new();
         let mut seen = BTreeSet::new();
-        for (key, _) in recipes.iter().copied().flatten().flatten() {
-            if seen.insert(key) {
-                keys.push(key);
+        for setting in recipes.iter().copied().flatten().flatten() {
+            if seen.insert(&setting.key) {
+                keys.push(&setting.key);
             }
         }
-        let value = |recipe: &[(String, String)], key: &str| {
-            recipe.iter().find(|(known, _)| known == key).map(|(_, value)| value.clone())
+        let value = |recipe: &[RecipeSetting], key: &str| {
+            recipe.iter().find(|setting| setting.key == key).map(|setting| setting.value.clone())
         };
         let difference = |key: &str| {
             let known: Vec<_> = recipes.iter().copied().flatten().map(|recipe| value(recipe, key)).collect();
@@ -323,6 +324,21 @@ impl CompareScreen {
             differs.then(|| Difference { key: key.to_owned(), values: values() })
         };
         keys.into_iter().filter_map(difference).collect()
+    }
+
+    /// Returns the keys that all recipes have with the same value, in the order of a recipe; none while a recipe loads.
+    pub fn equal_settings(&self) -> Vec<&RecipeSetting> {
+        let Some((first, others)) = self.runs.split_first() else { return Vec::new() };
+        let others: Option<Vec<_>> = others.iter().map(|run| run.recipe.as_deref()).collect();
+        let Some((first, others)) = first.recipe.as_ref().zip(others) else { return Vec::new() };
+        let others: Vec<BTreeMap<&str, &str>> = others
+            .iter()
+            .map(|recipe| recipe.iter().map(|setting| (setting.key.as_str(), setting.value.as_str())).collect())
+            .collect();
+        let is_in_all = |setting: &&RecipeSetting| {
+            others.iter().all(|recipe| recipe.get(setting.key.as_str()) == Some(&setting.value.as_str()))
+        };
+        first.iter().filter(is_in_all).collect()
     }
 }
 

@@ -4,37 +4,20 @@ use crate::effect::XAxis;
 use crate::layout::{Panel, RunContent};
 use crate::model::{SamplesScreen, Viewport};
 use crate::msg::{RunMsg, RunStatus};
+use crate::recipe_setting::RecipeSetting;
 use crate::series::{Axis, Marks, Series};
 use cluster::RankPlace;
 use recipe::Task;
 use rundir::Chart;
 use rundir::{CheckpointEntry, Event, Failure, RunId};
 use runstate::Goodput;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// The maximum number of events in memory; older events are only in the run's files.
 const MAX_EVENTS: usize = 1000;
 
 /// The narrowest window of a zoomed chart, in samples.
 pub(super) const MIN_SPAN: f64 = 4.0;
-
-/// A key of a recipe with its value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecipeSetting {
-    /// The key, such as `optimizer.lr`.
-    pub key: String,
-    /// The value.
-    pub value: String,
-    /// The default value, if the key has one.
-    pub default: Option<String>,
-}
-
-impl RecipeSetting {
-    /// Returns whether the value differs from the default, or there is no default.
-    pub fn is_set(&self) -> bool {
-        self.default.as_ref() != Some(&self.value)
-    }
-}
 
 /// An open run.
 #[derive(Debug, Clone)]
@@ -132,14 +115,7 @@ impl RunScreen {
             RunMsg::Samples(samples) => self.samples.samples = Some(samples),
             RunMsg::Clip { step, prompt, size, clip } => self.samples.keep((step, prompt), size, clip),
             RunMsg::NextFrame => self.samples.frame = self.samples.frame.wrapping_add(1),
-            RunMsg::Recipe(settings) => {
-                let defaults: BTreeMap<&str, String> = recipe::default_settings().into_iter().collect();
-                let setting = |(key, value): (String, String)| {
-                    let default = defaults.get(key.as_str()).cloned();
-                    RecipeSetting { key, value, default }
-                };
-                self.recipe = Some(settings.into_iter().map(setting).collect());
-            }
+            RunMsg::Recipe(settings) => self.recipe = Some(RecipeSetting::with_defaults(settings)),
             RunMsg::Lost(failure) => self.lost = Some(failure),
             RunMsg::Log(_) | RunMsg::Logs(_) | RunMsg::EarlierErrors(_) => {}
         }

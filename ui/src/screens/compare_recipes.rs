@@ -3,6 +3,7 @@
 use crate::bindings::{Action, Context};
 use crate::layout;
 use crate::model::{CompareScreen, ComparedRun, Difference, Model};
+use crate::recipe_setting::bare;
 use crate::run_state::short_id;
 use crate::screens::compare::{ink, mark};
 use crate::text;
@@ -11,15 +12,17 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
-use std::collections::BTreeSet;
 use units::counted;
 
 /// The minimum width of a column of values.
 const LEAST: usize = 8;
 const GAP: usize = 2;
+/// The minimum width of a column of equal keys, and the blank columns between two of them.
+const EQUAL_COLUMN: usize = 64;
+const EQUAL_GAP: usize = 3;
 
 /// Draws the table of the keys whose values differ. If it fills the screen, long values wrap, and the keys that are equal
-/// are counted below it.
+/// are below it.
 pub fn view(model: &Model, open: &CompareScreen, buf: &mut Buffer, area: Rect) {
     let differences = open.differences();
     let loading = open.runs.iter().any(|run| run.recipe.is_none() && run.lost.is_none());
@@ -115,29 +118,46 @@ fn table(
             lines.push(Line::from(spans));
         }
     }
-    if let Some(equal) = equal_keys(open, differences).filter(|_| open.recipes_only) {
-        lines.push(Line::default());
-        lines.extend(text::wrap(&equal, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
+    if open.recipes_only {
+        lines.extend(equal_lines(model, open, width));
     }
     (Line::from(heading), lines)
 }
 
-/// Returns the number of keys that have the same value in all recipes, in all and by section; `None` if there are none.
-fn equal_keys(open: &CompareScreen, differences: &[Difference]) -> Option<String> {
-    let differ: BTreeSet<&str> = differences.iter().map(|row| row.key.as_str()).collect();
-    let keys = open.runs.iter().filter_map(|run| run.recipe.as_ref()).flatten().map(|(key, _)| key.as_str());
-    let (mut seen, mut sections) = (BTreeSet::new(), Vec::<(&str, usize)>::new());
-    for key in keys.filter(|key| !differ.contains(key)).filter(|key| seen.insert(*key)) {
-        let section = key.split_once('.').map_or("others", |(section, _)| section);
-        match sections.iter_mut().find(|(known, _)| *known == section) {
-            Some((_, count)) => *count += 1,
-            None => sections.push((section, 1)),
+/// Returns the keys that have the same value in all recipes, in columns. Keys with their defaults are only counted.
+fn equal_lines(model: &Model, open: &CompareScreen, width: usize) -> Vec<Line<'static>> {
+    let (set, default): (Vec<_>, Vec<_>) = open.equal_settings().into_iter().partition(|setting| setting.is_set());
+    let mut lines = Vec::new();
+    if !set.is_empty() {
+        lines.push(Line::default());
+        let title = format!("Equal in all runs, differs from the default ({})", set.len());
+        lines.extend(text::wrap(&title, width).into_iter().map(|line| Line::styled(line, model.theme.strong)));
+        let columns = ((width + EQUAL_GAP) / (EQUAL_COLUMN + EQUAL_GAP)).max(1);
+        let column = (width + EQUAL_GAP) / columns - EQUAL_GAP;
+        let keys = set.iter().map(|setting| text::width(&setting.key)).max().unwrap_or(0).min(column / 2);
+        let rows = set.len().div_ceil(columns);
+        for row in 0..rows {
+            let mut spans = Vec::new();
+            for setting in (0..columns).filter_map(|at| set.get(at * rows + row)) {
+                if !spans.is_empty() {
+                    spans.push(Span::raw(" ".repeat(EQUAL_GAP)));
+                }
+                let key = text::fit_end(&setting.key, keys, model.symbols.ellipsis);
+                spans.push(Span::styled(format!("{}{:GAP$}", padded(&key, keys), ""), model.theme.faint));
+                let value = text::clean(&bare(&setting.value).replace('\n', " "));
+                let value = text::fit_end(&value, column.saturating_sub(keys + GAP), model.symbols.ellipsis);
+                spans.push(Span::raw(padded(&value, column.saturating_sub(keys + GAP))));
+            }
+            lines.push(Line::from(spans));
         }
     }
-    let total: usize = sections.iter().map(|(_, count)| count).sum();
-    let parts: Vec<String> = sections.iter().map(|(section, count)| format!("{section} {count}")).collect();
-    let are = if total == 1 { "is" } else { "are" };
-    (total > 0).then(|| format!("{} {are} equal: {}", counted(total, "key"), parts.join(", ")))
+    if !default.is_empty() {
+        let have = if default.len() == 1 { "has its" } else { "have their" };
+        lines.push(Line::default());
+        let text = format!("{} {have} default in all runs", counted(default.len(), "key"));
+        lines.extend(text::wrap(&text, width).into_iter().map(|line| Line::styled(line, model.theme.faint)));
+    }
+    lines
 }
 
 fn padded(text: &str, width: usize) -> String {

@@ -157,11 +157,29 @@ fn history_area(model: &Model, view: &NodeView) -> (Lanes, Rect) {
     (lanes, layout::cut_top(areas(model).1, lines).1)
 }
 
-/// Returns the area of the lines in the history, if a position of the terminal is in it.
+/// Returns the area of the lines in the history of the node or of a GPU, if a position of the terminal is in it.
 pub fn history_at(model: &Model, at: Position) -> Option<Rect> {
-    let (_, view) = opened(model).filter(|(open, _)| !open.raw)?;
+    let (open, view) = opened(model).filter(|(open, _)| !open.raw)?;
     let (lanes, area) = history_area(model, view);
-    node_history::plot(model, view, lanes, area).filter(|plot| plot.contains(at))
+    let of_node = node_history::plot(model, view, lanes, area).filter(|plot| plot.contains(at));
+    of_node.or_else(|| gpu_history_at(model, open, view, at))
+}
+
+/// Returns the row of a GPU's history at a position of the terminal.
+fn gpu_history_at(model: &Model, open: &NodeScreen, view: &NodeView, at: Position) -> Option<Rect> {
+    let rest = areas(model).1;
+    if !rest.contains(at) {
+        return None;
+    }
+    let lines = NodeLines::of(model, view, usize::from(rest.width), usize::from(rest.height));
+    let top = open.scroll.min(lines.rows.len().saturating_sub(usize::from(rest.height)));
+    let line = lines.rows.get(top + usize::from(at.y - rest.y))?;
+    if !matches!(line, NodeLine::Gpu { row: 1.., .. }) {
+        return None;
+    }
+    let columns = GpuColumns::new(model, view, usize::from(rest.width));
+    let (x, width) = columns.history_at(usize::from(at.x - rest.x))?;
+    Some(Rect { x: rest.x + x as u16, y: at.y, width: width as u16, height: 1 })
 }
 
 /// Returns which lines are visible; empty if all lines fit.
@@ -272,7 +290,10 @@ impl NodeLines {
             let scale = if columns.has_all_meters() { "on the scale of the meter" } else { "from 0 to the limit" };
             value.push(Span::styled(format!("history of {window}, {scale}  "), faint));
         }
-        value.extend(power);
+        match history_cursor::time(model) {
+            Some(t) => value.push(Span::styled(format!("values of {}", units::ago(model.now, t)), model.theme.strong)),
+            None => value.extend(power),
+        }
         lines.heading("GPUs", value);
         lines.text(Line::styled(columns.heading(view), faint));
         for at in 0..gpus {

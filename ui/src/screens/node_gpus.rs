@@ -5,16 +5,17 @@ use crate::fleet::{GpuMoment, NodeView, Point};
 use crate::gpu_value::{GpuValue, is_current};
 use crate::model::Model;
 use crate::run_state::short_id;
-use crate::screens::node_table;
+use crate::screens::{history_cursor, node_table};
 use crate::text;
 use crate::widgets::{history_chart, write};
-use cluster::GpuSample;
 use cluster::fault::FaultSeverity;
+use cluster::{GpuSample, Reading};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::Style;
 use ratatui_core::text::{Line, Span};
 use rundir::RunId;
+use std::borrow::Cow;
 
 /// Width of the GPU index and the mark of a fault.
 const INDEX: usize = 6;
@@ -50,8 +51,9 @@ impl GpuColumns {
             96.. => (3, 15),
             _ => (3, 6),
         };
+        let shown: Vec<Cow<'_, GpuSample>> = view.gpus().iter().map(|gpu| at_cursor(model, view, gpu)).collect();
         let text = |(value, _): &Meter| {
-            let widths = view.gpus().iter().map(|gpu| text::width(&meter_text(model, *value, gpu)));
+            let widths = shown.iter().map(|gpu| text::width(&meter_text(model, *value, gpu)));
             widths.max().unwrap_or(0)
         };
         let texts: Vec<usize> = METERS[..meters].iter().map(text).collect();
@@ -72,6 +74,11 @@ impl GpuColumns {
     fn meter(&self, number: usize) -> (usize, usize) {
         let width = |number: usize| self.bar + 1 + self.texts[number];
         (INDEX + (0..number).map(|before| width(before) + GAP).sum::<usize>(), width(number))
+    }
+
+    /// Returns the x offset and the width of the history at an x offset, if there is one.
+    pub fn history_at(&self, x: usize) -> Option<(usize, usize)> {
+        (0..self.texts.len()).map(|number| self.meter(number)).find(|(at, width)| (*at..at + width).contains(&x))
     }
 
     fn right(&self) -> usize {
@@ -107,9 +114,27 @@ pub fn history_rows(gpus: usize, others: usize, room: usize) -> usize {
     (room.saturating_sub(others) / gpus.max(1)).saturating_sub(1).clamp(least, most)
 }
 
-/// Draws a GPU: its meters in the first row, and its history in the others.
+/// Returns the values of a GPU at the cursor; the newest sample if there is no cursor. Values without a history are absent at the
+/// cursor.
+fn at_cursor<'a>(model: &Model, view: &NodeView, gpu: &'a GpuSample) -> Cow<'a, GpuSample> {
+    let Some(t) = history_cursor::time(model) else { return Cow::Borrowed(gpu) };
+    let moment = view.history.gpu_at(gpu.index, t);
+    let reading = |value: f32| if value.is_finite() { Reading::Value(f64::from(value)) } else { Reading::default() };
+    let total = gpu.mem_total_mib.value().filter(|_| moment.mem_share().is_finite());
+    let used = total.map(|mib| (f64::from(moment.mem_share()) * mib as f64) as u64);
+    Cow::Owned(GpuSample {
+        power_w: reading(moment.power_w()),
+        util_pct: reading(moment.util_pct()),
+        temp_c: reading(moment.temp_c()),
+        mem_used_mib: used.map_or_else(Reading::default, Reading::Value),
+        sm_clock_mhz: Reading::default(),
+        ..gpu.clone()
+    })
+}
+
+/// Draws a GPU: its meters in the first row, with the values at the cursor if there is one, and its history in the others.
 pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns, buf: &mut Buffer, area: Rect) {
-    write(model, buf, area, meters(model, view, gpu, columns));
+    write(model, buf, area, meters(model, view, &at_cursor(model, view, gpu), columns));
     let below = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
     if below.height == 0 {
         return;
@@ -124,6 +149,7 @@ pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumn
         let points: Box<dyn Iterator<Item = Point>> = Box::new(view.history.gpu_points(gpu.index, *of));
         let scale = (least as f32, most as f32);
         history_chart::draw(model, buf, plot, model.nodes.window.seconds(), scale, vec![(points, ink)]);
+        history_cursor::draw(model, buf, plot);
     }
     if columns.right > 15 {
         let right = Rect { x: below.x + columns.right() as u16, width: columns.right as u16, ..below };
@@ -136,6 +162,9 @@ pub fn draw(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumn
 
 fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns) -> Line<'static> {
     let is_old = !is_current(view);
+    // Outliers are those of the newest samples.
+    let is_outlier =
+        |value: GpuValue| !is_old && history_cursor::time(model).is_none() && model.fleet.is_outlier(value, gpu);
     let plain = if is_old { model.theme.faint } else { Style::new() };
     let fault = view.faults.iter().find(|fault| fault.gpu == Some(gpu.index));
     let mark = fault.map(|fault| node_table::fault_sign(model, fault.severity));
@@ -150,8 +179,7 @@ fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns)
         let full = share.map_or(0, |share| (share * columns.bar as f64 + 0.25) as usize).min(columns.bar);
         line.push(Span::styled(model.symbols.bar_done.repeat(full), ink));
         line.push(Span::styled(model.symbols.bar_open.repeat(columns.bar - full), model.theme.faint));
-        let outlier = !is_old && model.fleet.is_outlier(*value, gpu);
-        let style = if outlier { model.theme.warn } else { plain };
+        let style = if is_outlier(*value) { model.theme.warn } else { plain };
         let pad = text_width.saturating_sub(text::width(&text)) + 1;
         line.push(Span::raw(" ".repeat(pad)));
         line.push(Span::styled(text, style));
@@ -167,9 +195,8 @@ fn meters(model: &Model, view: &NodeView, gpu: &GpuSample, columns: &GpuColumns)
         line.push(Span::styled(link_and_fan(model, gpu), if is_old { plain } else { model.theme.faint }));
         return Line::from(line);
     }
-    let outlier = !is_old && model.fleet.is_outlier(GpuValue::Temperature, gpu);
     let temp = format!("{:>5}", reading(gpu.temp_c.value(), "°C"));
-    line.push(Span::styled(temp, if outlier { model.theme.warn } else { plain }));
+    line.push(Span::styled(temp, if is_outlier(GpuValue::Temperature) { model.theme.warn } else { plain }));
     if columns.right >= 15 {
         line.push(Span::styled(format!("  {clock}"), plain));
     }

@@ -3,8 +3,8 @@
 use crate::bindings::{Action, Context};
 use crate::model::Model;
 use crate::msg::{RecipeFacts, RecipeView, RunRow};
+use crate::recipe_setting::bare;
 use crate::screens::recipes::stem;
-use crate::screens::run_recipe::bare;
 use crate::screens::run_sections;
 use crate::text;
 use crate::widgets::aligned::{self, Setting};

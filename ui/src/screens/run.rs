@@ -9,6 +9,7 @@ use crate::layout::{self, Panel, RunAreas, RunContent};
 use crate::modals::{checkpoints, panels as panels_dialog};
 use crate::model::{LogsScreen, Model, RunScreen, Screen, SoughtEvent};
 use crate::msg::RunRow;
+use crate::panel_set;
 use crate::rank_set::RankSet;
 use crate::run_actions;
 use crate::run_state::{StateKind, short_id};
@@ -170,6 +171,7 @@ pub fn content(model: &Model, run: &RunScreen) -> RunContent {
         large: layout::has_room_for_lanes(body),
         videos: has_videos(run) && layout::has_room_for_video(body),
         picked: model.panels.panels(&run.series),
+        imported: imported_panels(run),
         columns: model.panels.columns,
         constant: Vec::new(),
         facts: facts_line(model, run).width() > 0,
@@ -177,6 +179,17 @@ pub fn content(model: &Model, run: &RunScreen) -> RunContent {
         checkpoints: run.checkpoints.as_ref().map_or(0, Vec::len),
     };
     RunContent { constant: run_panels::constant(run, &content.panels()), ..content }
+}
+
+/// Returns the panels of a run with series of its own, which only imported runs have: the charts with values, then its series.
+fn imported_panels(run: &RunScreen) -> Option<Vec<Panel>> {
+    let is_measured = |panel: &Panel| match panel {
+        Panel::Chart(chart) => run_panels::is_measured(run, *chart),
+        Panel::Ranks => run.series.rank_times().at(u64::MAX).is_some(),
+        panel => panel.is_chart(),
+    };
+    let has_own = !run.series.names().is_empty();
+    has_own.then(|| panel_set::pickable(&run.series).into_iter().filter(is_measured).collect())
 }
 
 fn has_videos(run: &RunScreen) -> bool {

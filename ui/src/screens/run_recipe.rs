@@ -2,8 +2,9 @@
 //! then the others.
 
 use crate::layout::Panel;
-use crate::model::{Model, RecipeSetting, RunScreen};
+use crate::model::{Model, RunScreen};
 use crate::msg::RunRow;
+use crate::recipe_setting::{RecipeSetting, bare};
 use crate::text;
 use crate::widgets::{panel as heading, write, write_lines};
 use ratatui_core::buffer::Buffer;
@@ -63,14 +64,6 @@ fn groups<'a>(model: &'a Model, run: &'a RunScreen) -> Groups<'a> {
         (format!("Default ({})", default.len()), default),
     ];
     titled.into_iter().filter(|(_, settings)| !settings.is_empty()).collect()
-}
-
-/// Returns a value without the quotes of a TOML string; an empty string keeps its quotes.
-pub(super) fn bare(value: &str) -> &str {
-    match value.trim_matches('"') {
-        "" => value,
-        bare => bare,
-    }
 }
 
 /// Blank columns between the columns of keys, and the minimum width of a column.

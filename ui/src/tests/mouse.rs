@@ -369,3 +369,23 @@ fn a_click_in_the_history_of_a_node_shows_the_values_of_that_time() {
     ui.press("Enter Right Right");
     assert_eq!((ui.model.screen, ui.model.nodes.cursor), (Screen::Node, None));
 }
+
+#[test]
+fn a_click_in_the_history_of_a_gpu_shows_the_values_of_that_time() {
+    let mut ui = super::nodes::on_nodes();
+    ui.resize(160, 48);
+    ui.press("o Enter");
+    let is_meter = |line: &str| line.trim_start().starts_with("0 ");
+    let meters = |ui: &Ui| ui.screen().lines().find(|line| is_meter(line)).unwrap().to_owned();
+    let newest = meters(&ui);
+    let row = ui.screen().lines().position(is_meter).unwrap() as u16 + 1;
+    mouse(&mut ui, MouseKind::Press, 20, row - 1);
+    assert_eq!(ui.model.nodes.cursor, None, "the meters have no time");
+    mouse(&mut ui, MouseKind::Press, 20, row);
+    let cursor = ui.model.nodes.cursor.unwrap();
+    assert!(cursor < ui.model.now - 60.0, "{cursor}");
+    assert!(ui.screen().contains("values of "), "{}", ui.screen());
+    assert_ne!(meters(&ui), newest);
+    ui.press("Right");
+    assert!(ui.model.nodes.cursor.unwrap() > cursor);
+}
