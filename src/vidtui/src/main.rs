@@ -36,6 +36,7 @@ use console::End;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    heap::return_freed_memory();
     // clap exits with 2 when the arguments are invalid.
     let args = args::Args::parse();
     let is_json = args.command.as_ref().is_some_and(args::Command::is_json);

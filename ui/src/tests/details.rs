@@ -101,6 +101,6 @@ fn long_values_of_compared_recipes_wrap_and_equal_keys_are_below_them() {
     assert!(!ui.screen().contains(equal), "{}", ui.screen());
     ui.press("G");
     assert_shows(&ui, &[equal]);
-    ui.press("g");
+    ui.press("g j j");
     assert_shows(&ui, &[".jsonl"]);
 }
