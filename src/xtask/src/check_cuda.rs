@@ -9,6 +9,7 @@ use crate::bench::python::{nvcc, packages_with_cuda};
 use crate::failure::{Failure, Result};
 use crate::libtorch::system;
 use crate::process::{cargo, command, output, run as run_command};
+use crate::test::PROFILE;
 use crate::workspace::root;
 
 /// Libraries that the trainer for GPUs must be linked with.
@@ -23,21 +24,29 @@ pub fn run(args: &[String]) -> Result<()> {
     }
     system::require(&[system::COMPILER, system::VENV])?;
     kernels::check()?;
-    if only_kernels { Ok(()) } else { link() }
+    // `gpu-report` runs this trainer.
+    if only_kernels { Ok(()) } else { link("release") }
 }
 
-/// Builds the trainer for GPUs, and checks that it is linked with CUDA. The build has its own target folder, so that the trainer for
-/// CPUs is kept.
-fn link() -> Result<()> {
+/// Runs all checks for CI. CI does not run the trainer, so it is built with the few optimizations of the tests.
+pub fn in_ci() -> Result<()> {
+    system::require(&[system::COMPILER, system::VENV])?;
+    kernels::check()?;
+    link(PROFILE)
+}
+
+/// Builds the trainer for GPUs with a profile, and checks that it is linked with CUDA. The build has its own target folder, so that the
+/// trainer for CPUs is kept.
+fn link(profile: &str) -> Result<()> {
     let libtorch = packages_with_cuda()?.join("torch");
     let target = root().join("target/cuda");
-    let mut build = cargo(["build", "--release", "--package", "trainer", "--features", "cuda"]);
+    let mut build = cargo(["build", "--profile", profile, "--package", "trainer", "--features", "cuda"]);
     build.args(["--target-dir", target.as_str()]).env("LIBTORCH", &libtorch).env("NVCC", nvcc()?);
     for other in ["LIBTORCH_USE_PYTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_LIB"] {
         build.env_remove(other);
     }
     run_command(&mut build, "see the compiler's errors above")?;
-    let trainer = target.join("release/vidtui-train");
+    let trainer = target.join(profile).join("vidtui-train");
     linked(&trainer)?;
     let version = output(&mut command(&trainer, ["version", "--json"]), "list its libraries: ldd")?;
     println!("{trainer}: compiled and linked with CUDA\n{}", String::from_utf8_lossy(&version.stdout).trim());
