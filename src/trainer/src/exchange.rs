@@ -71,6 +71,13 @@ pub fn agree_on<T>(group: &Group, mine: Result<T, Failure>) -> Result<T, Failure
     Ok(value.expect("no rank failed, so this one has a value"))
 }
 
+/// Waits until rank 0 has logged that the task is finished. A supervisor whose ranks have ended reads that event, so no rank may end before.
+/// A collective.
+pub fn finish_together(world: &Group) {
+    // The task is complete, so a peer that is lost now changes nothing.
+    let _ = agree(world, Ok(()));
+}
+
 /// Turns the error of a collective, or of computing between collectives, into a failure: memory is exhausted or a peer is lost.
 pub fn peer_lost(error: c10d::Error) -> Failure {
     if let Some(failure) = out_of_memory::failure(&error.to_string()) {

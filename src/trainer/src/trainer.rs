@@ -9,7 +9,7 @@ use crate::data::Data;
 use crate::deadline::{Deadline, save_s_after};
 use crate::drift;
 use crate::ema::EmaWeights;
-use crate::exchange::{agree_on, device_failed};
+use crate::exchange::{agree_on, device_failed, finish_together};
 use crate::fault;
 use crate::log::RunLog;
 use crate::offload;
@@ -259,6 +259,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         self.save_now()?;
         self.correct_last();
         self.event(EventKind::Finished);
+        finish_together(&self.fsdp.groups().world);
         Ok(Finish::Complete)
     }
 

@@ -6,7 +6,7 @@ use super::{Ended, Source, Target, make_round, rounds, specs};
 use crate::adapter_files;
 use crate::checkpoint::{self, Loaded, Restore, TrainingState};
 use crate::deadline::Deadline;
-use crate::exchange::{agree_on, device_failed};
+use crate::exchange::{agree_on, device_failed, finish_together};
 use crate::fault;
 use crate::log::RunLog;
 use crate::optim::OptimizerState;
@@ -152,5 +152,6 @@ pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Re
     }
     debug_assert_eq!(done, total);
     event(&mut log, total, EventKind::Finished);
+    finish_together(&fsdp.groups().world);
     Ok(Finish::Complete)
 }
