@@ -24,6 +24,9 @@ pub struct Command {
     pub input: Vec<u8>,
     /// The time limit of the command, not counting the time to connect.
     pub deadline: Duration,
+    /// Whether a node that could not be reached a moment ago is tried again at once, because a user waits for the command. By default,
+    /// the command fails with the same error until the next try is due.
+    pub connects_now: bool,
 }
 
 /// The result of a command.
@@ -49,7 +52,7 @@ pub enum Status {
 impl Command {
     /// Makes a command without input.
     pub fn new(action: impl Into<String>, script: impl Into<String>, deadline: Duration) -> Self {
-        Self { action: action.into(), script: script.into(), input: Vec::new(), deadline }
+        Self { action: action.into(), script: script.into(), input: Vec::new(), deadline, connects_now: false }
     }
 
     /// Returns the command line for any login shell.

@@ -130,13 +130,13 @@ impl Connections {
         found
     }
 
-    /// Connects to nodes in parallel and returns for each whether it can be reached.
+    /// Connects to nodes in parallel, also to those that could not be reached a moment ago, and returns for each whether it can be reached.
     pub fn reach(&self, logins: &[Login]) -> Vec<(NodeId, Result<(), RemoteError>)> {
         let reach = |login: &Login| {
             if self.is_this_node(login) {
                 return Ok(());
             }
-            let command = Command::new("run a command", ":", PING_TIMEOUT);
+            let command = Command { connects_now: true, ..Command::new("run a command", ":", PING_TIMEOUT) };
             self.ssh(login).run(&command).map(|_| ())
         };
         thread::scope(|scope| {

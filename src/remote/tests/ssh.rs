@@ -333,6 +333,34 @@ fn a_handshake_that_the_server_drops_is_retried() {
     });
 }
 
+#[test]
+fn a_node_that_is_back_is_reached_at_once_if_a_user_waits() {
+    with_rig(1, |rig| {
+        // Nothing listens on this port yet.
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let config = fs::read_to_string(rig.ssh_config()).unwrap();
+        let through = rig.folder().join("late_config");
+        let host = format!("Host node01\n  HostName 127.0.0.1\n  Port {}\n  HostKeyAlias 10.99.0.1\n", address.port());
+        fs::write(&through, format!("{host}{config}")).unwrap();
+        let options = SshOptions { config: Some(through), ..SshOptions::default() };
+        let connections = Connections::new(options).unwrap();
+        let reach = || connections.reach(&[login("node01")]).remove(0).1;
+        // The pause until the next try grows to seconds.
+        for _ in 0..5 {
+            let Err(RemoteError::Unreachable { error, .. }) = reach() else { panic!("nothing listens") };
+            assert_eq!(error.step, ConnectStep::Connect);
+        }
+        let proxy = TcpListener::bind(address).unwrap();
+        thread::spawn(move || {
+            let client = proxy.incoming().next().unwrap();
+            forward(client.unwrap(), TcpStream::connect("10.99.0.1:22").unwrap());
+        });
+        let ping = Command::new("run a command", ":", LONG);
+        assert!(connections.ssh(&login("node01")).run(&ping).is_err(), "others wait for the next try");
+        reach().unwrap();
+    });
+}
+
 /// Forwards bytes between two connections in both directions, one thread each.
 fn forward(client: TcpStream, server: TcpStream) {
     let ways = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];

@@ -53,9 +53,7 @@ pub struct Stop {
 
 impl Stop {
     fn new(rank: &Rank<'_>) -> Result<Self, Failure> {
-        let signals = Signals::watch().map_err(|error| {
-            Failure::new(ErrorCode::Internal, "cannot handle signals", error.to_string(), "report this as a bug")
-        })?;
+        let signals = Signals::watch()?;
         let limit_s = rank.recipe.run.time_limit.seconds().map(|s| (s as f64 - RESERVE_S).max(s as f64 / 2.0));
         let limit = limit_s.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
         Ok(Self { signals, run: rank.run.clone(), limit })

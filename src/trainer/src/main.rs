@@ -127,10 +127,7 @@ enum DataCommand {
 
 fn main() {
     let done = match Args::parse().command {
-        Command::Rank { run_dir, attempt } => take_over_signals().and_then(|()| {
-            let run = RunDir::new(run_dir);
-            rank::run(&run, attempt).map(drop)
-        }),
+        Command::Rank { run_dir, attempt } => rank::run(&RunDir::new(run_dir), attempt).map(drop),
         Command::Supervise { run_dir, attempt, node } => supervise(run_dir, attempt, node),
         Command::Data(DataCommand::Import { index, target, root, channels, force }) => {
             import(&ImportRequest { index, root, target, channels }, force)
@@ -150,13 +147,6 @@ fn main() {
             c10d::exit(1)
         }
     }
-}
-
-fn take_over_signals() -> Result<(), Failure> {
-    signals::take_over().map_err(|error| {
-        let fix = "check the limits of this node: ulimit -u";
-        Failure::new(rundir::ErrorCode::StartFailed, "cannot handle signals", error.to_string(), fix)
-    })
 }
 
 /// Supervises the ranks of one node, which run this program.

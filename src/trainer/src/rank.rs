@@ -6,7 +6,7 @@ use crate::parallelize::network;
 use crate::phase::{self, Phase};
 use crate::trainer::{Finish, Trainer};
 use crate::watchdog::{Reported, Watchdog};
-use crate::{device, encode, interface, out_of_memory, sample};
+use crate::{device, encode, interface, out_of_memory, sample, signals};
 use c10d::Store;
 use cluster::NodeId;
 use dit::objective::VPrediction;
@@ -50,6 +50,7 @@ pub fn run(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
 }
 
 fn run_rank(run: &RunDir, attempt: u32) -> Result<Finish, Failure> {
+    signals::take_over()?;
     let meta = run.read_run()?;
     let attempt = run.read_attempt(attempt)?;
     let (number, step) = (attempt.number, attempt.start_step);

@@ -3,8 +3,12 @@
 //! A signal must not interrupt a thread that computes. While oneDNN's AVX-512 kernel multiplies matrices, the stack pointer is the address
 //! of its scratch memory on the heap. When a thread is interrupted for a signal handler, Linux writes the thread's registers (3 KB, 11 KB
 //! with AMX) below the stack pointer, here over other data on the heap.
+//!
+//! Programs that the rank starts, such as ffmpeg, inherit the blocked signals. The rank ends them with KILL; if it dies, they end because
+//! their pipes close.
 
 use nix::sys::signal::{SigSet, Signal};
+use rundir::{ErrorCode, Failure};
 use signal_hook::low_level::emulate_default_handler;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +18,6 @@ use std::thread;
 /// The signals that are handled: TERM and INT (save and stop), USR1 (save now), and HUP, which is ignored, because a run outlives the
 /// terminal that started it.
 const HANDLED: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
-
-/// The name of the thread that takes the signals.
-const THREAD: &str = "signals";
 
 /// The signals that this process has received.
 #[derive(Debug, Default)]
@@ -31,23 +32,30 @@ struct Received {
 /// signals from the thread that starts them.
 ///
 /// # Errors
-/// The thread cannot be started.
-pub fn take_over() -> io::Result<()> {
+/// `StartFailed`: the thread cannot be started.
+pub fn take_over() -> Result<(), Failure> {
     received().map(drop)
 }
 
-fn received() -> io::Result<Arc<Received>> {
+fn received() -> Result<Arc<Received>, Failure> {
     static RECEIVED: Mutex<Option<Arc<Received>>> = Mutex::new(None);
     let mut known = RECEIVED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(received) = &*known {
-        return Ok(received.clone());
+        return Ok(Arc::clone(received));
     }
+    let received = start_thread().map_err(|error| {
+        let fix = "check the limits of this node: ulimit -u";
+        Failure::new(ErrorCode::StartFailed, "cannot handle signals", error.to_string(), fix)
+    })?;
+    Ok(Arc::clone(known.insert(received)))
+}
+
+fn start_thread() -> io::Result<Arc<Received>> {
     let signals = SigSet::from_iter(HANDLED);
     signals.thread_block()?;
     let received: Arc<Received> = Arc::default();
     let of_thread = Arc::clone(&received);
-    thread::Builder::new().name(THREAD.into()).spawn(move || receive(signals, &of_thread))?;
-    *known = Some(Arc::clone(&received));
+    thread::Builder::new().name("signals".into()).spawn(move || receive(signals, &of_thread))?;
     Ok(received)
 }
 
@@ -79,7 +87,7 @@ impl Signals {
     ///
     /// # Errors
     /// As [`take_over`].
-    pub fn watch() -> io::Result<Self> {
+    pub fn watch() -> Result<Self, Failure> {
         let received = received()?;
         received.requests_stop.store(true, Ordering::Relaxed);
         Ok(Signals { received, parent: std::os::unix::process::parent_id() })

@@ -130,14 +130,7 @@ impl<F: Family, O: Objective> Trainer<F, O> {
         recipe.mesh = attempt.mesh;
         let (network, objective) = model(&recipe);
         recipe.train.steps = attempt.steps.unwrap_or(recipe.train.steps);
-        let signals = Signals::watch().map_err(|e| {
-            Failure::new(
-                rundir::ErrorCode::StartFailed,
-                "cannot install signal handlers",
-                e.to_string(),
-                "check the limits of this node",
-            )
-        })?;
+        let signals = Signals::watch()?;
         let data = Data::open(&recipe, &groups.world)?;
         recipe.train.steps = data.steps();
         let log = if groups.world.rank() == 0 { Some(RunLog::open(&run, attempt.number, 0)) } else { None };

@@ -22,17 +22,20 @@ pub fn run(args: &[String]) -> Result<()> {
         let fix = "give no arguments, or --kernels";
         return Err(Failure::request("cannot check", format!("{first:?} is not known"), fix));
     }
-    system::require(&[system::COMPILER, system::VENV])?;
-    kernels::check()?;
     // `gpu-report` runs this trainer.
-    if only_kernels { Ok(()) } else { link("release") }
+    check((!only_kernels).then_some("release"))
 }
 
 /// Runs all checks for CI. CI does not run the trainer, so it is built with the few optimizations of the tests.
 pub fn in_ci() -> Result<()> {
+    check(Some(PROFILE))
+}
+
+/// Checks the kernels, and the trainer if a profile is given.
+fn check(profile: Option<&str>) -> Result<()> {
     system::require(&[system::COMPILER, system::VENV])?;
     kernels::check()?;
-    link(PROFILE)
+    profile.map_or(Ok(()), link)
 }
 
 /// Builds the trainer for GPUs with a profile, and checks that it is linked with CUDA. The build has its own target folder, so that the

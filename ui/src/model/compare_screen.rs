@@ -326,7 +326,8 @@ impl CompareScreen {
         keys.into_iter().filter_map(difference).collect()
     }
 
-    /// Returns the keys that all recipes have with the same value, in the order of a recipe; none while a recipe loads.
+    /// Returns the keys that all recipes have with the same value, in the order of a recipe; none while a recipe
+    /// loads, or if one cannot be read.
     pub fn equal_settings(&self) -> Vec<&RecipeSetting> {
         let Some((first, others)) = self.runs.split_first() else { return Vec::new() };
         let others: Option<Vec<_>> = others.iter().map(|run| run.recipe.as_deref()).collect();

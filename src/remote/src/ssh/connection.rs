@@ -181,8 +181,12 @@ impl Actor {
     fn live(mut self) {
         let mut failed: Option<(ConnectionError, Instant)> = None;
         loop {
-            // After a failed connection, requests fail with the same error until the pause is over.
-            let pause = failed.as_ref().map(|(_, until)| until.saturating_duration_since(Instant::now()));
+            // After a failed connection, requests fail with the same error until the pause is over, or until a user waits. A server that
+            // refuses logins may count them, so only a failed TCP connection is tried again for a user.
+            let pause = failed.as_ref().map(|(error, until)| match error.step {
+                ConnectStep::Connect if self.is_awaited() => Duration::ZERO,
+                _ => until.saturating_duration_since(Instant::now()),
+            });
             if let Some((error, _)) = failed.as_ref().filter(|_| pause.is_some_and(|pause| !pause.is_zero())) {
                 let error = error.clone();
                 self.fail_waiting(&error);
@@ -218,6 +222,11 @@ impl Actor {
                 }
             }
         }
+    }
+
+    /// Returns whether a user waits for a command.
+    fn is_awaited(&self) -> bool {
+        self.waiting.iter().any(|work| matches!(work, Work::Command { command, .. } if command.connects_now))
     }
 
     fn next_request(&self, wait: Option<Duration>) -> Result<Request, RecvTimeoutError> {

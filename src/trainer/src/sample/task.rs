@@ -30,10 +30,7 @@ use std::time::Instant;
 pub fn run(run: &RunDir, meta: &Run, attempt: Attempt, groups: MeshGroups) -> Result<Finish, Failure> {
     let mut recipe = meta.recipe()?;
     recipe.mesh = attempt.mesh;
-    let signals = Signals::watch().map_err(|error| {
-        let fix = "check the limits of this node";
-        Failure::new(ErrorCode::StartFailed, "cannot install signal handlers", error.to_string(), fix)
-    })?;
+    let signals = Signals::watch()?;
     let first = groups.world.rank() == 0;
     let log = if first { Some(RunLog::open(run, attempt.number, 0)) } else { None };
     let mut log = agree_on(&groups.world, log.transpose())?;
